@@ -30,6 +30,29 @@ fn a_wrong_configuration_exits_with_2_and_names_every_mistake() {
     assert_eq!(missing.status.code(), Some(2));
 }
 
+#[test]
+fn a_log_that_cannot_be_written_ends_no_thread() {
+    let directory = tempfile::tempdir().unwrap();
+    let full = || fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = gw_gateway();
+    command.args(["demo", "--data-dir"]).arg(directory.path()).stderr(full());
+    let (mut demo, about) = start_demo(&mut command);
+    // Each refused request is logged.
+    let url = format!("{}/", about["tenant_url"].as_str().unwrap());
+    let authority = about["ca_file"].as_str().unwrap();
+    if programs::usable(&["curl"]) {
+        for key in ["wrong", about["service_key"].as_str().unwrap()] {
+            let field = format!("X-Gw-Service-Key: {key}");
+            let output = Command::new("curl").args(["--silent", "--cacert", authority, "-H", &field, &url]).output();
+            assert!(output.unwrap().status.success());
+        }
+    }
+    demo.signal("TERM");
+    assert_eq!(demo.exit_code(), Some(0));
+    let output = gw_agent().args(["run", "--state-dir"]).arg(directory.path().join("none")).stderr(full()).output();
+    assert_eq!(output.unwrap().status.code(), Some(2));
+}
+
 /// A self-signed certificate for these names and its key, in PEM.
 fn issue(names: &[&str], not_after: (i32, u8, u8)) -> (String, String) {
     let key = rcgen::KeyPair::generate().unwrap();

@@ -44,6 +44,8 @@ pub fn start(format: LogFormat, default: &str) {
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let has_colours = io::stderr().is_terminal() && !no_colour;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(has_colours);
+    // An error of standard error would be printed there, and end the process: the terminal may have been closed.
+    let logs = logs.log_internal_errors(false);
     // Fails only if logging has already started.
     drop(match format {
         LogFormat::Text => {
