@@ -275,6 +275,9 @@ pub(crate) const ALL_TUNNELS_BACK: Duration = Duration::from_secs(2);
 /// Least memory for relayed requests of one worker, whatever the configuration.
 pub(crate) const RELAY_MEMORY_LEAST: usize = 64 * tunnel::window::LEAST as usize;
 
+/// Replaced tunnels of one agent and service that may finish their requests. An agent replaces its process up to four times
+/// while the first one has requests, and once more if a replacement fails.
+pub(crate) const REPLACED_TUNNELS: usize = 6;
 /// Tunnels of one service, of all its agents.
 pub(crate) const TUNNELS_PER_SERVICE: usize = 64;
 /// Tunnels that one agent opens for one service. An unmodified agent waits half a second on average before its first

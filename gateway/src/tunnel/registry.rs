@@ -84,11 +84,12 @@ impl Registry {
             }
             let older = std::mem::replace(&mut sessions[at], Rc::clone(session));
             older.send(&ToAgent::Replaced);
-            // Only the latest replaced session may finish its requests, so that an agent that keeps reconnecting does
+            // Only the latest replaced sessions may finish their requests, so that an agent that keeps reconnecting does
             // not accumulate sessions.
             let same =
                 |other: &&Rc<Session>| other.agent == session.agent && other.service.label == session.service.label;
-            self.replaced.iter().filter(same).for_each(|stale| stale.cut());
+            let newest_first = self.replaced.iter().rev().filter(same);
+            newest_first.skip(limits::REPLACED_TUNNELS - 1).for_each(|stale| stale.cut());
             self.replaced.push(older);
             return Ok(());
         }
