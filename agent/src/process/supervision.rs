@@ -43,14 +43,18 @@ pub(super) enum Input {
         worker: WorkerId,
         code: Option<u8>,
     },
+    /// `blame` is about the program of the worker.
     NotStarted {
         worker: WorkerId,
         error: String,
+        blame: Blame,
     },
     /// Replace the worker, by one with this stored program or with the installed one.
     Replace(Option<SignedProgram>),
     /// Finish all requests; a second time: end at once.
     Stop,
+    /// Finish all requests, unless that has begun. A closed terminal sends SIGHUP twice.
+    Hangup,
     /// Exit, and leave the worker to the next supervisor.
     Detach,
     /// A deadline may have passed.
@@ -72,11 +76,12 @@ pub(super) enum Action {
     Kill {
         worker: WorkerId,
     },
-    /// Use this stored program at the next start; `None` for the installed one.
+    /// Use this stored program at the next start; `None` for the installed one. A proven program has no trial then.
     Choose {
         program: Option<SignedProgram>,
+        is_proven: bool,
     },
-    /// The chosen program has served for the time of its trial.
+    /// The chosen program has served for the time of its trial: others are not needed any more.
     Prove,
     /// Store that the program has failed, and tell the worker, if there is one, what follows from that.
     Fail {
@@ -106,8 +111,10 @@ pub(super) struct Supervision {
     started: WorkerId,
     current: Current,
     step: Step,
-    /// Replacement that waits for the present one.
-    next: Option<Cause>,
+    /// Replacement because of a signal that waits for the present one. Comes before `next_update`.
+    next_signal: Option<Option<SignedProgram>>,
+    /// Update that waits.
+    next_update: Option<SignedProgram>,
     /// Workers that finish their requests, and successors that have failed.
     leaving: Vec<Leaving>,
     is_stopping: bool,
@@ -169,7 +176,8 @@ impl Supervision {
             started: 1,
             current: Current { worker: 0, program, trial, is_connected: false, has_exited: false },
             step: Step::Steady,
-            next: None,
+            next_signal: None,
+            next_update: None,
             leaving: Vec::new(),
             is_stopping: false,
         };
@@ -192,9 +200,13 @@ impl Supervision {
         match input {
             Input::Event { worker, event } => self.event(worker, event, now, &mut actions),
             Input::Exited { worker, code } => self.exited(worker, code, now, &mut actions),
-            Input::NotStarted { worker, error } => self.not_started(worker, &error, now, &mut actions),
-            Input::Replace(program) => self.replace(Cause::Signal(program), now, &mut actions),
-            Input::Stop => self.stop(&mut actions),
+            Input::NotStarted { worker, error, blame } => self.not_started(worker, &error, blame, now, &mut actions),
+            Input::Replace(program) => {
+                self.next_signal = Some(program);
+                self.begin_next(now, &mut actions);
+            }
+            Input::Hangup if self.is_stopping => {}
+            Input::Stop | Input::Hangup => self.stop(&mut actions),
             Input::Detach => self.detach(now, &mut actions),
             Input::Time => self.time(now, &mut actions),
         }
@@ -225,7 +237,8 @@ impl Supervision {
             }
             (Event::Connected, _) if worker == self.current.worker => self.current.is_connected = true,
             (Event::Update { program }, _) if worker == self.current.worker => {
-                self.replace(Cause::Update(program), now, actions);
+                self.next_update = Some(program);
+                self.begin_next(now, actions);
             }
             _ => {}
         }
@@ -241,7 +254,11 @@ impl Supervision {
         };
         if let Cause::Update(program) = &cause {
             tracing::info!(version = %program.version, "the agent is updated");
-            actions.push(Action::Choose { program: Some(program.clone()) });
+            actions.push(Action::Choose { program: Some(program.clone()), is_proven: false });
+            // A replacement that waits was asked for when the program before was the chosen one.
+            if let Some(next) = &mut self.next_signal {
+                *next = Some(program.clone());
+            }
         }
         // An update is ready only with tunnels.
         let is_connected = matches!(cause, Cause::Update(_)) || self.current.is_connected;
@@ -338,14 +355,14 @@ impl Supervision {
         let error = "the updated agent ended by itself within a minute".to_owned();
         tracing::error!(version = %program.version, code, "{error}: going back to the program before");
         actions.push(Action::Fail { program, error, blame: Blame::Program, worker: None });
-        actions.push(Action::Choose { program: trial.fallback.clone() });
+        actions.push(Action::Choose { program: trial.fallback.clone(), is_proven: true });
         self.start_current(trial.fallback, actions);
         self.begin_next(now, actions);
     }
 
-    fn not_started(&mut self, worker: WorkerId, error: &str, now: Instant, actions: &mut Vec<Action>) {
+    fn not_started(&mut self, worker: WorkerId, error: &str, blame: Blame, now: Instant, actions: &mut Vec<Action>) {
         if matches!(&self.step, Step::Starting { candidate, .. } if *candidate == worker) {
-            self.give_up(error, Blame::Unclear, now, actions);
+            self.give_up(error, blame, now, actions);
         } else if worker != self.current.worker || self.is_stopping {
             self.exited(worker, None, now, actions);
         } else if self.current.program.is_some() {
@@ -356,21 +373,18 @@ impl Supervision {
         }
     }
 
-    fn replace(&mut self, cause: Cause, now: Instant, actions: &mut Vec<Action>) {
-        if !self.is_stopping {
-            self.next = Some(cause);
-            self.begin_next(now, actions);
-        }
-    }
-
     fn begin_next(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.is_stopping {
+            return;
+        }
         if !matches!(self.step, Step::Steady) || self.leaving.len() >= LEAVING_MAX {
-            if self.next.is_some() {
+            if self.next_signal.is_some() || self.next_update.is_some() {
                 tracing::warn!("the agent's process is replaced again once earlier ones have finished their requests");
             }
             return;
         }
-        if let Some(cause) = self.next.take() {
+        let next = self.next_signal.take().map(Cause::Signal);
+        if let Some(cause) = next.or_else(|| self.next_update.take().map(Cause::Update)) {
             actions.push(Action::Tell { worker: self.current.worker, message: ToWorker::ExpectSuccessor });
             self.step = Step::Announced { cause, until: now + ANSWER_WITHIN };
         }
@@ -443,7 +457,7 @@ impl Supervision {
 
     fn end_trial(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let Some(trial) = self.current.trial.as_mut().filter(|trial| trial.until <= now) else { return };
-        if self.current.is_connected {
+        if self.current.is_connected && !self.current.has_exited {
             self.current.trial = None;
             actions.push(Action::Prove);
         } else {

@@ -109,6 +109,9 @@ impl Supervisor {
                 Either::Left(input) => input,
                 Either::Right(signal) => self.signalled(signal).await,
             };
+            if let Input::Exited { worker, .. } = input {
+                self.links.remove(&worker);
+            }
             actions = supervision.handle(input, Instant::now());
         }
     }
@@ -118,6 +121,10 @@ impl Supervisor {
             Some(ReceivedSignal::Stop) | None => {
                 tracing::warn!("stopping after running requests have ended; a second signal aborts them");
                 Input::Stop
+            }
+            Some(ReceivedSignal::Hangup) => {
+                tracing::warn!("SIGHUP: stopping after running requests have ended");
+                Input::Hangup
             }
             Some(ReceivedSignal::Replace(why)) => {
                 tracing::info!("{why}");
@@ -137,6 +144,7 @@ impl Supervisor {
 #[derive(Clone, Copy)]
 enum ReceivedSignal {
     Stop,
+    Hangup,
     Replace(&'static str),
     Detach,
 }
@@ -146,7 +154,7 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
     let (sender, receiver) = mpsc::unbounded_channel();
     let hangup = match hangup {
         Hangup::Reload => ReceivedSignal::Replace("SIGHUP: using the configuration as it is now"),
-        Hangup::Stop => ReceivedSignal::Stop,
+        Hangup::Stop => ReceivedSignal::Hangup,
     };
     let mut meanings = vec![
         (SignalKind::interrupt(), ReceivedSignal::Stop),
@@ -211,10 +219,10 @@ impl Supervisor {
     async fn act(&mut self, action: Action) -> Option<u8> {
         match action {
             Action::Start { worker, program, required } => {
-                if let Err(error) = self.start(worker, program.as_ref(), required).await {
-                    tracing::error!(%error, "cannot start the agent's process");
+                if let Err((error, blame)) = self.start(worker, program.as_ref(), required).await {
+                    tracing::error!(error, "cannot start the agent's process");
                     // The receiver is this supervisor.
-                    let _ = self.inputs.send(Input::NotStarted { worker, error: error.to_string() });
+                    let _ = self.inputs.send(Input::NotStarted { worker, error, blame });
                 }
             }
             Action::Tell { worker, message } => self.tell(worker, &message).await,
@@ -225,15 +233,20 @@ impl Supervisor {
                     let _ = tokio::time::timeout(KILLED_WITHIN, ended).await;
                 }
             }
-            Action::Choose { program } => {
+            Action::Choose { program, is_proven } => self.record(|record| {
+                record.is_proven = is_proven;
+                record.current.clone_from(&program);
+            }),
+            Action::Prove => {
+                let mut kept = None;
                 self.record(|record| {
-                    record.is_proven = false;
-                    record.current.clone_from(&program);
+                    record.is_proven = true;
+                    kept = record.current.as_ref().map(|program| stored::path(&self.settings.state, program));
                 });
-                let kept = program.as_ref().map(|program| stored::path(&self.settings.state, program));
-                StoredProgram::remove_others(&self.settings.state, kept.as_deref());
+                if kept.is_some() {
+                    StoredProgram::remove_others(&self.settings.state, kept.as_deref());
+                }
             }
-            Action::Prove => self.record(|record| record.is_proven = true),
             Action::Fail { program, error, blame, worker } => {
                 tracing::error!(version = %program.version, error, "the agent is not updated");
                 let mut is_refused = false;
@@ -280,19 +293,21 @@ impl Supervisor {
         worker: WorkerId,
         program: Option<&SignedProgram>,
         required: Vec<String>,
-    ) -> io::Result<()> {
+    ) -> Result<(), (String, Blame)> {
         let stored = match (program, &self.settings.update) {
             (None, _) => None,
             (Some(program), Some(key)) => {
-                Some(StoredProgram::find(&self.settings.state, program, key).map_err(io::Error::other)?.path)
+                let found = StoredProgram::find(&self.settings.state, program, key);
+                Some(found.map_err(|error| (error, Blame::Other))?.path)
             }
             (Some(_), None) => {
-                return Err(io::Error::other("updates are off: reload the agent (SIGHUP) to turn them on"));
+                let error = "agent.toml turns updates off, and is not in use; mend it and reload the agent (SIGHUP)";
+                return Err((error.to_owned(), Blame::Other));
             }
         };
         let path = stored.as_deref().unwrap_or(&self.installed);
         let (link, mut child) = self.spawn(path).map_err(|error| {
-            io::Error::new(error.kind(), format!("{}: {error}{}", path.display(), advice(&error, stored.is_some())))
+            (format!("{}: {error}{}", path.display(), advice(&error, stored.is_some())), Blame::Unclear)
         })?;
         let (reader, writer) = link.into_split();
         let (kill, killed) = oneshot::channel();

@@ -46,10 +46,17 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
         service.successes.ignore_past();
         // Boxed: an open tunnel does not keep the memory of an attempt.
         let dialled = agent.reconnects.attempt(Box::pin(dial::dial(&agent, &service.hostname)));
+        let dialled = async {
+            match select(pin!(dialled), pin!(agent.succession.wait_for(Succession::Expected))).await {
+                Either::Left((dialled, _)) => Some(dialled),
+                Either::Right(_) => None,
+            }
+        };
         let pause = match unless_stopped(&stop, dialled).await {
             None => break,
-            Some(Err(error)) => service.dial_failed(&error),
-            Some(Ok(stream)) => service.serve(stream).await,
+            Some(None) => continue,
+            Some(Some(Err(error))) => service.dial_failed(&error),
+            Some(Some(Ok(stream))) => service.serve(stream).await,
         };
         unless_stopped(&stop, service.wait(pause)).await;
     }

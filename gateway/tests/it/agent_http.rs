@@ -29,11 +29,13 @@ fn http(demo: &Demo, backend: &str, state_dir: &Path) -> Command {
     command
 }
 
-/// Starts the agent; returns it with the first line that it prints.
+/// Starts the agent; returns it with the first line that it prints. Closes the other end of its outputs, as far as they are
+/// pipes.
 fn start(command: &mut Command) -> (Running, String) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    drop(child.stderr.take());
     (Running::new(child), line)
 }
 
@@ -88,11 +90,15 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
 }
 
 #[test]
-fn the_token_may_be_in_the_environment() {
+fn the_token_may_be_in_the_environment_and_a_closed_terminal_stops_the_agent() {
     let demo = demo(None);
     let folder = tempfile::tempdir().unwrap();
     let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
-    let (_agent, line) = start(http(&demo, "localhost:1", folder.path()).env("GW_ENROLLMENT_TOKEN", token));
+    let mut command = http(&demo, "localhost:1", folder.path());
+    let (mut agent, line) = start(command.env("GW_ENROLLMENT_TOKEN", token).stderr(Stdio::piped()));
     let (url, backend) = line.trim().split_once(" -> ").unwrap();
     assert_eq!((url, backend), (demo.about.tenant_url.as_str(), "http://localhost:1"));
+    // Neither standard output nor standard error can be written any more.
+    agent.signal("HUP");
+    assert_eq!(agent.exit_code(), Some(0));
 }

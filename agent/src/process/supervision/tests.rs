@@ -123,7 +123,7 @@ fn an_update_that_does_not_serve_is_given_up_and_the_old_program_goes_on() {
         assert_eq!((blame, worker), (expected, Some(0)), "{code:?}");
     }
     let (mut it, update, next) = Scenario::updating();
-    let actions = it.input(Input::NotStarted { worker: next, error: "no memory".into() });
+    let actions = it.input(Input::NotStarted { worker: next, error: "no memory".into(), blame: Blame::Unclear });
     assert_eq!(failure(&actions, &update), ("no memory".into(), Blame::Unclear, Some(0)));
 }
 
@@ -143,7 +143,7 @@ fn an_update_waits_until_the_agent_has_tunnels() {
 #[test]
 fn an_updated_program_that_crashes_within_its_trial_is_replaced_by_the_one_before() {
     let (mut it, update, next) = Scenario::updating();
-    let chosen = Action::Choose { program: Some(update.clone()) };
+    let chosen = Action::Choose { program: Some(update.clone()), is_proven: false };
     assert_eq!(it.event(next, Event::Ready), [chosen, tell(0, ToWorker::Succeeded)]);
     // A new configuration does not end the trial.
     it.input(Input::Replace(Some(update.clone())));
@@ -152,7 +152,7 @@ fn an_updated_program_that_crashes_within_its_trial_is_replaced_by_the_one_befor
     let actions = it.input(Input::Exited { worker: again, code: None });
     let (_, blame, worker) = failure(&actions, &update);
     assert_eq!((blame, worker), (Blame::Program, None));
-    assert_eq!(actions[1], Action::Choose { program: None });
+    assert_eq!(actions[1], Action::Choose { program: None, is_proven: true });
     assert!(matches!(actions[2], Action::Start { program: None, .. }));
     assert_eq!(it.supervision.deadline(), None, "the trial is over");
 }
@@ -180,9 +180,9 @@ fn a_program_is_proven_by_a_minute_with_tunnels() {
 #[test]
 fn the_installed_program_runs_if_the_stored_one_cannot_be_started() {
     let mut it = Scenario::new(Some(program("9.0.0")), true);
-    let actions = it.input(Input::NotStarted { worker: 0, error: "no loader".into() });
+    let actions = it.input(Input::NotStarted { worker: 0, error: "no loader".into(), blame: Blame::Unclear });
     assert_eq!(actions, [Action::Start { worker: 1, program: None, required: Vec::new() }]);
-    let actions = it.input(Input::NotStarted { worker: 1, error: "no memory".into() });
+    let actions = it.input(Input::NotStarted { worker: 1, error: "no memory".into(), blame: Blame::Unclear });
     assert_eq!(actions, [Action::Exit { code: 1 }]);
 }
 
@@ -217,7 +217,7 @@ fn replacements_wait_for_the_one_under_way_and_for_workers_that_finish() {
     for _ in 0..LEAVING_MAX {
         assert_eq!(it.input(Input::Replace(None)), [tell(current, ToWorker::ExpectSuccessor)]);
         assert_eq!(it.input(Input::Replace(None)), [], "one is under way");
-        it.supervision.next = None;
+        it.supervision.next_signal = None;
         let next = it.begin(current, None);
         it.event(next, Event::Ready);
         current = next;
@@ -236,6 +236,7 @@ fn a_stop_waits_for_all_workers_and_a_second_one_kills_them() {
     assert_eq!(stopped, [tell(0, ToWorker::Stop), tell(next, ToWorker::Stop)]);
     assert_eq!(it.input(Input::Exited { worker: 0, code: Some(0) }), []);
     assert_eq!(it.input(Input::Replace(None)), [], "it stops");
+    assert_eq!(it.input(Input::Hangup), [], "a closed terminal is no second signal");
     assert_eq!(it.input(Input::Stop), [Action::Kill { worker: next }, Action::Exit { code: 1 }]);
     assert_eq!(it.input(Input::Exited { worker: next, code: None }), [Action::Exit { code: 0 }]);
 }
@@ -251,4 +252,35 @@ fn a_detached_worker_is_left_to_the_next_supervisor() {
     let next = it.begin(0, None);
     assert_eq!(it.input(Input::Detach), [tell(0, ToWorker::Detach), tell(next, ToWorker::Detach)]);
     assert_eq!(it.wait(), [Action::Exit { code: 0 }], "the worker hangs");
+}
+
+#[test]
+fn a_reload_and_an_update_that_wait_are_both_done_with_the_new_program() {
+    let (mut it, update, next) = Scenario::updating();
+    let later = program("9.0.1");
+    assert_eq!(it.input(Input::Replace(None)), [], "an update is under way");
+    let actions = it.event(next, Event::Ready);
+    assert_eq!(actions.last(), Some(&tell(next, ToWorker::ExpectSuccessor)));
+    assert_eq!(it.event(next, Event::Update { program: later.clone() }), [], "a reload is under way");
+    let reloaded = it.begin(next, Some(&update));
+    let actions = it.event(reloaded, Event::Ready);
+    assert_eq!(actions.last(), Some(&tell(reloaded, ToWorker::ExpectSuccessor)));
+    it.begin(reloaded, Some(&later));
+}
+
+#[test]
+fn a_program_that_has_crashed_is_not_proven() {
+    let (mut it, update, next) = Scenario::updating();
+    it.event(next, Event::Ready);
+    it.input(Input::Exited { worker: 0, code: Some(0) });
+    it.now += TRIAL / 2;
+    it.input(Input::Replace(Some(update.clone())));
+    let reloaded = it.begin(next, Some(&update));
+    assert_eq!(it.input(Input::Exited { worker: next, code: None }), []);
+    assert_eq!(it.wait(), [], "the end of the trial");
+    let actions = it.input(Input::Exited { worker: reloaded, code: None });
+    assert!(matches!(actions.last(), Some(Action::Start { program: Some(_), .. })), "{actions:?}");
+    let worker = it.supervision.current.worker;
+    let actions = it.input(Input::Exited { worker, code: None });
+    assert_eq!(failure(&actions, &update).1, Blame::Program);
 }
