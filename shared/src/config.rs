@@ -166,7 +166,14 @@ impl<'a> Keys<'a> {
     pub fn refuse_unknown(&mut self) {
         for key in self.table.keys() {
             let known = self.known.iter().map(String::as_str);
-            self.errors.push(format!("{key}: no such key{}", did_you_mean(key, known)));
+            // A line at the end of a file belongs to the last table.
+            let remedy = match key.rsplit_once('.') {
+                Some((table, key)) if self.known.contains(key) => {
+                    format!("; `{key}` is no key of the table: move it above the line [{table}]")
+                }
+                _ => did_you_mean(key, known),
+            };
+            self.errors.push(format!("{key}: no such key{remedy}"));
         }
     }
 }
@@ -177,6 +184,15 @@ mod tests {
 
     fn port(text: &str) -> Option<u16> {
         text.parse().ok()
+    }
+
+    #[test]
+    fn a_key_below_the_header_of_a_table_is_explained() {
+        let mut keys = Keys::parse("[log]\nlevel = \"x\"\nport = \"1\"\n", &|_| None).unwrap();
+        keys.open_table("log");
+        let _ = (keys.text("port", "a port", port), keys.text("log.level", "a level", |text| Some(text.to_owned())));
+        keys.refuse_unknown();
+        assert_eq!(keys.errors, ["log.port: no such key; `port` is no key of the table: move it above the line [log]"]);
     }
 
     #[test]

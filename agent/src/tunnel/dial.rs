@@ -29,7 +29,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(20);
 pub(crate) enum DialError {
     #[error(transparent)]
     Gateway(#[from] GatewayError),
-    #[error("an administrator has revoked this agent; enroll it again with `gw-agent enroll` to serve again")]
+    #[error("an administrator has revoked this agent; enroll it again with a new token and `gw-agent enroll --force`")]
     Revoked,
     #[error(transparent)]
     Recovery(#[from] RecoveryError),

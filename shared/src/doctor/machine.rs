@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Resource, getrlimit};
@@ -110,9 +110,12 @@ pub fn setting(out: &mut Examination, file: &str, least: u64, why: &str) {
 pub fn folder(out: &mut Examination, check: &str, path: &Path) {
     let name = path.display();
     let Ok(metadata) = fs::metadata(path) else {
-        let parent = path.ancestors().skip(1).find(|parent| parent.exists());
+        // The last ancestor of a relative path is empty.
+        let here =
+            |parent: &'_ Path| if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() };
+        let parent = path.ancestors().skip(1).map(here).find(|parent| parent.exists());
         match parent {
-            Some(parent) if rustix::fs::access(parent, rustix::fs::Access::WRITE_OK).is_ok() => {
+            Some(parent) if rustix::fs::access(&parent, rustix::fs::Access::WRITE_OK).is_ok() => {
                 out.ok(check, format!("{name}: will be created"));
             }
             _ => out.failed(

@@ -11,7 +11,7 @@ pub fn ensure_enrolled(options: Options, environment: impl Fn(&str) -> Option<St
     if !state.is_enrolled() {
         return enroll(options, environment).map(drop);
     }
-    let Enrollment { agent_id, gateway_name, gateway_host, gateway_port, .. } = state.enrollment()?;
+    let Enrollment { agent_id, gateway_name, gateway_host, gateway_port, services } = state.enrollment()?;
     if let Some(url) = &options.gateway {
         let (name, port) =
             parse_gateway(url).map_err(|mistake| EnrollError::Usage(vec![format!("--gateway: {mistake}")]))?;
@@ -25,7 +25,12 @@ pub fn ensure_enrolled(options: Options, environment: impl Fn(&str) -> Option<St
         }
     }
     if options.token.is_some() {
-        tracing::info!(%agent_id, folder = %state.path().display(), "already enrolled: the enrollment token is not used");
+        let (folder, services) = (state.path().display(), services.join(", "));
+        tracing::warn!(
+            %agent_id,
+            "the enrollment token is not used: {folder} has an agent that is enrolled already, for {services}; for another agent \
+             on this machine, use another folder (--state-dir)"
+        );
     }
     Ok(())
 }

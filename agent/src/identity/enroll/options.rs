@@ -153,7 +153,7 @@ fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String
     // The error does not quote the text, which may be another secret.
     match id.map(|(id, _)| EnrollmentTokenId::new(id)) {
         Some(Ok(id)) => Ok((id, token)),
-        _ => Err("not an enrollment token; those start with `gw_et_`".to_owned()),
+        _ => Err("not a whole enrollment token: `gw_et_`, 16 characters, a dot, and the secret".to_owned()),
     }
 }
 
