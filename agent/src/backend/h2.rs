@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use gw_shared::http::framing::{self, Framing};
 use gw_shared::http::{Fields, Part, RequestHead};
-use gw_shared::http2::stream::{self as streams, Received};
+use gw_shared::http2::stream as streams;
 use gw_shared::net::Acknowledger;
 use gw_shared::runtime;
 use h2::client::{ResponseFuture, SendRequest};
@@ -312,18 +312,11 @@ impl Http2Response {
         })
         .await
         .map_err(|_| cut_short())?;
-        Ok(match received {
-            Received::Data(data) => Part::Data(data),
-            Received::Trailers(trailers) => {
-                framing::check_values_of_http2(&trailers)?;
-                self.is_done = true;
-                Part::Trailers(trailers)
-            }
-            Received::End => {
-                self.is_done = true;
-                Part::End
-            }
-        })
+        if let Part::Trailers(trailers) = &received {
+            framing::check_values_of_http2(trailers)?;
+        }
+        self.is_done |= !matches!(received, Part::Data(_));
+        Ok(received)
     }
 
     /// Returns flow-control capacity for `bytes` of relayed data.

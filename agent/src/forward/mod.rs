@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use futures_util::future::{Either, select};
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::{Fields, Framing, Part, RequestHead, fields};
-use gw_shared::tunnel::body::{Received, ReceivedBody};
+use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
 use gw_shared::tunnel::endpoint::ReceivedPart;
 use gw_shared::tunnel::frame::Kind;
@@ -214,7 +214,7 @@ pub(crate) async fn send_body(
         let received = body.receive().await.map_err(|_| RequestReset)?;
         consumed.set(true);
         match received {
-            Received::Data(data) => {
+            Part::Data(data) => {
                 let length = data.len();
                 scope.counts.sent(length);
                 let sent = request.data(data).await;
@@ -223,8 +223,8 @@ pub(crate) async fn send_body(
                     return Ok(sent);
                 }
             }
-            Received::Trailers(fields) => trailers = Some(fields),
-            Received::End => break,
+            Part::Trailers(fields) => trailers = Some(fields),
+            Part::End => break,
         }
     }
     Ok(request.finish(trailers.map(fields::end_to_end_trailers)).await)

@@ -13,7 +13,7 @@ use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::http::framing::{check_values_of_http2, content_length, length_of, set_content_length};
 use gw_shared::http::head::request_of_http2;
 use gw_shared::http::{Fields, Framing, InvalidHead, InvalidHeadParts, Part};
-use gw_shared::http2::stream::{self, Received};
+use gw_shared::http2::stream;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::window;
@@ -368,16 +368,15 @@ impl RequestBody for H2RequestBody<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
         self.release();
         match self.body.receive().await {
-            Ok(Received::Data(data)) => {
+            Ok(Part::Data(data)) => {
                 self.unreleased = data.len();
                 Ok(Part::Data(data))
             }
-            Ok(Received::Trailers(trailers)) if check_values_of_http2(&trailers).is_err() => {
+            Ok(Part::Trailers(trailers)) if check_values_of_http2(&trailers).is_err() => {
                 self.stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
                 Err(BodyError::Gone)
             }
-            Ok(Received::Trailers(trailers)) => Ok(Part::Trailers(trailers)),
-            Ok(Received::End) => Ok(Part::End),
+            Ok(part) => Ok(part),
             Err(stream::StreamClosed { .. }) => Err(BodyError::Gone),
         }
     }

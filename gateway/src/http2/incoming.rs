@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
-use gw_shared::http2::stream::{self, Received, StreamClosed};
+use gw_shared::http::Part;
+use gw_shared::http2::stream::{self, StreamClosed};
 use h2::RecvStream;
 
 /// A received body, with the data that waits for the next hop.
@@ -25,14 +26,14 @@ impl Incoming {
     }
 
     /// Receives the next piece, waiting data first. An error means that the body was cut off.
-    pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, StreamClosed>> {
+    pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, StreamClosed>> {
         match self.waiting.as_mut().and_then(|waiting| waiting.next()) {
-            Some(data) => Poll::Ready(Ok(Received::Data(data))),
+            Some(data) => Poll::Ready(Ok(Part::Data(data))),
             None => stream::poll_receive(&mut self.stream, cx),
         }
     }
 
-    pub(crate) async fn receive(&mut self) -> Result<Received, StreamClosed> {
+    pub(crate) async fn receive(&mut self) -> Result<Part, StreamClosed> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
 

@@ -7,8 +7,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields;
-use gw_shared::http::{self as http1, Fields, Framing, UpgradeProtocol};
-use gw_shared::tunnel::body::{BrokenBody, Received, ReceivedBody};
+use gw_shared::http::{self as http1, Fields, Framing, Part, UpgradeProtocol};
+use gw_shared::tunnel::body::{BrokenBody, ReceivedBody};
 use gw_shared::tunnel::connection::StreamReceiver;
 use gw_shared::tunnel::endpoint::{Closed, ReceivedPart};
 use gw_shared::tunnel::frame::Kind;
@@ -248,12 +248,12 @@ fn switched_to(headers: &Fields, request: &RequestTraits) -> Result<UpgradeProto
 /// The next frame of a body from a tunnel.
 pub(super) fn poll_frame(body: &mut ReceivedBody, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
     Poll::Ready(match ready!(body.poll_receive(cx)) {
-        Ok(Received::Data(data)) => Ok(Frame::Data(data)),
-        Ok(Received::Trailers(trailers)) => {
+        Ok(Part::Data(data)) => Ok(Frame::Data(data)),
+        Ok(Part::Trailers(trailers)) => {
             let trailers = fields::end_to_end_trailers(trailers);
             check_fields(&trailers).map(|()| Frame::Trailers(trailers)).map_err(Error::invalid_response)
         }
-        Ok(Received::End) => Ok(Frame::End),
+        Ok(Part::End) => Ok(Frame::End),
         Err(BrokenBody::Reset(code)) => Err(Error::broken_response(match &code[..] {
             b"" => Some(AgentErrorCode::BackendReset),
             code => AgentErrorCode::parse(code),

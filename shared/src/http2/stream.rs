@@ -4,7 +4,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 
-use crate::http::Fields;
+use crate::http::{Fields, Part};
 
 /// Error of a stream that ended before its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,35 +57,27 @@ pub fn finish(stream: &mut h2::SendStream<Bytes>, trailers: Option<Fields>) -> R
     .map_err(StreamClosed::from)
 }
 
-/// A piece of a received body.
-#[derive(Debug)]
-pub enum Received {
-    /// Data; call [`release`] with its length after relaying it.
-    Data(Bytes),
-    Trailers(Fields),
-    End,
-}
-
 /// Pieces below the first size are merged with pieces that arrived after them, up to the second size, in bytes: a small
 /// piece costs every hop as much as a large one.
 const MERGED_BELOW: usize = 1024;
 const MERGED_MAX: usize = 16 * 1024;
 
-/// Receives the next piece; an error means that the body was cut off.
-pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Result<Received, StreamClosed>> {
+/// Receives the next part; an error means that the body was cut off. Call [`release`] with the length of data after
+/// relaying it.
+pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Result<Part, StreamClosed>> {
     while let Some(data) = ready!(stream.poll_data(cx)) {
         match data {
             Ok(data) if data.is_empty() => {}
             Ok(data) if data.len() < MERGED_BELOW && !stream.is_end_stream() => {
-                return Poll::Ready(Ok(Received::Data(merge(stream, cx, data))));
+                return Poll::Ready(Ok(Part::Data(merge(stream, cx, data))));
             }
-            Ok(data) => return Poll::Ready(Ok(Received::Data(data))),
+            Ok(data) => return Poll::Ready(Ok(Part::Data(data))),
             Err(error) => return Poll::Ready(Err(error.into())),
         }
     }
     Poll::Ready(match ready!(stream.poll_trailers(cx)) {
-        Ok(Some(trailers)) => Ok(Received::Trailers(trailers.into())),
-        Ok(None) => Ok(Received::End),
+        Ok(Some(trailers)) => Ok(Part::Trailers(trailers.into())),
+        Ok(None) => Ok(Part::End),
         Err(error) => Err(error.into()),
     })
 }

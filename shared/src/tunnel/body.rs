@@ -6,19 +6,9 @@ use bytes::Bytes;
 
 use super::connection::StreamReceiver;
 use super::endpoint::{Closed, ReceivedPart};
-use super::frame::RESPONSE_HEAD;
-use crate::http::Fields;
-use crate::http::Framing;
+use super::frame::{Kind, RESPONSE_HEAD};
 use crate::http::body::parse_trailers;
-
-/// A part of a body.
-#[derive(Debug)]
-pub enum Received {
-    /// Data; release it with its length after relaying it.
-    Data(Bytes),
-    Trailers(Fields),
-    End,
-}
+use crate::http::{Framing, Part};
 
 /// Why a body broke off.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,25 +47,25 @@ impl ReceivedBody {
         Self { stream, left: None }
     }
 
-    /// The next part; after an error none.
-    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, BrokenBody>> {
+    /// The next part; after an error none. [Release](Self::release) data after relaying it.
+    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, BrokenBody>> {
         Poll::Ready(match ready!(self.stream.poll_receive(cx)) {
             Ok(ReceivedPart::Data(data)) => match self.count(data.len()) {
-                Ok(()) => Ok(Received::Data(data)),
+                Ok(()) => Ok(Part::Data(data)),
                 Err(error) => Err(error),
             },
-            Ok(ReceivedPart::Trailers(lines)) => parse_trailers::<{ RESPONSE_HEAD.fields }>(&lines)
-                .map(Received::Trailers)
+            Ok(ReceivedPart::Head(Kind::Trailers, lines)) => parse_trailers::<{ RESPONSE_HEAD.fields }>(&lines)
+                .map(Part::Trailers)
                 .map_err(|_| BrokenBody::Malformed),
             Ok(ReceivedPart::End) if self.left.unwrap_or(0) > 0 => Err(BrokenBody::Length),
-            Ok(ReceivedPart::End) => Ok(Received::End),
+            Ok(ReceivedPart::End) => Ok(Part::End),
             Ok(ReceivedPart::Head(..)) => Err(BrokenBody::Malformed),
             Err(Closed::Reset(code)) => Err(BrokenBody::Reset(code)),
             Err(Closed::Here | Closed::Lost) => Err(BrokenBody::Lost),
         })
     }
 
-    pub async fn receive(&mut self) -> Result<Received, BrokenBody> {
+    pub async fn receive(&mut self) -> Result<Part, BrokenBody> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
 

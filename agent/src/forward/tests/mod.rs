@@ -110,12 +110,12 @@ async fn read_body(stream: &mut RecvStream) -> String {
     let mut whole = Vec::new();
     loop {
         match std::future::poll_fn(|cx| stream::poll_receive(stream, cx)).await.unwrap() {
-            stream::Received::Data(data) => {
+            Part::Data(data) => {
                 stream::release(stream, data.len());
                 whole.extend_from_slice(&data);
             }
-            stream::Received::Trailers(_) => {}
-            stream::Received::End => return String::from_utf8(whole).unwrap(),
+            Part::Trailers(_) => {}
+            Part::End => return String::from_utf8(whole).unwrap(),
         }
     }
 }

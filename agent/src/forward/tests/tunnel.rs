@@ -134,7 +134,7 @@ impl Exchange {
                     self.down.release(data.len());
                     whole.extend_from_slice(&data);
                 }
-                ReceivedPart::Trailers(_) => {}
+                ReceivedPart::Head(Kind::Trailers, _) => {}
                 ReceivedPart::End => return Ok(String::from_utf8(whole).unwrap()),
                 ReceivedPart::Head(kind, _) => panic!("{kind:?}"),
             }

@@ -128,7 +128,6 @@ async fn read(receiver: &StreamReceiver) -> usize {
                 receiver.release(data.len());
                 length += data.len();
             }
-            ReceivedPart::Trailers(lines) => panic!("{lines:?}"),
             ReceivedPart::End => return length,
         }
     }

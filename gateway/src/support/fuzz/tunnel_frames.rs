@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::task::{Context, Poll, Waker};
 
 use gw_shared::tunnel::endpoint::{Closed, Endpoint, Outgoing, ReceivedPart, StreamKey, Violation};
+use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::window;
 
 /// Streams that the gateway has opened before it receives, and streams that the agent serves.
@@ -66,9 +67,9 @@ fn read(endpoint: &mut Endpoint, key: StreamKey) -> Received {
     let mut received = Received::default();
     while let Poll::Ready(part) = endpoint.poll_receive(key, &mut Context::from_waker(Waker::noop())) {
         match part {
+            Ok(ReceivedPart::Head(Kind::Trailers, lines)) => received.trailers.extend_from_slice(&lines),
             Ok(ReceivedPart::Head(_, head)) => received.heads.push(head.to_vec()),
             Ok(ReceivedPart::Data(data)) => received.body.extend_from_slice(&data),
-            Ok(ReceivedPart::Trailers(lines)) => received.trailers.extend_from_slice(&lines),
             Ok(ReceivedPart::End) => received.end = Some(Ok(())),
             Err(closed) => received.end = Some(Err(closed)),
         }

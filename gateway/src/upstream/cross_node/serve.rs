@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use futures_util::future::{Either, select};
 use gw_shared::http::framing::content_length;
-use gw_shared::http::{Framing, RequestHead, fields};
+use gw_shared::http::{Framing, Part, RequestHead, fields};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
-use gw_shared::tunnel::body::{BrokenBody, Received, ReceivedBody};
+use gw_shared::tunnel::body::{BrokenBody, ReceivedBody};
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
 use gw_shared::tunnel::endpoint::{Closed, Endpoint, ReceivedPart};
 use gw_shared::tunnel::frame::Kind;
@@ -201,7 +201,7 @@ async fn carry(request: UpstreamRequest, body: Option<ReceivedBody>, sender: &St
 async fn carry_up(mut body: ReceivedBody, mut upload: Upload) {
     loop {
         let sent = match body.receive().await {
-            Ok(Received::Data(data)) => {
+            Ok(Part::Data(data)) => {
                 let (length, last) = (data.len(), body.is_done());
                 let sent = upload.send(data, last).await;
                 body.release(length);
@@ -210,11 +210,11 @@ async fn carry_up(mut body: ReceivedBody, mut upload: Upload) {
                 }
                 sent
             }
-            Ok(Received::Trailers(trailers)) => {
+            Ok(Part::Trailers(trailers)) => {
                 let _ = upload.finish(Some(trailers)).await;
                 return;
             }
-            Ok(Received::End) => {
+            Ok(Part::End) => {
                 let _ = upload.finish(None).await;
                 return;
             }

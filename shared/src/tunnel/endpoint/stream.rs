@@ -16,12 +16,10 @@ const MERGED_MAX: usize = 16 * 1024;
 /// A part of what the peer sends on a stream.
 #[derive(Debug)]
 pub enum ReceivedPart {
-    /// Payload of REQUEST, RESPONSE, INTERIM or REFUSED.
+    /// Payload of REQUEST, RESPONSE, INTERIM, REFUSED or TRAILERS.
     Head(Kind, Bytes),
     /// Release it with its length after relaying it.
     Data(Bytes),
-    /// Payload of TRAILERS; the end follows.
-    Trailers(Bytes),
     /// The peer's direction is complete.
     End,
 }
@@ -103,7 +101,6 @@ pub(super) enum Closing {
 enum Item {
     Head(Kind, Bytes),
     Data(BytesMut),
-    Trailers(Bytes),
 }
 
 impl Stream {
@@ -203,8 +200,7 @@ impl Stream {
     /// Adds a received head or trailers.
     pub(super) fn receive_head(&mut self, kind: Kind, payload: Bytes) {
         if !self.discards {
-            let item = if kind == Kind::Trailers { Item::Trailers(payload) } else { Item::Head(kind, payload) };
-            self.received.push_back(item);
+            self.received.push_back(Item::Head(kind, payload));
         }
         super::wake(&mut self.receive_task);
     }
@@ -262,7 +258,6 @@ impl Stream {
         Poll::Ready(match (self.received.pop_front(), self.received_end) {
             (Some(Item::Head(kind, payload)), _) => Ok(ReceivedPart::Head(kind, payload)),
             (Some(Item::Data(data)), _) => Ok(ReceivedPart::Data(data.freeze())),
-            (Some(Item::Trailers(lines)), _) => Ok(ReceivedPart::Trailers(lines)),
             (None, Some(Closing::End)) if !self.is_truncated => Ok(ReceivedPart::End),
             (None, Some(Closing::Reset)) => Err(Closed::Reset(self.reset.clone().unwrap_or_default())),
             (None, _) if self.is_lost => Err(Closed::Lost),

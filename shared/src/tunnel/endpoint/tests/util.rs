@@ -168,9 +168,9 @@ pub(super) fn take(endpoint: &mut Endpoint, key: StreamKey) -> Parts {
     let mut parts = Parts::default();
     while let Poll::Ready(part) = endpoint.poll_receive(key, &mut context()) {
         match part {
+            Ok(ReceivedPart::Head(Kind::Trailers, lines)) => parts.trailers = Some(lines),
             Ok(ReceivedPart::Head(kind, head)) => parts.heads.push((kind, head.to_vec())),
             Ok(ReceivedPart::Data(data)) => parts.data.extend_from_slice(&data),
-            Ok(ReceivedPart::Trailers(lines)) => parts.trailers = Some(lines),
             Ok(ReceivedPart::End) => parts.end = Some(Ok(())),
             Err(closed) => parts.end = Some(Err(closed)),
         }
