@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
-use gw_shared::http::head::{self, Framing, HeadLimits, HeadScanner, RequestHead};
+use gw_shared::http::head::{self, Framing, HeadLimits, RequestHead};
 use gw_shared::http::{Connection, InvalidHead};
 use gw_shared::net::TlsStream;
 use http::Response;
@@ -36,18 +36,8 @@ pub(crate) async fn read_head_or_refuse(
     guard: &ConnectionGuard,
     head_limits: HeadLimits,
 ) -> Result<Option<RequestHead>, RefusedHead> {
-    let mut scanner = HeadScanner::default();
     let mut begun = false;
-    loop {
-        match scanner.find_end(buffer, head_limits) {
-            Ok(Some(end)) => {
-                let received = buffer.split_to(end).freeze();
-                let parsed = head::parse_request(&received, head_limits);
-                return parsed.map(Some).map_err(|invalid| RefusedHead { invalid, received });
-            }
-            Ok(None) => {}
-            Err(invalid) => return Err(RefusedHead { invalid, received: buffer.split().freeze() }),
-        }
+    let received = head::read_head(buffer, head_limits, |cx, buffer| {
         if buffer.is_empty() {
             // An idle connection keeps no buffer.
             *buffer = BytesMut::new();
@@ -55,10 +45,16 @@ pub(crate) async fn read_head_or_refuse(
             begun = true;
             guard.expect_by(Instant::now() + limits::HEAD);
         }
-        match std::future::poll_fn(|cx| stream.poll_read_buf(cx, buffer)).await {
-            Ok(1..) => {}
-            Ok(0) | Err(_) => return Ok(None),
+        // An error of the connection is an end, too.
+        stream.poll_read_buf(cx, buffer).map(|received| Ok(received.unwrap_or(0)))
+    });
+    match received.await {
+        Ok(Some(received)) => {
+            let parsed = head::parse_request(&received, head_limits);
+            parsed.map(Some).map_err(|invalid| RefusedHead { invalid, received })
         }
+        Ok(None) => Ok(None),
+        Err(invalid) => Err(RefusedHead { invalid, received: buffer.split().freeze() }),
     }
 }
 

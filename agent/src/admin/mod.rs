@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use futures_util::future::join_all;
-use gw_shared::http::{Connection, Fields, Framing, HeadLimits, HeadScanner, head};
+use gw_shared::http::{Connection, Fields, Framing, HeadLimits, head};
 use gw_shared::net::{Listener, Socket};
 use gw_shared::runtime;
 use gw_shared::telemetry::metrics::exposition;
@@ -117,17 +117,15 @@ async fn ready(agent: &Agent) -> Result<(), String> {
 }
 
 async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
-    let (mut buffer, mut scanner) = (BytesMut::new(), HeadScanner::default());
-    let request = loop {
-        match scanner.find_end(&mut buffer, HEAD_LIMITS) {
-            Ok(Some(end)) => break head::parse_request(&buffer.split_to(end).freeze(), HEAD_LIMITS),
-            Ok(None) => {
-                if std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await? == 0 {
-                    return Ok(());
-                }
-            }
-            Err(error) => break Err(error),
-        }
+    let mut buffer = BytesMut::new();
+    // An error of the connection is an end, too.
+    let head = head::read_head(&mut buffer, HEAD_LIMITS, |cx, buffer| {
+        socket.poll_recv_buf(cx, buffer).map(|received| Ok(received.unwrap_or(0)))
+    });
+    let request = match head.await {
+        Ok(Some(head)) => head::parse_request(&head, HEAD_LIMITS),
+        Ok(None) => return Ok(()),
+        Err(invalid) => Err(invalid),
     };
     let (status, content_type, body) = match &request {
         Err(error) => (StatusCode::BAD_REQUEST, TEXT, format!("{error}\n")),

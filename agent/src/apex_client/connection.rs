@@ -1,13 +1,15 @@
 //! TLS connections to the gateway and HTTP/1.1 exchanges on them, for requests to the apex and for opening tunnels.
 
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
 use gw_shared::error_body::ErrorBody;
 use gw_shared::error_code::ErrorCode;
-use gw_shared::http::{BodyDecoder, Fields, HeadScanner, Part, head};
+use gw_shared::http::{BodyDecoder, Fields, Part, head};
 use gw_shared::identity::enrollment;
 use gw_shared::net::{Socket, TlsStream, resolve};
 use gw_shared::runtime;
@@ -142,16 +144,11 @@ pub(crate) async fn exchange_up_to(
 ) -> Result<Reply, GatewayError> {
     stream.write_all(&mut [IoSlice::new(request)]).await.map_err(GatewayError::Tls)?;
     stream.flush().await.map_err(GatewayError::Tls)?;
-    let mut scanner = HeadScanner::default();
     let head = loop {
-        let Some(end) = scanner.find_end(buffer, HEAD_LIMITS)? else {
-            if read_more(stream, buffer).await? == 0 {
-                return Err(GatewayError::Closed);
-            }
-            continue;
-        };
+        let head = head::read_head(buffer, HEAD_LIMITS, |cx, buffer| poll_read(stream, cx, buffer)).await?;
+        let head = head.ok_or(GatewayError::Closed)?;
         // Only HEAD changes how a response is framed, and no request here uses it.
-        let head = head::parse_response(&buffer.split_to(end).freeze(), &Method::GET, HEAD_LIMITS)?;
+        let head = head::parse_response(&head, &Method::GET, HEAD_LIMITS)?;
         if !head.status.is_informational() || head.status == StatusCode::SWITCHING_PROTOCOLS {
             break head;
         }
@@ -163,7 +160,7 @@ pub(crate) async fn exchange_up_to(
             Some(Part::Trailers(_)) => {}
             Some(Part::End) => return Ok(Reply { status: head.status, headers: head.headers, body }),
             None => {
-                if read_more(stream, buffer).await? == 0 {
+                if poll_fn(|cx| poll_read(stream, cx, buffer)).await? == 0 {
                     decoder.finish()?;
                 }
             }
@@ -174,9 +171,9 @@ pub(crate) async fn exchange_up_to(
     }
 }
 
-async fn read_more(stream: &TlsStream, buffer: &mut BytesMut) -> Result<usize, GatewayError> {
+fn poll_read(stream: &TlsStream, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<Result<usize, GatewayError>> {
     // With TLS 1.3 the alert for a refused client certificate arrives on the first read.
-    std::future::poll_fn(|cx| stream.poll_read_buf(cx, buffer)).await.map_err(GatewayError::Tls)
+    stream.poll_read_buf(cx, buffer).map_err(GatewayError::Tls)
 }
 
 impl Reply {

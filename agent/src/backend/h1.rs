@@ -1,7 +1,9 @@
 //! An HTTP/1.1 connection to a backend.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
@@ -131,18 +133,12 @@ impl Http1Connection {
     /// Reads a response head, interim (1xx) or final.
     pub(super) async fn response_head(&self, method: &Method) -> Result<ResponseHead, ResponseError> {
         let mut scanner = HeadScanner::default();
-        let end = loop {
-            let end = scanner.find_end(&mut self.buffer.borrow_mut(), HEAD_LIMITS)?;
-            match end {
-                Some(end) => break end,
-                None if self.receive().await? == 0 => {
-                    return Err(ResponseError::Reset(io::ErrorKind::UnexpectedEof.into()));
-                }
-                None => {}
-            }
-        };
-        let bytes = self.buffer.borrow_mut().split_to(end).freeze();
-        let mut head = heads::parse_response(&bytes, method, HEAD_LIMITS)?;
+        let head = poll_fn(|cx| {
+            let receive = |cx: &mut Context<'_>, buffer: &mut BytesMut| self.poll_receive(cx, buffer);
+            scanner.poll_head(cx, &mut self.buffer.borrow_mut(), HEAD_LIMITS, receive)
+        });
+        let head = head.await?.ok_or_else(|| ResponseError::Reset(io::ErrorKind::UnexpectedEof.into()))?;
+        let mut head = heads::parse_response(&head, method, HEAD_LIMITS)?;
         if head.status == StatusCode::NO_CONTENT || head.status.is_informational() {
             // There is no body (RFC 9112 §6.3), but a backend that announces one may send it.
             let length = heads::content_length(&head.headers)?;
@@ -159,28 +155,22 @@ impl Http1Connection {
             if let Some(part) = part {
                 return Ok(part);
             }
-            if self.receive().await? == 0 {
+            if poll_fn(|cx| self.poll_receive(cx, &mut self.buffer.borrow_mut())).await? == 0 {
                 decoder.finish()?;
             }
         }
     }
 
     /// Receives more bytes of an incomplete response into the buffer; 0 is the end of the stream.
-    async fn receive(&self) -> Result<usize, ResponseError> {
-        let received = std::future::poll_fn(|cx| {
-            let received = self.stream.poll_recv_buf(cx, &mut self.buffer.borrow_mut());
-            if received.is_pending() && self.answered.get() && !self.is_upgraded.get() {
-                // The backend may keep the rest until the beginning is acknowledged.
-                self.acknowledger.acknowledge();
-            }
-            received
-        })
-        .await;
-        let received = received.map_err(ResponseError::Reset)?;
-        if received > 0 {
-            self.answered.set(true);
+    fn poll_receive(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<Result<usize, ResponseError>> {
+        let received = self.stream.poll_recv_buf(cx, buffer);
+        match received {
+            // The backend may keep the rest until the beginning is acknowledged.
+            Poll::Pending if self.answered.get() && !self.is_upgraded.get() => self.acknowledger.acknowledge(),
+            Poll::Ready(Ok(1..)) => self.answered.set(true),
+            _ => {}
         }
-        Ok(received)
+        received.map_err(ResponseError::Reset)
     }
 }
 
@@ -188,7 +178,6 @@ impl Http1Connection {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::task::Poll;
 
     use gw_shared::net::Socket;
     use gw_shared::runtime::Driver;
@@ -226,7 +215,7 @@ mod tests {
         for (number, piece) in pieces.iter().enumerate() {
             backend.write_all(piece.as_bytes()).unwrap();
             let target = carried() + piece.len() as u64;
-            let until = std::future::poll_fn(|cx| match read.as_mut().poll(cx) {
+            let until = poll_fn(|cx| match read.as_mut().poll(cx) {
                 Poll::Ready(()) => Poll::Ready(true),
                 Poll::Pending if carried() == target => Poll::Ready(false),
                 Poll::Pending => Poll::Pending,

@@ -1,12 +1,11 @@
 //! Connections through a proxy: CONNECT (RFC 9110 §9.3.6).
 
-use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use gw_shared::http::{HeadLimits, HeadScanner, InvalidHead, head};
+use gw_shared::http::{HeadLimits, InvalidHead, head};
 use gw_shared::identity::secret::Secret;
 use gw_shared::net::{Socket, resolve};
 use gw_shared::runtime;
@@ -107,17 +106,13 @@ impl Proxy {
         let invalid = |error| ProxyError::Head { proxy: self.to_string(), from: self.source.clone(), error };
         let mut buffer = BytesMut::new();
         for _ in 0..=INTERIM_MAX {
-            let mut scanner = HeadScanner::default();
-            let end = loop {
-                if let Some(end) = scanner.find_end(&mut buffer, HEAD_LIMITS).map_err(invalid)? {
-                    break end;
-                }
-                // An error of the connection is an end, too.
-                if poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap_or(0) == 0 {
-                    return Err(ProxyError::Closed { proxy: self.to_string(), target: target.to_owned() });
-                }
+            // An error of the connection is an end, too.
+            let head = head::read_head(&mut buffer, HEAD_LIMITS, |cx, buffer| {
+                socket.poll_recv_buf(cx, buffer).map(|received| Ok(received.unwrap_or(0)))
+            });
+            let Some(head) = head.await.map_err(invalid)? else {
+                return Err(ProxyError::Closed { proxy: self.to_string(), target: target.to_owned() });
             };
-            let head = buffer.split_to(end).freeze();
             let status = head::parse_response(&head, &Method::CONNECT, HEAD_LIMITS).map_err(invalid)?.status;
             // The gateway never sends first, so further bytes are not the gateway's.
             if status.is_success() && !buffer.is_empty() {

@@ -4,8 +4,9 @@ mod http1;
 mod http2;
 
 use std::sync::LazyLock;
+use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http::header::{self, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
@@ -55,6 +56,16 @@ pub struct ResponseHead {
     pub keep_alive: bool,
 }
 
+/// Reads a head; see [`HeadScanner::poll_head`].
+pub async fn read_head<E: From<InvalidHead>>(
+    buffer: &mut BytesMut,
+    limits: HeadLimits,
+    mut receive: impl FnMut(&mut Context<'_>, &mut BytesMut) -> Poll<Result<usize, E>>,
+) -> Result<Option<Bytes>, E> {
+    let mut scanner = HeadScanner::default();
+    std::future::poll_fn(|cx| scanner.poll_head(cx, buffer, limits, &mut receive)).await
+}
+
 /// Finds the end of a head in a growing buffer without scanning any byte twice.
 #[derive(Debug, Default)]
 pub struct HeadScanner {
@@ -64,6 +75,25 @@ pub struct HeadScanner {
 }
 
 impl HeadScanner {
+    /// Takes a whole head out of `buffer`, with its final empty line; `None` if the connection ends before. `receive` appends
+    /// received bytes to `buffer` and returns their number, 0 at the end of the connection.
+    pub fn poll_head<E: From<InvalidHead>>(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+        limits: HeadLimits,
+        mut receive: impl FnMut(&mut Context<'_>, &mut BytesMut) -> Poll<Result<usize, E>>,
+    ) -> Poll<Result<Option<Bytes>, E>> {
+        loop {
+            if let Some(end) = self.find_end(buffer, limits)? {
+                return Poll::Ready(Ok(Some(buffer.split_to(end).freeze())));
+            }
+            if ready!(receive(cx, buffer))? == 0 {
+                return Poll::Ready(Ok(None));
+            }
+        }
+    }
+
     /// Returns the length of the head at the front of `buffer`, with its final empty line, once it is complete.
     ///
     /// Removes empty lines before the head from `buffer` (RFC 9112 §2.2).
