@@ -1,6 +1,7 @@
 //! One request and its response on a backend connection of either HTTP version.
 
 use std::io;
+use std::task::{Context, Poll};
 
 use ::h2::SendStream;
 use bytes::Bytes;
@@ -62,6 +63,15 @@ impl RequestHalf<'_> {
         match self {
             Self::Http1 { connection, framing, .. } => connection.finish(*framing, trailers.as_ref()).await,
             Self::Http2(stream) => h2::finish(stream, trailers),
+        }
+    }
+
+    /// Ready once the backend has reset the stream of the request, with or without an error (RFC 9113 §8.1). Over HTTP/1.1 only
+    /// a write shows that the backend reads no more.
+    pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Http1 { .. } => Poll::Pending,
+            Self::Http2(stream) => stream.poll_reset(cx).map(|_| ()),
         }
     }
 

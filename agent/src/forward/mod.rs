@@ -73,44 +73,80 @@ impl From<ResponseError> for ForwardError {
     }
 }
 
-/// Forwards a request and relays its response. A reset of the stream closes the backend connection at once. `_slot` is
-/// freed on return.
-pub(crate) async fn forward(pool: &Pool, _slot: Slot, scope: RequestScope, request: TunnelRequest) {
+/// Forwards a request and relays its response. A reset of the stream closes the backend connection at once. The request ends
+/// when its response and its body have: a backend may answer early and read on.
+pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, request: TunnelRequest) {
     let TunnelRequest { head: request, sender, receiver } = request;
     if sender.is_reset() {
         // The backend has not seen the request yet.
         return;
     }
-    if request.upgrade.is_some() {
-        // Boxed, like connecting, so that rare cases do not enlarge the task of every request.
-        return Box::pin(upgrade::forward(pool, scope, request, &sender, receiver)).await;
+    let upload = Upload::default();
+    // Boxed, like connecting, so that rare cases do not enlarge the task of every request.
+    let (ended, _body) = if request.upgrade.is_some() {
+        let mut body = ReceivedBody::upgraded(receiver);
+        (Box::pin(upgrade::forward(pool, &scope, request, &mut body, &sender, &upload)).await, body)
+    } else {
+        let mut body = ReceivedBody::new(receiver, request.framing);
+        (forward_message(pool, &scope, &request, &mut body, &sender, &upload).await, body)
+    };
+    if let Ok(Complete) = ended {
+        scope.complete();
+        // First, so that the slot is free when the gateway opens the next stream.
+        drop(slot);
+        sender.report_upload(upload.taken.get());
     }
-    let mut body = ReceivedBody::new(receiver, request.framing);
+}
+
+/// Both directions of a request have ended.
+pub(crate) struct Complete;
+
+/// The request was refused, reset or broken off.
+pub(crate) struct Failed;
+
+/// Progress of a request body.
+#[derive(Default)]
+pub(crate) struct Upload {
+    /// Part of the body has been read from the tunnel, so the request cannot be sent again.
+    is_consumed: Cell<bool>,
+    /// Bytes that the connection to the backend took.
+    taken: Cell<u64>,
+}
+
+async fn forward_message(
+    pool: &Pool,
+    scope: &RequestScope,
+    request: &RequestHead,
+    body: &mut ReceivedBody,
+    sender: &StreamSender,
+    upload: &Upload,
+) -> Result<Complete, Failed> {
     let mut reused = pool.reuse();
     let mut is_retry = false;
     loop {
         let lease = match reused.take() {
             Some(lease) => lease,
-            None => match Box::pin(unless_reset(&sender, pool.connect(Offer::Any, &scope))).await {
+            None => match Box::pin(unless_reset(sender, pool.connect(Offer::Any, scope))).await {
                 Some(Ok(lease)) => lease,
-                Some(Err(error)) => return refuse(&sender, &scope, &error.into()),
-                None => return,
+                Some(Err(error)) => return Err(refuse(sender, scope, &error.into())),
+                None => return Err(Failed),
             },
         };
         scope.connected(|| lease.describe());
-        let progress = Progress { scope: &scope, body_consumed: Cell::default(), request_sent: Cell::default() };
-        match exchange(&lease, &request, &mut body, &sender, &progress).await {
+        match exchange(&lease, request, body, sender, scope, upload).await {
             Ok(Reusable(reusable)) => {
-                scope.complete();
                 if reusable {
                     lease.give_back();
                 }
-                return;
+                return Ok(Complete);
             }
-            Err(ExchangeError::Reset) => return lease.abort(),
+            Err(ExchangeError::Reset) => {
+                lease.abort();
+                return Err(Failed);
+            }
             Err(ExchangeError::NoResponse(error)) => {
-                if is_retry || !may_retry(&lease, &request, &progress) || !lease.is_unprocessed(&error) {
-                    return refuse(&sender, &scope, &error.into());
+                if is_retry || !may_retry(&lease, request, upload) || !lease.is_unprocessed(&error) {
+                    return Err(refuse(sender, scope, &error.into()));
                 }
             }
         }
@@ -119,10 +155,10 @@ pub(crate) async fn forward(pool: &Pool, _slot: Slot, scope: RequestScope, reque
 }
 
 /// Whether the request can be sent again if the backend has not processed it.
-fn may_retry(lease: &Lease<'_>, request: &RequestHead, progress: &Progress<'_>) -> bool {
+fn may_retry(lease: &Lease<'_>, request: &RequestHead, upload: &Upload) -> bool {
     if lease.is_http2() {
         // The backend reports unprocessed requests explicitly.
-        !progress.body_consumed.get()
+        !upload.is_consumed.get()
     } else {
         // The backend may close an idle connection while a request is being sent on it. A retry is safe for an idempotent
         // method (RFC 9110 §9.2.2) without a body.
@@ -131,7 +167,7 @@ fn may_retry(lease: &Lease<'_>, request: &RequestHead, progress: &Progress<'_>) 
 }
 
 /// Answers a request with an error of the agent.
-pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &ForwardError) {
+pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &ForwardError) -> Failed {
     let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
     tracing::debug!(request_id, trace_id, code = error.code.as_str(), reason = error.message, "not forwarded");
     let timing = scope.failed(error.code);
@@ -139,15 +175,7 @@ pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &Forwar
     let _ = sender.send_head(Kind::Refused, true, |out| {
         head::write_refusal(out, timing, error.code.as_str(), &error.message);
     });
-}
-
-/// Progress of a request.
-struct Progress<'a> {
-    scope: &'a RequestScope,
-    /// Part of the body has been read from the tunnel, so the request cannot be sent again.
-    body_consumed: Cell<bool>,
-    /// The whole request has been sent.
-    request_sent: Cell<bool>,
+    Failed
 }
 
 /// Whether the connection can serve another request after a complete exchange.
@@ -167,20 +195,36 @@ async fn exchange(
     request: &RequestHead,
     body: &mut ReceivedBody,
     sender: &StreamSender,
-    progress: &Progress<'_>,
+    scope: &RequestScope,
+    upload: &Upload,
 ) -> Result<Reusable, ExchangeError> {
     let (up, down) = lease.exchange(request).map_err(ExchangeError::NoResponse)?;
-    let up = std::pin::pin!(send_request(up, lease, request, body, progress));
-    let down = std::pin::pin!(relay_response(down, &request.method, sender, progress.scope));
-    let kept_alive = match select(down, up).await {
-        Either::Left((kept_alive, _)) => kept_alive?,
-        Either::Right((Err(RequestReset), _)) => return Err(ExchangeError::Reset),
-        Either::Right((Ok(()), down)) => down.await?,
+    let up = pin!(send_request(up, lease, request, body, scope, upload));
+    let down = pin!(relay_response(down, &request.method, sender, scope));
+    let (kept_alive, sent) = match select(down, up).await {
+        Either::Left((kept_alive, up)) => (kept_alive?, up.await),
+        Either::Right((sent, down)) => {
+            if sent == Ok(Sent::Partly) && upload.is_consumed.get() {
+                // Lets the gateway discard the rest now: its caller may read the response only after the whole request.
+                sender.report_upload(upload.taken.get());
+            }
+            (if sent.is_ok() { down.await? } else { false }, sent)
+        }
     };
-    Ok(Reusable(kept_alive && progress.request_sent.get()))
+    let sent = sent.map_err(|RequestReset| ExchangeError::Reset)?;
+    Ok(Reusable(kept_alive && sent == Sent::Whole))
+}
+
+/// How much of a request was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Whole,
+    /// The backend reads no more.
+    Partly,
 }
 
 /// The gateway reset the stream before the request was complete, or the body was not as announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestReset;
 
 async fn send_request(
@@ -188,46 +232,48 @@ async fn send_request(
     lease: &Lease<'_>,
     request: &RequestHead,
     body: &mut ReceivedBody,
-    progress: &Progress<'_>,
-) -> Result<(), RequestReset> {
+    scope: &RequestScope,
+    upload: &Upload,
+) -> Result<Sent, RequestReset> {
     // A backend may answer without reading the whole request. Errors are reported when the response is read.
     if up.head(request, lease.authority(request)).await.is_err() {
-        return Ok(());
+        return Ok(Sent::Partly);
     }
-    if !request.framing.has_body() {
-        progress.request_sent.set(true);
-        return Ok(());
-    }
-    progress.request_sent.set(send_body(&mut up, body, progress.scope, &progress.body_consumed).await?.is_ok());
-    Ok(())
+    if request.framing.has_body() { send_body(&mut up, body, scope, upload).await } else { Ok(Sent::Whole) }
 }
 
-/// Sends the request body until it ends or the backend accepts no more. Sets `consumed` once it has read from the tunnel.
+/// Sends the request body until it ends or the backend reads no more.
 pub(crate) async fn send_body(
     request: &mut RequestHalf<'_>,
     body: &mut ReceivedBody,
     scope: &RequestScope,
-    consumed: &Cell<bool>,
-) -> Result<std::io::Result<()>, RequestReset> {
+    upload: &Upload,
+) -> Result<Sent, RequestReset> {
     let mut trailers = None;
     loop {
-        let received = body.receive().await.map_err(|_| RequestReset)?;
-        consumed.set(true);
-        match received {
+        let received = std::future::poll_fn(|cx| match body.poll_receive(cx) {
+            Poll::Ready(received) => Poll::Ready(Some(received)),
+            Poll::Pending => request.poll_stopped(cx).map(|()| None),
+        });
+        let Some(received) = received.await else { return Ok(Sent::Partly) };
+        upload.is_consumed.set(true);
+        match received.map_err(|_| RequestReset)? {
             Part::Data(data) => {
                 let length = data.len();
                 scope.counts.sent(length);
                 let sent = request.data(data).await;
                 body.release(length);
                 if sent.is_err() {
-                    return Ok(sent);
+                    return Ok(Sent::Partly);
                 }
+                upload.taken.set(upload.taken.get() + length as u64);
             }
             Part::Trailers(fields) => trailers = Some(fields),
             Part::End => break,
         }
     }
-    Ok(request.finish(trailers.map(fields::end_to_end_trailers)).await)
+    let finished = request.finish(trailers.map(fields::end_to_end_trailers)).await;
+    Ok(if finished.is_ok() { Sent::Whole } else { Sent::Partly })
 }
 
 /// Relays the response. Returns whether the backend keeps the connection open.

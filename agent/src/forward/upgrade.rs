@@ -1,6 +1,7 @@
 //! Upgrades to another protocol (RFC 9110 §7.8), and the relay of its bytes in both directions.
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::task::Poll;
 
 use aws_lc_rs::digest;
@@ -9,7 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 use futures_util::future::{Either, select};
 use gw_shared::http::{Fields, Framing, RequestHead, UpgradeProtocol};
 use gw_shared::tunnel::body::ReceivedBody;
-use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
+use gw_shared::tunnel::connection::StreamSender;
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head;
 use http::header::{HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE};
@@ -17,7 +18,8 @@ use http::{Method, StatusCode};
 
 use crate::backend::{Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
 use crate::forward::{
-    ExchangeError, final_head, refuse, relay_body, relay_final, relayed_fields, send_body, unless_reset,
+    Complete, ExchangeError, Failed, Sent, Upload, final_head, refuse, relay_body, relay_final, relayed_fields,
+    send_body, unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
 
@@ -27,22 +29,26 @@ use crate::telemetry::request_scope::RequestScope;
 /// of it, may disagree about where the next message begins, and the agent cannot detect that. Declined upgrades are rare.
 pub(crate) async fn forward(
     pool: &Pool,
-    scope: RequestScope,
+    scope: &RequestScope,
     mut request: RequestHead,
+    body: &mut ReceivedBody,
     sender: &StreamSender,
-    receiver: StreamReceiver,
-) {
-    let Some(protocol) = request.upgrade.take() else { return };
-    let lease = match unless_reset(sender, pool.connect(Offer::Http1, &scope)).await {
+    upload: &Upload,
+) -> Result<Complete, Failed> {
+    let protocol = request.upgrade.take().ok_or(Failed)?;
+    let lease = match unless_reset(sender, pool.connect(Offer::Http1, scope)).await {
         Some(Ok(lease)) => lease,
-        Some(Err(error)) => return refuse(sender, &scope, &error.into()),
-        None => return,
+        Some(Err(error)) => return Err(refuse(sender, scope, &error.into())),
+        None => return Err(Failed),
     };
     scope.connected(|| lease.describe());
-    match exchange(&lease, request, &protocol, sender, receiver, &scope).await {
-        Ok(()) => scope.complete(),
-        Err(ExchangeError::Reset) => lease.abort(),
-        Err(ExchangeError::NoResponse(error)) => refuse(sender, &scope, &error.into()),
+    match exchange(&lease, request, &protocol, body, sender, scope, upload).await {
+        Ok(()) => Ok(Complete),
+        Err(ExchangeError::Reset) => {
+            lease.abort();
+            Err(Failed)
+        }
+        Err(ExchangeError::NoResponse(error)) => Err(refuse(sender, scope, &error.into())),
     }
 }
 
@@ -50,9 +56,10 @@ async fn exchange(
     lease: &Lease<'_>,
     mut request: RequestHead,
     protocol: &UpgradeProtocol,
+    body: &mut ReceivedBody,
     sender: &StreamSender,
-    receiver: StreamReceiver,
     scope: &RequestScope,
+    upload: &Upload,
 ) -> Result<(), ExchangeError> {
     let (upgrade, websocket) = if lease.is_http2() {
         (UpgradeMethod::ExtendedConnect, WebSocketKey::over_http2(&mut request.headers, protocol))
@@ -83,7 +90,7 @@ async fn exchange(
             head::write_response(out, timing, status, &headers, Framing::None, Some(protocol));
         })
         .map_err(|_| ExchangeError::Reset)?;
-    relay_both(up, down, ReceivedBody::upgraded(receiver), sender, scope).await
+    relay_both(up, down, body, sender, scope, upload).await
 }
 
 /// How the agent asks the backend for an upgrade.
@@ -182,25 +189,29 @@ pub(crate) fn accept_of(key: &[u8]) -> Option<HeaderValue> {
 async fn relay_both(
     mut request: RequestHalf<'_>,
     mut response: ResponseHalf<'_>,
-    mut body: ReceivedBody,
+    body: &mut ReceivedBody,
     sender: &StreamSender,
     scope: &RequestScope,
+    upload: &Upload,
 ) -> Result<(), ExchangeError> {
     request.upgraded();
     response.upgraded();
-    let (consumed, down_ended) = (Cell::new(false), Cell::new(false));
-    let up = std::pin::pin!(send_body(&mut request, &mut body, scope, &consumed));
-    let mut down = std::pin::pin!(async {
+    let down_ended = Cell::new(false);
+    let up = pin!(send_body(&mut request, body, scope, upload));
+    let mut down = pin!(async {
         relay_body(&mut response, sender, scope).await?;
         down_ended.set(true);
         // The caller can still reset the stream while a backend that does not read blocks the other direction.
         std::future::poll_fn(|cx| sender.poll_reset(cx)).await;
         Err::<(), _>(ExchangeError::Reset)
     });
-    // If the backend has closed its receiving direction, the rest of the body is dropped, which tells the gateway.
-    let Either::Left((Ok(_), _)) = select(up, down.as_mut()).await else {
+    let Either::Left((Ok(sent), _)) = select(up, down.as_mut()).await else {
         return Err(ExchangeError::Reset);
     };
+    if sent == Sent::Partly {
+        // The backend has closed its receiving direction.
+        sender.report_upload(upload.taken.get());
+    }
     // The backend may still send: relay that.
     let relayed = std::future::poll_fn(|cx| match down.as_mut().poll(cx) {
         Poll::Pending if down_ended.get() => Poll::Ready(true),

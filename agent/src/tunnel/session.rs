@@ -215,7 +215,9 @@ fn dispatch(session: &Rc<Session>, halves: (StreamSender, StreamReceiver)) {
     runtime::spawn(async move {
         match or_freed_slot(&session.slots, slot).await {
             Some(slot) => forward::forward(&session.pool, slot, scope, request).await,
-            None => forward::refuse(&request.sender, &scope, &ForwardError::concurrency_limit()),
+            None => {
+                forward::refuse(&request.sender, &scope, &ForwardError::concurrency_limit());
+            }
         }
     });
 }

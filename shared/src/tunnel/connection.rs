@@ -244,6 +244,11 @@ impl StreamSender {
         self.tunnel.with(|endpoint| endpoint.send_head(self.key, kind, end, write))
     }
 
+    /// Reports how much of the request body the backend took: see [`Endpoint::report_upload`].
+    pub fn report_upload(&self, bytes: u64) {
+        self.tunnel.with(|endpoint| endpoint.report_upload(self.key, bytes));
+    }
+
     /// Breaks the body off behind the data that was sent, with the code of the error.
     pub fn break_off(&self, code: &'static str) -> Result<(), Closed> {
         self.tunnel.with(|endpoint| endpoint.break_off(self.key, code))
@@ -286,6 +291,11 @@ impl StreamReceiver {
 
     pub async fn receive(&self) -> Result<ReceivedPart, Closed> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
+    }
+
+    /// The agent's report of the request body: see [`Endpoint::poll_uploaded`].
+    pub fn poll_uploaded(&self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, Closed>> {
+        self.tunnel.with(|endpoint| endpoint.poll_uploaded(self.key, cx))
     }
 
     /// Whether the peer's direction is complete and everything was received.

@@ -59,10 +59,12 @@ pub enum Kind {
     Pong = 0x0c,
     /// A control message (JSON).
     Message = 0x0d,
+    /// The agent needs no more of the request body: the bytes of it that the backend's connection took (u64).
+    Uploaded = 0x0e,
 }
 
 impl Kind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Hello,
         Self::Request,
         Self::Response,
@@ -76,6 +78,7 @@ impl Kind {
         Self::Ping,
         Self::Pong,
         Self::Message,
+        Self::Uploaded,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
@@ -105,7 +108,7 @@ impl Kind {
     fn payload(self) -> (usize, usize) {
         match self {
             Self::Hello | Self::Credit | Self::Window => (4, 4),
-            Self::Ping | Self::Pong => (8, 8),
+            Self::Ping | Self::Pong | Self::Uploaded => (8, 8),
             Self::Request => (REQUEST_PREFIX, REQUEST_PREFIX + REQUEST_HEAD.head),
             Self::Response => (RESPONSE_PREFIX, RESPONSE_PREFIX + RESPONSE_HEAD.head),
             Self::Interim | Self::Trailers => (0, RESPONSE_HEAD.head),
@@ -213,7 +216,7 @@ mod tests {
         let header = |kind: Kind, end, length, stream| Header { kind, end, length, stream: StreamId(stream) }.encode();
         let refused = |bytes| Header::decode(bytes).unwrap_err();
         assert_eq!(refused([0, 0, 0, 0, 0, 1, 0, 0]), InvalidHeader::Type(0));
-        assert_eq!(refused([0x0e, 0, 0, 0, 0, 1, 0, 0]), InvalidHeader::Type(0x0e));
+        assert_eq!(refused([0x0f, 0, 0, 0, 0, 1, 0, 0]), InvalidHeader::Type(0x0f));
         let stream = 0x0001_0000;
         for (kind, end) in [(Kind::Refused, false), (Kind::Trailers, false), (Kind::Reset, true), (Kind::Interim, true)]
         {

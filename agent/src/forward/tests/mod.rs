@@ -7,6 +7,7 @@ mod http2;
 mod responses;
 mod tunnel;
 mod upgrades;
+mod uploads;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

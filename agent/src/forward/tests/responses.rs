@@ -91,20 +91,6 @@ fn response_cut_short_is_reported_after_its_data() {
 }
 
 #[test]
-fn request_that_a_backend_does_not_read_is_stopped_after_the_response() {
-    let urls = http1_backend(|mut backend, _| {
-        drop(request_head(&mut backend));
-        backend.write_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").unwrap();
-    });
-    with_tunnel(&urls, |gateway| async move {
-        let exchange = gateway.send(post(Framing::Chunked));
-        std::future::poll_fn(|cx| exchange.up.poll_reset(cx)).await;
-        assert_eq!(exchange.response().await.head.status, 413);
-        assert_eq!(exchange.body().await.unwrap(), "no");
-    });
-}
-
-#[test]
 fn ambiguous_responses_are_rejected() {
     for fields in [
         "Content-Length: 1\r\nContent-Length: 2",

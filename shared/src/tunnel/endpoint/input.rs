@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::credit::GRANT_LEAST;
-use super::stream::Stream;
+use super::stream::{Ended, Stream, Upload};
 use super::{Endpoint, Role, wake};
 use crate::tunnel::control;
 use crate::tunnel::frame::{
@@ -157,6 +157,7 @@ impl Endpoint {
                 self.receive_end(key)
             }
             Kind::Reset => self.receive_reset(header, payload),
+            Kind::Uploaded => self.receive_uploaded(header, payload),
             Kind::Credit => self.receive_credit(header, payload),
             Kind::Window => {
                 self.input.overhead += 1;
@@ -181,7 +182,7 @@ impl Endpoint {
     }
 
     fn check_role(&self, kind: Kind) -> Result<(), Violation> {
-        let by_agent = matches!(kind, Kind::Hello | Kind::Response | Kind::Interim | Kind::Refused);
+        let by_agent = matches!(kind, Kind::Hello | Kind::Response | Kind::Interim | Kind::Refused | Kind::Uploaded);
         let by_gateway = matches!(kind, Kind::Request | Kind::Window);
         match self.role {
             Role::Gateway if by_gateway => Err(Violation::Role(kind)),
@@ -220,6 +221,7 @@ impl Endpoint {
         if header.end {
             stream.receive_end();
         } else {
+            stream.upload = Upload::Due;
             self.credit.commit(&mut stream, window::LEAST as usize);
         }
         let key = self.streams.insert(stream);
@@ -238,6 +240,9 @@ impl Endpoint {
             return Err(Violation::Order(header.kind, header.stream.0));
         }
         stream.has_head |= header.kind != Kind::Interim;
+        if header.kind == Kind::Refused {
+            stream.upload = Upload::Unreported;
+        }
         stream.head_bytes += payload.len() + HEAD_OVERHEAD;
         if stream.head_bytes > HEADS_MAX {
             return Err(Violation::Heads(header.stream.0));
@@ -265,6 +270,29 @@ impl Endpoint {
         let stream = &mut self.streams[key];
         self.credit.forget_credit(stream);
         stream.receive_reset(Bytes::copy_from_slice(payload));
+        self.close_if_ended(key);
+        Ok(())
+    }
+
+    fn receive_uploaded(&mut self, header: Header, payload: &[u8]) -> Result<(), Violation> {
+        // The report may cross a RESET.
+        let Some(key) = self.find_open(header.stream) else {
+            self.input.overhead += 1;
+            return self.check_was_open(header);
+        };
+        let stream = &mut self.streams[key];
+        if stream.upload != Upload::Due {
+            return Err(Violation::Order(header.kind, header.stream.0));
+        }
+        stream.upload = Upload::Reported(payload.try_into().map_or(0, u64::from_be_bytes));
+        wake(&mut stream.receive_task);
+        if !stream.sent_end {
+            // The agent discards the rest of the body, whose end is not sent as such.
+            stream.discard_queue();
+            stream.finish = Some(Ended::End);
+            wake(&mut stream.send_task);
+            self.schedule(key);
+        }
         self.close_if_ended(key);
         Ok(())
     }

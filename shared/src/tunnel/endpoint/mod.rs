@@ -34,7 +34,7 @@ pub use self::input::Violation;
 use self::output::Urgent;
 pub use self::output::{Outgoing, OutgoingFull};
 pub use self::stream::{Closed, ReceivedPart};
-use self::stream::{Ended, Stream};
+use self::stream::{Ended, Stream, Upload};
 use super::frame::{Kind, StreamId};
 
 /// Most streams of a tunnel at once.
@@ -97,6 +97,8 @@ pub struct Endpoint {
     message_bytes: usize,
     /// Payload of the last PONG.
     pong: Option<u64>,
+    /// The agent reports how much of a request body the backend took. Agents of the release line 0.1 do not.
+    reports_uploads: bool,
     /// The transport has ended.
     is_lost: bool,
     /// Task that moves bytes between this endpoint and the transport.
@@ -143,11 +145,18 @@ impl Endpoint {
             messages: VecDeque::new(),
             message_bytes: 0,
             pong: None,
+            reports_uploads: true,
             is_lost: false,
             driver: None,
             acceptor: None,
             messenger: None,
         }
+    }
+
+    /// Expects no UPLOADED of the agent, which does not know it.
+    pub fn without_upload_reports(mut self) -> Self {
+        self.reports_uploads = false;
+        self
     }
 
     /// Streams that the agent serves at once; 0 until the gateway has received HELLO.
@@ -200,6 +209,9 @@ impl Endpoint {
         }
         let mut stream = Stream::new(id, super::window::LEAST as usize);
         stream.sent_end = end;
+        if !end && self.reports_uploads {
+            stream.upload = Upload::Due;
+        }
         self.credit.commit(&mut stream, credit);
         let key = self.streams.insert(stream);
         self.slots[usize::from(slot)].stream = Some(key);
@@ -380,12 +392,41 @@ impl Endpoint {
             self.reset(key, "");
             return Err(Closed::Here);
         }
+        if kind == Kind::Refused {
+            stream.upload = Upload::Unreported;
+        }
         if end {
             stream.sent_end = true;
             self.sent_last(key.0);
         }
         self.wake_driver();
         Ok(())
+    }
+
+    /// Reports that the backend took `bytes` of the request body, and discards the rest. Has no effect on a request without a
+    /// body, or after the report or a RESET.
+    pub fn report_upload(&mut self, key: StreamKey, bytes: u64) {
+        debug_assert_eq!(self.role, Role::Agent);
+        let stream = &mut self.streams[key.0];
+        if stream.upload != Upload::Due || stream.sent_reset || stream.is_reset() {
+            return;
+        }
+        stream.upload = Upload::Reported(bytes);
+        self.urgent.frame(Kind::Uploaded, false, stream.id, &bytes.to_be_bytes());
+        self.discard_received(key.0);
+        self.wake_driver();
+        self.close_if_ended(key.0);
+    }
+
+    /// The agent's report of the request body: bytes that the backend took, `None` if the agent reports none. An error if the
+    /// stream was reset or the tunnel has ended before.
+    pub fn poll_uploaded(&mut self, key: StreamKey, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, Closed>> {
+        let stream = &mut self.streams[key.0];
+        let uploaded = stream.poll_uploaded();
+        if uploaded.is_pending() {
+            set_waker(&mut stream.receive_task, cx);
+        }
+        uploaded
     }
 
     /// The next received part. A body that was cut off is an error after all data before it.
@@ -445,7 +486,7 @@ impl Endpoint {
         let stream = &mut self.streams[key.0];
         stream.discard_queue();
         let is_open = stream.id != StreamId::TUNNEL && !self.is_lost;
-        if is_open && (!stream.sent_end || stream.received_end.is_none()) && !stream.sent_reset {
+        if is_open && !stream.has_ended() && !stream.sent_reset {
             stream.sent_reset = true;
             stream.sent_end = true;
             let id = stream.id;
@@ -461,7 +502,8 @@ impl Endpoint {
         self.streams[key.0].has_sender = false;
         self.streams[key.0].send_task = None;
         let stream = &self.streams[key.0];
-        if !self.is_lost && !stream.sent_end && stream.finish.is_none() {
+        let is_whole = if stream.sent_end { !self.owes_report(stream) } else { stream.finish.is_some() };
+        if !self.is_lost && !is_whole {
             if stream.received_end.is_some() {
                 self.send_reset(key, "");
             } else {
@@ -478,8 +520,12 @@ impl Endpoint {
         self.streams[key.0].receive_task = None;
         self.discard_received(key.0);
         let stream = &self.streams[key.0];
-        // The gateway has no use for its request without the response.
-        if stream.received_end.is_none() && (stream.sent_end || self.role == Role::Gateway) {
+        let is_unwanted = match self.role {
+            // The gateway has no use for its request without the response.
+            Role::Gateway => stream.received_end.is_none() || stream.upload == Upload::Due,
+            Role::Agent => stream.sent_end && stream.is_read_on(),
+        };
+        if is_unwanted {
             self.reset(key, "");
         }
         self.remove_if_unused(key.0);
@@ -511,17 +557,23 @@ impl Endpoint {
     /// This end has sent its last frame of the stream.
     fn sent_last(&mut self, key: usize) {
         let stream = &self.streams[key];
-        if !stream.has_receiver && stream.received_end.is_none() && !stream.sent_reset {
-            // The rest of the peer's direction has no reader.
+        let is_without_reader = !stream.has_receiver && stream.is_read_on();
+        let is_without_report = !stream.has_sender && self.owes_report(stream);
+        if !stream.sent_reset && (is_without_reader || is_without_report) {
             self.reset(StreamKey(key), "");
         }
         self.close_if_ended(key);
     }
 
+    /// Whether this end, the agent's, has to report the request body.
+    fn owes_report(&self, stream: &Stream) -> bool {
+        self.role == Role::Agent && stream.upload == Upload::Due
+    }
+
     /// Frees the slot once both ends have sent their last frame.
     fn close_if_ended(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if stream.id == StreamId::TUNNEL || !stream.sent_end || stream.received_end.is_none() {
+        if stream.id == StreamId::TUNNEL || !stream.has_ended() {
             return;
         }
         let slot = stream.id.slot();

@@ -74,6 +74,7 @@ pub(super) struct Stream {
     pub(super) received_end: Option<Closing>,
     /// It ended with the head of a request.
     pub(super) ended_with_head: bool,
+    pub(super) upload: Upload,
     /// Code of the peer's RESET, which may follow its END.
     reset: Option<Bytes>,
     /// Nothing reads the received parts: they are discarded.
@@ -88,6 +89,16 @@ pub(super) struct Stream {
     pub(super) send_task: Option<Waker>,
     pub(super) receive_task: Option<Waker>,
     pub(super) reset_task: Option<Waker>,
+}
+
+/// The agent's report of the request body (UPLOADED).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Upload {
+    /// The agent sends no report: the request has no body or was refused, or the agent is of an earlier release line.
+    Unreported,
+    Due,
+    /// Bytes of the body that the backend took. The agent discards the rest.
+    Reported(u64),
 }
 
 /// Last frame of the peer's direction.
@@ -121,6 +132,7 @@ impl Stream {
             has_head: false,
             received_end: None,
             ended_with_head: false,
+            upload: Upload::Unreported,
             reset: None,
             discards: false,
             is_truncated: false,
@@ -244,6 +256,31 @@ impl Stream {
         super::wake(&mut self.receive_task);
         super::wake(&mut self.send_task);
         super::wake(&mut self.reset_task);
+    }
+
+    /// Whether both ends have sent their last frame. The report of the request body is one; a RESET replaces it.
+    pub(super) fn has_ended(&self) -> bool {
+        let is_reported = self.upload != Upload::Due || self.sent_reset || self.reset.is_some();
+        self.sent_end && self.received_end.is_some() && is_reported
+    }
+
+    /// Whether the peer may still send parts that are to be read.
+    pub(super) fn is_read_on(&self) -> bool {
+        self.received_end.is_none() && !matches!(self.upload, Upload::Reported(_))
+    }
+
+    /// The agent's report of the request body; `None` if it sends none. An agent without reports has taken what it takes
+    /// once the body has been sent or the stream was reset.
+    pub(super) fn poll_uploaded(&self) -> Poll<Result<Option<u64>, Closed>> {
+        match (&self.reset, self.upload) {
+            (_, Upload::Reported(bytes)) => Poll::Ready(Ok(Some(bytes))),
+            _ if self.is_lost => Poll::Ready(Err(Closed::Lost)),
+            (None, Upload::Unreported) if self.sent_end || self.finish.is_some() => Poll::Ready(Ok(None)),
+            (Some(_), Upload::Unreported) => Poll::Ready(Ok(None)),
+            (Some(code), Upload::Due) => Poll::Ready(Err(Closed::Reset(code.clone()))),
+            (None, Upload::Due) if self.sent_reset => Poll::Ready(Err(Closed::Here)),
+            (None, Upload::Due | Upload::Unreported) => Poll::Pending,
+        }
     }
 
     pub(super) fn is_reset(&self) -> bool {

@@ -5,6 +5,7 @@ use std::task::Poll;
 use bytes::Bytes;
 
 use super::util::*;
+use crate::tunnel::endpoint::stream::Upload;
 use crate::tunnel::endpoint::{Closed, OpenError, StreamKey};
 use crate::tunnel::frame::{Kind, StreamId};
 
@@ -227,14 +228,17 @@ fn halves_that_have_ended_can_be_dropped_in_any_order() {
         for (endpoint, key) in [(&mut pair.gateway, at_gateway), (&mut pair.agent, at_agent)] {
             send(endpoint, key, b"data");
             finish(endpoint, key);
+        }
+        pair.agent.report_upload(at_agent, 4);
+        for (endpoint, key) in [(&mut pair.gateway, at_gateway), (&mut pair.agent, at_agent)] {
             // The queue is sent although the half is gone.
             endpoint.drop_sender(key);
         }
         pair.run();
+        if sender_first {
+            assert_eq!(read(&mut pair.gateway, at_gateway).data, b"data");
+        }
         for (endpoint, key) in [(&mut pair.gateway, at_gateway), (&mut pair.agent, at_agent)] {
-            if sender_first {
-                assert_eq!(read(endpoint, key).data, b"data");
-            }
             endpoint.drop_receiver(key);
         }
         pair.assert_idle();
@@ -258,6 +262,84 @@ fn an_agent_that_does_not_read_the_upload_resets_the_stream_after_its_response()
     assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Ok(())));
     drop_both(&mut pair.gateway, at_gateway);
     pair.assert_idle();
+}
+
+#[test]
+fn the_report_of_an_upload_ends_the_body_and_leaves_the_response() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open_with_response(false);
+    assert_eq!(send(&mut pair.gateway, at_gateway, &[0; 2 * LEAST]), LEAST);
+    assert!(pair.gateway.poll_uploaded(at_gateway, &mut context()).is_pending());
+    pair.agent.report_upload(at_agent, 5);
+    pair.agent.report_upload(at_agent, 6);
+    assert_eq!((pair.agent.committed(), pair.agent.unread()), (0, 0));
+    pair.transmit();
+    assert_eq!(kinds(&pair.to_gateway), [Kind::Uploaded]);
+    pair.run();
+    assert_eq!(pair.gateway.poll_uploaded(at_gateway, &mut context()), Poll::Ready(Ok(Some(5))));
+    assert_eq!(pair.gateway.poll_capacity(at_gateway, &mut context()), Poll::Ready(Err(Closed::Here)));
+    send(&mut pair.agent, at_agent, b"response");
+    finish(&mut pair.agent, at_agent);
+    pair.run();
+    let parts = read(&mut pair.gateway, at_gateway);
+    assert_eq!((&parts.data[..], parts.end), (&b"response"[..], Some(Ok(()))));
+    drop_both(&mut pair.gateway, at_gateway);
+    drop_both(&mut pair.agent, at_agent);
+    pair.assert_idle();
+}
+
+#[test]
+fn a_body_goes_on_after_the_response_until_the_report() {
+    for ends_by_reset in [false, true] {
+        let mut pair = Pair::new(1);
+        let (at_gateway, at_agent) = pair.open_with_response(false);
+        finish(&mut pair.agent, at_agent);
+        pair.run();
+        assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Ok(())));
+        send(&mut pair.gateway, at_gateway, b"rest");
+        pair.run();
+        assert_eq!(read(&mut pair.agent, at_agent).data, b"rest");
+        assert_eq!((pair.gateway.open_streams(), pair.agent.open_streams()), (1, 1));
+        if ends_by_reset {
+            // The caller has left. The report crosses the RESET.
+            pair.gateway.drop_receiver(at_gateway);
+            pair.agent.report_upload(at_agent, 4);
+            pair.run();
+            assert!(pair.agent.is_reset(at_agent));
+            pair.gateway.drop_sender(at_gateway);
+        } else {
+            finish(&mut pair.gateway, at_gateway);
+            pair.run();
+            assert_eq!((pair.gateway.open_streams(), pair.agent.open_streams()), (1, 1));
+            pair.agent.report_upload(at_agent, 4);
+            pair.run();
+            assert_eq!(pair.gateway.poll_uploaded(at_gateway, &mut context()), Poll::Ready(Ok(Some(4))));
+            drop_both(&mut pair.gateway, at_gateway);
+        }
+        drop_both(&mut pair.agent, at_agent);
+        pair.assert_idle();
+    }
+}
+
+#[test]
+fn an_agent_without_reports_has_taken_the_body_when_it_ends_or_is_reset() {
+    for resets in [false, true] {
+        let mut pair = Pair::new(1);
+        pair.gateway.reports_uploads = false;
+        let (at_gateway, at_agent) = pair.open_with_response(false);
+        pair.agent.streams[at_agent.0].upload = Upload::Unreported;
+        finish(&mut pair.agent, at_agent);
+        pair.run();
+        assert!(pair.gateway.poll_uploaded(at_gateway, &mut context()).is_pending());
+        if resets {
+            drop_both(&mut pair.agent, at_agent);
+        } else {
+            finish(&mut pair.gateway, at_gateway);
+        }
+        pair.run();
+        assert_eq!(pair.gateway.poll_uploaded(at_gateway, &mut context()), Poll::Ready(Ok(None)));
+        assert_eq!(pair.gateway.open_streams(), 0);
+    }
 }
 
 #[test]

@@ -21,6 +21,7 @@ enum Operation {
     Trailers { by: End, stream: usize },
     BreakOff { by: End, stream: usize },
     Reset { by: End, stream: usize },
+    Report { stream: usize },
     Read { by: End, stream: usize },
     DropSender { by: End, stream: usize },
     DropReceiver { by: End, stream: usize },
@@ -49,6 +50,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => on().prop_map(|(by, stream)| Trailers { by, stream }),
         1 => on().prop_map(|(by, stream)| BreakOff { by, stream }),
         1 => on().prop_map(|(by, stream)| Reset { by, stream }),
+        2 => (0usize..8).prop_map(|stream| Report { stream }),
         8 => on().prop_map(|(by, stream)| Read { by, stream }),
         1 => on().prop_map(|(by, stream)| DropSender { by, stream }),
         1 => on().prop_map(|(by, stream)| DropReceiver { by, stream }),
@@ -70,6 +72,10 @@ struct Half {
     sent: usize,
     /// The direction was ended, with everything queued before.
     has_ended: bool,
+    /// The request has a body.
+    sends_body: bool,
+    /// The agent has reported the request body. What it has not read is discarded.
+    has_reported: bool,
     /// The stream was reset here, so that anything may be missing.
     has_reset: bool,
     received: usize,
@@ -128,6 +134,7 @@ impl Model {
                         has_sender: true,
                         has_receiver: true,
                         has_ended: end,
+                        sends_body: !end,
                         ..Half::default()
                     };
                     self.streams.push([gateway, Half::default()]);
@@ -169,13 +176,21 @@ impl Model {
                 endpoint.reset(key, "GW_CODE");
                 half.has_reset = true;
             }
+            Operation::Report { stream } => {
+                let Some((agent, key, half, _)) = self.half(End::Agent, stream) else { return };
+                if half.has_sender {
+                    agent.report_upload(key, half.received as u64);
+                    half.has_reported = true;
+                }
+            }
             Operation::Read { by, stream } => self.read(by, stream),
             Operation::DropSender { by, stream } => {
-                let Some((endpoint, key, half, _)) = self.half(by, stream) else { return };
+                let Some((endpoint, key, half, other)) = self.half(by, stream) else { return };
                 if half.has_sender {
                     endpoint.drop_sender(key);
                     half.has_sender = false;
-                    half.has_reset |= !half.has_ended;
+                    let owes_report = by == End::Agent && other.sends_body && !half.has_reported;
+                    half.has_reset |= !half.has_ended || owes_report;
                 }
             }
             Operation::DropReceiver { by, stream } => {
@@ -306,7 +321,7 @@ impl Model {
         let Self { mut pair, streams, .. } = self;
         for [gateway, agent] in &streams {
             for (own, other) in [(gateway, agent), (agent, gateway)] {
-                let is_whole = !own.has_reset && !other.has_reset && own.has_receiver;
+                let is_whole = !own.has_reset && !other.has_reset && own.has_receiver && !own.has_reported;
                 if is_whole {
                     assert_eq!(own.received, other.sent, "all that was sent arrives");
                     assert_eq!(own.end == Some(Ok(())), other.has_ended);
