@@ -1,12 +1,18 @@
 //! One request and its response, between the connection of a caller (of any HTTP version) and the code that serves it.
 
 use std::cell::RefCell;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use gw_shared::http::{Fields, InvalidBody, Part, UpgradeProtocol};
+use gw_shared::id::AgentId;
+use gw_shared::runtime;
+use gw_shared::tunnel::timing::AgentTiming;
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
+
+use crate::limits;
 
 /// How a request ended, for the connection that carried it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +25,30 @@ pub(crate) enum Outcome {
     Cut,
     /// The caller closed the connection or reset the stream.
     CallerGone,
+}
+
+/// A stream that was opened for a request.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenedStream {
+    pub(crate) at: Instant,
+    pub(crate) agent: AgentId,
+}
+
+/// How far a request has got upstream.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) stream: Option<OpenedStream>,
+    /// Set by the owner of the service, for a request that crosses cores.
+    pub(crate) stream_at_owner: Option<Arc<OnceLock<OpenedStream>>>,
+    /// Reported by the agent with its response.
+    pub(crate) timing: Option<AgentTiming>,
+}
+
+impl Progress {
+    /// The stream on the tunnel, once it is open.
+    pub(crate) fn opened(&self) -> Option<&OpenedStream> {
+        self.stream.as_ref().or_else(|| self.stream_at_owner.as_ref()?.get())
+    }
 }
 
 /// Head of a relayed response, fields cleaned for the next hop.
@@ -55,6 +85,26 @@ pub(crate) trait RequestBody {
     fn was_taken_back(&mut self) -> bool {
         false
     }
+    /// Receives the rest of the body and drops it. Other tasks have a turn after each [`limits::DISCARDED_PER_TURN`]. Fails if
+    /// the caller sends nothing for `pause`, if there is one.
+    async fn discard(&mut self, pause: Option<Duration>) -> Result<(), BodyError> {
+        let mut discarded = 0;
+        loop {
+            let part = match pause {
+                Some(pause) => runtime::timeout(pause, self.part()).await.unwrap_or(Err(BodyError::Gone)),
+                None => self.part().await,
+            };
+            match part? {
+                Part::Data(data) => discarded += data.len(),
+                Part::Trailers(_) => {}
+                Part::End => return Ok(()),
+            }
+            if discarded >= limits::DISCARDED_PER_TURN {
+                discarded = 0;
+                runtime::yield_now().await;
+            }
+        }
+    }
     /// After an upgrade: further bytes are the caller's direction of the other protocol, until it ends.
     fn switch_protocols(&mut self);
 }
@@ -71,6 +121,17 @@ pub(crate) trait ResponseSink {
     async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone>;
     /// Sends the written data.
     async fn flush(&mut self) -> Result<(), CallerGone>;
+    /// Notes how far the request has got, before its final head. Of use to a sink that passes it on.
+    fn progress(&mut self, _progress: Progress) {}
+    /// Notes the bytes of the request body that the backend took, if known. Follows [`Self::end`]. Of use to a sink that
+    /// passes it on.
+    async fn uploaded(&mut self, _taken: Option<u64>) -> Result<(), CallerGone> {
+        Ok(())
+    }
+    /// Whether the caller was not told to send its body (RFC 9110 §10.1.1), which then need not follow.
+    fn has_withheld_body(&self) -> bool {
+        false
+    }
     /// Whether a final head was written: another response is impossible then.
     fn has_begun(&self) -> bool;
     /// Announces a response of the gateway itself, an error or not: the caller has a time limit to read it. If the rest

@@ -28,6 +28,8 @@ pub(crate) const IDLE: Duration = Duration::from_secs(75);
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
 /// Bytes that are discarded in that time.
 pub(crate) const LINGER_BYTES: usize = MIB;
+/// Bytes of a discarded request body between two turns of other tasks.
+pub(crate) const DISCARDED_PER_TURN: usize = 64 * KIB;
 /// Time without data after which the kernel sends keep-alive probes to a caller.
 pub(crate) const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(60);
 /// Interval between checks of deadlines.

@@ -116,7 +116,7 @@ impl Wake {
 
 impl<F: PipeFrame> Sender<F> {
     /// Sends a frame once there is credit for it.
-    pub(crate) async fn send(&mut self, frame: F) -> Result<(), Closed> {
+    pub(crate) async fn send(&self, frame: F) -> Result<(), Closed> {
         let mut frame = Some(frame);
         std::future::poll_fn(|cx| {
             if let Poll::Ready(result) = self.try_send(&mut frame) {
@@ -278,7 +278,7 @@ mod tests {
         let (sender_mail, sender_inbox) = mailbox(capacity);
         let (receiver_mail, receiver_inbox) = mailbox(capacity);
         let wakes = Arc::new(Mailboxes(vec![sender_mail, receiver_mail]));
-        let (mut sender, mut receiver) = pipe(WorkerId(0), WorkerId(1), wakes);
+        let (sender, mut receiver) = pipe(WorkerId(0), WorkerId(1), wakes);
         let sending = on_a_worker(sender_inbox, move || async move {
             for number in 0..frames {
                 sender.send(Body::Data(vec![(number % 251) as u8; size])).await.unwrap();
@@ -324,7 +324,7 @@ mod tests {
             drop(sender);
             assert_eq!(receiver.receive().await.unwrap_err(), Closed);
 
-            let (mut sender, receiver) = pipe();
+            let (sender, receiver) = pipe();
             runtime::spawn(async move {
                 runtime::yield_now().await;
                 drop(receiver);
@@ -333,7 +333,7 @@ mod tests {
             assert_eq!(sender.send(Body::End).await, Err(Closed));
 
             // Also a sender that waits for credit.
-            let (mut sender, receiver) = pipe();
+            let (sender, receiver) = pipe();
             sender.send(Body::Data(vec![0; limits::PIPE_BYTES])).await.unwrap();
             runtime::spawn(async move {
                 runtime::yield_now().await;

@@ -94,7 +94,7 @@ pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, reques
         scope.complete();
         // First, so that the slot is free when the gateway opens the next stream.
         drop(slot);
-        sender.report_upload(upload.taken.get());
+        sender.report_upload(Some(upload.taken.get()));
     }
 }
 
@@ -206,7 +206,7 @@ async fn exchange(
         Either::Right((sent, down)) => {
             if sent == Ok(Sent::Partly) && upload.is_consumed.get() {
                 // Lets the gateway discard the rest now: its caller may read the response only after the whole request.
-                sender.report_upload(upload.taken.get());
+                sender.report_upload(Some(upload.taken.get()));
             }
             (if sent.is_ok() { down.await? } else { false }, sent)
         }

@@ -210,7 +210,7 @@ async fn relay_both(
     };
     if sent == Sent::Partly {
         // The backend has closed its receiving direction.
-        sender.report_upload(upload.taken.get());
+        sender.report_upload(Some(upload.taken.get()));
     }
     // The backend may still send: relay that.
     let relayed = std::future::poll_fn(|cx| match down.as_mut().poll(cx) {

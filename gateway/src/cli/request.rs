@@ -217,6 +217,7 @@ impl Shown for RequestView {
             ("caller id", or_dash(self.caller_id.as_ref())),
             ("agent", or_dash(self.agent_id.as_ref())),
             ("bytes in", self.bytes_in.to_string()),
+            ("bytes taken", or_dash(self.bytes_taken.as_ref())),
             ("bytes out", self.bytes_out.to_string()),
             ("replayed from", or_dash(self.replayed_from.as_ref())),
             ("trace", or_dash(self.trace_id.as_ref())),

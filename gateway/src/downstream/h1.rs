@@ -77,8 +77,8 @@ enum AfterRequest {
     Refused,
     /// The response is complete; the rest of the request is not read.
     Close,
-    /// The response is incomplete. The connection ends with a reset and without `close_notify` (RFC 8446 §6.1): some
-    /// callers take any other end for the end of a body without a length.
+    /// The response is incomplete, or the rest of the request does not end. The connection ends with a reset and without
+    /// `close_notify` (RFC 8446 §6.1): some callers take any other end for the end of a body without a length.
     Abort,
 }
 
@@ -90,15 +90,9 @@ async fn serve_request(
     peer: &Peer,
     guard: &ConnectionGuard,
 ) -> AfterRequest {
-    let awaits_continue = Cell::new(head.expects_continue);
-    let mut body = H1RequestBody {
-        stream,
-        buffer,
-        decoder: BodyDecoder::new(head.framing),
-        awaits_continue: &awaits_continue,
-        switched: false,
-        guard,
-    };
+    let rest = Cell::new(Rest::of(&head));
+    let mut body =
+        H1RequestBody { stream, buffer, decoder: BodyDecoder::new(head.framing), rest: &rest, switched: false, guard };
     let mut response = H1ResponseSink {
         stream,
         version: head.version,
@@ -109,7 +103,7 @@ async fn serve_request(
         begun: false,
         body_ended: false,
         switched: false,
-        awaits_continue: Some(&awaits_continue),
+        rest: &rest,
         guard,
     };
     let outcome = router.serve(head, peer, &mut body, &mut response).await;
@@ -117,8 +111,8 @@ async fn serve_request(
     // After the response, the rest of the request has a time limit again.
     guard.expect_by(Instant::now() + limits::LINGER);
     match outcome {
-        Outcome::Complete if keep_alive && body.discard().await => AfterRequest::KeepAlive,
-        Outcome::Refused if keep_alive && body.discard().await => AfterRequest::Refused,
+        Outcome::Complete if keep_alive && body.discard_rest().await => AfterRequest::KeepAlive,
+        Outcome::Refused if keep_alive && body.discard_rest().await => AfterRequest::Refused,
         Outcome::Complete | Outcome::Refused => AfterRequest::Close,
         Outcome::Cut => {
             stream.socket().reset_when_dropped();
@@ -158,7 +152,7 @@ async fn refuse_invalid_head(
         begun: false,
         body_ended: false,
         switched: false,
-        awaits_continue: None,
+        rest: &Cell::new(Rest::Received),
         guard,
     };
     // The caller may not wait for the answer; the connection closes either way.
@@ -166,13 +160,31 @@ async fn refuse_invalid_head(
     http1::linger(stream, guard).await;
 }
 
+/// The part of a request body that has not been received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// The caller may wait for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
+    Withheld,
+    Coming,
+    Received,
+}
+
+impl Rest {
+    fn of(head: &RequestHead) -> Self {
+        match head.expects_continue {
+            true => Self::Withheld,
+            false if head.framing.has_body() => Self::Coming,
+            false => Self::Received,
+        }
+    }
+}
+
 /// The body of one request.
 struct H1RequestBody<'a> {
     stream: &'a TlsStream,
     buffer: &'a mut BytesMut,
     decoder: BodyDecoder,
-    /// The caller may wait for `100 Continue` before it sends the body.
-    awaits_continue: &'a Cell<bool>,
+    rest: &'a Cell<Rest>,
     /// An upgrade took place: the bytes are not HTTP.
     switched: bool,
     guard: &'a ConnectionGuard,
@@ -181,8 +193,8 @@ struct H1RequestBody<'a> {
 impl H1RequestBody<'_> {
     /// Reads the rest of the body if that costs less than a new connection. Returns whether the next request can
     /// follow.
-    async fn discard(&mut self) -> bool {
-        if self.awaits_continue.get() && !self.decoder.is_done() {
+    async fn discard_rest(&mut self) -> bool {
+        if self.rest.get() == Rest::Withheld {
             return false;
         }
         while !self.decoder.is_done() {
@@ -196,12 +208,15 @@ impl H1RequestBody<'_> {
     fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, BodyError>> {
         loop {
             if let Some(part) = self.decoder.decode(self.buffer).map_err(BodyError::Malformed)? {
+                if self.decoder.is_done() {
+                    self.rest.set(Rest::Received);
+                }
                 return Poll::Ready(Ok(part));
             }
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
                 Ok(1..) => {
                     self.guard.carried();
-                    self.awaits_continue.set(false);
+                    self.rest.set(Rest::Coming);
                 }
                 // After an upgrade, this direction has ended and the other may continue.
                 Ok(0) if self.switched => self.decoder.finish().map_err(BodyError::Malformed)?,
@@ -260,7 +275,7 @@ struct H1ResponseSink<'a> {
     body_ended: bool,
     /// An upgrade took place: the written bytes are not HTTP.
     switched: bool,
-    awaits_continue: Option<&'a Cell<bool>>,
+    rest: &'a Cell<Rest>,
     guard: &'a ConnectionGuard,
 }
 
@@ -298,10 +313,8 @@ impl ResponseSink for H1ResponseSink<'_> {
         if self.version == Version::Http10 || head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(());
         }
-        if head.status == StatusCode::CONTINUE
-            && let Some(awaits_continue) = self.awaits_continue
-        {
-            awaits_continue.set(false);
+        if head.status == StatusCode::CONTINUE && self.rest.get() == Rest::Withheld {
+            self.rest.set(Rest::Coming);
         }
         head::write_response(&mut self.out, head.status, &head.headers, Framing::None, Connection::Persists);
         self.flush().await
@@ -316,9 +329,10 @@ impl ResponseSink for H1ResponseSink<'_> {
             return Ok(());
         }
         self.framing = self.framing_of(&head);
-        // No 100 was sent, so a body may or may not follow: close.
-        let awaits_continue = self.awaits_continue.is_some_and(Cell::get);
-        self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue && !self.guard.is_draining();
+        // No 100 was sent, so a body may or may not follow: close. A caller that is told of a close stops sending, so a
+        // response before the end of its request does not announce the close of a drain.
+        let is_drained = self.guard.is_draining() && self.rest.get() == Rest::Received;
+        self.keep_alive &= self.framing != Framing::UntilClose && !self.has_withheld_body() && !is_drained;
         let connection = match (self.keep_alive, self.version) {
             (false, _) => Connection::Close,
             (true, Version::Http10) => Connection::KeepAlive,
@@ -353,6 +367,10 @@ impl ResponseSink for H1ResponseSink<'_> {
             self.out.clear();
         }
         self.stream.flush().await.map_err(|_| CallerGone)
+    }
+
+    fn has_withheld_body(&self) -> bool {
+        self.rest.get() == Rest::Withheld
     }
 
     fn has_begun(&self) -> bool {

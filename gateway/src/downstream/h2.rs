@@ -258,10 +258,10 @@ async fn serve_request(
         }
     };
     match outcome {
-        Outcome::Complete => body.discard().await,
+        Outcome::Complete => body.discard_rest().await,
         Outcome::Refused => {
             connection.0.count_refusal();
-            body.discard().await;
+            body.discard_rest().await;
         }
         Outcome::Cut => {
             // Flushes queued DATA first, because RST_STREAM discards it.
@@ -342,7 +342,7 @@ impl H2RequestBody<'_> {
 impl H2RequestBody<'_> {
     /// Reads on for a while after a response that precedes the end of its request: some callers drop the response when
     /// the rest of the request is reset.
-    async fn discard(mut self) {
+    async fn discard_rest(mut self) {
         if self.is_done() {
             return;
         }

@@ -20,9 +20,10 @@ use crate::connections::ConnectionGuard;
 use crate::hostname::Destination;
 use crate::limits;
 use crate::region::{InvalidAnnouncement, Owner, Peering, TunnelAnnouncement};
+use crate::relay;
 use crate::tls::node::{ALPN_CONTROL, ALPN_NODE};
 use crate::tls::pki::{self, NodeIdentity};
-use crate::upstream::cross_node::{self, Nodes};
+use crate::upstream::cross_node::Nodes;
 
 /// Reason in the counter of connections that were not taken.
 const UNVERIFIED: &str = "node_unverified";
@@ -117,7 +118,7 @@ impl Ingress {
             Beginning::Tls => match self.shake_hands(&nodes, greeting).await {
                 Ok((stream, identity)) => {
                     let upstream = Rc::clone(&self.router.relay.upstream);
-                    runtime::spawn(cross_node::serve_link(upstream, nodes, stream, identity));
+                    runtime::spawn(relay::serve_link(upstream, nodes, stream, identity));
                 }
                 Err(error) => self.refuse_node(node, &error),
             },

@@ -1,12 +1,13 @@
 //! The path of a relayed request, top to bottom: find the service, authenticate, admit, open, stream.
 
 mod authenticate;
+mod carry;
+mod for_node;
+mod for_worker;
 mod max_forwards;
 mod on_node;
 mod outbound;
 mod replay;
-mod stream;
-mod upgrade;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,10 +18,11 @@ use gw_shared::tunnel::head::OutboundRequest;
 use http::Response;
 
 pub(crate) use self::authenticate::AuthFailures;
-use self::on_node::stream_on_node;
+use self::carry::{Stopped, carry};
+pub(crate) use self::for_node::serve_link;
+pub(crate) use self::for_worker::serve_for_worker;
+use self::on_node::open_on_node;
 use self::outbound::outbound;
-use self::stream::stream;
-use self::upgrade::stream_upgrade;
 use crate::auth::{Authenticated, VerifiedTokens};
 use crate::client_address::Peer;
 use crate::current::Current;
@@ -29,8 +31,7 @@ use crate::http_message::{Outcome, RequestBody, ResponseSink};
 use crate::lifecycle::Lifecycle;
 use crate::request_scope::{Observers, RequestScope, Stage, refuse, respond};
 use crate::store::{Directory, Service};
-use crate::upstream::cross_node::CrossNodeRequest;
-use crate::upstream::{Opening, Upstream, UpstreamRequest};
+use crate::upstream::{Opening, Upstream};
 
 /// Relays the requests of one worker's callers.
 pub(crate) struct Relay {
@@ -45,7 +46,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Relays one request to the service with this label. Decides before the returned future is made: the future, which
+    /// Relays one request to the service with this label. Opens it before the returned future is made: the future, which
     /// every idle connection reserves memory for, does not hold the request head.
     pub(crate) fn relay(
         &self,
@@ -56,58 +57,52 @@ impl Relay {
         body: &mut impl RequestBody,
         response: &mut impl ResponseSink,
     ) -> impl Future<Output = Outcome> {
-        let (version, is_upgrade) = (request.version, request.upgrade.is_some());
-        let decision = self.decide(scope, label, request, peer, body.was_taken_back());
+        let upgrade = request.upgrade.as_ref().map(|_| request.version);
+        let opening = self.open(scope, label, request, peer, body.was_taken_back());
         async move {
-            match decision {
-                // Boxed: upgrades are rare, and every request would reserve memory for them.
-                Ok(Decision::Opened(request)) if is_upgrade => {
-                    Box::pin(stream_upgrade(scope, request, version, body, response)).await
-                }
-                Ok(Decision::Opened(request)) => stream(scope, request, body, response).await,
+            let opened = match opening {
+                Ok(Opening::Opened(request)) => Ok(request),
                 // Boxed: a gateway without other nodes never needs the memory.
-                Ok(Decision::OnNode(request)) => {
-                    Box::pin(stream_on_node(scope, *request, is_upgrade.then_some(version), body, response)).await
-                }
-                Ok(Decision::AnswerHere(answer)) => respond(scope, *answer, response).await,
-                Ok(Decision::TakenBack) => Outcome::CallerGone,
-                Err(error) => refuse(scope, &error, response).await,
-            }
+                Ok(Opening::OnNode(request)) => Box::pin(open_on_node(scope, *request, body, response)).await,
+                Err(NotOpened::Refused(error)) => Err(Stopped::Failed(error)),
+                Err(NotOpened::Answered(answer)) => return respond(scope, *answer, response).await,
+                Err(NotOpened::TakenBack) => Err(Stopped::CallerGone),
+            };
+            let carried = match opened {
+                Ok(request) => carry(Some(scope), request, upgrade, body, response).await,
+                Err(stopped) => Err(stopped),
+            };
+            conclude(scope, carried, response).await
         }
     }
 
     /// Decides everything that precedes the first byte of the body, in the order in which errors are reported.
-    fn decide(
+    fn open(
         &self,
         scope: &RequestScope,
         label: &str,
         mut request: RequestHead,
         peer: &Peer,
         taken_back: bool,
-    ) -> Result<Decision, Error> {
+    ) -> Result<Opening, NotOpened> {
         #[cfg(test)]
         assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
         let directory = self.directory.get();
         let service = self.find(scope, &directory, label, &request)?;
-        if self.lifecycle.is_ending() {
-            return Err(Error::Overloaded("draining"));
-        }
+        self.permit(service)?;
         let authenticated = self.authenticate(scope, &directory, service, &request.headers)?;
         peer.serves(&service.account);
         tracing::debug!(request_id = %scope.id, service = %service.label, by = ?authenticated.by, "admitting");
         if taken_back {
-            return Ok(Decision::TakenBack);
+            return Err(NotOpened::TakenBack);
         }
         if let Some(answer) = max_forwards::count_down(&mut request, scope.id) {
-            return Ok(Decision::AnswerHere(Box::new(answer)));
+            return Err(NotOpened::Answered(Box::new(answer)));
         }
-        self.admit_and_open(scope, authenticated, request, peer).map(|opening| match opening {
-            Opening::Opened(request) => Decision::Opened(request),
-            Opening::OnNode(request) => Decision::OnNode(request),
-        })
+        Ok(self.admit_and_open(scope, authenticated, request, peer)?)
     }
 
-    /// The service with this label, if it is enabled.
+    /// The service with this label.
     fn find<'a>(
         &self,
         scope: &RequestScope,
@@ -117,7 +112,15 @@ impl Relay {
     ) -> Result<&'a Arc<Service>, Error> {
         let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
         scope.note(Stage::Service { service, request });
-        if service.enabled { Ok(service) } else { Err(Error::ServiceDisabled) }
+        Ok(service)
+    }
+
+    /// Checks that requests of the service are relayed.
+    fn permit(&self, service: &Service) -> Result<(), Error> {
+        if !service.enabled {
+            return Err(Error::ServiceDisabled);
+        }
+        if self.lifecycle.is_ending() { Err(Error::Overloaded("draining")) } else { Ok(()) }
     }
 
     /// Admits the request by the bucket of its service and opens it on a tunnel, unless another node owns the service.
@@ -130,8 +133,7 @@ impl Relay {
     ) -> Result<Opening, Error> {
         scope.note(Stage::Opening(&request));
         let outbound = self.outbound(scope, request, peer)?;
-        let admission = self.upstream.admit(authenticated)?;
-        let opening = self.upstream.open(admission, outbound)?;
+        let opening = self.upstream.open(authenticated, outbound)?;
         if let Opening::Opened(opened) = &opening {
             scope.note(Stage::Upstream(opened.response.progress()));
         }
@@ -145,15 +147,29 @@ impl Relay {
     }
 }
 
-/// Outcome of the checks before the first byte of the body.
-enum Decision {
-    Opened(UpstreamRequest),
-    /// Another node of the region owns the service.
-    OnNode(Box<CrossNodeRequest>),
+/// Why a request goes no further than to the gateway.
+enum NotOpened {
+    Refused(Error),
     /// `Max-Forwards` is 0: the gateway answers (RFC 9110 §7.6.2).
-    AnswerHere(Box<Response<Vec<u8>>>),
+    Answered(Box<Response<Vec<u8>>>),
     /// The caller reset the stream already (rapid reset, CVE-2023-44487): nothing is opened upstream.
     TakenBack,
+}
+
+impl From<Error> for NotOpened {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Answers with the error if there is no response yet.
+async fn conclude(scope: &RequestScope, carried: Result<(), Stopped>, response: &mut impl ResponseSink) -> Outcome {
+    match carried {
+        Ok(()) => Outcome::Complete,
+        Err(Stopped::CallerGone) => Outcome::CallerGone,
+        Err(Stopped::Failed(_)) if response.has_begun() => Outcome::Cut,
+        Err(Stopped::Failed(error)) => refuse(scope, &error, response).await,
+    }
 }
 
 #[cfg(test)]

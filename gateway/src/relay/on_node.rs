@@ -1,70 +1,35 @@
-//! Requests of services that another node of the region owns: sends the request there, then carries it as any other.
+//! Requests of services that another node of the region owns: sends the request there, to be carried as any other.
 
 use std::pin::pin;
 
 use bytes::BytesMut;
 use futures_util::future::{Either, select};
-use gw_shared::http::{Part, Version, fields};
+use gw_shared::http::{Part, fields};
 
-use super::stream::{TransferEnd, conclude, stream};
-use super::upgrade::stream_upgrade;
-use crate::error::Error;
-use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseSink};
-use crate::request_scope::{RequestScope, Stage, refuse};
+use super::carry::Stopped;
+use crate::http_message::{BodyError, CallerGone, RequestBody, ResponseSink};
+use crate::request_scope::{RequestScope, Stage};
 use crate::upstream::UpstreamRequest;
 use crate::upstream::cross_node::{CrossNodeRequest, ShortBody};
 
-/// Why a request was not sent.
-enum NotSent {
-    CallerGone,
-    Ended(TransferEnd),
-    Refused(Error),
-}
-
-impl From<BodyError> for NotSent {
-    fn from(error: BodyError) -> Self {
-        match error {
-            BodyError::Gone => Self::CallerGone,
-            BodyError::Malformed(error) => Self::Ended(TransferEnd::BadBody(error)),
-        }
-    }
-}
-
-/// Relays a request through the node that owns its service.
-pub(super) async fn stream_on_node(
+/// Sends the request, with its body if that is short.
+pub(super) async fn open_on_node(
     scope: &RequestScope,
     request: CrossNodeRequest,
-    upgrade_of: Option<Version>,
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
-) -> Outcome {
-    match send(scope, request, body).await {
-        Ok(request) => {
-            scope.note(Stage::Upstream(request.response.progress()));
-            match upgrade_of {
-                Some(version) => stream_upgrade(scope, request, version, body, response).await,
-                None => stream(scope, request, body, response).await,
-            }
-        }
-        Err(NotSent::CallerGone) => Outcome::CallerGone,
-        Err(NotSent::Ended(ended)) => conclude(scope, ended, response).await,
-        Err(NotSent::Refused(error)) => refuse(scope, &error, response).await,
-    }
-}
-
-/// Sends the request, with its body if that is short.
-async fn send(
-    scope: &RequestScope,
-    request: CrossNodeRequest,
-    body: &mut impl RequestBody,
-) -> Result<UpstreamRequest, NotSent> {
+) -> Result<UpstreamRequest, Stopped> {
     let short = match request.short_body() {
-        Some(length) => Some(collect(scope, length, body).await?),
+        Some(length) => Some(collect(scope, length, body).await.map_err(|error| Stopped::by_body(error, response))?),
         None => None,
     };
     match select(pin!(request.send(short)), pin!(body.gone())).await {
-        Either::Left((sent, _)) => sent.map_err(NotSent::Refused),
-        Either::Right((CallerGone, _)) => Err(NotSent::CallerGone),
+        Either::Left((Ok(request), _)) => {
+            scope.note(Stage::Upstream(request.response.progress()));
+            Ok(request)
+        }
+        Either::Left((Err(error), _)) => Err(Stopped::Failed(error)),
+        Either::Right((CallerGone, _)) => Err(Stopped::CallerGone),
     }
 }
 
@@ -85,14 +50,10 @@ async fn collect(scope: &RequestScope, length: usize, body: &mut impl RequestBod
                     return Ok(ShortBody { data: whole.freeze(), trailers: None });
                 }
             }
-            Part::Trailers(trailers) => {
+            end => {
                 scope.note(Stage::RequestEnd);
-                let trailers = Some(fields::end_to_end_trailers(trailers));
-                return Ok(ShortBody { data: whole.freeze(), trailers });
-            }
-            Part::End => {
-                scope.note(Stage::RequestEnd);
-                return Ok(ShortBody { data: whole.freeze(), trailers: None });
+                let trailers = if let Part::Trailers(trailers) = end { Some(trailers) } else { None };
+                return Ok(ShortBody { data: whole.freeze(), trailers: trailers.map(fields::end_to_end_trailers) });
             }
         }
     }

@@ -9,15 +9,15 @@ use http::Response;
 use http::header::{self, HeaderValue};
 use tokio::sync::oneshot;
 
-use super::Relay;
-use super::on_node::stream_on_node;
-use super::stream::stream;
+use super::carry::{Stopped, carry};
+use super::on_node::open_on_node;
+use super::{Relay, conclude};
 use crate::auth::Authenticated;
 use crate::client_address::Peer;
 use crate::control::{REPLAY_FRAMING, Replay};
 use crate::error::Error;
 use crate::http_message::{BodyError, CallerGone, RequestBody, ResponseHead, ResponseSink};
-use crate::request_scope::{RequestScope, Stage, refuse};
+use crate::request_scope::{RequestScope, Stage};
 use crate::upstream::Opening;
 
 impl Relay {
@@ -45,14 +45,17 @@ impl Relay {
         };
         let scope = RequestScope::begin_replay(&self.observers, &request, original, caller);
         let id = scope.id;
-        let outcome = match self.open_replay(&scope, &label, request) {
-            Ok(Opening::Opened(request)) => stream(&scope, request, &mut captured, &mut Discard::default()).await,
-            Ok(Opening::OnNode(request)) => {
-                stream_on_node(&scope, *request, None, &mut captured, &mut Discard::default()).await
-            }
-            Err(error) => refuse(&scope, &error, &mut Discard::default()).await,
+        let mut response = Discard::default();
+        let opened = match self.open_replay(&scope, &label, request) {
+            Ok(Opening::Opened(request)) => Ok(request),
+            Ok(Opening::OnNode(request)) => open_on_node(&scope, *request, &mut captured, &mut response).await,
+            Err(error) => Err(Stopped::Failed(error)),
         };
-        scope.account(outcome);
+        let carried = match opened {
+            Ok(request) => carry(Some(&scope), request, None, &mut captured, &mut response).await,
+            Err(stopped) => Err(stopped),
+        };
+        scope.account(conclude(&scope, carried, &mut response).await);
         drop(scope);
         self.observers.recorder.borrow_mut().flush();
         // Fails when the administrator has left.
@@ -62,6 +65,7 @@ impl Relay {
     fn open_replay(&self, scope: &RequestScope, label: &str, request: RequestHead) -> Result<Opening, Error> {
         let directory = self.directory.get();
         let service = self.find(scope, &directory, label, &request)?;
+        self.permit(service)?;
         let authenticated = Authenticated::administrator(service);
         scope.note(Stage::Authenticated(Some(&authenticated.by)));
         self.admit_and_open(scope, authenticated, request, &Peer::new(scope.client, None))

@@ -20,14 +20,13 @@ use http::{Method, StatusCode};
 pub(crate) use self::response::{refuse, respond};
 use crate::auth::Principal;
 use crate::error::Error;
-use crate::http_message::{Outcome, ResponseHead};
+use crate::http_message::{Outcome, Progress, ResponseHead};
 use crate::lifecycle::Lifecycle;
 use crate::rate_limit::Bucket;
 use crate::store::Service;
 use crate::telemetry::counters::Counters;
 use crate::telemetry::request_log::{CaptureBudget, Capturing, METHOD_MAX, Protocol, Recorder};
 use crate::telemetry::trace::Tracing;
-use crate::upstream::Progress;
 
 /// The observers of one worker's requests.
 pub(crate) struct Observers {
@@ -66,6 +65,8 @@ pub(crate) struct RequestScope {
     status: Cell<Option<StatusCode>>,
     code: Cell<Option<&'static str>>,
     bytes_in: Cell<u64>,
+    /// Bytes of the request body that the backend took, as the agent reports it.
+    bytes_taken: Cell<Option<u64>>,
     bytes_out: Cell<u64>,
     capturing: Capturing,
     accounted: Cell<bool>,
@@ -131,6 +132,8 @@ pub(crate) enum Stage<'a> {
     ResponseData(&'a Bytes),
     /// The response was received whole.
     ResponseEnd,
+    /// The upload has ended: bytes of the request body that the backend took, if known.
+    Uploaded(Option<u64>),
     /// The gateway refuses the request.
     Refused(&'a Error),
     /// The apex refuses the request with an OAuth error code (RFC 6749 §5.2).
@@ -203,6 +206,7 @@ impl RequestScope {
             status: Cell::default(),
             code: Cell::default(),
             bytes_in: Cell::default(),
+            bytes_taken: Cell::default(),
             bytes_out: Cell::default(),
             capturing: Capturing::default(),
             accounted: Cell::default(),
@@ -245,6 +249,7 @@ impl RequestScope {
                 self.capturing.response_data(data);
             }
             Stage::ResponseEnd => self.capturing.response_ends(),
+            Stage::Uploaded(taken) => self.bytes_taken.set(taken),
             Stage::Refused(error) => self.note_refused(error),
             Stage::RefusedWithCode(code) => self.code.set(Some(code)),
             Stage::GatewayResponse { status, bytes } => {

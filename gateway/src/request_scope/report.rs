@@ -112,6 +112,8 @@ impl RequestScope {
             code: self.code.get(),
             ended: outcome.into(),
             bytes_in: self.bytes_in.get(),
+            // An agent is not trusted to name more than it was sent.
+            bytes_taken: self.bytes_taken.get().map(|taken| taken.min(self.bytes_in.get())),
             bytes_out: self.bytes_out.get(),
             timing,
             agent: opened.map(|opened| opened.agent.clone()),

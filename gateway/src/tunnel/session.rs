@@ -21,7 +21,7 @@ use gw_shared::tunnel::head::OutboundRequest;
 use gw_shared::tunnel::heartbeat;
 use gw_shared::tunnel::text::{error_line, printable};
 use gw_shared::tunnel::transport::Transport;
-use gw_shared::version::Version;
+use gw_shared::version::{self, Version};
 
 use super::Tunnels;
 use super::control;
@@ -31,6 +31,7 @@ use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
 use crate::control::{AgentProof, Executor};
 use crate::error::Error;
+use crate::http_message::OpenedStream;
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Bucket;
@@ -80,13 +81,6 @@ pub(crate) struct Session {
 /// Time limit for sending the end of a tunnel that the agent has closed.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
-/// A stream that was opened for a request.
-#[derive(Debug, Clone)]
-pub(crate) struct OpenedStream {
-    pub(crate) at: Instant,
-    pub(crate) agent: AgentId,
-}
-
 /// Counts one request in flight on a session until dropped.
 pub(crate) struct InFlight {
     session: Rc<Session>,
@@ -108,6 +102,12 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.session.flow.leave();
     }
+}
+
+/// The gateway's end of a tunnel to an agent of this version.
+fn endpoint(agent: Version) -> Endpoint {
+    let endpoint = Endpoint::gateway();
+    if agent.line == version::PREVIOUS { endpoint.without_upload_reports() } else { endpoint }
 }
 
 /// Runs a tunnel on an upgraded connection until it ends.
@@ -189,7 +189,7 @@ impl Session {
     /// A session on the connection of `socket`, which is not registered yet.
     pub(crate) fn new(tunnels: &Tunnels, socket: &Socket, party: Party) -> Rc<Self> {
         let Party { agent, version, service } = party;
-        let tunnel = Tunnel::new(Endpoint::gateway());
+        let tunnel = Tunnel::new(endpoint(version));
         let flow = FlowControl::new(tunnel.clone(), socket, tunnels.relay_memory.account(&service.account));
         Rc::new(Self {
             agent,

@@ -1,11 +1,9 @@
-//! Frames of a request or a response between two workers.
+//! Frames of a response between two workers. The frames of a request body are its parts.
 
-use bytes::Bytes;
-use gw_shared::http::Fields;
+use gw_shared::http::Part;
 
-use super::Progress;
 use crate::error::Error;
-use crate::http_message::ResponseHead;
+use crate::http_message::{Progress, ResponseHead};
 use crate::pipe;
 
 /// The head of a response, or the error in its place.
@@ -19,19 +17,27 @@ pub(crate) struct HeadResult {
 pub(crate) enum Frame {
     /// First frame of a response.
     Head(Box<HeadResult>),
-    Data(Bytes),
-    Trailers(Fields),
-    /// The body is complete.
-    End,
+    Part(Part),
     /// The response broke off; no frame follows.
     Broken(Box<Error>),
+    /// Bytes of the request body that the backend took, if known. The last frame of a request with a body.
+    Uploaded(Option<u64>),
 }
 
 impl pipe::PipeFrame for Frame {
     fn bytes(&self) -> usize {
         match self {
+            Self::Part(part) => part.bytes(),
+            Self::Head(_) | Self::Broken(_) | Self::Uploaded(_) => 0,
+        }
+    }
+}
+
+impl pipe::PipeFrame for Part {
+    fn bytes(&self) -> usize {
+        match self {
             Self::Data(data) => data.len(),
-            Self::Head(_) | Self::Trailers(_) | Self::End | Self::Broken(_) => 0,
+            Self::Trailers(_) | Self::End => 0,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::rate_limit::Admitted;
 
 impl Upstream {
     /// Opens a stream for an admitted request on the least busy tunnel of its service.
-    pub(super) fn open_on_tunnel(
+    pub(crate) fn open_on_tunnel(
         &self,
         admitted: &Admitted,
         outbound: &OutboundRequest,

@@ -18,11 +18,10 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
-use gw_shared::http::Fields;
+use gw_shared::http::{Fields, Part};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::StreamSender;
 use gw_shared::tunnel::head::{OutboundRequest, write_trailers};
-use gw_shared::tunnel::timing::AgentTiming;
 
 pub(crate) use self::cross_core::CrossCoreRequest;
 use self::cross_node::{CrossNodeRequest, Nodes};
@@ -31,17 +30,16 @@ use self::response::{Carrier, TunnelResponse};
 use crate::auth::Authenticated;
 use crate::current::Current;
 use crate::error::Error;
-use crate::http_message::ResponseHead;
+use crate::http_message::{OpenedStream, Progress, ResponseHead};
 use crate::lifecycle::Lifecycle;
 use crate::limits;
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
 use crate::pipe::{self, Closed};
-use crate::rate_limit::{Admitted, Buckets};
+use crate::rate_limit::Buckets;
 use crate::store::{Directory, Service};
 use crate::telemetry::counters::Counters;
 use crate::tunnel::Tunnels;
-use crate::tunnel::session::OpenedStream;
 
 /// Opens the relayed requests of one worker.
 pub(crate) struct Upstream {
@@ -60,16 +58,6 @@ pub(crate) struct Upstream {
     pub(crate) lifecycle: Rc<Lifecycle>,
 }
 
-/// Where an authenticated request is admitted.
-pub(crate) enum Admission {
-    /// The bucket of its service is on this worker and admitted it.
-    Admitted(Admitted),
-    /// The owner of its service admits it, or refuses it, when it arrives there.
-    ByOwner(Authenticated),
-    /// Another node of the region owns its service, or the owner is not known yet.
-    ByNode(Rc<Nodes>, Authenticated),
-}
-
 /// A request after it was opened.
 pub(crate) enum Opening {
     Opened(UpstreamRequest),
@@ -77,68 +65,46 @@ pub(crate) enum Opening {
     OnNode(Box<CrossNodeRequest>),
 }
 
-/// How far a request has got upstream.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    opened: Option<OpenedStream>,
-    /// Set by the owner of the service, for a request that crosses cores.
-    opened_by_owner: Option<Arc<OnceLock<OpenedStream>>>,
-    /// Reported by the agent with its response.
-    pub(crate) timing: Option<AgentTiming>,
-}
-
-impl Progress {
-    /// The stream on the tunnel, once it is open.
-    pub(crate) fn opened(&self) -> Option<&OpenedStream> {
-        self.opened.as_ref().or_else(|| self.opened_by_owner.as_ref()?.get())
-    }
-}
-
 impl Upstream {
-    /// Admits a request by the bucket of its service if that is on this worker.
-    pub(crate) fn admit(&self, request: Authenticated) -> Result<Admission, Error> {
-        match &self.nodes {
-            Some(nodes) if !nodes.peering.admits(&request.service.hostname, Instant::now()) => {
-                Ok(Admission::ByNode(Rc::clone(nodes), request))
-            }
-            Some(_) | None => self.admit_here(request),
+    /// Admits a request by the bucket of its service and opens it on a tunnel, on the node and the worker that own the
+    /// service.
+    pub(crate) fn open(self: &Rc<Self>, request: Authenticated, outbound: OutboundRequest) -> Result<Opening, Error> {
+        if let Some(nodes) = &self.nodes
+            && !nodes.peering.admits(&request.service.hostname, Instant::now())
+        {
+            let (upstream, nodes) = (Rc::clone(self), Rc::clone(nodes));
+            return Ok(Opening::OnNode(Box::new(CrossNodeRequest { upstream, nodes, request, outbound })));
         }
+        self.open_here(request, outbound).map(Opening::Opened)
     }
 
-    /// As [`Self::admit`], for a service that this node owns.
-    fn admit_here(&self, request: Authenticated) -> Result<Admission, Error> {
+    /// As [`Self::open`], for a service that this node owns.
+    pub(crate) fn open_here(
+        &self,
+        request: Authenticated,
+        outbound: OutboundRequest,
+    ) -> Result<UpstreamRequest, Error> {
         // While another process has the buckets, admission has to wait: it is left to a task, as for another worker.
         // So it is while the agents of a service that has moved to this node connect.
         if request.service.owner != self.worker
             || !self.buckets.borrow().are_here()
             || self.lacks_tunnel(&request.service)
         {
-            return Ok(Admission::ByOwner(request));
+            return self.send_to_owner(request, outbound);
         }
-        self.buckets.borrow_mut().charge(request, Instant::now()).map(Admission::Admitted)
+        let admitted = self.buckets.borrow_mut().charge(request, Instant::now())?;
+        self.open_on_tunnel(&admitted, &outbound)
     }
 
     /// Whether the service has no tunnel yet after a change a moment ago: it came to this node, the node between agent
     /// and this one was lost, or this process replaced another.
-    fn lacks_tunnel(&self, service: &Service) -> bool {
+    pub(crate) fn lacks_tunnel(&self, service: &Service) -> bool {
         let Some(nodes) = &self.nodes else { return false };
         let (now, registry) = (Instant::now(), self.tunnels.registry.borrow());
         let is_expected = nodes.peering.has_arrived(&service.hostname, limits::FIRST_TUNNEL_BACK, now)
             || registry.was_cut_off(&service.label, now)
             || self.tunnels.grace.should_wait(&service.label, now);
         is_expected && !registry.has_tunnel(&service.label)
-    }
-
-    /// Opens a request on a tunnel of its service, on whichever worker owns that.
-    pub(crate) fn open(self: &Rc<Self>, admission: Admission, outbound: OutboundRequest) -> Result<Opening, Error> {
-        match admission {
-            Admission::Admitted(admitted) => self.open_on_tunnel(&admitted, &outbound).map(Opening::Opened),
-            Admission::ByOwner(request) => self.send_to_owner(request, outbound).map(Opening::Opened),
-            Admission::ByNode(nodes, request) => {
-                let upstream = Rc::clone(self);
-                Ok(Opening::OnNode(Box::new(CrossNodeRequest { upstream, nodes, request, outbound })))
-            }
-        }
     }
 }
 
@@ -151,7 +117,7 @@ pub(crate) struct UpstreamRequest {
 /// Destination of a request body.
 pub(crate) enum Upload {
     Tunnel(StreamSender),
-    CrossCore(pipe::Sender<Frame>),
+    CrossCore(pipe::Sender<Part>),
     /// The request has no body; its stream ended with its head.
     None,
 }
@@ -162,6 +128,8 @@ pub(crate) enum PendingResponse {
     CrossCore {
         pipe: pipe::Receiver<Frame>,
         opened: Arc<OnceLock<OpenedStream>>,
+        /// The request has a body: the report of its upload follows the response.
+        has_upload: bool,
         /// The final head, once received.
         head: Option<Box<HeadResult>>,
     },
@@ -170,19 +138,14 @@ pub(crate) enum PendingResponse {
 /// A response body.
 pub(crate) struct Download {
     source: Source,
-    /// Frame that was received with the head.
-    first: Option<Frame>,
+    /// Part that was received with the head.
+    first: Option<Part>,
 }
 
 /// Source of a response body.
 enum Source {
-    Tunnel {
-        body: ReceivedBody,
-        _carrier: Carrier,
-    },
-    CrossCore(pipe::Receiver<Frame>),
-    /// The response has no body.
-    Nothing,
+    Tunnel { body: ReceivedBody, has_body: bool, carrier: Carrier },
+    CrossCore { pipe: pipe::Receiver<Frame>, has_upload: bool },
 }
 
 impl Upload {
@@ -191,8 +154,8 @@ impl Upload {
         match self {
             Self::Tunnel(stream) => stream.send(data, last).await.map_err(|_| Closed),
             Self::CrossCore(pipe) => {
-                pipe.send(Frame::Data(data)).await?;
-                if last { pipe.send(Frame::End).await } else { Ok(()) }
+                pipe.send(Part::Data(data)).await?;
+                if last { pipe.send(Part::End).await } else { Ok(()) }
             }
             Self::None => Err(Closed),
         }
@@ -207,9 +170,16 @@ impl Upload {
                 };
                 finished.map_err(|_| Closed)
             }
-            Self::CrossCore(pipe) => pipe.send(trailers.map_or(Frame::End, Frame::Trailers)).await,
+            Self::CrossCore(pipe) => pipe.send(trailers.map_or(Part::End, Part::Trailers)).await,
             Self::None => Ok(()),
         }
+    }
+
+    /// Ends the body before its first byte.
+    pub(crate) async fn without_body(mut self) -> Self {
+        // If the other end reads no more, the response says why.
+        let _ = self.finish(None).await;
+        Self::None
     }
 
     /// Resets the stream, so that the backend does not take an incomplete body for a complete one.
@@ -246,7 +216,7 @@ impl PendingResponse {
         match self {
             Self::Tunnel(response) => response.progress(),
             Self::CrossCore { opened, .. } => {
-                Progress { opened_by_owner: Some(Arc::clone(opened)), ..Progress::default() }
+                Progress { stream_at_owner: Some(Arc::clone(opened)), ..Progress::default() }
             }
         }
     }
@@ -265,8 +235,8 @@ impl PendingResponse {
     async fn receive_head(self) -> (Progress, Result<(ResponseHead, Source), Error>) {
         match self {
             Self::Tunnel(response) => response.head(),
-            Self::CrossCore { pipe, head: Some(received), .. } => {
-                (received.progress, received.head.map(|head| (head, Source::CrossCore(pipe))))
+            Self::CrossCore { pipe, has_upload, head: Some(received), .. } => {
+                (received.progress, received.head.map(|head| (head, Source::CrossCore { pipe, has_upload })))
             }
             Self::CrossCore { head: None, .. } => (self.progress(), Err(Error::TunnelLost)),
         }
@@ -274,37 +244,51 @@ impl PendingResponse {
 }
 
 impl Download {
-    /// Takes the first frame if it was received; fails if the body is already broken.
+    /// Takes the first part if it was received; fails if the body is already broken.
     async fn begin(source: Source) -> Result<Self, Error> {
         let mut download = Self { source, first: None };
-        if let Poll::Ready(first) = futures_util::poll!(std::future::poll_fn(|cx| download.poll_frame(cx))) {
+        if let Poll::Ready(first) = futures_util::poll!(std::future::poll_fn(|cx| download.poll_part(cx))) {
             download.first = Some(first?);
         }
         Ok(download)
     }
 
-    /// The next frame of the body. Fails if the body was cut short.
-    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
+    /// The next part of the body. Fails if the body was cut short.
+    pub(crate) fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, Error>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Ok(first));
         }
         match &mut self.source {
-            Source::Tunnel { body, .. } => response::poll_frame(body, cx),
-            Source::CrossCore(pipe) => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
+            // Data that the agent sends nevertheless is reset with the stream.
+            Source::Tunnel { has_body: false, .. } => Poll::Ready(Ok(Part::End)),
+            Source::Tunnel { body, .. } => response::poll_part(body, cx),
+            Source::CrossCore { pipe, .. } => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
+                Ok(Frame::Part(part)) => Ok(part),
                 Ok(Frame::Broken(error)) => Err(*error),
-                Ok(frame) => Ok(frame),
-                Err(Closed) => Err(Error::TunnelLost),
+                Ok(Frame::Head(_) | Frame::Uploaded(_)) | Err(Closed) => Err(Error::TunnelLost),
             }),
-            Source::Nothing => Poll::Ready(Ok(Frame::End)),
         }
     }
 
-    /// Whether the frame just received was the last one with data, as far as that is known.
+    /// The bytes of the request body that the backend took, if known, once the upload has ended. Call it after the end of the
+    /// response. Fails if the end of the upload will not be known.
+    pub(crate) fn poll_uploaded(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, Error>> {
+        match &mut self.source {
+            Source::Tunnel { body, carrier, .. } => body.poll_uploaded(cx).map_err(|_| carrier.lost()),
+            Source::CrossCore { has_upload: false, .. } => Poll::Ready(Ok(None)),
+            Source::CrossCore { pipe, .. } => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
+                Ok(Frame::Uploaded(taken)) => Ok(taken),
+                Ok(Frame::Broken(error)) => Err(*error),
+                Ok(Frame::Head(_) | Frame::Part(_)) | Err(Closed) => Err(Error::TunnelLost),
+            }),
+        }
+    }
+
+    /// Whether the part just received was the last one with data, as far as that is known.
     pub(crate) fn is_done(&self) -> bool {
         match &self.source {
-            Source::Tunnel { body, .. } => body.is_done(),
-            Source::CrossCore(_) => false,
-            Source::Nothing => true,
+            Source::Tunnel { body, has_body, .. } => !has_body || body.is_done(),
+            Source::CrossCore { .. } => false,
         }
     }
 
@@ -313,7 +297,7 @@ impl Download {
         match &mut self.source {
             Source::Tunnel { body, .. } if bytes > 0 => body.release(bytes),
             // A pipe gives credit when a frame is received.
-            Source::Tunnel { .. } | Source::CrossCore(_) | Source::Nothing => {}
+            Source::Tunnel { .. } | Source::CrossCore { .. } => {}
         }
     }
 }

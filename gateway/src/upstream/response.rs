@@ -19,12 +19,12 @@ use gw_shared::tunnel::timing::AgentTiming;
 use http::header;
 use http::{Method, StatusCode};
 
+use super::Source;
 use super::cross_node::{OnNode, Refused, read_notice, read_refusal, timing};
-use super::{Frame, Progress, Source};
 use crate::error::Error;
-use crate::http_message::ResponseHead;
+use crate::http_message::{OpenedStream, Progress, ResponseHead};
 use crate::limits;
-use crate::tunnel::session::{InFlight, OpenedStream};
+use crate::tunnel::session::InFlight;
 
 /// The parts of a request that decide how its response is read.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Carrier {
     }
 
     /// Error of a stream that ended before the response began.
-    fn lost(&self) -> Error {
+    pub(super) fn lost(&self) -> Error {
         match self {
             Self::Tunnel(_) => Error::TunnelLost,
             Self::Node(_) => Error::NodeLost,
@@ -114,7 +114,7 @@ impl TunnelResponse {
     }
 
     pub(super) fn progress(&self) -> Progress {
-        Progress { opened: self.carrier.opened(), ..Progress::default() }
+        Progress { stream: self.carrier.opened(), ..Progress::default() }
     }
 
     /// The next interim response; `None` if a final response or an error is next.
@@ -167,15 +167,12 @@ impl TunnelResponse {
         progress.timing = self.carrier.timing(response.timing);
         let (head, framing) =
             final_head(response, &self.request, self.stream.is_done()).map_err(Error::invalid_response)?;
-        if !head.has_body {
-            // Data that the agent sends nevertheless is reset with the stream.
-            return Ok((head, Source::Nothing));
-        }
         let body = match head.upgrade {
             Some(_) => ReceivedBody::upgraded(self.stream),
             None => ReceivedBody::new(self.stream, framing),
         };
-        Ok((head, Source::Tunnel { body, _carrier: self.carrier }))
+        let source = Source::Tunnel { body, has_body: head.has_body, carrier: self.carrier };
+        Ok((head, source))
     }
 
     /// The error in place of a response.
@@ -245,15 +242,14 @@ fn switched_to(headers: &Fields, request: &RequestTraits) -> Result<UpgradeProto
     }
 }
 
-/// The next frame of a body from a tunnel.
-pub(super) fn poll_frame(body: &mut ReceivedBody, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
+/// The next part of a body from a tunnel.
+pub(super) fn poll_part(body: &mut ReceivedBody, cx: &mut Context<'_>) -> Poll<Result<Part, Error>> {
     Poll::Ready(match ready!(body.poll_receive(cx)) {
-        Ok(Part::Data(data)) => Ok(Frame::Data(data)),
         Ok(Part::Trailers(trailers)) => {
             let trailers = fields::end_to_end_trailers(trailers);
-            check_fields(&trailers).map(|()| Frame::Trailers(trailers)).map_err(Error::invalid_response)
+            check_fields(&trailers).map(|()| Part::Trailers(trailers)).map_err(Error::invalid_response)
         }
-        Ok(Part::End) => Ok(Frame::End),
+        Ok(part) => Ok(part),
         Err(BrokenBody::Reset(code)) => Err(Error::broken_response(match &code[..] {
             b"" => Some(AgentErrorCode::BackendReset),
             code => AgentErrorCode::parse(code),

@@ -36,6 +36,7 @@ use crate::memory::sockets::{SocketBudget, SocketMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::{self, Buckets, Level};
 use crate::region::{RegionKey, RegionSignals};
+use crate::relay;
 use crate::request_scope::Observers;
 use crate::route::Router;
 use crate::store::{Directory, Service};
@@ -193,7 +194,7 @@ impl Worker {
     fn handle(&self, message: WorkerMessage) {
         match message {
             WorkerMessage::Connection(connection) => runtime::spawn(Rc::clone(&self.ingress).take_over(*connection)),
-            WorkerMessage::Relay(request) => self.upstream.serve_cross_core(*request),
+            WorkerMessage::Relay(request) => relay::serve_for_worker(&self.upstream, *request),
             WorkerMessage::Replay(replay) => runtime::spawn(Rc::clone(&self.router.relay).replay(*replay)),
             WorkerMessage::Wake(wake) => wake.deliver(),
             WorkerMessage::Directory(directory) => self.use_directory(directory),

@@ -81,6 +81,7 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
         ("path", json!("/unlogged")),
         ("caller_id", json!(key_id)),
         ("bytes_in", json!(2)),
+        ("bytes_taken", json!(2)),
     ] {
         assert_eq!(unlogged[field], value, "{field}");
     }

@@ -135,7 +135,7 @@ fn requests() {
         "id": ID, "time": "2026-11-21T08:00:00.123Z", "account": "acme", "service": "api",
         "method": "POST", "path": "/orders", "query": "limit=5",
         "caller_address": "192.0.2.1", "protocol": "HTTP/2", "auth_mode": "jwt", "caller_id": "gw_ci_x",
-        "status": 200, "code": null, "ended": "complete", "bytes_in": 3, "bytes_out": 4,
+        "status": 200, "code": null, "ended": "complete", "bytes_in": 3, "bytes_taken": 3, "bytes_out": 4,
         "durations_us": {
             "authenticate": 500, "wait": 500, "agent": 1000, "backend_first_byte": 6000, "response_head": 9000,
             "total": 10_000,

@@ -13,7 +13,7 @@ use http::Method;
 
 use crate::support::caller::{HOST, connect, connect_to, get, request};
 use crate::support::http1_peer::{Peer, Response};
-use crate::support::{SOON, backend, demo, http2_caller, wait_until_slots_are_free};
+use crate::support::{SOON, backend, demo, eventually, http2_caller, tunnels, wait_until_slots_are_free};
 
 #[test]
 fn an_incomplete_response_is_never_relayed_as_complete() {
@@ -84,7 +84,7 @@ fn a_disconnected_caller_ends_the_backend_request_at_once() {
 }
 
 #[test]
-fn a_backend_may_answer_without_reading_the_upload() {
+fn an_upload_that_nothing_reads_holds_its_slot_until_the_caller_leaves() {
     let demo = demo(Some(backend::start(|mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!");
@@ -97,6 +97,8 @@ fn a_backend_may_answer_without_reading_the_upload() {
     caller.send(request(&demo, "POST /", "Content-Length: 100000000\r\n\r\n"));
     let response = caller.response();
     assert_eq!((response.status.as_u16(), response.body.as_slice()), (413, b"no!".as_slice()));
+    eventually("a slot in use", || (tunnels(&demo)[0].slots_in_use == Some(1)).then_some(()));
+    drop(caller);
     wait_until_slots_are_free(&demo);
 }
 

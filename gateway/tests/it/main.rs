@@ -25,6 +25,7 @@ mod console;
 mod demo_nodes;
 mod doctor;
 mod durability;
+mod early_responses;
 mod enrollment;
 mod enrollment_tokens;
 mod error_messages;

@@ -33,6 +33,7 @@ fn record(id: RequestId, target: &str) -> RequestRecord {
         code: None,
         ended: Ended::Complete,
         bytes_in: 0,
+        bytes_taken: None,
         bytes_out: 0,
         timing: Timing::default(),
         agent: None,

@@ -27,7 +27,7 @@ fn every_request_of_a_service_is_in_the_log() {
         "id": id, "account": "demo", "service": "echo",
         "method": "POST", "path": "/orders/7", "query": "limit=5&x=%20",
         "caller_address": "127.0.0.1", "protocol": "HTTP/1.1", "auth_mode": "service_key", "caller_id": key,
-        "status": 404, "code": null, "ended": "complete", "bytes_in": 3, "bytes_out": 4,
+        "status": 404, "code": null, "ended": "complete", "bytes_in": 3, "bytes_taken": 3, "bytes_out": 4,
         "agent_id": agents["items"][0]["agent_id"], "replayed_from": null, "trace_id": null,
         "captured_request": null, "captured_response": null,
     });

@@ -78,6 +78,7 @@ impl Traffic {
             code,
             ended: Ended::Complete,
             bytes_in: 0,
+            bytes_taken: None,
             bytes_out: 98 + (draw >> 20 & 0xfff),
             timing: Timing {
                 authenticate: 40 + (draw >> 30 & 0x1f) as u32,

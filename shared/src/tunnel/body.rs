@@ -76,6 +76,12 @@ impl ReceivedBody {
         Ok(())
     }
 
+    /// The agent's report of the request body, of which this is the response: see
+    /// [`Endpoint::poll_uploaded`](super::endpoint::Endpoint::poll_uploaded).
+    pub fn poll_uploaded(&self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, Closed>> {
+        self.stream.poll_uploaded(cx)
+    }
+
     /// Whether the body is complete and no part is left.
     pub fn is_done(&self) -> bool {
         self.stream.is_done() && self.left.unwrap_or(0) == 0

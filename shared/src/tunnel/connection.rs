@@ -245,7 +245,7 @@ impl StreamSender {
     }
 
     /// Reports how much of the request body the backend took: see [`Endpoint::report_upload`].
-    pub fn report_upload(&self, bytes: u64) {
+    pub fn report_upload(&self, bytes: Option<u64>) {
         self.tunnel.with(|endpoint| endpoint.report_upload(self.key, bytes));
     }
 

@@ -112,6 +112,7 @@ pub(crate) fn record(id: RequestId) -> RequestRecord {
         code: None,
         ended: Ended::Complete,
         bytes_in: 1,
+        bytes_taken: None,
         bytes_out: 2,
         timing: Timing::default(),
         agent: None,

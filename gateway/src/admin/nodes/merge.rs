@@ -47,6 +47,7 @@ mod tests {
             code: None,
             ended: String::new(),
             bytes_in: 0,
+            bytes_taken: None,
             bytes_out: 0,
             durations_us: Timing::default(),
             agent_id: None,

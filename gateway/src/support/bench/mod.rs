@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use gw_shared::http::Part;
 use gw_shared::runtime::{self, Driver};
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
@@ -143,7 +144,7 @@ fn no_certificates() -> io::Result<ServerConfigs> {
 /// Passes `frames` frames of `size` bytes back and forth between two workers through a pipe each way, `hops` hops in
 /// total. Returns the time taken. The number of frames is limited to the capacity of a pipe.
 pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, hops: usize) -> io::Result<Duration> {
-    let (mut to_far, from_near) = pipe_between(&near.mailbox, &far.mailbox);
+    let (to_far, from_near) = pipe_between(&near.mailbox, &far.mailbox);
     let (to_near, from_far) = pipe_between(&far.mailbox, &near.mailbox);
     let hops_left = Arc::new(AtomicUsize::new(hops.max(1)));
     let (done, wait) = crossbeam_channel::bounded(2);
@@ -152,7 +153,7 @@ pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, ho
     let start = Instant::now();
     near.run(move || async move {
         for _ in 0..frames.clamp(1, limits::PIPE_FRAMES) {
-            drop(to_far.send(Frame::Data(vec![0; size].into())).await);
+            drop(to_far.send(Frame::Part(Part::Data(vec![0; size].into()))).await);
         }
         play(from_far, to_far, hops_left, done).await;
     });
@@ -162,7 +163,7 @@ pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, ho
 /// Sends received frames back until the last hop. Then drops its pipes, which ends the other side too.
 async fn play(
     mut receiver: pipe::Receiver<Frame>,
-    mut sender: pipe::Sender<Frame>,
+    sender: pipe::Sender<Frame>,
     hops_left: Arc<AtomicUsize>,
     done: crossbeam_channel::Sender<()>,
 ) {
@@ -193,7 +194,7 @@ impl Wake for WorkerTask {
 }
 
 /// Sends a frame without waiting. Returns whether there was room.
-fn send_now(sender: &mut pipe::Sender<Frame>, frame: Frame) -> bool {
+fn send_now(sender: &pipe::Sender<Frame>, frame: Frame) -> bool {
     let sending = pin!(sender.send(frame));
     matches!(sending.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(())))
 }
@@ -209,8 +210,11 @@ impl LocalPipe {
 
     /// Sends `data` and receives it. Returns whether it arrived.
     pub fn pass(&mut self, data: Bytes) -> bool {
-        send_now(&mut self.0, Frame::Data(data))
-            && matches!(self.1.poll_receive(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(Frame::Data(_))))
+        send_now(&self.0, Frame::Part(Part::Data(data)))
+            && matches!(
+                self.1.poll_receive(&mut Context::from_waker(Waker::noop())),
+                Poll::Ready(Ok(Frame::Part(Part::Data(_))))
+            )
     }
 }
 

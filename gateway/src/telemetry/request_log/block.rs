@@ -1,7 +1,7 @@
 //! Blocks: records of requests that began in the same second, written together as one value and grouped by service.
 //!
-//! A block is a version byte, followed by [`Header`] and [`Row`]s in postcard's format (version 1) or by the same data
-//! compressed with zstd (version 2). Repeated strings (method, error code, agent, caller) are in the header once.
+//! A block is a version byte, followed by [`Header`] and [`Row`]s in postcard's format (version 3) or by the same data
+//! compressed with zstd (version 4). The rows of versions 1 and 2 lack the bytes that the backend took. Repeated strings (method, error code, agent, caller) are in the header once.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -33,8 +33,11 @@ const COMPRESSED_FROM: usize = 512;
 const INTERNED: usize = 16;
 
 /// First byte of a block.
-const PLAIN: u8 = 1;
-const COMPRESSED: u8 = 2;
+const PLAIN: u8 = 3;
+const COMPRESSED: u8 = 4;
+/// The same of earlier versions, whose rows have no [`Row::bytes_taken`].
+const EARLIER_PLAIN: u8 = 1;
+const EARLIER_COMPRESSED: u8 = 2;
 /// Level of zstd. Takes a third less CPU per record than level 1, for a seventh more bytes.
 const COMPRESSION_LEVEL: i32 = -3;
 
@@ -81,6 +84,9 @@ pub(super) struct Row<'a> {
     trace_id: Option<[u8; 16]>,
     /// Key of the captured messages.
     pub(super) capture: Option<i64>,
+    /// Encoded behind the row.
+    #[serde(skip)]
+    bytes_taken: Option<u64>,
 }
 
 /// Authenticated caller. Kept by position: append only.
@@ -169,9 +175,11 @@ impl<'e, 'r> Builder<'e, 'r> {
             replayed_from: record.replayed_from.map(|id| *id.as_bytes()),
             trace_id: record.trace_id,
             capture,
+            bytes_taken: record.bytes_taken,
         };
         let begin = self.encoder.rows.len();
         append(&row, &mut self.encoder.rows)?;
+        append(&row.bytes_taken, &mut self.encoder.rows)?;
         let bytes = (self.encoder.rows.len() - begin) as u32;
         match self.groups.last_mut().filter(|group| group.service == service) {
             Some(group) => {
@@ -254,6 +262,13 @@ impl Flavor for Append<'_> {
 /// Decompresses blocks and reuses its context.
 pub(super) struct Unpacker(Decompressor<'static>);
 
+/// Decompressed block.
+pub(super) struct UnpackedBlock {
+    bytes: Vec<u8>,
+    /// Rows are of the current version.
+    has_bytes_taken: bool,
+}
+
 /// Decoded and checked block.
 pub(super) struct DecodedBlock<'a> {
     second_ms: u64,
@@ -267,26 +282,30 @@ impl Unpacker {
         Ok(Self(Decompressor::new()?))
     }
 
-    /// Returns the decompressed block, as [`DecodedBlock::read`] expects it.
-    pub(super) fn unpack(&mut self, block: &[u8]) -> Result<Vec<u8>, LogError> {
-        match block.split_first() {
-            Some((&PLAIN, raw)) => Ok(raw.to_vec()),
-            Some((&COMPRESSED, frame)) => {
-                let length = zstd::zstd_safe::get_frame_content_size(frame).ok().flatten();
-                let length = length.and_then(|length| usize::try_from(length).ok()).filter(|length| *length <= RAW_MAX);
-                let length = length.ok_or(LogError::Damaged("a block's length"))?;
-                self.0.decompress(frame, length).map_err(|_| LogError::Damaged("a block's compression"))
-            }
-            _ => Err(LogError::Damaged("a block of an unknown version")),
-        }
+    /// Returns the decompressed block.
+    pub(super) fn unpack(&mut self, block: &[u8]) -> Result<UnpackedBlock, LogError> {
+        let (version, rest) = block.split_first().ok_or(LogError::Damaged("an empty block"))?;
+        let bytes = match *version {
+            PLAIN | EARLIER_PLAIN => rest.to_vec(),
+            COMPRESSED | EARLIER_COMPRESSED => self.decompress(rest)?,
+            _ => return Err(LogError::Damaged("a block of an unknown version")),
+        };
+        Ok(UnpackedBlock { bytes, has_bytes_taken: matches!(*version, PLAIN | COMPRESSED) })
+    }
+
+    fn decompress(&mut self, frame: &[u8]) -> Result<Vec<u8>, LogError> {
+        let length = zstd::zstd_safe::get_frame_content_size(frame).ok().flatten();
+        let length = length.and_then(|length| usize::try_from(length).ok()).filter(|length| *length <= RAW_MAX);
+        let length = length.ok_or(LogError::Damaged("a block's length"))?;
+        self.0.decompress(frame, length).map_err(|_| LogError::Damaged("a block's compression"))
     }
 }
 
 impl<'a> DecodedBlock<'a> {
     /// Decodes the rows of the services for which `wanted` returns true.
-    pub(super) fn read(raw: &'a [u8], wanted: impl Fn(i64) -> bool) -> Result<Self, LogError> {
+    pub(super) fn read(block: &'a UnpackedBlock, wanted: impl Fn(i64) -> bool) -> Result<Self, LogError> {
         let damaged = |_| LogError::Damaged("a block's contents");
-        let (header, mut rest) = postcard::take_from_bytes::<Header<'a>>(raw).map_err(damaged)?;
+        let (header, mut rest) = postcard::take_from_bytes::<Header<'a>>(&block.bytes).map_err(damaged)?;
         let mut rows = Vec::new();
         for group in header.groups {
             let Some((mut bytes, behind)) = rest.split_at_checked(group.bytes as usize) else {
@@ -302,10 +321,13 @@ impl<'a> DecodedBlock<'a> {
             }
             rows.reserve(group.rows as usize);
             for _ in 0..group.rows {
-                let (row, behind) = postcard::take_from_bytes::<Row<'a>>(bytes).map_err(damaged)?;
+                let mut row: Row<'a>;
+                (row, bytes) = postcard::take_from_bytes(bytes).map_err(damaged)?;
+                if block.has_bytes_taken {
+                    (row.bytes_taken, bytes) = postcard::take_from_bytes(bytes).map_err(damaged)?;
+                }
                 row.check(header.strings.len())?;
                 rows.push((group.service, row));
-                bytes = behind;
             }
             if !bytes.is_empty() {
                 return Err(LogError::Damaged("a block's group"));
@@ -377,6 +399,7 @@ impl<'a> DecodedBlock<'a> {
             code: self.code(row).map(str::to_owned),
             ended: row.ended.as_str().to_owned(),
             bytes_in: row.bytes_in,
+            bytes_taken: row.bytes_taken,
             bytes_out: row.bytes_out,
             durations_us: row.timing,
             agent_id: row.agent.map(|agent| self.string(agent).to_owned()),

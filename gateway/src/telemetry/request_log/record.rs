@@ -42,6 +42,8 @@ pub struct RequestRecord {
     pub ended: Ended,
     /// Bytes of the request body.
     pub bytes_in: u64,
+    /// Bytes of the request body that the connection to the backend took, as the agent reports it.
+    pub bytes_taken: Option<u64>,
     /// Bytes of the response body.
     pub bytes_out: u64,
     pub timing: Timing,
@@ -209,6 +211,7 @@ impl RequestRecord {
             code: None,
             ended: Ended::Complete,
             bytes_in: 0,
+            bytes_taken: None,
             bytes_out: 0,
             timing: Timing::default(),
             agent: None,

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use gw_shared::id::RequestId;
 use rusqlite::{Connection, params};
 
-use super::block::{DecodedBlock, SLOT_MS};
+use super::block::{DecodedBlock, SLOT_MS, UnpackedBlock};
 use super::day::{DAY_MS, Day, Now};
 use super::day_file::{MIXED, arrival_keys, block_keys, find_service, minute_of_key, present_key, second_of_key};
 use super::lookup::{Reader, captured, read_arrived};
@@ -186,7 +186,7 @@ impl Search<'_> {
         connection: &Connection,
         (day, second): (Day, i64),
         labels: &HashMap<i64, String>,
-        blocks: &[Vec<u8>],
+        blocks: &[UnpackedBlock],
         items: &mut Vec<RequestView>,
     ) -> Result<Option<PageEnd>, LogError> {
         let mut read = Vec::with_capacity(blocks.len());

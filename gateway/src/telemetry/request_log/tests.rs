@@ -118,6 +118,7 @@ fn request_is_shown_as_recorded_without_secrets() {
         code: Some("GW_BACKEND_RESET"),
         ended: Ended::Cut,
         bytes_in: u64::MAX,
+        bytes_taken: Some(u64::MAX - 1),
         bytes_out: 7,
         timing: Timing {
             authenticate: 1,
@@ -159,6 +160,7 @@ fn request_is_shown_as_recorded_without_secrets() {
         code: text("GW_BACKEND_RESET"),
         ended: "cut".to_owned(),
         bytes_in: u64::MAX,
+        bytes_taken: Some(u64::MAX - 1),
         bytes_out: 7,
         durations_us: Timing {
             authenticate: 1,

@@ -36,6 +36,9 @@ pub struct RequestView {
     /// `complete`, `cut` or `caller_gone`
     pub ended: String,
     pub bytes_in: u64,
+    /// Bytes of the request body that the connection to the backend took. Null if the request was not relayed, has no body or
+    /// was broken off.
+    pub bytes_taken: Option<u64>,
     pub bytes_out: u64,
     pub durations_us: Timing,
     pub agent_id: Option<String>,

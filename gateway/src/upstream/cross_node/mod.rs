@@ -6,8 +6,7 @@
 
 mod link;
 mod request;
-mod serve;
-mod wire;
+pub(crate) mod wire;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -21,14 +20,13 @@ use slab::Slab;
 use self::link::Link;
 pub(super) use self::request::OnNode;
 pub(crate) use self::request::{CrossNodeRequest, ShortBody};
-pub(crate) use self::serve::serve_link;
 pub(super) use self::wire::{Refused, read_notice, read_refusal, timing};
 use crate::hostname::Region;
 use crate::region::{NodeSlot, Peering, View};
 use crate::tls::node::NodeTls;
 
 /// A connection that [`Nodes::cut`] ends.
-struct Attached<'a> {
+pub(crate) struct Attached<'a> {
     nodes: &'a Nodes,
     key: usize,
 }
@@ -102,7 +100,7 @@ impl Nodes {
     }
 
     /// Lets [`Self::cut`] end a connection until the returned value is dropped.
-    fn attach(&self, connection: Closer) -> Attached<'_> {
+    pub(crate) fn attach(&self, connection: Closer) -> Attached<'_> {
         Attached { nodes: self, key: self.connections.borrow_mut().insert(connection) }
     }
 

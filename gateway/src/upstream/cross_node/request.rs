@@ -16,12 +16,12 @@ use super::wire::{self, Refused};
 use super::{Nodes, link};
 use crate::auth::Authenticated;
 use crate::error::Error;
+use crate::http_message::OpenedStream;
 use crate::limits;
 use crate::memory::relay::AccountMemory;
 use crate::region::{Destination, Member};
-use crate::tunnel::session::OpenedStream;
 use crate::upstream::response::{Carrier, RequestTraits, TunnelResponse};
-use crate::upstream::{Opening, PendingResponse, Upload, Upstream, UpstreamRequest};
+use crate::upstream::{PendingResponse, Upload, Upstream, UpstreamRequest};
 
 /// A request of a service that another node owns, as far as this node knows. Nothing of it has been sent.
 pub(crate) struct CrossNodeRequest {
@@ -141,12 +141,7 @@ impl CrossNodeRequest {
     /// Serves the request on this node, which owns the service now.
     async fn send_here(mut self, body: Option<ShortBody>) -> Result<UpstreamRequest, Error> {
         wire::take_principal(&mut self.outbound.headers);
-        let admission = self.upstream.admit_here(self.request)?;
-        let mut opened = match self.upstream.open(admission, self.outbound)? {
-            Opening::Opened(opened) => opened,
-            // Only a request that this node does not own.
-            Opening::OnNode(_) => return Err(Error::NodeUnavailable),
-        };
+        let mut opened = self.upstream.open_here(self.request, self.outbound)?;
         if let Some(ShortBody { data, trailers }) = body {
             // Does not wait, because a short body fits into the first credit. The response says why it was not taken.
             if opened.upload.send(data, trailers.is_none()).await.is_ok() && trailers.is_some() {

@@ -14,8 +14,8 @@ use http::header::{self, HeaderName, HeaderValue};
 
 use crate::auth::{self, Principal};
 use crate::error::Error;
+use crate::http_message::OpenedStream;
 use crate::limits;
-use crate::tunnel::session::OpenedStream;
 
 /// Originator of a request, as the node of the caller has authenticated it.
 const PRINCIPAL: HeaderName = HeaderName::from_static("x-gw-node-principal");
@@ -35,13 +35,13 @@ const ABSENT: u32 = u32::MAX;
 /// Whether the node of the caller sends the body only after the owner has accepted the request. Without a body, or with
 /// a short one, it can send the request to another node instead. A caller that waits for 100 from the backend sends no
 /// body before.
-pub(super) fn waits_for_acceptance(framing: Framing, is_upgrade: bool, headers: &Fields) -> bool {
+pub(crate) fn waits_for_acceptance(framing: Framing, is_upgrade: bool, headers: &Fields) -> bool {
     let is_short = framing.content_length().is_some_and(|length| length <= u64::from(window::LEAST));
     is_upgrade || framing.has_body() && (!is_short || headers.contains(header::EXPECT))
 }
 
 /// Adds the originator to the fields of a request.
-pub(super) fn put_principal(request: &mut OutboundRequest, by: &Principal) {
+pub(crate) fn put_principal(request: &mut OutboundRequest, by: &Principal) {
     let text = match by {
         Principal::Client(id) => format!("client {id}"),
         Principal::ServiceKey(id) => format!("key {id}"),
@@ -54,7 +54,7 @@ pub(super) fn put_principal(request: &mut OutboundRequest, by: &Principal) {
 }
 
 /// Removes the originator from the fields of a request; `None` if there is no valid one.
-pub(super) fn take_principal(headers: &mut Fields) -> Option<Principal> {
+pub(crate) fn take_principal(headers: &mut Fields) -> Option<Principal> {
     let value = headers.remove(PRINCIPAL)?;
     let text = value.to_str().ok()?;
     match text.split_once(' ') {
@@ -66,7 +66,7 @@ pub(super) fn take_principal(headers: &mut Fields) -> Option<Principal> {
 }
 
 /// Appends an interim response that tells the node of the caller that the request is accepted, and on which tunnel.
-pub(super) fn write_notice(out: &mut Vec<u8>, opened: Option<&OpenedStream>) {
+pub(crate) fn write_notice(out: &mut Vec<u8>, opened: Option<&OpenedStream>) {
     let mut headers = Fields::new();
     if let Some(opened) = opened {
         // Identifiers are visible ASCII.
@@ -79,24 +79,24 @@ pub(super) fn write_notice(out: &mut Vec<u8>, opened: Option<&OpenedStream>) {
 }
 
 /// The tunnel in a notice; `None` if the interim response is not one. Backends cannot send these fields.
-pub(in crate::upstream) fn read_notice(headers: &Fields, now: Instant) -> Option<OpenedStream> {
+pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<OpenedStream> {
     let agent = AgentId::new(headers.get(AGENT)?.to_str().ok()?).ok()?;
     let since = headers.get(OPENED)?.to_str().ok()?.parse().ok().map(Duration::from_micros)?;
     Some(OpenedStream { at: now.checked_sub(since).unwrap_or(now), agent })
 }
 
 /// Timing as RESPONSE and REFUSED carry it.
-pub(super) fn timing_or_absent(timing: Option<AgentTiming>) -> AgentTiming {
+pub(crate) fn timing_or_absent(timing: Option<AgentTiming>) -> AgentTiming {
     timing.unwrap_or(AgentTiming { agent_us: ABSENT, backend_first_byte_us: None })
 }
 
-pub(in crate::upstream) fn timing(received: AgentTiming, whole: Duration) -> Option<AgentTiming> {
+pub(crate) fn timing(received: AgentTiming, whole: Duration) -> Option<AgentTiming> {
     (received.agent_us != ABSENT).then(|| received.within(whole))
 }
 
 /// Answer of a node in place of a response.
 #[derive(Debug, PartialEq)]
-pub(in crate::upstream) enum Refused {
+pub(crate) enum Refused {
     /// The node does not own the service by its placement of this epoch.
     NotOwner {
         epoch: u64,
@@ -107,7 +107,7 @@ pub(in crate::upstream) enum Refused {
 }
 
 /// Appends the payload of a REFUSED.
-pub(super) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refused: &Refused) {
+pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refused: &Refused) {
     let (code, message) = match refused {
         Refused::NotOwner { epoch } => (NOT_OWNER, epoch.to_string()),
         Refused::Ending => (ENDING, String::new()),
@@ -138,7 +138,7 @@ const OVERLOADED: [&str; 5] = [
     "waiting for the agent of this service to read requests",
 ];
 
-pub(in crate::upstream) fn read_refusal(refusal: &Refusal) -> Refused {
+pub(crate) fn read_refusal(refusal: &Refusal) -> Refused {
     let message = printable(&refusal.message, limits::AGENT_MESSAGE);
     if &refusal.code[..] == NOT_OWNER.as_bytes() {
         return Refused::NotOwner { epoch: message.parse().unwrap_or(0) };

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::credit::GRANT_LEAST;
 use super::stream::{Ended, Stream, Upload};
-use super::{Endpoint, Role, wake};
+use super::{Endpoint, Role, UNKNOWN, wake};
 use crate::tunnel::control;
 use crate::tunnel::frame::{
     DATA_MAX, HEADER, Header, InvalidHeader, Kind, REQUEST_PREFIX, RESPONSE_HEAD, RESPONSE_PREFIX, StreamId,
@@ -284,7 +284,8 @@ impl Endpoint {
         if stream.upload != Upload::Due {
             return Err(Violation::Order(header.kind, header.stream.0));
         }
-        stream.upload = Upload::Reported(payload.try_into().map_or(0, u64::from_be_bytes));
+        let bytes = payload.try_into().map_or(UNKNOWN, u64::from_be_bytes);
+        stream.upload = Upload::Reported(Some(bytes).filter(|bytes| *bytes != UNKNOWN));
         wake(&mut stream.receive_task);
         if !stream.sent_end {
             // The agent discards the rest of the body, whose end is not sent as such.

@@ -47,6 +47,9 @@ pub const STREAM_SEND_BUFFER: usize = 128 * 1024;
 /// further request.
 const HEADS_AHEAD: usize = 512 * 1024;
 
+/// Payload of an UPLOADED that names no number of bytes.
+const UNKNOWN: u64 = u64::MAX;
+
 /// End of the tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -403,22 +406,22 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Reports that the backend took `bytes` of the request body, and discards the rest. Has no effect on a request without a
+    /// Reports that the backend took `bytes` of the request body, if known, and discards the rest. Has no effect on a request without a
     /// body, or after the report or a RESET.
-    pub fn report_upload(&mut self, key: StreamKey, bytes: u64) {
+    pub fn report_upload(&mut self, key: StreamKey, bytes: Option<u64>) {
         debug_assert_eq!(self.role, Role::Agent);
         let stream = &mut self.streams[key.0];
         if stream.upload != Upload::Due || stream.sent_reset || stream.is_reset() {
             return;
         }
         stream.upload = Upload::Reported(bytes);
-        self.urgent.frame(Kind::Uploaded, false, stream.id, &bytes.to_be_bytes());
+        self.urgent.frame(Kind::Uploaded, false, stream.id, &bytes.unwrap_or(UNKNOWN).to_be_bytes());
         self.discard_received(key.0);
         self.wake_driver();
         self.close_if_ended(key.0);
     }
 
-    /// The agent's report of the request body: bytes that the backend took, `None` if the agent reports none. An error if the
+    /// The agent's report of the request body: bytes that the backend took, if known. An error if the
     /// stream was reset or the tunnel has ended before.
     pub fn poll_uploaded(&mut self, key: StreamKey, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, Closed>> {
         let stream = &mut self.streams[key.0];

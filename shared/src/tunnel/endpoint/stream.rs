@@ -97,8 +97,8 @@ pub(super) enum Upload {
     /// The agent sends no report: the request has no body or was refused, or the agent is of an earlier release line.
     Unreported,
     Due,
-    /// Bytes of the body that the backend took. The agent discards the rest.
-    Reported(u64),
+    /// Bytes of the body that the backend took, if known. The agent discards the rest.
+    Reported(Option<u64>),
 }
 
 /// Last frame of the peer's direction.
@@ -269,14 +269,14 @@ impl Stream {
         self.received_end.is_none() && !matches!(self.upload, Upload::Reported(_))
     }
 
-    /// The agent's report of the request body; `None` if it sends none. An agent without reports has taken what it takes
+    /// The agent's report of the request body: bytes that the backend took, if known. An agent without reports has taken what it takes
     /// once the body has been sent or the stream was reset.
     pub(super) fn poll_uploaded(&self) -> Poll<Result<Option<u64>, Closed>> {
         match (&self.reset, self.upload) {
-            (_, Upload::Reported(bytes)) => Poll::Ready(Ok(Some(bytes))),
-            _ if self.is_lost => Poll::Ready(Err(Closed::Lost)),
-            (None, Upload::Unreported) if self.sent_end || self.finish.is_some() => Poll::Ready(Ok(None)),
+            (_, Upload::Reported(bytes)) => Poll::Ready(Ok(bytes)),
             (Some(_), Upload::Unreported) => Poll::Ready(Ok(None)),
+            (None, Upload::Unreported) if self.sent_end || self.finish.is_some() => Poll::Ready(Ok(None)),
+            _ if self.is_lost => Poll::Ready(Err(Closed::Lost)),
             (Some(code), Upload::Due) => Poll::Ready(Err(Closed::Reset(code.clone()))),
             (None, Upload::Due) if self.sent_reset => Poll::Ready(Err(Closed::Here)),
             (None, Upload::Due | Upload::Unreported) => Poll::Pending,

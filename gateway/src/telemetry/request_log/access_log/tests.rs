@@ -38,6 +38,7 @@ fn a_line_has_the_fields_of_the_request_log_without_messages() {
         code: Some("GW_BACKEND_RESET"),
         ended: Ended::Cut,
         bytes_in: u64::MAX,
+        bytes_taken: Some(6),
         bytes_out: 7,
         timing: Timing {
             authenticate: 1,

@@ -38,6 +38,7 @@ fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
                 code: us[0].map(|_| "GW_TUNNEL_LOST"),
                 ended: [Ended::Complete, Ended::Cut, Ended::CallerGone][which % 3],
                 bytes_in: n,
+                bytes_taken: us[3].map(|_| n / 3),
                 bytes_out: n >> which,
                 timing: Timing {
                     authenticate: which as u32,
@@ -65,7 +66,7 @@ fn expected(record: &RequestRecord) -> [Option<String>; 9] {
         Some(CallerId::Admin) => (Some("admin"), None),
     };
     let timing = record.timing;
-    let mut numbers = format!("{:?} {} {}", record.status, record.bytes_in, record.bytes_out);
+    let mut numbers = format!("{:?} {} {:?} {}", record.status, record.bytes_in, record.bytes_taken, record.bytes_out);
     let durations = (timing.authenticate, timing.wait, timing.agent, timing.backend_first_byte, timing.response_head);
     write!(numbers, " {durations:?} {} {}", timing.total, record.caller).unwrap();
     [
@@ -83,7 +84,7 @@ fn expected(record: &RequestRecord) -> [Option<String>; 9] {
 
 fn found(view: RequestView) -> [Option<String>; 9] {
     let durations = view.durations_us;
-    let mut numbers = format!("{:?} {} {}", view.status, view.bytes_in, view.bytes_out);
+    let mut numbers = format!("{:?} {} {:?} {}", view.status, view.bytes_in, view.bytes_taken, view.bytes_out);
     let some = (
         durations.authenticate,
         durations.wait,
@@ -136,7 +137,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_decode_without_a_panic(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..4u8) {
+    fn arbitrary_bytes_decode_without_a_panic(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..6u8) {
         let data: Vec<u8> = std::iter::once(version).chain(data).collect();
         if let Ok(raw) = Unpacker::new().unwrap().unpack(&data)
             && let Ok(block) = DecodedBlock::read(&raw, |_| true)
@@ -150,11 +151,17 @@ proptest! {
 
 #[test]
 fn a_plain_block_keeps_its_bytes() {
-    const BLOCK: &str = "\
+    // Version 1, before the bytes that the backend took.
+    const EARLIER: &str = "\
         01f0f9ff9faa330206015308012a03034745541a67775f63695f30303030303030303030303030303030303030301047\
         575f4241434b454e445f524553455497067001800203040506070100042f612f6200cb00710702010101f60301020105\
         ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
         010e97067001800203040506070200042f612f6200cb007107020001c8010000000000000000000000000000";
+    const BLOCK: &str = "\
+        03f0f9ff9faa330206015508012b03034745541a67775f63695f30303030303030303030303030303030303030301047\
+        575f4241434b454e445f524553455497067001800203040506070100042f612f6200cb00710702010101f60301020105\
+        ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
+        010e010497067001800203040506070200042f612f6200cb007107020001c801000000000000000000000000000000";
     let id = |low: u8| RequestId::from_bytes([1, 0x9a, 0xa4, 0, 0, 7, 0x70, 1, 0x80, 2, 3, 4, 5, 6, 7, low]).unwrap();
     let full = RequestRecord {
         by: Some(CallerId::Client(ClientId::new("gw_ci_00000000000000000000").unwrap())),
@@ -162,6 +169,7 @@ fn a_plain_block_keeps_its_bytes() {
         code: Some("GW_BACKEND_RESET"),
         ended: Ended::Cut,
         bytes_in: 5,
+        bytes_taken: Some(4),
         bytes_out: 300,
         timing: Timing {
             authenticate: 10,
@@ -183,4 +191,11 @@ fn a_plain_block_keeps_its_bytes() {
     let (block, _) = builder.finish().unwrap();
     let text = block.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
     assert_eq!(text, BLOCK);
+    let earlier: Vec<u8> =
+        (0..EARLIER.len() / 2).map(|at| u8::from_str_radix(&EARLIER[2 * at..][..2], 16).unwrap()).collect();
+    let without = |record: &RequestRecord| expected(&RequestRecord { bytes_taken: None, ..record.clone() });
+    let raw = Unpacker::new().unwrap().unpack(&earlier).unwrap();
+    let block = DecodedBlock::read(&raw, |_| true).unwrap();
+    let views = block.rows.iter().map(|(_, row)| found(block.view(row, "acme--api")));
+    assert_eq!(views.collect::<Vec<_>>(), [without(&full), without(&plain)]);
 }

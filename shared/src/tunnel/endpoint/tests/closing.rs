@@ -229,7 +229,7 @@ fn halves_that_have_ended_can_be_dropped_in_any_order() {
             send(endpoint, key, b"data");
             finish(endpoint, key);
         }
-        pair.agent.report_upload(at_agent, 4);
+        pair.agent.report_upload(at_agent, Some(4));
         for (endpoint, key) in [(&mut pair.gateway, at_gateway), (&mut pair.agent, at_agent)] {
             // The queue is sent although the half is gone.
             endpoint.drop_sender(key);
@@ -270,8 +270,8 @@ fn the_report_of_an_upload_ends_the_body_and_leaves_the_response() {
     let (at_gateway, at_agent) = pair.open_with_response(false);
     assert_eq!(send(&mut pair.gateway, at_gateway, &[0; 2 * LEAST]), LEAST);
     assert!(pair.gateway.poll_uploaded(at_gateway, &mut context()).is_pending());
-    pair.agent.report_upload(at_agent, 5);
-    pair.agent.report_upload(at_agent, 6);
+    pair.agent.report_upload(at_agent, Some(5));
+    pair.agent.report_upload(at_agent, Some(6));
     assert_eq!((pair.agent.committed(), pair.agent.unread()), (0, 0));
     pair.transmit();
     assert_eq!(kinds(&pair.to_gateway), [Kind::Uploaded]);
@@ -303,7 +303,7 @@ fn a_body_goes_on_after_the_response_until_the_report() {
         if ends_by_reset {
             // The caller has left. The report crosses the RESET.
             pair.gateway.drop_receiver(at_gateway);
-            pair.agent.report_upload(at_agent, 4);
+            pair.agent.report_upload(at_agent, Some(4));
             pair.run();
             assert!(pair.agent.is_reset(at_agent));
             pair.gateway.drop_sender(at_gateway);
@@ -311,7 +311,7 @@ fn a_body_goes_on_after_the_response_until_the_report() {
             finish(&mut pair.gateway, at_gateway);
             pair.run();
             assert_eq!((pair.gateway.open_streams(), pair.agent.open_streams()), (1, 1));
-            pair.agent.report_upload(at_agent, 4);
+            pair.agent.report_upload(at_agent, Some(4));
             pair.run();
             assert_eq!(pair.gateway.poll_uploaded(at_gateway, &mut context()), Poll::Ready(Ok(Some(4))));
             drop_both(&mut pair.gateway, at_gateway);

@@ -179,7 +179,7 @@ impl Model {
             Operation::Report { stream } => {
                 let Some((agent, key, half, _)) = self.half(End::Agent, stream) else { return };
                 if half.has_sender {
-                    agent.report_upload(key, half.received as u64);
+                    agent.report_upload(key, Some(half.received as u64));
                     half.has_reported = true;
                 }
             }

@@ -77,7 +77,7 @@ fn each_direction_ends_on_its_own() {
             let parts = read(reader, key);
             assert_eq!((&parts.data[..], parts.end), (data, Some(Ok(()))));
         }
-        pair.agent.report_upload(at_agent, 2);
+        pair.agent.report_upload(at_agent, Some(2));
         pair.run();
         assert_eq!((pair.gateway.open_streams(), pair.agent.open_streams()), (0, 0));
     }

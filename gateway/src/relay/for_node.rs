@@ -1,4 +1,5 @@
-//! The owner of a service: serves the requests that other nodes send on their links.
+//! Requests of callers of another node, for services that this node owns: checks and admits what other nodes send on their
+//! links, opens it and carries it between tunnel and link.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -6,12 +7,13 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_shared::http::framing::content_length;
-use gw_shared::http::{Framing, Part, RequestHead, fields};
+use gw_shared::http::{Fields, Framing, Part, RequestHead, Version, fields};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
-use gw_shared::tunnel::body::{BrokenBody, ReceivedBody};
+use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
 use gw_shared::tunnel::endpoint::{Closed, Endpoint, ReceivedPart};
 use gw_shared::tunnel::frame::Kind;
@@ -20,15 +22,16 @@ use gw_shared::tunnel::text::error_line;
 use gw_shared::tunnel::{heartbeat, window};
 use http::StatusCode;
 
-use super::Nodes;
-use super::wire::{self, Refused};
+use super::carry::{Stopped, carry};
 use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::hostname::Destination;
-use crate::http_message::ResponseHead;
+use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink};
 use crate::limits;
 use crate::tls::pki::NodeIdentity;
-use crate::upstream::{Download, Frame, Opening, PendingResponse, Upload, Upstream, UpstreamRequest};
+use crate::upstream::cross_node::Nodes;
+use crate::upstream::cross_node::wire::{self, Refused};
+use crate::upstream::{Upstream, UpstreamRequest};
 
 /// A value that is counted until it is dropped.
 struct Counted<'a>(&'a Cell<usize>);
@@ -84,27 +87,34 @@ async fn drive(upstream: &Rc<Upstream>, nodes: &Rc<Nodes>, stream: &TlsStream) -
 async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (StreamSender, StreamReceiver)) {
     let _counted = Counted::new(&nodes.requests_served);
     let Some(head) = read_head(&receiver) else { return };
-    let framing = if head.upgrade.is_some() { Framing::None } else { head.framing };
-    let is_upgrade = head.upgrade.is_some();
-    let has_body = framing.has_body() || is_upgrade;
-    let is_announced = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
     if upstream.lifecycle.sends_nodes_away() {
         return refuse(&sender, None, &Refused::Ending);
     }
-    let mut reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
-    let Either::Left((owned, _)) = select(pin!(owned(&nodes, &head)), &mut reset).await else { return };
-    let begun = owned.and_then(|label| begin(&upstream, &label, head, is_announced.then_some(&sender)));
-    let request = match begun {
+    let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
+    let Either::Left((owned, _)) = select(pin!(owned(&nodes, &head)), reset).await else { return };
+    let is_upgrade = head.upgrade.is_some();
+    let framing = if is_upgrade { Framing::None } else { head.framing };
+    let has_body = framing.has_body() || is_upgrade;
+    let is_announced = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
+    let request = match owned.and_then(|label| open(&upstream, &label, head)) {
         Ok(request) => request,
         Err(refused) => return refuse(&sender, None, &refused),
     };
+    if is_announced {
+        // The other node may send the body. Fails if it has reset the stream, which cancels the request.
+        let _ = sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, None));
+    }
     let body = match (has_body, is_upgrade) {
         (true, true) => Some(ReceivedBody::upgraded(receiver)),
         (true, false) => Some(ReceivedBody::new(receiver, framing)),
         (false, _) => None,
     };
-    // Dropping the rest of the request cancels it.
-    select(pin!(carry(request, body, &sender)), reset).await;
+    let mut body = LinkBody { body, unreleased: 0, sender: &sender };
+    let mut response = LinkSink { sender: &sender, progress: Progress::default(), begun: false, ended: false };
+    let upgrade = is_upgrade.then_some(Version::Http11);
+    if let Err(Stopped::Failed(error)) = carry(None, request, upgrade, &mut body, &mut response).await {
+        response.fail(error);
+    }
 }
 
 /// The head of a stream that another node has opened. It has arrived with the stream.
@@ -137,14 +147,8 @@ async fn owned(nodes: &Nodes, head: &RequestHead) -> Result<String, Refused> {
     }
 }
 
-/// Checks that the caller may call the service, then admits and opens the request. Tells the other node on `accepting`
-/// that it can send the body.
-fn begin(
-    upstream: &Rc<Upstream>,
-    label: &str,
-    mut head: RequestHead,
-    accepting: Option<&StreamSender>,
-) -> Result<UpstreamRequest, Refused> {
+/// Checks that the caller may call the service, then admits and opens the request.
+fn open(upstream: &Upstream, label: &str, mut head: RequestHead) -> Result<UpstreamRequest, Refused> {
     let principal = wire::take_principal(&mut head.headers);
     let open = || {
         let directory = upstream.directory.get();
@@ -154,15 +158,7 @@ fn begin(
         }
         let by = principal.ok_or(Error::TunnelProtocol)?;
         let request = Authenticated::by_node(&directory, service, by)?;
-        let admission = upstream.admit_here(request)?;
-        if let Some(sender) = accepting {
-            // Fails if the other node has reset the stream, which cancels the request.
-            let _ = sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, None));
-        }
-        match upstream.open(admission, outbound(head))? {
-            Opening::Opened(request) => Ok(request),
-            Opening::OnNode(_) => Err(Error::NodeUnavailable),
-        }
+        upstream.open_here(request, outbound(head))
     };
     open().map_err(Refused::Error)
 }
@@ -179,84 +175,121 @@ fn refuse(sender: &StreamSender, timing: Option<gw_shared::tunnel::timing::Agent
     let _ = sender.send_head(Kind::Refused, true, |out| wire::write_refusal(out, timing, refused));
 }
 
-/// Carries both bodies until the response is complete. After an upgrade, carries both directions to their ends.
-async fn carry(request: UpstreamRequest, body: Option<ReceivedBody>, sender: &StreamSender) {
-    let UpstreamRequest { upload, response } = request;
-    let up = pin!(async {
-        if let Some(body) = body {
-            carry_up(body, upload).await;
+/// The request body, as the node of the caller sends it.
+struct LinkBody<'a> {
+    body: Option<ReceivedBody>,
+    /// Bytes of the last returned part; released when the next part is requested.
+    unreleased: usize,
+    sender: &'a StreamSender,
+}
+
+impl RequestBody for LinkBody<'_> {
+    async fn part(&mut self) -> Result<Part, BodyError> {
+        let Some(body) = &mut self.body else { return Ok(Part::End) };
+        if self.unreleased > 0 {
+            body.release(std::mem::take(&mut self.unreleased));
         }
-    });
-    let down = pin!(carry_down(response, sender));
-    match select(down, up).await {
-        Either::Left((Ok(Switched(Some(download))), up)) => {
-            up.await;
-            drop(download);
+        // The other node checks the framing of its callers, so a body breaks off only when its caller has left.
+        let part = body.receive().await.map_err(|_| BodyError::Gone)?;
+        if let Part::Data(data) = &part {
+            self.unreleased = data.len();
         }
-        Either::Left(_) => {}
-        Either::Right(((), down)) => drop(down.await),
+        Ok(part)
+    }
+
+    fn is_done(&self) -> bool {
+        self.body.as_ref().is_none_or(ReceivedBody::is_done)
+    }
+
+    async fn gone(&mut self) -> CallerGone {
+        std::future::poll_fn(|cx| self.sender.poll_reset(cx)).await;
+        CallerGone
+    }
+
+    fn switch_protocols(&mut self) {}
+}
+
+/// The response, on its way to the node of the caller.
+struct LinkSink<'a> {
+    sender: &'a StreamSender,
+    progress: Progress,
+    begun: bool,
+    /// This direction of the stream has ended.
+    ended: bool,
+}
+
+impl LinkSink<'_> {
+    /// Sends the error in place of a response, or breaks the response off.
+    fn fail(&self, error: Error) {
+        if self.begun {
+            let (.., code, _) = error.outcome();
+            // Fails only if the stream is closed, in which case the caller is gone.
+            let _ = self.sender.break_off(code.as_str());
+        } else {
+            refuse(self.sender, self.progress.timing, &Refused::Error(error));
+        }
     }
 }
 
-async fn carry_up(mut body: ReceivedBody, mut upload: Upload) {
-    loop {
-        let sent = match body.receive().await {
-            Ok(Part::Data(data)) => {
-                let (length, last) = (data.len(), body.is_done());
-                let sent = upload.send(data, last).await;
-                body.release(length);
-                if last {
-                    return;
-                }
-                sent
-            }
-            Ok(Part::Trailers(trailers)) => {
-                let _ = upload.finish(Some(trailers)).await;
-                return;
-            }
-            Ok(Part::End) => {
-                let _ = upload.finish(None).await;
-                return;
-            }
-            Err(BrokenBody::Reset(_) | BrokenBody::Lost | BrokenBody::Length | BrokenBody::Malformed) => {
-                return upload.abort();
-            }
-        };
-        if sent.is_err() {
-            return;
-        }
+impl From<Closed> for CallerGone {
+    fn from(_: Closed) -> Self {
+        Self
     }
 }
 
-/// A response that was carried to its end. After an upgrade: keeps the stream counted as in flight.
-struct Switched(Option<Download>);
+impl ResponseSink for LinkSink<'_> {
+    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+        let write = |out: &mut Vec<u8>| head::write_interim(out, head.status, &head.headers);
+        Ok(self.sender.send_head(Kind::Interim, false, write)?)
+    }
 
-async fn carry_down(mut response: PendingResponse, sender: &StreamSender) -> Result<Switched, Closed> {
-    while let Some(interim) = response.interim().await {
-        let ResponseHead { status, headers, .. } = interim;
-        sender.send_head(Kind::Interim, false, |out| head::write_interim(out, status, &headers))?;
+    fn progress(&mut self, progress: Progress) {
+        self.progress = progress;
     }
-    let (progress, received) = response.head().await;
-    if let Some(opened) = progress.opened() {
-        sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, Some(opened)))?;
-    }
-    let (head, mut download) = match received {
-        Ok(received) => received,
-        Err(error) => {
-            refuse(sender, progress.timing, &Refused::Error(error));
-            return Ok(Switched(None));
+
+    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+        if let Some(opened) = self.progress.opened() {
+            self.sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, Some(opened)))?;
         }
-    };
-    let (switched, has_body) = (head.upgrade.is_some(), head.has_body);
-    let timing = wire::timing_or_absent(progress.timing);
-    sender.send_head(Kind::Response, !has_body, |out| {
-        let status = if switched { StatusCode::SWITCHING_PROTOCOLS } else { head.status };
-        head::write_response(out, timing, status, &head.headers, framing(&head), head.upgrade.as_ref());
-    })?;
-    if has_body {
-        carry_body(&mut download, sender).await?;
+        self.begun = true;
+        self.ended = !head.has_body;
+        let timing = wire::timing_or_absent(self.progress.timing);
+        let status = if head.upgrade.is_some() { StatusCode::SWITCHING_PROTOCOLS } else { head.status };
+        self.sender.send_head(Kind::Response, self.ended, |out| {
+            head::write_response(out, timing, status, &head.headers, framing(&head), head.upgrade.as_ref());
+        })?;
+        Ok(())
     }
-    Ok(Switched(switched.then_some(download)))
+
+    async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone> {
+        self.ended |= last;
+        Ok(self.sender.send(data, last).await?)
+    }
+
+    async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        Ok(match trailers {
+            Some(trailers) => self.sender.finish_with_trailers(write_trailers(&trailers))?,
+            None => self.sender.finish()?,
+        })
+    }
+
+    async fn flush(&mut self) -> Result<(), CallerGone> {
+        Ok(())
+    }
+
+    async fn uploaded(&mut self, taken: Option<u64>) -> Result<(), CallerGone> {
+        self.sender.report_upload(taken);
+        Ok(())
+    }
+
+    fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    fn begin_own_response(&mut self, _request_is_readable: bool) {}
 }
 
 /// Framing of a response whose fields were checked.
@@ -267,27 +300,5 @@ fn framing(head: &ResponseHead) -> Framing {
         Some(length) => Framing::Described(length),
         None if head.has_body => Framing::Chunked,
         None => Framing::None,
-    }
-}
-
-async fn carry_body(download: &mut Download, sender: &StreamSender) -> Result<(), Closed> {
-    loop {
-        match std::future::poll_fn(|cx| download.poll_frame(cx)).await {
-            Ok(Frame::Data(data)) => {
-                let (length, last) = (data.len(), download.is_done());
-                sender.send(data, last).await?;
-                download.release(length);
-                if last {
-                    return Ok(());
-                }
-            }
-            Ok(Frame::Trailers(trailers)) => return sender.finish_with_trailers(write_trailers(&trailers)),
-            Ok(Frame::End) => return sender.finish(),
-            Ok(Frame::Head(_) | Frame::Broken(_)) => return sender.break_off(""),
-            Err(error) => {
-                let (.., code, _) = error.outcome();
-                return sender.break_off(code.as_str());
-            }
-        }
     }
 }

@@ -1,0 +1,184 @@
+//! Requests of callers of another worker, for services that this worker owns: admits them, opens them on a tunnel and carries
+//! them between tunnel and pipes.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::select;
+use gw_shared::http::{Fields, Part, Version};
+use gw_shared::runtime;
+
+use super::carry::{Stopped, carry};
+use crate::auth::Authenticated;
+use crate::error::Error;
+use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink};
+use crate::limits;
+use crate::pipe::{self, Closed};
+use crate::rate_limit::{self, Admitted};
+use crate::store::Service;
+use crate::upstream::{CrossCoreRequest, Frame, HeadResult, Upstream, UpstreamRequest};
+
+/// Interval between checks for the first tunnel of a service that has moved to this node.
+const TUNNEL_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Serves a request that another worker posted.
+pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreRequest) {
+    let is_within_limit = upstream.cross_core_served.get() < limits::CROSS_CORE_REQUESTS;
+    let served = is_within_limit.then(|| Served::begin(upstream));
+    runtime::spawn(async move {
+        let CrossCoreRequest { request, outbound, body, response, opened } = request;
+        let (upgrade, has_upload) = (outbound.upgrade.as_ref().map(|_| Version::Http11), body.is_some());
+        let mut response = PipeSink { pipe: &response, progress: Progress::default(), begun: false, has_upload };
+        let admit_and_open = async |upstream: &Upstream| {
+            let admitted = admit(upstream, request, response.pipe).await?;
+            upstream.open_on_tunnel(&admitted, &outbound)
+        };
+        let begun: Result<UpstreamRequest, Error> = match &served {
+            Some(Served(upstream)) => admit_and_open(upstream).await,
+            None => Err(Error::Overloaded("overloaded")),
+        };
+        let carried = match begun {
+            Ok(request) => {
+                if let Some(stream) = request.response.progress().stream {
+                    // Set once: a request crosses cores at most once.
+                    let _ = opened.set(stream);
+                }
+                let mut body = PipeBody { parts: body, response: response.pipe };
+                carry(None, request, upgrade, &mut body, &mut response).await
+            }
+            Err(error) => Err(Stopped::Failed(error)),
+        };
+        if let Err(Stopped::Failed(error)) = carried {
+            response.fail(error).await;
+        }
+    });
+}
+
+/// Counts a served request until dropped.
+struct Served(Rc<Upstream>);
+
+impl Served {
+    fn begin(upstream: &Rc<Upstream>) -> Self {
+        upstream.cross_core_served.set(upstream.cross_core_served.get() + 1);
+        Self(Rc::clone(upstream))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0.cross_core_served.set(self.0.cross_core_served.get() - 1);
+    }
+}
+
+async fn admit(upstream: &Upstream, request: Authenticated, response: &pipe::Sender<Frame>) -> Result<Admitted, Error> {
+    let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
+    // If the caller's worker gives up meanwhile, the request is opened and then cancelled.
+    let Admitted(request) = &admitted;
+    select(pin!(wait_for_tunnel(upstream, &request.service)), pin!(response.closed())).await;
+    Ok(admitted)
+}
+
+/// Waits for the first tunnel of a service that came to this node a moment ago.
+async fn wait_for_tunnel(upstream: &Upstream, service: &Service) {
+    while upstream.lacks_tunnel(service) {
+        runtime::sleep(TUNNEL_CHECK_INTERVAL).await;
+    }
+}
+
+/// The request body, as the worker of the caller sends it.
+struct PipeBody<'a> {
+    /// `None` if there is none, or after its end.
+    parts: Option<pipe::Receiver<Part>>,
+    response: &'a pipe::Sender<Frame>,
+}
+
+impl RequestBody for PipeBody<'_> {
+    async fn part(&mut self) -> Result<Part, BodyError> {
+        let Some(parts) = &mut self.parts else { return Ok(Part::End) };
+        let part = parts.receive().await.map_err(|Closed| BodyError::Gone)?;
+        if !matches!(part, Part::Data(_)) {
+            self.parts = None;
+        }
+        Ok(part)
+    }
+
+    fn is_done(&self) -> bool {
+        self.parts.is_none()
+    }
+
+    async fn gone(&mut self) -> CallerGone {
+        self.response.closed().await;
+        CallerGone
+    }
+
+    fn switch_protocols(&mut self) {}
+}
+
+/// The response, on its way to the worker of the caller.
+struct PipeSink<'a> {
+    pipe: &'a pipe::Sender<Frame>,
+    progress: Progress,
+    begun: bool,
+    /// The request has a body: the report of its upload ends the response.
+    has_upload: bool,
+}
+
+impl PipeSink<'_> {
+    async fn send(&self, frame: Frame) -> Result<(), CallerGone> {
+        self.pipe.send(frame).await.map_err(|Closed| CallerGone)
+    }
+
+    async fn send_head(&mut self, head: Result<ResponseHead, Error>) -> Result<(), CallerGone> {
+        let progress = std::mem::take(&mut self.progress);
+        self.send(Frame::Head(Box::new(HeadResult { progress, head }))).await
+    }
+
+    /// Sends the error in place of a response, or in place of its rest.
+    async fn fail(&mut self, error: Error) {
+        // Fails when the worker of the caller has given up.
+        let _ =
+            if self.begun { self.send(Frame::Broken(Box::new(error))).await } else { self.send_head(Err(error)).await };
+    }
+}
+
+impl ResponseSink for PipeSink<'_> {
+    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+        self.send_head(Ok(head)).await
+    }
+
+    fn progress(&mut self, progress: Progress) {
+        self.progress = progress;
+    }
+
+    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+        self.begun = true;
+        self.send_head(Ok(head)).await
+    }
+
+    async fn data(&mut self, data: Bytes, _last: bool) -> Result<(), CallerGone> {
+        self.send(Frame::Part(Part::Data(data))).await
+    }
+
+    async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
+        if let Some(trailers) = trailers {
+            self.send(Frame::Part(Part::Trailers(trailers))).await?;
+        }
+        self.send(Frame::Part(Part::End)).await
+    }
+
+    async fn flush(&mut self) -> Result<(), CallerGone> {
+        Ok(())
+    }
+
+    async fn uploaded(&mut self, taken: Option<u64>) -> Result<(), CallerGone> {
+        if self.has_upload { self.send(Frame::Uploaded(taken)).await } else { Ok(()) }
+    }
+
+    fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    fn begin_own_response(&mut self, _request_is_readable: bool) {}
+}
