@@ -90,6 +90,7 @@ pub(crate) async fn linger(stream: &TlsStream, guard: &ConnectionGuard) {
     guard.expect_by(Instant::now() + limits::LINGER);
     guard.closes();
     if stream.close().await.is_ok() {
-        stream.closer().linger(limits::LINGER_BYTES).await;
+        guard.discards();
+        guard.discard(stream.closer().linger(limits::DISCARD_PAUSE)).await;
     }
 }

@@ -23,11 +23,15 @@ pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 pub(crate) const HEAD: Duration = Duration::from_secs(10);
 /// Time between two requests on one connection.
 pub(crate) const IDLE: Duration = Duration::from_secs(75);
-/// Time for which the rest of a refused request is read and discarded, so that a TCP reset does not destroy the
-/// response.
+/// Time for the last bytes of a connection to be sent, and for the peer to end its own direction.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
-/// Bytes that are discarded in that time.
-pub(crate) const LINGER_BYTES: usize = MIB;
+/// Time for which the rest of a refused request is received and discarded, so that a TCP reset does not destroy the response.
+pub(crate) const DISCARD_WITHIN: Duration = Duration::from_secs(30);
+/// Longest pause of the caller in that time.
+pub(crate) const DISCARD_PAUSE: Duration = Duration::from_secs(5);
+/// Rests of requests that one worker discards at once, in all and of one client address. A further one ends the oldest.
+pub(crate) const DISCARDS: usize = 1024;
+pub(crate) const DISCARDS_PER_ADDRESS: usize = 64;
 /// Bytes of a discarded request body between two turns of other tasks.
 pub(crate) const DISCARDED_PER_TURN: usize = 64 * KIB;
 /// Time without data after which the kernel sends keep-alive probes to a caller.

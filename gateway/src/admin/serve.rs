@@ -157,12 +157,9 @@ async fn refuse_plain_http(stream: &mut TcpStream) -> io::Result<()> {
     let _ = stream.read(&mut discarded).await?;
     stream.write_all(SPEAK_TLS).await?;
     stream.shutdown().await?;
-    let mut left = limits::LINGER_BYTES;
-    while let Ok(read @ 1..) = stream.read(&mut discarded).await
-        && read <= left
-    {
-        left -= read;
-    }
+    let rest = async { while let Ok(1..) = stream.read(&mut discarded).await {} };
+    // Fails if the client sends for longer.
+    let _ = timeout(limits::LINGER, rest).await;
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //!
 //! One sweep per tick checks all deadlines. There is no timer per connection, so setting a deadline is one store.
 
+mod discards;
 pub(crate) mod handshakes;
 
 use std::cell::{Cell, RefCell};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use gw_shared::net::{Closer, Socket};
 use slab::Slab;
 
+use crate::connections::discards::Discards;
 use crate::connections::handshakes::HandshakeGuard;
 use crate::limits;
 use crate::memory::sockets::{SocketMemory, SocketUse, WatchedSocket};
@@ -30,6 +32,7 @@ pub(crate) struct Connections {
     evicting: Cell<usize>,
     /// Number of connections that were ended to make room.
     pub(crate) evicted: Counter,
+    discards: Discards,
     socket_memory: Rc<SocketMemory>,
 }
 
@@ -67,7 +70,7 @@ pub(crate) struct ConnectionGuard {
     entry: Rc<ConnectionEntry>,
     socket: WatchedSocket,
     /// Count against the limit of the client address.
-    _address_slot: Option<AddressSlot>,
+    address_slot: Option<AddressSlot>,
     _handshake: Option<HandshakeGuard>,
 }
 
@@ -80,6 +83,7 @@ impl Connections {
             draining_since: Cell::new(None),
             evicting: Cell::new(0),
             evicted: Counter::default(),
+            discards: Discards::new(limits::DISCARDS, limits::DISCARDS_PER_ADDRESS),
             socket_memory,
         })
     }
@@ -110,14 +114,7 @@ impl Connections {
         });
         let key = entries.insert(Rc::clone(&entry));
         let socket = self.socket_memory.watch(socket);
-        Some(ConnectionGuard {
-            connections: Rc::clone(self),
-            key,
-            entry,
-            socket,
-            _address_slot: None,
-            _handshake: None,
-        })
+        Some(ConnectionGuard { connections: Rc::clone(self), key, entry, socket, address_slot: None, _handshake: None })
     }
 
     /// Number of entries kept free as long as there are idle connections.
@@ -166,7 +163,8 @@ impl Connections {
         }
     }
 
-    /// Begins a drain: connections may be idle for `idle` from now on, and HTTP/2 connections send GOAWAY.
+    /// Begins a drain: connections may be idle for `idle` from now on, HTTP/2 connections send GOAWAY, and the rests of refused
+    /// requests are no longer received.
     pub(crate) fn drain(&self, now: Instant, idle: Duration) {
         self.draining.set(Some(idle));
         self.draining_since.set(Some(now));
@@ -177,6 +175,7 @@ impl Connections {
             }
             entry.request_goaway();
         }
+        self.discards.end();
     }
 
     /// Whether, in a drain, no connection has a request, including one sent before the drain began.
@@ -257,9 +256,22 @@ impl ConnectionGuard {
         self.entry.deadline.set(Some(deadline));
     }
 
+    /// The peer may send the rest of a request, which [`Self::discard`] receives.
+    pub(crate) fn discards(&self) {
+        self.expect_by(Instant::now() + limits::DISCARD_WITHIN + limits::LINGER);
+    }
+
+    /// Runs `discard`, which receives the rest of a request of the peer. Returns `None` if that takes too long, or if the rest
+    /// of another request takes its place.
+    pub(crate) async fn discard<T>(&self, discard: impl Future<Output = T>) -> Option<T> {
+        let within = if self.is_draining() { limits::LINGER } else { limits::DISCARD_WITHIN };
+        let address = self.address_slot.as_ref().map(AddressSlot::address);
+        self.connections.discards.run(address, within, discard).await
+    }
+
     /// Holds `slot` until the connection ends.
     pub(crate) fn counts_for(&mut self, slot: Option<AddressSlot>) {
-        self._address_slot = slot;
+        self.address_slot = slot;
     }
 
     /// Counts the connection as a handshake until [`Self::has_shaken_hands`].

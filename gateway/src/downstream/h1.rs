@@ -24,9 +24,6 @@ use crate::http1;
 use crate::limits;
 use crate::route::Router;
 
-/// Longest rest of a request body that is read and dropped to keep a connection, in bytes.
-const DISCARD_MAX: u64 = 64 * 1024;
-
 /// Serves one connection until either side ends it: requests one after another, responses in the same order.
 ///
 /// Not an async function: the future of an async function stores its arguments twice.
@@ -108,13 +105,12 @@ async fn serve_request(
     };
     let outcome = router.serve(head, peer, &mut body, &mut response).await;
     let keep_alive = response.keep_alive;
-    // After the response, the rest of the request has a time limit again.
-    guard.expect_by(Instant::now() + limits::LINGER);
     match outcome {
-        Outcome::Complete if keep_alive && body.discard_rest().await => AfterRequest::KeepAlive,
-        Outcome::Refused if keep_alive && body.discard_rest().await => AfterRequest::Refused,
+        Outcome::Complete if keep_alive => body.finish(AfterRequest::KeepAlive).await,
+        Outcome::Refused if keep_alive => body.finish(AfterRequest::Refused).await,
         Outcome::Complete | Outcome::Refused => AfterRequest::Close,
         Outcome::Cut => {
+            guard.expect_by(Instant::now() + limits::LINGER);
             stream.socket().reset_when_dropped();
             // Flushes the bytes before the break first, because a reset discards unacknowledged bytes.
             let said = async {
@@ -191,18 +187,18 @@ struct H1RequestBody<'a> {
 }
 
 impl H1RequestBody<'_> {
-    /// Reads the rest of the body if that costs less than a new connection. Returns whether the next request can
-    /// follow.
-    async fn discard_rest(&mut self) -> bool {
-        if self.rest.get() == Rest::Withheld {
-            return false;
+    /// Receives the rest of the body after its response, for a limited time. Returns `whole` if the next request can follow.
+    async fn finish(&mut self, whole: AfterRequest) -> AfterRequest {
+        if self.decoder.is_done() {
+            return whole;
         }
-        while !self.decoder.is_done() {
-            if self.decoder.remaining().is_none_or(|rest| rest > DISCARD_MAX) || self.part().await.is_err() {
-                return false;
-            }
+        let guard = self.guard;
+        guard.discards();
+        match guard.discard(self.discard(Some(limits::DISCARD_PAUSE))).await {
+            Some(Ok(())) => whole,
+            Some(Err(BodyError::Malformed(_))) => AfterRequest::Close,
+            Some(Err(BodyError::Gone)) | None => AfterRequest::Abort,
         }
-        true
     }
 
     fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, BodyError>> {

@@ -124,7 +124,7 @@ pub(crate) fn serve(
             // The caller may still send its own GOAWAY, or bytes that were not read. A socket that is closed before
             // they arrive resets the connection, and the caller may lose the GOAWAY (RFC 9113 §9.1).
             connection.guard.expect_by(Instant::now() + limits::LINGER);
-            Box::pin(peer_end.linger(limits::LINGER_BYTES)).await;
+            Box::pin(peer_end.linger(limits::LINGER)).await;
         }
     }
 }
@@ -258,10 +258,10 @@ async fn serve_request(
         }
     };
     match outcome {
-        Outcome::Complete => body.discard_rest().await,
+        Outcome::Complete => body.discard_rest(&connection.0.guard).await,
         Outcome::Refused => {
             connection.0.count_refusal();
-            body.discard_rest().await;
+            body.discard_rest(&connection.0.guard).await;
         }
         Outcome::Cut => {
             // Flushes queued DATA first, because RST_STREAM discards it.
@@ -340,21 +340,12 @@ impl H2RequestBody<'_> {
 }
 
 impl H2RequestBody<'_> {
-    /// Reads on for a while after a response that precedes the end of its request: some callers drop the response when
-    /// the rest of the request is reset.
-    async fn discard_rest(mut self) {
-        if self.is_done() {
-            return;
+    /// Receives the rest of a request after its response: some callers drop the response when the rest is reset. Dropping the
+    /// body resets what is longer, without an error (RFC 9113 §8.1).
+    async fn discard_rest(mut self, guard: &ConnectionGuard) {
+        if !self.is_done() {
+            guard.discard(self.discard(Some(limits::DISCARD_PAUSE))).await;
         }
-        let read_on = async {
-            let mut discarded = 0;
-            while discarded < limits::LINGER_BYTES && !self.is_done() {
-                let Ok(Part::Data(data)) = self.part().await else { return };
-                discarded += data.len();
-            }
-        };
-        // A longer rest is reset.
-        let _ = runtime::timeout(limits::LINGER, read_on).await;
     }
 }
 

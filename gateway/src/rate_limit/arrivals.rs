@@ -66,6 +66,12 @@ impl Arrivals {
     }
 }
 
+impl AddressSlot {
+    pub(crate) fn address(&self) -> AddressKey {
+        self.address
+    }
+}
+
 impl Drop for AddressSlot {
     fn drop(&mut self) {
         let mut open = self.arrivals.open.borrow_mut();

@@ -42,6 +42,7 @@ mod process_lifecycle;
 mod proxy_protocol;
 mod rate_limit;
 mod refusals;
+mod refused_uploads;
 mod region_apex;
 mod region_commands;
 mod region_console;

@@ -64,15 +64,6 @@ impl BodyDecoder {
         matches!(self.0, State::Done)
     }
 
-    /// Bytes still to come, if the framing tells.
-    pub fn remaining(&self) -> Option<u64> {
-        match self.0 {
-            State::Length(remaining) => Some(remaining),
-            State::Done => Some(0),
-            _ => None,
-        }
-    }
-
     /// Takes the next part off the front of `buffer`; `None` if it needs more bytes.
     pub fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Part>, InvalidBody> {
         loop {

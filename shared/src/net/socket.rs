@@ -36,6 +36,8 @@ const RECEIVE_LARGE: usize = 64 * 1024;
 /// Pause before connecting again to a Unix socket whose queue of connections is full.
 const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(10);
 
+/// Bytes that are discarded between two turns of other tasks.
+const DISCARDED_PER_TURN: usize = 64 * 1024;
 /// Longest pause between two checks of the acknowledged bytes.
 const ACKNOWLEDGED_PAUSE_MAX: Duration = Duration::from_millis(50);
 
@@ -394,19 +396,27 @@ impl Closer {
         self.shutdown(Shutdown::Both);
     }
 
-    /// Ends the sending direction, then discards received bytes until the peer ends its own direction, or `most` bytes
-    /// have been discarded. Closing with unread bytes would send a reset (RFC 1122 §4.2.2.13), and the peer might not
-    /// receive the last sent bytes. Call this only after the owner has stopped reading.
-    pub async fn linger(&self, most: usize) {
+    /// Ends the sending direction, then discards received bytes until the peer ends its own direction, or sends nothing for
+    /// `pause`. Closing with unread bytes would send a reset (RFC 1122 §4.2.2.13), and the peer might not receive the last
+    /// sent bytes. Call this only after the owner has stopped reading, and limit the time: a peer can send for ever.
+    pub async fn linger(&self, pause: Duration) {
         self.shutdown(Shutdown::Write);
         let mut discarded = 0;
-        while discarded < most {
+        loop {
             match self.discard() {
                 Ok(0) => return,
                 Ok(received) => discarded += received,
                 Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) if self.0.stream.readable(false).await.is_ok() => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    if !matches!(runtime::timeout(pause, self.0.stream.readable(false)).await, Ok(Ok(()))) {
+                        return;
+                    }
+                }
                 Err(_) => return,
+            }
+            if discarded >= DISCARDED_PER_TURN {
+                discarded = 0;
+                runtime::yield_now().await;
             }
         }
     }

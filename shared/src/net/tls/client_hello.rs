@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice, Write};
 use std::task::{Poll, ready};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use rustls::server::UnbufferedServerConnection;
@@ -32,8 +33,9 @@ pub const CLIENT_HELLO_MAX: usize = 16 * 1024;
 /// Response to a plain HTTP request on an https port without errors of its own.
 pub const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
 connection: close\r\n\r\nThis port speaks https, not http.\n";
-/// Most bytes of a plain HTTP request that are read and dropped after its answer.
-const PLAIN_HTTP_MAX: usize = 64 * 1024;
+/// Longest pause of a client whose plain HTTP request is read and dropped after the answer. The time limit of the handshake
+/// includes it.
+const PLAIN_HTTP_PAUSE: Duration = Duration::from_secs(1);
 
 impl Greeting {
     /// Reads a ClientHello from `socket`; `received` are the bytes that have already been read. Answers anything else
@@ -63,7 +65,7 @@ impl Greeting {
                     if received[0].is_ascii_uppercase() {
                         drop(socket.try_send(&[IoSlice::new(&plain_answer())]));
                         // Closing with unread bytes would send a reset, which can destroy the answer.
-                        socket.closer().linger(PLAIN_HTTP_MAX).await;
+                        socket.closer().linger(PLAIN_HTTP_PAUSE).await;
                     } else {
                         drop(alert.write_all(&mut NonBlocking(&socket)));
                     }
