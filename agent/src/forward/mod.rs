@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, FutureExt, select};
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::{Fields, Framing, Part, RequestHead, fields};
 use gw_shared::tunnel::body::ReceivedBody;
@@ -202,7 +202,9 @@ async fn exchange(
     let up = pin!(send_request(up, lease, request, body, scope, upload));
     let down = pin!(relay_response(down, &request.method, sender, scope));
     let (kept_alive, sent) = match select(down, up).await {
-        Either::Left((kept_alive, up)) => (kept_alive?, up.await),
+        Either::Left((kept_alive, up)) if request.framing.has_body() => (kept_alive?, up.await),
+        // The gateway may open the next stream now, so the slot is freed without another wait.
+        Either::Left((kept_alive, up)) => (kept_alive?, up.now_or_never().unwrap_or(Ok(Sent::Partly))),
         Either::Right((sent, down)) => {
             if sent == Ok(Sent::Partly) && upload.is_consumed.get() {
                 // Lets the gateway discard the rest now: its caller may read the response only after the whole request.
