@@ -10,7 +10,7 @@ use futures_util::future::{Either, select};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::connection::{self, StreamReceiver, StreamSender, Tunnel, TunnelError};
-use gw_shared::tunnel::endpoint::Endpoint;
+use gw_shared::tunnel::endpoint::{Endpoint, STREAMS_BEYOND_SLOTS};
 use gw_shared::tunnel::text::error_line;
 use gw_shared::tunnel::transport::Transport;
 use gw_shared::tunnel::{heartbeat, window};
@@ -42,9 +42,6 @@ pub(crate) enum Phase {
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(5);
 /// Time limit for the gateway to close an idle tunnel.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
-
-/// Streams that an agent accepts beyond its slots, to refuse their requests for lack of a slot.
-const STREAMS_BEYOND_SLOTS: usize = 128;
 
 /// State of an open tunnel.
 pub(crate) struct Session {

@@ -40,7 +40,7 @@ use crate::route::Router;
 use crate::store::Directory;
 use crate::telemetry::counters::Counters;
 use crate::tls::{ALPN_HTTP2, ServerConfigs};
-use crate::tunnel::{self, Tunnels, grace};
+use crate::tunnel::{self, Tunnels};
 use crate::upstream::cross_node::Nodes;
 
 /// Message of the answer to plain HTTP.
@@ -117,9 +117,9 @@ impl Ingress {
             Ok(greeting) => greeting,
             Err(error) => return self.handshake_failed(peer, &error),
         };
-        if !is_tunnel(&greeting.hello) {
-            grace::wait_for_tunnels(&self.tunnels, &greeting.hello, &guard).await;
-        } else if let Some(to) = self.node_for(&greeting.hello) {
+        if is_tunnel(&greeting.hello)
+            && let Some(to) = self.node_for(&greeting.hello)
+        {
             return runtime::spawn(self.splice(greeting, peer, guard, to));
         }
         let Some(owner) = self.worker_for(&greeting.hello) else {

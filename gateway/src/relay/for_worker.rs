@@ -3,25 +3,19 @@
 
 use std::pin::pin;
 use std::rc::Rc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 use gw_shared::http::{Fields, Part, Version};
 use gw_shared::runtime;
 
 use super::carry::{Stopped, carry};
-use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink};
 use crate::limits;
 use crate::pipe::{self, Closed};
-use crate::rate_limit::{self, Admitted};
-use crate::store::Service;
+use crate::rate_limit;
 use crate::upstream::{CrossCoreRequest, Frame, HeadResult, Upstream, UpstreamRequest};
-
-/// Interval between checks for the first tunnel of a service that has moved to this node.
-const TUNNEL_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Serves a request that another worker posted.
 pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreRequest) {
@@ -32,8 +26,14 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
         let (upgrade, has_upload) = (outbound.upgrade.as_ref().map(|_| Version::Http11), body.is_some());
         let mut response = PipeSink { pipe: &response, progress: Progress::default(), begun: false, has_upload };
         let admit_and_open = async |upstream: &Upstream| {
-            let admitted = admit(upstream, request, response.pipe).await?;
-            upstream.open_on_tunnel(&admitted, &outbound)
+            let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
+            let turn = pin!(upstream.turn(&admitted.0.service));
+            match select(turn, pin!(response.pipe.closed())).await {
+                // The turn ends once the request is open.
+                Either::Left((turn, _)) => turn.and_then(|_turn| upstream.open_on_tunnel(&admitted, &outbound)),
+                // The worker of the caller has given up.
+                Either::Right(((), _)) => Err(Error::AgentUnavailable),
+            }
         };
         let begun: Result<UpstreamRequest, Error> = match &served {
             Some(Served(upstream)) => admit_and_open(upstream).await,
@@ -69,21 +69,6 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.0.cross_core_served.set(self.0.cross_core_served.get() - 1);
-    }
-}
-
-async fn admit(upstream: &Upstream, request: Authenticated, response: &pipe::Sender<Frame>) -> Result<Admitted, Error> {
-    let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
-    // If the caller's worker gives up meanwhile, the request is opened and then cancelled.
-    let Admitted(request) = &admitted;
-    select(pin!(wait_for_tunnel(upstream, &request.service)), pin!(response.closed())).await;
-    Ok(admitted)
-}
-
-/// Waits for the first tunnel of a service that came to this node a moment ago.
-async fn wait_for_tunnel(upstream: &Upstream, service: &Service) {
-    while upstream.lacks_tunnel(service) {
-        runtime::sleep(TUNNEL_CHECK_INTERVAL).await;
     }
 }
 

@@ -55,6 +55,7 @@ async fn exchange(tunnels: &Rc<Tunnels>, session: &Rc<Session>, opening: Opening
     session.send(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
     session.announce_services(&tunnels.directory.get());
     session.flow.announce();
+    tunnels.waiting.look_again(&session.service.label);
     if let Some(offer) = tunnels.releases.offer(&session.agent, session.version) {
         session.send(&offer);
     }

@@ -8,6 +8,7 @@ mod openings;
 mod refused_versions;
 mod registry;
 pub(crate) mod session;
+pub(crate) mod waiting;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,6 +19,7 @@ use gw_shared::id::RequestIds;
 
 use self::grace::TunnelGrace;
 pub(crate) use self::registry::Registry;
+use self::waiting::Waiting;
 use crate::agent_releases::AgentReleases;
 use crate::control::Executor;
 use crate::current::Current;
@@ -45,6 +47,8 @@ pub(crate) struct Tunnels {
     /// Rate at which this worker admits tunnels of all services, in a region of several nodes: when services move to
     /// this node, the agents of all of them connect at once.
     pub(crate) admissions: Option<RefCell<Bucket>>,
+    /// Requests that wait for a tunnel.
+    pub(crate) waiting: Rc<Waiting>,
     /// Tunnels that agents had with the predecessor.
     pub(crate) grace: Arc<TunnelGrace>,
     pub(crate) directory: Rc<Current<Directory>>,

@@ -144,6 +144,12 @@ impl Registry {
         self.by_service.get(label).into_iter().flatten().any(|session| session.takes_requests())
     }
 
+    /// Whether the service has a tunnel that takes one more request.
+    pub(crate) fn has_free_slot(&self, label: &str) -> bool {
+        let mut sessions = self.by_service.get(label).into_iter().flatten();
+        sessions.any(|session| session.takes_requests() && session.has_free_slot())
+    }
+
     /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that
     /// loses its tunnel gets the message.
     pub(crate) fn announce(&self, directory: &Directory) {

@@ -15,7 +15,7 @@ use gw_shared::net::{Closer, Socket, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
-use gw_shared::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull, STREAMS_MAX};
+use gw_shared::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull, STREAMS_BEYOND_SLOTS, STREAMS_MAX};
 use gw_shared::tunnel::frame::REQUEST_HEAD;
 use gw_shared::tunnel::head::OutboundRequest;
 use gw_shared::tunnel::heartbeat;
@@ -27,6 +27,7 @@ use super::Tunnels;
 use super::control;
 use super::flow_control::FlowControl;
 use super::openings::Opening;
+use super::waiting::Waiting;
 use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
 use crate::control::{AgentProof, Executor};
@@ -62,6 +63,7 @@ pub(crate) struct Session {
     pub(crate) tunnel: Tunnel,
     /// Flow control, which also counts the open requests.
     pub(super) flow: FlowControl,
+    waiting: Rc<Waiting>,
     /// No more requests: the tunnel drains, was cut, or has ended.
     closed_to_requests: Cell<bool>,
     /// The gateway has cut the tunnel.
@@ -171,6 +173,7 @@ pub(crate) async fn drive(session: &Session, stream: &impl Transport) -> Result<
         session.flow.adjust();
         let driven = session.tunnel.poll_drive(cx, stream, &mut after_receive);
         session.flow.settle();
+        session.waiting.look_again(&session.service.label);
         driven
     })
     .await
@@ -201,6 +204,7 @@ impl Session {
             last_pick: Cell::default(),
             tunnel,
             flow,
+            waiting: Rc::clone(&tunnels.waiting),
             closed_to_requests: Cell::new(false),
             cut: Cell::new(false),
             renewing: Cell::new(false),
@@ -312,6 +316,13 @@ impl Session {
     /// gateway has reset counts until the agent answers.
     pub(crate) fn open_streams(&self) -> usize {
         self.tunnel.with(|endpoint| endpoint.open_streams())
+    }
+
+    /// Whether the agent has a slot for one more request, as far as it is known: the agent may not have reported its slots yet.
+    pub(super) fn has_free_slot(&self) -> bool {
+        let (open, most) = self.tunnel.with(|endpoint| (endpoint.open_streams(), endpoint.streams_max()));
+        let reported = self.statistics.get().map(|(slots, _)| slots as usize);
+        open < reported.unwrap_or_else(|| most.saturating_sub(STREAMS_BEYOND_SLOTS).max(1)).min(most)
     }
 
     /// Sends no more requests and tells the agent, which ends the tunnel once running requests have finished.

@@ -40,6 +40,7 @@ use crate::rate_limit::Buckets;
 use crate::store::{Directory, Service};
 use crate::telemetry::counters::Counters;
 use crate::tunnel::Tunnels;
+use crate::tunnel::waiting::Turn;
 
 /// Opens the relayed requests of one worker.
 pub(crate) struct Upstream {
@@ -84,27 +85,39 @@ impl Upstream {
         request: Authenticated,
         outbound: OutboundRequest,
     ) -> Result<UpstreamRequest, Error> {
+        let now = Instant::now();
         // While another process has the buckets, admission has to wait: it is left to a task, as for another worker.
-        // So it is while the agents of a service that has moved to this node connect.
+        // So it is while the agents of a service connect.
         if request.service.owner != self.worker
             || !self.buckets.borrow().are_here()
-            || self.lacks_tunnel(&request.service)
+            || self.must_wait(&request.service, now)
         {
             return self.send_to_owner(request, outbound);
         }
-        let admitted = self.buckets.borrow_mut().charge(request, Instant::now())?;
+        let admitted = self.buckets.borrow_mut().charge(request, now)?;
         self.open_on_tunnel(&admitted, &outbound)
     }
 
-    /// Whether the service has no tunnel yet after a change a moment ago: it came to this node, the node between agent
-    /// and this one was lost, or this process replaced another.
-    pub(crate) fn lacks_tunnel(&self, service: &Service) -> bool {
-        let Some(nodes) = &self.nodes else { return false };
-        let (now, registry) = (Instant::now(), self.tunnels.registry.borrow());
-        let is_expected = nodes.peering.has_arrived(&service.hostname, limits::FIRST_TUNNEL_BACK, now)
-            || registry.was_cut_off(&service.label, now)
-            || self.tunnels.grace.should_wait(&service.label, now);
-        is_expected && !registry.has_tunnel(&service.label)
+    /// Whether a request of the service waits for a tunnel: others wait already, or its agents are expected to connect because
+    /// it came to this node a moment ago, the node between agent and this one was lost, or this process replaced another.
+    fn must_wait(&self, service: &Service, now: Instant) -> bool {
+        let label = &service.label;
+        self.tunnels.waiting.is_waited_for(label)
+            || self.tunnels.grace.should_wait(label, now)
+            || self.nodes.as_ref().is_some_and(|nodes| {
+                let registry = self.tunnels.registry.borrow();
+                let has_arrived = nodes.peering.has_arrived(&service.hostname, limits::FIRST_TUNNEL_BACK, now);
+                (has_arrived || registry.was_cut_off(label, now)) && !registry.has_tunnel(label)
+            })
+    }
+
+    /// Waits for the turn of a request, if it [must wait](Self::must_wait).
+    pub(crate) async fn turn(&self, service: &Service) -> Result<Option<Turn<'_>>, Error> {
+        if !self.must_wait(service, Instant::now()) {
+            return Ok(None);
+        }
+        let can_open = || self.tunnels.registry.borrow().has_free_slot(&service.label);
+        self.tunnels.waiting.turn(&service.label, limits::FIRST_TUNNEL_BACK, can_open).await.map(Some)
     }
 }
 

@@ -152,6 +152,7 @@ impl Common {
             releases: Arc::clone(&self.agent_releases),
             downloads: Cell::default(),
             admissions: self.nodes.is_some().then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
+            waiting: Rc::default(),
             grace,
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),

@@ -416,3 +416,57 @@ fn a_node_has_no_tunnel() {
     peer.send(gw_shared::tunnel::handshake::request(HOST, None));
     assert_eq!(peer.response().code(), "GW_AGENT_CERTIFICATE_REQUIRED");
 }
+
+#[test]
+fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
+    const REQUESTS: usize = 300;
+    // Takes its time, so that requests released all at once would exceed the slots of the agent.
+    let slow = backend::start(|mut peer| {
+        while peer.request().is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+            peer.send("HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    });
+    let nodes = &Nodes::start(2);
+    let (owner, _) = nodes.owner_and_other();
+    let (done, answered) = mpsc::channel::<()>();
+    let statuses = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            eventually("all requests wait", || {
+                let reports = nodes.gateway(owner).control().reports();
+                (reports.iter().map(|report| report.crossings_served).sum::<usize>() == REQUESTS).then_some(())
+            });
+            let _agent = nodes.run_agent(owner, &slow);
+            // Fails when the test has failed.
+            let _ = answered.recv();
+        });
+        let statuses = on_a_reactor(async {
+            let mut connections = Vec::new();
+            for _ in 0..REQUESTS / 100 {
+                connections.push(http2_caller::connect_to(&nodes.about(owner), &h2::client::Builder::new()).await);
+            }
+            let mut responses = Vec::new();
+            for connection in &connections {
+                for _ in 0..100 {
+                    responses.push(connection.begin(connection.request(&Method::GET, "/"), true).await.0);
+                }
+            }
+            let mut statuses = Vec::new();
+            for response in responses {
+                statuses.push(http2_caller::whole(response).await);
+            }
+            statuses
+        });
+        drop(done);
+        statuses
+    });
+    let of = |status| statuses.iter().filter(|response| response.status == status).count();
+    // On a busy machine, the agent can take longer than the requests wait.
+    assert_eq!(
+        of(204) + of(504),
+        REQUESTS,
+        "{:?}",
+        statuses.iter().find(|response| ![204, 504].contains(&response.status.as_u16()))
+    );
+    assert!(of(204) > 0);
+}

@@ -40,6 +40,9 @@ use super::frame::{Kind, StreamId};
 /// Most streams of a tunnel at once.
 pub const STREAMS_MAX: usize = 32 * 1024;
 
+/// Streams that an agent accepts beyond its slots, to refuse their requests for lack of a slot.
+pub const STREAMS_BEYOND_SLOTS: usize = 128;
+
 /// Most bytes of body queued for sending on one stream.
 pub const STREAM_SEND_BUFFER: usize = 128 * 1024;
 
