@@ -357,7 +357,7 @@ pub(crate) async fn relay_final(
 
 /// Returns the fields of a response for the gateway: without hop-by-hop fields and fields that only the gateway sets.
 pub(crate) fn relayed_fields(headers: Fields) -> Fields {
-    fields::end_to_end(headers, fields::is_own)
+    fields::end_to_end_response(headers)
 }
 
 /// Relays the response body to its end. If it is cut short, breaks off the stream with the code of the error.

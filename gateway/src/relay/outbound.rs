@@ -21,6 +21,10 @@ pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Resu
     };
     let ends_here = |name: &HeaderName| *name == header::HOST || is_forged(name);
     let mut headers = fields::end_to_end(headers, ends_here);
+    if version == Version::Http10 {
+        // Trailers of the response would not reach the caller.
+        headers.remove(header::TE);
+    }
     fields::join_cookies(&mut headers);
     append_to_list(&mut headers, X_FORWARDED_FOR, peer.forwarded.clone());
     let via = match version {

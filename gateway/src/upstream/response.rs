@@ -198,7 +198,7 @@ fn malformed() -> Error {
 fn interim_head(payload: &Bytes, budget: &mut InterimBudget) -> Result<ResponseHead, InvalidResponse> {
     let http1::ResponseHead { status, headers, .. } =
         head::parse_interim(payload).map_err(|_| InvalidResponse::Malformed)?;
-    let mut headers = fields::end_to_end(headers, fields::is_own);
+    let mut headers = fields::end_to_end_response(headers);
     budget.take(status, &mut headers)?;
     Ok(ResponseHead { status, headers, has_body: false, upgrade: None })
 }
@@ -217,7 +217,7 @@ fn final_head(
         status = StatusCode::OK;
     }
     check_status(status)?;
-    let mut headers = fields::end_to_end(headers, fields::is_own);
+    let mut headers = fields::end_to_end_response(headers);
     check_fields(&headers)?;
     // An upgraded stream has no length (RFC 9110 §8.6), and neither has a response without a body.
     if switches || status == StatusCode::NO_CONTENT {

@@ -1,10 +1,12 @@
 //! Duties of an intermediary (RFC 9110 §7.6, RFC 9112, RFC 9113).
 
+use std::sync::mpsc;
+
 use http::Method;
 
 use crate::support::caller::{connect, get, request};
 use crate::support::http2_caller::{self, on_a_reactor};
-use crate::support::{backend, demo};
+use crate::support::{SOON, backend, demo};
 
 #[test]
 fn max_forwards_is_decremented_and_answered_at_zero() {
@@ -38,6 +40,50 @@ fn options_asterisk_reaches_the_backend_unchanged() {
         caller.send(request(&demo, line, "\r\n"));
         assert_eq!(caller.response().body, b"*", "{line}");
     }
+}
+
+#[test]
+fn te_reaches_an_http1_backend_with_its_connection_option() {
+    let (seen, heads) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, ..)) = peer.request() {
+            // Several fields of a name would be joined by `|`.
+            let value = |name| Vec::from_iter(head.headers.get_all(name).map(|it| it.to_str().unwrap())).join("|");
+            seen.send(["te", "connection", "upgrade"].map(value)).unwrap();
+            // `TE` is a field of requests, and is not relayed in responses.
+            peer.send("HTTP/1.1 200 OK\r\nTE: trailers\r\nConnection: TE\r\nContent-Length: 0\r\n\r\n");
+        }
+    })));
+    for (version, fields, expected) in [
+        ("1.1", "", ["", "", ""]),
+        ("1.1", "TE: trailers\r\nConnection: TE\r\n", ["trailers", "TE", ""]),
+        ("1.1", "TE: trailers\r\n", ["trailers", "TE", ""]),
+        ("1.1", "TE: gzip;q=0.5, trailers\r\nConnection: close, te\r\n", ["trailers", "TE", ""]),
+        ("1.1", "TE: gzip\r\nConnection: TE\r\n", ["", "", ""]),
+        ("1.1", "Connection: TE\r\n", ["", "", ""]),
+        ("1.1", "Upgrade: foo\r\nConnection: upgrade\r\n", ["", "upgrade", "foo"]),
+        ("1.1", "TE: trailers\r\nUpgrade: foo\r\nConnection: upgrade, TE\r\n", ["trailers", "upgrade, TE", "foo"]),
+        // Callers of HTTP/1.0 get no trailers.
+        ("1.0", "TE: trailers\r\nConnection: TE\r\n", ["", "", ""]),
+    ] {
+        let mut caller = connect(&demo);
+        caller.send(request(&demo, "GET /", &format!("{fields}\r\n")).replacen(
+            "HTTP/1.1",
+            &format!("HTTP/{version}"),
+            1,
+        ));
+        let response = caller.response();
+        assert!(response.status == 200 && !response.headers.contains("te"), "{fields:?}: {response:?}");
+        assert!(!response.header("connection").contains("TE"), "{fields:?}: {response:?}");
+        assert_eq!(heads.recv_timeout(SOON).unwrap(), expected, "{version} {fields:?}");
+    }
+    on_a_reactor(async {
+        let caller = http2_caller::connect(&demo).await;
+        let response = caller.fetch(caller.request(&Method::GET, "/").header("te", "trailers")).await;
+        assert!(response.status == 200 && !response.headers.contains_key("te"), "{response:?}");
+        caller.get("/").await;
+    });
+    assert_eq!(heads.try_iter().collect::<Vec<_>>(), [["trailers", "TE", ""], ["", "", ""]]);
 }
 
 #[test]

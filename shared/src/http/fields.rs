@@ -17,21 +17,31 @@ pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// Removes the fields that are not relayed: the fields of RFC 9110 §7.6.1, fields that `Connection` names, fields for
-/// which `drop` returns true, and names that some servers confuse with framing fields
+/// Removes the fields of a request that are not relayed: the fields of RFC 9110 §7.6.1, fields that `Connection` names,
+/// fields for which `drop` returns true, and names that some servers confuse with framing fields
 /// ([`is_framing`](super::framing::is_framing)).
 ///
 /// Keeps `Content-Length`: over HTTP/2 the stream ends the body, and the field only describes it. Keeps `TE: trailers`,
-/// the only value that HTTP/2 allows (RFC 9113 §8.2.2).
+/// the only value that HTTP/2 allows (RFC 9113 §8.2.2): every hop relays trailers.
 pub fn end_to_end(mut headers: Fields, drop: impl Fn(&HeaderName) -> bool) -> Fields {
-    let named = named_by_connection(&headers);
-    // A sender of `TE` names it in `Connection`, but `trailers` is kept.
     let trailers = accepts_trailers(&headers);
-    headers.retain(|name| !(is_of_connection(name) || *name == header::TE || named.contains(name) || drop(name)));
+    remove_hop_by_hop(&mut headers, drop);
     if trailers {
         headers.append(header::TE, HeaderValue::from_static("trailers"));
     }
     headers
+}
+
+/// As [`end_to_end`], for the fields of a response: removes the gateway's own fields ([`is_own`]), and `TE`, which is a
+/// field of requests.
+pub fn end_to_end_response(mut headers: Fields) -> Fields {
+    remove_hop_by_hop(&mut headers, is_own);
+    headers
+}
+
+fn remove_hop_by_hop(headers: &mut Fields, drop: impl Fn(&HeaderName) -> bool) {
+    let named = named_by_connection(headers);
+    headers.retain(|name| !(is_of_connection(name) || *name == header::TE || named.contains(name) || drop(name)));
 }
 
 /// Names in `Connection`, except those of fields that frame or address the message: a sender must not remove them.
@@ -103,11 +113,10 @@ fn begins_as(name: &str, prefix: &str) -> bool {
 
 /// Removes the trailer fields that are not relayed: fields that a trailer section must not have (RFC 9110 §6.5.1),
 /// forwarding fields, and the gateway's own fields.
-pub fn end_to_end_trailers(trailers: Fields) -> Fields {
+pub fn end_to_end_trailers(mut trailers: Fields) -> Fields {
     const NEVER: [HeaderName; 4] = [header::CONTENT_LENGTH, header::HOST, header::TRAILER, header::AUTHORIZATION];
-    let mut kept = end_to_end(trailers, |name| is_own(name) || is_forwarding(name) || NEVER.contains(name));
-    kept.remove(header::TE);
-    kept
+    remove_hop_by_hop(&mut trailers, |name| is_own(name) || is_forwarding(name) || NEVER.contains(name));
+    trailers
 }
 
 #[cfg(test)]
@@ -163,7 +172,26 @@ mod tests {
             ("x-gw_anything", "1"),
             ("x-gwen", "stays"),
         ]);
-        assert_eq!(end_to_end(headers, is_own), map(&[("x-gwen", "stays")]));
+        assert_eq!(end_to_end_response(headers), map(&[("x-gwen", "stays")]));
+    }
+
+    #[test]
+    fn te_is_kept_in_requests_only_and_only_for_trailers() {
+        for (te, kept) in [
+            ("trailers", true),
+            ("Trailers", true),
+            ("gzip;q=0.5, trailers", true),
+            ("gzip", false),
+            ("trailers2", false),
+            ("", false),
+        ] {
+            for connection in ["te", "close, TE", "close"] {
+                let headers = map(&[("connection", connection), ("te", te), ("x-kept", "1")]);
+                let expected = if kept { &[("x-kept", "1"), ("te", "trailers")][..] } else { &[("x-kept", "1")] };
+                assert_eq!(end_to_end(headers.clone(), |_| false), map(expected), "{te:?} {connection}");
+                assert_eq!(end_to_end_response(headers), map(&[("x-kept", "1")]), "{te:?} {connection}");
+            }
+        }
     }
 
     #[test]

@@ -43,8 +43,8 @@ pub fn write_request(
     write_line(out, b"host", host);
     // A request to switch protocols has no body, so that the connection stays usable if the server declines.
     let framing = if matches!(connection, Connection::Upgrade(_)) { Framing::None } else { framing };
-    write_fields(out, headers, framing, Host::Skip);
-    write_connection(out, connection);
+    let has_te = write_fields(out, headers, framing, Host::Skip);
+    write_connection(out, connection, has_te);
     out.extend_from_slice(b"\r\n");
 }
 
@@ -62,7 +62,7 @@ pub fn write_response(
     out.extend_from_slice(status.canonical_reason().unwrap_or_default().as_bytes());
     out.extend_from_slice(b"\r\n");
     write_fields(out, headers, framing.of_response(status, &Method::GET), Host::Write);
-    write_connection(out, connection);
+    write_connection(out, connection, false);
     out.extend_from_slice(b"\r\n");
 }
 
@@ -80,21 +80,24 @@ enum Host {
     Write,
 }
 
-/// Appends fields as lines; replaces fields that frame by those of `framing`.
-fn write_fields(out: &mut Vec<u8>, headers: &Fields, framing: Framing, host: Host) {
-    let mut length = framing.content_length();
+/// Appends fields as lines; replaces fields that frame by those of `framing`. Returns whether `TE` is among them.
+fn write_fields(out: &mut Vec<u8>, headers: &Fields, framing: Framing, host: Host) -> bool {
+    let (mut length, mut has_te) = (framing.content_length(), false);
     for (name, value) in headers.iter() {
         if *name == header::CONTENT_LENGTH {
             // At its place in the received head.
             length.take().into_iter().for_each(|length| write_length(out, length));
         } else if !is_framing(name) && (host == Host::Write || *name != header::HOST) {
-            write_line(out, name.as_str().as_bytes(), value.as_bytes());
+            let name = name.as_str();
+            has_te |= name == "te";
+            write_line(out, name.as_bytes(), value.as_bytes());
         }
     }
     length.into_iter().for_each(|length| write_length(out, length));
     if framing == Framing::Chunked {
         out.extend_from_slice(b"transfer-encoding: chunked\r\n");
     }
+    has_te
 }
 
 fn write_line(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
@@ -109,15 +112,23 @@ fn write_length(out: &mut Vec<u8>, length: u64) {
     drop(write!(out, "content-length: {length}\r\n"));
 }
 
-fn write_connection(out: &mut Vec<u8>, connection: Connection<'_>) {
-    match connection {
-        Connection::Persists => {}
-        Connection::KeepAlive => out.extend_from_slice(b"connection: keep-alive\r\n"),
-        Connection::Close => out.extend_from_slice(b"connection: close\r\n"),
-        Connection::Upgrade(protocol) => {
-            out.extend_from_slice(b"connection: upgrade\r\n");
-            write_line(out, b"upgrade", protocol.as_value().as_bytes());
-        }
+/// Appends `Connection`, and `Upgrade`. `has_te` tells whether the head has `TE`, which belongs to the connection too and
+/// is named for that (RFC 9110 §10.1.4). One line: some recipients read the first `Connection` only.
+fn write_connection(out: &mut Vec<u8>, connection: Connection<'_>, has_te: bool) {
+    let option: &[u8] = match connection {
+        Connection::Persists => b"",
+        Connection::KeepAlive => b"keep-alive",
+        Connection::Close => b"close",
+        Connection::Upgrade(_) => b"upgrade",
+    };
+    match (option, has_te) {
+        (b"", false) => {}
+        (b"", true) => write_line(out, b"connection", b"TE"),
+        (option, false) => write_line(out, b"connection", option),
+        (option, true) => write_line(out, b"connection", &[option, b", TE"].concat()),
+    }
+    if let Connection::Upgrade(protocol) = connection {
+        write_line(out, b"upgrade", protocol.as_value().as_bytes());
     }
 }
 
@@ -172,6 +183,22 @@ mod tests {
             write_request(&mut out, &Method::PUT, &target, b"h", &headers, framing, connection);
             let expected = format!("PUT /p?q HTTP/1.1\r\nhost: h\r\nx-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n");
             assert_eq!(String::from_utf8(out).unwrap(), expected, "{framing:?} {connection:?}");
+        }
+    }
+
+    #[test]
+    fn te_of_a_request_is_named_in_connection() {
+        let websocket = UpgradeProtocol::from_static("websocket");
+        let te: Fields = std::iter::once((header::TE, HeaderValue::from_static("trailers"))).collect();
+        for (connection, expected) in [
+            (Connection::Persists, "connection: TE\r\n"),
+            (Connection::Close, "connection: close, TE\r\n"),
+            (Connection::Upgrade(&websocket), "connection: upgrade, TE\r\nupgrade: websocket\r\n"),
+        ] {
+            let (mut out, target) = (Vec::new(), PathAndQuery::from_static("/"));
+            write_request(&mut out, &Method::GET, &target, b"h", &te, Framing::None, connection);
+            let expected = format!("GET / HTTP/1.1\r\nhost: h\r\nte: trailers\r\n{expected}\r\n");
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
         }
     }
 

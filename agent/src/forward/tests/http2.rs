@@ -6,6 +6,8 @@ use super::*;
 fn interim_responses_and_trailers_are_relayed() {
     let urls = http2_backend(h2::server::Builder::new(), |request, mut respond, _| async move {
         assert_eq!((request.uri().scheme_str(), request.headers()["te"].as_bytes()), (Some("http"), &b"trailers"[..]));
+        // HTTP/2 has no `Connection` (RFC 9113 §8.2.2).
+        assert!(!request.headers().contains_key("connection"));
         assert_eq!(request.uri().authority().unwrap(), HOST);
         respond.send_informational(Response::builder().status(103).header("link", "</a>").body(()).unwrap()).unwrap();
         let mut sent = respond.send_response(Response::new(()), false).unwrap();

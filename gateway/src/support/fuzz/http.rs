@@ -203,6 +203,7 @@ pub fn header_rules(data: &[u8]) {
         assert!(all.any(|it| it == field), "{field:?} is out of order");
     }
     assert_eq!(fields::end_to_end(kept.clone(), fields::is_own), kept, "the rules are idempotent");
+    assert!(!fields::end_to_end_response(headers.clone()).contains(header::TE), "TE in a response");
     for (name, _) in fields::end_to_end_trailers(headers.clone()) {
         assert!(!fields::is_own(&name));
         let framing = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST, header::TE, header::TRAILER];
