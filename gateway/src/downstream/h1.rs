@@ -94,7 +94,8 @@ async fn serve_request(
         stream,
         version: head.version,
         is_head: head.method == Method::HEAD,
-        keep_alive: head.keep_alive,
+        // After a declined upgrade, bytes that the caller sent in advance could be of the other protocol.
+        keep_alive: head.keep_alive && head.upgrade.is_none(),
         framing: Framing::None,
         out: Vec::new(),
         begun: false,

@@ -78,11 +78,13 @@ fn a_declined_extended_connect_does_not_reach_the_next_request() {
 fn a_declined_http1_upgrade_does_not_reach_the_next_request() {
     let (url, seen) = declining();
     let demo = demo(Some(url));
-    let mut caller = connect(&demo);
     for line in ["GET /chat", "POST /chat"] {
         let fields = "Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 0\r\n\r\n";
+        let mut caller = connect(&demo);
         caller.send(request(&demo, line, fields));
         assert_eq!(caller.response().body, b"/chat");
+        assert!(caller.is_closed());
+        let mut caller = connect(&demo);
         caller.send(get(&demo, "/next"));
         assert_eq!(caller.response().body, b"/next");
     }
