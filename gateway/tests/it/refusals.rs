@@ -1,5 +1,6 @@
 //! Refused requests and their error responses.
 
+use std::io::ErrorKind;
 use std::sync::{Mutex, mpsc};
 
 use gw_gateway::control::{Actor, Mode, ServiceChanges};
@@ -93,6 +94,66 @@ fn a_malformed_chunk_is_refused_before_the_response_begins() {
     assert_eq!((response.status.as_u16(), response.code().as_str()), (400, "GW_BAD_REQUEST"));
     assert!(caller.is_closed());
     crate::support::wait_until_slots_are_free(&demo);
+}
+
+/// Chunk extensions, and whether RFC 9112 §7.1.1 allows them.
+const CHUNK_EXTENSIONS: [(&str, bool); 12] = [
+    (";a", true),
+    (" ;\ta = b;c", true),
+    (";a=\"b \\\";\"", true),
+    (";", false),
+    (";=x", false),
+    (";a=", false),
+    (";a b", false),
+    (";a=\"b", false),
+    (";a=\"b\\", false),
+    (";a=\x01", false),
+    (";a=\"\x7f\"", false),
+    (";a\n", false),
+];
+
+#[test]
+fn malformed_chunk_extensions_of_callers_are_refused() {
+    let demo = demo(None);
+    for (extension, is_valid) in CHUNK_EXTENSIONS {
+        for body in [format!("3{extension}\r\nabc\r\n0\r\n\r\n"), format!("3\r\nabc\r\n0{extension}\r\n\r\n")] {
+            let mut caller = connect(&demo);
+            caller.send(request(&demo, "POST /", &format!("Transfer-Encoding: chunked\r\n\r\n{body}")));
+            let response = caller.response();
+            if is_valid {
+                assert_eq!((response.status.as_u16(), &response.json()["body"]), (200, &"abc".into()), "{body:?}");
+                continue;
+            }
+            assert_eq!((response.status.as_u16(), response.code().as_str()), (400, "GW_BAD_REQUEST"), "{body:?}");
+            assert!(caller.is_closed(), "{body:?}");
+        }
+    }
+    crate::support::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn malformed_chunk_extensions_of_backends_are_refused() {
+    for (extension, is_valid) in CHUNK_EXTENSIONS {
+        let demo = demo(Some(backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                let chunk = if head.target == "/first" { format!("3{extension}") } else { "3".to_owned() };
+                peer.send(format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}\r\nabc\r\n"));
+                peer.send(format!("0{extension}\r\n\r\n"));
+            }
+        })));
+        for target in ["/first", "/last"] {
+            let mut caller = connect(&demo);
+            caller.send(get(&demo, target));
+            match caller.try_response(&Method::GET) {
+                Ok(response) if is_valid => assert_eq!(response.body, b"abc", "{extension:?}"),
+                Ok(response) => assert_eq!(response.code(), "GW_BACKEND_INVALID_RESPONSE", "{extension:?}"),
+                // The head was relayed before the malformed line arrived.
+                Err(error) => {
+                    assert!(!is_valid && error.kind() == ErrorKind::ConnectionReset, "{extension:?}: {error}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

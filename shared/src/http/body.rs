@@ -3,6 +3,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{HeaderName, HeaderValue};
 
+use super::chunk_extensions;
 use super::fields::has_too_many_connection_options;
 use super::framing::Framing;
 use super::write::write_trailers;
@@ -155,20 +156,15 @@ fn take_line(buffer: &mut BytesMut, most: usize, error: InvalidBody) -> Result<O
     }
 }
 
-/// Parses `chunk-size [ chunk-ext ]`. Ignores extensions, as RFC 9112 §7.1.1 requires of an intermediary.
+/// Parses `chunk-size [ chunk-ext ]`. Checks extensions and ignores them, as RFC 9112 §7.1.1 requires of an intermediary.
 fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
     if digits == 0 || digits > 16 {
         return Err(InvalidBody::Chunk("size is not 1 to 16 hexadecimal digits"));
     }
-    let (size, extension) = line.split_at(digits);
-    let extension_starts = extension.iter().find(|byte| !matches!(byte, b' ' | b'\t'));
-    if !matches!(extension_starts, None | Some(b';')) || extension.contains(&b'\r') || extension.contains(&0) {
-        return Err(InvalidBody::Chunk("size is followed by something that is not an extension"));
-    }
-    // RFC 9112 §7.1.1 allows white space (BWS) only before an extension.
-    if extension_starts.is_none() && !extension.is_empty() {
-        return Err(InvalidBody::Chunk("white space after the size"));
+    let (size, extensions) = line.split_at(digits);
+    if !chunk_extensions::are_valid(extensions) {
+        return Err(InvalidBody::Chunk("size is followed by something other than `;name` and `;name=value`"));
     }
     Ok(size.iter().fold(0, |value, digit| (value << 4) | u64::from(char::from(*digit).to_digit(16).unwrap_or(0))))
 }
@@ -259,7 +255,7 @@ mod tests {
 
     #[test]
     fn chunked_bodies_split_anywhere_are_decoded() {
-        let input = b"5\r\nhello\r\n1;ext=\"v\"\r\n!\r\nA \t;x\r\n0123456789\r\n0\r\nX-T: 1\r\n\r\nnext";
+        let input = b"5\r\nhello\r\n1;ext=\"v\\\";\"\r\n!\r\nA \t;x\r\n0123456789\r\n0;last = 1\r\nX-T: 1\r\n\r\nnext";
         for step in 1..=input.len() {
             let (data, trailers, rest) = decode_all(Framing::Chunked, input, step).unwrap();
             assert_eq!(data, b"hello!0123456789");
@@ -289,12 +285,20 @@ mod tests {
             "0\r\n X: 1\r\n\r\n",
             "+5\r\nhello\r\n0\r\n\r\n",
             "5;a\rb\r\nhello\r\n0\r\n\r\n",
+            "5;\r\nhello\r\n0\r\n\r\n",
+            "5;=x\r\nhello\r\n0\r\n\r\n",
+            "5;a\nhello\r\n0\r\n\r\n",
+            "5;a=\"\r\nhello\"\r\n0\r\n\r\n",
+            "5;a=\"\r\n\"\r\nhello\r\n0\r\n\r\n",
+            "5;a=\"\n\"\r\nhello\r\n0\r\n\r\n",
+            "5\r\nhello\r\n0;\r\n\r\n",
         ] {
             let result = decode_all(Framing::Chunked, input.as_bytes(), 1);
             assert!(result.is_err(), "{input:?} gave {result:?}");
         }
-        let endless = format!("5;{}", "a".repeat(SIZE_LINE_MAX));
-        assert!(decode_all(Framing::Chunked, endless.as_bytes(), 100).is_err());
+        for endless in [format!("5;{}", "a".repeat(SIZE_LINE_MAX)), format!("5;a=\"{}", ";b".repeat(SIZE_LINE_MAX))] {
+            assert!(decode_all(Framing::Chunked, endless.as_bytes(), 100).is_err());
+        }
     }
 
     #[test]

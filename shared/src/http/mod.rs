@@ -3,6 +3,7 @@
 //! and reads responses.
 
 pub mod body;
+mod chunk_extensions;
 mod field_list;
 pub mod fields;
 pub mod framing;

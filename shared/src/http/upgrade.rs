@@ -92,7 +92,7 @@ const fn starts_with(text: &[u8], beginning: &[u8]) -> bool {
 }
 
 /// Whether `byte` is a `tchar` (RFC 9110 §5.6.2).
-const fn is_token_byte(byte: u8) -> bool {
+pub(super) const fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
             byte,
