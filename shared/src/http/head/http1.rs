@@ -63,7 +63,9 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
     }
 
     let framing = announced(&headers, version)?.unwrap_or(Framing::None);
-    let keep_alive = keeps_alive(&headers, version);
+    // In HTTP/1.0, bytes behind a request without a length may be meant as its body (RFC 1945 §7.2.2).
+    let is_unframed = version == Version::Http10 && framing == Framing::None && !method.is_safe();
+    let keep_alive = keeps_alive(&headers, version) && !is_unframed;
     let expects_continue = version == Version::Http11 && expects_continue(&headers, framing);
     let upgrade = if version == Version::Http11 && !framing.has_body() { upgrade(&headers) } else { None };
     Ok(RequestHead { method, target, authority, version, headers, framing, keep_alive, expects_continue, upgrade })
@@ -328,7 +330,12 @@ mod tests {
         assert!(framing("Content-Length: 5\r\nExpect: 100-Continue\r\n").expects_continue);
         assert!(!framing("Connection: x, Close\r\n").keep_alive);
         assert!(!request("GET / HTTP/1.0\r\nHost: h\r\n\r\n").unwrap().keep_alive);
-        assert!(request("GET / HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n\r\n").unwrap().keep_alive);
+        let persists = |line: &str, fields: &str| {
+            let text = format!("{line} HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n{fields}\r\n");
+            request(&text).unwrap().keep_alive
+        };
+        assert!(persists("GET /", "") && persists("HEAD /", "") && persists("POST /", "Content-Length: 0\r\n"));
+        assert!(!persists("POST /", "") && !persists("PUT /", "") && !persists("X /", ""));
     }
 
     #[test]
