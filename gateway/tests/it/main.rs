@@ -65,6 +65,7 @@ mod request_replay;
 mod request_targets;
 mod secrets;
 mod shutdown;
+mod smuggling;
 mod support;
 mod takeover;
 mod takeover_state;
