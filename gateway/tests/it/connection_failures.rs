@@ -1,7 +1,7 @@
 //! Connections that break during a request, on the caller's or the backend's side.
 
-use std::io::ErrorKind;
-use std::net::TcpStream;
+use std::io::{ErrorKind, Write};
+use std::net::{Shutdown, TcpStream};
 use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
@@ -10,9 +10,11 @@ use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
 use gw_shared::http::Framing;
 use http::Method;
+use tokio::io::AsyncWriteExt;
 
-use crate::support::caller::{HOST, connect, connect_to, get, request};
+use crate::support::caller::{Caller, HOST, connect, connect_to, get, request};
 use crate::support::http1_peer::{Peer, Response};
+use crate::support::http2_frames::{self, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame};
 use crate::support::{SOON, backend, demo, eventually, http2_caller, tunnels, wait_until_slots_are_free};
 
 #[test]
@@ -81,6 +83,91 @@ fn a_disconnected_caller_ends_the_backend_request_at_once() {
         assert_eq!(backend_saw.recv_timeout(SOON), Ok("end"));
         wait_until_slots_are_free(&demo);
     }
+}
+
+/// Ends the caller's sending direction only: by close_notify (RFC 8446 §6.1), by FIN, or by both.
+fn end_sending(caller: &mut Caller, close_notify: bool, fin: bool) {
+    if close_notify {
+        caller.stream.conn.send_close_notify();
+        caller.stream.flush().unwrap();
+    }
+    if fin {
+        // Fails if the gateway has reset the connection because of the alert.
+        let _ = caller.stream.sock.shutdown(Shutdown::Write);
+    }
+}
+
+const HALF_CLOSES: [(bool, bool); 3] = [(true, false), (false, true), (true, true)];
+
+#[test]
+fn a_half_closed_connection_cancels_its_request_like_a_closed_one() {
+    let (backend, backend_saw) = observing_backend();
+    let demo = demo(Some(backend));
+    for (close_notify, fin) in HALF_CLOSES {
+        // Behind a whole request, and in an upload.
+        for rest in ["\r\n", "Content-Length: 10\r\n\r\nabc"] {
+            let mut caller = connect(&demo);
+            caller.send(request(&demo, "POST /", rest));
+            assert_eq!(backend_saw.recv_timeout(SOON), Ok("head"));
+            end_sending(&mut caller, close_notify, fin);
+            assert_eq!(backend_saw.recv_timeout(SOON), Ok("end"), "{close_notify} {fin} {rest:?}");
+            let gone = caller.bytes(1).unwrap_err().kind();
+            assert_eq!(gone, ErrorKind::ConnectionReset, "{close_notify} {fin} {rest:?}");
+            wait_until_slots_are_free(&demo);
+        }
+    }
+}
+
+#[test]
+fn the_end_of_an_http2_connection_cancels_its_requests() {
+    let (backend, backend_saw) = observing_backend();
+    let demo = demo(Some(backend));
+    http2_caller::on_a_reactor(async {
+        let mut stream = http2_caller::tls(&demo.about).await;
+        let key = demo.about.service_key.as_str();
+        let head =
+            [(":method", "GET"), (":scheme", "https"), (":authority", HOST), (":path", "/"), ("x-gw-service-key", key)];
+        let head = frame(HEADERS, END_HEADERS | END_STREAM, 1, &http2_frames::block(&head));
+        let sent = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &head].concat();
+        AsyncWriteExt::write_all(&mut stream, &sent).await.unwrap();
+        AsyncWriteExt::flush(&mut stream).await.unwrap();
+        assert_eq!(backend_saw.recv_timeout(SOON), Ok("head"));
+        // Ends this direction only.
+        stream.close().await.unwrap();
+        assert_eq!(backend_saw.recv_timeout(SOON), Ok("end"));
+    });
+    wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn a_half_closed_connection_cuts_its_response() {
+    let (sender, ended) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, ..)) = peer.request() {
+            if head.target == "/whole" {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
+                continue;
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello");
+            sender.send(peer.is_closed()).unwrap();
+        }
+    })));
+    for (close_notify, fin) in HALF_CLOSES {
+        let mut caller = connect(&demo);
+        caller.send(get(&demo, "/cut"));
+        assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
+        assert_eq!(caller.bytes(5).unwrap(), b"hello");
+        end_sending(&mut caller, close_notify, fin);
+        assert_eq!(ended.recv_timeout(SOON), Ok(true), "{close_notify} {fin}");
+        assert_eq!(caller.bytes(1).unwrap_err().kind(), ErrorKind::ConnectionReset, "{close_notify} {fin}");
+        // Behind the whole response, the end is orderly.
+        let mut caller = connect(&demo);
+        caller.send(get(&demo, "/whole"));
+        assert_eq!(caller.response().body, b"hello");
+        end_sending(&mut caller, close_notify, fin);
+        assert_eq!(caller.bytes(1).unwrap_err().kind(), ErrorKind::UnexpectedEof, "{close_notify} {fin}");
+    }
+    wait_until_slots_are_free(&demo);
 }
 
 #[test]
