@@ -113,9 +113,10 @@ impl<S: Read + Write> Peer<S> {
         Ok(self.buffer.split_to(count).to_vec())
     }
 
-    /// Whether the peer has closed the connection and no bytes are left to read.
+    /// Whether the peer has closed the connection and no bytes are left to read. A read that times out tells of no end.
     pub(crate) fn is_closed(&mut self) -> bool {
-        self.buffer.is_empty() && matches!(self.fill(), Ok(0) | Err(_))
+        let timed_out = |kind| matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+        self.buffer.is_empty() && self.fill().map_or_else(|error| !timed_out(error.kind()), |read| read == 0)
     }
 
     fn head(&mut self) -> io::Result<BytesMut> {
