@@ -35,13 +35,13 @@ fn declining() -> (String, Receiver<Seen>) {
     let connections = AtomicUsize::new(0);
     let url = backend::start(move |mut peer| {
         let connection = connections.fetch_add(1, Ordering::Relaxed);
-        while let Ok(head) = peer.request_head() {
-            let target = head.target.as_str().to_owned();
-            peer.send(format!("HTTP/1.1 404 Not Found\r\nContent-Length: {}\r\n\r\n{target}", target.len()));
-            let Ok((body, _)) = peer.body(head.framing) else { return };
+        while let Ok((head, body, _)) = peer.request() {
+            let target = head.target.to_string();
+            let answer = format!("HTTP/1.1 404 Not Found\r\nContent-Length: {}\r\n\r\n{target}", target.len());
             let frames = |name: &&str| matches!(*name, "content-length" | "transfer-encoding" | "upgrade");
             let framing = head.headers.names().map(|name| name.as_str()).filter(frames).map(str::to_owned).collect();
             sender.send(Seen { connection, target, body: body.len(), framing }).unwrap();
+            peer.send(answer);
         }
     });
     (url, receiver)
