@@ -11,19 +11,66 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::memory::sockets::SocketUse;
 
-/// Proxies whose PROXY header and `X-Forwarded-For` are trusted.
+/// Proxies whose `X-Forwarded-For` is trusted, and the PROXY header of those that send one. The most specific block that
+/// contains an address applies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TrustedProxies(Vec<IpNet>);
+pub struct TrustedProxies(
+    /// The longest prefix first.
+    Vec<(IpNet, ProxyProtocol)>,
+);
+
+/// Whether the connections of a trusted proxy begin with a header of the PROXY protocol, which announces the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxyProtocol {
+    /// With a header of version 1 or 2. A connection without one is closed.
+    Required,
+    /// Without a header. None is looked for.
+    Off,
+    /// With or without a header of version 2: the configuration does not say. A client of a proxy that sends none can
+    /// send one, and so choose its address.
+    Guessed,
+}
 
 impl TrustedProxies {
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|block| block.contains(&address.to_canonical()))
+        self.proxy_protocol(address).is_some()
+    }
+
+    /// The setting of the proxy with this address; `None` if it is not trusted.
+    pub(crate) fn proxy_protocol(&self, address: IpAddr) -> Option<ProxyProtocol> {
+        let address = address.to_canonical();
+        self.0.iter().find(|(block, _)| block.contains(&address)).map(|(_, setting)| *setting)
+    }
+
+    /// Adds a block; returns whether its setting is the only one for this block.
+    pub(crate) fn add(&mut self, block: IpNet, setting: ProxyProtocol) -> bool {
+        let block = canonical(block).trunc();
+        if let Some((_, present)) = self.0.iter().find(|(present, _)| *present == block) {
+            return [*present, setting] == [ProxyProtocol::Guessed; 2];
+        }
+        let place = self.0.partition_point(|(other, _)| other.prefix_len() >= block.prefix_len());
+        self.0.insert(place, (block, setting));
+        true
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Blocks without a setting.
+    pub(crate) fn guessed(&self) -> impl Iterator<Item = IpNet> {
+        self.0.iter().filter(|(_, setting)| *setting == ProxyProtocol::Guessed).map(|(block, _)| *block)
     }
 }
 
-impl FromIterator<IpNet> for TrustedProxies {
-    fn from_iter<I: IntoIterator<Item = IpNet>>(blocks: I) -> Self {
-        Self(blocks.into_iter().map(canonical).collect())
+/// Uses the first setting of each block.
+impl FromIterator<(IpNet, ProxyProtocol)> for TrustedProxies {
+    fn from_iter<I: IntoIterator<Item = (IpNet, ProxyProtocol)>>(blocks: I) -> Self {
+        let mut proxies = Self::default();
+        for (block, setting) in blocks {
+            proxies.add(block, setting);
+        }
+        proxies
     }
 }
 
@@ -101,7 +148,7 @@ mod tests {
     use super::*;
 
     fn trusted(blocks: &[&str]) -> TrustedProxies {
-        blocks.iter().map(|block| block.parse::<IpNet>().unwrap()).collect()
+        blocks.iter().map(|block| (block.parse().unwrap(), ProxyProtocol::Off)).collect()
     }
 
     /// The client of a request from `peer` with these field lines, behind proxies in 10.0.0.0/8 and fd00::/8.

@@ -1,18 +1,18 @@
 //! The configuration file: parsed and checked as a whole. All mistakes are reported together, each with its key.
 
 mod nodes;
+mod proxies;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gw_shared::config::{ConfigErrors, Keys};
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace;
-use ipnet::IpNet;
 
 use crate::agent_releases::ReleaseSettings;
-use crate::client_address::TrustedProxies;
+pub use crate::client_address::{ProxyProtocol, TrustedProxies};
 use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::limits;
@@ -49,7 +49,7 @@ pub struct Config {
     pub workers: usize,
     pub certificate: CertificateSource,
     pub hand_over: HandOver,
-    /// Proxies whose PROXY protocol header and `X-Forwarded-For` are trusted.
+    /// Proxies whose PROXY header and `X-Forwarded-For` are trusted.
     pub trusted_proxies: TrustedProxies,
     /// Default rate of services.
     pub default_rate: Rate,
@@ -154,7 +154,8 @@ impl Config {
     }
 
     /// As [`Self::parse`], and also checks the certificates; reports all mistakes together. Also returns warnings: about
-    /// properties that some clients refuse, and about an admin listener without TLS that other machines can reach.
+    /// properties that some clients refuse, about an admin listener without TLS that other machines can reach, and about
+    /// proxies whose header is guessed.
     pub fn check(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,
@@ -170,7 +171,23 @@ impl Config {
             }
         })?;
         warnings.extend(config.open_admin_listener(config.admin_listen));
+        warnings.extend(config.guessed_proxies().map(|(found, remedy)| format!("trusted_proxies: {found}; {remedy}")));
         Ok((config, warnings))
+    }
+
+    /// Finding about trusted proxies without `proxy_protocol`, and its remedy.
+    pub(crate) fn guessed_proxies(&self) -> Option<(String, String)> {
+        let blocks: Vec<String> = self.trusted_proxies.guessed().map(|block| block.to_string()).collect();
+        let first = blocks.first()?;
+        let remedy = format!(
+            "write {{ address = \"{first}\", proxy_protocol = \"required\" }} for a proxy that announces its clients by the PROXY \
+             protocol, and \"off\" for one that does not (in GW_TRUSTED_PROXIES: {first}=required)"
+        );
+        let found = format!(
+            "{}: no proxy_protocol; through a proxy that sends no PROXY header, a client can send one and choose its address",
+            blocks.join(", ")
+        );
+        Some((found, remedy))
     }
 
     /// Warning about an admin listener at `address` that other machines can reach, and that has no TLS.
@@ -204,7 +221,7 @@ impl Config {
         let certificate = certificate_files(&mut keys, PairKeys::CALLERS);
         let admin_certificate = certificate_files(&mut keys, PairKeys::ADMIN);
         let hand_over = keys.text("hand_over", "\"auto\", \"always\" or \"never\"", parse_hand_over);
-        let trusted_proxies = keys.list("trusted_proxies", "an address or a block such as \"10.0.0.0/8\"", parse_block);
+        let trusted_proxies = proxies::trusted_proxies(&mut keys);
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
         let workers = keys.integer("workers", 0..=1024);
         let burst = keys.integer("burst", 1..=u32::MAX);
@@ -259,7 +276,7 @@ impl Config {
             }),
             admin_certificate,
             hand_over: hand_over.unwrap_or(defaults.hand_over),
-            trusted_proxies: trusted_proxies.map_or(defaults.trusted_proxies, TrustedProxies::from_iter),
+            trusted_proxies: trusted_proxies.unwrap_or(defaults.trusted_proxies),
             default_rate: rate(burst, refill, defaults.default_rate),
             token_requests: rate(token_requests, token_requests, defaults.token_requests),
             enrollment_requests: rate(enrollment_requests, enrollment_requests, defaults.enrollment_requests),
@@ -327,11 +344,6 @@ fn parse_hand_over(text: &str) -> Option<HandOver> {
         "never" => Some(HandOver::Never),
         _ => None,
     }
-}
-
-/// Parses a block, or an address as a block of one.
-fn parse_block(text: &str) -> Option<IpNet> {
-    text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()
 }
 
 #[cfg(test)]

@@ -149,9 +149,11 @@ pub(crate) const SOCKET_BUFFER_LEAST: usize = 64 * KIB;
 /// Time for which the kernel keeps unacknowledged bytes of a closed connection if the peer reads none.
 pub(crate) const CLOSED_DELIVERY: Duration = Duration::from_secs(20);
 
-/// Bytes of a PROXY protocol header after its first 16 (proxy-protocol.txt §2.2): 216 for the largest addresses, those
+/// Bytes of a header of the PROXY protocol, version 2, after its first 16 (proxy-protocol.txt §2.2): 216 for the largest addresses, those
 /// of Unix sockets, and 320 for extensions.
 pub(crate) const PROXY_HEADER: usize = 536;
+/// Bytes of such a header in version 1, a line of text (proxy-protocol.txt §2.1).
+pub(crate) const PROXY_LINE: usize = 107;
 
 /// Client addresses in one table of limits. A further one replaces the least recently used. Seven sixteenths of a power
 /// of two, so that the hash table never grows (see `rate_limit::addresses`).

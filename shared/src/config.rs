@@ -119,14 +119,7 @@ impl<'a> Keys<'a> {
 
     /// An array of strings; in a variable, one string with commas. Reports every wrong element.
     pub fn list<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
-        let (name, value) = self.take(key)?;
-        let elements = match value {
-            toml::Value::Array(elements) => elements,
-            toml::Value::String(text) => {
-                text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(toml::Value::from).collect()
-            }
-            other => vec![other],
-        };
+        let (name, elements) = self.elements(key)?;
         let mut parsed = Vec::with_capacity(elements.len());
         for element in elements {
             match element.as_str().and_then(&parse) {
@@ -135,6 +128,19 @@ impl<'a> Keys<'a> {
             }
         }
         Some(parsed)
+    }
+
+    /// An array; in a variable, strings with commas between them. Also returns its source, the key or the variable.
+    pub fn elements(&mut self, key: &str) -> Option<(String, Vec<toml::Value>)> {
+        let (name, value) = self.take(key)?;
+        let elements = match value {
+            toml::Value::Array(elements) => elements,
+            toml::Value::String(text) => {
+                text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(toml::Value::from).collect()
+            }
+            other => vec![other],
+        };
+        Some((name, elements))
     }
 
     fn value<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&toml::Value) -> Option<T>) -> Option<T> {

@@ -63,7 +63,7 @@ fn all_keys_are_parsed() {
     assert_eq!((config.hand_over, config.log_format), (HandOver::Never, LogFormat::Json));
     assert_eq!(config.default_rate, Rate::new(7, 8).unwrap());
     let blocks = ["10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32", "fd00::1/128"];
-    assert_eq!(config.trusted_proxies, blocks.iter().map(|block| block.parse::<IpNet>().unwrap()).collect());
+    assert_eq!(config.trusted_proxies, proxies(&blocks.map(|block| (block, ProxyProtocol::Guessed))));
     assert_eq!(config.token_requests, Rate::new(1, 1).unwrap());
     assert_eq!(config.enrollment_requests, Rate::new(2, 2).unwrap());
     assert_eq!(config.auth_failures, Rate::new(1_000_000, 1_000_000).unwrap());
@@ -134,21 +134,84 @@ fn environment_variables_override_the_file_and_are_named_in_errors() {
         "GW_REGION" => Some("us2".to_owned()),
         "GW_WORKERS" => Some("3".to_owned()),
         "GW_AGENT_MTLS" => Some("false".to_owned()),
-        "GW_TRUSTED_PROXIES" => Some("10.0.0.0/8, 192.0.2.1,".to_owned()),
+        "GW_TRUSTED_PROXIES" => Some("10.0.0.0/8, 10.1.0.0/16=required, 192.0.2.1 = off,".to_owned()),
         "GW_TRACES_ENDPOINT" => Some("http://c:1".to_owned()),
         "GW_TRACES_SAMPLE_RATIO" => Some("0.5".to_owned()),
         _ => None,
     };
     let config = Config::parse(&format!("{MINIMAL}trusted_proxies = [\"fd00::1\"]\n"), environment).unwrap();
     assert_eq!((config.region.apex(), config.workers, config.agent_mtls), ("us2.example.com", 3, false));
-    let blocks = ["10.0.0.0/8", "192.0.2.1/32"];
-    assert_eq!(config.trusted_proxies, blocks.iter().map(|block| block.parse::<IpNet>().unwrap()).collect());
+    let declared = [
+        ("10.0.0.0/8", ProxyProtocol::Guessed),
+        ("10.1.0.0/16", ProxyProtocol::Required),
+        ("192.0.2.1/32", ProxyProtocol::Off),
+    ];
+    assert_eq!(config.trusted_proxies, proxies(&declared));
     let traces = config.traces.unwrap();
     assert_eq!((traces.endpoint.as_str(), traces.sample_ratio), ("http://c:1/v1/traces", 0.5));
     let empty = Config::parse(MINIMAL, |name| (name == "GW_TRUSTED_PROXIES").then(String::new)).unwrap();
     assert_eq!(empty.trusted_proxies, TrustedProxies::default());
     let wrong = Config::parse(MINIMAL, |name| (name == "GW_WORKERS").then(|| "x".to_owned())).unwrap_err();
     assert!(wrong.0[0].starts_with("GW_WORKERS: "), "{wrong}");
+}
+
+fn proxies(blocks: &[(&str, ProxyProtocol)]) -> TrustedProxies {
+    blocks.iter().map(|(block, setting)| (block.parse().unwrap(), *setting)).collect()
+}
+
+#[test]
+fn proxies_are_strings_or_tables_and_the_most_specific_block_applies() {
+    use ProxyProtocol::{Guessed, Off, Required};
+    let inline = "trusted_proxies = [\"10.0.0.0/8\", { address = \"10.0.0.7\", proxy_protocol = \"off\" }, \
+                  { address = \"10.0.0.0/24\", proxy_protocol = \"required\" }, \"::ffff:192.0.2.0/120=required\"]\n";
+    let config = parse(&format!("{MINIMAL}{inline}")).unwrap();
+    for (address, setting) in [
+        ("10.0.0.7", Some(Off)),
+        ("::ffff:10.0.0.7", Some(Off)),
+        ("10.0.0.8", Some(Required)),
+        ("10.0.1.7", Some(Guessed)),
+        ("192.0.2.9", Some(Required)),
+        ("192.0.3.9", None),
+        ("::", None),
+    ] {
+        assert_eq!(config.trusted_proxies.proxy_protocol(address.parse().unwrap()), setting, "{address}");
+    }
+    let (found, remedy) = config.guessed_proxies().unwrap();
+    assert!(
+        found.starts_with("10.0.0.0/8: no proxy_protocol") && remedy.contains("\"10.0.0.0/8\""),
+        "{found} {remedy}"
+    );
+
+    let tables = "[[trusted_proxies]]\naddress = \"10.0.0.0/8\"\nproxy_protocol = \"required\"\n\
+                  [[trusted_proxies]]\naddress = \"fd00::1\"\nproxy_protocol = \"off\"\n";
+    let config = parse(&format!("{MINIMAL}{tables}")).unwrap();
+    assert_eq!(config.trusted_proxies, proxies(&[("10.0.0.0/8", Required), ("fd00::1/128", Off)]));
+    assert_eq!(config.guessed_proxies(), None);
+}
+
+#[test]
+fn every_mistake_about_a_proxy_names_its_entry() {
+    let text = "trusted_proxies = [{ address = \"10.0.0.0/40\", proxy_protocol = \"on\", port = 1 }, { adress = \"10.0.0.1\" }, \
+                \"10.0.0.0/8=optional\", { address = \"10.0.0.0/8\", proxy_protocol = \"off\" }, \"10.1.2.3/8\", \
+                \"10.2.0.0/16\", \"10.2.0.0/16\"]\n";
+    let errors = parse(&format!("{MINIMAL}{text}")).unwrap_err().0;
+    assert_eq!(
+        errors,
+        [
+            "trusted_proxies[0].address: \"10.0.0.0/40\" is not an address or a block such as \"10.0.0.0/8\"",
+            "trusted_proxies[0].proxy_protocol: \"on\" is not \"required\" or \"off\"",
+            "trusted_proxies[0].port: no such key",
+            "trusted_proxies[1].address: missing; it must be an address or a block such as \"10.0.0.0/8\"",
+            "trusted_proxies[1].proxy_protocol: missing; it must be \"required\" or \"off\"",
+            "trusted_proxies[1].adress: no such key; did you mean `address`?",
+            "trusted_proxies: \"10.0.0.0/8=optional\" is not a block and its setting, such as \"10.0.0.0/8=required\" or \
+             \"10.0.0.0/8=off\"",
+            "trusted_proxies: 10.1.2.3/8 is listed twice; keep one of the entries",
+        ]
+    );
+    let in_variable = |name: &str| (name == "GW_TRUSTED_PROXIES").then(|| "10.0.0.1=off,10.0.0.1=required".to_owned());
+    let error = Config::parse(MINIMAL, in_variable).unwrap_err();
+    assert_eq!(error.0, ["GW_TRUSTED_PROXIES: 10.0.0.1/32 is listed twice; keep one of the entries"]);
 }
 
 #[test]

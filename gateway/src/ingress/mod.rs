@@ -20,8 +20,8 @@ use gw_shared::{runtime, tunnel as protocol};
 
 pub(crate) use self::acceptor::Acceptor;
 pub(crate) use self::hand_over::{HandedOver, Load};
-use self::proxy_protocol::Announcement;
-use crate::client_address::TrustedProxies;
+use self::proxy_protocol::{Announcement, InvalidHeader, Unannounced};
+use crate::client_address::{ProxyProtocol, TrustedProxies};
 use crate::cluster::NodeConnections;
 use crate::config::HandOver;
 use crate::connections::handshakes::Handshakes;
@@ -45,6 +45,9 @@ use crate::upstream::cross_node::Nodes;
 
 /// Message of the answer to plain HTTP.
 pub(crate) const PLAIN_HTTP: &str = "this port speaks https, not http: begin the URL with https://";
+
+/// Reason in the counter of connections that were not taken.
+const PROXY_HEADER_MISSING: &str = "proxy_header_missing";
 
 /// Takes in the connections of one worker.
 pub(crate) struct Ingress {
@@ -89,9 +92,10 @@ impl Origin {
 impl Ingress {
     /// Reads the beginning of a new connection and finds the worker that serves it.
     async fn greet(self: Rc<Self>, fd: OwnedFd, peer: SocketAddr) {
+        let proxy = self.trusted_proxies.proxy_protocol(peer.ip());
         // Limits apply before anything is spent on the connection. Trusted proxies have yet to name their client.
         let mut slot = None;
-        if !self.trusted_proxies.contains(peer.ip()) {
+        if proxy.is_none() {
             let Some(counted) = self.count_connection(peer) else { return };
             slot = Some(counted);
         }
@@ -100,14 +104,7 @@ impl Ingress {
             tracing::debug!(%error, "no TCP keep-alive");
         }
         let Some(mut guard) = self.register(&socket) else { return };
-        let (peer, received) = if self.trusted_proxies.contains(peer.ip()) {
-            match proxy_protocol::read(&socket).await {
-                Ok(Announcement { source, rest }) => (source.unwrap_or(peer), rest),
-                Err(error) => return self.handshake_failed(peer, &error),
-            }
-        } else {
-            (peer, BytesMut::new())
-        };
+        let Some((peer, received)) = self.announced(&socket, peer, proxy).await else { return };
         if slot.is_none() && !self.trusted_proxies.contains(peer.ip()) {
             let Some(counted) = self.count_connection(peer) else { return };
             slot = Some(counted);
@@ -127,6 +124,36 @@ impl Ingress {
         };
         drop(guard);
         self.hand_over(owner, greeting, Origin::direct(peer)).await;
+    }
+
+    /// Reads the header with which `proxy` announces its client. Returns the client, with the bytes behind the header;
+    /// `None` if the connection was refused.
+    async fn announced(
+        &self,
+        socket: &Socket,
+        peer: SocketAddr,
+        proxy: Option<ProxyProtocol>,
+    ) -> Option<(SocketAddr, BytesMut)> {
+        let parse = match proxy {
+            None | Some(ProxyProtocol::Off) => return Some((peer, BytesMut::new())),
+            Some(ProxyProtocol::Required) => proxy_protocol::parse,
+            Some(ProxyProtocol::Guessed) => proxy_protocol::parse_optional,
+        };
+        match proxy_protocol::read(socket, parse).await {
+            Ok(Announcement { source, rest }) => return Some((source.unwrap_or(peer), rest)),
+            Err(Unannounced::Header(InvalidHeader::Missing)) => {
+                self.counters.turned_away.increment(PROXY_HEADER_MISSING);
+                if self.tunnels.may_log_refusal() {
+                    tracing::warn!(
+                        proxy = %peer,
+                        "connection closed: it does not begin with a header of the PROXY protocol, which `proxy_protocol = \"required\"` \
+                         of this address in trusted_proxies demands; let the proxy send it, or set \"off\""
+                    );
+                }
+            }
+            Err(error) => self.handshake_failed(peer, &error),
+        }
+        None
     }
 
     /// Counts a new connection for its address, unless the address has too many.
@@ -181,7 +208,7 @@ impl Ingress {
         http1::closing_response(error.response(self.router.observers.ids.next_id()))
     }
 
-    fn handshake_failed(&self, peer: SocketAddr, error: &io::Error) {
+    fn handshake_failed(&self, peer: SocketAddr, error: &dyn std::error::Error) {
         self.counters.handshake_failures.increment();
         tracing::debug!(%peer, %error, "handshake failed");
     }

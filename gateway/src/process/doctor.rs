@@ -17,7 +17,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use super::config_file::ConfigFile;
 use super::listen_advice::advice;
 use crate::clock::Timestamp;
-use crate::config::{Config, StoreSettings};
+use crate::config::{Config, ProxyProtocol, StoreSettings, TrustedProxies};
 use crate::hostname::Region;
 use crate::ingress::PLAIN_HTTP;
 use crate::limits;
@@ -103,15 +103,16 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     if let Some(settings) = &config.archive {
         archive::examine(out, config, settings);
     }
+    let no_proxies = TrustedProxies::default();
     // Without the admin listener, the listener for callers may belong to another configuration.
     let runs = match &config.admin_certificate {
         None => is_admin_listener(config.admin_listen),
-        Some(_) => is_listener(config.admin_listen).unwrap_or(false),
+        Some(_) => is_listener(config.admin_listen, &no_proxies).unwrap_or(false),
     };
-    let belongs = |address| runs && is_listener(address).unwrap_or(false);
-    let ports =
-        [("listen", config.listen, belongs(config.listen)), ("admin_listen", config.admin_listen, runs)].into_iter();
-    let peers = config.peer_listen.map(|address| ("peer_listen", address, belongs(address)));
+    let belongs = |address, proxies| runs && is_listener(address, proxies).unwrap_or(false);
+    let listens = belongs(config.listen, &config.trusted_proxies);
+    let ports = [("listen", config.listen, listens), ("admin_listen", config.admin_listen, runs)].into_iter();
+    let peers = config.peer_listen.map(|address| ("peer_listen", address, belongs(address, &no_proxies)));
     for (check, address, runs) in ports.chain(peers) {
         let bound = TcpListener::bind(address);
         port(out, check, address, bound.as_ref().err(), runs);
@@ -127,6 +128,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
         ),
     }
     admin_listener(out, config);
+    proxies(out, config);
     for (check, name) in [
         ("name of the apex", config.region.apex().to_owned()),
         ("names of tenants", format!("{TENANT}.{}", config.region.apex())),
@@ -143,6 +145,16 @@ fn admin_listener(out: &mut Examination, config: &Config) {
     } else if config.open_admin_listener(config.admin_listen).is_some() {
         let found = format!("none, and other machines can reach {}", config.admin_listen);
         out.warning(CHECK, found, "set admin_tls_certificate and admin_tls_key, or listen on loopback");
+    }
+}
+
+/// Checks that the configuration says which trusted proxies announce their clients.
+fn proxies(out: &mut Examination, config: &Config) {
+    const CHECK: &str = "trusted_proxies";
+    if let Some((found, remedy)) = config.guessed_proxies() {
+        out.failed(CHECK, found, remedy);
+    } else if !config.trusted_proxies.is_empty() {
+        out.ok(CHECK, "each has a proxy_protocol");
     }
 }
 
@@ -168,10 +180,14 @@ fn pair_of_files(
     }
 }
 
-/// Whether a gateway answers a plain HTTP request at `address`.
-fn is_listener(address: SocketAddr) -> io::Result<bool> {
+/// Whether a gateway answers a plain HTTP request at `address`. Sends the header that a gateway behind `proxies` requires
+/// of this machine.
+fn is_listener(address: SocketAddr, proxies: &TrustedProxies) -> io::Result<bool> {
     let mut stream = TcpStream::connect_timeout(&address, TIME_LIMIT)?;
     stream.set_read_timeout(Some(TIME_LIMIT))?;
+    if proxies.proxy_protocol(stream.local_addr()?.ip()) == Some(ProxyProtocol::Required) {
+        stream.write_all(b"PROXY UNKNOWN\r\n")?;
+    }
     stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
@@ -399,6 +415,14 @@ mod tests {
         {
             std::fs::write(&file, format!("{minimal}{ports}access_log = \"{}\"\n", path.display())).unwrap();
             assert_eq!(verdicts(|out| *out = examine())["access_log"], verdict);
+        }
+        for (proxies, verdict) in [
+            ("[\"10.0.0.0/8\", \"192.0.2.1=off\"]", Some(&Verdict::Failed)),
+            ("[\"192.0.2.1=off\"]", Some(&Verdict::Ok)),
+            ("[]", None),
+        ] {
+            std::fs::write(&file, format!("{minimal}{ports}trusted_proxies = {proxies}\n")).unwrap();
+            assert_eq!(verdicts(|out| *out = examine()).get("trusted_proxies"), verdict, "{proxies}");
         }
         std::fs::write(&file, "region = 7\ncolour = 1\n").unwrap();
         let out = examine();

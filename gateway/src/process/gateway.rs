@@ -291,6 +291,9 @@ impl Gateway {
         if let Some(warning) = config.open_admin_listener(*admin_address) {
             tracing::warn!("{warning}");
         }
+        if let Some((found, remedy)) = config.guessed_proxies() {
+            tracing::warn!("trusted_proxies: {found}; {remedy}");
+        }
         tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway started");
     }
 

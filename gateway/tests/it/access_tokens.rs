@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use gw_gateway::config::Config;
+use gw_gateway::config::{Config, ProxyProtocol};
 use gw_gateway::control::{Actor, CallerSecretChanges, Mode, Rotation, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::rate::Rate;
@@ -13,6 +13,7 @@ use gw_shared::id::{ClientId, KeyId};
 use crate::support::apex::{APEX, ask, demo_token, token};
 use crate::support::caller::{Caller, HOST, connect};
 use crate::support::http1_peer::Response;
+use crate::support::proxy_protocol::trusted;
 use crate::support::{demo, eventually, setup, within_a_second};
 
 const SCOPE: &str = "account:demo service:echo";
@@ -384,7 +385,7 @@ fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
     let trusting = Demo::start(&Options {
         adjust: |config| {
             low_limits(config);
-            config.trusted_proxies = std::iter::once("127.0.0.0/8".parse().unwrap()).collect();
+            config.trusted_proxies = trusted(&[("127.0.0.0/8", ProxyProtocol::Off)]);
         },
         ..crate::support::options(None)
     })

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
-use gw_gateway::config::Config;
+use gw_gateway::config::{Config, ProxyProtocol};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::telemetry::counters::WorkerReport;
 use http::Method;
@@ -14,7 +14,7 @@ use crate::support::caller::{self, Caller, HOST, Tls, connect, get};
 use crate::support::http2_frames::{
     self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
 };
-use crate::support::proxy_protocol::{connect_through, tcp4_of};
+use crate::support::proxy_protocol::{connect_through, tcp4_of, trusted};
 use crate::support::{demo, eventually, reports};
 
 /// A demo with one worker.
@@ -72,7 +72,7 @@ fn the_rate_of_new_connections_per_address_is_limited() {
 #[test]
 fn behind_a_trusted_proxy_limits_apply_to_the_announced_address() {
     let demo = adjusted(|config| {
-        config.trusted_proxies = std::iter::once("127.0.0.1/32".parse().unwrap()).collect();
+        config.trusted_proxies = trusted(&[("127.0.0.1/32", ProxyProtocol::Guessed)]);
         config.connections_per_address = 1;
     });
     // Connections of the proxy itself are not limited.

@@ -55,6 +55,21 @@ fn the_ports_of_a_running_gateway_are_not_reported_as_in_use() {
 }
 
 #[test]
+fn a_gateway_that_requires_a_proxy_header_of_this_machine_is_recognised() {
+    let directory = tempfile::tempdir().unwrap();
+    let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
+    let proxies = "trusted_proxies = [{ address = \"127.0.0.1\", proxy_protocol = \"required\" }]\n";
+    std::fs::write(&config, config_text(&data_dir, 0) + proxies).unwrap();
+    let Served { process: _gateway, address, admin_address, .. } = serve(&mut serve_command(&config));
+    let mut doctor = gw_gateway();
+    doctor.arg("doctor").arg("--config").arg(&config);
+    doctor.env("GW_LISTEN", address.to_string()).env("GW_ADMIN_LISTEN", admin_address.to_string());
+    let (look, code) = examine(&mut doctor);
+    assert!(look("listen").1.ends_with("a gateway has it and answers"), "{:?}", look("listen"));
+    assert_eq!((code, look("trusted_proxies").0.as_str()), (0, "ok"));
+}
+
+#[test]
 fn doctor_does_not_disturb_a_running_agent() {
     let demo = demo(None);
     let before = tunnels(&demo);

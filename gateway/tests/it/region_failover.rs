@@ -18,7 +18,8 @@ fn serve(postgres: &Postgres, folder: &Path, name: &str, port: u16) -> Served {
     let config =
         postgres.config_text(&folder.join(name)).replace("127.0.0.1:0\"\nadmin", &format!("127.0.0.1:{port}\"\nadmin"));
     let path = folder.join(format!("{name}.toml"));
-    fs::write(&path, format!("{config}trusted_proxies = [\"127.0.0.1\"]\n")).unwrap();
+    let proxy = "[[trusted_proxies]]\naddress = \"127.0.0.1\"\nproxy_protocol = \"required\"\n";
+    fs::write(&path, format!("{config}{proxy}")).unwrap();
     process::serve(&mut process::serve_command(&path))
 }
 

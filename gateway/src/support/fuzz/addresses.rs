@@ -5,10 +5,9 @@ use std::net::IpAddr;
 use ::http::header::HeaderValue;
 use gw_shared::http::fields::X_FORWARDED_FOR;
 use gw_shared::id::{AccountId, ServiceId};
-use ipnet::IpNet;
 
 use super::region;
-use crate::client_address::{TrustedProxies, client_address as client_of};
+use crate::client_address::{ProxyProtocol, TrustedProxies, client_address as client_of};
 use crate::hostname::{Destination, split_tenant_label, tenant_label};
 use crate::ingress::proxy_protocol::{self, Preface};
 use crate::limits;
@@ -48,19 +47,27 @@ pub fn hostname(data: &[u8]) {
 
 /// First bytes of a connection from a trusted proxy.
 pub fn proxy_header(data: &[u8]) {
-    match proxy_protocol::parse(data) {
-        Ok(Some(Preface { source: None, length: 0 })) => assert!(!data.starts_with(ppp::v2::PROTOCOL_PREFIX)),
+    check_proxy_header(data, proxy_protocol::parse);
+    check_proxy_header(data, proxy_protocol::parse_optional);
+    if !data.starts_with(ppp::v2::PROTOCOL_PREFIX) && !ppp::v2::PROTOCOL_PREFIX.starts_with(data) {
+        assert_eq!(proxy_protocol::parse_optional(data), Ok(Some(Preface { source: None, length: 0 })));
+    }
+}
+
+fn check_proxy_header(data: &[u8], parse: proxy_protocol::Parse) {
+    match parse(data) {
+        Ok(Some(Preface { source: None, length: 0 })) => {}
         Ok(Some(preface)) => {
             let length = preface.length;
-            assert!((16..=16 + limits::PROXY_HEADER).contains(&length) && length <= data.len());
+            assert!(length <= 16 + limits::PROXY_HEADER && length <= data.len());
             for end in 0..length {
-                assert_eq!(proxy_protocol::parse(&data[..end]), Ok(None), "{end} of {length} bytes");
+                assert_eq!(parse(&data[..end]), Ok(None), "{end} of {length} bytes");
             }
-            assert_eq!(proxy_protocol::parse(&data[..length]), Ok(Some(preface)));
+            assert_eq!(parse(&data[..length]), Ok(Some(preface)));
         }
         // An incomplete header is bounded, so that a connection does not wait for ever.
         Ok(None) => assert!(data.len() < 16 + limits::PROXY_HEADER),
-        error => assert_eq!(proxy_protocol::parse(&[data, b"more"].concat()), error),
+        error => assert_eq!(parse(&[data, b"more"].concat()), error),
     }
 }
 
@@ -71,8 +78,10 @@ pub fn client_address(data: &[u8]) {
     let (Some(peer), Ok(lines)) = (peer, lines.map(HeaderValue::from_bytes).collect::<Result<Vec<_>, _>>()) else {
         return;
     };
-    let trusted: TrustedProxies =
-        ["10.0.0.0/8", "fd00::/8"].map(|block| block.parse::<IpNet>().expect("a block")).into_iter().collect();
+    let trusted: TrustedProxies = ["10.0.0.0/8", "fd00::/8"]
+        .map(|block| (block.parse().expect("a block"), ProxyProtocol::Off))
+        .into_iter()
+        .collect();
     let client = |lines: &[&[HeaderValue]]| {
         let lines = lines.concat().into_iter().map(|line| (X_FORWARDED_FOR, line));
         client_of(peer, &lines.collect(), &trusted)
