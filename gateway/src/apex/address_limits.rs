@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::Apex;
 use crate::error::Error;
 use crate::rate::Rate;
-use crate::rate_limit::{AddressKey, AddressLimits, Exhausted};
+use crate::rate_limit::{AddressKey, ClientLimits, Exhausted};
 
 /// Endpoints that are limited separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -34,8 +34,8 @@ impl Endpoint {
 
 /// The buckets of the addresses that one worker owns.
 pub(crate) struct AddressTables {
-    token: RefCell<AddressLimits>,
-    enrollment: RefCell<AddressLimits>,
+    token: RefCell<ClientLimits<AddressKey>>,
+    enrollment: RefCell<ClientLimits<AddressKey>>,
 }
 
 /// Asks the owner of an address to take one request out of its bucket.
@@ -48,8 +48,8 @@ pub(crate) struct AddressCharge {
 impl AddressTables {
     pub(crate) fn new(token: Rate, enrollment: Rate) -> Self {
         Self {
-            token: RefCell::new(AddressLimits::new(token)),
-            enrollment: RefCell::new(AddressLimits::new(enrollment)),
+            token: RefCell::new(ClientLimits::new(token)),
+            enrollment: RefCell::new(ClientLimits::new(enrollment)),
         }
     }
 

@@ -7,12 +7,10 @@ use gw_shared::identity::enrollment::{CertificateReply, EnrollmentStatus};
 use gw_shared::identity::secret::Secret;
 use serde_json::json;
 
-use super::enrollment::find_enrollment;
-use super::{Actor, Control, ControlError, ControlState, Plan};
+use super::enrollment::{enrolled, of_enrollment};
+use super::{Actor, Control, ControlError, Plan};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::limits;
-use crate::rate_limit::Bucket;
 use crate::store::{AgentRecord, PublicKeyHash, Records, Step, StoredRecord};
 use crate::tls::pki::CertificateRequest;
 
@@ -40,7 +38,8 @@ impl Control {
     }
 
     fn sign_at(&self, proof: &AgentProof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
-        let agent = entitled(&self.state().records, proof, now)?.clone();
+        let id = self.agent_of(proof)?;
+        let agent = entitled(&self.state().records, &id, proof, now)?.clone();
         // Counted here only for an authenticated agent: an unauthenticated request must not use up the agent's
         // allowance.
         if proof.is_proved_already() {
@@ -57,7 +56,7 @@ impl Control {
         let certificate = self.agents.issue_agent(&self.region, &agent.account, &agent.id, &request, now, not_after)?;
         self.change(&Actor::Agent(agent.id.clone()), |records, _| {
             // The record may have changed in the meantime.
-            let mut agent = entitled(records, proof, now)?.clone();
+            let mut agent = entitled(records, &id, proof, now)?.clone();
             check_key(&agent, proof, &key)?;
             if agent.key.as_ref() != Some(&key) {
                 agent.previous_key = agent.key.replace(key.clone());
@@ -85,13 +84,18 @@ impl Control {
         })
     }
 
+    /// The agent that a proof names, or whose enrollment has its secret.
+    fn agent_of(&self, proof: &AgentProof) -> Result<AgentId, ControlError> {
+        match proof {
+            AgentProof::Enrollment { secret, .. } => enrolled(&self.state().directory, secret),
+            AgentProof::OldKey(id) | AgentProof::Tunnel(id) => Ok(id.clone()),
+        }
+    }
+
     /// Takes one certificate from the allowance of an authenticated agent.
     fn take_issuance(&self, agent: AgentId) -> Result<(), ControlError> {
-        let (mut state, now) = (self.state(), Instant::now());
-        let ControlState { records, issuance, .. } = &mut *state;
-        issuance.retain(|id, bucket| records.agents.contains_key(id) && !bucket.is_full(now));
-        let bucket = issuance.entry(agent).or_insert_with(|| Bucket::new(limits::CERTIFICATES, now));
-        bucket.take(now).map_err(|_| ControlError::Refused(Error::Overloaded("asked for certificates too often")))
+        let taken = self.state().issuance.take(agent, Instant::now());
+        taken.map_err(|_| ControlError::Refused(Error::Overloaded("asked for certificates too often")))
     }
 }
 
@@ -114,12 +118,19 @@ impl AgentProof {
     }
 }
 
-/// The agent that a proof belongs to, if it may get a certificate at `now`.
-fn entitled<'a>(records: &'a Records, proof: &AgentProof, now: Timestamp) -> Result<&'a AgentRecord, ControlError> {
+/// The agent `id` that a proof belongs to, if it may get a certificate at `now`.
+fn entitled<'a>(
+    records: &'a Records,
+    id: &AgentId,
+    proof: &AgentProof,
+    now: Timestamp,
+) -> Result<&'a AgentRecord, ControlError> {
     let refused = |error| Err(ControlError::Refused(error));
     let agent = match proof {
-        AgentProof::Enrollment { id, secret } => find_enrollment(records, id.as_deref(), secret, now)?,
-        AgentProof::OldKey(id) | AgentProof::Tunnel(id) => {
+        AgentProof::Enrollment { id: enrollment, secret } => {
+            of_enrollment(records, id, enrollment.as_deref(), secret, now)?
+        }
+        AgentProof::OldKey(_) | AgentProof::Tunnel(_) => {
             records.agents.get(id).ok_or(ControlError::Refused(Error::AgentRevoked))?
         }
     };

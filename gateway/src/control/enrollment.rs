@@ -12,7 +12,7 @@ use super::{Actor, Control, ControlError, Plan, checked_name, new_secret};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{
-    AgentRecord, Approval, EnrollmentRecord, EnrollmentTokenRecord, RecordId, Records, Step, StoredRecord,
+    AgentRecord, Approval, Directory, EnrollmentRecord, EnrollmentTokenRecord, RecordId, Records, Step, StoredRecord,
 };
 
 /// Time that an enrollment may wait for approval and its first certificate.
@@ -96,7 +96,8 @@ impl Control {
     /// The status of an enrollment.
     pub fn enrollment_status(&self, id: &str, secret: &Secret) -> Result<StatusReply, ControlError> {
         let state = self.state();
-        let agent = find_enrollment(&state.records, Some(id), secret, Timestamp::now())?;
+        let agent = enrolled(&state.directory, secret)?;
+        let agent = of_enrollment(&state.records, &agent, Some(id), secret, Timestamp::now())?;
         Ok(StatusReply {
             status: agent.status,
             agent_id: (agent.status == EnrollmentStatus::Approved).then(|| agent.id.clone()),
@@ -131,23 +132,106 @@ impl Control {
     }
 }
 
-/// The agent whose enrollment has this secret, and this id if one is given.
-pub(super) fn find_enrollment<'a>(
+/// The agent whose enrollment has this secret. The enrollment may have expired.
+pub(super) fn enrolled(directory: &Directory, secret: &Secret) -> Result<AgentId, ControlError> {
+    let agent = directory.enrolled(&SecretHash::of(secret.reveal()));
+    agent.cloned().ok_or(ControlError::Refused(Error::EnrollmentInvalid))
+}
+
+/// The agent `agent`, if its enrollment is in force and has this secret, and this id if one is given.
+pub(super) fn of_enrollment<'a>(
     records: &'a Records,
+    agent: &AgentId,
     id: Option<&str>,
     secret: &Secret,
     now: Timestamp,
 ) -> Result<&'a AgentRecord, ControlError> {
-    let secret = SecretHash::of(secret.reveal());
-    records
-        .agents
-        .values()
-        .find(|agent| {
-            agent.enrollment.as_ref().is_some_and(|enrollment| {
-                enrollment.secret == secret
-                    && id.is_none_or(|id| enrollment.id.as_str() == id)
-                    && now < enrollment.expires_at
+    let is_proved = |enrollment: &EnrollmentRecord| {
+        #[cfg(test)]
+        tests::EXAMINED.with(|examined| examined.set(examined.get() + 1));
+        enrollment.secret.matches(secret.reveal())
+            && id.is_none_or(|id| enrollment.id.as_str() == id)
+            && now < enrollment.expires_at
+    };
+    let agent = records.agents.get(agent).filter(|agent| agent.enrollment.as_deref().is_some_and(is_proved));
+    agent.ok_or(ControlError::Refused(Error::EnrollmentInvalid))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use gw_shared::id::AccountId;
+
+    use super::*;
+    use crate::hostname::Region;
+
+    thread_local! {
+        /// Enrollments that were compared with a secret.
+        pub(super) static EXAMINED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    fn records(agents: usize) -> Records {
+        let agents = (0..agents).map(|number| {
+            let secret = SecretHash::of(&number.to_string());
+            let enrollment = EnrollmentRecord { id: EnrollmentId::random(), secret, expires_at: Timestamp(10) };
+            StoredRecord::Agent(AgentRecord {
+                id: AgentId::random(),
+                account: AccountId::new("acme").unwrap(),
+                name: number.to_string(),
+                services: Default::default(),
+                status: EnrollmentStatus::Pending,
+                enrollment_token: None,
+                version: None,
+                enrollment: Some(Box::new(enrollment)),
+                key: None,
+                previous_key: None,
+                certificate_not_after: None,
+                created_at: Timestamp(1),
             })
-        })
-        .ok_or(ControlError::Refused(Error::EnrollmentInvalid))
+        });
+        agents.collect()
+    }
+
+    /// Name of the agent that proves itself by `secret`, and the enrollments that were examined for it.
+    fn find(
+        records: &Records,
+        directory: &Directory,
+        secret: &str,
+        id: Option<&str>,
+        now: i64,
+    ) -> (Option<String>, usize) {
+        EXAMINED.set(0);
+        let secret = Secret::new(secret.to_owned());
+        let found = enrolled(directory, &secret);
+        let found = found.and_then(|agent| of_enrollment(records, &agent, id, &secret, Timestamp(now)).cloned());
+        (found.ok().map(|agent| agent.name), EXAMINED.get())
+    }
+
+    #[test]
+    fn one_enrollment_is_examined_however_many_agents_there_are() {
+        for agents in [10, 100_000] {
+            let records = records(agents);
+            let directory = Directory::new(&records, &Region::new("eu1", "example.com"), 1);
+            for number in [0, agents / 2, agents - 1] {
+                let name = number.to_string();
+                assert_eq!(find(&records, &directory, &name, None, 9), (Some(name), 1), "of {agents}");
+            }
+            assert_eq!(find(&records, &directory, "unknown", None, 9), (None, 0), "of {agents}");
+        }
+    }
+
+    #[test]
+    fn an_enrollment_is_found_by_its_secret_and_id_until_it_expires() {
+        let records = records(2);
+        let directory = Directory::new(&records, &Region::new("eu1", "example.com"), 1);
+        let id = |name: &str| {
+            let agent = records.agents.values().find(|agent| agent.name == name).unwrap();
+            agent.enrollment.as_ref().unwrap().id.to_string()
+        };
+        let find = |secret, id: Option<&str>, now| find(&records, &directory, secret, id, now).0;
+        assert_eq!(find("0", Some(&id("0")), 9).as_deref(), Some("0"));
+        assert_eq!(find("0", Some(&id("1")), 9), None);
+        assert_eq!(find("0", None, 10), None);
+    }
 }

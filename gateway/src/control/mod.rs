@@ -25,7 +25,6 @@ mod shared_files;
 mod signing_key;
 mod workers;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -68,9 +67,10 @@ pub(crate) use workers::{ViewApplied, Workers};
 use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient, UnavailableNode};
 use crate::hostname::Region;
+use crate::limits;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
-use crate::rate_limit::{Bucket, Level};
+use crate::rate_limit::{ClientLimits, Level};
 use crate::region::View;
 use crate::store::{
     AuditEntry, Directory, History, Position, PostgresSource, Records, Revision, Snapshot, Step, Store, StoreError,
@@ -127,7 +127,7 @@ struct ControlState {
     /// Indexes `records`.
     directory: Directory,
     /// Certificates that each agent may still request. Limited because each one costs a synced write to the disk.
-    issuance: HashMap<AgentId, Bucket>,
+    issuance: ClientLimits<AgentId>,
     /// The last snapshots published to the workers. Kept alive here so that a worker that keeps up never frees a whole
     /// snapshot.
     published: [Arc<Directory>; 2],
@@ -257,7 +257,7 @@ impl ControlState {
             position: Position::default(),
             records: Records::default(),
             directory: Directory::default(),
-            issuance: HashMap::new(),
+            issuance: ClientLimits::new(limits::CERTIFICATES),
             published: Default::default(),
             watcher: None,
         };

@@ -1,9 +1,11 @@
-//! Limits per client address, for clients that have not authenticated.
+//! Limits per client address, for clients that have not authenticated, and per agent.
 
 use std::collections::hash_map::RandomState;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
+use gw_shared::id::AgentId;
 use lru::LruCache;
 
 use super::Bucket;
@@ -11,14 +13,14 @@ use crate::limits;
 use crate::ownership::{self, WorkerId};
 use crate::rate::Rate;
 
-/// A bucket for each recently seen client address.
+/// A bucket for each recently seen client, which is an address or an agent.
 ///
-/// Bounded: beyond [`limits::ADDRESSES`] the least recently used address is forgotten; its bucket had the most time to
+/// Bounded: beyond [`limits::ADDRESSES`] the least recently used client is forgotten; its bucket had the most time to
 /// refill.
-pub(crate) struct AddressLimits {
+pub(crate) struct ClientLimits<K> {
     rate: Rate,
     /// Callers choose the keys: keyed hashing prevents chosen collisions.
-    buckets: LruCache<AddressKey, Bucket, RandomState>,
+    buckets: LruCache<K, Bucket, RandomState>,
 }
 
 /// An address that counts as one client.
@@ -44,12 +46,15 @@ impl From<IpAddr> for AddressKey {
 /// Places in the hash table of a full table. hashbrown fills seven eighths, half of them possibly with removed entries,
 /// before it cleans up.
 const PLACES: usize = limits::ADDRESSES.get() * 16 / 7;
+/// Bytes of one entry. The id of an agent is a pointer to its text.
+const ENTRY: usize = size_of::<(AddressKey, Bucket)>();
 /// Bytes of a full table: entries with their two links, and for each place of the hash table two pointers and a byte.
 const TABLE_BYTES: usize =
-    limits::ADDRESSES.get() * (AddressLimits::ENTRY + 2 * size_of::<usize>()) + PLACES * (2 * size_of::<usize>() + 1);
+    limits::ADDRESSES.get() * (ENTRY + 2 * size_of::<usize>()) + PLACES * (2 * size_of::<usize>() + 1);
 
 // Bounds the memory of a flood of addresses.
 const _: () = assert!(PLACES.is_power_of_two() && TABLE_BYTES <= 3 * 1024 * 1024 / 2);
+const _: () = assert!(size_of::<(AgentId, Bucket)>() <= ENTRY);
 
 impl AddressKey {
     /// The worker out of `workers` (at least one) that counts the apex requests of this client.
@@ -69,7 +74,7 @@ impl AddressKey {
     }
 }
 
-/// The bucket of an address is empty.
+/// The bucket of a client is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Exhausted {
     /// Time until one more request is admitted.
@@ -78,25 +83,22 @@ pub(crate) struct Exhausted {
     pub(crate) until_full: Duration,
 }
 
-impl AddressLimits {
-    /// Bytes of one entry.
-    pub(crate) const ENTRY: usize = size_of::<(AddressKey, Bucket)>();
-
-    /// A table in which each address has its own bucket of this `rate`.
+impl<K: Hash + Eq> ClientLimits<K> {
+    /// A table in which each client has its own bucket of this `rate`.
     pub(crate) fn new(rate: Rate) -> Self {
         Self { rate, buckets: LruCache::with_hasher(limits::ADDRESSES, RandomState::new()) }
     }
 
-    pub(crate) fn take(&mut self, address: IpAddr, now: Instant) -> Result<(), Exhausted> {
-        let bucket = self.buckets.get_or_insert_mut(address.into(), || Bucket::new(self.rate, now));
+    pub(crate) fn take(&mut self, client: impl Into<K>, now: Instant) -> Result<(), Exhausted> {
+        let bucket = self.buckets.get_or_insert_mut(client.into(), || Bucket::new(self.rate, now));
         bucket.take(now).map_err(|until_one| Exhausted { until_one, until_full: bucket.until_full(now) })
     }
 
-    /// The refusal that [`Self::take`] would return, if any. Takes nothing and adds no address: a check before each
+    /// The refusal that [`Self::take`] would return, if any. Takes nothing and adds no client: a check before each
     /// request costs clients that are not limited nothing.
-    pub(crate) fn is_exhausted(&mut self, address: IpAddr, now: Instant) -> Option<Exhausted> {
-        // An address that keeps asking stays in the table.
-        let bucket = self.buckets.get(&address.into())?;
+    pub(crate) fn is_exhausted(&mut self, client: impl Into<K>, now: Instant) -> Option<Exhausted> {
+        // A client that keeps asking stays in the table.
+        let bucket = self.buckets.get(&client.into())?;
         let until_one = bucket.until_one(now);
         (!until_one.is_zero()).then(|| Exhausted { until_one, until_full: bucket.until_full(now) })
     }
@@ -110,8 +112,8 @@ mod tests {
 
     use super::*;
 
-    fn limits(per_minute: u32) -> AddressLimits {
-        AddressLimits::new(Rate::new(per_minute, per_minute).unwrap())
+    fn limits(per_minute: u32) -> ClientLimits<AddressKey> {
+        ClientLimits::new(Rate::new(per_minute, per_minute).unwrap())
     }
 
     fn address(text: &str) -> IpAddr {

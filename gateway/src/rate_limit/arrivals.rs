@@ -7,14 +7,14 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::{AddressKey, AddressLimits};
+use super::{AddressKey, ClientLimits};
 use crate::rate::Rate;
 
 /// Connections of each client address on one worker. Bounded by the number of connections.
 pub(crate) struct Arrivals {
     per_address: usize,
     open: RefCell<HashMap<AddressKey, usize>>,
-    rate: RefCell<AddressLimits>,
+    rate: RefCell<ClientLimits<AddressKey>>,
 }
 
 /// One counted connection of an address; released when dropped.
@@ -43,7 +43,7 @@ impl TooMany {
 impl Arrivals {
     /// Allows each address `per_address` connections, and new ones at `rate`.
     pub(crate) fn new(per_address: usize, rate: Rate) -> Rc<Self> {
-        Rc::new(Self { per_address, open: RefCell::default(), rate: RefCell::new(AddressLimits::new(rate)) })
+        Rc::new(Self { per_address, open: RefCell::default(), rate: RefCell::new(ClientLimits::new(rate)) })
     }
 
     /// Counts a new connection, and charges the rate of its address.

@@ -7,7 +7,7 @@ pub(crate) mod levels;
 mod service_buckets;
 mod takeover;
 
-pub(crate) use addresses::{AddressKey, AddressLimits, Exhausted};
+pub(crate) use addresses::{AddressKey, ClientLimits, Exhausted};
 pub(crate) use arrivals::{AddressSlot, Arrivals};
 pub use bucket::Bucket;
 pub(crate) use levels::Level;

@@ -12,20 +12,20 @@ use crate::auth::{self, Authenticated};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::rate::Rate;
-use crate::rate_limit::{AddressLimits, Exhausted};
+use crate::rate_limit::{AddressKey, ClientLimits, Exhausted};
 use crate::request_scope::{RequestScope, Stage};
 use crate::store::{Directory, Service};
 
 /// Failed authentications per client address. Each worker counts the requests that it answers.
 pub(crate) struct AuthFailures {
-    failures: RefCell<AddressLimits>,
+    failures: RefCell<ClientLimits<AddressKey>>,
     /// Tokens with a wrong signature: the failures that cost a signature check.
-    forgeries: RefCell<AddressLimits>,
+    forgeries: RefCell<ClientLimits<AddressKey>>,
 }
 
 impl AuthFailures {
     pub(crate) fn new(rate: Rate) -> Self {
-        Self { failures: RefCell::new(AddressLimits::new(rate)), forgeries: RefCell::new(AddressLimits::new(rate)) }
+        Self { failures: RefCell::new(ClientLimits::new(rate)), forgeries: RefCell::new(ClientLimits::new(rate)) }
     }
 }
 
@@ -63,7 +63,7 @@ impl Relay {
     }
 }
 
-fn may_verify(forgeries: &RefCell<AddressLimits>, client: IpAddr) -> Result<(), Error> {
+fn may_verify(forgeries: &RefCell<ClientLimits<AddressKey>>, client: IpAddr) -> Result<(), Error> {
     forgeries.borrow_mut().is_exhausted(client, Instant::now()).map_or(Ok(()), |exhausted| Err(limited(exhausted)))
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gw_shared::id::{AccountId, AgentId, ClientId, KeyId, ServiceId, SigningKeyId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
+use gw_shared::identity::secret::SecretHash;
 
 use rpds::HashTrieMapSync;
 
@@ -23,6 +24,8 @@ pub struct Directory {
     service_keys: HashTrieMapSync<KeyId, SecretAccess>,
     credentials: HashTrieMapSync<ClientId, SecretAccess>,
     agents: HashTrieMapSync<AgentId, Agent>,
+    /// Agents by the secret of their enrollment.
+    enrollments: HashTrieMapSync<SecretHash, AgentId>,
     signing_keys: Arc<HashMap<SigningKeyId, SigningKey>>,
     jwks: bytes::Bytes,
 }
@@ -59,6 +62,8 @@ pub struct Agent {
     pub status: EnrollmentStatus,
     /// Expiry of the newest certificate; `None` while there is none.
     pub certificate_not_after: Option<Timestamp>,
+    /// Secret of its enrollment, which may have expired.
+    enrollment: Option<SecretHash>,
 }
 
 impl Directory {
@@ -76,7 +81,7 @@ impl Directory {
             directory.credentials.insert_mut(record.id.clone(), record.access.clone());
         }
         for record in records.agents.values() {
-            directory.agents.insert_mut(record.id.clone(), Agent::from(record));
+            directory.put_agent(record);
         }
         directory.put_signing_keys(records);
         directory
@@ -99,9 +104,7 @@ impl Directory {
                 Step::Put(StoredRecord::ServiceKey(record)) => {
                     self.service_keys.insert_mut(record.id.clone(), record.access.clone());
                 }
-                Step::Put(StoredRecord::Agent(record)) => {
-                    self.agents.insert_mut(record.id.clone(), Agent::from(record));
-                }
+                Step::Put(StoredRecord::Agent(record)) => self.put_agent(record),
                 Step::Delete(RecordId::Service(account, id)) => {
                     if let Some(label) = tenant_label(account, id) {
                         self.services.remove_mut(label.as_str());
@@ -109,7 +112,10 @@ impl Directory {
                 }
                 Step::Delete(RecordId::Credential(id)) => drop(self.credentials.remove_mut(id)),
                 Step::Delete(RecordId::ServiceKey(id)) => drop(self.service_keys.remove_mut(id)),
-                Step::Delete(RecordId::Agent(id)) => drop(self.agents.remove_mut(id)),
+                Step::Delete(RecordId::Agent(id)) => {
+                    self.forget_enrollment(id);
+                    self.agents.remove_mut(id);
+                }
                 Step::Put(StoredRecord::SigningKey(_)) | Step::Delete(RecordId::SigningKey(_)) => {
                     self.put_signing_keys(records);
                 }
@@ -144,6 +150,21 @@ impl Directory {
         self.services.insert_mut(label, Arc::new(service));
     }
 
+    fn put_agent(&mut self, record: &AgentRecord) {
+        self.forget_enrollment(&record.id);
+        let agent = Agent::from(record);
+        if let Some(secret) = &agent.enrollment {
+            self.enrollments.insert_mut(secret.clone(), record.id.clone());
+        }
+        self.agents.insert_mut(record.id.clone(), agent);
+    }
+
+    fn forget_enrollment(&mut self, id: &AgentId) {
+        if let Some(secret) = self.agents.get(id).and_then(|agent| agent.enrollment.as_ref()) {
+            self.enrollments.remove_mut(secret);
+        }
+    }
+
     fn put_signing_keys(&mut self, records: &Records) {
         let signing_keys = records.signing_keys.values().filter_map(SigningKey::from_record);
         self.signing_keys = Arc::new(signing_keys.map(|key| (key.id.clone(), key)).collect());
@@ -168,6 +189,11 @@ impl Directory {
 
     pub fn agent(&self, id: &str) -> Option<&Agent> {
         self.agents.get(id)
+    }
+
+    /// The agent whose enrollment has this secret. The enrollment may have expired.
+    pub fn enrolled(&self, secret: &SecretHash) -> Option<&AgentId> {
+        self.enrollments.get(secret)
     }
 
     /// Hostnames of the services of an agent.
@@ -202,6 +228,7 @@ impl From<&AgentRecord> for Agent {
             services: record.services.clone(),
             status: record.status,
             certificate_not_after: record.certificate_not_after,
+            enrollment: record.enrollment.as_ref().map(|enrollment| enrollment.secret.clone()),
         }
     }
 }
@@ -231,11 +258,12 @@ impl Agent {
 mod tests {
     use std::collections::BTreeMap;
 
-    use gw_shared::identity::secret::{Secret, SecretHash};
+    use gw_shared::id::EnrollmentId;
+    use gw_shared::identity::secret::Secret;
     use proptest::prelude::*;
     use proptest::sample::select;
 
-    use super::super::{CallerSecretRecord, EnrollmentTokenRecord};
+    use super::super::{CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord};
     use super::*;
     use crate::store::Approval;
 
@@ -255,6 +283,10 @@ mod tests {
         directory.service_keys.iter().for_each(|(id, access)| add("key", id, format!("{access:?}")));
         directory.credentials.iter().for_each(|(id, access)| add("credential", id, format!("{access:?}")));
         directory.agents.iter().for_each(|(id, agent)| add("agent", id, format!("{agent:?}")));
+        directory
+            .enrollments
+            .iter()
+            .for_each(|(secret, agent)| add("enrollment", &secret.as_bytes(), format!("{agent:?}")));
         directory.signing_keys.values().for_each(|key| add("signing key", &key.id, key.active_from.to_string()));
         add("jwks", &"", format!("{:?}", directory.jwks));
         all
@@ -304,7 +336,12 @@ mod tests {
                     StoredRecord::Credential(CallerSecretRecord { id, access })
                 }
             }),
-            (account(), service(), number()).prop_map(|(account, service, number)| {
+            (account(), service(), number(), 0u8..3).prop_map(|(account, service, number, secret)| {
+                let enrollment = EnrollmentRecord {
+                    id: EnrollmentId::random(),
+                    secret: SecretHash::of(&format!("{number} {secret}")),
+                    expires_at: Timestamp(1),
+                };
                 StoredRecord::Agent(AgentRecord {
                     id: AgentId::new(&id(number, "ag_", 20)).unwrap(),
                     account,
@@ -313,7 +350,7 @@ mod tests {
                     status: EnrollmentStatus::Approved,
                     enrollment_token: None,
                     version: None,
-                    enrollment: None,
+                    enrollment: (secret > 0).then(|| Box::new(enrollment)),
                     key: None,
                     previous_key: None,
                     certificate_not_after: None,

@@ -1,6 +1,7 @@
 //! Secrets: their values are never printed, are wiped on drop and are compared in constant time.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use aws_lc_rs::{constant_time, digest};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -56,6 +57,13 @@ impl SecretHash {
     /// Whether `candidate` is the secret. The time depends only on the length of `candidate`.
     pub fn matches(&self, candidate: &str) -> bool {
         *self == Self::of(candidate)
+    }
+}
+
+/// For the key of a map: the time of a lookup tells something about the hash, and nothing about its secret.
+impl Hash for SecretHash {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
     }
 }
 

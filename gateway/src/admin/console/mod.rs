@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use super::Admin;
 use crate::control::{Control, ControlError};
 use crate::rate::Rate;
-use crate::rate_limit::AddressLimits;
+use crate::rate_limit::{AddressKey, ClientLimits};
 use pages::{
     accounts, agents, audit, caller_secrets, enrollment, overview, region, replay, requests, services, sign_in,
     traffic, tunnels,
@@ -37,7 +37,7 @@ pub(super) struct Console {
     sessions: Sessions,
     /// Limits the questions to other nodes about sessions that are not known here.
     session_questions: Semaphore,
-    failures: Mutex<AddressLimits>,
+    failures: Mutex<ClientLimits<AddressKey>>,
     /// Port for callers and agents, for the commands that pages suggest.
     port: u16,
 }
@@ -47,7 +47,7 @@ impl Console {
         Self {
             sessions: Sessions::default(),
             session_questions: Semaphore::new(SESSION_QUESTIONS),
-            failures: Mutex::new(AddressLimits::new(SIGN_IN_FAILURES)),
+            failures: Mutex::new(ClientLimits::new(SIGN_IN_FAILURES)),
             port,
         }
     }
@@ -65,7 +65,7 @@ impl Console {
         self.port
     }
 
-    fn failures(&self) -> std::sync::MutexGuard<'_, AddressLimits> {
+    fn failures(&self) -> std::sync::MutexGuard<'_, ClientLimits<AddressKey>> {
         // Consistent even after a panic.
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
