@@ -78,8 +78,9 @@ pub enum Error {
     PathNotFound,
     #[error("this path takes {0} only")]
     MethodNotAllowed(&'static str),
-    #[error("Too many requests from this address; try again later")]
-    AddressRateLimited { retry_after: Duration },
+    /// `client` is the kind of client that is limited.
+    #[error("Too many requests from this {client}; try again later")]
+    ApexRateLimited { client: &'static str, retry_after: Duration },
     #[error("{0}")]
     InvalidRequest(String),
     #[error("the request body is larger than {0} bytes")]
@@ -173,7 +174,7 @@ impl Error {
             Self::TokenAudienceMismatch => (DENIED, ErrorCode::TokenAudienceMismatch, Caller),
             Self::CredentialRevoked => (DENIED, ErrorCode::CredentialRevoked, Policy),
             Self::AuthRateLimited { .. } => (LIMITED, ErrorCode::AuthRateLimited, Caller),
-            Self::AddressRateLimited { .. } => (LIMITED, ErrorCode::RateLimitExceeded, Caller),
+            Self::ApexRateLimited { .. } => (LIMITED, ErrorCode::RateLimitExceeded, Caller),
             Self::TunnelRateLimited { .. } => (LIMITED, ErrorCode::RateLimitExceeded, Agent),
             Self::ServiceKeyInvalid => (DENIED, ErrorCode::ServiceKeyInvalid, Caller),
             Self::ServiceKeyNotAllowed => (DENIED, ErrorCode::ServiceKeyNotAllowed, Policy),
@@ -231,7 +232,7 @@ impl Error {
         match self {
             Self::RateLimited { retry_after }
             | Self::AuthRateLimited { retry_after }
-            | Self::AddressRateLimited { retry_after }
+            | Self::ApexRateLimited { retry_after, .. }
             | Self::TunnelRateLimited { retry_after } => {
                 Some((retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0)).max(1))
             }

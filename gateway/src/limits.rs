@@ -117,6 +117,9 @@ pub(crate) const TOKEN_LIFETIME_MAX: Duration = Duration::from_hours(24);
 pub(crate) const APEX_BODY: usize = gw_shared::identity::enrollment::BODY_MAX;
 /// Time for that body to arrive.
 pub(crate) const APEX_BODY_WITHIN: Duration = Duration::from_secs(10);
+/// Requests to `/enroll/status` and `/csr` of one agent that has proved its enrollment. An unmodified agent sends one every
+/// five seconds while it waits for its approval.
+pub(crate) const ENROLLED_REQUESTS: Rate = Rate::new(60, 60).unwrap();
 /// Waiting requests of workers to the control plane. More are refused (503).
 pub(crate) const CONTROL_JOBS: usize = 256;
 /// Certificates that an agent may request on one tunnel. An agent needs one a day, and a few more after failures.
@@ -155,7 +158,7 @@ pub(crate) const PROXY_HEADER: usize = 536;
 /// Bytes of such a header in version 1, a line of text (proxy-protocol.txt §2.1).
 pub(crate) const PROXY_LINE: usize = 107;
 
-/// Client addresses in one table of limits. A further one replaces the least recently used. Seven sixteenths of a power
+/// Client addresses, or agents, in one table of limits. A further one replaces the least recently used. Seven sixteenths of a power
 /// of two, so that the hash table never grows (see `rate_limit::addresses`).
 pub(crate) const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
 

@@ -4,18 +4,19 @@ use std::net::IpAddr;
 
 use gw_shared::http::{Fields, RequestHead};
 use gw_shared::identity::enrollment::{CsrRequest, EnrollRequest};
-use gw_shared::identity::secret::Secret;
+use gw_shared::identity::secret::{Secret, SecretHash};
 use http::header;
 use http::{Method, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::address_limits::Endpoint;
+use super::limits::ApexBucket;
 use super::{Apex, body, json, only};
 use crate::auth::bearer;
 use crate::control::{AgentProof, Control, ControlError};
 use crate::error::Error;
 use crate::http_message::{CallerGone, RequestBody};
+use crate::store::Directory;
 use crate::strict_json;
 
 impl Apex {
@@ -25,7 +26,9 @@ impl Apex {
         client: IpAddr,
         body: &mut impl RequestBody,
     ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
-        let enrollment: EnrollRequest = match self.charge_and_read(request, client, body).await? {
+        // A token proves no agent: it enrolls one, which has a bucket of its own from then on.
+        let bucket = ApexBucket::Enrollment(client);
+        let enrollment: EnrollRequest = match self.charge_and_read(request, bucket, body).await? {
             Ok(enrollment) => enrollment,
             Err(error) => return Ok(Err(error)),
         };
@@ -39,7 +42,7 @@ impl Apex {
         client: IpAddr,
     ) -> Result<Response<Vec<u8>>, Error> {
         only(&Method::GET, "GET, HEAD", request)?;
-        self.charge(Endpoint::Enrollment, client).await?;
+        self.charge(self.bucket_of(request, client)).await?;
         let id =
             enrollment_id(request).ok_or_else(|| Error::InvalidRequest("?enrollment_id= is missing".to_owned()))?;
         let secret = enrollment_secret(&request.headers).ok_or(Error::EnrollmentInvalid)?;
@@ -53,7 +56,9 @@ impl Apex {
         client: IpAddr,
         body: &mut impl RequestBody,
     ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
-        let CsrRequest { csr, agent_id } = match self.charge_and_read(request, client, body).await? {
+        // A request that an old key signs is charged to the address: a signature costs more to check than a secret.
+        let bucket = self.bucket_of(request, client);
+        let CsrRequest { csr, agent_id } = match self.charge_and_read(request, bucket, body).await? {
             Ok(csr) => csr,
             Err(error) => return Ok(Err(error)),
         };
@@ -83,17 +88,23 @@ impl Apex {
         Ok(reply)
     }
 
-    /// Checks the method and the limit of the address, then reads the body as JSON.
+    /// The bucket of the agent whose enrollment's secret the request has, else that of the address. A worker may not know
+    /// an agent that has just enrolled.
+    fn bucket_of(&self, request: &RequestHead, client: IpAddr) -> ApexBucket {
+        bucket_of(&self.directory.get(), &request.headers, client)
+    }
+
+    /// Checks the method and the limit, then reads the body as JSON.
     async fn charge_and_read<T: DeserializeOwned>(
         &self,
         request: &RequestHead,
-        client: IpAddr,
+        bucket: ApexBucket,
         body: &mut impl RequestBody,
     ) -> Result<Result<T, Error>, CallerGone> {
         if let Err(error) = only(&Method::POST, "POST", request) {
             return Ok(Err(error));
         }
-        if let Err(error) = self.charge(Endpoint::Enrollment, client).await {
+        if let Err(error) = self.charge(bucket).await {
             return Ok(Err(error));
         }
         let read = body::read(body).await?;
@@ -101,6 +112,12 @@ impl Apex {
             strict_json::parse(&body).map_err(|error| Error::InvalidRequest(format!("request body: {error}")))
         }))
     }
+}
+
+fn bucket_of(directory: &Directory, headers: &Fields, client: IpAddr) -> ApexBucket {
+    let secret = enrollment_secret(headers);
+    let agent = secret.and_then(|secret| directory.enrolled(&SecretHash::of(secret.reveal())).cloned());
+    agent.map_or(ApexBucket::Enrollment(client), ApexBucket::Agent)
 }
 
 /// `?enrollment_id=…`
@@ -118,4 +135,93 @@ fn enrollment_secret(headers: &Fields) -> Option<Secret> {
 fn answer(status: StatusCode, reply: &impl Serialize) -> Response<Vec<u8>> {
     // Structs of strings always serialize.
     json(status, serde_json::to_vec(reply).unwrap_or_default(), "no-store")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use gw_shared::id::{AgentId, EnrollmentId};
+    use gw_shared::identity::enrollment::EnrollmentStatus;
+    use http::HeaderValue;
+
+    use super::super::limits::ApexLimits;
+    use super::*;
+    use crate::clock::Timestamp;
+    use crate::hostname::Region;
+    use crate::rate::Rate;
+    use crate::store::{AgentRecord, EnrollmentRecord, Records, StoredRecord};
+
+    const WAITING: u64 = 20;
+
+    /// Records with agents that wait for their approval, each with the secret of its number.
+    fn waiting() -> Directory {
+        let agents = (0..WAITING).map(|number| {
+            let secret = SecretHash::of(&format!("secret {number}"));
+            let enrollment = EnrollmentRecord { id: EnrollmentId::random(), secret, expires_at: Timestamp(i64::MAX) };
+            StoredRecord::Agent(AgentRecord {
+                id: AgentId::random(),
+                account: gw_shared::id::AccountId::new("acme").unwrap(),
+                name: "agent".to_owned(),
+                services: Default::default(),
+                status: EnrollmentStatus::Pending,
+                enrollment_token: None,
+                version: None,
+                enrollment: Some(Box::new(enrollment)),
+                key: None,
+                previous_key: None,
+                certificate_not_after: None,
+                created_at: Timestamp(1),
+            })
+        });
+        Directory::new(&Records::from_iter(agents), &Region::new("eu1", "example.com"), 1)
+    }
+
+    fn with_secret(secret: &str) -> Fields {
+        let value = HeaderValue::try_from(format!("Bearer {secret}")).unwrap();
+        Fields::from_iter([(header::AUTHORIZATION, value)])
+    }
+
+    #[test]
+    fn agents_behind_one_address_wait_for_their_approval_unlimited_and_guesses_are_limited() {
+        let (directory, client) = (waiting(), IpAddr::from([192, 0, 2, 1]));
+        let per_minute = Rate::new(60, 60).unwrap();
+        let (limits, start) = (ApexLimits::new(per_minute, per_minute), Instant::now());
+        let take = |headers: &Fields, at: u64| {
+            limits.take(bucket_of(&directory, headers, client), start + Duration::from_secs(at))
+        };
+        let (mut polls, mut guesses_admitted) = (0, 0);
+        for at in 0..30 * 60 {
+            if at % 5 == 0 {
+                for number in 0..WAITING {
+                    take(&with_secret(&format!("secret {number}")), at).unwrap();
+                    polls += 1;
+                }
+            }
+            // A stranger at the same address guesses twenty times a second.
+            for guess in 0..20 {
+                guesses_admitted += u64::from(take(&with_secret(&format!("secret {at} {guess}")), at).is_ok());
+            }
+            assert!(take(&Fields::new(), at).is_err() || at < 3, "without a secret, after the guesses");
+        }
+        assert_eq!(polls, WAITING * 30 * 12);
+        assert!((30 * 60..=31 * 60).contains(&guesses_admitted), "{guesses_admitted}");
+
+        // An agent that asks without pause is limited by itself.
+        let at = 30 * 60;
+        let hasty = (0..1000).filter(|_| take(&with_secret("secret 7"), at).is_ok()).count();
+        assert!((50..=60).contains(&hasty), "{hasty}");
+        take(&with_secret("secret 8"), at).unwrap();
+    }
+
+    #[test]
+    fn only_the_secret_of_an_enrollment_is_charged_to_its_agent() {
+        let (directory, client) = (waiting(), IpAddr::from([192, 0, 2, 1]));
+        let bucket = |headers: Fields| bucket_of(&directory, &headers, client);
+        assert!(matches!(bucket(with_secret("secret 3")), ApexBucket::Agent(_)));
+        let basic = Fields::from_iter([(header::AUTHORIZATION, HeaderValue::from_static("Basic secret 3"))]);
+        for other in [Fields::new(), basic, with_secret("secret"), with_secret("secret 20"), with_secret("")] {
+            assert_eq!(bucket(other), ApexBucket::Enrollment(client));
+        }
+    }
 }

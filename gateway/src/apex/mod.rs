@@ -1,9 +1,9 @@
 //! Endpoints of the regional apex host: access tokens, the key set, enrollment of agents. Tunnels are told apart by
 //! ALPN and do not come here.
 
-mod address_limits;
 mod body;
 mod enroll;
+mod limits;
 mod other_nodes;
 pub(crate) mod scope;
 pub(crate) mod token;
@@ -18,7 +18,7 @@ use gw_shared::identity::enrollment;
 use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
-pub(crate) use address_limits::{AddressCharge, AddressTables};
+pub(crate) use limits::{ApexCharge, ApexLimits};
 pub(crate) use other_nodes::{NodeQuestions, OtherNodes, routes as routes_between_nodes};
 
 use crate::control::Executor;
@@ -46,9 +46,9 @@ pub(crate) struct Apex {
     pub(crate) token_lifetime: Duration,
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) executor: Executor,
-    pub(crate) addresses: AddressTables,
-    /// Mailboxes of the workers that own addresses.
-    pub(crate) owners: Arc<dyn Post<Box<AddressCharge>>>,
+    pub(crate) limits: ApexLimits,
+    /// Mailboxes of the workers that own buckets.
+    pub(crate) owners: Arc<dyn Post<Box<ApexCharge>>>,
     /// `None` if this gateway is the only node of its region.
     pub(crate) other_nodes: Option<OtherNodes>,
     pub(crate) counters: Rc<Counters>,

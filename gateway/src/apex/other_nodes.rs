@@ -1,7 +1,7 @@
 //! What the apex asks the other nodes of a region. The thread `gw-apex` sends the questions.
 //!
-//! Limits per client address: each address has an owner among the nodes, found by rendezvous hashing. A node takes a request
-//! out of the address's bucket of its own first, and then asks the owner to take it out of the owner's bucket. So one address
+//! Limits per client address and agent: each bucket has an owner among the nodes, found by rendezvous hashing. A node takes a
+//! request out of a bucket of its own first, and then asks the owner to take it out of the owner's bucket. So one client
 //! cannot make a node ask more often than the limit allows. Without an answer of the owner the node's own bucket alone
 //! decides.
 //!
@@ -9,7 +9,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +21,12 @@ use http::{Request, StatusCode};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use super::address_limits::{AddressCharge, Endpoint};
+use super::limits::{ApexBucket, ApexCharge};
 use crate::cluster::NodeClient;
 use crate::limits;
 use crate::mailbox::Post;
 use crate::members::nodes_behind;
-use crate::rate_limit::{AddressKey, Exhausted};
+use crate::rate_limit::Exhausted;
 use crate::region::{Member, NodeSlot, Peering};
 use crate::store::Revision;
 
@@ -84,9 +83,10 @@ impl OtherNodes {
     }
 
     /// Takes a request out of the owner's bucket. `Ok` if this node is the owner, or the owner does not answer.
-    pub(super) async fn take(&self, endpoint: Endpoint, client: IpAddr) -> Result<(), Exhausted> {
-        let Some(owner) = self.owner(client) else { return Ok(()) };
-        let path = format!("/v1/apex-limits/{}/{client}", endpoint.as_str());
+    pub(super) async fn take(&self, bucket: &ApexBucket) -> Result<(), Exhausted> {
+        let Some(owner) = self.owner(bucket) else { return Ok(()) };
+        let (kind, client) = bucket.names();
+        let path = format!("/v1/apex-limits/{kind}/{client}");
         let (reply, answer) = oneshot::channel();
         if self.questions.0.try_send(Question::Charge { owner, path, reply }).is_err() {
             return Ok(());
@@ -112,12 +112,12 @@ impl OtherNodes {
         let _ = answer.await;
     }
 
-    /// The other node that owns the address; `None` if it is this node.
-    fn owner(&self, client: IpAddr) -> Option<Member> {
+    /// The other node that owns the bucket; `None` if it is this node.
+    fn owner(&self, bucket: &ApexBucket) -> Option<Member> {
         let view = self.peering.view()?;
         let placement = view.placement();
         let members = placement.members();
-        let index = AddressKey::from(client).owner_node(members.iter().map(|member| u64::from(member.slot.get())))?;
+        let index = bucket.owner_node(members.iter().map(|member| u64::from(member.slot.get())))?;
         members.get(index).filter(|member| member.slot != placement.here()).cloned()
     }
 }
@@ -137,7 +137,7 @@ impl Question {
                     permits.retain(|_, permits| permits.available_permits() < limits::CLUSTER_KEPT);
                 }
                 let permits = permits.entry(key).or_insert_with(|| Arc::new(Semaphore::new(limits::CLUSTER_KEPT)));
-                // A flood from many addresses opens no further connections: it is limited by each node alone.
+                // A flood from many clients opens no further connections: it is limited by each node alone.
                 let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
                     let _ = reply.send(None);
                     return;
@@ -165,37 +165,40 @@ async fn charge_at(client: &NodeClient, owner: &Member, path: String) -> Option<
     match client.send(owner, request, WITHIN).await {
         Ok(response) if response.status() == StatusCode::OK => serde_json::from_slice(response.body()).ok(),
         Ok(response) => {
-            tracing::debug!(node = owner.slot.get(), status = %response.status(), "no charge of an address");
+            tracing::debug!(node = owner.slot.get(), status = %response.status(), "no charge of a request");
             None
         }
         Err(error) => {
-            tracing::debug!(node = owner.slot.get(), %error, "no charge of an address");
+            tracing::debug!(node = owner.slot.get(), %error, "no charge of a request");
             None
         }
     }
 }
 
-/// The workers that own addresses at this node.
+/// The workers that own buckets at this node.
 #[derive(Clone)]
 struct Owners {
-    mailboxes: Arc<dyn Post<Box<AddressCharge>>>,
+    mailboxes: Arc<dyn Post<Box<ApexCharge>>>,
     workers: usize,
 }
 
 /// Route for other nodes.
-pub(crate) fn routes(mailboxes: Arc<dyn Post<Box<AddressCharge>>>, workers: usize) -> Router {
+pub(crate) fn routes(mailboxes: Arc<dyn Post<Box<ApexCharge>>>, workers: usize) -> Router {
     let owners = Owners { mailboxes, workers };
-    Router::new().route("/v1/apex-limits/{endpoint}/{address}", post(charge)).with_state(owners)
+    Router::new().route("/v1/apex-limits/{kind}/{client}", post(charge)).with_state(owners)
 }
 
 async fn charge(
     State(owners): State<Owners>,
-    Path((endpoint, client)): Path<(Endpoint, IpAddr)>,
+    Path((kind, client)): Path<(String, String)>,
 ) -> Result<Json<Verdict>, StatusCode> {
+    let bucket = ApexBucket::parse(&kind, &client).ok_or(StatusCode::BAD_REQUEST)?;
     let (reply, answer) = oneshot::channel();
-    let owner = AddressKey::from(client).owner(owners.workers);
-    let charge = Box::new(AddressCharge { endpoint, client, reply });
-    owners.mailboxes.post(owner, charge).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let owner = bucket.owner(owners.workers);
+    owners
+        .mailboxes
+        .post(owner, Box::new(ApexCharge { bucket, reply }))
+        .map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     let taken = answer.await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     let exhausted_for_ms = taken.err().map(|Exhausted { until_one, until_full }| (ms(until_one), ms(until_full)));
     Ok(Json(Verdict { exhausted_for_ms }))

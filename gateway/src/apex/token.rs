@@ -14,7 +14,7 @@ use http::{Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 
-use super::address_limits::Endpoint;
+use super::limits::ApexBucket;
 use super::scope::Scope;
 use super::{Apex, body, json};
 use crate::auth::jwt::Claims;
@@ -97,8 +97,8 @@ impl Apex {
         if request.method != Method::POST {
             return Err(Denial::MethodNotAllowed);
         }
-        self.charge(Endpoint::Token, client).await.map_err(|error| match error.retry_after_seconds() {
-            Some(seconds) if matches!(error, Error::AddressRateLimited { .. }) => Denial::RateLimited { seconds },
+        self.charge(ApexBucket::Token(client)).await.map_err(|error| match error.retry_after_seconds() {
+            Some(seconds) if matches!(error, Error::ApexRateLimited { .. }) => Denial::RateLimited { seconds },
             _ => Denial::Unavailable("the gateway is overloaded; try again"),
         })
     }

@@ -10,7 +10,7 @@ use gw_shared::id::RequestIds;
 
 use super::{Peers, Setup, Stop, Worker};
 use crate::agent_releases::AgentReleases;
-use crate::apex::{AddressTables, Apex, NodeQuestions, OtherNodes};
+use crate::apex::{Apex, ApexLimits, NodeQuestions, OtherNodes};
 use crate::cluster::NodeConnections;
 use crate::config::Config;
 use crate::connections::Connections;
@@ -185,7 +185,7 @@ impl Common {
             token_lifetime: config.token_lifetime,
             directory: Rc::clone(&self.directory),
             executor: self.executor.clone(),
-            addresses: AddressTables::new(config.token_requests, config.enrollment_requests),
+            limits: ApexLimits::new(config.token_requests, config.enrollment_requests),
             owners: self.peers.clone(),
             other_nodes,
             counters: Rc::clone(&self.counters),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::apex::AddressCharge;
+use crate::apex::ApexCharge;
 use crate::control::{Replay, ViewApplied};
 use crate::ingress::HandedOver;
 use crate::pipe;
@@ -27,8 +27,8 @@ pub(crate) enum WorkerMessage {
     Replay(Box<Replay>),
     /// Wake one end of a pipe.
     Wake(pipe::Wake),
-    /// Take one request out of the bucket of an address that this worker owns.
-    ChargeAddress(Box<AddressCharge>),
+    /// Take one request out of a bucket of the apex that this worker owns.
+    ChargeApex(Box<ApexCharge>),
     /// Use this directory from now on.
     Directory(Arc<Directory>),
     /// Use this view of the region from now on.

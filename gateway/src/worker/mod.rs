@@ -198,7 +198,7 @@ impl Worker {
             WorkerMessage::Replay(replay) => runtime::spawn(Rc::clone(&self.router.relay).replay(*replay)),
             WorkerMessage::Wake(wake) => wake.deliver(),
             WorkerMessage::Directory(directory) => self.use_directory(directory),
-            WorkerMessage::ChargeAddress(charge) => self.router.apex.addresses.serve(*charge),
+            WorkerMessage::ChargeApex(charge) => self.router.apex.limits.serve(*charge),
             WorkerMessage::View(new) => self.use_view(*new),
             WorkerMessage::NodeLevels(levels) => {
                 self.buckets.borrow_mut().receive(&levels, &self.directory.get(), self.id, Instant::now());

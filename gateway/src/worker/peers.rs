@@ -8,7 +8,7 @@ use crossbeam_channel::Sender;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{NewView, WorkerMessage};
-use crate::apex::AddressCharge;
+use crate::apex::ApexCharge;
 use crate::control::{Replay, ViewApplied, Workers};
 use crate::ingress::{HandedOver, Load};
 use crate::mailbox::{Mailbox, Post};
@@ -127,5 +127,5 @@ macro_rules! post {
 post!(Box<HandedOver>, Connection);
 post!(Box<CrossCoreRequest>, Relay);
 post!(Box<Replay>, Replay);
-post!(Box<AddressCharge>, ChargeAddress);
+post!(Box<ApexCharge>, ChargeApex);
 post!(pipe::Wake, Wake);

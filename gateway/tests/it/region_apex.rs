@@ -1,11 +1,16 @@
-//! A region of several nodes: limits of apex requests per client address.
+//! A region of several nodes: limits of apex requests per client address and per agent.
 
 use std::time::Instant;
 
+use gw_gateway::clock::Timestamp;
+use gw_gateway::store::{EnrollmentRecord, StoredRecord};
+use gw_shared::id::EnrollmentId;
+use gw_shared::identity::secret::SecretHash;
 use http::Method;
 
 use crate::support::apex::APEX;
 use crate::support::caller::connect_to;
+use crate::support::eventually;
 use crate::support::nodes::Nodes;
 
 const PER_MINUTE: u64 = 6;
@@ -41,4 +46,36 @@ fn token_requests_of_an_address_are_limited_over_all_nodes() {
         assert_eq!([0, 1].map(|node| status(&nodes, node, &client)), [400, 400], "{client}");
         assert!((0..=2 * PER_MINUTE).any(|_| status(&nodes, 0, &client) == 429), "{client}");
     }
+}
+
+#[test]
+fn requests_of_an_agent_are_limited_over_all_nodes() {
+    const PER_MINUTE: u64 = 60;
+    let nodes = Nodes::start_with(3, LIMITS);
+    let enrollment = EnrollmentRecord {
+        id: EnrollmentId::random(),
+        secret: SecretHash::of("gw_es_0"),
+        expires_at: Timestamp::now().after(std::time::Duration::from_hours(1)),
+    };
+    let target = format!("/enroll/status?enrollment_id={}", enrollment.id);
+    for node in 0..3 {
+        let control = nodes.gateway(node).control();
+        let mut agent = control.records().agents.into_values().next().unwrap();
+        agent.enrollment = Some(Box::new(enrollment.clone()));
+        control.put(&StoredRecord::Agent(agent)).unwrap();
+    }
+    let poll = |node: usize| {
+        let mut caller = connect_to(&nodes.about(node), APEX, &[b"http/1.1"], None);
+        caller.send(format!("GET {target} HTTP/1.1\r\nHost: {APEX}\r\nAuthorization: Bearer gw_es_0\r\n\r\n"));
+        caller.try_response(&Method::GET).unwrap().status.as_u16()
+    };
+    // A node's workers use the record a moment after it was stored.
+    (0..3).for_each(|node| eventually("the agent is known", || (poll(node) == 200).then_some(())));
+    let began = Instant::now();
+    let statuses: Vec<u16> = (0..3 * PER_MINUTE as usize).map(|n| poll(n % 3)).collect();
+    assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    let admitted = statuses.iter().filter(|status| **status == 200).count() as u64;
+    // Refilled meanwhile: one request a second. Those before are missing.
+    let most = PER_MINUTE + began.elapsed().as_secs() + 1;
+    assert!((PER_MINUTE / 2..=most).contains(&admitted), "{admitted} of at most {most}");
 }
