@@ -30,6 +30,9 @@ use crate::proxy::ProxySettings;
 /// Longest pause between two polls of the status, whatever the gateway requests.
 const POLL_MAX: Duration = Duration::from_secs(300);
 
+/// Pause to which polls slow down, unless the gateway requests a longer one.
+const POLL_SLOWED: Duration = Duration::from_secs(60);
+
 /// Pause before a request that the gateway had no capacity for is repeated, unless the gateway names one.
 const OVERLOAD_PAUSE: Duration = Duration::from_secs(60);
 
@@ -157,6 +160,7 @@ async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Re
 
 async fn wait_for_approval(apex: &ApexClient<'_>, pending: &PendingEnrollment) -> Result<(), EnrollError> {
     let mut logged = false;
+    let mut waited = Duration::ZERO;
     loop {
         let reply =
             retry(RetryOn::Outage, async || apex.status(&pending.enrollment_id, &pending.enrollment_secret).await)
@@ -174,9 +178,16 @@ async fn wait_for_approval(apex: &ApexClient<'_>, pending: &PendingEnrollment) -
             );
             logged = true;
         }
-        let pause = Duration::from_secs(reply.poll_after_seconds.max(1).into());
-        runtime::sleep(pause.min(POLL_MAX)).await;
+        let pause = poll_pause(Duration::from_secs(reply.poll_after_seconds.into()), waited);
+        waited += pause;
+        runtime::sleep(pause).await;
     }
+}
+
+/// Pause before the next poll: as the gateway requests, and longer for an enrollment that has waited long. An approval is
+/// noticed after a tenth more than it took.
+fn poll_pause(requested: Duration, waited: Duration) -> Duration {
+    requested.max((waited / 10).min(POLL_SLOWED)).clamp(Duration::from_secs(1), POLL_MAX)
 }
 
 fn apex_client<'a>(
@@ -222,7 +233,9 @@ async fn retry<R>(
 /// Pause before a request that failed with `error` is repeated; `None` if it is not repeated.
 fn pause(error: &GatewayError, retry_on: RetryOn, backoff: &mut Backoff, random: f64) -> Option<Duration> {
     match error.refusal() {
-        Some(refusal) if refusal.is_overload() => Some(refusal.retry_after.unwrap_or(OVERLOAD_PAUSE)),
+        Some(refusal) if refusal.is_overload() => {
+            Some(refusal.retry_after.unwrap_or(OVERLOAD_PAUSE).max(backoff.next_delay(random)))
+        }
         _ if retry_on == RetryOn::Outage && error.is_transient() => Some(backoff.next_delay(random)),
         _ => None,
     }

@@ -176,6 +176,18 @@ fn requests_are_repeated_only_if_that_is_safe_and_useful() {
     assert_eq!(pause(GatewayError::Closed, RetryOn::Overload), None);
     assert_eq!(pause(GatewayError::Closed, RetryOn::Outage), Some(500));
     assert_eq!(pause(refused(401, None), RetryOn::Outage), None);
+
+    // A gateway that keeps refusing is asked less and less often, and never before the time that it names.
+    let mut backoff = Backoff::default();
+    let pauses = (0..9).map(|_| super::pause(&refused(429, Some(5)), RetryOn::Outage, &mut backoff, 1.0).unwrap());
+    assert_eq!(pauses.map(|pause| pause.as_secs()).collect::<Vec<_>>(), [5, 5, 5, 8, 16, 32, 64, 120, 120]);
+}
+
+#[test]
+fn polls_for_an_approval_slow_down() {
+    let pause = |requested, waited| poll_pause(Duration::from_secs(requested), Duration::from_secs(waited)).as_secs();
+    assert_eq!([0, 50, 100, 300, 600, 86_400].map(|waited| pause(5, waited)), [5, 5, 10, 30, 60, 60]);
+    assert_eq!([pause(0, 0), pause(90, 86_400), pause(3600, 0)], [1, 90, 300]);
 }
 
 #[test]
