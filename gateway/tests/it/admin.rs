@@ -157,18 +157,21 @@ fn a_key_is_refused_as_soon_as_it_is_disabled() {
     let api = Api(&demo.about);
     let new = api.ask("POST", "/accounts/demo/service-keys", &json!({ "allowed_services": ["echo"] })).body;
     let mut caller = connect(&demo);
-    let mut status = || {
+    let mut call = || {
         let key = new["service_key"].as_str().unwrap();
         caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"));
-        caller.response().status.as_u16()
+        caller.response()
     };
     let item = format!("/accounts/demo/service-keys/{}", new["key_id"].as_str().unwrap());
     crate::support::within_a_second("the refusal of a disabled key", || {
         api.ask("PATCH", &item, &json!({ "enabled": true }));
-        eventually("the key opens its service", || (status() == 200).then_some(()));
+        eventually("the key opens its service", || (call().status == 200).then_some(()));
         let begun = std::time::Instant::now();
         api.ask("PATCH", &item, &json!({ "enabled": false }));
-        eventually("the key is refused", || (status() == 502).then_some(()));
+        eventually("the key is refused", || {
+            let refused = call();
+            (refused.status != 200).then(|| assert_eq!(refused.code(), "GW_SERVICE_KEY_INVALID"))
+        });
         begun.elapsed()
     });
 }

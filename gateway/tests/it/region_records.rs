@@ -9,6 +9,7 @@ use gw_gateway::demo::About;
 use gw_shared::id::KeyId;
 
 use crate::support::caller::{self, connect_to};
+use crate::support::http1_peer::Response;
 use crate::support::postgres::Postgres;
 use crate::support::prepared::administer_at;
 use crate::support::process::{self, Running};
@@ -27,8 +28,8 @@ impl Node {
         Self { gateway: Gateway::start(&postgres.config(&data_dir)).unwrap(), data_dir }
     }
 
-    /// Status of a request with this key at this node.
-    fn status(&self, key: &str) -> u16 {
+    /// Response to a request with this key at this node.
+    fn response(&self, key: &str) -> Response {
         let base_url = format!("https://eu1.gw.localhost:{}", self.gateway.address().port());
         let about = About {
             base_url,
@@ -45,7 +46,7 @@ impl Node {
         let mut caller = connect_to(&about, caller::HOST, &[b"http/1.1"], None);
         let host = caller::HOST;
         caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"));
-        caller.response().status.as_u16()
+        caller.response()
     }
 
     fn wait_for(&self, other: &Self) {
@@ -88,10 +89,13 @@ fn a_change_at_one_node_applies_at_all_nodes() {
     let (key_id, key) = setup::service_key(first.gateway.control(), "demo", &["echo"]);
     second.wait_for(&first);
     let _agent = second.agent(folder.path(), &backend.url);
-    eventually("a request is relayed", || (second.status(&key) == 200).then_some(()));
+    eventually("a request is relayed", || (second.response(&key).status == 200).then_some(()));
     let disabled = CallerSecretChanges { enabled: Some(false), ..CallerSecretChanges::default() };
     first.gateway.control().change_caller_secret::<KeyId>(&Actor::Admin, "demo", &key_id, &disabled).unwrap();
-    eventually("the key is refused", || (second.status(&key) != 200).then_some(()));
+    eventually("the key is refused", || {
+        let response = second.response(&key);
+        (response.status != 200).then(|| assert_eq!(response.code(), "GW_SERVICE_KEY_INVALID"))
+    });
     first.wait_for(&second);
     assert_eq!(first.metric("gw_store_revision "), second.metric("gw_store_revision "));
     let audit = |node: &Node| {
@@ -134,7 +138,7 @@ fn relaying_goes_on_while_postgresql_is_away() {
     setup::service(node.gateway.control(), "demo", "echo");
     let (_, key) = setup::service_key(node.gateway.control(), "demo", &["echo"]);
     let _agent = node.agent(folder.path(), &backend.url);
-    eventually("a request is relayed", || (node.status(&key) == 200).then_some(()));
+    eventually("a request is relayed", || (node.response(&key).status == 200).then_some(()));
     let port = node.gateway.address().port();
     let copy = node.data_dir.join("records.sealed");
     let before = node.gateway.control().revision();
@@ -147,7 +151,7 @@ fn relaying_goes_on_while_postgresql_is_away() {
 
     postgres.stop();
     eventually("the node notices", || (node.metric("gw_store_away_seconds ") > 0.0).then_some(()));
-    assert_eq!(node.status(&key), 200);
+    assert_eq!(node.response(&key).status, 200);
     assert_eq!(admin(node.gateway.admin_address(), "/readyz").0, 200);
     let token = fs::read_to_string(node.data_dir.join("admin.token")).unwrap();
     let create = || administer_at(node.gateway.admin_address(), token.trim(), "POST", "/accounts", r#"{"id":"later"}"#);
@@ -158,7 +162,7 @@ fn relaying_goes_on_while_postgresql_is_away() {
     let mut config = postgres.config(&node.data_dir);
     config.listen.set_port(port);
     let node = Node { gateway: Gateway::start(&config).unwrap(), data_dir: node.data_dir };
-    eventually("a request is relayed after the restart", || (node.status(&key) == 200).then_some(()));
+    eventually("a request is relayed after the restart", || (node.response(&key).status == 200).then_some(()));
 
     postgres.resume();
     let create = || administer_at(node.gateway.admin_address(), token.trim(), "POST", "/accounts", r#"{"id":"later"}"#);

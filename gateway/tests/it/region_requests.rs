@@ -362,8 +362,8 @@ fn a_lost_owner_gives_errors_until_the_service_has_moved() {
     waiting.send(nodes.request("GET /", "\r\n"));
     nodes.place(&[other]);
     // Unless its agent takes longer than a request waits.
-    let status = waiting.response().status.as_u16();
-    assert!([200, 504].contains(&status), "{status}");
+    let served = waiting.response();
+    assert!(served.status == 200 || served.code() == "AGENT_UNAVAILABLE", "{}", served.status);
     nodes.wait_for_tunnel(other);
     running.send(nodes.request("GET /", "\r\n"));
     assert_eq!(running.response().body, b"ok");

@@ -25,7 +25,10 @@ fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
 /// The status of one request.
 fn ask(prepared: &Prepared, caller: &mut Caller) -> u16 {
     caller.send(prepared.get("/"));
-    caller.response().status.as_u16()
+    let response = caller.response();
+    // A request fails with 504 for want of a tunnel, and for nothing else.
+    assert!(response.status != 504 || response.code() == "AGENT_UNAVAILABLE");
+    response.status.as_u16()
 }
 
 /// Sends requests on new connections until one is refused, at most `most`. Returns the number of admitted requests.
@@ -108,8 +111,8 @@ fn a_restart_keeps_the_levels_of_rate_limits() {
     // An unreadable file does not prevent a start.
     fs::write(&levels, "{").unwrap();
     let Served { process, .. } = prepared.serve_with(&again);
-    // The rate limit is checked before the tunnel.
-    assert_ne!(ask(&prepared, &mut prepared.connect(address)), 429);
+    // The rate limit is checked before the tunnel, which may be missing.
+    assert!([200, 504].contains(&ask(&prepared, &mut prepared.connect(address))));
     drop((process, agent));
 }
 
