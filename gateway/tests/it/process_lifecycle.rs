@@ -11,6 +11,7 @@ use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
 use crate::support::process::{self, config_text, gw_agent, gw_gateway, send_signal, start_demo};
 use crate::support::programs;
+use crate::support::stopwatch::within_a_second;
 
 #[test]
 fn a_wrong_configuration_exits_with_2_and_names_every_mistake() {
@@ -320,24 +321,22 @@ fn an_agent_stops_after_its_last_request_with_or_without_a_gateway() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
     let (gateway, address) = prepared.serve(0);
-    crate::support::within_a_second("the stop of an agent after its last request", || {
-        let mut agent = prepared.run_agent(address.port(), &backend.url);
-        prepared.wait_for_tunnel(address);
-        let mut caller = prepared.connect(address);
-        caller.send(prepared.get("/held"));
-        backend.wait_for_held();
-        agent.signal("TERM");
-        let mut other = prepared.connect(address);
-        eventually("the gateway sends no more requests to the agent", || {
-            other.send(prepared.get("/"));
-            let response = other.response();
-            (response.status != 200).then(|| assert_eq!(response.code(), "AGENT_UNAVAILABLE"))
-        });
-        let released = Instant::now();
+    let mut agent = prepared.run_agent(address.port(), &backend.url);
+    prepared.wait_for_tunnel(address);
+    let mut caller = prepared.connect(address);
+    caller.send(prepared.get("/held"));
+    backend.wait_for_held();
+    agent.signal("TERM");
+    let mut other = prepared.connect(address);
+    eventually("the gateway sends no more requests to the agent", || {
+        other.send(prepared.get("/"));
+        let response = other.response();
+        (response.status != 200).then(|| assert_eq!(response.code(), "AGENT_UNAVAILABLE"))
+    });
+    within_a_second("the stop of an agent after its last request", || {
         backend.release();
         assert_eq!(caller.response().status, 200);
         assert_eq!(agent.exit_code(), Some(0));
-        released.elapsed()
     });
 
     let mut agent = prepared.run_agent(address.port(), &backend.url);

@@ -1,56 +1,51 @@
 //! Duration of a stop, and requests served during it.
 
 use std::net::TcpStream;
-use std::time::Instant;
+use std::time::Duration;
 
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
 use crate::support::process::Served;
+use crate::support::stopwatch::{Stopwatch, within_a_second};
 use crate::support::successor::admin;
-use crate::support::{eventually, http2_caller, within_a_second};
+use crate::support::{eventually, http2_caller};
 
 // While requests run, an idle connection may stay open for 1 s, and tunnels may take 2 s to end.
 
 #[test]
 fn an_idle_gateway_stops_at_once() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, admin_address, .. }, _agent) = prepared.start(&backend.url);
+    // A connection without a request, as browsers open in advance.
+    let ahead = TcpStream::connect(admin_address).unwrap();
+    // An idle keep-alive connection.
+    let mut kept = prepared.connect(address);
+    kept.send(prepared.get("/"));
+    assert_eq!(kept.response().status, 200);
     within_a_second("the stop of an idle gateway", || {
-        let prepared = Prepared::new();
-        let backend = HeldBackend::start();
-        let (Served { mut process, address, admin_address, .. }, _agent) = prepared.start(&backend.url);
-        // A connection without a request, as browsers open in advance.
-        let ahead = TcpStream::connect(admin_address).unwrap();
-        // An idle keep-alive connection.
-        let mut kept = prepared.connect(address);
-        kept.send(prepared.get("/"));
-        assert_eq!(kept.response().status, 200);
-        let begin = Instant::now();
         process.signal("TERM");
         assert_eq!(process.exit_code(), Some(0));
-        let took = begin.elapsed();
-        assert!(kept.is_closed());
-        drop(ahead);
-        took
     });
+    assert!(kept.is_closed());
+    drop(ahead);
 }
 
 #[test]
 fn an_idle_http2_connection_gets_goaway_and_does_not_delay_a_stop() {
-    within_a_second("the end of an idle HTTP/2 connection", || {
-        let prepared = Prepared::new();
-        let backend = HeldBackend::start();
-        let (Served { mut process, address, .. }, _agent) = prepared.start(&backend.url);
-        let took = http2_caller::on_a_reactor(async {
-            let caller = http2_caller::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
-            assert_eq!(caller.get("/").await.status, 200);
-            let begin = Instant::now();
-            process.signal("TERM");
-            // GOAWAY with NO_ERROR, then the end of the connection.
-            caller.ended.await.unwrap().unwrap();
-            begin.elapsed()
-        });
-        assert_eq!(process.exit_code(), Some(0));
-        took
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, .. }, _agent) = prepared.start(&backend.url);
+    http2_caller::on_a_reactor(async {
+        let caller = http2_caller::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
+        assert_eq!(caller.get("/").await.status, 200);
+        let watch = Stopwatch::start();
+        process.signal("TERM");
+        // GOAWAY with NO_ERROR, then the end of the connection.
+        caller.ended.await.unwrap().unwrap();
+        watch.assert_within(Duration::from_secs(1), "the end of an idle HTTP/2 connection");
     });
+    assert_eq!(process.exit_code(), Some(0));
 }
 
 #[test]

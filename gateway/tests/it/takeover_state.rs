@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::caller::Caller;
+use crate::support::eventually;
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
 use crate::support::process::{Served, config_text, send_signal};
+use crate::support::stopwatch::within_a_second;
 use crate::support::successor::{admin, replace};
-use crate::support::{eventually, within_a_second};
 
 /// Maximum time until a revocation is in force.
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);
@@ -137,76 +138,70 @@ fn callers_wait_for_their_agent_after_a_restart() {
     drop(agent);
 }
 
-/// Sends requests on one kept connection after another until one is refused with `code`, at most for
-/// [`REVOKED_WITHIN`]. Returns the elapsed time, which is at least [`REVOKED_WITHIN`] if no request was refused.
-fn time_to_refusal(prepared: &Prepared, kept: &mut Vec<Caller>, code: &str) -> Duration {
-    let begin = Instant::now();
+/// Sends requests on one kept connection after another until one is refused with `code`, within [`REVOKED_WITHIN`].
+fn wait_until_refused(prepared: &Prepared, kept: &mut Vec<Caller>, code: &str) {
     let pause = REVOKED_WITHIN / u32::try_from(kept.len()).unwrap();
-    while let Some(mut caller) = kept.pop() {
-        caller.send(prepared.get("/"));
-        let response = caller.response();
-        if response.status != 200 && response.code() == code {
-            return begin.elapsed();
+    within_a_second(code, || {
+        while let Some(mut caller) = kept.pop() {
+            caller.send(prepared.get("/"));
+            let response = caller.response();
+            if response.status != 200 && response.code() == code {
+                return;
+            }
+            std::thread::sleep(pause);
         }
-        std::thread::sleep(pause);
-    }
-    begin.elapsed().max(REVOKED_WITHIN)
+        panic!("no request is refused with {code}");
+    });
 }
 
 #[test]
 fn revocations_reach_replaced_processes() {
-    within_a_second("revocations at processes that were replaced", || {
-        let prepared = Prepared::new();
-        let backend = HeldBackend::start();
-        let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
-        let (mut running, mut others) = (prepared.connect(address), kept_connections(&prepared, address, 30));
-        running.send(prepared.get("/held"));
-        let mut kept = others.split_off(15);
-        let second = replace(process.id(), &log);
-        // A chain of three processes: the first two drain.
-        let third = replace(second.0, &log);
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
+    let (mut running, mut others) = (prepared.connect(address), kept_connections(&prepared, address, 30));
+    running.send(prepared.get("/held"));
+    let mut kept = others.split_off(15);
+    let second = replace(process.id(), &log);
+    // A chain of three processes: the first two drain.
+    let third = replace(second.0, &log);
 
-        let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
-        assert_eq!(prepared.administer(admin_address, "DELETE", &key, &json!({})), 204);
-        let by_key = time_to_refusal(&prepared, &mut others, "GW_SERVICE_KEY_INVALID");
-        assert_eq!(prepared.administer(admin_address, "PATCH", SERVICE, &json!({ "enabled": false })), 200);
-        let took = by_key.max(time_to_refusal(&prepared, &mut kept, "GW_SERVICE_DISABLED"));
-        // The running request is not affected, but needs its agent.
-        let agents = fs::read(prepared.path("agent/agent.json")).unwrap();
-        let agent: Value = serde_json::from_slice(&agents).unwrap();
-        let agent = format!("/accounts/demo/agents/{}/revoke", agent["agent_id"].as_str().unwrap());
-        assert_eq!(prepared.administer(admin_address, "POST", &agent, &json!({})), 200);
-        assert_eq!(running.response().code(), "GW_RELAY_ERROR");
-        drop(running);
-        assert_eq!(process.exit_code(), Some(0));
-        third.stop();
-        drop(second);
-        took
-    });
+    let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
+    assert_eq!(prepared.administer(admin_address, "DELETE", &key, &json!({})), 204);
+    wait_until_refused(&prepared, &mut others, "GW_SERVICE_KEY_INVALID");
+    assert_eq!(prepared.administer(admin_address, "PATCH", SERVICE, &json!({ "enabled": false })), 200);
+    wait_until_refused(&prepared, &mut kept, "GW_SERVICE_DISABLED");
+    // The running request is not affected, but needs its agent.
+    let agents = fs::read(prepared.path("agent/agent.json")).unwrap();
+    let agent: Value = serde_json::from_slice(&agents).unwrap();
+    let agent = format!("/accounts/demo/agents/{}/revoke", agent["agent_id"].as_str().unwrap());
+    assert_eq!(prepared.administer(admin_address, "POST", &agent, &json!({})), 200);
+    assert_eq!(running.response().code(), "GW_RELAY_ERROR");
+    drop(running);
+    assert_eq!(process.exit_code(), Some(0));
+    third.stop();
+    drop(second);
 }
 
 #[test]
 fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_ones() {
-    within_a_second("the refusal of requests without a successor", || {
-        let prepared = Prepared::new();
-        let backend = HeldBackend::start();
-        let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
-        let (mut running, mut kept) = (prepared.connect(address), kept_connections(&prepared, address, 10));
-        running.send(prepared.get("/held"));
-        let second = replace(process.id(), &log);
-        // Changes are passed from one process to the next, so the second successor matters as well.
-        let third = replace(second.0, &log);
-        assert!(send_signal(third.0, "KILL"));
-        // Without a successor the process would not learn of revocations.
-        let took = time_to_refusal(&prepared, &mut kept, "GW_OVERLOADED");
-        backend.release();
-        assert_eq!(running.response().status, 200);
-        drop((running, kept));
-        assert_eq!(process.exit_code(), Some(0));
-        eventually("the second process has ended", || second.has_ended().then_some(()));
-        assert!(admin_is_gone(admin_address));
-        took
-    });
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
+    let (mut running, mut kept) = (prepared.connect(address), kept_connections(&prepared, address, 10));
+    running.send(prepared.get("/held"));
+    let second = replace(process.id(), &log);
+    // Changes are passed from one process to the next, so the second successor matters as well.
+    let third = replace(second.0, &log);
+    assert!(send_signal(third.0, "KILL"));
+    // Without a successor the process would not learn of revocations.
+    wait_until_refused(&prepared, &mut kept, "GW_OVERLOADED");
+    backend.release();
+    assert_eq!(running.response().status, 200);
+    drop((running, kept));
+    assert_eq!(process.exit_code(), Some(0));
+    eventually("the second process has ended", || second.has_ended().then_some(()));
+    assert!(admin_is_gone(admin_address));
 }
 
 fn admin_is_gone(address: SocketAddr) -> bool {

@@ -22,6 +22,7 @@ pub(crate) mod proxy_protocol;
 pub(crate) mod region;
 pub(crate) mod request_log;
 pub(crate) mod setup;
+pub(crate) mod stopwatch;
 pub(crate) mod successor;
 pub(crate) mod tinyproxy;
 pub(crate) mod tunnel_frames;
@@ -56,17 +57,9 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// Asserts that one of five runs of `attempt` measures less than a second. A busy machine delays some runs, a fault
-/// delays all.
-pub(crate) fn within_a_second(what: &str, mut attempt: impl FnMut() -> Duration) {
-    let mut took = Vec::new();
-    while took.last().is_none_or(|last| *last >= Duration::from_secs(1)) {
-        assert!(took.len() < 5, "{what} took {took:?}");
-        took.push(attempt());
-    }
-}
-
 /// The reports of all workers. On a busy machine the report of a worker can be missing at first.
+///
+/// A worker reports after it has put in force what was published before, such as a change of the records.
 pub(crate) fn reports(demo: &Demo) -> Vec<WorkerReport> {
     let control = demo.gateway().control();
     eventually("all workers report", || Some(control.reports()).filter(|reports| reports.len() == control.workers()))
