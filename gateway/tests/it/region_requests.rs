@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use gw_gateway::control::Actor;
 use gw_gateway::rate::Rate;
@@ -217,7 +216,11 @@ fn a_caller_that_leaves_cancels_its_request_at_the_backend() {
 fn a_slow_reader_holds_up_the_backend() {
     const LENGTH: usize = 400_000_000;
     let (nodes, _agent, owner, other) = with_agent(&backend::start(|mut peer| {
-        while peer.request_head().is_ok() {
+        while let Ok(head) = peer.request_head() {
+            if head.target.path() == "/small" {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+                continue;
+            }
             peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n"));
             let piece = [7; 64 * 1024];
             let mut left = LENGTH;
@@ -230,11 +233,16 @@ fn a_slow_reader_holds_up_the_backend() {
     caller.send(nodes.request("GET /", "\r\n"));
     let head = caller.response_head(&Method::GET).unwrap();
     assert_eq!(head.status, 200);
-    // Held bytes stay within windows, however long the caller does not read.
+    // Held bytes stay within windows, however long the caller does not read. Each response on the same tunnel gives the
+    // stalled one a turn to send a frame of 16 KiB: without windows, these turns would send 16 MiB.
     eventually("the tunnel holds bytes", || (nodes.tunnels(owner)[0].held_bytes > 0).then_some(()));
-    std::thread::sleep(Duration::from_millis(200));
-    let held = nodes.tunnels(owner)[0].held_bytes;
-    assert!(held <= 8 << 20, "{held}");
+    let mut others = nodes.connect(other);
+    for _ in 0..1024 {
+        others.send(nodes.request("GET /small", "\r\n"));
+        assert_eq!(others.response().body, b"ok");
+        let held = nodes.tunnels(owner)[0].held_bytes;
+        assert!(held <= 8 << 20, "{held}");
+    }
     drop(caller);
     wait_until_idle(&nodes, owner);
 }
