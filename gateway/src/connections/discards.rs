@@ -129,8 +129,8 @@ mod tests {
                 }
                 assert_eq!(ended, [0, 1]);
                 discards.end();
-                for at in 2..all.len() {
-                    assert_eq!(futures_util::poll!(&mut all[at]), std::task::Poll::Ready(None));
+                for left in &mut all[2..] {
+                    assert_eq!(futures_util::poll!(left), std::task::Poll::Ready(None));
                 }
                 assert!(discards.under_way.borrow().is_empty());
             })

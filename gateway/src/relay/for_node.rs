@@ -270,10 +270,11 @@ impl ResponseSink for LinkSink<'_> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
-        Ok(match trailers {
-            Some(trailers) => self.sender.finish_with_trailers(write_trailers(&trailers))?,
-            None => self.sender.finish()?,
-        })
+        let finished = match trailers {
+            Some(trailers) => self.sender.finish_with_trailers(write_trailers(&trailers)),
+            None => self.sender.finish(),
+        };
+        Ok(finished?)
     }
 
     async fn flush(&mut self) -> Result<(), CallerGone> {
