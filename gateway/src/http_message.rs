@@ -121,6 +121,10 @@ pub(crate) trait ResponseSink {
     async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone>;
     /// Sends the written data.
     async fn flush(&mut self) -> Result<(), CallerGone>;
+    /// Bytes that were written and are still in this process, as far as the charge for the response has to cover them.
+    fn unsent(&self) -> usize {
+        0
+    }
     /// Notes how far the request has got, before its final head. Of use to a sink that passes it on.
     fn progress(&mut self, _progress: Progress) {}
     /// Notes the bytes of the request body that the backend took, if known. Follows [`Self::end`]. Of use to a sink that

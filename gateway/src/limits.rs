@@ -235,6 +235,8 @@ pub(crate) const CROSS_CORE_REQUESTS: usize = 8 * KIB;
 pub(crate) const PIPE_FRAMES: usize = 16;
 /// Bytes in one pipe between workers. If full, the sender waits.
 pub(crate) const PIPE_BYTES: usize = 64 * KIB;
+/// Memory that is charged for one pipe: one frame may be larger than [`PIPE_BYTES`] if it is alone.
+pub(crate) const PIPE_MEMORY: usize = 72 * KIB;
 /// Frames that one receiver takes before other tasks of the worker run.
 pub(crate) const PIPE_FRAMES_PER_TURN: usize = 32;
 
@@ -345,7 +347,7 @@ const RELAY_MAX: usize = tunnel::window::FIRST as usize + tunnel::endpoint::STRE
 /// [`RELAY_MAX`] with the largest window, for a long path and few streams.
 const LONG_RELAY_MAX: usize = tunnel::window::MOST as usize + tunnel::endpoint::STREAM_SEND_BUFFER;
 /// Additional memory of the two pipes of a request that crosses workers.
-const CROSS_CORE_MAX: usize = 2 * (PIPE_BYTES + tunnel::frame::DATA_MAX);
+const CROSS_CORE_MAX: usize = 2 * PIPE_MEMORY;
 
 /// Memory of a connection before its handshake is complete: a ClientHello in the receive buffer and in the session, and
 /// the rest of the session.
@@ -363,6 +365,8 @@ const _: () = assert!(tunnel::window::LEAST as usize + tunnel::endpoint::STREAM_
 // The budget of a link has room for streams with the first window.
 const _: () =
     assert!(LINK_BUDGET >= 32 * tunnel::window::FIRST as usize && LINK_REQUESTS <= tunnel::endpoint::STREAMS_MAX);
+// A pipe has room for any head: with at most 128 fields, each in an entry of 72 bytes.
+const _: () = assert!(PIPE_MEMORY >= PIPE_BYTES && PIPE_MEMORY >= tunnel::response::HEAD.head + 128 * 72);
 // Queues of all pairs of pipes.
 const _: () = assert!(CROSS_CORE_REQUESTS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // The mailbox has room for the wakes of all requests that cross cores, and for other messages.

@@ -142,6 +142,11 @@ fn workers(out: &mut Exposition, reports: &[WorkerReport]) {
     });
     gauge("gw_node_links", "Open links to other nodes of the region.", |report| report.node_links as f64);
     gauge("gw_node_requests", "Requests in progress for callers of other nodes.", |report| report.node_requests as f64);
+    let help = "Bytes charged for relayed requests: what they hold, and what they may still receive without asking.";
+    gauge("gw_relay_memory_bytes", help, |report| report.relay_bytes as f64);
+    let help =
+        "Limit of bytes charged for relayed requests: the worker's part of relay_memory_mib, less kernel memory.";
+    gauge("gw_relay_memory_limit_bytes", help, |report| report.relay_limit as f64);
     let help = "Bytes in the kernel's socket buffers of callers' connections.";
     gauge("gw_connections_kernel_bytes", help, |report| report.socket_bytes as f64);
     let help = "Limit of bytes in the kernel's socket buffers of callers' connections, for all workers together.";
@@ -236,9 +241,11 @@ fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory
         "Flow-control window of a stream; the largest of the service's tunnels.",
         |tunnels| tunnels.window as f64,
     );
-    gauge("gw_tunnel_held_bytes", "Bytes of responses received from agents and not yet sent to callers.", |tunnels| {
-        tunnels.held as f64
-    });
+    gauge(
+        "gw_tunnel_held_bytes",
+        "Bytes of heads and bodies that wait: for callers to read responses, and for agents to read requests.",
+        |tunnels| tunnels.held as f64,
+    );
     gauge("gw_tunnel_slots", "Concurrent requests that the service's agents accept.", |tunnels| tunnels.slots as f64);
     gauge(
         "gw_tunnel_slots_in_use",
@@ -341,6 +348,8 @@ mod tests {
             crossings_served: 0,
             node_links: 0,
             node_requests: 0,
+            relay_bytes: 0,
+            relay_limit: 0,
             socket_bytes: 0,
             socket_limit: 0,
             busy_per_mille: 10,

@@ -24,6 +24,10 @@ use crate::http1;
 use crate::limits;
 use crate::route::Router;
 
+/// Largest buffer of a head, in bytes, that is kept while a body follows. A larger head is also written apart from the body:
+/// what is charged for it covers one copy.
+const HEAD_BUFFER_KEPT: usize = 4 * 1024;
+
 /// Serves one connection until either side ends it: requests one after another, responses in the same order.
 ///
 /// Not an async function: the future of an async function stores its arguments twice.
@@ -289,6 +293,9 @@ impl H1ResponseSink<'_> {
     }
 
     async fn write(&mut self, data: &[u8], last: bool) -> Result<(), CallerGone> {
+        if self.out.len() > HEAD_BUFFER_KEPT {
+            self.write_out().await?;
+        }
         let mut size = [0; 18];
         let (start, end): (&[u8], &[u8]) = match self.framing {
             Framing::Chunked if last => (body::chunk_start(data.len(), &mut size), body::LAST_CHUNK_END),
@@ -300,6 +307,14 @@ impl H1ResponseSink<'_> {
         self.guard.carried();
         self.out.clear();
         self.body_ended = last;
+        Ok(())
+    }
+
+    async fn write_out(&mut self) -> Result<(), CallerGone> {
+        let mut pieces = [IoSlice::new(&self.out)];
+        self.stream.write_all(&mut pieces).await.map_err(|_| CallerGone)?;
+        self.out.clear();
+        self.out.shrink_to(HEAD_BUFFER_KEPT);
         Ok(())
     }
 }
@@ -314,6 +329,7 @@ impl ResponseSink for H1ResponseSink<'_> {
             self.rest.set(Rest::Coming);
         }
         head::write_response(&mut self.out, head.status, &head.headers, Framing::None, Connection::Persists);
+        drop(head);
         self.flush().await
     }
 
@@ -359,11 +375,13 @@ impl ResponseSink for H1ResponseSink<'_> {
 
     async fn flush(&mut self) -> Result<(), CallerGone> {
         if !self.out.is_empty() {
-            let mut pieces = [IoSlice::new(&self.out)];
-            self.stream.write_all(&mut pieces).await.map_err(|_| CallerGone)?;
-            self.out.clear();
+            self.write_out().await?;
         }
         self.stream.flush().await.map_err(|_| CallerGone)
+    }
+
+    fn unsent(&self) -> usize {
+        self.stream.unsent()
     }
 
     fn has_withheld_body(&self) -> bool {

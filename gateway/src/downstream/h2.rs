@@ -238,6 +238,8 @@ async fn serve_request(
     let mut response = H2ResponseSink {
         is_head: parts.method == Method::HEAD,
         ended: false,
+        queued: 0,
+        awaited: None,
         stream: &stream,
         meter: &connection.0.meter,
     };
@@ -394,11 +396,39 @@ struct H2ResponseSink<'a> {
     is_head: bool,
     /// The stream ended with its head.
     ended: bool,
+    /// Bytes of heads and data that h2 was given.
+    queued: usize,
+    /// This stream, once h2 was given an end that [`ResponseSink::end`] waits for.
+    awaited: Option<u32>,
     stream: &'a RefCell<Stream>,
     meter: &'a Meter,
 }
 
+impl Drop for H2ResponseSink<'_> {
+    fn drop(&mut self) {
+        if let Some(stream) = self.awaited {
+            self.meter.forget_end(stream);
+        }
+    }
+}
+
+/// Bytes of a response that may still wait in h2 when the response is complete. The end of a larger one is waited for, so
+/// that what is charged for it covers what h2 holds.
+const LEFT_IN_H2: usize = 16 * 1024;
+
 impl H2ResponseSink<'_> {
+    /// Records that h2 was given the end of the stream. Call it in the same turn.
+    fn ended(&mut self) {
+        self.ended = true;
+        if self.queued > LEFT_IN_H2
+            && let Stream::Answering(stream) = &*self.stream.borrow()
+        {
+            let stream = stream.stream_id().as_u32();
+            self.meter.end_follows(stream);
+            self.awaited = Some(stream);
+        }
+    }
+
     fn poll_data(&self, cx: &mut Context<'_>, data: &mut Bytes, last: bool) -> Poll<Result<(), CallerGone>> {
         match &mut *self.stream.borrow_mut() {
             Stream::Answering(stream) => stream::poll_send(stream, cx, data, last).map_err(|_| CallerGone),
@@ -414,6 +444,9 @@ impl ResponseSink for H2ResponseSink<'_> {
             return Ok(());
         }
         set_content_length(&mut head.headers, Framing::None);
+        // h2 queues any number of heads.
+        self.meter.until_not_blocked().await;
+        self.queued += size_of_fields(&head.headers);
         match &mut *self.stream.borrow_mut() {
             Stream::Asked(respond) => respond.send_informational(response(head)).map_err(|_| CallerGone),
             Stream::Answering(_) => Ok(()),
@@ -429,17 +462,22 @@ impl ResponseSink for H2ResponseSink<'_> {
             announced.of_response(head.status, if self.is_head { &Method::HEAD } else { &Method::GET })
         };
         set_content_length(&mut head.headers, framing);
-        self.ended = !head.has_body || matches!(framing, Framing::None | Framing::Described(_));
+        let ends = !head.has_body || matches!(framing, Framing::None | Framing::Described(_));
+        self.queued += size_of_fields(&head.headers);
         let mut stream = self.stream.borrow_mut();
         let Stream::Asked(respond) = &mut *stream else { return Err(CallerGone) };
         let request_id = tracing::enabled!(tracing::Level::DEBUG).then(|| head.headers.get(X_GW_REQUEST_ID).cloned());
-        let answering = respond.send_response(response(head), self.ended).map_err(|error| {
+        let answering = respond.send_response(response(head), ends).map_err(|error| {
             let request_id = request_id.flatten();
             let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
             tracing::debug!(request_id, %error, "response head not sent");
             CallerGone
         })?;
         *stream = Stream::Answering(answering);
+        drop(stream);
+        if ends {
+            self.ended();
+        }
         Ok(())
     }
 
@@ -447,31 +485,43 @@ impl ResponseSink for H2ResponseSink<'_> {
         if self.ended || data.is_empty() {
             return Ok(());
         }
+        self.queued += data.len();
         std::future::poll_fn(|cx| self.poll_data(cx, &mut data, last)).await?;
-        self.ended = last;
+        if last {
+            self.ended();
+        }
         Ok(())
     }
 
     async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
-        if std::mem::replace(&mut self.ended, true) {
-            return Ok(());
-        }
-        match &mut *self.stream.borrow_mut() {
-            Stream::Answering(stream) => {
-                let has_trailers = trailers.is_some();
-                stream::finish(stream, trailers).map_err(|_| CallerGone)?;
-                if has_trailers {
-                    self.meter.trailers_follow(stream.stream_id().as_u32());
+        if !self.ended {
+            self.queued += trailers.as_ref().map_or(0, size_of_fields);
+            let has_trailers = trailers.is_some();
+            match &mut *self.stream.borrow_mut() {
+                Stream::Answering(stream) => {
+                    stream::finish(stream, trailers).map_err(|_| CallerGone)?;
+                    if has_trailers {
+                        self.meter.trailers_follow(stream.stream_id().as_u32());
+                    }
                 }
-                Ok(())
+                Stream::Asked(_) => return Err(CallerGone),
             }
-            Stream::Asked(_) => Err(CallerGone),
+            self.ended();
         }
+        if let Some(stream) = self.awaited {
+            self.meter.until_sent(stream).await;
+        }
+        Ok(())
     }
 
     async fn flush(&mut self) -> Result<(), CallerGone> {
         // The task of the connection sends queued frames.
         Ok(())
+    }
+
+    fn unsent(&self) -> usize {
+        // h2 does not tell how much of its buffer is used.
+        limits::HTTP2_SEND_BUFFER
     }
 
     fn has_begun(&self) -> bool {
@@ -496,6 +546,10 @@ impl ResponseSink for H2ResponseSink<'_> {
         };
         runtime::timeout(limits::HEAD, sent).await.unwrap_or(Err(CallerGone))
     }
+}
+
+fn size_of_fields(fields: &Fields) -> usize {
+    fields.iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
 }
 
 fn response(head: ResponseHead) -> Response<()> {

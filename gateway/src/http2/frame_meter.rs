@@ -12,6 +12,7 @@ use std::time::Instant;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 
 use super::sent_frames::{Next, SentFrames};
 use crate::limits;
@@ -164,6 +165,9 @@ pub(crate) struct Meter {
     abuse: Cell<Option<&'static str>>,
     /// The last write was pending: the socket buffer is full.
     blocked: Cell<bool>,
+    /// Notified when the connection takes bytes again, when the end of a response has passed, and when it is gone.
+    passed: Notify,
+    is_gone: Cell<bool>,
 }
 
 impl Meter {
@@ -173,6 +177,8 @@ impl Meter {
             sent: RefCell::default(),
             abuse: Cell::default(),
             blocked: Cell::default(),
+            passed: Notify::new(),
+            is_gone: Cell::default(),
         }
     }
 
@@ -184,6 +190,30 @@ impl Meter {
     /// Whether h2 may hold frames back because the socket buffer is full.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked.get()
+    }
+
+    /// Waits while h2 may hold frames back because the socket buffer is full.
+    pub(crate) async fn until_not_blocked(&self) {
+        while self.blocked.get() && !self.is_gone.get() {
+            self.passed.notified().await;
+        }
+    }
+
+    /// Records that h2 was given the end of `stream`, which [`Self::until_sent`] waits for.
+    pub(crate) fn end_follows(&self, stream: u32) {
+        self.sent.borrow_mut().end_follows(stream);
+    }
+
+    /// Forgets an end that is no longer waited for.
+    pub(crate) fn forget_end(&self, stream: u32) {
+        self.sent.borrow_mut().end_passed(stream);
+    }
+
+    /// Waits until h2 has sent the end of `stream`.
+    pub(crate) async fn until_sent(&self, stream: u32) {
+        while self.sent.borrow().awaits_end_of(stream) && !self.is_gone.get() {
+            self.passed.notified().await;
+        }
     }
 
     /// Records that h2 was given the trailers of `stream`.
@@ -216,6 +246,13 @@ pub(crate) struct Metered {
 impl Metered {
     pub(crate) fn new(stream: TlsStream, meter: Rc<Meter>) -> Self {
         Self { stream, meter, pause: None, head_due: None }
+    }
+}
+
+impl Drop for Metered {
+    fn drop(&mut self) {
+        self.meter.is_gone.set(true);
+        self.meter.passed.notify_waiters();
     }
 }
 
@@ -282,14 +319,18 @@ impl AsyncWrite for Metered {
         let passed = match frames.look(pieces) {
             Next::Send(most) => {
                 let sent = poll_write_some(&this.stream, cx, pieces, most);
-                this.meter.blocked.set(sent.is_pending());
+                if this.meter.blocked.replace(sent.is_pending()) && sent.is_ready() {
+                    this.meter.passed.notify_waiters();
+                }
                 let sent = ready!(sent)?;
                 this.meter.frames.borrow_mut().sent(sent);
                 sent
             }
             Next::Discard(count) => count,
         };
-        frames.passed(pieces, passed);
+        if frames.passed(pieces, passed) {
+            this.meter.passed.notify_waiters();
+        }
         if frames.has_bare_response() && this.meter.abuse().is_none() {
             this.meter.end_for(HEADER_LIST, cx);
         }

@@ -32,8 +32,17 @@ struct FrameHeader {
 
 impl FrameHeader {
     const HEADERS: u8 = 1;
+    const DATA: u8 = 0;
+    const RST_STREAM: u8 = 3;
     const GOAWAY: u8 = 7;
     const END_STREAM: u8 = 1;
+
+    fn ends_stream(&self) -> bool {
+        match self.kind {
+            Self::DATA | Self::HEADERS => self.flags & Self::END_STREAM != 0,
+            kind => kind == Self::RST_STREAM,
+        }
+    }
 
     /// Trailers, or a response without a body.
     fn ends_stream_with_fields(&self) -> bool {
@@ -79,6 +88,8 @@ pub(crate) struct SentFrames {
     position: Position,
     /// Streams with trailers that h2 has not sent yet. Entries of streams that are reset remain.
     trailers: Vec<u32>,
+    /// Streams whose responses wait until h2 has sent their ends.
+    ending: Vec<u32>,
     bare_response: bool,
 }
 
@@ -88,6 +99,22 @@ impl SentFrames {
         if self.trailers.len() < limits::HTTP2_TRAILERS_WAITING {
             self.trailers.push(stream);
         }
+    }
+
+    /// Waits for the end of `stream`, which h2 was given.
+    pub(crate) fn end_follows(&mut self, stream: u32) {
+        self.ending.push(stream);
+    }
+
+    /// Whether the end of `stream` has yet to be sent.
+    pub(crate) fn awaits_end_of(&self, stream: u32) -> bool {
+        self.ending.contains(&stream)
+    }
+
+    /// Removes a stream from those whose ends are waited for. Returns whether it was one.
+    pub(crate) fn end_passed(&mut self, stream: u32) -> bool {
+        let at = self.ending.iter().position(|ending| *ending == stream);
+        at.map(|at| self.ending.swap_remove(at)).is_some()
     }
 
     /// Whether a response without a request id was found. From then on only GOAWAY is sent: later header blocks depend
@@ -154,23 +181,26 @@ impl SentFrames {
         if is_goaway { Next::Send(length) } else { Next::Discard(length) }
     }
 
-    /// Records that the first `count` bytes of `pieces` were sent or discarded.
-    pub(crate) fn passed(&mut self, pieces: &[IoSlice<'_>], count: usize) {
-        let mut count = count;
+    /// Records that the first `count` bytes of `pieces` were sent or discarded. Returns whether the end of a response that
+    /// waits for it was among them.
+    pub(crate) fn passed(&mut self, pieces: &[IoSlice<'_>], count: usize) -> bool {
+        let (mut count, mut has_end) = (count, false);
         for piece in pieces {
             let mut rest = &piece[..piece.len().min(count)];
             count -= rest.len();
             while !rest.is_empty() {
                 let (taken, header) = self.position.advance(rest);
                 rest = &rest[taken..];
-                if let Some(header) = header
-                    && header.ends_stream_with_fields()
+                let Some(header) = header else { continue };
+                has_end |= !self.ending.is_empty() && header.ends_stream() && self.end_passed(header.stream);
+                if header.ends_stream_with_fields()
                     && let Some(at) = self.trailers.iter().position(|stream| *stream == header.stream)
                 {
                     self.trailers.swap_remove(at);
                 }
             }
         }
+        has_end
     }
 }
 
@@ -208,6 +238,24 @@ mod tests {
             rest = &rest[count..];
         }
         sent
+    }
+
+    #[test]
+    fn the_end_of_a_stream_that_is_waited_for_is_found_when_it_is_sent() {
+        let (end, headers_of_5) = (FrameHeader::END_STREAM, headers(0, 5, 30));
+        for last in [frame(DATA, end, 5, 10), headers(end, 5, 30), frame(FrameHeader::RST_STREAM, 0, 5, 4)] {
+            let mut frames = SentFrames::default();
+            frames.end_follows(5);
+            frames.end_follows(7);
+            for bytes in [&headers_of_5, &frame(DATA, 0, 5, 10), &headers(end, 9, 30)] {
+                assert!(!frames.passed(&[IoSlice::new(bytes)], bytes.len()));
+            }
+            assert!(frames.awaits_end_of(5));
+            let (begin, rest) = last.split_at(HEADER - 1);
+            assert!(!frames.passed(&[IoSlice::new(begin)], begin.len()));
+            assert!(frames.passed(&[IoSlice::new(rest)], rest.len()));
+            assert!(!frames.awaits_end_of(5) && frames.awaits_end_of(7));
+        }
     }
 
     #[test]

@@ -228,6 +228,7 @@ async fn receive_body(
             Poll::Ready(part) => part,
             Poll::Pending => {
                 response.flush().await?;
+                download.release(0, response.unsent());
                 std::future::poll_fn(|cx| download.poll_part(cx)).await
             }
         };
@@ -239,7 +240,7 @@ async fn receive_body(
                     scope.note(Stage::ResponseData(&data));
                 }
                 response.data(data, last).await?;
-                download.release(bytes);
+                download.release(bytes, response.unsent());
             }
             Part::Trailers(fields) => trailers = Some(fields),
             Part::End => {

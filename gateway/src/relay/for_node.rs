@@ -64,7 +64,8 @@ async fn drive(upstream: &Rc<Upstream>, nodes: &Rc<Nodes>, stream: &TlsStream) -
     let last_received = stream.socket().last_received();
     stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
     stream.socket().limit_unsent(UNSENT)?;
-    let tunnel = Tunnel::new(Endpoint::agent(limits::LINK_REQUESTS));
+    let share = upstream.tunnels.relay_memory.links();
+    let tunnel = Tunnel::new(Endpoint::agent_within(limits::LINK_REQUESTS, share));
     tunnel.with(|endpoint| endpoint.set_credit(window::FIRST as usize, limits::LINK_BUDGET));
     let driven = pin!(std::future::poll_fn(|cx| {
         let driven = tunnel.poll_drive(cx, stream, &mut |_| Ok(()));
@@ -96,7 +97,7 @@ async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (St
     let framing = if is_upgrade { Framing::None } else { head.framing };
     let has_body = framing.has_body() || is_upgrade;
     let is_announced = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
-    let request = match owned.and_then(|label| open(&upstream, &label, head)) {
+    let request = match owned.and_then(|label| open(&upstream, &label, head, &sender)) {
         Ok(request) => request,
         Err(refused) => return refuse(&sender, None, &refused),
     };
@@ -147,8 +148,14 @@ async fn owned(nodes: &Nodes, head: &RequestHead) -> Result<String, Refused> {
     }
 }
 
-/// Checks that the caller may call the service, then admits and opens the request.
-fn open(upstream: &Upstream, label: &str, mut head: RequestHead) -> Result<UpstreamRequest, Refused> {
+/// Checks that the caller may call the service, then charges the stream of `sender` to its account, admits and opens the
+/// request.
+fn open(
+    upstream: &Upstream,
+    label: &str,
+    mut head: RequestHead,
+    sender: &StreamSender,
+) -> Result<UpstreamRequest, Refused> {
     let principal = wire::take_principal(&mut head.headers);
     let open = || {
         let directory = upstream.directory.get();
@@ -158,6 +165,10 @@ fn open(upstream: &Upstream, label: &str, mut head: RequestHead) -> Result<Upstr
         }
         let by = principal.ok_or(Error::TunnelProtocol)?;
         let request = Authenticated::by_node(&directory, service, by)?;
+        let memory = upstream.tunnels.relay_memory.account(&request.service.account);
+        if !sender.charge_to(memory.share()) {
+            return Err(memory.refusal());
+        }
         upstream.open_here(request, outbound(head))
     };
     open().map_err(Refused::Error)

@@ -2,9 +2,9 @@
 
 use std::pin::pin;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
-use gw_shared::http::{Part, fields};
+use gw_shared::http::{Fields, Part, fields};
 
 use super::carry::Stopped;
 use crate::http_message::{BodyError, CallerGone, RequestBody, ResponseSink};
@@ -20,7 +20,12 @@ pub(super) async fn open_on_node(
     response: &mut impl ResponseSink,
 ) -> Result<UpstreamRequest, Stopped> {
     let short = match request.short_body() {
-        Some(length) => Some(collect(scope, length, body).await.map_err(|error| Stopped::by_body(error, response))?),
+        Some(length) => {
+            let kept = request.reserve(length).map_err(Stopped::Failed)?;
+            let collected = collect(scope, length, body).await;
+            let (data, trailers) = collected.map_err(|error| Stopped::by_body(error, response))?;
+            Some(ShortBody { data, trailers, _kept: kept })
+        }
         None => None,
     };
     match select(pin!(request.send(short)), pin!(body.gone())).await {
@@ -34,7 +39,11 @@ pub(super) async fn open_on_node(
 }
 
 /// Receives a body of this length.
-async fn collect(scope: &RequestScope, length: usize, body: &mut impl RequestBody) -> Result<ShortBody, BodyError> {
+async fn collect(
+    scope: &RequestScope,
+    length: usize,
+    body: &mut impl RequestBody,
+) -> Result<(Bytes, Option<Fields>), BodyError> {
     let mut whole = BytesMut::new();
     loop {
         match body.part().await? {
@@ -42,18 +51,18 @@ async fn collect(scope: &RequestScope, length: usize, body: &mut impl RequestBod
                 let last = body.is_done();
                 scope.note(Stage::RequestData { data: &data, last });
                 if last && whole.is_empty() {
-                    return Ok(ShortBody { data, trailers: None });
+                    return Ok((data, None));
                 }
                 whole.reserve(length.saturating_sub(whole.len()));
                 whole.extend_from_slice(&data);
                 if last {
-                    return Ok(ShortBody { data: whole.freeze(), trailers: None });
+                    return Ok((whole.freeze(), None));
                 }
             }
             end => {
                 scope.note(Stage::RequestEnd);
                 let trailers = if let Part::Trailers(trailers) = end { Some(trailers) } else { None };
-                return Ok(ShortBody { data: whole.freeze(), trailers: trailers.map(fields::end_to_end_trailers) });
+                return Ok((whole.freeze(), trailers.map(fields::end_to_end_trailers)));
             }
         }
     }

@@ -29,10 +29,6 @@ pub(crate) struct FlowControl {
     /// Time of the last byte before the last request ended. Valid while there are no requests.
     quiet_since: Cell<Instant>,
     memory: AccountMemory,
-    /// Bytes that all streams may be granted, as of the last measurement.
-    allowance: Cell<usize>,
-    /// Bytes that the endpoint has granted, as counted in `memory`.
-    counted: Cell<usize>,
     /// Payload of the last PING that measures the path, and when it was queued.
     probe: Cell<(u64, Instant)>,
     /// Shortest time from such a PING to its answer. Longer than the round trip of TCP if there is a proxy between.
@@ -51,9 +47,7 @@ impl FlowControl {
             tuner: RefCell::default(),
             streams: Cell::new(0),
             quiet_since: Cell::new(now),
-            allowance: Cell::new(memory.allowance(0, 0)),
             memory,
-            counted: Cell::new(0),
             probe: Cell::new((heartbeat::PAYLOAD, now)),
             quickest_answer: Cell::new(None),
         }
@@ -67,9 +61,9 @@ impl FlowControl {
         self.tuner.borrow().window()
     }
 
-    /// Bytes received from the agent and not yet sent to callers.
+    /// Bytes received from the agent and not yet sent to callers, and the other way round.
     pub(super) fn held_bytes(&self) -> usize {
-        self.tunnel.with(|endpoint| endpoint.unread())
+        self.tunnel.with(|endpoint| endpoint.held())
     }
 
     /// Time since the last request ended; zero while a request runs.
@@ -82,39 +76,23 @@ impl FlowControl {
         self.gauge.borrow().as_ref()?.read().ok()?.smoothed_rtt
     }
 
-    /// Counts a request before its stream is opened. Returns the credit for its response; fails if there is no memory
-    /// for it.
-    pub(super) fn enter(&self) -> Result<usize, Error> {
-        self.memory.enter()?;
+    /// Counts a request before its stream is opened. Returns the credit that its response may have, as far as there is
+    /// memory for it.
+    pub(super) fn enter(&self) -> usize {
         self.streams.set(self.streams.get() + 1);
-        self.settle();
-        let wanted = self.tunnel.with(|endpoint| endpoint.window());
-        let left = self.allowance.get().saturating_sub(self.counted.get()).min(self.memory.left());
-        if left < wanted {
-            // Smaller windows make room for further streams.
-            self.next_measurement.set(self.last_received.get());
-        }
-        Ok(wanted.min(left).max(window::LEAST as usize))
+        self.tunnel.with(|endpoint| endpoint.window())
+    }
+
+    /// Error of a request for which there is no memory.
+    pub(super) fn refusal(&self) -> Error {
+        self.memory.refusal()
     }
 
     /// Removes a request from the count.
     pub(super) fn leave(&self) {
         self.streams.set(self.streams.get() - 1);
-        self.memory.leave();
-        self.settle();
         if self.streams.get() == 0 {
             self.quiet_since.set(self.last_received.get());
-        }
-    }
-
-    /// Counts the bytes that the endpoint has granted. Called when that number may have changed.
-    pub(super) fn settle(&self) {
-        let committed = self.tunnel.with(|endpoint| endpoint.committed());
-        let counted = self.counted.replace(committed);
-        if committed > counted {
-            self.memory.add(committed - counted);
-        } else {
-            self.memory.remove(counted - committed);
         }
     }
 
@@ -126,16 +104,15 @@ impl FlowControl {
         }
         self.next_measurement.set(now + window::INTERVAL);
         let Some(traffic) = self.traffic() else { return };
-        self.settle();
-        let unread: Vec<usize> = self.tunnel.with(|endpoint| endpoint.unread_by_stream().collect());
+        let (committed, unread): (_, Vec<usize>) =
+            self.tunnel.with(|endpoint| (endpoint.committed(), endpoint.unread_by_stream().collect()));
         let demand = Demand { streams: self.streams.get(), unread: &unread };
-        let allowance = self.memory.allowance(demand.streams, self.counted.get());
+        let allowance = (committed + self.memory.share().left_beyond_least()).min(window::TUNNEL_BUDGET);
         let mut tuner = self.tuner.borrow_mut();
         let window = tuner.look(now, traffic, &demand, allowance);
         let is_new = window != tuner.window();
         tuner.set(window);
         drop(tuner);
-        self.allowance.set(allowance);
         self.tunnel.with(|endpoint| endpoint.set_credit(window as usize, allowance));
         if is_new {
             tracing::debug!(bytes = window, ?traffic, streams = demand.streams, "window");
@@ -172,11 +149,5 @@ impl FlowControl {
         let info = self.gauge.borrow().as_ref()?.read().ok()?;
         let rtt = info.shortest_rtt.unwrap_or_default().max(self.quickest_answer.get().unwrap_or_default());
         Some(Traffic { received: info.received, sent: info.acknowledged, rtt })
-    }
-}
-
-impl Drop for FlowControl {
-    fn drop(&mut self) {
-        self.memory.remove(self.counted.get());
     }
 }

@@ -19,6 +19,7 @@ use gw_shared::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull, STREAMS_BEY
 use gw_shared::tunnel::frame::REQUEST_HEAD;
 use gw_shared::tunnel::head::OutboundRequest;
 use gw_shared::tunnel::heartbeat;
+use gw_shared::tunnel::ledger::Share;
 use gw_shared::tunnel::text::{error_line, printable};
 use gw_shared::tunnel::transport::Transport;
 use gw_shared::version::{self, Version};
@@ -106,9 +107,9 @@ impl Drop for InFlight {
     }
 }
 
-/// The gateway's end of a tunnel to an agent of this version.
-fn endpoint(agent: Version) -> Endpoint {
-    let endpoint = Endpoint::gateway();
+/// The gateway's end of a tunnel to an agent of this version, whose streams are charged to `share`.
+fn endpoint(agent: Version, share: Rc<Share>) -> Endpoint {
+    let endpoint = Endpoint::gateway_within(share);
     if agent.line == version::PREVIOUS { endpoint.without_upload_reports() } else { endpoint }
 }
 
@@ -172,7 +173,6 @@ pub(crate) async fn drive(session: &Session, stream: &impl Transport) -> Result<
     std::future::poll_fn(|cx| {
         session.flow.adjust();
         let driven = session.tunnel.poll_drive(cx, stream, &mut after_receive);
-        session.flow.settle();
         session.waiting.look_again(&session.service.label);
         driven
     })
@@ -192,8 +192,9 @@ impl Session {
     /// A session on the connection of `socket`, which is not registered yet.
     pub(crate) fn new(tunnels: &Tunnels, socket: &Socket, party: Party) -> Rc<Self> {
         let Party { agent, version, service } = party;
-        let tunnel = Tunnel::new(endpoint(version));
-        let flow = FlowControl::new(tunnel.clone(), socket, tunnels.relay_memory.account(&service.account));
+        let memory = tunnels.relay_memory.account(&service.account);
+        let tunnel = Tunnel::new(endpoint(version, Rc::clone(memory.share())));
+        let flow = FlowControl::new(tunnel.clone(), socket, memory);
         Rc::new(Self {
             agent,
             version,
@@ -221,7 +222,7 @@ impl Session {
         self: &Rc<Self>,
         request: &OutboundRequest,
     ) -> Result<(StreamSender, StreamReceiver, InFlight), Error> {
-        let credit = self.flow.enter()?;
+        let credit = self.flow.enter();
         let in_flight = InFlight { session: Rc::clone(self), opened: Instant::now() };
         let opened = self.tunnel.open(credit, !request.has_body(), |out| request.write(out));
         let (sender, receiver) = opened.map_err(|error| {
@@ -231,10 +232,10 @@ impl Session {
                 OpenError::StreamLimit => Error::AgentConcurrencyLimit,
                 OpenError::Congested => Error::Overloaded("waiting for the agent of this service to read requests"),
                 OpenError::HeadTooLarge => Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)),
+                OpenError::Memory => self.flow.refusal(),
                 OpenError::Lost => Error::TunnelLost,
             }
         })?;
-        self.flow.settle();
         Ok((sender, receiver, in_flight))
     }
 

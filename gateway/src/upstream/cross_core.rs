@@ -9,6 +9,7 @@ use super::{Frame, PendingResponse, Upload, Upstream, UpstreamRequest};
 use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::http_message::OpenedStream;
+use crate::limits;
 use crate::pipe;
 
 /// A request on its way to the worker that owns its service.
@@ -31,6 +32,8 @@ impl Upstream {
     ) -> Result<UpstreamRequest, Error> {
         let (worker, owner) = (self.worker, request.service.owner);
         let has_upload = outbound.has_body();
+        let pipes = if has_upload { 2 } else { 1 };
+        let memory = self.tunnels.relay_memory.reserve(&request.service.account, pipes * limits::PIPE_MEMORY)?;
         let (upload_in, upload_out) = has_upload.then(|| pipe::pipe(worker, owner, Arc::clone(&self.wakes))).unzip();
         let (response_in, response_out) = pipe::pipe(owner, worker, Arc::clone(&self.wakes));
         let opened = Arc::default();
@@ -45,7 +48,7 @@ impl Upstream {
         self.counters.crossings.increment();
         Ok(UpstreamRequest {
             upload: upload_in.map_or(Upload::None, Upload::CrossCore),
-            response: PendingResponse::CrossCore { pipe: response_out, opened, has_upload, head: None },
+            response: PendingResponse::CrossCore { pipe: response_out, opened, has_upload, head: None, memory },
         })
     }
 }

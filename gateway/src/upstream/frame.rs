@@ -1,6 +1,7 @@
 //! Frames of a response between two workers. The frames of a request body are its parts.
 
-use gw_shared::http::Part;
+use gw_shared::http::{Fields, Part};
+use http::{HeaderName, HeaderValue};
 
 use crate::error::Error;
 use crate::http_message::{Progress, ResponseHead};
@@ -28,7 +29,8 @@ impl pipe::PipeFrame for Frame {
     fn bytes(&self) -> usize {
         match self {
             Self::Part(part) => part.bytes(),
-            Self::Head(_) | Self::Broken(_) | Self::Uploaded(_) => 0,
+            Self::Head(received) => received.head.as_ref().map_or(0, |head| size_of_fields(&head.headers)),
+            Self::Broken(_) | Self::Uploaded(_) => 0,
         }
     }
 }
@@ -37,7 +39,37 @@ impl pipe::PipeFrame for Part {
     fn bytes(&self) -> usize {
         match self {
             Self::Data(data) => data.len(),
-            Self::Trailers(_) | Self::End => 0,
+            Self::Trailers(trailers) => size_of_fields(trailers),
+            Self::End => 0,
         }
+    }
+}
+
+/// Memory of fields: their text, and an entry for each.
+fn size_of_fields(fields: &Fields) -> usize {
+    let entry = size_of::<(HeaderName, HeaderValue)>();
+    fields.iter().map(|(name, value)| name.as_str().len() + value.len() + entry).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipe::PipeFrame;
+
+    #[test]
+    fn heads_and_trailers_count_with_their_fields() {
+        let fields = |length: usize| {
+            let value = HeaderValue::try_from("v".repeat(length)).unwrap();
+            Fields::from_iter([(HeaderName::from_static("x-a"), value)])
+        };
+        for length in [0, 50_000] {
+            let bytes = length + "x-a".len();
+            assert!((bytes..bytes + 100).contains(&Part::Trailers(fields(length)).bytes()));
+            let head =
+                ResponseHead { status: http::StatusCode::OK, headers: fields(length), has_body: true, upgrade: None };
+            let head = HeadResult { progress: Progress::default(), head: Ok(head) };
+            assert!((bytes..bytes + 100).contains(&Frame::Head(Box::new(head)).bytes()));
+        }
+        assert_eq!(Part::End.bytes(), 0);
     }
 }

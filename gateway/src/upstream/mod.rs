@@ -34,6 +34,7 @@ use crate::http_message::{OpenedStream, Progress, ResponseHead};
 use crate::lifecycle::Lifecycle;
 use crate::limits;
 use crate::mailbox::Post;
+use crate::memory::relay::Reserved;
 use crate::ownership::WorkerId;
 use crate::pipe::{self, Closed};
 use crate::rate_limit::Buckets;
@@ -145,6 +146,8 @@ pub(crate) enum PendingResponse {
         has_upload: bool,
         /// The final head, once received.
         head: Option<Box<HeadResult>>,
+        /// Charge for the pipes of the request.
+        memory: Reserved,
     },
 }
 
@@ -153,12 +156,23 @@ pub(crate) struct Download {
     source: Source,
     /// Part that was received with the head.
     first: Option<Part>,
+    /// Bytes that were passed on and not released.
+    unreleased: usize,
 }
 
 /// Source of a response body.
 enum Source {
-    Tunnel { body: ReceivedBody, has_body: bool, carrier: Carrier },
-    CrossCore { pipe: pipe::Receiver<Frame>, has_upload: bool },
+    Tunnel {
+        body: ReceivedBody,
+        has_body: bool,
+        carrier: Carrier,
+    },
+    CrossCore {
+        pipe: pipe::Receiver<Frame>,
+        has_upload: bool,
+        /// Charges the pipes until dropped.
+        _memory: Reserved,
+    },
 }
 
 impl Upload {
@@ -248,8 +262,9 @@ impl PendingResponse {
     async fn receive_head(self) -> (Progress, Result<(ResponseHead, Source), Error>) {
         match self {
             Self::Tunnel(response) => response.head(),
-            Self::CrossCore { pipe, has_upload, head: Some(received), .. } => {
-                (received.progress, received.head.map(|head| (head, Source::CrossCore { pipe, has_upload })))
+            Self::CrossCore { pipe, has_upload, head: Some(received), memory, .. } => {
+                let source = |head| (head, Source::CrossCore { pipe, has_upload, _memory: memory });
+                (received.progress, received.head.map(source))
             }
             Self::CrossCore { head: None, .. } => (self.progress(), Err(Error::TunnelLost)),
         }
@@ -259,7 +274,7 @@ impl PendingResponse {
 impl Download {
     /// Takes the first part if it was received; fails if the body is already broken.
     async fn begin(source: Source) -> Result<Self, Error> {
-        let mut download = Self { source, first: None };
+        let mut download = Self { source, first: None, unreleased: 0 };
         if let Poll::Ready(first) = futures_util::poll!(std::future::poll_fn(|cx| download.poll_part(cx))) {
             download.first = Some(first?);
         }
@@ -272,7 +287,8 @@ impl Download {
             return Poll::Ready(Ok(first));
         }
         match &mut self.source {
-            // Data that the agent sends nevertheless is reset with the stream.
+            // Data that the agent sends nevertheless is reset with the stream, whose charge covers the head until the caller has
+            // it.
             Source::Tunnel { has_body: false, .. } => Poll::Ready(Ok(Part::End)),
             Source::Tunnel { body, .. } => response::poll_part(body, cx),
             Source::CrossCore { pipe, .. } => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
@@ -305,12 +321,19 @@ impl Download {
         }
     }
 
-    /// Releases `bytes` of the body to the window of the stream, once they were passed on.
-    pub(crate) fn release(&mut self, bytes: usize) {
+    /// Records that `bytes` of the body were passed on. Releases what was passed on to the window of the stream, except
+    /// the last `unsent` bytes, which are still in this process.
+    pub(crate) fn release(&mut self, bytes: usize, unsent: usize) {
+        self.unreleased += bytes;
+        let released = self.unreleased.saturating_sub(unsent);
+        if released == 0 {
+            return;
+        }
+        self.unreleased -= released;
         match &mut self.source {
-            Source::Tunnel { body, .. } if bytes > 0 => body.release(bytes),
+            Source::Tunnel { body, .. } => body.release(released),
             // A pipe gives credit when a frame is received.
-            Source::Tunnel { .. } | Source::CrossCore { .. } => {}
+            Source::CrossCore { .. } => {}
         }
     }
 }

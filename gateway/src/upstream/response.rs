@@ -24,6 +24,7 @@ use super::cross_node::{OnNode, Refused, read_notice, read_refusal, timing};
 use crate::error::Error;
 use crate::http_message::{OpenedStream, Progress, ResponseHead};
 use crate::limits;
+use crate::memory::relay::at_account_limit;
 use crate::tunnel::session::InFlight;
 
 /// The parts of a request that decide how its response is read.
@@ -134,7 +135,9 @@ impl TunnelResponse {
                     Err(invalid) => break Err(Error::invalid_response(invalid)),
                 },
                 Ok(part) => break Ok(part),
-                Err(Closed::Reset(_) | Closed::Here | Closed::Lost) => break Err(self.carrier.lost()),
+                // The endpoint had no room for a head.
+                Err(Closed::Here) => break Err(at_account_limit()),
+                Err(Closed::Reset(_) | Closed::Lost) => break Err(self.carrier.lost()),
             }
         };
         self.received = Some(ended);

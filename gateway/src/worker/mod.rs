@@ -302,6 +302,8 @@ impl Worker {
             crossings_served: self.upstream.cross_core_served.get(),
             node_links: self.nodes.as_ref().map_or(0, |nodes| nodes.open_links()),
             node_requests: self.nodes.as_ref().map_or(0, |nodes| nodes.requests_served.get()),
+            relay_bytes: self.tunnels.relay_memory.charged(),
+            relay_limit: self.tunnels.relay_memory.limit(),
             socket_bytes: self.socket_memory.held(),
             socket_limit: self.socket_memory.limit(),
             busy_per_mille: self.peers.busy[self.id.0].load(Ordering::Relaxed),

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use gw_gateway::control::Actor;
 use gw_gateway::rate::Rate;
@@ -90,8 +91,27 @@ fn wait_until_idle(nodes: &Nodes, owner: usize) {
     });
 }
 
+/// Bytes that a node has charged for relayed requests.
+fn charged(nodes: &Nodes, node: usize) -> usize {
+    nodes.gateway(node).control().reports().iter().map(|report| report.relay_bytes).sum()
+}
+
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 253) as u8).collect()
+}
+
+#[test]
+fn a_short_body_is_charged_before_it_arrives() {
+    const LENGTH: usize = 60_000;
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let (body, mut caller) = (pattern(LENGTH), nodes.connect(other));
+    caller.send(nodes.request("POST /whole", &format!("Content-Length: {LENGTH}\r\n\r\n")));
+    caller.send(&body[..1000]);
+    eventually("the body is charged", || (charged(&nodes, other) >= LENGTH).then_some(()));
+    assert_eq!(charged(&nodes, owner), 0, "the request was not sent");
+    caller.send(&body[1000..]);
+    assert_eq!(caller.response().body, body);
+    eventually("nothing is charged", || (charged(&nodes, other) + charged(&nodes, owner) == 0).then_some(()));
 }
 
 #[test]

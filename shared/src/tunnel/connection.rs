@@ -11,6 +11,7 @@ use bytes::Bytes;
 
 use super::endpoint::{Closed, Endpoint, OpenError, Outgoing, OutgoingFull, ReceivedPart, StreamKey, Violation};
 use super::frame::Kind;
+use super::ledger::Share;
 use super::transport::Transport;
 use crate::runtime;
 
@@ -84,6 +85,18 @@ impl Tunnel {
         write_head: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(StreamSender, StreamReceiver), OpenError> {
         let key = self.with(|endpoint| endpoint.open(credit, end, write_head))?;
+        Ok(self.halves(key))
+    }
+
+    /// Opens a stream whose memory is charged to `share`: see [`Endpoint::open_for`].
+    pub fn open_for(
+        &self,
+        share: Rc<Share>,
+        credit: usize,
+        end: bool,
+        write_head: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(StreamSender, StreamReceiver), OpenError> {
+        let key = self.with(|endpoint| endpoint.open_for(share, credit, end, write_head))?;
         Ok(self.halves(key))
     }
 
@@ -252,6 +265,12 @@ impl StreamSender {
     /// Breaks the body off behind the data that was sent, with the code of the error.
     pub fn break_off(&self, code: &'static str) -> Result<(), Closed> {
         self.tunnel.with(|endpoint| endpoint.break_off(self.key, code))
+    }
+
+    /// Charges the memory of the stream to `share` from now on. Changes nothing and returns false if that has no room.
+    #[must_use]
+    pub fn charge_to(&self, share: &Rc<Share>) -> bool {
+        self.tunnel.with(|endpoint| endpoint.charge_to(self.key, share))
     }
 
     /// Ends both directions at once and discards what waits in them.

@@ -15,6 +15,7 @@ pub mod frame;
 pub mod handshake;
 pub mod head;
 pub mod heartbeat;
+pub mod ledger;
 pub mod response;
 pub mod text;
 pub mod timing;

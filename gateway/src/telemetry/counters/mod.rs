@@ -154,6 +154,10 @@ pub struct WorkerReport {
     pub node_links: usize,
     /// Requests in progress for callers of other nodes.
     pub node_requests: usize,
+    /// Bytes that are charged for relayed requests.
+    pub relay_bytes: usize,
+    /// Limit of these bytes.
+    pub relay_limit: usize,
     /// Bytes that the kernel holds for callers' connections, at the last measurement.
     pub socket_bytes: usize,
     /// Limit of these bytes for all workers together.

@@ -247,6 +247,8 @@ mod tests {
             crossings_served: 0,
             node_links: 0,
             node_requests: 0,
+            relay_bytes: 0,
+            relay_limit: 0,
             socket_bytes: 0,
             socket_limit: 0,
             busy_per_mille: 0,

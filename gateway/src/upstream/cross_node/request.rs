@@ -18,7 +18,7 @@ use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::http_message::OpenedStream;
 use crate::limits;
-use crate::memory::relay::AccountMemory;
+use crate::memory::relay::Reserved;
 use crate::region::{Destination, Member};
 use crate::upstream::response::{Carrier, RequestTraits, TunnelResponse};
 use crate::upstream::{PendingResponse, Upload, Upstream, UpstreamRequest};
@@ -35,6 +35,8 @@ pub(crate) struct CrossNodeRequest {
 pub(crate) struct ShortBody {
     pub(crate) data: Bytes,
     pub(crate) trailers: Option<Fields>,
+    /// Charge for the data.
+    pub(crate) _kept: Reserved,
 }
 
 /// A request on a link.
@@ -45,16 +47,7 @@ pub(in crate::upstream) struct OnNode {
     pub(in crate::upstream) first: Option<ReceivedPart>,
     /// When the request was sent.
     pub(in crate::upstream) sent: Instant,
-    _counted: (link::OnLink, CountedStream),
-}
-
-/// Counts one stream against the memory for relayed requests.
-struct CountedStream(AccountMemory);
-
-impl Drop for CountedStream {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
+    _counted: link::OnLink,
 }
 
 /// Why a request was not served.
@@ -82,6 +75,11 @@ impl CrossNodeRequest {
             return None;
         }
         usize::try_from(self.outbound.framing.content_length()?).ok()
+    }
+
+    /// Charges a body of `bytes` to the account of the service before it is received.
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<Reserved, Error> {
+        self.upstream.tunnels.relay_memory.reserve(&self.request.service.account, bytes)
     }
 
     fn waits_for_acceptance(&self) -> bool {
@@ -142,8 +140,8 @@ impl CrossNodeRequest {
     async fn send_here(mut self, body: Option<ShortBody>) -> Result<UpstreamRequest, Error> {
         wire::take_principal(&mut self.outbound.headers);
         let mut opened = self.upstream.open_here(self.request, self.outbound)?;
-        if let Some(ShortBody { data, trailers }) = body {
-            // Does not wait, because a short body fits into the first credit. The response says why it was not taken.
+        if let Some(ShortBody { data, trailers, .. }) = body {
+            // A short body fits into the first credit. The response says why it was not taken.
             if opened.upload.send(data, trailers.is_none()).await.is_ok() && trailers.is_some() {
                 let _ = opened.upload.finish(trailers).await;
             }
@@ -164,15 +162,15 @@ impl CrossNodeRequest {
             return Err(Failed::Retry(Retry::Unreachable));
         };
         let memory = self.upstream.tunnels.relay_memory.account(&self.request.service.account);
-        memory.enter().map_err(Failed::Refused)?;
-        let (sent, counted) = (Instant::now(), (link.count(), CountedStream(memory)));
-        let outbound = &self.outbound;
-        let opened = tunnel.open(window::FIRST as usize, !outbound.has_body(), |out| outbound.write(out));
+        let (sent, counted) = (Instant::now(), link.count());
+        let (outbound, share) = (&self.outbound, Rc::clone(memory.share()));
+        let opened = tunnel.open_for(share, window::FIRST as usize, !outbound.has_body(), |out| outbound.write(out));
         let (sender, receiver) = opened.map_err(|error| match error {
             OpenError::StreamLimit | OpenError::Congested => Failed::Refused(Error::Overloaded("overloaded")),
             OpenError::HeadTooLarge => {
                 Failed::Refused(Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)))
             }
+            OpenError::Memory => Failed::Refused(memory.refusal()),
             OpenError::Lost => Failed::Retry(Retry::Unreachable),
         })?;
         if let Some(body) = body {
@@ -196,7 +194,7 @@ impl CrossNodeRequest {
     }
 }
 
-/// Sends a whole body. Does not wait: it fits into the first credit.
+/// Sends a whole body, which fits into the first credit.
 async fn send_short(sender: &StreamSender, body: &ShortBody) {
     // If the owner has refused the request already, its answer says so.
     let sent = sender.send(body.data.clone(), body.trailers.is_none()).await;

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::thread;
 use std::time::Duration;
 
-use gw_gateway::demo::Demo;
+use gw_gateway::demo::{About, Demo};
 use gw_gateway::telemetry::counters::TunnelReport;
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::frame::{HEADER, Header, Kind, StreamId};
@@ -35,6 +35,20 @@ pub(crate) struct Enrolled {
     service_key: String,
 }
 
+/// A TLS connection that has presented this certificate for the service at `host` and sent no request.
+pub(crate) fn connection(
+    about: &About,
+    host: &str,
+    identity: (CertificateDer<'static>, PrivateKeyDer<'static>),
+) -> Peer<Tls> {
+    let mut peer = connect_to(about, host, &[tunnel::ALPN], Some(identity));
+    while peer.stream.conn.is_handshaking() {
+        peer.stream.conn.complete_io(&mut peer.stream.sock).unwrap();
+    }
+    peer.stream.sock.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    peer
+}
+
 /// A frame from the gateway.
 #[derive(Debug)]
 pub(crate) struct Frame {
@@ -62,21 +76,12 @@ pub(crate) fn enroll(demo: &Demo) -> Enrolled {
 impl Enrolled {
     /// A TLS connection that has presented the certificate and sent no request.
     pub(crate) fn connection(&self, demo: &Demo) -> Peer<Tls> {
-        let identity = (self.certificate.clone(), self.key.clone_key());
-        let mut peer = connect_to(&demo.about, HOST, &[tunnel::ALPN], Some(identity));
-        while peer.stream.conn.is_handshaking() {
-            peer.stream.conn.complete_io(&mut peer.stream.sock).unwrap();
-        }
-        peer.stream.sock.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        peer
+        connection(&demo.about, HOST, (self.certificate.clone(), self.key.clone_key()))
     }
 
     /// An upgraded connection on which the agent has sent no frame.
     pub(crate) fn upgraded(&self, demo: &Demo) -> Tunnel {
-        let mut peer = self.connection(demo);
-        peer.send(handshake::request(HOST, None));
-        assert_eq!(peer.response_head(&Method::GET).unwrap().status, 101);
-        Tunnel(peer)
+        Tunnel::upgrade(self.connection(demo), HOST)
     }
 
     /// A tunnel that the gateway has registered.
@@ -124,6 +129,13 @@ impl Enrolled {
 }
 
 impl Tunnel {
+    /// Upgrades a connection for the service at `host`.
+    pub(crate) fn upgrade(mut peer: Peer<Tls>, host: &str) -> Self {
+        peer.send(handshake::request(host, None));
+        assert_eq!(peer.response_head(&Method::GET).unwrap().status, 101);
+        Self(peer)
+    }
+
     /// The next frame. A PING is answered, a RESET is not.
     pub(crate) fn next(&mut self) -> io::Result<Frame> {
         let header = self.0.bytes(HEADER)?;

@@ -152,6 +152,11 @@ impl Session {
         !self.outgoing.is_empty()
     }
 
+    /// Bytes of unsent records.
+    pub(super) fn unsent(&self) -> usize {
+        self.outgoing.len()
+    }
+
     /// Passes unsent bytes to `send`, and removes as many as it returns.
     pub(super) fn send_with(&mut self, send: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
         self.outgoing.send_with(send)

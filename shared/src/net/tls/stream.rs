@@ -190,6 +190,11 @@ impl TlsStream {
         }
     }
 
+    /// Encrypted bytes that the socket has not taken.
+    pub fn unsent(&self) -> usize {
+        self.session.borrow().unsent()
+    }
+
     /// Sends all encrypted bytes.
     pub fn poll_send(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.session.borrow().has_unsent() {

@@ -1,10 +1,12 @@
 //! Received bytes.
 
+use std::rc::Rc;
+
 use bytes::Bytes;
 
 use super::credit::GRANT_LEAST;
 use super::stream::{Ended, Stream, Upload};
-use super::{Endpoint, Role, UNKNOWN, wake};
+use super::{Endpoint, Role, StreamKey, UNKNOWN, wake};
 use crate::tunnel::control;
 use crate::tunnel::frame::{
     DATA_MAX, HEADER, Header, InvalidHeader, Kind, REQUEST_PREFIX, RESPONSE_HEAD, RESPONSE_PREFIX, StreamId,
@@ -59,7 +61,7 @@ pub(super) struct Input {
     filled: usize,
     frame: Option<Frame>,
     /// Payload of a frame other than DATA that did not arrive in one piece.
-    payload: Vec<u8>,
+    pub(super) payload: Vec<u8>,
     /// Frames that carry nothing of a request or response, since the last [`Endpoint::take_overhead`].
     overhead: u32,
 }
@@ -69,6 +71,8 @@ struct Frame {
     header: Header,
     /// Bytes of the payload still to come.
     left: usize,
+    /// The payload is a head that nothing reads: its bytes are discarded as they arrive.
+    is_discarded: bool,
 }
 
 impl Default for Input {
@@ -117,11 +121,33 @@ impl Endpoint {
                 return Err(Violation::Credit(header.stream.0));
             }
         }
+        let is_head = matches!(header.kind, Kind::Response | Kind::Interim | Kind::Refused | Kind::Trailers);
+        let is_discarded = is_head && !self.admit_head(header)?;
         if header.length == 0 {
             return self.end_frame(header, &[]);
         }
-        self.input.frame = Some(Frame { header, left: header.length });
+        self.input.frame = Some(Frame { header, left: header.length, is_discarded });
         Ok(())
+    }
+
+    /// Checks and charges a head before its payload arrives. Resets the stream if its share has no room. Returns whether
+    /// anything reads the head.
+    fn admit_head(&mut self, header: Header) -> Result<bool, Violation> {
+        let key = self.find(header)?;
+        let stream = &mut self.streams[key];
+        // Heads come before data, and trailers after the final head.
+        if stream.has_head != (header.kind == Kind::Trailers) {
+            return Err(Violation::Order(header.kind, header.stream.0));
+        }
+        stream.has_head |= header.kind != Kind::Interim;
+        stream.head_bytes += (header.length + HEAD_OVERHEAD) as u32;
+        if stream.head_bytes as usize > HEADS_MAX {
+            return Err(Violation::Heads(header.stream.0));
+        }
+        if !stream.discards && !stream.settle_heads_within_share() {
+            self.reset(StreamKey(key), "");
+        }
+        Ok(!self.streams[key].discards)
     }
 
     fn receive_payload(&mut self, frame: Frame, bytes: &[u8]) -> Result<(), Violation> {
@@ -132,6 +158,9 @@ impl Endpoint {
             let key = self.find(frame.header)?;
             self.streams[key].receive_data(bytes, left.min(DATA_MAX));
             return if left == 0 && frame.header.end { self.receive_end(key) } else { Ok(()) };
+        }
+        if frame.is_discarded {
+            return if left == 0 { self.end_frame(frame.header, &[]) } else { Ok(()) };
         }
         if left > 0 {
             self.input.payload.extend_from_slice(bytes);
@@ -214,40 +243,40 @@ impl Endpoint {
             return Err(Violation::Slot(slot));
         }
         let (credit, head) = payload.split_at(REQUEST_PREFIX);
-        let mut stream = Stream::new(header.stream, checked_credit(0, number(credit))?);
+        let credit = checked_credit(0, number(credit))?;
+        let mut stream = Stream::new(header.stream, credit, Rc::clone(&self.share));
         stream.has_head = true;
-        stream.receive_head(Kind::Request, Bytes::copy_from_slice(head));
+        stream.head_bytes = (head.len() + HEAD_OVERHEAD) as u32;
+        stream.receive_head(Kind::Request, head);
         stream.ended_with_head = header.end;
         if header.end {
             stream.receive_end();
         } else {
             stream.upload = Upload::Due;
-            self.credit.commit(&mut stream, window::LEAST as usize);
+            stream.receive_credit = window::LEAST as usize;
+            self.credit.opened(&stream);
         }
+        let has_room = stream.settle_within_share();
         let key = self.streams.insert(stream);
         *place = super::Slot { stream: Some(key), generation: header.stream.generation() };
         self.open += 1;
-        self.opened.push_back(key);
-        wake(&mut self.acceptor);
+        if has_room {
+            self.opened.push_back(key);
+            wake(&mut self.acceptor);
+        } else {
+            self.drop_sender(StreamKey(key));
+            self.drop_receiver(StreamKey(key));
+        }
         Ok(())
     }
 
     fn receive_head(&mut self, header: Header, payload: &[u8]) -> Result<(), Violation> {
         let key = self.find(header)?;
         let stream = &mut self.streams[key];
-        // Heads come before data, and trailers after the final head.
-        if stream.has_head != (header.kind == Kind::Trailers) {
-            return Err(Violation::Order(header.kind, header.stream.0));
-        }
-        stream.has_head |= header.kind != Kind::Interim;
         if header.kind == Kind::Refused {
             stream.upload = Upload::Unreported;
         }
-        stream.head_bytes += payload.len() + HEAD_OVERHEAD;
-        if stream.head_bytes > HEADS_MAX {
-            return Err(Violation::Heads(header.stream.0));
-        }
-        stream.receive_head(header.kind, Bytes::copy_from_slice(payload));
+        stream.receive_head(header.kind, payload);
         if header.end { self.receive_end(key) } else { Ok(()) }
     }
 
@@ -268,8 +297,8 @@ impl Endpoint {
             self.wake_driver();
         }
         let stream = &mut self.streams[key];
-        self.credit.forget_credit(stream);
         stream.receive_reset(Bytes::copy_from_slice(payload));
+        self.credit.forget_credit(stream);
         self.close_if_ended(key);
         Ok(())
     }
@@ -291,6 +320,7 @@ impl Endpoint {
             // The agent discards the rest of the body, whose end is not sent as such.
             stream.discard_queue();
             stream.finish = Some(Ended::End);
+            stream.settle();
             wake(&mut stream.send_task);
             self.schedule(key);
         }
@@ -331,8 +361,8 @@ impl Endpoint {
 
     fn receive_end(&mut self, key: usize) -> Result<(), Violation> {
         let stream = &mut self.streams[key];
-        self.credit.forget_credit(stream);
         stream.receive_end();
+        self.credit.forget_credit(stream);
         self.close_if_ended(key);
         Ok(())
     }

@@ -8,8 +8,15 @@
 //!
 //! A receiver grants bytes of body for each stream. A grant cannot be taken back, so the sum of all grants that are not
 //! relayed yet, [`Endpoint::committed`], bounds the memory of a tunnel whose readers all stall. A grant above
-//! [`window::LEAST`](super::window::LEAST) is made only while that sum stays within the budget. There is no credit of
+//! [`window::LEAST`] is made only while that sum stays within the budget. There is no credit of
 //! the whole tunnel on the wire: streams whose readers stall would use it up and block the others.
+//!
+//! # Memory
+//!
+//! Each stream charges what it holds, and what it has granted, to a [`Share`]. When it is opened it is charged for the
+//! least window, an ordinary head and one frame to send, so that it can always go on. Everything beyond is charged first:
+//! a grant, or a larger queue, is made only if the share has room for it. Heads have no credit: a head that the share
+//! has no room for resets its stream.
 //!
 //! # Order of sending
 //!
@@ -17,12 +24,14 @@
 
 mod credit;
 mod input;
+mod opening;
 mod output;
 mod stream;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -31,11 +40,14 @@ use slab::Slab;
 use self::credit::Credit;
 use self::input::Input;
 pub use self::input::Violation;
+pub use self::opening::OpenError;
 use self::output::Urgent;
 pub use self::output::{Outgoing, OutgoingFull};
 pub use self::stream::{Closed, ReceivedPart};
 use self::stream::{Ended, Stream, Upload};
-use super::frame::{Kind, StreamId};
+use super::frame::{DATA_MAX, Kind, StreamId};
+use super::ledger::Share;
+use super::window;
 
 /// Most streams of a tunnel at once.
 pub const STREAMS_MAX: usize = 32 * 1024;
@@ -45,6 +57,12 @@ pub const STREAMS_BEYOND_SLOTS: usize = 128;
 
 /// Most bytes of body queued for sending on one stream.
 pub const STREAM_SEND_BUFFER: usize = 128 * 1024;
+
+/// Bytes of heads and trailers that each stream is charged for when it is opened. More are charged when they arrive.
+pub const HEADS_RESERVE: usize = 4 * 1024;
+
+/// Bytes of body queued for sending that each stream is charged for until this end has sent all.
+pub const QUEUE_RESERVE: usize = DATA_MAX;
 
 /// Most bytes of heads that wait for sending before the gateway opens no further stream, and the agent receives no
 /// further request.
@@ -64,23 +82,12 @@ pub enum Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamKey(usize);
 
-/// Why no stream can be opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum OpenError {
-    #[error("the agent serves no further stream")]
-    StreamLimit,
-    #[error("the agent does not read its tunnel")]
-    Congested,
-    #[error("the request head is too large for the tunnel")]
-    HeadTooLarge,
-    #[error("the tunnel has ended")]
-    Lost,
-}
-
 /// One end of a tunnel.
 #[derive(Debug)]
 pub struct Endpoint {
     role: Role,
+    /// Share of streams that are opened for no other.
+    share: Rc<Share>,
     streams: Slab<Stream>,
     /// Stream of each slot that is in use on the wire, and the generation of the slot.
     slots: Vec<Slot>,
@@ -122,22 +129,36 @@ struct Slot {
 }
 
 impl Endpoint {
-    /// The gateway's end. It can open streams after the agent's HELLO.
+    /// The gateway's end. It can open streams after the agent's HELLO. Their memory is not limited, unless they are
+    /// opened for a share.
     pub fn gateway() -> Self {
-        Self::new(Role::Gateway, 0)
+        Self::gateway_within(Share::alone(usize::MAX))
+    }
+
+    /// The gateway's end, whose streams are charged to `share`.
+    pub fn gateway_within(share: Rc<Share>) -> Self {
+        Self::new(Role::Gateway, 0, share)
     }
 
     /// The agent's end, which serves at most `streams` streams at once.
     pub fn agent(streams: usize) -> Self {
+        // Windows and queues beyond the least use half of the share: the other half has room for all streams.
+        let least = streams.clamp(1, STREAMS_MAX) * Stream::least_memory(false);
+        Self::agent_within(streams, Share::alone(2 * least.max(window::TUNNEL_BUDGET)))
+    }
+
+    /// The agent's end, whose streams are charged to `share`.
+    pub fn agent_within(streams: usize, share: Rc<Share>) -> Self {
         let streams_max = streams.clamp(1, STREAMS_MAX);
-        let mut endpoint = Self::new(Role::Agent, streams_max);
+        let mut endpoint = Self::new(Role::Agent, streams_max, share);
         endpoint.urgent.frame(Kind::Hello, false, StreamId::TUNNEL, &(streams_max as u32).to_be_bytes());
         endpoint
     }
 
-    fn new(role: Role, streams_max: usize) -> Self {
+    fn new(role: Role, streams_max: usize, share: Rc<Share>) -> Self {
         Self {
             role,
+            share,
             streams: Slab::new(),
             slots: Vec::new(),
             free: VecDeque::new(),
@@ -173,57 +194,6 @@ impl Endpoint {
     /// Streams that are open on the wire.
     pub fn open_streams(&self) -> usize {
         self.open
-    }
-
-    /// Opens a stream: grants up to `credit` bytes for its response, as the budget allows, and writes its request head
-    /// with `write_head`. With `end`, the request has no body.
-    pub fn open(
-        &mut self,
-        credit: usize,
-        end: bool,
-        write_head: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<StreamKey, OpenError> {
-        debug_assert_eq!(self.role, Role::Gateway);
-        if self.is_lost {
-            return Err(OpenError::Lost);
-        }
-        if self.open >= self.streams_max {
-            return Err(OpenError::StreamLimit);
-        }
-        if self.urgent.len() > HEADS_AHEAD {
-            return Err(OpenError::Congested);
-        }
-        let slot = match self.free.pop_front() {
-            Some(slot) => slot,
-            None => {
-                // `open` is below STREAMS_MAX, and every slot is either open or free.
-                self.slots.push(Slot::default());
-                (self.slots.len() - 1) as u16
-            }
-        };
-        let place = &mut self.slots[usize::from(slot)];
-        place.generation = place.generation.checked_add(1).unwrap_or(1);
-        let id = StreamId::new(slot, place.generation);
-        let credit = self.credit.first(credit);
-        let is_written = self.urgent.frame_with(Kind::Request, end, id, |out| {
-            out.extend_from_slice(&(credit as u32).to_be_bytes());
-            write_head(out);
-        });
-        if !is_written {
-            self.free.push_front(slot);
-            return Err(OpenError::HeadTooLarge);
-        }
-        let mut stream = Stream::new(id, super::window::LEAST as usize);
-        stream.sent_end = end;
-        if !end && self.reports_uploads {
-            stream.upload = Upload::Due;
-        }
-        self.credit.commit(&mut stream, credit);
-        let key = self.streams.insert(stream);
-        self.slots[usize::from(slot)].stream = Some(key);
-        self.open += 1;
-        self.wake_driver();
-        Ok(StreamKey(key))
     }
 
     /// The next stream that the gateway has opened; its head is the first received part. `None` once the tunnel has
@@ -321,6 +291,11 @@ impl Endpoint {
         self.streams.iter().map(|(_, stream)| stream.unread).sum()
     }
 
+    /// Bytes that all streams hold: heads and bodies received and not relayed, and bodies queued for sending.
+    pub fn held(&self) -> usize {
+        self.streams.iter().map(|(_, stream)| stream.held()).sum()
+    }
+
     /// Unread bytes of each stream that has any.
     pub fn unread_by_stream(&self) -> impl Iterator<Item = usize> {
         self.streams.iter().map(|(_, stream)| stream.unread).filter(|unread| *unread > 0)
@@ -352,11 +327,13 @@ impl Endpoint {
         if end {
             stream.finish = Some(Ended::End);
         }
+        stream.settle_queue(0);
         self.schedule(key.0);
         Ok(())
     }
 
-    /// Queues trailers as field lines, which end this direction. Breaks the body off if they are too large.
+    /// Queues trailers as field lines, which end this direction. Breaks the body off if they are too large, or if the
+    /// share has no room for them.
     pub fn send_trailers(&mut self, key: StreamKey, lines: Bytes) -> Result<(), Closed> {
         if lines.len() > Kind::Trailers.payload_max() {
             self.break_off(key, "")?;
@@ -376,12 +353,15 @@ impl Endpoint {
             return Err(closed);
         }
         stream.finish = Some(ended);
+        if !stream.settle_within_share() {
+            stream.finish = Some(Ended::Reset(""));
+        }
         self.schedule(key.0);
         Ok(())
     }
 
     /// Sends a head of a response: INTERIM, RESPONSE or REFUSED. `end` as in the frame. Resets the stream if the head is
-    /// too large.
+    /// too large, or if the share has no room for it.
     pub fn send_head(
         &mut self,
         key: StreamKey,
@@ -394,7 +374,11 @@ impl Endpoint {
         if let Some(closed) = stream.send_closed() {
             return Err(closed);
         }
-        if !self.urgent.frame_with(kind, end, stream.id, write) {
+        let before = self.urgent.len();
+        let is_written = self.urgent.frame_with(kind, end, stream.id, write);
+        stream.sent_head_bytes += (self.urgent.len() - before) as u32;
+        if !is_written || !stream.settle_heads_within_share() {
+            self.urgent.truncate(before);
             self.reset(key, "");
             return Err(Closed::Here);
         }
@@ -403,6 +387,7 @@ impl Endpoint {
         }
         if end {
             stream.sent_end = true;
+            stream.settle_queue(0);
             self.sent_last(key.0);
         }
         self.wake_driver();
@@ -496,10 +481,17 @@ impl Endpoint {
             stream.sent_reset = true;
             stream.sent_end = true;
             let id = stream.id;
+            stream.settle();
             self.urgent.frame(Kind::Reset, false, id, code.as_bytes());
             self.wake_driver();
             self.sent_last(key.0);
         }
+    }
+
+    /// Charges a stream to `share` from now on. Changes nothing and returns false if that has no room.
+    #[must_use]
+    pub fn charge_to(&mut self, key: StreamKey, share: &Rc<Share>) -> bool {
+        self.streams[key.0].charge_to(share)
     }
 
     /// The sending half was dropped. Resets the stream if its direction has not ended. What the peer has sent completely
@@ -546,6 +538,7 @@ impl Endpoint {
             let stream = &mut self.streams[key];
             self.credit.forget_credit(stream);
             stream.lose();
+            stream.settle();
             stream.is_scheduled = false;
             self.remove_if_unused(key);
         }

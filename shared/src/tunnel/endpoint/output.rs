@@ -37,6 +37,11 @@ impl Urgent {
         self.frames.len()
     }
 
+    /// Removes the frames that were added since [`Self::len`] returned `len`.
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.frames.truncate(len);
+    }
+
     #[cfg(test)]
     pub(super) fn frames_capacity(&self) -> usize {
         self.frames.capacity()
@@ -204,7 +209,7 @@ impl Endpoint {
             return 0;
         }
         let id = stream.id;
-        let mut not_copied = 0;
+        let (mut not_copied, queued) = (0, stream.queued());
         let data = stream.pop(DATA_MAX);
         let is_last = !stream.has_data();
         if let Some(data) = data {
@@ -234,6 +239,7 @@ impl Endpoint {
                 }
             }
         }
+        stream.settle_queue(queued);
         if stream.sent_end {
             self.sent_last(key);
         } else {

@@ -1,12 +1,15 @@
 //! One stream of an endpoint.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
 
-use super::STREAM_SEND_BUFFER;
+use super::{HEADS_RESERVE, QUEUE_RESERVE, STREAM_SEND_BUFFER};
 use crate::tunnel::frame::{DATA_MAX, Kind, StreamId};
+use crate::tunnel::ledger::Share;
+use crate::tunnel::window;
 
 /// Data below this size is merged with the data before it: received data into buffers of at most `MERGED_MAX` bytes,
 /// and data to send into frames.
@@ -47,7 +50,13 @@ pub(super) enum Ended {
 pub(super) struct Stream {
     /// [`StreamId::TUNNEL`] once the stream is closed on the wire.
     pub(super) id: StreamId,
+    /// Share to which the memory of the stream is charged.
+    pub(super) share: Rc<Share>,
+    /// Bytes that are charged: the last [`Self::memory`].
+    charged: u32,
 
+    /// Bytes of the heads that this end has sent, with their headers.
+    pub(super) sent_head_bytes: u32,
     /// Data to send.
     queue: VecDeque<Bytes>,
     queued: usize,
@@ -66,8 +75,8 @@ pub(super) struct Stream {
     pub(super) unread: usize,
     /// Bytes of bodies that the peer may still send.
     pub(super) receive_credit: usize,
-    /// Bytes of heads and trailers received.
-    pub(super) head_bytes: usize,
+    /// Bytes of heads and trailers received, since the header of each frame.
+    pub(super) head_bytes: u32,
     /// The final head was received.
     pub(super) has_head: bool,
     /// How the peer's direction ended.
@@ -115,9 +124,12 @@ enum Item {
 }
 
 impl Stream {
-    pub(super) fn new(id: StreamId, send_credit: usize) -> Self {
+    pub(super) fn new(id: StreamId, send_credit: usize, share: Rc<Share>) -> Self {
         Self {
             id,
+            share,
+            charged: 0,
+            sent_head_bytes: 0,
             queue: VecDeque::new(),
             queued: 0,
             send_credit,
@@ -150,9 +162,94 @@ impl Stream {
         if self.discards { 0 } else { self.receive_credit + self.unread }
     }
 
-    /// Bytes that may be queued.
+    /// Memory of a stream when it is opened with the least window, beside the head of its request. With `end`, this end
+    /// sends no body.
+    pub(super) fn least_memory(end: bool) -> usize {
+        let queue = if end { 0 } else { QUEUE_RESERVE };
+        size_of::<Self>() + HEADS_RESERVE + window::LEAST as usize + queue
+    }
+
+    /// Bytes that the stream holds, or may come to hold without asking again.
+    fn memory(&self) -> usize {
+        let queue = if self.sent_end { 0 } else { self.queued.max(QUEUE_RESERVE) };
+        let received = if self.discards {
+            self.trailer_bytes()
+        } else {
+            let is_open = self.received_end.is_none() && !self.is_lost;
+            let least_window = if is_open { window::LEAST as usize } else { 0 };
+            self.committed().max(least_window) + (self.head_bytes as usize + self.trailer_bytes()).max(HEADS_RESERVE)
+        };
+        size_of::<Self>() + self.sent_head_bytes as usize + queue + received
+    }
+
+    /// Bytes of trailers that wait for sending.
+    fn trailer_bytes(&self) -> usize {
+        if let Some(Ended::Trailers(lines)) = &self.finish { lines.len() } else { 0 }
+    }
+
+    /// Charges what has changed. Call it after each change of what [`Self::memory`] counts, unless the stream is about to
+    /// be removed.
+    pub(super) fn settle(&mut self) {
+        let memory = self.memory();
+        self.share.charge(self.charged as usize, memory);
+        // A window, a queue and heads are some 9 MiB at most.
+        self.charged = memory as u32;
+    }
+
+    /// As [`Self::settle`]. Charges nothing and returns false if the share has no room.
+    #[must_use]
+    pub(super) fn settle_within_share(&mut self) -> bool {
+        let fits = self.memory() <= self.charged as usize + self.share.left();
+        if fits {
+            self.settle();
+        }
+        fits
+    }
+
+    /// As [`Self::settle_within_share`], after a head was received or sent. An ordinary one is within what the stream is
+    /// charged for, or small beside it.
+    #[must_use]
+    pub(super) fn settle_heads_within_share(&mut self) -> bool {
+        self.head_bytes.max(self.sent_head_bytes) as usize <= HEADS_RESERVE || self.settle_within_share()
+    }
+
+    /// As [`Self::settle`], after `queued` bytes in the queue became fewer or more, or this direction ended.
+    pub(super) fn settle_queue(&mut self, queued: usize) {
+        // A stream that has ended in both directions is about to be removed.
+        if queued.max(self.queued) > QUEUE_RESERVE || self.sent_end && self.received_end.is_none() {
+            self.settle();
+        }
+    }
+
+    /// Bytes in the queue.
+    pub(super) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Charges the stream to `share` from now on. Changes nothing and returns false if that has no room.
+    #[must_use]
+    pub(super) fn charge_to(&mut self, share: &Rc<Share>) -> bool {
+        let charged = self.charged as usize;
+        let fits = charged <= share.left();
+        if fits {
+            self.share.charge(charged, 0);
+            share.charge(0, charged);
+            self.share = Rc::clone(share);
+        }
+        fits
+    }
+
+    /// Bytes that are held: received and not relayed, or queued for sending.
+    pub(super) fn held(&self) -> usize {
+        let heads = if self.discards { 0 } else { self.head_bytes as usize };
+        heads + self.unread + self.queued + self.trailer_bytes()
+    }
+
+    /// Bytes that may be queued. A queue with less than a frame never waits for memory, and any other goes on when its
+    /// own frames leave.
     pub(super) fn capacity(&self) -> usize {
-        self.send_credit.min(STREAM_SEND_BUFFER - self.queued)
+        let room = QUEUE_RESERVE.saturating_sub(self.queued) + self.share.left_beyond_least();
+        self.send_credit.min(STREAM_SEND_BUFFER - self.queued).min(room)
     }
 
     /// Why nothing can be sent any more.
@@ -210,9 +307,9 @@ impl Stream {
     }
 
     /// Adds a received head or trailers.
-    pub(super) fn receive_head(&mut self, kind: Kind, payload: Bytes) {
+    pub(super) fn receive_head(&mut self, kind: Kind, payload: &[u8]) {
         if !self.discards {
-            self.received.push_back(Item::Head(kind, payload));
+            self.received.push_back(Item::Head(kind, Bytes::copy_from_slice(payload)));
         }
         super::wake(&mut self.receive_task);
     }
@@ -309,6 +406,12 @@ impl Stream {
         self.discards = true;
         self.unread = 0;
         self.received = VecDeque::new();
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.share.charge(self.charged as usize, 0);
     }
 }
 

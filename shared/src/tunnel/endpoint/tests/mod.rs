@@ -8,5 +8,6 @@ mod model;
 mod noise;
 mod order;
 mod requests;
+mod shares;
 mod util;
 mod violations;

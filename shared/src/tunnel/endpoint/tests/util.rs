@@ -82,6 +82,7 @@ impl Pair {
         assert_eq!((self.gateway.open_streams(), self.agent.open_streams()), (0, 0), "open streams");
         assert_eq!((self.gateway.committed(), self.agent.committed()), (0, 0), "committed");
         assert_eq!((self.gateway.streams.len(), self.agent.streams.len()), (0, 0), "entries");
+        assert_eq!((self.gateway.share.charged(), self.agent.share.charged()), (0, 0), "charged");
     }
 }
 

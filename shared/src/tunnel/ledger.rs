@@ -1,0 +1,132 @@
+//! Memory for the streams of tunnels, in bytes: charged before it is granted, and shared by the parties that use it.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Memory that several parties share.
+#[derive(Debug)]
+pub struct Ledger {
+    total: Cell<usize>,
+    charged: Cell<usize>,
+}
+
+/// Share of one party: at most half of what the other parties leave. So one party alone has half of the memory, parties
+/// that compete have equal shares, and there is always some left for another one.
+#[derive(Debug)]
+pub struct Share {
+    ledger: Rc<Ledger>,
+    charged: Cell<usize>,
+}
+
+impl Ledger {
+    pub fn new(total: usize) -> Rc<Self> {
+        Rc::new(Self { total: Cell::new(total), charged: Cell::new(0) })
+    }
+
+    /// Changes the total. What is charged stays charged, even if it is more.
+    pub fn set_total(&self, total: usize) {
+        self.total.set(total);
+    }
+
+    pub fn total(&self) -> usize {
+        self.total.get()
+    }
+
+    /// Bytes that are charged to all shares.
+    pub fn charged(&self) -> usize {
+        self.charged.get()
+    }
+
+    /// A new share, to which nothing is charged.
+    pub fn share(self: &Rc<Self>) -> Rc<Share> {
+        Rc::new(Share { ledger: Rc::clone(self), charged: Cell::new(0) })
+    }
+}
+
+impl Share {
+    /// A share of `bytes` that competes with no other.
+    pub fn alone(bytes: usize) -> Rc<Self> {
+        Ledger::new(bytes.saturating_mul(2)).share()
+    }
+
+    /// Most bytes that may be charged.
+    fn most(&self) -> usize {
+        let others = self.ledger.charged.get() - self.charged.get();
+        self.ledger.total.get().saturating_sub(others) / 2
+    }
+
+    /// Bytes that are charged.
+    pub fn charged(&self) -> usize {
+        self.charged.get()
+    }
+
+    /// Bytes that may still be charged.
+    pub fn left(&self) -> usize {
+        self.most().saturating_sub(self.charged.get())
+    }
+
+    /// Bytes that may still be charged for what a stream can do without: windows and queues beyond the least. They use at
+    /// most half of the share, so that the other half has room for further streams.
+    pub fn left_beyond_least(&self) -> usize {
+        (self.most() / 2).saturating_sub(self.charged.get())
+    }
+
+    /// Charges `after` bytes in place of `before`, whether or not there is room.
+    pub fn charge(&self, before: usize, after: usize) {
+        let change = after.wrapping_sub(before);
+        for charged in [&self.charged, &self.ledger.charged] {
+            charged.set(charged.get().wrapping_add(change));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_half_of_what_others_leave() {
+        let ledger = Ledger::new(1000);
+        let (one, two) = (ledger.share(), ledger.share());
+        assert_eq!((one.left(), one.left_beyond_least()), (500, 250));
+        one.charge(0, 500);
+        assert_eq!((one.left(), one.left_beyond_least(), two.left(), ledger.charged()), (0, 0, 250, 500));
+        two.charge(0, 250);
+        assert_eq!((one.left(), two.left(), ledger.share().left()), (0, 0, 125));
+        // Both end at a third.
+        for _ in 0..100 {
+            for share in [&one, &two] {
+                share.charge(10, 0);
+                share.charge(0, share.left().min(20));
+            }
+        }
+        assert_eq!((one.charged(), two.charged()), (333, 333));
+    }
+
+    #[test]
+    fn many_shares_never_hold_more_than_the_total() {
+        let ledger = Ledger::new(1000);
+        let shares: Vec<_> = (0..20).map(|_| ledger.share()).collect();
+        for share in shares.iter().chain(&shares) {
+            share.charge(0, share.left());
+        }
+        assert!(ledger.charged() <= ledger.total());
+    }
+
+    #[test]
+    fn a_smaller_total_leaves_nothing_until_enough_is_free() {
+        let ledger = Ledger::new(1000);
+        let share = ledger.share();
+        share.charge(0, 400);
+        ledger.set_total(600);
+        assert_eq!((share.left(), share.left_beyond_least()), (0, 0));
+        share.charge(400, 290);
+        assert_eq!(share.left(), 10);
+    }
+
+    #[test]
+    fn a_share_that_is_alone_has_all_of_it() {
+        assert_eq!((Share::alone(100).left(), Share::alone(100).left_beyond_least()), (100, 50));
+        assert!(Share::alone(usize::MAX).left() >= usize::MAX / 2);
+    }
+}
