@@ -272,6 +272,9 @@ pub(crate) const EXPECTED_SERVICES: usize = 100_000;
 pub(crate) const EXPECTED_SERVICE_BYTES: usize = 96;
 /// Requests of a predecessor that wait for admission by its successor. More are refused (503).
 pub(crate) const CHARGES: usize = 16 * KIB;
+/// Steps of changes that wait to be sent to a predecessor, besides those of the last change. Beyond, it gets no more, and
+/// accepts no more requests.
+pub(crate) const UNSENT_STEPS: usize = 64 * KIB;
 /// Time for the successor to answer. If exceeded, the predecessor assumes that it has failed.
 pub(crate) const CHARGED_WITHIN: Duration = Duration::from_secs(2);
 /// Time for each step of a takeover.

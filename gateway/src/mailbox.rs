@@ -86,6 +86,17 @@ impl Bell {
 }
 
 impl<M> Inbox<M> {
+    #[cfg(test)]
+    pub(crate) fn try_next(&self) -> Option<M> {
+        self.queue.try_recv().ok()
+    }
+
+    /// The next message.
+    #[cfg(test)]
+    pub(crate) fn next(&self) -> M {
+        self.queue.recv_timeout(std::time::Duration::from_secs(30)).expect("a message comes")
+    }
+
     /// Handles messages for as long as the worker runs, in bounded batches: other tasks run in between.
     pub(crate) async fn serve(self, worker: WorkerId, mut handle: impl FnMut(M)) {
         loop {

@@ -87,7 +87,7 @@ impl Control {
     }
 
     /// The position of the records in the history of the store.
-    pub(super) fn position(&self) -> Position {
+    pub(crate) fn position(&self) -> Position {
         self.state().position.clone()
     }
 }

@@ -23,6 +23,7 @@ mod replay;
 mod service;
 mod shared_files;
 mod signing_key;
+mod takeover;
 mod workers;
 
 use std::fmt;
@@ -31,7 +32,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::AgentVersions;
@@ -62,6 +62,8 @@ pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
 pub(crate) use shared_files::SHARED_SECRETS;
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
+pub use takeover::MissingChanges;
+use takeover::UnsentChanges;
 pub(crate) use workers::{ViewApplied, Workers};
 
 use crate::clock::Timestamp;
@@ -131,8 +133,8 @@ struct ControlState {
     /// The last snapshots published to the workers. Kept alive here so that a worker that keeps up never frees a whole
     /// snapshot.
     published: [Arc<Directory>; 2],
-    /// Receives a message after each change of the records.
-    watcher: Option<Sender<()>>,
+    /// Changes for a process that follows; `None` if there is none.
+    unsent: Option<UnsentChanges>,
 }
 
 /// The originator of a change, as the audit log names it.
@@ -259,9 +261,10 @@ impl ControlState {
             directory: Directory::default(),
             issuance: ClientLimits::new(limits::CERTIFICATES),
             published: Default::default(),
-            watcher: None,
+            unsent: None,
         };
         state.replace(snapshot, region, workers);
+        state.unsent = Some(UnsentChanges::after(state.position.clone()));
         state
     }
 
@@ -269,14 +272,20 @@ impl ControlState {
         self.directory = Directory::new(&snapshot.records, region, workers);
         self.records = snapshot.records;
         self.position = snapshot.position;
+        if let Some(unsent) = &mut self.unsent {
+            unsent.break_off();
+        }
     }
 
-    fn apply(&mut self, position: Position, steps: &[Step], region: &Region, workers: usize) {
-        for step in steps {
+    fn apply(&mut self, position: Position, steps: Vec<Step>, region: &Region, workers: usize) {
+        for step in &steps {
             self.records.apply(step.clone());
         }
-        self.directory.apply(steps, &self.records, region, workers);
-        self.position = position;
+        self.directory.apply(&steps, &self.records, region, workers);
+        self.position = position.clone();
+        if let Some(unsent) = &mut self.unsent {
+            unsent.push(position, steps);
+        }
     }
 }
 
@@ -344,10 +353,16 @@ impl Control {
     /// Stores a record as it is, without the checks of the other methods. For tests.
     #[doc(hidden)]
     pub fn put(&self, record: &StoredRecord) -> Result<(), ControlError> {
+        self.put_all(std::slice::from_ref(record))
+    }
+
+    /// As [`Self::put`], with all records in one change.
+    #[doc(hidden)]
+    pub fn put_all(&self, records: &[StoredRecord]) -> Result<(), ControlError> {
         self.change(&Actor::Admin, |_, _| {
             Ok(Plan {
-                target: format!("{:?}", record.id()),
-                steps: vec![Step::Put(record.clone())],
+                target: format!("{} records", records.len()),
+                steps: records.iter().cloned().map(Step::Put).collect(),
                 action: "put",
                 account: None,
                 detail: serde_json::Value::Null,
@@ -450,7 +465,7 @@ impl Control {
         for (position, steps) in changes {
             if position.revision > state.position.revision {
                 has_steps |= !steps.is_empty();
-                state.apply(position, &steps, &self.region, self.workers.count());
+                state.apply(position, steps, &self.region, self.workers.count());
             }
         }
         if has_steps {
@@ -474,30 +489,6 @@ impl Control {
         state.published.rotate_right(1);
         state.published[0] = Arc::clone(&directory);
         self.workers.publish_directory(&directory);
-        if let Some(watcher) = &state.watcher {
-            // Full: a message is already waiting. Disconnected: the watch has ended.
-            let _ = watcher.try_send(());
-        }
-    }
-
-    /// A channel with one message if the records have changed since the last message was received. Only one watch
-    /// exists at a time.
-    pub(crate) fn watch_changes(&self) -> Receiver<()> {
-        let (watcher, changes) = crossbeam_channel::bounded(1);
-        self.state().watcher = Some(watcher);
-        changes
-    }
-
-    /// Closes the channel of [`Self::watch_changes`], because changes are no longer made in this process.
-    pub(crate) fn end_watch(&self) {
-        self.state().watcher = None;
-    }
-
-    /// Publishes the records received from the process that now has the store.
-    pub(crate) fn follow(&self, records: Vec<StoredRecord>) {
-        if !self.has_store() {
-            self.replace(Snapshot { position: self.position(), records: records.into_iter().collect() });
-        }
     }
 
     /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.
@@ -509,7 +500,7 @@ impl Control {
     pub(crate) fn reopen_store(&self) -> Result<(), ControlError> {
         let mut reopened = self.store_source.open()?;
         let mut store = self.store();
-        self.replace(reopened.load()?);
+        self.follow_changes(reopened.as_mut())?;
         *store = Some(reopened);
         Ok(())
     }

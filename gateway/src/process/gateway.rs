@@ -153,8 +153,11 @@ impl Gateway {
         // no file.
         last_stop::remove(&gateway.last_stop_path);
         gateway.log_start(config);
-        if let Some(predecessor) = predecessor {
-            gateway.predecessor = Some(predecessor.serving(&gateway.control, &gateway.peers)?);
+        match predecessor {
+            Some(predecessor) => {
+                gateway.predecessor = Some(predecessor.serving(&gateway.control, &gateway.peers)?);
+            }
+            None => gateway.control.keep_no_changes(),
         }
         Ok(gateway)
     }

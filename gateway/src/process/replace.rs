@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::gateway::Gateway;
-use super::takeover::{Program, Successor, TakeoverError};
+use super::takeover::{self, Program, Successor, TakeoverError};
 use crate::members::{CarriedNode, Members};
 use crate::rate_limit::SuccessorBuckets;
 use crate::worker::{Succeeded, WorkerMessage};
@@ -21,7 +21,8 @@ impl Gateway {
         successor.wait_until_ready()?;
         let jobs = self.pause_control_plane();
         let carried = self.members.take().and_then(Members::hand_over);
-        let given = match successor.give_store(self.live_tunnels(), carried.clone().map(CarriedNode::from)) {
+        let membership = carried.clone().map(CarriedNode::from);
+        let given = match successor.give_store(self.live_tunnels(), membership, self.control.position()) {
             Ok(()) => {
                 self.hand_over_buckets(successor);
                 Ok(())
@@ -63,7 +64,7 @@ impl Gateway {
         let levels = self
             .bucket_levels(|levels| WorkerMessage::Succeeded(Box::new(Succeeded { buckets: buckets.clone(), levels })));
         if let Err(error) = successor.follow(levels, charges, &self.control, &self.peers) {
-            tracing::warn!(%error, "the successor has ended: this process only finishes running requests");
+            tracing::warn!(%error, "{}", takeover::FOLLOWS_NO_MORE);
             self.peers.tell_all(|| WorkerMessage::End);
         }
     }

@@ -55,7 +55,8 @@ pub struct Revision(pub i64);
 /// A point in the history of one store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
-    /// UUID of the region in a database; empty for SQLite. A database that was created again has another one.
+    /// UUID of the region in PostgreSQL; device and inode of the file with SQLite. A database that was created again has
+    /// another one.
     pub origin: String,
     pub revision: Revision,
     /// UUID of the change that made this revision; empty for SQLite, and if no change made it. After a failover that

@@ -187,7 +187,8 @@ pub enum StoredRecord {
 }
 
 /// The identity of a record.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RecordId {
     Account(AccountId),
     Service(AccountId, ServiceId),
@@ -199,7 +200,8 @@ pub enum RecordId {
 }
 
 /// One step of a change. The steps of a change take effect together or not at all.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Step {
     /// Creates or replaces the record of the same identity.
     Put(StoredRecord),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use gw_shared::id::AccountId;
@@ -87,7 +87,11 @@ const MIGRATIONS: &[&str] = &[
 ];
 
 /// A store in one SQLite file.
-pub struct SqliteStore(Connection);
+pub struct SqliteStore {
+    connection: Connection,
+    /// See [`Position::origin`].
+    origin: String,
+}
 
 impl SqliteStore {
     /// Opens or creates the database at `path` (mode 0600) and migrates its schema.
@@ -107,7 +111,7 @@ impl SqliteStore {
     pub fn open_unmigrated(path: &Path) -> Result<Self, StoreError> {
         check_exists(path)?;
         let store = Self::connect(path)?;
-        let found: u32 = store.0.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        let found: u32 = store.connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
         match (found as usize, MIGRATIONS.len()) {
             (found, known) if found < known => Err(StoreError::OlderSchema { found, known }),
             (found, known) if found > known => Err(StoreError::NewerSchema { found, known }),
@@ -117,7 +121,7 @@ impl SqliteStore {
 
     fn connect(path: &Path) -> Result<Self, StoreError> {
         // SQLite gives its other files the same permissions.
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?.metadata()?;
         let connection = Connection::open(path)?;
         // Also keeps the index of the log in memory instead of in a memory-mapped file, where a full disk would cause
         // SIGBUS.
@@ -127,11 +131,11 @@ impl SqliteStore {
             _ => error.into(),
         })?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        Ok(Self(connection))
+        Ok(Self { connection, origin: format!("{}:{}", file.dev(), file.ino()) })
     }
 
     fn migrate(&mut self) -> Result<(), StoreError> {
-        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let found: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
         let found = found as usize;
         let Some(missing) = MIGRATIONS.get(found..) else {
@@ -150,9 +154,19 @@ impl SqliteStore {
 }
 
 impl SqliteStore {
+    /// The position of the records in the database.
+    fn newest(&self) -> Result<Position, StoreError> {
+        let newest = "SELECT coalesce(max(number), 0) FROM audit";
+        Ok(self.position(Revision(self.connection.query_row(newest, [], |row| row.get(0))?)))
+    }
+
+    fn position(&self, revision: Revision) -> Position {
+        Position { origin: self.origin.clone(), revision, change: String::new() }
+    }
+
     /// Writes `contents` into an empty database, in one transaction.
     pub fn fill(&mut self, contents: &Contents) -> Result<(), StoreError> {
-        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         insert_records(&transaction, &contents.records)?;
         for NumberedEntry { number, entry } in &contents.audit {
             insert_entry(&transaction, Some(*number), entry)?;
@@ -166,7 +180,7 @@ impl SqliteStore {
         records: &[StoredRecord],
         mut next_page: impl FnMut() -> Result<Vec<NumberedEntry>, E>,
     ) -> Result<(), E> {
-        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate);
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
         let transaction = transaction.map_err(StoreError::from)?;
         insert_records(&transaction, records)?;
         loop {
@@ -235,21 +249,19 @@ fn insert_entry(connection: &Connection, number: Option<i64>, entry: &AuditEntry
 
 impl Store for SqliteStore {
     fn load(&mut self) -> Result<Snapshot, StoreError> {
-        let mut statement = self.0.prepare("SELECT kind, document FROM records")?;
+        let mut statement = self.connection.prepare("SELECT kind, document FROM records")?;
         let mut rows = statement.query([])?;
         let mut records = Records::default();
         while let Some(row) = rows.next()? {
             let (kind, document): (String, String) = (row.get(0)?, row.get(1)?);
             records.put(document::read(&kind, &document)?);
         }
-        let revision = self.0.query_row("SELECT coalesce(max(number), 0) FROM audit", [], |row| row.get(0))?;
-        let position = Position { revision: Revision(revision), ..Position::default() };
-        Ok(Snapshot { position, records })
+        Ok(Snapshot { position: self.newest()?, records })
     }
 
     /// `after` is always the newest revision, because one process has the database open.
     fn commit(&mut self, _after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
-        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for step in steps {
             match step {
                 Step::Put(record) => {
@@ -269,16 +281,16 @@ impl Store for SqliteStore {
         insert_entry(&transaction, None, entry)?;
         let revision = Revision(transaction.last_insert_rowid());
         transaction.commit()?;
-        Ok(Position { revision, ..Position::default() })
+        Ok(self.position(revision))
     }
 
-    fn changes_after(&mut self, _position: &Position) -> Result<History, StoreError> {
-        // No other process changes the records while this one has the database open.
-        Ok(History::Changes(Vec::new()))
+    fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {
+        // The database has no changes, only their result.
+        Ok(if *position == self.newest()? { History::Changes(Vec::new()) } else { History::Forgotten })
     }
 
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
-        let mut statement = self.0.prepare_cached(
+        let mut statement = self.connection.prepare_cached(
             "SELECT number, at, actor, action, account, target, detail FROM audit
              WHERE (?1 IS NULL OR account = ?1) AND number < ?2 ORDER BY number DESC LIMIT ?3",
         )?;
@@ -448,13 +460,13 @@ mod tests {
             .commit(&Position::default(), &samples().into_iter().map(Step::Put).collect::<Vec<_>>(), &entry("first"))
             .unwrap();
         let before = contents(&mut store);
-        let pages: u32 = store.0.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
-        store.0.pragma_update(None, "max_page_count", pages).unwrap();
+        let pages: u32 = store.connection.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
+        store.connection.pragma_update(None, "max_page_count", pages).unwrap();
         let many: Vec<Step> = (0..100).flat_map(|_| samples()).map(Step::Put).collect();
         assert!(matches!(store.commit(&Position::default(), &many, &entry("second")), Err(StoreError::Full)));
         assert_eq!(contents(&mut store), before);
         assert_eq!(store.audit_log(&all()).unwrap().len(), 1);
-        store.0.pragma_update(None, "max_page_count", 1_000_000).unwrap();
+        store.connection.pragma_update(None, "max_page_count", 1_000_000).unwrap();
         store.commit(&Position::default(), &many, &entry("third")).unwrap();
     }
 
@@ -492,7 +504,7 @@ mod tests {
         let path = directory.path().join("gw.sqlite");
         let store = SqliteStore::open(&path).unwrap();
         assert!(matches!(SqliteStore::open(&path), Err(StoreError::InUse)));
-        store.0.pragma_update(None, "user_version", 999).unwrap();
+        store.connection.pragma_update(None, "user_version", 999).unwrap();
         drop(store);
         assert!(matches!(SqliteStore::open(&path), Err(StoreError::NewerSchema { found: 999, .. })));
     }

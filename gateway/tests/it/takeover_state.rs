@@ -4,6 +4,12 @@ use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use gw_gateway::clock::Timestamp;
+use gw_gateway::rate::Rate;
+use gw_gateway::store::{
+    AccountRecord, AuditEntry, Modes, Position, ServiceRecord, SqliteStore, Step, Store, StoreSource, StoredRecord,
+};
+use gw_shared::id::{AccountId, ServiceId};
 use serde_json::{Value, json};
 
 use crate::support::caller::Caller;
@@ -17,6 +23,8 @@ use crate::support::successor::{admin, replace};
 /// Maximum time until a revocation is in force.
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);
 const SERVICE: &str = "/accounts/demo/services/echo";
+/// Number of services whose records exceed 64 MiB, the longest message to a predecessor; `GW_TEST_SERVICES` overrides it.
+const MANY_SERVICES: usize = 250_000;
 
 fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
     let rate = json!({ "burst": burst, "refill_per_minute": 1 });
@@ -181,6 +189,58 @@ fn revocations_reach_replaced_processes() {
     assert_eq!(process.exit_code(), Some(0));
     third.stop();
     drop(second);
+}
+
+/// Adds an account with many services.
+fn add_services(prepared: &Prepared, count: usize) {
+    let account = AccountId::new("many").unwrap();
+    let service = |number: usize| {
+        StoredRecord::Service(ServiceRecord {
+            account: account.clone(),
+            id: ServiceId::new(&format!("{number:0>56}")).unwrap(),
+            modes: Modes { jwt: true, service_key: true },
+            enabled: true,
+            rate: Rate::new(1000, 300).unwrap(),
+            request_logging: false,
+            capture_request_body: false,
+            capture_response_body: false,
+            created_at: Timestamp(1),
+        })
+    };
+    assert!(serde_json::to_string(&service(0)).unwrap().len() * count > 64 * 1024 * 1024);
+    let of_account =
+        StoredRecord::Account(AccountRecord { id: account.clone(), capture_allowed: false, created_at: Timestamp(1) });
+    let steps: Vec<Step> = [of_account].into_iter().chain((0..count).map(service)).map(Step::Put).collect();
+    let entry = AuditEntry {
+        at: Timestamp(1),
+        actor: "test".to_owned(),
+        action: "put".into(),
+        account: None,
+        target: String::new(),
+        detail: Value::Null,
+    };
+    let mut store = SqliteStore::open(&StoreSource::sqlite_in(&prepared.path("data"))).unwrap();
+    store.commit(&Position::default(), &steps, &entry).unwrap();
+}
+
+#[test]
+fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_message() {
+    let prepared = Prepared::new();
+    let count = std::env::var("GW_TEST_SERVICES").ok().and_then(|text| text.parse().ok()).unwrap_or(MANY_SERVICES);
+    add_services(&prepared, count);
+    let backend = HeldBackend::start();
+    let (Served { process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
+    let (mut running, mut kept) = (prepared.connect(address), kept_connections(&prepared, address, 30));
+    running.send(prepared.get("/held"));
+    let successor = replace(process.id(), &log);
+    let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
+    assert_eq!(prepared.administer(admin_address, "DELETE", &key, &json!({})), 204);
+    let took = time_to_refusal(&prepared, &mut kept, "GW_SERVICE_KEY_INVALID");
+    assert!(took < REVOKED_WITHIN, "{took:?}");
+    eprintln!("a key refused by a replaced process after {took:?}, with {count} services");
+    backend.release();
+    assert_eq!(running.response().status, 200);
+    drop(successor);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The predecessor's threads while it drains: they admit requests by the successor's records and buckets.
+//! The predecessor's threads while it drains: they follow the successor's changes, and ask it to admit requests.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -11,17 +11,26 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded, select};
 use tokio::sync::oneshot;
 
-use super::TakeoverError;
 use super::channel::Channel;
 use super::message::TakeoverMessage;
+use super::{FOLLOWS_NO_MORE, TakeoverError};
 use crate::control::Control;
 use crate::limits;
 use crate::rate_limit::SuccessorCharge;
-use crate::store::StoredRecord;
+use crate::store::{Position, Step, StoredRecord};
 use crate::worker::{self, Peers};
 
 /// Interval between checks that the successor still answers.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Time for the first records or changes. A successor of an older version can be unable to send them.
+const FIRST_WITHIN: Duration = limits::TAKEOVER_STEP;
+
+/// What the successor tells about the records.
+enum Update {
+    Records(Vec<StoredRecord>),
+    Change(Position, Vec<Step>),
+}
 
 /// Requests that wait for an answer of the successor, by number.
 #[derive(Clone, Default)]
@@ -63,11 +72,17 @@ pub(super) fn follow(
     let (alive, ended) = bounded::<Infallible>(0);
     let receiving = pending.clone();
     std::thread::Builder::new().name("gw-successor".to_owned()).spawn(move || {
-        let error = receive_from_successor(channel, &receiving, |records| control.follow(records));
-        tracing::warn!(%error, "the successor has ended: this process only finishes running requests");
+        let error = receive_from_successor(channel, &receiving, FIRST_WITHIN, |update| {
+            match update {
+                Update::Records(records) => control.follow_records(records),
+                Update::Change(position, steps) => control.follow_change(position, steps)?,
+            }
+            Ok(())
+        });
+        tracing::warn!(%error, "{FOLLOWS_NO_MORE}");
         peers.tell_all(|| worker::WorkerMessage::End);
         // Ends the exchange with a predecessor of this process: it would get no changes any more.
-        control.end_watch();
+        control.keep_no_changes();
         drop(alive);
         receiving.lock().clear();
     })?;
@@ -82,23 +97,42 @@ pub(super) fn follow(
     Ok(())
 }
 
-/// Handles the messages of the successor until it ends, or leaves a request unanswered for longer than
-/// [`limits::CHARGED_WITHIN`].
+/// Handles the messages of the successor until it ends, leaves a request unanswered for longer than
+/// [`limits::CHARGED_WITHIN`], or cannot be followed.
 fn receive_from_successor(
     mut channel: Channel,
     pending: &PendingCharges,
-    follow: impl Fn(Vec<StoredRecord>),
+    first_within: Duration,
+    follow: impl Fn(Update) -> Result<(), TakeoverError>,
 ) -> TakeoverError {
-    let mut checked = Instant::now();
+    let began = Instant::now();
+    let (mut checked, mut is_followed) = (began, false);
+    // Steps of a change so far. The successor has all of them in memory, too.
+    let mut change = Vec::new();
     loop {
-        match channel.receive() {
-            Ok(TakeoverMessage::Records { records }) => follow(records),
+        let update = match channel.receive() {
+            Ok(TakeoverMessage::Records { records }) => Some(Update::Records(records)),
+            Ok(TakeoverMessage::Change { steps, position }) => {
+                change.extend(steps);
+                position.map(|position| Update::Change(position, std::mem::take(&mut change)))
+            }
             Ok(TakeoverMessage::Charged { number, wait_ms }) => {
                 pending.answer(number, wait_ms.map(Duration::from_millis));
+                None
             }
             Ok(other) => return TakeoverError::Unexpected(format!("{other:?}")),
-            Err(TakeoverError::Silent) => {}
+            Err(TakeoverError::Silent) => None,
             Err(error) => return error,
+        };
+        if let Some(update) = update {
+            if let Err(error) = follow(update) {
+                return error;
+            }
+            // Answers may have come meanwhile: reads them before the next check.
+            (checked, is_followed) = (Instant::now(), true);
+        }
+        if !is_followed && began.elapsed() > first_within {
+            return TakeoverError::NoRecords;
         }
         // Not after every message: a check visits all pending requests.
         if checked.elapsed() >= CHECK_INTERVAL {
@@ -198,9 +232,29 @@ mod tests {
             let begin = Instant::now();
             while begin.elapsed() < 4 * CHECK_INTERVAL && (&theirs).write_all(&line).is_ok() {}
         });
-        let ended = receive_from_successor(Channel::new(ours).unwrap(), &pending, |_| ());
+        let ended = receive_from_successor(Channel::new(ours).unwrap(), &pending, FIRST_WITHIN, |_| Ok(()));
         assert!(matches!(ended, TakeoverError::Silent), "{ended}");
         sending.join().unwrap();
+    }
+
+    #[test]
+    fn a_successor_that_sends_neither_changes_nor_records_is_not_followed() {
+        let ended_by = |first: Option<TakeoverMessage>| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let mut lines = Vec::new();
+            for message in first.into_iter().chain([TakeoverMessage::Charged { number: 8, wait_ms: None }]) {
+                message.write_to(&mut lines).unwrap();
+            }
+            (&theirs).write_all(&lines).unwrap();
+            drop(theirs);
+            let channel = Channel::new(ours).unwrap();
+            receive_from_successor(channel, &PendingCharges::default(), Duration::ZERO, |_| Ok(()))
+        };
+        assert!(matches!(ended_by(None), TakeoverError::NoRecords));
+        let change = TakeoverMessage::Change { steps: Vec::new(), position: Some(Position::default()) };
+        assert!(matches!(ended_by(Some(change)), TakeoverError::Ended));
+        let records = TakeoverMessage::Records { records: Vec::new() };
+        assert!(matches!(ended_by(Some(records)), TakeoverError::Ended));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{LINE_MAX, TakeoverError};
 use crate::members::CarriedNode;
 use crate::rate_limit::Level;
-use crate::store::StoredRecord;
+use crate::store::{Position, Step, StoredRecord};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -20,6 +20,9 @@ pub(super) enum TakeoverMessage {
         /// Present in a region of several nodes.
         #[serde(default)]
         membership: Option<CarriedNode>,
+        /// Position of the predecessor's records. Absent if it reads `records` only.
+        #[serde(default)]
+        position: Option<Position>,
     },
     Serving,
     Failed {
@@ -28,8 +31,16 @@ pub(super) enum TakeoverMessage {
     Levels {
         levels: Vec<Level>,
     },
+    /// All records.
     Records {
         records: Vec<StoredRecord>,
+    },
+    /// Steps of a change of the records.
+    Change {
+        steps: Vec<Step>,
+        /// Position after the change; absent if more of its steps follow.
+        #[serde(default)]
+        position: Option<Position>,
     },
     Charge {
         number: u64,

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | listening sockets | |
 //! | | `ready`: the configuration and the sockets are usable |
-//! | `store`: the store is closed; the number of live tunnels by service | |
+//! | `store`: the store is closed; the number of live tunnels by service; the position of the predecessor's records | |
 //! | | `serving`: the predecessor can drain |
 //!
 //! Until `serving`, the predecessor can continue as before. It kills a successor that sends `failed`, or that sends
@@ -17,13 +17,19 @@
 //! | predecessor | successor |
 //! |---|---|
 //! | `levels`, once: levels of the buckets of services, which the successor owns from here on | |
-//! | | `records`, at the start and after each change: the predecessor authorises by them |
+//! | | `change`: steps of each change after that position, in order: the predecessor authorises by the changed records |
+//! | | `records`, in place of `change` for a predecessor without a position: all records, at the start and after changes |
 //! | `charge`: a request of a service | |
 //! | | `charged`: the request is admitted, or the time until it could be |
 //!
 //! The processes may be of different versions. A version may add fields. An unknown message ends the exchange.
 //!
-//! A predecessor without its successor does not learn of revocations, so it accepts no more requests.
+//! A change has any size: its steps come in several messages, and the position in the last one. The first `change` has no
+//! steps. It tells a predecessor that its successor, which may be of an older version, reads its position.
+//!
+//! A predecessor that learns of no more revocations accepts no more requests. This is so when the successor ends, when a
+//! change between the positions of both is missing, and when the successor can send neither `change` nor `records`, because
+//! they exceed [`LINE_MAX`].
 
 mod channel;
 mod follow;
@@ -39,12 +45,18 @@ use std::io;
 pub use self::predecessor::Predecessor;
 pub use self::program::Program;
 pub(crate) use self::successor::Successor;
+use crate::control::MissingChanges;
 use crate::limits;
+use crate::store::StoreError;
 
 /// Environment variable with the process id of the predecessor. Other processes that inherit it ignore it.
 const VARIABLE: &str = "GW_PREDECESSOR";
 /// Longest line, in bytes.
 const LINE_MAX: u64 = 64 * 1024 * 1024;
+
+/// Log line of a process that has a successor, and learns of no more revocations.
+pub(super) const FOLLOWS_NO_MORE: &str =
+    "no more changes from the successor: this process refuses new requests (503) and finishes running ones";
 
 /// Reason why a takeover failed.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +79,14 @@ pub enum TakeoverError {
     TooLong,
     #[error("unexpected message from the other process: {0}")]
     Unexpected(String),
+    #[error(transparent)]
+    MissingChanges(#[from] MissingChanges),
+    #[error(
+        "the successor sends neither changes nor records: it is of an older version, and the records exceed {LINE_MAX} bytes"
+    )]
+    NoRecords,
+    #[error(transparent)]
+    Store(#[from] StoreError),
     #[error(transparent)]
     Io(io::Error),
 }
@@ -91,6 +111,7 @@ mod tests {
     use super::channel::Channel;
     use super::message::TakeoverMessage;
     use super::*;
+    use crate::store::Position;
 
     fn pair() -> (Successor, Predecessor) {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -107,7 +128,7 @@ mod tests {
             predecessor.channel().unwrap().send(&TakeoverMessage::Serving).unwrap();
         });
         successor.wait_until_ready().unwrap();
-        successor.give_store(tunnels, None).unwrap();
+        successor.give_store(tunnels, None, Position::default()).unwrap();
         taking.join().unwrap();
     }
 
@@ -120,10 +141,10 @@ mod tests {
         // At any later step too.
         predecessor.failed("no room");
         drop(predecessor);
-        let failed = successor.give_store(BTreeMap::new(), None).unwrap_err();
+        let failed = successor.give_store(BTreeMap::new(), None, Position::default()).unwrap_err();
         assert!(matches!(&failed, TakeoverError::Failed(reason) if reason == "no room"), "{failed}");
         assert!(matches!(successor.wait_until_ready(), Err(TakeoverError::Ended)));
-        assert!(matches!(successor.give_store(BTreeMap::new(), None), Err(TakeoverError::Ended)));
+        assert!(matches!(successor.give_store(BTreeMap::new(), None, Position::default()), Err(TakeoverError::Ended)));
     }
 
     #[test]

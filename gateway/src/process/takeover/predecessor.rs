@@ -15,14 +15,19 @@ use super::{TakeoverError, VARIABLE, lead, sockets};
 use crate::control::Control;
 use crate::members::CarriedNode;
 use crate::process::listeners::Inherited;
+use crate::store::Position;
 use crate::worker::Peers;
 
 /// Process that this one replaces; without a channel once this process serves.
-pub struct Predecessor(Option<Channel>);
+pub struct Predecessor {
+    channel: Option<Channel>,
+    /// Position of its records; `None` if it reads no changes.
+    position: Option<Position>,
+}
 
 impl Predecessor {
     pub(super) fn new(channel: Channel) -> Self {
-        Self(Some(channel))
+        Self { channel: Some(channel), position: None }
     }
 
     /// The parent process, if it started this process as its successor.
@@ -47,24 +52,28 @@ impl Predecessor {
     pub(crate) fn take_store(&mut self) -> Result<(BTreeMap<String, usize>, Option<CarriedNode>), TakeoverError> {
         self.channel()?.send(&TakeoverMessage::Ready)?;
         match self.channel()?.receive()? {
-            TakeoverMessage::Store { tunnels, membership } => Ok((tunnels, membership)),
+            TakeoverMessage::Store { tunnels, membership, position } => {
+                self.position = position;
+                Ok((tunnels, membership))
+            }
             other => Err(TakeoverError::Unexpected(format!("{other:?}"))),
         }
     }
 
-    /// Reports that this process serves. From then on sends changed records and admits the predecessor's requests. The
-    /// returned channel disconnects when the predecessor has ended.
+    /// Reports that this process serves. From then on sends changes and admits the predecessor's requests. The returned
+    /// channel disconnects when the predecessor has ended.
     pub(crate) fn serving(
         &mut self,
         control: &Arc<Control>,
         peers: &Arc<Peers>,
     ) -> Result<Receiver<Infallible>, TakeoverError> {
         self.channel()?.send(&TakeoverMessage::Serving)?;
-        lead::lead(self.0.take().ok_or(TakeoverError::Ended)?, control, peers)
+        let channel = self.channel.take().ok_or(TakeoverError::Ended)?;
+        lead::lead(channel, self.position.take(), control, peers)
     }
 
     pub(super) fn channel(&mut self) -> Result<&mut Channel, TakeoverError> {
-        self.0.as_mut().ok_or(TakeoverError::Ended)
+        self.channel.as_mut().ok_or(TakeoverError::Ended)
     }
 
     /// Sends the reason why this process cannot take over.

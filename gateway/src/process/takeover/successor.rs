@@ -16,6 +16,7 @@ use crate::control::Control;
 use crate::members::CarriedNode;
 use crate::process::listeners::Listeners;
 use crate::rate_limit::{Level, SuccessorCharge, levels};
+use crate::store::Position;
 use crate::worker::Peers;
 
 /// Process that replaces this one. It is killed when this is dropped before it serves.
@@ -60,13 +61,15 @@ impl Successor {
         self.channel.expect(&TakeoverMessage::Ready)
     }
 
-    /// Reports that the store is closed, and waits until the successor serves. After that, a drop does not kill it.
+    /// Reports that the store is closed, with `position` as that of the records here, and waits until the successor serves. After that, a drop does not kill it.
     pub(crate) fn give_store(
         &mut self,
         tunnels: BTreeMap<String, usize>,
         membership: Option<CarriedNode>,
+        position: Position,
     ) -> Result<(), TakeoverError> {
-        self.channel.send(&TakeoverMessage::Store { tunnels, membership })?;
+        let position = Some(position);
+        self.channel.send(&TakeoverMessage::Store { tunnels, membership, position })?;
         self.channel.expect(&TakeoverMessage::Serving)?;
         self.child.0 = None;
         Ok(())
