@@ -3,24 +3,35 @@
 //! monoio falls back to epoll only if io_uring is *absent*. If it is present but refused (seccomp profiles of container
 //! engines, `kernel.io_uring_disabled`), monoio fails. This module therefore builds a ring to decide.
 
-use std::cell::{Cell, OnceCell};
+use std::any::Any;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::{CatchUnwind, Either, select};
 use monoio::net::TcpStream;
 use monoio::time::{Sleep, TimeDriver, Timeout};
-use monoio::{IoUringDriver, LegacyDriver, RuntimeBuilder};
+use monoio::{IoUringDriver, LegacyDriver, Runtime, RuntimeBuilder};
+use slab::Slab;
+use tokio::sync::oneshot;
 
 /// Submission queue entries of each ring: most operations that one turn of the loop submits with one system call. Does
 /// not limit operations in flight.
 const RING_ENTRIES: u32 = 1024;
+
+/// Time for the kernel to complete the operations of dropped tasks.
+const END_WITHIN: Duration = Duration::from_millis(50);
+/// Attempts to drop all tasks, of which some panic.
+const END_ATTEMPTS: usize = 8;
 
 /// Kernel interface that the reactors of this process run on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,25 +87,98 @@ impl Driver {
     /// The reactor is leaked on purpose: dropping a ring frees memory of operations that are still in flight in the
     /// kernel. Threads that run a reactor live as long as the process.
     pub fn block_on<F: Future>(&self, main: F) -> io::Result<F::Output> {
-        match self {
-            Self::IoUring(flags) => {
-                let mut runtime = RuntimeBuilder::<TimeDriver<IoUringDriver>>::new()
-                    .uring_builder(flags.builder())
-                    .with_entries(RING_ENTRIES)
-                    .build()?;
-                let output = runtime.block_on(main);
-                std::mem::forget(runtime);
-                Ok(output)
-            }
-            Self::Epoll { .. } => {
-                let mut runtime =
-                    RuntimeBuilder::<TimeDriver<LegacyDriver>>::new().with_entries(RING_ENTRIES).build()?;
-                let output = runtime.block_on(main);
-                std::mem::forget(runtime);
-                Ok(output)
+        Ok(match self {
+            Self::IoUring(flags) => Reactor::on_ring(*flags)?.0.block_on(main),
+            Self::Epoll { .. } => Reactor::on_epoll()?.0.block_on(main),
+        })
+    }
+
+    /// As [`Self::block_on`], but ends when the reactor fails, too: by a panic of `main` or of an
+    /// [essential task](spawn_essential), or by one outside of all tasks, such as in a destructor. Returns that panic
+    /// after all tasks have been dropped, so that their sockets are closed.
+    pub fn run<F>(&self, main: F) -> io::Result<std::thread::Result<F::Output>>
+    where
+        F: Future<Output: 'static> + 'static,
+    {
+        Ok(match self {
+            Self::IoUring(flags) => Reactor::on_ring(*flags)?.run(main),
+            Self::Epoll { .. } => Reactor::on_epoll()?.run(main),
+        })
+    }
+}
+
+/// The reactor of the calling thread. Leaked when it is dropped, also by a panic.
+struct Reactor<D>(ManuallyDrop<Runtime<D>>);
+
+impl Reactor<TimeDriver<IoUringDriver>> {
+    fn on_ring(flags: RingFlags) -> io::Result<Self> {
+        let builder = RuntimeBuilder::<TimeDriver<IoUringDriver>>::new().uring_builder(flags.builder());
+        Ok(Self(ManuallyDrop::new(builder.with_entries(RING_ENTRIES).build()?)))
+    }
+}
+
+impl Reactor<TimeDriver<LegacyDriver>> {
+    fn on_epoll() -> io::Result<Self> {
+        let builder = RuntimeBuilder::<TimeDriver<LegacyDriver>>::new();
+        Ok(Self(ManuallyDrop::new(builder.with_entries(RING_ENTRIES).build()?)))
+    }
+}
+
+impl<D: monoio::Driver> Reactor<D> {
+    fn run<F>(mut self, main: F) -> std::thread::Result<F::Output>
+    where
+        F: Future<Output: 'static> + 'static,
+    {
+        let (done, completed) = oneshot::channel();
+        let (failure, failed) = oneshot::channel();
+        FAILURE.set(Some(failure));
+        let runtime = &mut self.0;
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            runtime.block_on(async move {
+                // The reactor may have failed: then the result is not used.
+                spawn_essential(async move { drop(done.send(main.await)) });
+                let panic = match select(completed, failed).await {
+                    Either::Left((Ok(output), _)) => return Ok(output),
+                    Either::Left((Err(_), failed)) => failed.await,
+                    Either::Right((panic, _)) => panic,
+                };
+                Err(panic.unwrap_or_else(|_| Box::new("the main task was dropped")))
+            })
+        }));
+        let panic = match ended {
+            Ok(Ok(output)) => return Ok(output),
+            Ok(Err(panic)) | Err(panic) => panic,
+        };
+        IS_ENDING.set(true);
+        for _ in 0..END_ATTEMPTS {
+            // A destructor may panic again. The other tasks are dropped in the next attempt.
+            if catch_unwind(AssertUnwindSafe(|| runtime.block_on(end_tasks()))).is_ok() {
+                break;
             }
         }
+        IS_ENDING.set(false);
+        Err(panic)
     }
+}
+
+impl<D> Drop for Reactor<D> {
+    fn drop(&mut self) {
+        drop(FAILURE.take());
+        // Tasks belong to the reactor: their destructors need it.
+        std::mem::forget(TASKS.take());
+    }
+}
+
+/// Drops all tasks of this thread.
+async fn end_tasks() {
+    // Destructors can start tasks, which are dropped in the next round.
+    for _ in 0..3 {
+        TASKS.with_borrow(|tasks| tasks.iter().for_each(|(_, task)| task.wake_by_ref()));
+        // Runs after all tasks that were woken before it.
+        monoio::spawn(async {}).await;
+    }
+    // Descriptors of cancelled operations are closed once the kernel has completed these.
+    sleep(END_WITHIN).await;
 }
 
 impl fmt::Display for Driver {
@@ -162,8 +246,16 @@ pub fn ring_operations() -> io::Result<Vec<(&'static str, bool)>> {
     Ok(operations.into_iter().map(|(name, code)| (name, probe.is_supported(code))).collect())
 }
 
+type Panic = Box<dyn Any + Send>;
+
 thread_local! {
     static PANICS: Cell<u64> = const { Cell::new(0) };
+    /// The tasks that have begun and not ended.
+    static TASKS: RefCell<Slab<Waker>> = const { RefCell::new(Slab::new()) };
+    /// Tasks end when they are polled.
+    static IS_ENDING: Cell<bool> = const { Cell::new(false) };
+    /// Receives the panic of an essential task.
+    static FAILURE: RefCell<Option<oneshot::Sender<Panic>>> = const { RefCell::new(None) };
     static ALWAYS_READABLE: OnceCell<Rc<TcpStream>> = const { OnceCell::new() };
 }
 
@@ -180,14 +272,63 @@ pub fn is_epoll() -> bool {
 /// Starts a task on this thread's reactor. A panic ends only the task: its values are dropped, so its connection
 /// closes, and the panic is counted.
 pub fn spawn(task: impl Future<Output = ()> + 'static) {
-    // Combinators, since an async block would contain room for the task twice.
-    let contained = AssertUnwindSafe(task).catch_unwind().map(|ended| {
-        if ended.is_err() {
-            PANICS.set(PANICS.get() + 1);
-            tracing::error!("a task panicked; its connection is closed");
+    drop(monoio::spawn(Task {
+        future: AssertUnwindSafe(task).catch_unwind(),
+        place: Place(None),
+        is_essential: false,
+    }));
+}
+
+/// As [`spawn`], for a task without which the thread is of no use. A panic ends the reactor, see [`Driver::run`].
+pub fn spawn_essential(task: impl Future<Output = ()> + 'static) {
+    drop(monoio::spawn(Task { future: AssertUnwindSafe(task).catch_unwind(), place: Place(None), is_essential: true }));
+}
+
+pin_project_lite::pin_project! {
+    /// A task of [`spawn`]. An async block would contain room for the future twice.
+    struct Task<F> {
+        #[pin]
+        future: CatchUnwind<AssertUnwindSafe<F>>,
+        place: Place,
+        is_essential: bool,
+    }
+}
+
+/// Key of a task in `TASKS`, once it has begun.
+struct Place(Option<usize>);
+
+impl<F: Future<Output = ()>> Future for Task<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        if IS_ENDING.get() {
+            return Poll::Ready(());
         }
-    });
-    drop(monoio::spawn(contained));
+        this.place.0.get_or_insert_with(|| TASKS.with_borrow_mut(|tasks| tasks.insert(cx.waker().clone())));
+        if let Err(panic) = ready!(this.future.poll(cx)) {
+            PANICS.set(PANICS.get() + 1);
+            if !*this.is_essential {
+                tracing::error!("a task panicked; its connection is closed");
+            } else if let Some(failure) = FAILURE.take() {
+                // Fails if the reactor has ended.
+                drop(failure.send(panic));
+            } else {
+                resume_unwind(panic);
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(key) = self.0 {
+            // Fails at the end of the thread.
+            let removed = TASKS.try_with(|tasks| tasks.borrow_mut().try_remove(key));
+            drop(removed);
+        }
+    }
 }
 
 /// Waits for `duration`, with millisecond precision.
@@ -263,6 +404,57 @@ mod tests {
         }
     }
 
+    /// Sets a flag when it is dropped, and may panic then.
+    struct Dropped(Rc<Cell<bool>>, bool);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.set(true);
+            assert!(!self.1, "injected");
+        }
+    }
+
+    #[test]
+    fn a_failed_reactor_drops_all_tasks_and_closes_their_sockets() {
+        use std::io::Read;
+        let (essential, in_destructor, of_main) = (0, 1, 2);
+        for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
+            for kind in [essential, in_destructor, of_main] {
+                let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+                let idle = Rc::new(Cell::new(false));
+                let dropped = Dropped(Rc::clone(&idle), false);
+                let ended = driver.run(async move {
+                    let socket = TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(ours))).unwrap();
+                    // Two tasks that would wait for ever: for the kernel, and for nothing.
+                    spawn(async move { drop(socket.readable(false).await) });
+                    spawn(async move {
+                        let _dropped = dropped;
+                        std::future::pending::<()>().await;
+                    });
+                    yield_now().await;
+                    if kind == essential {
+                        spawn_essential(async { panic!("injected") });
+                    } else if kind == in_destructor {
+                        let bomb = Dropped(Rc::default(), true);
+                        spawn(futures_util::future::poll_fn(move |_| {
+                            let _owned = &bomb;
+                            Poll::Ready(())
+                        }));
+                    } else {
+                        panic!("injected");
+                    }
+                    std::future::pending::<()>().await;
+                });
+                assert!(ended.unwrap().is_err(), "{driver} {kind}");
+                assert!(idle.get(), "{driver} {kind}");
+                theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                assert_eq!((&theirs).read(&mut [0]).unwrap(), 0, "{driver} {kind}");
+            }
+            // Another reactor of the thread works.
+            assert_eq!(driver.run(async { 7 }).unwrap().unwrap(), 7);
+        }
+    }
+
     #[test]
     fn tasks_that_yield_in_turns_do_not_delay_completions() {
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -298,7 +490,7 @@ mod tests {
         let order = Driver::choose()
             .unwrap()
             .block_on(async {
-                let order = Rc::new(std::cell::RefCell::new(Vec::new()));
+                let order = Rc::new(RefCell::new(Vec::new()));
                 let other = Rc::clone(&order);
                 spawn(async move { other.borrow_mut().push("other") });
                 yield_now().await;
