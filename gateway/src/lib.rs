@@ -54,6 +54,6 @@ mod worker;
 pub use client_address::TrustedProxies;
 pub use control::{Control, ControlError};
 pub use process::gateway::{Gateway, StartError};
-pub use process::signals::Signals;
+pub use process::signals::{RunError, Signals};
 pub use process::takeover::{Predecessor, Program};
 pub use tls::{CertificateFiles, CertificateSource};

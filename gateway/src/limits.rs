@@ -256,6 +256,11 @@ pub(crate) const DRAIN_IDLE_SUCCEEDED: Duration = Duration::from_secs(5);
 /// Time beyond one round trip for which an idle connection stays open in a drain without a successor, once no request
 /// runs in the process. Covers requests that were sent before the drain began.
 pub(crate) const DRAIN_QUIET: Duration = Duration::from_millis(20);
+/// Panics of workers within [`WORKER_PANICS_WITHIN`] that end the process. A worker starts again after each earlier one.
+pub(crate) const WORKER_PANICS: usize = 3;
+pub(crate) const WORKER_PANICS_WITHIN: Duration = Duration::from_secs(60);
+/// Time for running requests when the process ends because of [`WORKER_PANICS`].
+pub(crate) const FAILED_DRAIN: Duration = Duration::from_secs(5);
 /// Time for agents to end their tunnels after the last request.
 pub(crate) const TUNNELS_END: Duration = Duration::from_secs(2);
 /// Time for aborted requests to send a last response at the end of a drain.

@@ -37,10 +37,16 @@ struct Bell {
     waker: AtomicWaker,
 }
 
-/// The receiving end; stays on its worker.
+/// The receiving end. A worker that starts again gets a clone, and so the messages that were left meanwhile.
 pub(crate) struct Inbox<M> {
     queue: Receiver<M>,
     bell: Arc<Bell>,
+}
+
+impl<M> Clone for Inbox<M> {
+    fn clone(&self) -> Self {
+        Self { queue: self.queue.clone(), bell: Arc::clone(&self.bell) }
+    }
 }
 
 /// A mailbox for at most `capacity` messages.
@@ -97,8 +103,15 @@ impl<M> Inbox<M> {
         self.queue.recv_timeout(std::time::Duration::from_secs(30)).expect("a message comes")
     }
 
+    /// Drops messages up to one that is the last, or until no other end is left. For a worker that does not run any more.
+    pub(crate) fn discard_until(&self, is_last: impl Fn(&M) -> bool) {
+        while self.queue.recv().is_ok_and(|message| !is_last(&message)) {}
+    }
+
     /// Handles messages for as long as the worker runs, in bounded batches: other tasks run in between.
     pub(crate) async fn serve(self, worker: WorkerId, mut handle: impl FnMut(M)) {
+        // Messages may have been left before.
+        self.bell.rung.store(true, Ordering::Release);
         loop {
             self.bell.heard().await;
             'mail: loop {
@@ -124,6 +137,31 @@ mod tests {
         let (mailbox, _inbox) = mailbox(1);
         assert!(mailbox.post(1).is_ok());
         assert_eq!(mailbox.post(2), Err(2));
+    }
+
+    #[test]
+    fn a_worker_that_starts_again_gets_the_messages_left_meanwhile() {
+        use gw_shared::runtime::Driver;
+        let (mailbox, inbox) = mailbox(8);
+        let received = |inbox: Inbox<u32>| {
+            let (sender, received) = tokio::sync::mpsc::unbounded_channel();
+            let received = Driver::choose().unwrap().run(async move {
+                let mut received = received;
+                runtime::spawn(inbox.serve(WorkerId(0), move |message| sender.send(message).unwrap()));
+                received.recv().await
+            });
+            received.unwrap().unwrap()
+        };
+        mailbox.post(1).unwrap();
+        assert_eq!(received(inbox.clone()), Some(1));
+        mailbox.post(2).unwrap();
+        mailbox.post(3).unwrap();
+        // As after a worker that heard the bell and ended before it read them.
+        inbox.bell.rung.store(false, Ordering::Release);
+        assert_eq!(received(inbox.clone()), Some(2));
+        mailbox.post(4).unwrap();
+        inbox.discard_until(|message| *message == 4);
+        assert!(inbox.queue.is_empty());
     }
 
     #[test]

@@ -70,14 +70,14 @@ fn run_gateway(
     }
     let gateway = gateway?;
     started(&gateway)?;
-    signals.run(gateway, Some(program)).map_err(Failure::run)
+    Ok(signals.run(gateway, Some(program))?)
 }
 
 /// Serves as a process that no other one replaces: the successor would outlive the demo.
 #[cfg(feature = "demo")]
 fn serve_unreplaced(path: &Path) -> Result<(), Failure> {
     let signals = Signals::listen().map_err(Failure::run)?;
-    signals.run(start(path, None)?, None).map_err(Failure::run)
+    Ok(signals.run(start(path, None)?, None)?)
 }
 
 fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {

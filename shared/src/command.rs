@@ -11,6 +11,8 @@ pub enum Failure {
     Usage(String),
     /// Failure at run time: exit code 1.
     Run(String),
+    /// Failure of the program itself, a bug: exit code 3.
+    Internal(String),
 }
 
 impl Failure {
@@ -20,7 +22,7 @@ impl Failure {
 
     pub fn message(&self) -> &str {
         match self {
-            Self::Usage(message) | Self::Run(message) => message,
+            Self::Usage(message) | Self::Run(message) | Self::Internal(message) => message,
         }
     }
 
@@ -28,6 +30,7 @@ impl Failure {
         match self {
             Self::Run(_) => 1,
             Self::Usage(_) => 2,
+            Self::Internal(_) => 3,
         }
     }
 }
@@ -47,5 +50,17 @@ pub fn quoted(text: &str) -> String {
         text.to_owned()
     } else {
         format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_failure_has_its_exit_code() {
+        // Service managers and docs/deployment.md know these.
+        let failures = [Failure::Run, Failure::Usage, Failure::Internal].map(|kind| kind(String::new()).code());
+        assert_eq!(failures, [1, 2, 3]);
     }
 }

@@ -154,6 +154,11 @@ fn workers(out: &mut Exposition, reports: &[WorkerReport]) {
     gauge("gw_worker_busy_ratio", "Recent share of time that the worker was busy, 0 to 1.", |report| {
         f64::from(report.busy_per_mille) / 1000.0
     });
+    let help = "Starts of the worker after a panic. Each is a bug.";
+    let mut family = out.family("gw_worker_restarts_total", Kind::Counter, help);
+    for report in reports {
+        family.sample(&[("worker", &report.worker.0.to_string())], f64::from(report.restarts));
+    }
 }
 
 fn services(out: &mut Exposition, services: &[ServiceReport]) {
@@ -353,6 +358,7 @@ mod tests {
             socket_bytes: 0,
             socket_limit: 0,
             busy_per_mille: 10,
+            restarts: 0,
             tunnels: Vec::new(),
             refused_versions: Vec::new(),
             services: counters.services.report(),

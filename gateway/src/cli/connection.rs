@@ -134,7 +134,7 @@ mod tests {
             |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
         connection.endpoint(variable).map_err(|failure| match failure {
             Failure::Usage(message) => message,
-            Failure::Run(message) => panic!("not a matter of usage: {message}"),
+            Failure::Run(message) | Failure::Internal(message) => panic!("not a matter of usage: {message}"),
         })
     }
 

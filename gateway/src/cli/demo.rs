@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
         _ => Failure::Run(error.to_string()),
     })?;
     print(arguments.json, &demo.about, |out| demo.about.write_hints(out))?;
-    demo.run_until_stopped().map_err(|error| Failure::Run(error.to_string()))
+    Ok(demo.run_until_stopped()?)
 }
 
 fn run_nodes(nodes: usize, rate: Rate, arguments: DemoArguments) -> Result<(), Failure> {

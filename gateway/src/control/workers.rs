@@ -18,6 +18,7 @@ use crate::tls::node::NodeTls;
 pub(crate) struct ViewApplied {
     /// Number of the publication.
     pub(crate) number: u64,
+    pub(crate) worker: WorkerId,
     /// Levels of the buckets of services that have moved to other nodes.
     pub(crate) levels: Vec<Level>,
 }

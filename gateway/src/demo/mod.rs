@@ -21,7 +21,7 @@ use crate::config::{Config, HandOver};
 use crate::control::ControlError;
 use crate::hostname::Region;
 use crate::process::gateway::{Gateway, StartError};
-use crate::process::signals::Signals;
+use crate::process::signals::{RunError, Signals};
 use crate::rate::Rate;
 
 use self::records::Seeded;
@@ -150,7 +150,7 @@ impl Demo {
     }
 
     /// Runs until a stop signal, then stops gateway and agent.
-    pub fn run_until_stopped(self) -> io::Result<()> {
+    pub fn run_until_stopped(self) -> Result<(), RunError> {
         Signals::listen()?.run(self.gateway, None)?;
         self.agent.drain();
         Ok(())

@@ -70,7 +70,7 @@ impl Ingress {
     /// Accepts on every listener of this worker.
     pub(crate) fn accept_all(self: &Rc<Self>) {
         for (listener, entrance) in self.acceptor.listeners.borrow().iter() {
-            runtime::spawn(Rc::clone(self).accept(Rc::clone(listener), *entrance));
+            runtime::spawn_essential(Rc::clone(self).accept(Rc::clone(listener), *entrance));
         }
     }
 

@@ -1,7 +1,7 @@
 //! The loop that runs the membership of this node: carries the statements of [`Membership`] to PostgreSQL, its messages
 //! to other nodes and its views to the workers.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -20,6 +20,7 @@ use super::node_file::NodeFile;
 pub(crate) use super::outbox::Delivery;
 use super::outbox::Outbox;
 use crate::control::{Control, ViewApplied};
+use crate::ownership::WorkerId;
 use crate::region::{
     Action, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeRow, NodeSlot, NodeState,
     PeerState, RegionSignals, RegionStatus, Statement, StopReason, View,
@@ -422,7 +423,7 @@ impl Driver {
 
     fn applied(&mut self, applied: ViewApplied) {
         let now = Instant::now();
-        let Some((view, is_last)) = self.publications.applied(applied.number) else { return };
+        let Some((view, is_last)) = self.publications.applied(applied.number, applied.worker) else { return };
         for level in applied.levels {
             let hostname = format!("{}.{}", level.service, self.control.region().apex());
             if let Some(owner) = view.placement().owning_member(&hostname) {
@@ -492,7 +493,8 @@ struct Publications {
 struct Publication {
     number: u64,
     view: Arc<View>,
-    workers_left: usize,
+    /// Workers that do not use it yet. One that starts again uses it a second time.
+    waiting: BTreeSet<usize>,
 }
 
 impl Publications {
@@ -505,15 +507,15 @@ impl Publications {
     fn begin(&mut self, view: Arc<View>, workers: usize) -> (u64, UnboundedSender<ViewApplied>) {
         let number = self.next;
         self.next += 1;
-        self.open.push_back(Publication { number, view, workers_left: workers });
+        self.open.push_back(Publication { number, view, waiting: (0..workers).collect() });
         (number, self.sender.clone())
     }
 
-    /// One worker uses the view with this number. Returns the view, and whether all workers use it now.
-    fn applied(&mut self, number: u64) -> Option<(Arc<View>, bool)> {
+    /// A worker uses the view with this number. Returns the view, and whether all workers use it now.
+    fn applied(&mut self, number: u64, worker: WorkerId) -> Option<(Arc<View>, bool)> {
         let publication = self.open.iter_mut().find(|open| open.number == number)?;
-        publication.workers_left = publication.workers_left.saturating_sub(1);
-        let (view, is_last) = (Arc::clone(&publication.view), publication.workers_left == 0);
+        publication.waiting.remove(&worker.0);
+        let (view, is_last) = (Arc::clone(&publication.view), publication.waiting.is_empty());
         if is_last {
             // Each worker uses views in order.
             self.open.retain(|open| open.number > number);

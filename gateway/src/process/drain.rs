@@ -36,6 +36,9 @@ impl Gateway {
         }
         self.peers.tell_all(|| WorkerMessage::Drain { successor });
         self.listeners = None;
+        if let Some(workers) = &self.workers {
+            workers.drain();
+        }
         self.move_spliced_tunnels();
         let is_last = Cell::new(false);
         self.wait_within(self.drain_within, || {
@@ -63,6 +66,9 @@ impl Gateway {
         if let Some(sampler) = self.sampler.take() {
             sampler.stop();
         }
+        if let Some(workers) = &self.workers {
+            workers.stopping();
+        }
         self.peers.tell_all(|| WorkerMessage::Stop);
         self.executor.close();
         if let Some(admin) = self.admin.take() {
@@ -71,8 +77,8 @@ impl Gateway {
         if let Some(nodes) = self.nodes.take() {
             nodes.stop();
         }
-        for worker in self.workers.drain(..) {
-            joined(worker);
+        if let Some(workers) = self.workers.take() {
+            workers.join();
         }
         if let Some(exporter) = self.exporter.take() {
             exporter.stop(limits::SPANS_END);
@@ -92,7 +98,7 @@ impl Gateway {
     /// Collects the levels of the buckets from the workers. Logs the number of workers that did not answer.
     pub(super) fn bucket_levels(&self, question: impl Fn(Sender<Vec<Level>>) -> WorkerMessage) -> Vec<Level> {
         let levels = self.peers.ask_all_within(limits::LEVELS_WITHIN, question);
-        let missing = self.workers.len() - levels.len();
+        let missing = self.peers.mailboxes.len() - levels.len();
         if missing > 0 {
             tracing::warn!("{missing} workers did not report the levels of their rate limits: these start full");
         }
@@ -102,14 +108,14 @@ impl Gateway {
     /// Ends idle connections once no worker has a running request.
     fn end_quiet_connections(&self) {
         let quiet = self.peers.ask_all(WorkerMessage::ReportQuiet);
-        if quiet.len() == self.control.workers() && !quiet.contains(&false) {
+        if quiet.len() == self.peers.running() && !quiet.contains(&false) {
             self.peers.tell_all(|| WorkerMessage::EndQuiet);
         }
     }
 
     fn all_report(&self, holds: impl Fn(&WorkerReport) -> bool) -> bool {
         let reports = self.control.reports();
-        reports.len() == self.control.workers() && reports.iter().all(holds)
+        reports.len() == self.peers.running() && reports.iter().all(holds)
     }
 
     fn wait_within(&self, limit: Duration, is_done: impl Fn() -> bool) {

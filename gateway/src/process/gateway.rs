@@ -14,6 +14,7 @@ use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
+use tokio::sync::Notify;
 
 use crate::agent_releases::AgentReleases;
 use crate::apex::NodeQuestions;
@@ -32,7 +33,7 @@ use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
-use crate::worker::{self, Peers, RegionSetup, Setup, WorkerMessage};
+use crate::worker::{Peers, RegionSetup, Setup, WorkerMessage};
 
 use super::config_file::ConfigFile;
 use super::control_plane::{AdminThread, NodesThread};
@@ -40,7 +41,7 @@ use super::last_stop::{self, LastStop};
 use super::listeners::{Inherited, ListenError, Listeners};
 use super::membership::MemberSettings;
 use super::takeover::{Predecessor, TakeoverError};
-use super::threads::spawn;
+use super::workers::Workers;
 
 /// A running gateway. A drop stops it at once; [`Gateway::drain`] lets requests finish.
 pub struct Gateway {
@@ -60,7 +61,10 @@ pub struct Gateway {
     pub(super) draining: Arc<AtomicBool>,
     pub(super) drain_within: Duration,
     pub(super) last_stop_path: PathBuf,
-    pub(super) workers: Vec<JoinHandle<()>>,
+    /// `None` until they are started, and after they have ended.
+    pub(super) workers: Option<Workers>,
+    /// Notified when workers panic too often for the process to go on.
+    pub(super) workers_failed: Arc<Notify>,
     pub(super) executor: Executor,
     /// Thread that serves what workers ask of the control plane. It ends when `executor` is closed, and returns the jobs
     /// that still wait.
@@ -194,7 +198,8 @@ impl Gateway {
             draining: Arc::default(),
             drain_within: config.drain,
             last_stop_path: config.data_dir.join(last_stop::FILE),
-            workers: Vec::with_capacity(config.workers),
+            workers: None,
+            workers_failed: Arc::default(),
             executor,
             jobs: None,
             admin: None,
@@ -267,19 +272,11 @@ impl Gateway {
         inboxes: Vec<Inbox<WorkerMessage>>,
         driver: &Driver,
     ) -> Result<(), StartError> {
-        let (up, ups) = crossbeam_channel::bounded(setups.len());
-        for (setup, inbox) in setups.into_iter().zip(inboxes) {
-            let (worker, driver, up) = (setup.id.0, driver.clone(), up.clone());
-            let run = move || {
-                if let Err(error) = worker::run(setup, inbox, up, &driver) {
-                    tracing::error!(worker, %error, "worker did not start");
-                }
-            };
-            self.workers.push(spawn(format!("gw-worker-{worker}"), run).map_err(StartError::Thread)?);
-        }
-        drop(up);
-        // The channel ends when every worker has started or failed.
-        if ups.iter().count() < self.workers.len() { Err(StartError::Worker) } else { Ok(()) }
+        let (count, failed) = (setups.len(), Arc::clone(&self.workers_failed));
+        let started = Workers::start(&self.control, &self.peers, setups, inboxes, driver, failed);
+        let (workers, up) = started.map_err(StartError::Thread)?;
+        self.workers = Some(workers);
+        if up < count { Err(StartError::Worker) } else { Ok(()) }
     }
 
     fn start_sampler(&mut self) -> Result<(), StartError> {

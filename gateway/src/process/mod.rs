@@ -17,3 +17,4 @@ pub(crate) mod signals;
 mod spliced_tunnels;
 pub(crate) mod takeover;
 mod threads;
+mod workers;

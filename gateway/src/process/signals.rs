@@ -3,12 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
+use gw_shared::command::Failure;
 use rustix::process::{Pid, kill_process};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::gateway::Gateway;
 use super::takeover::Program;
+use crate::limits;
 use crate::members::Members;
 
 /// Receiver of the signals that control a gateway.
@@ -24,10 +26,35 @@ struct Streams {
     user_2: Signal,
 }
 
+/// Why a gateway ended without being asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Workers panicked too often.
+    #[error(
+        "workers panicked {} times within {} s: the log has the places; please report it",
+        limits::WORKER_PANICS,
+        limits::WORKER_PANICS_WITHIN.as_secs()
+    )]
+    Workers,
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::Io(_) => Self::run(error),
+            RunError::Workers => Self::Internal(error.to_string()),
+        }
+    }
+}
+
 enum SignalAction {
     Stop,
     /// The membership has ended: an operator drained the node, another process took its slot, or the membership failed.
     Left,
+    /// Workers panicked too often.
+    WorkersFailed,
     Reload,
     Replace,
 }
@@ -51,7 +78,7 @@ impl Signals {
     /// Runs `gateway` until SIGTERM or SIGINT, or until `program` has taken over after SIGUSR2, then drains it. A
     /// further SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the certificates and reopens the access log. Notifies systemd
     /// (sd_notify(3)).
-    pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> io::Result<()> {
+    pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> Result<(), RunError> {
         let Self { runtime, mut streams } = self;
         let result = runtime.block_on(async {
             if gateway.predecessor.is_none() {
@@ -70,7 +97,7 @@ impl Signals {
             tokio::select! {
                 biased;
                 // First: forwards a SIGHUP that came during the replacement, also if nothing has to be drained.
-                () = cut => Err(io::Error::other("stopped during the drain: running requests were aborted")),
+                () = cut => Err(io::Error::other("stopped during the drain: running requests were aborted").into()),
                 _ = drained => stopped.map(drop),
             }
         });
@@ -83,7 +110,11 @@ impl Signals {
 impl Streams {
     /// Handles signals until this process has to drain. Returns the successor's process id, if one has taken over. Returns an
     /// error if the membership failed.
-    async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) -> io::Result<Option<u32>> {
+    async fn until_stopped(
+        &mut self,
+        gateway: &mut Gateway,
+        program: Option<&Program>,
+    ) -> Result<Option<u32>, RunError> {
         loop {
             let left = gateway.members.as_ref().map(|members| Arc::clone(members.ended()));
             let left = async {
@@ -92,8 +123,10 @@ impl Streams {
                     None => std::future::pending().await,
                 }
             };
+            let failed = Arc::clone(&gateway.workers_failed);
             let action = tokio::select! {
                 action = self.next() => action,
+                () = failed.notified() => SignalAction::WorkersFailed,
                 () = left => SignalAction::Left,
             };
             match action {
@@ -109,7 +142,12 @@ impl Streams {
                     // Service managers start the process again after a failure. Not if another process took the slot: the
                     // two would end each other in turns.
                     let has_failed = gateway.members.as_ref().is_some_and(Members::has_failed);
-                    return if has_failed { Err(io::Error::other("the membership failed")) } else { Ok(None) };
+                    return if has_failed { Err(io::Error::other("the membership failed").into()) } else { Ok(None) };
+                }
+                SignalAction::WorkersFailed => {
+                    notify(&[NotifyState::Stopping]);
+                    gateway.drain_within = limits::FAILED_DRAIN;
+                    return Err(RunError::Workers);
                 }
                 // Blocks: one successor at a time.
                 SignalAction::Replace => match gateway.replace(program) {
@@ -157,5 +195,17 @@ fn reload(successor: u32) {
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "cannot notify systemd");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_of_workers_have_an_exit_code_of_their_own() {
+        let Failure::Internal(message) = RunError::Workers.into() else { panic!() };
+        assert!(message.starts_with("workers panicked 3 times within 60 s"), "{message}");
+        assert!(matches!(RunError::from(io::Error::other("x")).into(), Failure::Run(_)));
     }
 }

@@ -62,6 +62,9 @@ pub(crate) enum WorkerMessage {
     End,
     /// Stop now.
     Stop,
+    /// Panic, in a task without which the worker is of no use.
+    #[cfg(test)]
+    Panic,
 }
 
 /// A view of the region.

@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
+use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,7 +55,7 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of the check whether the last requests have ended.
 const LAST_REQUESTS_TICK: Duration = Duration::from_millis(10);
 
-/// Everything a worker starts with.
+/// Everything a worker starts with. [`Setup::again`] makes that of a later start.
 pub(crate) struct Setup {
     pub(crate) id: WorkerId,
     pub(crate) peers: Arc<Peers>,
@@ -91,6 +92,41 @@ pub(crate) struct RegionSetup {
     pub(crate) apex_questions: NodeQuestions,
 }
 
+impl Setup {
+    /// What this worker starts again with after a panic. Its buckets start full.
+    pub(crate) fn again(&self, directory: Arc<Directory>) -> io::Result<Self> {
+        let clones =
+            |listeners: &[TcpListener]| listeners.iter().map(TcpListener::try_clone).collect::<io::Result<Vec<_>>>();
+        let of_region = |region: &RegionSetup| {
+            io::Result::Ok(RegionSetup {
+                key: region.key.clone(),
+                signals: Arc::clone(&region.signals),
+                listeners: clones(&region.listeners)?,
+                control_plane: region.control_plane.clone(),
+                apex_questions: region.apex_questions.clone(),
+            })
+        };
+        Ok(Self {
+            id: self.id,
+            peers: Arc::clone(&self.peers),
+            listeners: clones(&self.listeners)?,
+            listeners_are_ours: self.listeners_are_ours,
+            region: self.region.as_ref().map(of_region).transpose()?,
+            directory,
+            certificates: Arc::clone(&self.certificates),
+            tunnel_grace: Arc::clone(&self.tunnel_grace),
+            levels: Some(Arc::default()),
+            config: Arc::clone(&self.config),
+            agent_releases: Arc::clone(&self.agent_releases),
+            executor: self.executor.clone(),
+            log: self.log.clone(),
+            traces: self.traces.clone(),
+            connection_limit: self.connection_limit,
+            socket_budget: Arc::clone(&self.socket_budget),
+        })
+    }
+}
+
 /// One worker: its parts, and how messages change them. No task holds a borrow across an await.
 pub(crate) struct Worker {
     id: WorkerId,
@@ -112,8 +148,8 @@ pub(crate) struct Worker {
     stop: Stop,
 }
 
-/// Runs a worker on the calling thread until it is stopped. `up` receives one message once the worker accepts
-/// connections; it is dropped without one if the worker cannot start.
+/// Runs a worker on the calling thread until it is stopped. Panics if the worker did, once its connections are closed. `up`
+/// receives one message once the worker accepts connections; it is dropped without one if the worker cannot start.
 pub(crate) fn run(
     setup: Setup,
     inbox: Inbox<WorkerMessage>,
@@ -121,7 +157,7 @@ pub(crate) fn run(
     driver: &Driver,
 ) -> io::Result<()> {
     pin(setup.id);
-    driver.block_on(serve(setup, inbox, up))?
+    driver.run(serve(setup, inbox, up))?.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Pins the calling thread to a core. Workers share cores if there are fewer cores than workers.
@@ -137,12 +173,12 @@ fn pin(id: WorkerId) {
 async fn serve(setup: Setup, inbox: Inbox<WorkerMessage>, up: crossbeam_channel::Sender<()>) -> io::Result<()> {
     let worker = Rc::new(Worker::new(setup)?);
     let handler = Rc::clone(&worker);
-    runtime::spawn(inbox.serve(worker.id, move |message| handler.handle(message)));
+    runtime::spawn_essential(inbox.serve(worker.id, move |message| handler.handle(message)));
     worker.ingress.accept_all();
-    runtime::spawn(keep_deadlines(Rc::clone(&worker)));
-    runtime::spawn(Rc::clone(&worker.socket_memory).keep_within_budget());
-    runtime::spawn(cut_expired_tunnels(Rc::clone(&worker)));
-    runtime::spawn(publish_busy_share(Rc::clone(&worker)));
+    runtime::spawn_essential(keep_deadlines(Rc::clone(&worker)));
+    runtime::spawn_essential(Rc::clone(&worker.socket_memory).keep_within_budget());
+    runtime::spawn_essential(cut_expired_tunnels(Rc::clone(&worker)));
+    runtime::spawn_essential(publish_busy_share(Rc::clone(&worker)));
     if let Some(flushing) = worker.observers.tracing.keep_flushing() {
         runtime::spawn(flushing);
     }
@@ -236,6 +272,8 @@ impl Worker {
                 self.nodes.iter().for_each(|nodes| nodes.cut());
                 self.stop.request();
             }
+            #[cfg(test)]
+            WorkerMessage::Panic => runtime::spawn_essential(async { panic!("injected") }),
         }
     }
 
@@ -256,7 +294,7 @@ impl Worker {
         let levels = self.buckets.borrow_mut().leave(&self.directory.get(), is_elsewhere, Instant::now());
         self.tunnels.registry.borrow().relocate(is_elsewhere, |slot| left.contains(&slot));
         // Fails if the control plane has ended.
-        drop(applied.send(ViewApplied { number, levels }));
+        drop(applied.send(ViewApplied { number, worker: self.id, levels }));
     }
 
     fn drain(&self, has_successor: bool) {
@@ -306,6 +344,7 @@ impl Worker {
             relay_limit: self.tunnels.relay_memory.limit(),
             socket_bytes: self.socket_memory.held(),
             socket_limit: self.socket_memory.limit(),
+            restarts: self.peers.restarts[self.id.0].load(Ordering::Relaxed),
             busy_per_mille: self.peers.busy[self.id.0].load(Ordering::Relaxed),
             tunnels: self.tunnels.registry.borrow().report(self.id, &self.directory.get(), &self.tunnels.releases),
             refused_versions: self.tunnels.registry.borrow().refused_versions(),

@@ -1,7 +1,7 @@
 //! The workers of a process, as other threads reach them.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
@@ -29,12 +29,47 @@ pub(crate) struct Peers {
     pub(crate) mailboxes: Vec<Mailbox<WorkerMessage>>,
     /// Share of its time that each worker was busy lately, in per mille.
     pub(crate) busy: Vec<AtomicU32>,
+    /// How often each worker has started again after a panic.
+    pub(crate) restarts: Vec<AtomicU32>,
+    /// Number of workers that have panicked and do not start again.
+    pub(crate) lost: AtomicUsize,
+    latest: Mutex<Latest>,
+}
+
+/// What the control plane has told all workers last, for a worker that starts again. Not used by workers.
+#[derive(Default)]
+struct Latest {
+    certificates: Option<Arc<ServerConfigs>>,
+    node_tls: Option<Arc<NodeTls>>,
+    view: Option<(u64, Arc<View>, UnboundedSender<ViewApplied>)>,
 }
 
 impl Peers {
     pub(crate) fn new(mailboxes: Vec<Mailbox<WorkerMessage>>) -> Arc<Self> {
-        let busy = std::iter::repeat_with(Default::default).take(mailboxes.len()).collect();
-        Arc::new(Self { mailboxes, busy })
+        let zeros = || std::iter::repeat_with(Default::default).take(mailboxes.len()).collect();
+        let (busy, restarts) = (zeros(), zeros());
+        Arc::new(Self { mailboxes, busy, restarts, lost: AtomicUsize::new(0), latest: Mutex::default() })
+    }
+
+    /// Number of workers that run, or are about to start again.
+    pub(crate) fn running(&self) -> usize {
+        self.mailboxes.len() - self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Tells a worker that has started again what all workers have been told since the start of the process.
+    pub(crate) fn tell_latest(&self, worker: WorkerId) {
+        let (certificates, node_tls, view) = {
+            let Latest { certificates, node_tls, view } = &*self.latest();
+            (certificates.clone(), node_tls.clone(), view.clone())
+        };
+        let view = view.map(|(number, view, applied)| WorkerMessage::View(Box::new(NewView { number, view, applied })));
+        let messages = [certificates.map(WorkerMessage::Certificates), node_tls.map(WorkerMessage::NodeTls), view];
+        messages.into_iter().flatten().for_each(|message| self.tell(worker, message));
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Latest> {
+        // Every write is a single assignment.
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Leaves a message for every worker. Blocks until each has room.
@@ -84,6 +119,7 @@ impl Workers for Peers {
     }
 
     fn publish_view(&self, number: u64, view: &Arc<View>, applied: &UnboundedSender<ViewApplied>) {
+        self.latest().view = Some((number, Arc::clone(view), applied.clone()));
         self.tell_all(|| {
             WorkerMessage::View(Box::new(NewView { number, view: Arc::clone(view), applied: applied.clone() }))
         });
@@ -94,10 +130,12 @@ impl Workers for Peers {
     }
 
     fn publish_node_tls(&self, tls: &Arc<NodeTls>) {
+        self.latest().node_tls = Some(Arc::clone(tls));
         self.tell_all(|| WorkerMessage::NodeTls(Arc::clone(tls)));
     }
 
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>) {
+        self.latest().certificates = Some(Arc::clone(certificates));
         self.tell_all(|| WorkerMessage::Certificates(Arc::clone(certificates)));
     }
 

@@ -61,7 +61,8 @@ impl Successor {
         self.channel.expect(&TakeoverMessage::Ready)
     }
 
-    /// Reports that the store is closed, with `position` as that of the records here, and waits until the successor serves. After that, a drop does not kill it.
+    /// Reports that the store is closed, with `position` as that of the records here, and waits until the successor
+    /// serves. After that, a drop does not kill it.
     pub(crate) fn give_store(
         &mut self,
         tunnels: BTreeMap<String, usize>,

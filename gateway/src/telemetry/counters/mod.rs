@@ -163,6 +163,8 @@ pub struct WorkerReport {
     /// Limit of these bytes for all workers together.
     pub socket_limit: usize,
     pub busy_per_mille: u32,
+    /// How often the worker has started again after a panic.
+    pub restarts: u32,
     pub tunnels: Vec<TunnelReport>,
     /// Agents that were refused because of their version.
     pub refused_versions: Vec<RefusedVersion>,

@@ -252,6 +252,7 @@ mod tests {
             socket_bytes: 0,
             socket_limit: 0,
             busy_per_mille: 0,
+            restarts: 0,
             tunnels: Vec::new(),
             refused_versions: Vec::new(),
             services: services.iter().map(service).collect(),

@@ -1,0 +1,348 @@
+//! The worker threads: a thread starts them, and starts a worker again after a panic.
+//!
+//! A worker that panics loses its connections, tunnels and buckets; they are closed before it starts again. Its listening
+//! sockets stay open here, and its mailbox outlives it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use gw_shared::runtime::Driver;
+use tokio::sync::Notify;
+
+use super::threads::{joined, spawn};
+use crate::control::Control;
+use crate::limits;
+use crate::mailbox::Inbox;
+use crate::ownership::WorkerId;
+use crate::worker::{self, Peers, Setup, WorkerMessage};
+
+/// The workers of a process. They end by [`WorkerMessage::Stop`].
+pub(super) struct Workers {
+    events: Sender<Event>,
+    thread: JoinHandle<()>,
+}
+
+enum Event {
+    /// The thread of a worker has ended.
+    Ended { worker: WorkerId, has_failed: bool },
+    /// The process drains: workers do not start again, and the listening sockets are closed here.
+    Draining,
+    /// The workers stop.
+    Stopping,
+}
+
+/// What is needed to start a worker.
+struct Seed {
+    setup: Setup,
+    inbox: Inbox<WorkerMessage>,
+}
+
+struct Supervisor {
+    control: Arc<Control>,
+    peers: Arc<Peers>,
+    driver: Driver,
+    /// By number of the worker.
+    seeds: Vec<Seed>,
+    inboxes: Vec<Inbox<WorkerMessage>>,
+    threads: Vec<Option<JoinHandle<()>>>,
+    events: Sender<Event>,
+    panics: RecentPanics,
+    is_draining: bool,
+    is_stopping: bool,
+    failed: Arc<Notify>,
+}
+
+/// Times of the last panics.
+#[derive(Default)]
+struct RecentPanics(VecDeque<Instant>);
+
+impl RecentPanics {
+    /// Counts a panic. Returns whether there are too many.
+    fn add(&mut self, now: Instant) -> bool {
+        self.0.push_back(now);
+        self.0.retain(|at| now.saturating_duration_since(*at) < limits::WORKER_PANICS_WITHIN);
+        self.0.len() >= limits::WORKER_PANICS
+    }
+}
+
+impl Workers {
+    /// Starts the workers, and returns the number of those that accept connections. `failed` is notified when they panic
+    /// too often.
+    pub(super) fn start(
+        control: &Arc<Control>,
+        peers: &Arc<Peers>,
+        setups: Vec<Setup>,
+        inboxes: Vec<Inbox<WorkerMessage>>,
+        driver: &Driver,
+        failed: Arc<Notify>,
+    ) -> io::Result<(Self, usize)> {
+        // Room for the end of each worker, and for the two events of a drain.
+        let (events, ended) = bounded(setups.len() + 2);
+        let (up, ups) = bounded(setups.len());
+        let mut supervisor = Supervisor {
+            control: Arc::clone(control),
+            peers: Arc::clone(peers),
+            driver: driver.clone(),
+            seeds: Vec::new(),
+            inboxes: inboxes.clone(),
+            threads: Vec::new(),
+            events: events.clone(),
+            panics: RecentPanics::default(),
+            is_draining: false,
+            is_stopping: false,
+            failed,
+        };
+        for (setup, inbox) in setups.into_iter().zip(inboxes) {
+            // Without the directory: the kept one would hold records that are deleted later.
+            supervisor.seeds.push(Seed { setup: setup.again(Arc::default())?, inbox: inbox.clone() });
+            let thread = supervisor.spawn(setup, inbox, up.clone(), true)?;
+            supervisor.threads.push(Some(thread));
+        }
+        drop(up);
+        let thread = spawn("gw-workers".to_owned(), move || supervisor.run(&ended))?;
+        // The channel ends when every worker has started or failed.
+        Ok((Self { events, thread }, ups.iter().count()))
+    }
+
+    /// Closes the listening sockets here. A worker that panics from now on does not start again.
+    pub(super) fn drain(&self) {
+        // Fails if all workers have ended.
+        let _ = self.events.send(Event::Draining);
+    }
+
+    /// Called before the workers are told to stop.
+    pub(super) fn stopping(&self) {
+        let _ = self.events.send(Event::Stopping);
+    }
+
+    /// Waits for the end of the workers.
+    pub(super) fn join(self) {
+        joined(self.thread);
+    }
+}
+
+impl Supervisor {
+    fn run(mut self, events: &Receiver<Event>) {
+        let mut running = self.threads.len();
+        while running > 0 {
+            match events.recv() {
+                Ok(Event::Ended { worker, has_failed }) => {
+                    self.threads[worker.0].take().map(joined);
+                    running -= 1;
+                    if has_failed && !self.is_stopping && self.restart(worker) {
+                        running += 1;
+                    }
+                }
+                Ok(Event::Draining) => {
+                    self.is_draining = true;
+                    self.seeds.clear();
+                }
+                Ok(Event::Stopping) => self.is_stopping = true,
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Starts a worker again, or a thread in its place. Returns whether there is a thread now.
+    fn restart(&mut self, worker: WorkerId) -> bool {
+        let number = worker.0;
+        let too_many = self.panics.add(Instant::now());
+        let started = match self.seeds.get(number) {
+            Some(_) if too_many => {
+                let within = limits::WORKER_PANICS_WITHIN.as_secs();
+                let times = limits::WORKER_PANICS;
+                tracing::error!(worker = number, "workers panicked {times} times within {within} s: the process ends");
+                self.failed.notify_one();
+                self.discard_mail(worker)
+            }
+            Some(seed) => {
+                let meaning = "its connections are lost, and it starts again; please report it";
+                tracing::error!(worker = number, "a worker panicked: {meaning}");
+                self.peers.restarts[number].fetch_add(1, Ordering::Relaxed);
+                self.start_again(seed)
+            }
+            None => {
+                let meaning = "its connections are lost; please report it";
+                tracing::error!(worker = number, "a worker panicked in the drain: {meaning}");
+                self.discard_mail(worker)
+            }
+        };
+        match started {
+            Ok(thread) => self.threads[number] = Some(thread),
+            Err(error) => {
+                tracing::error!(worker = number, %error, "cannot start a worker again: the process ends");
+                self.failed.notify_one();
+                return false;
+            }
+        }
+        if !too_many && !self.is_draining {
+            self.peers.tell_latest(worker);
+        }
+        true
+    }
+
+    fn start_again(&self, seed: &Seed) -> io::Result<JoinHandle<()>> {
+        let setup = seed.setup.again(Arc::new(self.control.directory()))?;
+        self.spawn(setup, seed.inbox.clone(), bounded(1).0, false)
+    }
+
+    fn spawn(
+        &self,
+        setup: Setup,
+        inbox: Inbox<WorkerMessage>,
+        up: Sender<()>,
+        is_first: bool,
+    ) -> io::Result<JoinHandle<()>> {
+        let (worker, driver, events) = (setup.id, self.driver.clone(), self.events.clone());
+        spawn(format!("gw-worker-{}", worker.0), move || {
+            let has_failed = match catch_unwind(AssertUnwindSafe(|| worker::run(setup, inbox, up, &driver))) {
+                Ok(Ok(())) => false,
+                Ok(Err(error)) => {
+                    tracing::error!(worker = worker.0, %error, "worker did not start");
+                    // At the first start the process gives up.
+                    !is_first
+                }
+                Err(_) => true,
+            };
+            // Fails if the supervisor has ended.
+            let _ = events.send(Event::Ended { worker, has_failed });
+        })
+    }
+
+    /// Drops what other threads leave for a worker that does not run any more, so that they do not wait for it.
+    fn discard_mail(&self, worker: WorkerId) -> io::Result<JoinHandle<()>> {
+        self.peers.lost.fetch_add(1, Ordering::Relaxed);
+        let (inbox, events) = (self.inboxes[worker.0].clone(), self.events.clone());
+        spawn(format!("gw-worker-{}", worker.0), move || {
+            inbox.discard_until(|message| matches!(message, WorkerMessage::Stop));
+            let _ = events.send(Event::Ended { worker, has_failed: false });
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::time::Duration;
+
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+    use rustls_pki_types::CertificateDer;
+    use rustls_pki_types::pem::PemObject;
+
+    use super::*;
+    use crate::config::HandOver;
+    use crate::control::Actor;
+    use crate::demo::{Demo, Options};
+    use crate::ownership;
+    use crate::telemetry::counters::WorkerReport;
+
+    const HOST: &str = "demo--echo.eu1.gw.localhost";
+
+    #[test]
+    fn three_panics_within_a_minute_are_too_many() {
+        let (mut panics, begin) = (RecentPanics::default(), Instant::now());
+        let mut after = |seconds| panics.add(begin + Duration::from_secs(seconds));
+        assert!(!after(0) && !after(30) && !after(60) && !after(90));
+        assert!(after(119));
+        assert!(!after(300));
+    }
+
+    fn connect(demo: &Demo) -> StreamOwned<ClientConnection, TcpStream> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(&demo.about.ca_file).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let session = ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap();
+        let stream = TcpStream::connect(demo.gateway().address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        StreamOwned::new(session, stream)
+    }
+
+    /// The beginning of the response to a request, or nothing if the connection has ended.
+    fn ask(demo: &Demo, stream: &mut StreamOwned<ClientConnection, TcpStream>) -> String {
+        let key = &demo.about.service_key;
+        let request = format!("GET /status/204 HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+        if stream.write_all(request.as_bytes()).is_err() {
+            return String::new();
+        }
+        let mut buffer = [0; 64 * 1024];
+        let read = stream.read(&mut buffer).unwrap_or(0);
+        String::from_utf8_lossy(&buffer[..read]).into_owned()
+    }
+
+    fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !holds() {
+            assert!(Instant::now() < deadline, "timed out waiting for: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn reports(demo: &Demo) -> Vec<WorkerReport> {
+        demo.gateway().control().reports()
+    }
+
+    fn is_served(demo: &Demo, stream: &mut StreamOwned<ClientConnection, TcpStream>) -> bool {
+        ask(demo, stream).starts_with("HTTP/1.1 204 ")
+    }
+
+    #[test]
+    fn a_worker_that_panics_starts_again_and_the_others_notice_nothing() {
+        let demo = Demo::start(&Options { workers: 2, hand_over: HandOver::Always, ..Options::default() }).unwrap();
+        let owner = ownership::owner(HOST, 2);
+        let mut caller = connect(&demo);
+        assert!(is_served(&demo, &mut caller));
+        // The worker that owns the service has the connection and the tunnel.
+        let began = Instant::now();
+        demo.gateway().peers.tell(owner, WorkerMessage::Panic);
+        eventually("its connections are closed", || ask(&demo, &mut caller).is_empty());
+        eventually("it has started again", || reports(&demo).iter().map(|report| report.restarts).sum::<u32>() == 1);
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert_eq!(reports(&demo).len(), 2);
+        eventually("the agent has connected again", || is_served(&demo, &mut connect(&demo)));
+        // The other one panics while a caller uses the first one.
+        let mut bystander = connect(&demo);
+        assert!(is_served(&demo, &mut bystander));
+        demo.gateway().peers.tell(WorkerId(1 - owner.0), WorkerMessage::Panic);
+        eventually("both have started again", || {
+            let reports = reports(&demo);
+            reports.len() == 2 && reports.iter().all(|report| report.restarts == 1)
+        });
+        for _ in 0..10 {
+            assert!(is_served(&demo, &mut bystander));
+            // The kernel spreads connections over the sockets of both.
+            assert!(is_served(&demo, &mut connect(&demo)));
+        }
+        // A change reaches the new workers.
+        demo.gateway().control().delete_service(&Actor::Admin, "demo", "echo").unwrap();
+        eventually("the service is gone", || ask(&demo, &mut connect(&demo)).contains("GW_SERVICE_NOT_FOUND"));
+        demo.stop();
+    }
+
+    #[test]
+    fn the_third_panic_in_a_minute_ends_the_process() {
+        let demo = Demo::start(&Options { workers: 2, ..Options::default() }).unwrap();
+        for restarts in 0..limits::WORKER_PANICS {
+            eventually("the worker answers", || {
+                reports(&demo).iter().any(|report| report.worker.0 == 1 && report.restarts as usize == restarts)
+            });
+            demo.gateway().peers.tell(WorkerId(1), WorkerMessage::Panic);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(demo.gateway().workers_failed.notified());
+        // Other threads do not wait for the worker.
+        assert_eq!(reports(&demo).len(), 1);
+        demo.stop();
+    }
+}
