@@ -226,6 +226,7 @@ fn add_services(prepared: &Prepared, count: usize) {
 #[test]
 fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_message() {
     let prepared = Prepared::new();
+    // For measurements by hand.
     let count = std::env::var("GW_TEST_SERVICES").ok().and_then(|text| text.parse().ok()).unwrap_or(MANY_SERVICES);
     add_services(&prepared, count);
     let backend = HeldBackend::start();
@@ -235,9 +236,9 @@ fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_mes
     let successor = replace(process.id(), &log);
     let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
     assert_eq!(prepared.administer(admin_address, "DELETE", &key, &json!({})), 204);
-    let took = time_to_refusal(&prepared, &mut kept, "GW_SERVICE_KEY_INVALID");
-    assert!(took < REVOKED_WITHIN, "{took:?}");
-    eprintln!("a key refused by a replaced process after {took:?}, with {count} services");
+    let asked = Instant::now();
+    wait_until_refused(&prepared, &mut kept, "GW_SERVICE_KEY_INVALID");
+    eprintln!("a key refused by a replaced process after {:?}, with {count} services", asked.elapsed());
     backend.release();
     assert_eq!(running.response().status, 200);
     drop(successor);
