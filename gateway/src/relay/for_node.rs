@@ -28,6 +28,7 @@ use crate::error::Error;
 use crate::hostname::Destination;
 use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink};
 use crate::limits;
+use crate::tls::node::ALPN_NODE;
 use crate::tls::pki::NodeIdentity;
 use crate::upstream::cross_node::Nodes;
 use crate::upstream::cross_node::wire::{self, Refused};
@@ -65,7 +66,9 @@ async fn drive(upstream: &Rc<Upstream>, nodes: &Rc<Nodes>, stream: &TlsStream) -
     stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
     stream.socket().limit_unsent(UNSENT)?;
     let share = upstream.tunnels.relay_memory.links();
-    let tunnel = Tunnel::new(Endpoint::agent_within(limits::LINK_REQUESTS, share));
+    let endpoint = Endpoint::agent_within(limits::LINK_REQUESTS, share);
+    let is_current = stream.speaks(ALPN_NODE);
+    let tunnel = Tunnel::new(if is_current { endpoint } else { endpoint.without_upload_reports() });
     tunnel.with(|endpoint| endpoint.set_credit(window::FIRST as usize, limits::LINK_BUDGET));
     let driven = pin!(std::future::poll_fn(|cx| {
         let driven = tunnel.poll_drive(cx, stream, &mut |_| Ok(()));

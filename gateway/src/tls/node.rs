@@ -14,7 +14,10 @@ use super::TlsError;
 use super::pki::Issued;
 
 /// ALPN identifier of links between nodes.
-pub(crate) const ALPN_NODE: &[u8] = b"gw-peer/1";
+pub(crate) const ALPN_NODE: &[u8] = b"gw-peer/2";
+
+/// The same for nodes of the release line 0.1, whose links have no UPLOADED.
+const ALPN_EARLIER_NODE: &[u8] = b"gw-peer/1";
 
 /// ALPN identifier of HTTP between the control planes of nodes.
 pub(crate) const ALPN_CONTROL: &[u8] = b"gw-control/1";
@@ -46,7 +49,7 @@ impl NodeTls {
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain.clone(), key.clone_key())?;
-        server.alpn_protocols = vec![ALPN_NODE.to_vec(), ALPN_CONTROL.to_vec()];
+        server.alpn_protocols = [ALPN_NODE, ALPN_EARLIER_NODE, ALPN_CONTROL].map(<[u8]>::to_vec).into();
         server.send_tls13_tickets = 0;
 
         let verifier = RegionVerifier { roots, algorithms: provider.signature_verification_algorithms };
@@ -55,7 +58,7 @@ impl NodeTls {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_auth_cert(chain, key)?;
-        client.alpn_protocols = vec![ALPN_NODE.to_vec()];
+        client.alpn_protocols = [ALPN_NODE, ALPN_EARLIER_NODE].map(<[u8]>::to_vec).into();
         client.resumption = Resumption::disabled();
         let mut control_client = client.clone();
         control_client.alpn_protocols = vec![ALPN_CONTROL.to_vec()];

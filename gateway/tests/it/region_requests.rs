@@ -415,15 +415,15 @@ fn only_nodes_can_open_links() {
     let node = certificate(&nodes, &uri(&format!("node/1/{session}")));
     // HELLO, with 8,192 streams.
     let hello = [1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x20, 0];
-    assert_eq!(first_frame(&nodes, 0, b"gw-peer/1", Some((node.0.clone(), node.1.clone_key()))), hello);
+    assert_eq!(first_frame(&nodes, 0, b"gw-peer/2", Some((node.0.clone(), node.1.clone_key()))), hello);
     let agent = node_peer::agent_certificate(&nodes);
     for (count, (alpn, identity)) in [
-        (&b"gw-peer/1"[..], Some(agent)),
-        (b"gw-peer/1", None),
+        (&b"gw-peer/2"[..], Some(agent)),
+        (b"gw-peer/2", None),
         (b"gw-tunnel/2", Some((node.0.clone(), node.1.clone_key()))),
-        (b"gw-peer/1", Some(certificate(&nodes, &uri(&format!("node/1024/{session}"))))),
-        (b"gw-peer/1", Some(certificate(&nodes, &uri("node/1/1")))),
-        (b"gw-peer/1", Some(certificate(&nodes, &format!("gw://eu2.gw.localhost/node/1/{session}")))),
+        (b"gw-peer/2", Some(certificate(&nodes, &uri(&format!("node/1024/{session}"))))),
+        (b"gw-peer/2", Some(certificate(&nodes, &uri("node/1/1")))),
+        (b"gw-peer/2", Some(certificate(&nodes, &format!("gw://eu2.gw.localhost/node/1/{session}")))),
     ]
     .into_iter()
     .enumerate()

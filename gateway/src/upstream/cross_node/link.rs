@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 use super::Nodes;
 use crate::limits;
 use crate::region::Member;
+use crate::tls::node::ALPN_NODE;
 use crate::tls::pki::{self, NodeIdentity};
 
 /// Interval between checks whether a link is still used.
@@ -187,7 +188,9 @@ async fn drive(nodes: &Nodes, link: &Rc<Link>, stream: &TlsStream) -> Result<(),
     let last_received = stream.socket().last_received();
     stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
     stream.socket().limit_unsent(UNSENT)?;
-    let tunnel = Tunnel::new(Endpoint::gateway());
+    let endpoint = Endpoint::gateway();
+    let is_current = stream.speaks(ALPN_NODE);
+    let tunnel = Tunnel::new(if is_current { endpoint } else { endpoint.without_upload_reports() });
     tunnel.with(|endpoint| endpoint.set_credit(window::FIRST as usize, limits::LINK_BUDGET));
     let ended = {
         let driven = pin!(std::future::poll_fn(|cx| tunnel.poll_drive(cx, stream, &mut |_| Ok(()))));

@@ -252,7 +252,9 @@ impl Endpoint {
         if header.end {
             stream.receive_end();
         } else {
-            stream.upload = Upload::Due;
+            if self.reports_uploads {
+                stream.upload = Upload::Due;
+            }
             stream.receive_credit = window::LEAST as usize;
             self.credit.opened(&stream);
         }

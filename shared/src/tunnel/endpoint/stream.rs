@@ -215,8 +215,8 @@ impl Stream {
 
     /// As [`Self::settle`], after `queued` bytes in the queue became fewer or more, or this direction ended.
     pub(super) fn settle_queue(&mut self, queued: usize) {
-        // A stream that has ended in both directions is about to be removed.
-        if queued.max(self.queued) > QUEUE_RESERVE || self.sent_end && self.received_end.is_none() {
+        // A stream that has ended is about to be removed.
+        if queued.max(self.queued) > QUEUE_RESERVE || self.sent_end && !self.has_ended() {
             self.settle();
         }
     }
@@ -377,6 +377,13 @@ impl Stream {
             (Some(code), Upload::Due) => Poll::Ready(Err(Closed::Reset(code.clone()))),
             (None, Upload::Due) if self.sent_reset => Poll::Ready(Err(Closed::Here)),
             (None, Upload::Due | Upload::Unreported) => Poll::Pending,
+        }
+    }
+
+    /// Wakes the task that waits for the end of the upload, if the end of this direction is that end.
+    pub(super) fn wake_for_end(&mut self) {
+        if self.upload == Upload::Unreported {
+            super::wake(&mut self.receive_task);
         }
     }
 

@@ -5,7 +5,6 @@ use std::task::Poll;
 use bytes::Bytes;
 
 use super::util::*;
-use crate::tunnel::endpoint::stream::Upload;
 use crate::tunnel::endpoint::{Closed, OpenError, StreamKey};
 use crate::tunnel::frame::{Kind, StreamId};
 
@@ -326,20 +325,39 @@ fn an_agent_without_reports_has_taken_the_body_when_it_ends_or_is_reset() {
     for resets in [false, true] {
         let mut pair = Pair::new(1);
         pair.gateway.reports_uploads = false;
+        pair.agent.reports_uploads = false;
         let (at_gateway, at_agent) = pair.open_with_response(false);
-        pair.agent.streams[at_agent.0].upload = Upload::Unreported;
         finish(&mut pair.agent, at_agent);
         pair.run();
-        assert!(pair.gateway.poll_uploaded(at_gateway, &mut context()).is_pending());
+        let (wakes, waker) = Wakes::new();
+        let cx = &mut std::task::Context::from_waker(&waker);
+        assert!(pair.gateway.poll_uploaded(at_gateway, cx).is_pending());
         if resets {
             drop_both(&mut pair.agent, at_agent);
         } else {
             finish(&mut pair.gateway, at_gateway);
         }
         pair.run();
+        assert_eq!(wakes.take(), 1);
         assert_eq!(pair.gateway.poll_uploaded(at_gateway, &mut context()), Poll::Ready(Ok(None)));
         assert_eq!(pair.gateway.open_streams(), 0);
     }
+}
+
+#[test]
+fn an_agent_that_drops_an_ended_exchange_without_a_report_resets_it_once() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open_with_response(false);
+    finish(&mut pair.gateway, at_gateway);
+    pair.run();
+    send(&mut pair.agent, at_agent, b"data");
+    finish(&mut pair.agent, at_agent);
+    // The end of the response is still queued.
+    drop_both(&mut pair.agent, at_agent);
+    pair.run();
+    assert_eq!(pair.gateway.poll_uploaded(at_gateway, &mut context()), Poll::Ready(Err(reset(""))));
+    drop_both(&mut pair.gateway, at_gateway);
+    pair.assert_idle();
 }
 
 #[test]
