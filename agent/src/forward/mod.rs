@@ -202,7 +202,11 @@ async fn exchange(
     let up = pin!(send_request(up, lease, request, body, scope, upload));
     let down = pin!(relay_response(down, &request.method, sender, scope));
     let (kept_alive, sent) = match select(down, up).await {
-        Either::Left((kept_alive, up)) if request.framing.has_body() => (kept_alive?, up.await),
+        Either::Left((kept_alive, up)) if request.framing.has_body() => {
+            let kept_alive = kept_alive?;
+            // A backend that does not read blocks the upload, which does not notice a reset then.
+            (kept_alive, unless_reset(sender, up).await.ok_or(ExchangeError::Reset)?)
+        }
         // The gateway may open the next stream now, so the slot is freed without another wait.
         Either::Left((kept_alive, up)) => (kept_alive?, up.now_or_never().unwrap_or(Ok(Sent::Partly))),
         Either::Right((sent, down)) => {
