@@ -64,14 +64,14 @@ impl Peering {
         self.changed.notify_waiters();
     }
 
-    /// Whether the service came to this node by a change of the placement less than `lately` ago: its agents may not have
-    /// connected yet.
-    pub(crate) fn has_arrived(&self, hostname: &str, lately: Duration, now: Instant) -> bool {
+    /// When `lately` is over, if the service came to this node by a change of the placement less than that ago: its agents may
+    /// not have connected yet.
+    pub(crate) fn arrived_until(&self, hostname: &str, lately: Duration, now: Instant) -> Option<Instant> {
         let was_elsewhere =
             |view: &Option<Arc<View>>| view.as_ref().is_none_or(|view| view.placement().owner(hostname) != Owner::Here);
         let earlier = self.earlier.borrow();
         let mut late = earlier.iter().take_while(|(ended, _)| now.saturating_duration_since(*ended) < lately);
-        late.any(|(_, view)| was_elsewhere(view))
+        late.find(|(_, view)| was_elsewhere(view)).map(|(ended, _)| *ended + lately)
     }
 
     /// Whether this node may admit a request of the service now.
@@ -169,7 +169,7 @@ mod tests {
     fn services_that_another_node_had_before_have_arrived_for_a_while() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let peering = peering(start);
-        let has_arrived = |at| peering.has_arrived("a", 5 * second, at);
+        let has_arrived = |at| peering.arrived_until("a", 5 * second, at).is_some();
         assert!(!has_arrived(start), "no view yet");
         peering.replace_view(view(1, vec![member(1, 1)]), start);
         peering.replace_view(view(2, vec![member(HERE, 1)]), start);

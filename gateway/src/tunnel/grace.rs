@@ -40,19 +40,18 @@ impl TunnelGrace {
         }
     }
 
-    /// Whether requests for a service should wait. They wait longest for the first tunnel, and less long for the
+    /// Until when requests for a service should wait, if they should, behind others that wait already. They wait longest for the first tunnel, and less long for the
     /// others, because one tunnel in place of several could be overloaded.
-    pub(crate) fn should_wait(&self, label: &str, now: Instant) -> bool {
-        let Some(waited) = self.since.map(|since| now.saturating_duration_since(since)) else { return false };
-        if waited >= limits::FIRST_TUNNEL_BACK {
-            return false;
-        }
-        let Some(tunnels) = self.services.get(label) else { return false };
-        match tunnels.missing.load(Ordering::Relaxed) {
-            0 => false,
-            missing if missing < tunnels.before => waited < limits::ALL_TUNNELS_BACK,
-            _ => waited < limits::FIRST_TUNNEL_BACK,
-        }
+    pub(crate) fn wait_until(&self, label: &str, others_wait: bool, now: Instant) -> Option<Instant> {
+        let since = self.since.filter(|since| now < *since + limits::FIRST_TUNNEL_BACK)?;
+        let tunnels = self.services.get(label)?;
+        let until = match tunnels.missing.load(Ordering::Relaxed) {
+            0 if !others_wait => return None,
+            0 => since + limits::FIRST_TUNNEL_BACK,
+            missing if missing < tunnels.before => since + limits::ALL_TUNNELS_BACK,
+            _ => since + limits::FIRST_TUNNEL_BACK,
+        };
+        Some(until).filter(|until| now < *until)
     }
 }
 
@@ -66,7 +65,7 @@ mod tests {
     fn requests_wait_longer_for_the_first_tunnel_than_for_all() {
         let start = Instant::now();
         let expected = TunnelGrace::new(BTreeMap::from([("a".into(), 2), ("b".into(), 1)]), start);
-        let waits = |label, after| expected.should_wait(label, start + after);
+        let waits = |label, after| expected.wait_until(label, false, start + after).is_some();
         let (some, all) = (limits::FIRST_TUNNEL_BACK, limits::ALL_TUNNELS_BACK);
         let moment = Duration::from_millis(1);
         assert!(!waits("unknown", Duration::ZERO));
@@ -75,6 +74,7 @@ mod tests {
         assert!(waits("a", all - moment) && !waits("a", all));
         expected.arrived("a");
         assert!(!waits("a", Duration::ZERO));
+        assert!(expected.wait_until("a", true, start).is_some(), "behind others");
         // More tunnels than before.
         expected.arrived("a");
         assert!(!waits("a", Duration::ZERO));
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn without_expected_tunnels_requests_do_not_wait() {
         for expected in [TunnelGrace::default(), TunnelGrace::new(BTreeMap::new(), Instant::now())] {
-            assert!(!expected.should_wait("a", Instant::now()));
+            assert!(expected.wait_until("a", false, Instant::now()).is_none());
         }
     }
 }

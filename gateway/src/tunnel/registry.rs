@@ -118,13 +118,14 @@ impl Registry {
         self.cut_off.insert(Arc::clone(label), now);
     }
 
-    /// Whether that happened a moment ago.
-    pub(crate) fn was_cut_off(&self, label: &str, now: Instant) -> bool {
-        self.cut_off.get(label).is_some_and(|since| is_recent(*since, now))
+    /// Until when its tunnel is expected, if that happened a moment ago.
+    pub(crate) fn cut_off_until(&self, label: &str, now: Instant) -> Option<Instant> {
+        let since = self.cut_off.get(label).filter(|since| is_recent(**since, now))?;
+        Some(*since + limits::FIRST_TUNNEL_BACK)
     }
 
-    /// The tunnel for an admitted request: the one with the fewest open streams, and among equals the least recently
-    /// picked.
+    /// The tunnel for an admitted request: the one with the fewest open streams among those with a free slot, and among equals
+    /// the least recently picked.
     pub(crate) fn pick(&self, request: &Admitted) -> Result<Rc<Session>, Error> {
         let picked = self
             .by_service
@@ -132,7 +133,7 @@ impl Registry {
             .into_iter()
             .flatten()
             .filter(|session| session.takes_requests())
-            .min_by_key(|session| (session.open_streams(), session.last_pick.get()))
+            .min_by_key(|session| (!session.has_free_slot(), session.open_streams(), session.last_pick.get()))
             .ok_or(Error::AgentUnavailable)?;
         self.picks.set(self.picks.get() + 1);
         picked.last_pick.set(self.picks.get());

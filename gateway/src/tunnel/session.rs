@@ -260,6 +260,7 @@ impl Session {
                 // A tunnel cannot have more slots than streams.
                 let slots = slots.min(STREAMS_MAX as u32);
                 self.statistics.set(Some((slots, slots_in_use.min(slots))));
+                self.waiting.look_again(&self.service.label);
             }
             ToGateway::Update(report) => {
                 let error = report.error.map(|error| printable(error.as_bytes(), UpdateReport::ERROR_MAX));

@@ -91,7 +91,7 @@ impl Upstream {
         // So it is while the agents of a service connect.
         if request.service.owner != self.worker
             || !self.buckets.borrow().are_here()
-            || self.must_wait(&request.service, now)
+            || self.wait_until(&request.service, now).is_some()
         {
             return self.send_to_owner(request, outbound);
         }
@@ -99,26 +99,28 @@ impl Upstream {
         self.open_on_tunnel(&admitted, &outbound)
     }
 
-    /// Whether a request of the service waits for a tunnel: others wait already, or its agents are expected to connect because
-    /// it came to this node a moment ago, the node between agent and this one was lost, or this process replaced another.
-    fn must_wait(&self, service: &Service, now: Instant) -> bool {
+    /// Until when a request of the service waits for a tunnel, if it does: its agents are expected to connect because it came to
+    /// this node a moment ago, the node between agent and this one was lost, or this process replaced another. While earlier
+    /// requests wait, later ones go behind them.
+    fn wait_until(&self, service: &Service, now: Instant) -> Option<Instant> {
+        let Tunnels { grace, registry, waiting, .. } = &*self.tunnels;
         let label = &service.label;
-        self.tunnels.waiting.is_waited_for(label)
-            || self.tunnels.grace.should_wait(label, now)
-            || self.nodes.as_ref().is_some_and(|nodes| {
-                let registry = self.tunnels.registry.borrow();
-                let has_arrived = nodes.peering.has_arrived(&service.hostname, limits::FIRST_TUNNEL_BACK, now);
-                (has_arrived || registry.was_cut_off(label, now)) && !registry.has_tunnel(label)
-            })
+        let others_wait = waiting.is_waited_for(label);
+        let for_several = grace.wait_until(label, others_wait, now);
+        let for_first = self.nodes.as_ref().and_then(|nodes| {
+            let arrived = nodes.peering.arrived_until(&service.hostname, limits::FIRST_TUNNEL_BACK, now);
+            let until = arrived.max(registry.borrow().cut_off_until(label, now));
+            until.filter(|_| others_wait || !registry.borrow().has_tunnel(label))
+        });
+        for_several.max(for_first)
     }
 
-    /// Waits for the turn of a request, if it [must wait](Self::must_wait).
+    /// Waits for the turn of a request, if it [waits](Self::wait_until).
     pub(crate) async fn turn(&self, service: &Service) -> Result<Option<Turn<'_>>, Error> {
-        if !self.must_wait(service, Instant::now()) {
-            return Ok(None);
-        }
+        let now = Instant::now();
+        let Some(until) = self.wait_until(service, now) else { return Ok(None) };
         let can_open = || self.tunnels.registry.borrow().has_free_slot(&service.label);
-        self.tunnels.waiting.turn(&service.label, limits::FIRST_TUNNEL_BACK, can_open).await.map(Some)
+        self.tunnels.waiting.turn(&service.label, until - now, can_open).await.map(Some)
     }
 }
 
