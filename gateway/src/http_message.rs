@@ -95,7 +95,7 @@ pub(crate) trait RequestBody {
                 None => self.part().await,
             };
             match part? {
-                Part::Data(data) => discarded += data.len(),
+                Part::Data(data) => discarded += data.len() + limits::DISCARDED_PART,
                 Part::Trailers(_) => {}
                 Part::End => return Ok(()),
             }

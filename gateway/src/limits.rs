@@ -34,6 +34,8 @@ pub(crate) const DISCARDS: usize = 1024;
 pub(crate) const DISCARDS_PER_ADDRESS: usize = 64;
 /// Bytes of a discarded request body between two turns of other tasks.
 pub(crate) const DISCARDED_PER_TURN: usize = 64 * KIB;
+/// Bytes that a piece of it counts in addition: a small piece costs as much as a large one.
+pub(crate) const DISCARDED_PART: usize = KIB;
 /// Time without data after which the kernel sends keep-alive probes to a caller.
 pub(crate) const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(60);
 /// Interval between checks of deadlines.

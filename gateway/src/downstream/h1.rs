@@ -202,6 +202,8 @@ impl H1RequestBody<'_> {
         match guard.discard(self.discard(Some(limits::DISCARD_PAUSE))).await {
             Some(Ok(())) => whole,
             Some(Err(BodyError::Malformed(_))) => AfterRequest::Close,
+            // A drain ends the discard. The caller gets a moment to take its response.
+            Some(Err(BodyError::Gone)) | None if guard.is_draining() => AfterRequest::Close,
             Some(Err(BodyError::Gone)) | None => AfterRequest::Abort,
         }
     }
@@ -209,9 +211,7 @@ impl H1RequestBody<'_> {
     fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, BodyError>> {
         loop {
             if let Some(part) = self.decoder.decode(self.buffer).map_err(BodyError::Malformed)? {
-                if self.decoder.is_done() {
-                    self.rest.set(Rest::Received);
-                }
+                self.rest.set(if self.decoder.is_done() { Rest::Received } else { Rest::Coming });
                 return Poll::Ready(Ok(part));
             }
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
@@ -234,6 +234,7 @@ impl H1RequestBody<'_> {
         }
         while self.buffer.len() < limits::READ_AHEAD {
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
+                Ok(1..) if self.rest.get() == Rest::Withheld => self.rest.set(Rest::Coming),
                 Ok(1..) => {}
                 Ok(0) | Err(_) => return Poll::Ready(CallerGone),
             }

@@ -124,7 +124,8 @@ pub(crate) fn serve(
             // The caller may still send its own GOAWAY, or bytes that were not read. A socket that is closed before
             // they arrive resets the connection, and the caller may lose the GOAWAY (RFC 9113 §9.1).
             connection.guard.expect_by(Instant::now() + limits::LINGER);
-            Box::pin(peer_end.linger(limits::LINGER)).await;
+            // Ends at the limit, whatever the caller sends.
+            let _ = Box::pin(runtime::timeout(limits::LINGER, peer_end.linger(limits::LINGER))).await;
         }
     }
 }

@@ -58,12 +58,14 @@ pub(super) async fn carry(
     response: &mut impl ResponseSink,
 ) -> Result<(), Stopped> {
     let UpstreamRequest { upload, response: pending } = request;
-    let switch = Switch { upgrade, is_switched: Cell::new(None) };
+    let switch = Switch { upgrade, is_switched: Cell::new(None), is_answered: Cell::new(false) };
     let error = {
         let down = pin!(receive(scope, pending, &switch, response));
         let up = pin!(send(scope, upload, &switch, body));
         match select(down, up).await {
             Either::Left((ended, _)) => return ended,
+            // The caller has its response. Dropping the upload tells the backend that the request is incomplete.
+            Either::Right((BodyError::Gone, _)) if switch.is_answered.get() => return Ok(()),
             Either::Right((error, _)) => error,
         }
     };
@@ -75,6 +77,8 @@ struct Switch {
     upgrade: Option<Version>,
     /// `None` until the final head was received.
     is_switched: Cell<Option<bool>>,
+    /// The caller has the whole response to a request that did not switch.
+    is_answered: Cell<bool>,
 }
 
 impl Switch {
@@ -176,6 +180,7 @@ async fn receive(
     response.head(head).await?;
     switch.is_switched.set(Some(is_switched));
     receive_body(scope, &mut download, response).await?;
+    switch.is_answered.set(!is_switched);
     if response.has_withheld_body() {
         return Ok(());
     }
