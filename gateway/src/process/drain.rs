@@ -34,11 +34,12 @@ impl Gateway {
         if !successor {
             self.leave_region();
         }
-        self.peers.tell_all(|| WorkerMessage::Drain { successor });
-        self.listeners = None;
+        // First, so that a worker that panics now is either started again before it is told of the drain, or not at all.
         if let Some(workers) = &self.workers {
             workers.drain();
         }
+        self.peers.tell_all(|| WorkerMessage::Drain { successor });
+        self.listeners = None;
         self.move_spliced_tunnels();
         let is_last = Cell::new(false);
         self.wait_within(self.drain_within, || {

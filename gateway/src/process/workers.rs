@@ -304,11 +304,9 @@ mod tests {
         let mut caller = connect(&demo);
         assert!(is_served(&demo, &mut caller));
         // The worker that owns the service has the connection and the tunnel.
-        let began = Instant::now();
         demo.gateway().peers.tell(owner, WorkerMessage::Panic);
         eventually("its connections are closed", || ask(&demo, &mut caller).is_empty());
         eventually("it has started again", || reports(&demo).iter().map(|report| report.restarts).sum::<u32>() == 1);
-        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
         assert_eq!(reports(&demo).len(), 2);
         eventually("the agent has connected again", || is_served(&demo, &mut connect(&demo)));
         // The other one panics while a caller uses the first one.
