@@ -8,8 +8,10 @@ use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_shared::http::{Fields, Part, Version};
 use gw_shared::runtime;
+use gw_shared::tunnel::head::OutboundRequest;
 
 use super::carry::{Stopped, carry};
+use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink};
 use crate::limits;
@@ -25,21 +27,11 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
         let CrossCoreRequest { request, outbound, body, response, opened } = request;
         let (upgrade, has_upload) = (outbound.upgrade.as_ref().map(|_| Version::Http11), body.is_some());
         let mut response = PipeSink { pipe: &response, progress: Progress::default(), begun: false, has_upload };
-        let admit_and_open = async |upstream: &Upstream| {
-            let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
-            let turn = pin!(upstream.turn(&admitted.0.service));
-            match select(turn, pin!(response.pipe.closed())).await {
-                // The turn ends once the request is open.
-                Either::Left((turn, _)) => turn.and_then(|_turn| upstream.open_on_tunnel(&admitted, &outbound)),
-                // The worker of the caller has given up.
-                Either::Right(((), _)) => Err(Error::AgentUnavailable),
-            }
-        };
-        let begun: Result<UpstreamRequest, Error> = match &served {
-            Some(Served(upstream)) => admit_and_open(upstream).await,
+        let opened_here = match &served {
+            Some(Served(upstream)) => admit_and_open(upstream, request, &outbound, response.pipe).await,
             None => Err(Error::Overloaded("overloaded")),
         };
-        let carried = match begun {
+        let carried = match opened_here {
             Ok(request) => {
                 if let Some(stream) = request.response.progress().stream {
                     // Set once: a request crosses cores at most once.
@@ -54,6 +46,23 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
             response.fail(error).await;
         }
     });
+}
+
+/// Admits a request and opens it, once it has its turn.
+async fn admit_and_open(
+    upstream: &Upstream,
+    request: Authenticated,
+    outbound: &OutboundRequest,
+    response: &pipe::Sender<Frame>,
+) -> Result<UpstreamRequest, Error> {
+    let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
+    let turn = pin!(upstream.turn(&admitted.0.service));
+    match select(turn, pin!(response.closed())).await {
+        // The turn ends once the request is open.
+        Either::Left((turn, _)) => turn.and_then(|_turn| upstream.open_on_tunnel(&admitted, outbound)),
+        // The worker of the caller has given up.
+        Either::Right(((), _)) => Err(Error::AgentUnavailable),
+    }
 }
 
 /// Counts a served request until dropped.
