@@ -3,7 +3,7 @@
 use super::*;
 
 /// A TLS server configuration with a self-signed certificate, which is written to `file`.
-fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
+pub(super) fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
     std::fs::write(file, certificate.pem()).unwrap();

@@ -2,6 +2,7 @@
 
 use tokio::sync::mpsc::unbounded_channel;
 
+use super::alpn::tls;
 use super::tunnel::{Exchange, Gateway};
 use super::*;
 
@@ -86,6 +87,35 @@ fn an_http2_backend_that_answers_early_gets_the_whole_body() {
     with_tunnel(&urls, |gateway| async move {
         upload_after_the_response(&gateway).await;
         assert_eq!(at_backend.recv().await.unwrap(), BODY);
+    });
+}
+
+#[test]
+fn a_tls_backend_that_answers_early_gets_the_whole_body() {
+    let (received, mut at_backend) = unbounded_channel();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ca.pem");
+    let config = tls(&[b"http/1.1"], &file);
+    let address = listen(move |connection, _| {
+        let session = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+        let mut backend = rustls::StreamOwned::new(session, connection);
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            backend.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        backend.write_all(EARLY).unwrap();
+        let mut body = vec![0; BODY];
+        backend.read_exact(&mut body).unwrap();
+        received.send(body.iter().all(|byte| *byte == b'x')).unwrap();
+    });
+    let port = address.rsplit(':').next().unwrap();
+    let toml = format!("urls = 'https://localhost:{port}'\nca_file = '{}'", file.display());
+    let value = toml::Value::Table(toml.parse().unwrap());
+    with_tunnel_to(&Backends::from_toml("test", &value, &mut Vec::new()).unwrap(), |gateway| async move {
+        upload_after_the_response(&gateway).await;
+        assert!(at_backend.recv().await.unwrap());
     });
 }
 
