@@ -172,19 +172,34 @@ fn a_half_closed_connection_cuts_its_response() {
 
 #[test]
 fn an_upload_that_nothing_reads_holds_its_slot_until_the_caller_leaves() {
-    let demo = demo(Some(backend::start(|mut peer| {
+    let kept = Mutex::new(Vec::new());
+    let demo = demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!");
         // Keeps the connection open without reading, so the upload stalls.
-        while !peer.is_closed() {
-            drop(peer.bytes(1));
-        }
+        kept.lock().unwrap().push(peer);
     })));
     let mut caller = connect(&demo);
     caller.send(request(&demo, "POST /", "Content-Length: 100000000\r\n\r\n"));
     let response = caller.response();
+    // Fills all windows and buffers up to the backend. They are full when nothing more can be written for a while.
+    caller.stream.sock.set_nonblocking(true).unwrap();
+    let (piece, mut sent, mut blocked) = (vec![b'x'; 1 << 16], 0, 0);
+    while blocked < 50 {
+        match caller.stream.write(&piece) {
+            Ok(written) => (sent, blocked) = (sent + written, 0),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                blocked += 1;
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+    assert!(sent < 100_000_000, "the buffers hold less than the upload");
     assert_eq!((response.status.as_u16(), response.body.as_slice()), (413, b"no!".as_slice()));
     eventually("a slot in use", || (tunnels(&demo)[0].slots_in_use == Some(1)).then_some(()));
+    // A reset: the end of a direction would wait behind the bytes that nothing reads.
+    socket2::SockRef::from(&caller.stream.sock).set_linger(Some(Duration::ZERO)).unwrap();
     drop(caller);
     wait_until_slots_are_free(&demo);
 }
