@@ -272,16 +272,16 @@ pub fn is_epoll() -> bool {
 /// Starts a task on this thread's reactor. A panic ends only the task: its values are dropped, so its connection
 /// closes, and the panic is counted.
 pub fn spawn(task: impl Future<Output = ()> + 'static) {
-    drop(monoio::spawn(Task {
-        future: AssertUnwindSafe(task).catch_unwind(),
-        place: Place(None),
-        is_essential: false,
-    }));
+    start(task, false);
 }
 
 /// As [`spawn`], for a task without which the thread is of no use. A panic ends the reactor, see [`Driver::run`].
 pub fn spawn_essential(task: impl Future<Output = ()> + 'static) {
-    drop(monoio::spawn(Task { future: AssertUnwindSafe(task).catch_unwind(), place: Place(None), is_essential: true }));
+    start(task, true);
+}
+
+fn start(task: impl Future<Output = ()> + 'static, is_essential: bool) {
+    drop(monoio::spawn(Task { future: AssertUnwindSafe(task).catch_unwind(), place: Place(None), is_essential }));
 }
 
 pin_project_lite::pin_project! {

@@ -260,6 +260,7 @@ impl Gateway {
             log: self.request_log.queue(),
             traces: traces.cloned(),
             socket_budget: Arc::clone(socket_budget),
+            published: Vec::new(),
             connection_limit,
         };
         Ok(shares.into_iter().zip(peer_shares).enumerate().map(setup).collect())

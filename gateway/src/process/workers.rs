@@ -37,7 +37,7 @@ enum Event {
     Stopping,
 }
 
-/// What is needed to start a worker.
+/// What a worker starts again with: its listening sockets and its mailbox stay open here.
 struct Seed {
     setup: Setup,
     inbox: Inbox<WorkerMessage>,
@@ -47,13 +47,12 @@ struct Supervisor {
     control: Arc<Control>,
     peers: Arc<Peers>,
     driver: Driver,
-    /// By number of the worker.
-    seeds: Vec<Seed>,
-    inboxes: Vec<Inbox<WorkerMessage>>,
+    /// By number of the worker; `None` for one that does not start again. Without a thread, its mailbox is closed then, so
+    /// that other threads do not wait for it.
+    seeds: Vec<Option<Seed>>,
     threads: Vec<Option<JoinHandle<()>>>,
     events: Sender<Event>,
     panics: RecentPanics,
-    is_draining: bool,
     is_stopping: bool,
     failed: Arc<Notify>,
 }
@@ -90,17 +89,16 @@ impl Workers {
             peers: Arc::clone(peers),
             driver: driver.clone(),
             seeds: Vec::new(),
-            inboxes: inboxes.clone(),
             threads: Vec::new(),
             events: events.clone(),
             panics: RecentPanics::default(),
-            is_draining: false,
             is_stopping: false,
             failed,
         };
         for (setup, inbox) in setups.into_iter().zip(inboxes) {
             // Without the directory: the kept one would hold records that are deleted later.
-            supervisor.seeds.push(Seed { setup: setup.again(Arc::default())?, inbox: inbox.clone() });
+            let again = setup.again(Arc::default(), Vec::new())?;
+            supervisor.seeds.push(Some(Seed { setup: again, inbox: inbox.clone() }));
             let thread = supervisor.spawn(setup, inbox, up.clone(), true)?;
             supervisor.threads.push(Some(thread));
         }
@@ -135,13 +133,13 @@ impl Supervisor {
                 Ok(Event::Ended { worker, has_failed }) => {
                     self.threads[worker.0].take().map(joined);
                     running -= 1;
-                    if has_failed && !self.is_stopping && self.restart(worker) {
+                    let seed = self.seeds[worker.0].take();
+                    if has_failed && !self.is_stopping && self.restart(worker, seed) {
                         running += 1;
                     }
                 }
                 Ok(Event::Draining) => {
-                    self.is_draining = true;
-                    self.seeds.clear();
+                    self.seeds.fill_with(|| None);
                 }
                 Ok(Event::Stopping) => self.is_stopping = true,
                 Err(_) => return,
@@ -149,46 +147,45 @@ impl Supervisor {
         }
     }
 
-    /// Starts a worker again, or a thread in its place. Returns whether there is a thread now.
-    fn restart(&mut self, worker: WorkerId) -> bool {
+    /// Starts a worker again, unless the process drains or workers panic too often. Returns whether it did.
+    fn restart(&mut self, worker: WorkerId, seed: Option<Seed>) -> bool {
         let number = worker.0;
-        let too_many = self.panics.add(Instant::now());
-        let started = match self.seeds.get(number) {
-            Some(_) if too_many => {
-                let within = limits::WORKER_PANICS_WITHIN.as_secs();
-                let times = limits::WORKER_PANICS;
-                tracing::error!(worker = number, "workers panicked {times} times within {within} s: the process ends");
-                self.failed.notify_one();
-                self.discard_mail(worker)
-            }
-            Some(seed) => {
-                let meaning = "its connections are lost, and it starts again; please report it";
-                tracing::error!(worker = number, "a worker panicked: {meaning}");
-                self.peers.restarts[number].fetch_add(1, Ordering::Relaxed);
-                self.start_again(seed)
-            }
-            None => {
-                let meaning = "its connections are lost; please report it";
-                tracing::error!(worker = number, "a worker panicked in the drain: {meaning}");
-                self.discard_mail(worker)
-            }
+        let Some(seed) = seed else {
+            let meaning = "its connections are lost; please report it";
+            tracing::error!(worker = number, "a worker panicked in the drain: {meaning}");
+            self.peers.lost.fetch_add(1, Ordering::Relaxed);
+            return false;
         };
-        match started {
-            Ok(thread) => self.threads[number] = Some(thread),
+        if self.panics.add(Instant::now()) {
+            let within = limits::WORKER_PANICS_WITHIN.as_secs();
+            let times = limits::WORKER_PANICS;
+            tracing::error!(worker = number, "workers panicked {times} times within {within} s: the process ends");
+            return self.give_up();
+        }
+        let meaning = "its connections are lost, and it starts again; please report it";
+        tracing::error!(worker = number, "a worker panicked: {meaning}");
+        self.peers.restarts[number].fetch_add(1, Ordering::Relaxed);
+        match self.start_again(&seed) {
+            Ok(thread) => {
+                (self.threads[number], self.seeds[number]) = (Some(thread), Some(seed));
+                true
+            }
             Err(error) => {
                 tracing::error!(worker = number, %error, "cannot start a worker again: the process ends");
-                self.failed.notify_one();
-                return false;
+                self.give_up()
             }
         }
-        if !too_many && !self.is_draining {
-            self.peers.tell_latest(worker);
-        }
-        true
+    }
+
+    fn give_up(&self) -> bool {
+        self.peers.lost.fetch_add(1, Ordering::Relaxed);
+        self.failed.notify_one();
+        false
     }
 
     fn start_again(&self, seed: &Seed) -> io::Result<JoinHandle<()>> {
-        let setup = seed.setup.again(Arc::new(self.control.directory()))?;
+        // Later publications wait in the mailbox.
+        let setup = seed.setup.again(Arc::new(self.control.directory()), self.peers.published())?;
         self.spawn(setup, seed.inbox.clone(), bounded(1).0, false)
     }
 
@@ -212,16 +209,6 @@ impl Supervisor {
             };
             // Fails if the supervisor has ended.
             let _ = events.send(Event::Ended { worker, has_failed });
-        })
-    }
-
-    /// Drops what other threads leave for a worker that does not run any more, so that they do not wait for it.
-    fn discard_mail(&self, worker: WorkerId) -> io::Result<JoinHandle<()>> {
-        self.peers.lost.fetch_add(1, Ordering::Relaxed);
-        let (inbox, events) = (self.inboxes[worker.0].clone(), self.events.clone());
-        spawn(format!("gw-worker-{}", worker.0), move || {
-            inbox.discard_until(|message| matches!(message, WorkerMessage::Stop));
-            let _ = events.send(Event::Ended { worker, has_failed: false });
         })
     }
 }
@@ -340,6 +327,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(demo.gateway().workers_failed.notified());
         // Other threads do not wait for the worker.
+        let mailbox = &demo.gateway().peers.mailboxes[1];
+        eventually("its mailbox is closed", || mailbox.post(WorkerMessage::Stop).is_err());
         assert_eq!(reports(&demo).len(), 1);
         demo.stop();
     }

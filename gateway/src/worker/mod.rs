@@ -79,6 +79,8 @@ pub(crate) struct Setup {
     pub(crate) connection_limit: usize,
     /// Kernel memory of the callers of all workers.
     pub(crate) socket_budget: Arc<SocketBudget>,
+    /// What all workers were told before this one started. It handles them before its mailbox.
+    pub(crate) published: Vec<WorkerMessage>,
 }
 
 /// What a worker of a node in a region of several nodes starts with.
@@ -94,7 +96,7 @@ pub(crate) struct RegionSetup {
 
 impl Setup {
     /// What this worker starts again with after a panic. Its buckets start full.
-    pub(crate) fn again(&self, directory: Arc<Directory>) -> io::Result<Self> {
+    pub(crate) fn again(&self, directory: Arc<Directory>, published: Vec<WorkerMessage>) -> io::Result<Self> {
         let clones =
             |listeners: &[TcpListener]| listeners.iter().map(TcpListener::try_clone).collect::<io::Result<Vec<_>>>();
         let of_region = |region: &RegionSetup| {
@@ -123,6 +125,7 @@ impl Setup {
             traces: self.traces.clone(),
             connection_limit: self.connection_limit,
             socket_budget: Arc::clone(&self.socket_budget),
+            published,
         })
     }
 }
@@ -170,8 +173,10 @@ fn pin(id: WorkerId) {
     }
 }
 
-async fn serve(setup: Setup, inbox: Inbox<WorkerMessage>, up: crossbeam_channel::Sender<()>) -> io::Result<()> {
+async fn serve(mut setup: Setup, inbox: Inbox<WorkerMessage>, up: crossbeam_channel::Sender<()>) -> io::Result<()> {
+    let published = std::mem::take(&mut setup.published);
     let worker = Rc::new(Worker::new(setup)?);
+    published.into_iter().for_each(|message| worker.handle(message));
     let handler = Rc::clone(&worker);
     runtime::spawn_essential(inbox.serve(worker.id, move |message| handler.handle(message)));
     worker.ingress.accept_all();

@@ -37,10 +37,8 @@ pub(crate) struct Peers {
 }
 
 /// What the control plane has told all workers last, for a worker that starts again. Not used by workers.
-#[derive(Default, Clone)]
+#[derive(Default)]
 struct Latest {
-    /// Number of changes so far.
-    publications: u64,
     certificates: Option<Arc<ServerConfigs>>,
     node_tls: Option<Arc<NodeTls>>,
     view: Option<(u64, Arc<View>, UnboundedSender<ViewApplied>)>,
@@ -58,26 +56,14 @@ impl Peers {
         self.mailboxes.len() - self.lost.load(Ordering::Relaxed)
     }
 
-    /// Tells a worker that has started again what all workers have been told since the start of the process. Tells it again
-    /// what was published meanwhile, which may have reached the worker first.
-    pub(crate) fn tell_latest(&self, worker: WorkerId) {
-        loop {
-            let told = self.latest().clone();
-            let Latest { certificates, node_tls, view, .. } = told.clone();
-            let view =
-                view.map(|(number, view, applied)| WorkerMessage::View(Box::new(NewView { number, view, applied })));
-            let messages = [certificates.map(WorkerMessage::Certificates), node_tls.map(WorkerMessage::NodeTls), view];
-            messages.into_iter().flatten().for_each(|message| self.tell(worker, message));
-            if self.latest().publications == told.publications {
-                return;
-            }
-        }
-    }
-
-    fn remember(&self, change: impl FnOnce(&mut Latest)) {
-        let mut latest = self.latest();
-        change(&mut latest);
-        latest.publications += 1;
+    /// What was published to all workers last, for a worker that starts again.
+    pub(crate) fn published(&self) -> Vec<WorkerMessage> {
+        let latest = self.latest();
+        let certificates = latest.certificates.clone().map(WorkerMessage::Certificates);
+        let node_tls = latest.node_tls.clone().map(WorkerMessage::NodeTls);
+        let view = latest.view.clone().map(|(number, view, applied)| NewView { number, view, applied });
+        let view = view.map(|view| WorkerMessage::View(Box::new(view)));
+        [certificates, node_tls, view].into_iter().flatten().collect()
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {
@@ -132,7 +118,7 @@ impl Workers for Peers {
     }
 
     fn publish_view(&self, number: u64, view: &Arc<View>, applied: &UnboundedSender<ViewApplied>) {
-        self.remember(|latest| latest.view = Some((number, Arc::clone(view), applied.clone())));
+        self.latest().view = Some((number, Arc::clone(view), applied.clone()));
         self.tell_all(|| {
             WorkerMessage::View(Box::new(NewView { number, view: Arc::clone(view), applied: applied.clone() }))
         });
@@ -143,12 +129,12 @@ impl Workers for Peers {
     }
 
     fn publish_node_tls(&self, tls: &Arc<NodeTls>) {
-        self.remember(|latest| latest.node_tls = Some(Arc::clone(tls)));
+        self.latest().node_tls = Some(Arc::clone(tls));
         self.tell_all(|| WorkerMessage::NodeTls(Arc::clone(tls)));
     }
 
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>) {
-        self.remember(|latest| latest.certificates = Some(Arc::clone(certificates)));
+        self.latest().certificates = Some(Arc::clone(certificates));
         self.tell_all(|| WorkerMessage::Certificates(Arc::clone(certificates)));
     }
 

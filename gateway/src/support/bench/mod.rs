@@ -119,6 +119,7 @@ fn setup(id: WorkerId, mailbox: &Mailbox<WorkerMessage>, directory: Arc<Director
         traces: None,
         socket_budget: Arc::new(SocketBudget::new(usize::MAX, 1)),
         connection_limit: 1,
+        published: Vec::new(),
     })
 }
 

@@ -147,8 +147,8 @@ impl Endpoint {
         self.opened.shrink_to(KEPT);
     }
 
-    /// Reports that the backend took `bytes` of the request body, if known, and discards the rest. Has no effect on a request without a
-    /// body, or after the report or a RESET.
+    /// Reports that the backend took `bytes` of the request body, if known, and discards the rest. Has no effect on a
+    /// request without a body, or after the report or a RESET.
     pub fn report_upload(&mut self, key: StreamKey, bytes: Option<u64>) {
         debug_assert_eq!(self.role, Role::Agent);
         let stream = &mut self.streams[key.0];
