@@ -104,7 +104,7 @@ impl Endpoint {
     }
 
     /// Number of received frames that carry nothing of a request or response, since the last call: PING, PONG, MESSAGE,
-    /// WINDOW, small CREDIT, and RESET or CREDIT of a closed stream.
+    /// WINDOW, small CREDIT, and RESET, CREDIT or UPLOADED of a closed stream.
     pub fn take_overhead(&mut self) -> u32 {
         std::mem::take(&mut self.input.overhead)
     }
@@ -319,7 +319,8 @@ impl Endpoint {
         stream.upload = Upload::Reported(Some(bytes).filter(|bytes| *bytes != UNKNOWN));
         wake(&mut stream.receive_task);
         if !stream.sent_end {
-            // The agent discards the rest of the body, whose end is not sent as such.
+            // The agent reads no more of the body. What is queued, and how it would have ended, is dropped: a frame with END
+            // closes this direction.
             stream.discard_queue();
             stream.finish = Some(Ended::End);
             stream.settle();

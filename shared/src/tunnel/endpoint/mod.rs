@@ -60,10 +60,10 @@ pub const STREAMS_BEYOND_SLOTS: usize = 128;
 pub const STREAM_SEND_BUFFER: usize = 128 * 1024;
 
 /// Bytes of heads and trailers that each stream is charged for when it is opened. More are charged when they arrive.
-pub const HEADS_RESERVE: usize = 4 * 1024;
+const HEADS_RESERVE: usize = 4 * 1024;
 
 /// Bytes of body queued for sending that each stream is charged for until this end has sent all.
-pub const QUEUE_RESERVE: usize = DATA_MAX;
+const QUEUE_RESERVE: usize = DATA_MAX;
 
 /// Most bytes of heads that wait for sending before the gateway opens no further stream, and the agent receives no
 /// further request.
@@ -292,7 +292,8 @@ impl Endpoint {
         self.streams.iter().map(|(_, stream)| stream.unread).sum()
     }
 
-    /// Bytes that all streams hold: heads and bodies received and not relayed, and bodies queued for sending.
+    /// Bytes of all streams: bodies received and not relayed, bodies queued for sending, and heads. A head counts until its
+    /// stream is removed.
     pub fn held(&self) -> usize {
         self.streams.iter().map(|(_, stream)| stream.held()).sum()
     }
@@ -334,8 +335,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Queues trailers as field lines, which end this direction. Breaks the body off if they are too large, or if the
-    /// share has no room for them.
+    /// Queues trailers as field lines, which end this direction. Breaks the body off and fails if they are too large, or if
+    /// the share has no room for them.
     pub fn send_trailers(&mut self, key: StreamKey, lines: Bytes) -> Result<(), Closed> {
         if lines.len() > Kind::Trailers.payload_max() {
             self.break_off(key, "")?;
@@ -354,13 +355,15 @@ impl Endpoint {
         if let Some(closed) = stream.send_closed() {
             return Err(closed);
         }
+        let needs_room = matches!(ended, Ended::Trailers(_));
         stream.finish = Some(ended);
-        if !stream.settle_within_share() {
+        let has_room = !needs_room || stream.settle_within_share();
+        if !has_room {
             stream.finish = Some(Ended::Reset(""));
         }
         stream.wake_for_end();
         self.schedule(key.0);
-        Ok(())
+        if has_room { Ok(()) } else { Err(Closed::Here) }
     }
 
     /// Sends a head of a response: INTERIM, RESPONSE or REFUSED. `end` as in the frame. Resets the stream if the head is

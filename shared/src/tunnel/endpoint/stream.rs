@@ -55,7 +55,7 @@ pub(super) struct Stream {
     /// Bytes that are charged: the last [`Self::memory`].
     charged: u32,
 
-    /// Bytes of the heads that this end has sent, with their headers.
+    /// Bytes of the heads that this end has sent, with their frame headers. Charged until the stream is removed.
     pub(super) sent_head_bytes: u32,
     /// Data to send.
     queue: VecDeque<Bytes>,
@@ -75,7 +75,7 @@ pub(super) struct Stream {
     pub(super) unread: usize,
     /// Bytes of bodies that the peer may still send.
     pub(super) receive_credit: usize,
-    /// Bytes of heads and trailers received, since the header of each frame.
+    /// Bytes of all heads and trailers of the peer. One counts as soon as the header of its frame has arrived.
     pub(super) head_bytes: u32,
     /// The final head was received.
     pub(super) has_head: bool,
@@ -206,8 +206,8 @@ impl Stream {
         fits
     }
 
-    /// As [`Self::settle_within_share`], after a head was received or sent. An ordinary one is within what the stream is
-    /// charged for, or small beside it.
+    /// As [`Self::settle_within_share`], after a head was received or sent. Charges nothing and returns true while the heads
+    /// of each direction are at most [`HEADS_RESERVE`].
     #[must_use]
     pub(super) fn settle_heads_within_share(&mut self) -> bool {
         self.head_bytes.max(self.sent_head_bytes) as usize <= HEADS_RESERVE || self.settle_within_share()
@@ -366,8 +366,8 @@ impl Stream {
         self.received_end.is_none() && !matches!(self.upload, Upload::Reported(_))
     }
 
-    /// The agent's report of the request body: bytes that the backend took, if known. An agent without reports has taken what it takes
-    /// once the body has been sent or the stream was reset.
+    /// The agent's report of the request body: bytes that the backend took, if known. Without a report, the upload has ended
+    /// with an unknown number once this end has sent the body or the peer has reset the stream.
     pub(super) fn poll_uploaded(&self) -> Poll<Result<Option<u64>, Closed>> {
         match (&self.reset, self.upload) {
             (_, Upload::Reported(bytes)) => Poll::Ready(Ok(bytes)),

@@ -167,6 +167,27 @@ fn ordinary_heads_and_trailers_pass_however_full_the_share_is() {
 }
 
 #[test]
+fn a_body_breaks_off_with_its_code_however_full_the_share_is() {
+    let mut pair = pair(&Share::alone(MIB));
+    let share = Rc::clone(&pair.agent.share);
+    let [broken, refused] = [(); 2].map(|()| {
+        let (at_gateway, at_agent) = pair.open(true);
+        // Small heads are charged later.
+        send_head_of(&mut pair, at_agent, Kind::Response, 2500);
+        pair.run();
+        read_head(&mut pair.gateway, at_gateway);
+        (at_gateway, at_agent)
+    });
+    share.charge(0, share.left());
+    pair.agent.break_off(broken.1, "GW_TEST").unwrap();
+    // Trailers need memory.
+    assert!(pair.agent.send_trailers(refused.1, vec![b't'; 8 * KIB].into()).is_err());
+    pair.run();
+    assert_eq!(read(&mut pair.gateway, broken.0).end, Some(Err(reset("GW_TEST"))));
+    assert_eq!(read(&mut pair.gateway, refused.0).end, Some(Err(reset(""))));
+}
+
+#[test]
 fn heads_that_were_read_count_until_their_stream_ends() {
     let share = Share::alone(MIB);
     let mut pair = pair(&share);
@@ -200,7 +221,7 @@ fn a_queue_beyond_a_frame_needs_room_and_goes_on_as_it_drains() {
         sent += now;
     }
     // Trailers beyond the reserve for heads have no room.
-    assert!(pair.gateway.send_trailers(at_gateway, vec![b't'; 30 * KIB].into()).is_ok());
+    assert!(pair.gateway.send_trailers(at_gateway, vec![b't'; 30 * KIB].into()).is_err());
     pair.run();
     assert!(matches!(read(&mut pair.agent, at_agent).end, Some(Err(_))), "the body broke off");
 }
