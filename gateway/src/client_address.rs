@@ -42,7 +42,8 @@ impl TrustedProxies {
         self.0.iter().find(|(block, _)| block.contains(&address)).map(|(_, setting)| *setting)
     }
 
-    /// Adds a block; returns whether its setting is the only one for this block.
+    /// Adds a block. Returns false and keeps the first setting if the block is listed already. Two entries without a setting
+    /// count as one, as in earlier versions.
     pub(crate) fn add(&mut self, block: IpNet, setting: ProxyProtocol) -> bool {
         let block = canonical(block).trunc();
         if let Some((_, present)) = self.0.iter().find(|(present, _)| *present == block) {

@@ -27,14 +27,14 @@ pub(crate) const IDLE: Duration = Duration::from_secs(75);
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
 /// Time for which the rest of a refused request is received and discarded, so that a TCP reset does not destroy the response.
 pub(crate) const DISCARD_WITHIN: Duration = Duration::from_secs(30);
-/// Longest pause of the caller in that time.
+/// Longest pause of a caller while the rest of its refused request is received.
 pub(crate) const DISCARD_PAUSE: Duration = Duration::from_secs(5);
 /// Rests of requests that one worker discards at once, in all and of one client address. A further one ends the oldest.
 pub(crate) const DISCARDS: usize = 1024;
 pub(crate) const DISCARDS_PER_ADDRESS: usize = 64;
 /// Bytes of a discarded request body between two turns of other tasks.
 pub(crate) const DISCARDED_PER_TURN: usize = 64 * KIB;
-/// Bytes that a piece of it counts in addition: a small piece costs as much as a large one.
+/// Bytes added to the length of each piece when [`DISCARDED_PER_TURN`] is counted: a small piece costs as much as a large one.
 pub(crate) const DISCARDED_PART: usize = KIB;
 /// Time without data after which the kernel sends keep-alive probes to a caller.
 pub(crate) const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(60);
@@ -120,7 +120,7 @@ pub(crate) const APEX_BODY: usize = gw_shared::identity::enrollment::BODY_MAX;
 /// Time for that body to arrive.
 pub(crate) const APEX_BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Requests to `/enroll/status` and `/csr` of one agent that has proved its enrollment. An unmodified agent sends one every
-/// five seconds while it waits for its approval.
+/// five seconds at first, and fewer the longer it waits for its approval.
 pub(crate) const ENROLLED_REQUESTS: Rate = Rate::new(60, 60).unwrap();
 /// Waiting requests of workers to the control plane. More are refused (503).
 pub(crate) const CONTROL_JOBS: usize = 256;
@@ -154,11 +154,13 @@ pub(crate) const SOCKET_BUFFER_LEAST: usize = 64 * KIB;
 /// Time for which the kernel keeps unacknowledged bytes of a closed connection if the peer reads none.
 pub(crate) const CLOSED_DELIVERY: Duration = Duration::from_secs(20);
 
-/// Bytes of a header of the PROXY protocol, version 2, after its first 16 (proxy-protocol.txt §2.2): 216 for the largest addresses, those
-/// of Unix sockets, and 320 for extensions.
+/// Bytes of a header of the PROXY protocol, version 2, after its first 16 (proxy-protocol.txt §2.2): 216 for the largest
+/// addresses, those of Unix sockets, and 320 for extensions.
 pub(crate) const PROXY_HEADER: usize = 536;
-/// Bytes of such a header in version 1, a line of text (proxy-protocol.txt §2.1).
+/// Bytes of a header of the PROXY protocol, version 1: one line of text with its end (proxy-protocol.txt §2.1).
 pub(crate) const PROXY_LINE: usize = 107;
+/// Connections without a required header of the PROXY protocol that one worker logs as warnings.
+pub(crate) const UNANNOUNCED_LINES: Rate = Rate::new(60, 60).unwrap();
 
 /// Client addresses, or agents, in one table of limits. A further one replaces the least recently used. Seven sixteenths of a power
 /// of two, so that the hash table never grows (see `rate_limit::addresses`).
@@ -279,8 +281,8 @@ pub(crate) const EXPECTED_SERVICES: usize = 100_000;
 pub(crate) const EXPECTED_SERVICE_BYTES: usize = 96;
 /// Requests of a predecessor that wait for admission by its successor. More are refused (503).
 pub(crate) const CHARGES: usize = 16 * KIB;
-/// Steps of changes that wait to be sent to a predecessor, besides those of the last change. Beyond, it gets no more, and
-/// accepts no more requests.
+/// Steps of changes, and one more for each change, that wait to be sent to a predecessor, besides those of the last change.
+/// Beyond, the predecessor gets no further changes and accepts no more requests.
 pub(crate) const UNSENT_STEPS: usize = 64 * KIB;
 /// Time for the successor to answer. If exceeded, the predecessor assumes that it has failed.
 pub(crate) const CHARGED_WITHIN: Duration = Duration::from_secs(2);
@@ -290,9 +292,9 @@ pub(crate) const TAKEOVER_STEP: Duration = Duration::from_secs(15);
 /// successor gives up.
 pub(crate) const LEVELS_WITHIN: Duration = Duration::from_secs(10);
 const _: () = assert!(LEVELS_WITHIN.as_secs() < TAKEOVER_STEP.as_secs());
-/// Time that connections to a new process wait for the first tunnel of a service that the process before had.
+/// Time that requests wait for the first tunnel of a service: after a restart, a move of the service, or the loss of a node.
 pub(crate) const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
-/// Time that they wait for the remaining tunnels of the service.
+/// Time after a restart in which requests wait for a free slot while some tunnels of the service are missing.
 pub(crate) const ALL_TUNNELS_BACK: Duration = Duration::from_secs(2);
 
 /// Least memory for relayed requests of one worker, whatever the configuration.

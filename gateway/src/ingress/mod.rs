@@ -6,6 +6,7 @@ mod nodes;
 pub(crate) mod proxy_protocol;
 mod splice;
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -34,7 +35,7 @@ use crate::http1;
 use crate::limits;
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
-use crate::rate_limit::{AddressSlot, Arrivals};
+use crate::rate_limit::{AddressSlot, Arrivals, Bucket};
 use crate::region::NodeSlot;
 use crate::route::Router;
 use crate::store::Directory;
@@ -67,6 +68,8 @@ pub(crate) struct Ingress {
     pub(crate) owners: Arc<dyn Post<Box<HandedOver>>>,
     pub(crate) router: Rc<Router>,
     pub(crate) tunnels: Rc<Tunnels>,
+    /// Warnings of proxies that do not announce their client.
+    pub(crate) unannounced_lines: RefCell<Bucket>,
     /// `None` if this gateway is the only node of its region.
     pub(crate) nodes: Option<Rc<Nodes>>,
     /// Takes connections of other nodes' control planes; `None` as `nodes`.
@@ -143,7 +146,7 @@ impl Ingress {
             Ok(Announcement { source, rest }) => return Some((source.unwrap_or(peer), rest)),
             Err(Unannounced::Header(InvalidHeader::Missing)) => {
                 self.counters.turned_away.increment(PROXY_HEADER_MISSING);
-                if self.tunnels.may_log_refusal() {
+                if self.unannounced_lines.borrow_mut().take(Instant::now()).is_ok() {
                     tracing::warn!(
                         proxy = %peer,
                         "connection closed: it does not begin with a header of the PROXY protocol, which `proxy_protocol = \"required\"` \

@@ -216,7 +216,7 @@ enum NotANode {
     Io(#[from] std::io::Error),
     #[error("the connection ended at its beginning")]
     CutOff,
-    #[error("a TLS connection that offers neither gw-peer/2 nor gw-control/1")]
+    #[error("a TLS connection that offers neither gw-peer nor gw-control/1")]
     OtherProtocol,
     #[error("its certificate is not that of a node of this region")]
     OtherCertificate,

@@ -16,7 +16,7 @@ use super::pki::Issued;
 /// ALPN identifier of links between nodes.
 pub(crate) const ALPN_NODE: &[u8] = b"gw-peer/2";
 
-/// The same for nodes of the release line 0.1, whose links have no UPLOADED.
+/// ALPN identifier of links to nodes of the release line 0.1, which do not know UPLOADED.
 const ALPN_EARLIER_NODE: &[u8] = b"gw-peer/1";
 
 /// ALPN identifier of HTTP between the control planes of nodes.

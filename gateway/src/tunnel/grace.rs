@@ -40,8 +40,9 @@ impl TunnelGrace {
         }
     }
 
-    /// Until when requests for a service should wait, if they should, behind others that wait already. They wait longest for the first tunnel, and less long for the
-    /// others, because one tunnel in place of several could be overloaded.
+    /// Time until which a request for this service waits for a tunnel; `None` if it need not wait. With `others_wait`, other
+    /// requests of the service wait already, and this one must not overtake them. The wait for the first tunnel is the
+    /// longest. It is shorter while some are missing: these few could be overloaded.
     pub(crate) fn wait_until(&self, label: &str, others_wait: bool, now: Instant) -> Option<Instant> {
         let since = self.since.filter(|since| now < *since + limits::FIRST_TUNNEL_BACK)?;
         let tunnels = self.services.get(label)?;

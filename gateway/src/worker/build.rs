@@ -225,6 +225,7 @@ impl Common {
             owners: self.peers.clone(),
             router: Rc::clone(router),
             tunnels: Rc::clone(tunnels),
+            unannounced_lines: RefCell::new(Bucket::new(limits::UNANNOUNCED_LINES, Instant::now())),
             nodes: self.nodes.clone(),
             control_plane,
             counters: Rc::clone(&self.counters),

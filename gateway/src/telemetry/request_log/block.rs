@@ -35,7 +35,7 @@ const INTERNED: usize = 16;
 /// First byte of a block.
 const PLAIN: u8 = 3;
 const COMPRESSED: u8 = 4;
-/// The same of earlier versions, whose rows have no [`Row::bytes_taken`].
+/// First byte of blocks that earlier versions wrote. Their rows have no [`Row::bytes_taken`].
 const EARLIER_PLAIN: u8 = 1;
 const EARLIER_COMPRESSED: u8 = 2;
 /// Level of zstd. Takes a third less CPU per record than level 1, for a seventh more bytes.
