@@ -9,10 +9,16 @@ use gw_shared::http::{Fields, InvalidBody, Part, UpgradeProtocol};
 use gw_shared::id::AgentId;
 use gw_shared::runtime;
 use gw_shared::tunnel::timing::AgentTiming;
-use http::header::{self, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
 use crate::limits;
+
+/// Memory of fields: their text, and an entry for each.
+pub(crate) fn size_of_fields(fields: &Fields) -> usize {
+    let entry = size_of::<(HeaderName, HeaderValue)>();
+    fields.iter().map(|(name, value)| name.as_str().len() + value.len() + entry).sum()
+}
 
 /// How a request ended, for the connection that carried it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use futures_util::future::{Either, FutureExt, select};
 use gw_shared::error_code::AgentErrorCode;
-use gw_shared::http::{Fields, Framing, Part, RequestHead, fields};
+use gw_shared::http::{Framing, Part, RequestHead, fields};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
 use gw_shared::tunnel::endpoint::ReceivedPart;
@@ -318,7 +318,7 @@ pub(crate) async fn final_head(
             check_status(head.status).and_then(|()| check_fields(&head.headers)).map_err(invalid)?;
             return Ok(head);
         }
-        let mut headers = relayed_fields(head.headers);
+        let mut headers = fields::end_to_end_response(head.headers);
         budget.take(head.status, &mut headers).map_err(invalid)?;
         sender
             .send_head(Kind::Interim, false, |out| head::write_interim(out, head.status, &headers))
@@ -347,7 +347,7 @@ pub(crate) async fn relay_final(
         Framing::UntilClose => Framing::Chunked,
         framing => framing,
     };
-    let (timing, headers) = (scope.responded(head.status), relayed_fields(head.headers));
+    let (timing, headers) = (scope.responded(head.status), fields::end_to_end_response(head.headers));
     sender
         .send_head(Kind::Response, is_done, |out| {
             head::write_response(out, timing, head.status, &headers, framing, None);
@@ -357,11 +357,6 @@ pub(crate) async fn relay_final(
         relay_part(part, &mut response, sender, scope).await?;
     }
     relay_body(&mut response, sender, scope).await
-}
-
-/// Returns the fields of a response for the gateway: without hop-by-hop fields and fields that only the gateway sets.
-pub(crate) fn relayed_fields(headers: Fields) -> Fields {
-    fields::end_to_end_response(headers)
 }
 
 /// Relays the response body to its end. If it is cut short, breaks off the stream with the code of the error.

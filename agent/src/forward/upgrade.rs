@@ -8,7 +8,7 @@ use aws_lc_rs::digest;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures_util::future::{Either, select};
-use gw_shared::http::{Fields, Framing, RequestHead, UpgradeProtocol};
+use gw_shared::http::{Fields, Framing, RequestHead, UpgradeProtocol, fields};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::StreamSender;
 use gw_shared::tunnel::frame::Kind;
@@ -18,8 +18,7 @@ use http::{Method, StatusCode};
 
 use crate::backend::{Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
 use crate::forward::{
-    Complete, ExchangeError, Failed, Sent, Upload, final_head, refuse, relay_body, relay_final, relayed_fields,
-    send_body, unless_reset,
+    Complete, ExchangeError, Failed, Sent, Upload, final_head, refuse, relay_body, relay_final, send_body, unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
 
@@ -83,7 +82,7 @@ async fn exchange(
         return relay_final(head, down, sender, scope).await;
     }
     let headers = check_upgrade(head, upgrade, protocol, &websocket).map_err(ExchangeError::NoResponse)?;
-    let (timing, headers) = (scope.responded(StatusCode::SWITCHING_PROTOCOLS), relayed_fields(headers));
+    let (timing, headers) = (scope.responded(StatusCode::SWITCHING_PROTOCOLS), fields::end_to_end_response(headers));
     sender
         .send_head(Kind::Response, false, |out| {
             let status = StatusCode::SWITCHING_PROTOCOLS;

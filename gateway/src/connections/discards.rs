@@ -19,7 +19,7 @@ use crate::rate_limit::AddressKey;
 pub(crate) struct Discards {
     limit: usize,
     per_address: usize,
-    /// By number. Numbers are in the order of their start.
+    /// The discards under way, in the order of their start.
     under_way: RefCell<BTreeMap<u64, Discard>>,
     next: Cell<u64>,
 }
@@ -79,10 +79,13 @@ impl Discards {
     /// The discard that ends for a further one of this address: the oldest of an address that is at its limit, or the oldest
     /// of all.
     fn displaced(&self, under_way: &BTreeMap<u64, Discard>, address: Option<AddressKey>) -> Option<u64> {
-        let mut of_address = under_way.iter().filter(|(_, discard)| address.is_some() && discard.address == address);
-        let oldest = of_address.next().map(|(number, _)| *number);
-        if of_address.count() + 1 >= self.per_address && oldest.is_some() {
-            return oldest;
+        // With fewer of all, an address cannot be at its limit.
+        if address.is_some() && under_way.len() >= self.per_address {
+            let mut of_address = under_way.iter().filter(|(_, discard)| discard.address == address);
+            let oldest = of_address.next().map(|(number, _)| *number);
+            if of_address.count() + 1 >= self.per_address && oldest.is_some() {
+                return oldest;
+            }
         }
         if under_way.len() >= self.limit { under_way.keys().next().copied() } else { None }
     }

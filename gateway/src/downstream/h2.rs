@@ -27,7 +27,7 @@ use super::upload_window::UploadWindow;
 use crate::client_address::Peer;
 use crate::connections::ConnectionGuard;
 use crate::error::Error;
-use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
+use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink, size_of_fields};
 use crate::http2::frame_meter::{Meter, Metered};
 use crate::http2::incoming::Incoming;
 use crate::limits;
@@ -547,10 +547,6 @@ impl ResponseSink for H2ResponseSink<'_> {
         };
         runtime::timeout(limits::HEAD, sent).await.unwrap_or(Err(CallerGone))
     }
-}
-
-fn size_of_fields(fields: &Fields) -> usize {
-    fields.iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
 }
 
 fn response(head: ResponseHead) -> Response<()> {

@@ -1,10 +1,9 @@
 //! Frames of a response between two workers. The frames of a request body are its parts.
 
-use gw_shared::http::{Fields, Part};
-use http::{HeaderName, HeaderValue};
+use gw_shared::http::Part;
 
 use crate::error::Error;
-use crate::http_message::{Progress, ResponseHead};
+use crate::http_message::{Progress, ResponseHead, size_of_fields};
 use crate::pipe;
 
 /// The head of a response, or the error in its place.
@@ -45,14 +44,11 @@ impl pipe::PipeFrame for Part {
     }
 }
 
-/// Memory of fields: their text, and an entry for each.
-fn size_of_fields(fields: &Fields) -> usize {
-    let entry = size_of::<(HeaderName, HeaderValue)>();
-    fields.iter().map(|(name, value)| name.as_str().len() + value.len() + entry).sum()
-}
-
 #[cfg(test)]
 mod tests {
+    use gw_shared::http::Fields;
+    use http::{HeaderName, HeaderValue};
+
     use super::*;
     use crate::pipe::PipeFrame;
 

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use gw_shared::http::{ResponseHead, UpgradeProtocol};
+use gw_shared::http::{Fields, ResponseHead, UpgradeProtocol};
 use gw_shared::tunnel::connection::Tunnel;
 use gw_shared::tunnel::endpoint::{Endpoint, Outgoing};
 use gw_shared::tunnel::head::{AgentResponse, OutboundRequest};
