@@ -237,7 +237,7 @@ impl LinkSink<'_> {
     fn fail(&self, error: Error) {
         if self.begun {
             let (.., code, _) = error.outcome();
-            // Fails only if the stream is closed, in which case the caller is gone.
+            // Fails if the response has ended. Dropping the stream then resets it, because the report of the upload is missing.
             let _ = self.sender.break_off(code.as_str());
         } else {
             refuse(self.sender, self.progress.timing, &Refused::Error(error));

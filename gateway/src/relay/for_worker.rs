@@ -55,11 +55,14 @@ async fn admit_and_open(
     outbound: &OutboundRequest,
     response: &pipe::Sender<Frame>,
 ) -> Result<UpstreamRequest, Error> {
-    let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
-    let turn = pin!(upstream.turn(&admitted.0.service));
-    match select(turn, pin!(response.closed())).await {
+    let opening = pin!(async {
+        let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
         // The turn ends once the request is open.
-        Either::Left((turn, _)) => turn.and_then(|_turn| upstream.open_on_tunnel(&admitted, outbound)),
+        let _turn = upstream.turn(&admitted.0.service).await?;
+        upstream.open_on_tunnel(&admitted, outbound)
+    });
+    match select(opening, pin!(response.closed())).await {
+        Either::Left((opened, _)) => opened,
         // The worker of the caller has given up.
         Either::Right(((), _)) => Err(Error::AgentUnavailable),
     }
