@@ -155,7 +155,7 @@ impl Config {
 
     /// As [`Self::parse`], and also checks the certificates; reports all mistakes together. Also returns warnings: about
     /// properties that some clients refuse, about an admin listener without TLS that other machines can reach, and about
-    /// proxies whose header is guessed.
+    /// trusted proxies without `proxy_protocol`.
     pub fn check(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,

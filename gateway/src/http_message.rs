@@ -127,7 +127,8 @@ pub(crate) trait ResponseSink {
     async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone>;
     /// Sends the written data.
     async fn flush(&mut self) -> Result<(), CallerGone>;
-    /// Bytes that were written and are still in this process, as far as the charge for the response has to cover them.
+    /// Bytes of the response that were written and are still in this process. The agent gets no credit for them yet. 0 if
+    /// another charge covers them.
     fn unsent(&self) -> usize {
         0
     }
@@ -138,7 +139,8 @@ pub(crate) trait ResponseSink {
     async fn uploaded(&mut self, _taken: Option<u64>) -> Result<(), CallerGone> {
         Ok(())
     }
-    /// Whether the caller was not told to send its body (RFC 9110 §10.1.1), which then need not follow.
+    /// Whether the caller announced `Expect: 100-continue`, got no 100, and has sent nothing of the body, which may then never
+    /// come (RFC 9110 §10.1.1).
     fn has_withheld_body(&self) -> bool {
         false
     }

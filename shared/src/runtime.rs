@@ -250,7 +250,7 @@ type Panic = Box<dyn Any + Send>;
 
 thread_local! {
     static PANICS: Cell<u64> = const { Cell::new(0) };
-    /// The tasks that have begun and not ended.
+    /// Wakers of the tasks that have begun and not ended. They keep each task alive until it ends.
     static TASKS: RefCell<Slab<Waker>> = const { RefCell::new(Slab::new()) };
     /// Tasks end when they are polled.
     static IS_ENDING: Cell<bool> = const { Cell::new(false) };

@@ -88,8 +88,8 @@ impl Apex {
         Ok(reply)
     }
 
-    /// The bucket of the agent whose enrollment's secret the request has, else that of the address. A worker may not know
-    /// an agent that has just enrolled.
+    /// The bucket of a request: of its agent if it has the secret of an enrollment, else of its address. A worker may not
+    /// know an agent that has just enrolled.
     fn bucket_of(&self, request: &RequestHead, client: IpAddr) -> ApexBucket {
         bucket_of(&self.directory.get(), &request.headers, client)
     }

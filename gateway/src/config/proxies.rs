@@ -40,7 +40,7 @@ fn entry(name: &str, table: toml::Table, errors: &mut Vec<String>) -> Option<(Ip
     block.zip(setting)
 }
 
-/// Parses `BLOCK` or `BLOCK=SETTING`. The error is what was expected.
+/// Parses `BLOCK` or `BLOCK=SETTING`. The error describes the expected text.
 fn parse_text(text: &str) -> Result<(IpNet, ProxyProtocol), &'static str> {
     match text.split_once('=') {
         None => Some((parse_block(text).ok_or(BLOCK)?, ProxyProtocol::Guessed)),

@@ -256,7 +256,7 @@ impl ConnectionGuard {
         self.entry.deadline.set(Some(deadline));
     }
 
-    /// The peer may send the rest of a request, which [`Self::discard`] receives.
+    /// Extends the deadline of the connection by the time in which [`Self::discard`] receives the rest of a request.
     pub(crate) fn discards(&self) {
         self.expect_by(Instant::now() + limits::DISCARD_WITHIN + limits::LINGER);
     }

@@ -84,7 +84,7 @@ impl Control {
         })
     }
 
-    /// The agent that a proof names, or whose enrollment has its secret.
+    /// The agent that a proof names by its id or by the secret of its enrollment.
     fn agent_of(&self, proof: &AgentProof) -> Result<AgentId, ControlError> {
         match proof {
             AgentProof::Enrollment { secret, .. } => enrolled(&self.state().directory, secret),

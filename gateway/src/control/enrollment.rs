@@ -132,7 +132,7 @@ impl Control {
     }
 }
 
-/// The agent whose enrollment has this secret. The enrollment may have expired.
+/// Finds the agent by the secret of its enrollment, which may have expired.
 pub(super) fn enrolled(directory: &Directory, secret: &Secret) -> Result<AgentId, ControlError> {
     let agent = directory.enrolled(&SecretHash::of(secret.reveal()));
     agent.cloned().ok_or(ControlError::Refused(Error::EnrollmentInvalid))

@@ -24,8 +24,8 @@ use crate::http1;
 use crate::limits;
 use crate::route::Router;
 
-/// Largest buffer of a head, in bytes, that is kept while a body follows. A larger head is also written apart from the body:
-/// what is charged for it covers one copy.
+/// Largest buffer of a head, in bytes, that is kept while a body follows. A larger head is also written apart from the body,
+/// because its charge covers one copy.
 const HEAD_BUFFER_KEPT: usize = 4 * 1024;
 
 /// Serves one connection until either side ends it: requests one after another, responses in the same order.

@@ -343,8 +343,8 @@ impl H2RequestBody<'_> {
 }
 
 impl H2RequestBody<'_> {
-    /// Receives the rest of a request after its response: some callers drop the response when the rest is reset. Dropping the
-    /// body resets what is longer, without an error (RFC 9113 §8.1).
+    /// Receives the rest of a request after its response: some callers drop the response when the rest is reset. If the
+    /// rest is too long, dropping the body resets the stream without an error (RFC 9113 §8.1).
     async fn discard_rest(mut self, guard: &ConnectionGuard) {
         if !self.is_done() {
             guard.discard(self.discard(Some(limits::DISCARD_PAUSE))).await;
@@ -399,7 +399,7 @@ struct H2ResponseSink<'a> {
     ended: bool,
     /// Bytes of heads and data that h2 was given.
     queued: usize,
-    /// This stream, once h2 was given an end that [`ResponseSink::end`] waits for.
+    /// Id of this stream if [`ResponseSink::end`] waits until h2 has sent the end of the response.
     awaited: Option<u32>,
     stream: &'a RefCell<Stream>,
     meter: &'a Meter,
@@ -413,8 +413,8 @@ impl Drop for H2ResponseSink<'_> {
     }
 }
 
-/// Bytes of a response that may still wait in h2 when the response is complete. The end of a larger one is waited for, so
-/// that what is charged for it covers what h2 holds.
+/// Bytes of a response that may still wait in h2 when the response is complete. A larger response keeps its charge until h2
+/// has sent its end.
 const LEFT_IN_H2: usize = 16 * 1024;
 
 impl H2ResponseSink<'_> {

@@ -165,7 +165,8 @@ pub(crate) struct Meter {
     abuse: Cell<Option<&'static str>>,
     /// The last write was pending: the socket buffer is full.
     blocked: Cell<bool>,
-    /// Notified when the connection takes bytes again, when the end of a response has passed, and when it is gone.
+    /// Notified when the connection takes bytes again, when a last frame that is looked for was sent, and when the connection
+    /// has ended.
     passed: Notify,
     is_gone: Cell<bool>,
 }

@@ -88,7 +88,7 @@ pub(crate) struct SentFrames {
     position: Position,
     /// Streams with trailers that h2 has not sent yet. Entries of streams that are reset remain.
     trailers: Vec<u32>,
-    /// Streams whose responses wait until h2 has sent their ends.
+    /// Streams whose tasks wait until the last frame of the response has been sent.
     ending: Vec<u32>,
     bare_response: bool,
 }
@@ -101,7 +101,7 @@ impl SentFrames {
         }
     }
 
-    /// Waits for the end of `stream`, which h2 was given.
+    /// Begins to look for the last frame of `stream`, which h2 was given.
     pub(crate) fn end_follows(&mut self, stream: u32) {
         self.ending.push(stream);
     }
@@ -111,7 +111,7 @@ impl SentFrames {
         self.ending.contains(&stream)
     }
 
-    /// Removes a stream from those whose ends are waited for. Returns whether it was one.
+    /// Stops looking for the last frame of `stream`. Returns whether it was looked for.
     pub(crate) fn end_passed(&mut self, stream: u32) -> bool {
         let at = self.ending.iter().position(|ending| *ending == stream);
         at.map(|at| self.ending.swap_remove(at)).is_some()

@@ -46,7 +46,7 @@ pub(crate) enum Unannounced {
     Io(#[from] io::Error),
 }
 
-/// [`parse`] or [`parse_optional`].
+/// Parser of the bytes received so far; `None` asks for more. [`parse`] if a header is required, [`parse_optional`] if not.
 pub(crate) type Parse = fn(&[u8]) -> Result<Option<Preface>, InvalidHeader>;
 
 /// Reads the header at the beginning of `socket`.

@@ -191,7 +191,7 @@ impl Directory {
         self.agents.get(id)
     }
 
-    /// The agent whose enrollment has this secret. The enrollment may have expired.
+    /// Finds the agent by the secret of its enrollment, which may have expired.
     pub fn enrolled(&self, secret: &SecretHash) -> Option<&AgentId> {
         self.enrollments.get(secret)
     }

@@ -118,7 +118,7 @@ impl Registry {
         self.cut_off.insert(Arc::clone(label), now);
     }
 
-    /// Until when its tunnel is expected, if that happened a moment ago.
+    /// Time until which a tunnel of the service is expected again, if the node between was lost a moment ago.
     pub(crate) fn cut_off_until(&self, label: &str, now: Instant) -> Option<Instant> {
         let since = self.cut_off.get(label).filter(|since| is_recent(**since, now))?;
         Some(*since + limits::FIRST_TUNNEL_BACK)

@@ -99,9 +99,9 @@ impl Upstream {
         self.open_on_tunnel(&admitted, &outbound)
     }
 
-    /// Until when a request of the service waits for a tunnel, if it does: its agents are expected to connect because it came to
-    /// this node a moment ago, the node between agent and this one was lost, or this process replaced another. While earlier
-    /// requests wait, later ones go behind them.
+    /// Time until which a request of the service waits for a tunnel; `None` if it need not wait. It waits if the service came
+    /// to this node a moment ago, if the node between agent and this one was lost, and if this process replaced another.
+    /// While earlier requests wait, later ones go behind them.
     fn wait_until(&self, service: &Service, now: Instant) -> Option<Instant> {
         let Tunnels { grace, registry, waiting, .. } = &*self.tunnels;
         let label = &service.label;
@@ -204,7 +204,7 @@ impl Upload {
         }
     }
 
-    /// Ends the body before its first byte.
+    /// Ends the request without a body, because the backend declined the upgrade.
     pub(crate) async fn without_body(mut self) -> Self {
         // If the other end reads no more, the response says why.
         let _ = self.finish(None).await;
@@ -289,8 +289,7 @@ impl Download {
             return Poll::Ready(Ok(first));
         }
         match &mut self.source {
-            // Data that the agent sends nevertheless is reset with the stream, whose charge covers the head until the caller has
-            // it.
+            // The stream stays charged until the caller has the head. Dropping it resets it and discards data of the agent.
             Source::Tunnel { has_body: false, .. } => Poll::Ready(Ok(Part::End)),
             Source::Tunnel { body, .. } => response::poll_part(body, cx),
             Source::CrossCore { pipe, .. } => Poll::Ready(match ready!(pipe.poll_receive(cx)) {

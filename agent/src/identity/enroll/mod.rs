@@ -184,8 +184,8 @@ async fn wait_for_approval(apex: &ApexClient<'_>, pending: &PendingEnrollment) -
     }
 }
 
-/// Pause before the next poll: as the gateway requests, and longer for an enrollment that has waited long. An approval is
-/// noticed after a tenth more than it took.
+/// Pause before the next poll: a tenth of the time waited so far, at most a minute, or what the gateway requests if that is
+/// longer.
 fn poll_pause(requested: Duration, waited: Duration) -> Duration {
     requested.max((waited / 10).min(POLL_SLOWED)).clamp(Duration::from_secs(1), POLL_MAX)
 }

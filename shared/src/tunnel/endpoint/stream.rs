@@ -213,7 +213,8 @@ impl Stream {
         self.head_bytes.max(self.sent_head_bytes) as usize <= HEADS_RESERVE || self.settle_within_share()
     }
 
-    /// As [`Self::settle`], after `queued` bytes in the queue became fewer or more, or this direction ended.
+    /// As [`Self::settle`], after a change of the queue or the end of this direction. `queued` is the length of the queue
+    /// before.
     pub(super) fn settle_queue(&mut self, queued: usize) {
         // A stream that has ended is about to be removed.
         if queued.max(self.queued) > QUEUE_RESERVE || self.sent_end && !self.has_ended() {
