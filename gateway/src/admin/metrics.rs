@@ -68,6 +68,8 @@ fn store(out: &mut Exposition, store: StoreStatus) {
     out.single("gw_store_revision", Kind::Gauge, help, store.revision.0);
     let help = "Seconds for which the database has not answered; 0 while it does. Changes are refused meanwhile.";
     out.single("gw_store_away_seconds", Kind::Gauge, help, store.away_for.unwrap_or_default().as_secs_f64());
+    let help = "Stored records that are not used because they are not authentic; the log names them.";
+    out.single("gw_store_refused_records", Kind::Gauge, help, store.refused_records);
 }
 
 /// `None` for a gateway without other nodes, which always admits.
@@ -372,7 +374,11 @@ mod tests {
             agents: BTreeMap::from([("approved", 2)]),
             first_agent_expiry: Some(Timestamp(1_800_000_000)),
             server_certificate_expiry: Some(Timestamp(1_900_000_000)),
-            store: StoreStatus { revision: Revision(7), away_for: Some(Duration::from_millis(1500)) },
+            store: StoreStatus {
+                revision: Revision(7),
+                away_for: Some(Duration::from_millis(1500)),
+                refused_records: 2,
+            },
         };
         let text =
             render(&[report(0), report(1)], &inventory, &LogStats { dropped: 3, ..LogStats::default() }, None, None);
@@ -381,6 +387,7 @@ mod tests {
             "gw_requests_total 2",
             "gw_store_revision 7",
             "gw_store_away_seconds 1.5",
+            "gw_store_refused_records 2",
             "gw_region_admits 1",
             "gw_region_engine_went_back 0",
             "gw_region_nodes{state=\"live\"} 0",

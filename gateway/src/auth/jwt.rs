@@ -114,7 +114,12 @@ fn verify_signature(
     validation.validate_aud = false;
     validation.required_spec_claims.clear();
     let decoded = jsonwebtoken::decode::<Claims>(token, &key.public, &validation).map_err(|_| Error::TokenForged)?;
-    Ok((decoded.claims, key.id.clone()))
+    let claims = decoded.claims;
+    // The gateway issues no longer ones: a token that is valid for years was made with a stolen key.
+    if claims.exp.saturating_sub(claims.iat.min(claims.nbf)) > limits::TOKEN_LIFETIME_MAX.as_secs().cast_signed() {
+        return Err(Error::TokenInvalid("valid for longer than any token of this gateway"));
+    }
+    Ok((claims, key.id.clone()))
 }
 
 /// Checks the claims that depend on the time and on the request.

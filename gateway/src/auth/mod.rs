@@ -307,6 +307,11 @@ mod tests {
         }
     }
 
+    /// The public key of a record, as `x` of the JWK.
+    fn x_of(key: &SigningKeyRecord) -> String {
+        SigningKey::from_record(key).unwrap().x
+    }
+
     #[test]
     fn a_token_is_accepted_only_within_its_validity() {
         let tokens = Tokens::new();
@@ -339,7 +344,7 @@ mod tests {
             with("kid", foreign.id.as_str().into()),
             with("kid", "../../etc/passwd".into()),
             with("jku", "https://evil.example.com/jwks.json".into()),
-            with("jwk", serde_json::json!({ "kty": "OKP", "crv": "Ed25519", "x": foreign.public_key })),
+            with("jwk", serde_json::json!({ "kty": "OKP", "crv": "Ed25519", "x": x_of(&foreign) })),
             with("x5u", "https://evil.example.com/chain.pem".into()),
             with("x5c", serde_json::json!(["MIIB"])),
             with("crit", serde_json::json!(["b64"])),
@@ -379,7 +384,7 @@ mod tests {
         let mut header = jsonwebtoken::Header::new(jsonwebtoken::Algorithm::HS256);
         header.typ = Some("at+jwt".into());
         header.kid = Some(tokens.key.id.to_string());
-        for secret in [tokens.key.public_key.as_bytes(), directory_of(&tokens.records).jwks()] {
+        for secret in [x_of(&tokens.key).as_bytes(), directory_of(&tokens.records).jwks()] {
             let key = jsonwebtoken::EncodingKey::from_secret(secret);
             let token = jsonwebtoken::encode(&header, &tokens.claims(), &key).unwrap();
             assert_eq!(tokens.code(&token), "GW_TOKEN_INVALID");
@@ -398,6 +403,20 @@ mod tests {
         assert_eq!(code(|claims| claims.exp = NOW.0), "GW_TOKEN_EXPIRED");
         assert_eq!(code(|claims| claims.nbf = NOW.0 + 1), "GW_TOKEN_EXPIRED");
         assert_eq!(code(|claims| claims.client_id = ClientId::random()), "GW_CREDENTIAL_REVOKED");
+    }
+
+    #[test]
+    fn a_token_is_valid_for_at_most_the_longest_lifetime() {
+        const DAY: i64 = 24 * 3600;
+        let tokens = Tokens::new();
+        assert!(tokens.check_at(&tokens.mint(|claims| claims.exp = NOW.0 + DAY), NOW).is_ok());
+        let code = |edit: fn(&mut Claims)| tokens.code(&tokens.mint(edit));
+        assert_eq!(code(|claims| claims.exp = NOW.0 + DAY + 1), "GW_TOKEN_INVALID");
+        assert_eq!(code(|claims| claims.exp = i64::MAX), "GW_TOKEN_INVALID");
+        let issued_later = |claims: &mut Claims| (claims.iat, claims.exp) = (NOW.0 + 90 * DAY, NOW.0 + 90 * DAY + 1);
+        assert_eq!(code(issued_later), "GW_TOKEN_INVALID");
+        let valid_later = |claims: &mut Claims| (claims.iat, claims.nbf, claims.exp) = (i64::MIN, NOW.0, NOW.0 + 1);
+        assert_eq!(code(valid_later), "GW_TOKEN_INVALID");
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub(crate) struct StoreStatus {
     pub(crate) revision: Revision,
     /// How long PostgreSQL has not answered. Always `None` with SQLite.
     pub(crate) away_for: Option<Duration>,
+    /// Records that are stored, and not used because they are not authentic.
+    pub(crate) refused_records: usize,
 }
 
 /// Whether PostgreSQL answers, as far as this node knows.
@@ -68,7 +70,9 @@ impl EngineHealth {
 impl Control {
     pub(crate) fn store_status(&self) -> StoreStatus {
         let away_for = self.engine_health.lock().map(|since| since.elapsed());
-        StoreStatus { revision: self.revision(), away_for }
+        let state = self.state();
+        let refused_records = state.directory.refused_signing_keys();
+        StoreStatus { revision: state.position.revision, away_for, refused_records }
     }
 
     /// Looks for changes of other nodes now. Does not wait.

@@ -27,6 +27,8 @@ pub struct Directory {
     /// Agents by the secret of their enrollment.
     enrollments: HashTrieMapSync<SecretHash, AgentId>,
     signing_keys: Arc<HashMap<SigningKeyId, SigningKey>>,
+    /// Signing keys that are stored, and not used because they are not what their id says.
+    refused_signing_keys: usize,
     jwks: bytes::Bytes,
 }
 
@@ -166,9 +168,17 @@ impl Directory {
     }
 
     fn put_signing_keys(&mut self, records: &Records) {
-        let signing_keys = records.signing_keys.values().filter_map(SigningKey::from_record);
-        self.signing_keys = Arc::new(signing_keys.map(|key| (key.id.clone(), key)).collect());
-        self.jwks = signing_key::key_set(records.signing_keys.values());
+        let usable = |record| match SigningKey::from_record(record) {
+            Ok(key) => Some(key),
+            Err(reason) => {
+                tracing::error!(kid = %record.id, %reason, "a signing key is not used; `gw-gateway signing-key delete` removes it");
+                None
+            }
+        };
+        let keys: Vec<SigningKey> = records.signing_keys.values().filter_map(usable).collect();
+        self.refused_signing_keys = records.signing_keys.len() - keys.len();
+        self.jwks = signing_key::key_set(&keys);
+        self.signing_keys = Arc::new(keys.into_iter().map(|key| (key.id.clone(), key)).collect());
     }
 
     pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
@@ -215,6 +225,11 @@ impl Directory {
         active.or_else(|| self.signing_keys.values().min_by_key(order))
     }
 
+    /// Number of signing keys that are stored, and not used because they are not what their id says.
+    pub(crate) fn refused_signing_keys(&self) -> usize {
+        self.refused_signing_keys
+    }
+
     /// The public keys as JSON of a JWK Set (RFC 7517 §5).
     pub fn jwks(&self) -> &bytes::Bytes {
         &self.jwks
@@ -257,13 +272,13 @@ impl Agent {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::LazyLock;
 
     use gw_shared::id::EnrollmentId;
-    use gw_shared::identity::secret::Secret;
     use proptest::prelude::*;
     use proptest::sample::select;
 
-    use super::super::{CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord};
+    use super::super::{CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord, SigningKeyRecord};
     use super::*;
     use crate::store::Approval;
 
@@ -291,6 +306,9 @@ mod tests {
         add("jwks", &"", format!("{:?}", directory.jwks));
         all
     }
+
+    static SIGNING_KEYS: LazyLock<[SigningKeyRecord; 3]> =
+        LazyLock::new(|| [(); 3].map(|()| SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap()));
 
     /// Records with few identities, so that steps replace and delete each other's records.
     fn record() -> impl Strategy<Value = StoredRecord> {
@@ -371,11 +389,7 @@ mod tests {
                     used_by: None,
                 })
             }),
-            number().prop_map(|number| {
-                let key = SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap();
-                let id = SigningKeyId::new(&id(number, "", 43)).unwrap();
-                StoredRecord::SigningKey(super::super::SigningKeyRecord { id, ..key })
-            }),
+            number().prop_map(|number| StoredRecord::SigningKey(SIGNING_KEYS[number as usize - 1].clone())),
         ]
     }
 
@@ -400,10 +414,15 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_signing_key_is_not_used() {
-        let mut key = SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap();
-        key.private_key = Secret::new("not base64url!".into());
-        let records = Records::from_iter([StoredRecord::SigningKey(key)]);
-        assert!(Directory::new(&records, &region(), WORKERS).signing_keys.is_empty());
+    fn a_signing_key_that_is_not_what_its_id_says_is_neither_used_nor_published() {
+        let [good, bad] = [(); 2].map(|()| SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap());
+        let swapped = SigningKeyRecord { private_key: good.private_key.clone(), ..bad };
+        let records = Records::from_iter([good.clone(), swapped].map(StoredRecord::SigningKey));
+        let directory = Directory::new(&records, &region(), WORKERS);
+        assert_eq!(directory.signing_keys.keys().collect::<Vec<_>>(), [&good.id]);
+        assert_eq!(directory.refused_signing_keys(), 1);
+        let published: serde_json::Value = serde_json::from_slice(directory.jwks()).unwrap();
+        assert_eq!(published["keys"].as_array().unwrap().len(), 1);
+        assert_eq!(published["keys"][0]["kid"], good.id.as_str());
     }
 }

@@ -167,8 +167,6 @@ pub struct SigningKeyRecord {
     /// Ed25519, PKCS #8, base64url. As sensitive as the authority's key in the data folder.
     #[serde(with = "gw_shared::identity::secret::revealed")]
     pub private_key: Secret,
-    /// Ed25519, 32 bytes as base64url: `x` of the JWK (RFC 8037).
-    pub public_key: String,
     pub created_at: Timestamp,
     pub active_from: Timestamp,
 }

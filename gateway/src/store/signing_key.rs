@@ -14,45 +14,109 @@ use crate::clock::Timestamp;
 
 /// A signing key, ready for use.
 pub struct SigningKey {
+    /// Thumbprint of the public key (RFC 7638).
     pub id: SigningKeyId,
     pub active_from: Timestamp,
     pub(crate) private: EncodingKey,
     pub(crate) public: DecodingKey,
+    /// Ed25519, 32 bytes as base64url: `x` of the JWK (RFC 8037).
+    pub(crate) x: String,
+}
+
+/// Reason why the record of a signing key is not used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidSigningKey {
+    #[error("its private key is not Ed25519 in PKCS #8")]
+    PrivateKey,
+    #[error("its id is not the thumbprint of its key")]
+    Id,
 }
 
 impl SigningKey {
     /// Generates a key that signs from `active_from` on.
     pub fn generate(now: Timestamp, active_from: Timestamp) -> Result<SigningKeyRecord, aws_lc_rs::error::Unspecified> {
-        let pair = Ed25519KeyPair::generate()?;
-        let public_key = URL_SAFE_NO_PAD.encode(pair.public_key());
-        let private_key = Secret::new(URL_SAFE_NO_PAD.encode(pair.to_pkcs8v1()?));
-        // The thumbprint of the JWK (RFC 7638 §3): members in lexicographic order, no spaces.
-        let canonical = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{public_key}"}}"#);
-        let thumbprint = URL_SAFE_NO_PAD.encode(digest::digest(&digest::SHA256, canonical.as_bytes()));
-        let id = SigningKeyId::new(&thumbprint).map_err(|_| aws_lc_rs::error::Unspecified)?;
-        Ok(SigningKeyRecord { id, private_key, public_key, created_at: now, active_from })
+        Self::record_of(&Ed25519KeyPair::generate()?, now, active_from)
     }
 
-    /// Parses a record; `None` if it does not hold a valid key, which then neither signs nor verifies.
-    pub(crate) fn from_record(record: &SigningKeyRecord) -> Option<Self> {
-        let private = URL_SAFE_NO_PAD.decode(record.private_key.reveal()).ok()?;
-        Some(Self {
+    /// The record of a key that signs from `active_from` on.
+    pub(crate) fn record_of(
+        pair: &Ed25519KeyPair,
+        now: Timestamp,
+        active_from: Timestamp,
+    ) -> Result<SigningKeyRecord, aws_lc_rs::error::Unspecified> {
+        let private_key = Secret::new(URL_SAFE_NO_PAD.encode(pair.to_pkcs8v1()?));
+        let id = SigningKeyId::new(&thumbprint(&x_of(pair))).map_err(|_| aws_lc_rs::error::Unspecified)?;
+        Ok(SigningKeyRecord { id, private_key, created_at: now, active_from })
+    }
+
+    /// Parses a record. The public key is derived from the private key, and its thumbprint must be the id of the record:
+    /// a record cannot make tokens of another key valid.
+    pub(crate) fn from_record(record: &SigningKeyRecord) -> Result<Self, InvalidSigningKey> {
+        let private = URL_SAFE_NO_PAD.decode(record.private_key.reveal());
+        let private = private.map_err(|_| InvalidSigningKey::PrivateKey)?;
+        let pair = Ed25519KeyPair::from_pkcs8(&private).map_err(|_| InvalidSigningKey::PrivateKey)?;
+        let x = x_of(&pair);
+        if record.id.as_str() != thumbprint(&x) {
+            return Err(InvalidSigningKey::Id);
+        }
+        Ok(Self {
             id: record.id.clone(),
             active_from: record.active_from,
             private: EncodingKey::from_ed_der(&private),
-            public: DecodingKey::from_ed_components(&record.public_key).ok()?,
+            public: DecodingKey::from_ed_components(&x).map_err(|_| InvalidSigningKey::PrivateKey)?,
+            x,
         })
     }
 }
 
+fn x_of(pair: &Ed25519KeyPair) -> String {
+    URL_SAFE_NO_PAD.encode(pair.public_key())
+}
+
+/// The thumbprint of a JWK (RFC 7638 §3): members in lexicographic order, no spaces.
+fn thumbprint(x: &str) -> String {
+    let canonical = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}"#);
+    URL_SAFE_NO_PAD.encode(digest::digest(&digest::SHA256, canonical.as_bytes()))
+}
+
 /// The public keys as a JWK Set (RFC 7517 §5).
-pub(super) fn key_set<'a>(keys: impl Iterator<Item = &'a SigningKeyRecord>) -> Bytes {
+pub(super) fn key_set(keys: &[SigningKey]) -> Bytes {
     let keys: Vec<_> = keys
+        .iter()
         .map(|key| {
             serde_json::json!({
-                "kty": "OKP", "crv": "Ed25519", "x": key.public_key, "kid": key.id, "use": "sig", "alg": "EdDSA",
+                "kty": "OKP", "crv": "Ed25519", "x": key.x, "kid": key.id, "use": "sig", "alg": "EdDSA",
             })
         })
         .collect();
     serde_json::json!({ "keys": keys }).to_string().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_used_only_under_the_thumbprint_of_its_private_key() {
+        let [own, other] = [1, 2].map(|at| SigningKey::generate(Timestamp(0), Timestamp(at)).unwrap());
+        let key = SigningKey::from_record(&own).unwrap();
+        assert_eq!((&key.id, key.active_from), (&own.id, Timestamp(1)));
+        let refused = |record| SigningKey::from_record(&record).err().unwrap();
+        let swapped = SigningKeyRecord { private_key: other.private_key.clone(), ..own.clone() };
+        assert_eq!(refused(swapped), InvalidSigningKey::Id);
+        assert_eq!(refused(SigningKeyRecord { id: other.id, ..own.clone() }), InvalidSigningKey::Id);
+        for text in ["not base64url!", "AAAA", ""] {
+            let broken = SigningKeyRecord { private_key: Secret::new(text.into()), ..own.clone() };
+            assert_eq!(refused(broken), InvalidSigningKey::PrivateKey);
+        }
+    }
+
+    #[test]
+    fn a_public_key_in_a_record_of_an_earlier_version_is_ignored() {
+        let own = SigningKey::generate(Timestamp(0), Timestamp(0)).unwrap();
+        let mut document = serde_json::to_value(&own).unwrap();
+        document["public_key"] = "AAAA".into();
+        let read: SigningKeyRecord = serde_json::from_value(document).unwrap();
+        assert_eq!(SigningKey::from_record(&read).unwrap().x, SigningKey::from_record(&own).unwrap().x);
+    }
 }

@@ -401,7 +401,6 @@ mod tests {
             StoredRecord::SigningKey(SigningKeyRecord {
                 id: SigningKeyId::new(&"k".repeat(43)).unwrap(),
                 private_key: Secret::new("private".into()),
-                public_key: "public".into(),
                 created_at: Timestamp(1),
                 active_from: Timestamp(2),
             }),

@@ -6,13 +6,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ::http::header::{HeaderName, HeaderValue};
-use aws_lc_rs::signature::KeyPair;
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use gw_shared::http::Fields;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
-use gw_shared::id::{ClientId, KeyId, ServiceId, SigningKeyId};
-use gw_shared::identity::secret::{Secret, SecretHash};
+use gw_shared::id::{ClientId, KeyId, ServiceId};
+use gw_shared::identity::secret::SecretHash;
 
 use super::{NOW, account, key_pair, region};
 use crate::auth::jwt::Claims;
@@ -131,9 +128,9 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     records.put(StoredRecord::Credential(CallerSecretRecord { id: disabled.clone(), access: access("", false) }));
     let key_id = KeyId::new(KEY_ID).expect("a key's id");
     records.put(StoredRecord::ServiceKey(CallerSecretRecord { id: key_id, access: access(KEY_SECRET, true) }));
-    let (published, foreign) = (signing_key(2, "k"), signing_key(3, "f"));
-    let impostor = SigningKeyRecord { id: published.id.clone(), ..foreign.clone() };
-    records.put(StoredRecord::SigningKey(published.clone()));
+    records.put(StoredRecord::SigningKey(signing_key_record(2)));
+    let (published, foreign) = (signing_key(2), signing_key(3));
+    let impostor = SigningKey { id: published.id.clone(), ..signing_key(3) };
 
     let region = region();
     let directory = Directory::new(&records, &region, 1);
@@ -160,23 +157,18 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
         ("foreign_key", &foreign, &good, invalid("signed by no key of this region")),
         ("foreign_key_named_as_ours", &impostor, &good, Err(Error::TokenForged)),
     ];
-    let tokens = tokens.map(|(name, key, claims, outcome)| {
-        let key = SigningKey::from_record(key).expect("a key");
-        (name, Minted { text: claims.signed_by(&key).expect("a token"), outcome })
-    });
+    let tokens = tokens
+        .map(|(name, key, claims, outcome)| (name, Minted { text: claims.signed_by(key).expect("a token"), outcome }));
     Callers { tokens: BTreeMap::from(tokens), service: api, issuer: region.base_url(), directory }
 });
 
 /// A key from a fixed seed, so that the tokens are the same in every run.
-fn signing_key(seed: u8, id: &str) -> SigningKeyRecord {
-    let pair = key_pair(seed);
-    SigningKeyRecord {
-        id: SigningKeyId::new(&id.repeat(43)).expect("a signing key's id"),
-        private_key: Secret::new(URL_SAFE_NO_PAD.encode(pair.to_pkcs8v1().expect("PKCS #8"))),
-        public_key: URL_SAFE_NO_PAD.encode(pair.public_key()),
-        created_at: NOW,
-        active_from: NOW,
-    }
+fn signing_key(seed: u8) -> SigningKey {
+    SigningKey::from_record(&signing_key_record(seed)).expect("a key")
+}
+
+fn signing_key_record(seed: u8) -> SigningKeyRecord {
+    SigningKey::record_of(&key_pair(seed), NOW, NOW).expect("a key")
 }
 
 fn service_id(id: &str) -> ServiceId {
