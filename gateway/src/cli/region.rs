@@ -56,6 +56,13 @@ pub(crate) enum RegionCommand {
         /// Slot of the node, as `region status` shows it.
         node: u16,
     },
+    /// Write the records that this node knows back into a database that was changed by something other than a gateway.
+    /// Nodes may run.
+    Repair {
+        /// Configuration file of this node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
     /// Move the data of a single gateway into the region, which must be empty. The gateway must not run.
     Import {
         /// Configuration file of this node.
@@ -112,6 +119,14 @@ impl RegionCommand {
             Self::Remove { config, node } => {
                 region::remove(&load(&config)?, node)?;
                 print(writeln!(out, "Removed node {node}. Another node can take its slot."))
+            }
+            Self::Repair { config } => {
+                let repaired = region::repair(&load(&config)?)?;
+                let (known, revision) = (repaired.known.0, repaired.revision.0);
+                print(writeln!(
+                    out,
+                    "Wrote the records of revision {known} back, as revision {revision}. All nodes load them."
+                ))
             }
             Self::Import { config, folder } => {
                 let moved = region::import(&load(&config)?, &folder)?;

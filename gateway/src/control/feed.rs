@@ -4,6 +4,7 @@
 //! a sign. While PostgreSQL does not answer, the node works from memory and refuses changes.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,15 +16,20 @@ use gw_shared::identity::secret::Secret;
 use tokio::sync::watch;
 
 use super::{Control, ControlError};
-use crate::region::RegionKey;
-use crate::store::{Position, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, StoreError, StoreSource};
+use crate::store::{
+    Position, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, StoreError, StoreSource, StoredRecord,
+};
 
 /// Interval of polling.
 const POLL: Duration = Duration::from_millis(250);
+/// Pause after records that are not authentic were read: each attempt may read all of them.
+const FORGED_PAUSE: Duration = Duration::from_secs(10);
 /// Interval at which old changes are deleted.
 const FORGET: Duration = Duration::from_secs(600);
 /// File in the data folder with a copy of the records, for a start while PostgreSQL does not answer.
 const COPY_FILE: &str = "records.sealed";
+/// Member of the copy: the database of these records had tags.
+const HAS_TAGS: bool = true;
 /// Shortest time between two copies.
 const COPY_INTERVAL: Duration = Duration::from_millis(200);
 /// Writing copies takes at most one part in this many of the time.
@@ -42,36 +48,47 @@ pub(crate) struct StoreStatus {
 
 /// Whether PostgreSQL answers, as far as this node knows.
 #[derive(Default)]
-pub(super) struct EngineHealth {
-    away_since: Mutex<Option<Instant>>,
+pub(super) struct EngineHealth(Mutex<Option<Failure>>);
+
+/// Why changes of other nodes cannot be followed.
+struct Failure {
+    since: Instant,
+    /// Rows that are not authentic; 0 if PostgreSQL does not answer.
+    refused_rows: usize,
 }
 
 impl EngineHealth {
-    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Failure>> {
         // Every write is a single assignment.
-        self.away_since.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn answered(&self, revision: Revision) {
-        if let Some(since) = self.lock().take() {
+        if let Some(Failure { since, .. }) = self.lock().take() {
             tracing::info!(revision = revision.0, seconds = since.elapsed().as_secs(), "PostgreSQL answers again");
         }
     }
 
     fn failed(&self, error: &StoreError) {
-        let mut away_since = self.lock();
-        if away_since.is_none() {
-            *away_since = Some(Instant::now());
+        let refused_rows = if let StoreError::Forged { count, .. } = error { *count } else { 0 };
+        let mut failure = self.lock();
+        let since = failure.as_ref().map_or_else(Instant::now, |failure| failure.since);
+        if failure.as_ref().is_none_or(|failure| failure.refused_rows != refused_rows) {
             tracing::error!(%error, "relaying goes on from memory; changes are refused until PostgreSQL answers");
         }
+        *failure = Some(Failure { since, refused_rows });
     }
 }
 
 impl Control {
     pub(crate) fn store_status(&self) -> StoreStatus {
-        let away_for = self.engine_health.lock().map(|since| since.elapsed());
+        let (away_for, refused_rows) = self
+            .engine_health
+            .lock()
+            .as_ref()
+            .map_or((None, 0), |failure| (Some(failure.since.elapsed()), failure.refused_rows));
         let state = self.state();
-        let refused_records = state.directory.refused_signing_keys();
+        let refused_records = state.directory.refused_signing_keys() + refused_rows;
         StoreStatus { revision: state.position.revision, away_for, refused_records }
     }
 
@@ -111,6 +128,7 @@ impl Feed {
             copy: RecordsCopy::new(data_dir, source),
             source: source.clone(),
             next_forget: Instant::now() + FORGET,
+            paused_until: Instant::now(),
         };
         let stopped = Arc::<AtomicBool>::default();
         let until = Arc::clone(&stopped);
@@ -133,6 +151,8 @@ struct Follower {
     source: PostgresSource,
     copy: RecordsCopy,
     next_forget: Instant,
+    /// No attempt is made before this time.
+    paused_until: Instant,
 }
 
 impl Follower {
@@ -143,10 +163,20 @@ impl Follower {
         };
         while !stopped.load(Ordering::Relaxed) {
             let began = Instant::now();
-            match self.follow(&mut store) {
+            if began < self.paused_until {
+                std::thread::sleep(POLL);
+                continue;
+            }
+            // A panic here must not end the thread: nothing else would notice that changes are not followed.
+            let followed = catch_unwind(AssertUnwindSafe(|| self.follow(&mut store)))
+                .unwrap_or_else(|_| Err(StoreError::Corrupt("a row made the reader panic".to_owned())));
+            match followed {
                 Ok(()) => self.control.engine_health.answered(self.control.revision()),
                 Err(error) => {
                     self.control.engine_health.failed(&error);
+                    if matches!(error, StoreError::Forged { .. }) {
+                        self.paused_until = Instant::now() + FORGED_PAUSE;
+                    }
                     std::thread::sleep(POLL.saturating_sub(began.elapsed()));
                 }
             }
@@ -196,20 +226,27 @@ impl RecordsCopy {
             let state = control.state();
             (state.position.clone(), state.records.clone())
         };
-        let text = Secret::new(serde_json::to_string(&(&position, records.into_vec())).map_err(io::Error::other)?);
+        let text = serde_json::to_string(&(&position, records.into_vec(), HAS_TAGS)).map_err(io::Error::other)?;
+        let text = Secret::new(text);
         let sealer = self.sealer.as_ref().map_err(|error| io::Error::other(error.to_string()))?;
         files::write_private(&self.path, sealer.seal(COPY_FILE, text.reveal().as_bytes())?.as_bytes())?;
         Ok(position)
     }
 }
 
-/// Reads the copy of the records; `None` if there is none.
-pub(super) fn read_copy(data_dir: &Path, key: &RegionKey) -> Result<Option<Snapshot>, ControlError> {
+/// Reads the copy of the records; `None` if there is none. A copy of a database with tags makes `source` expect them.
+pub(crate) fn read_copy(data_dir: &Path, source: &PostgresSource) -> Result<Option<Snapshot>, ControlError> {
     let path = data_dir.join(COPY_FILE);
     if !path.exists() {
         return Ok(None);
     }
-    let opened = Sealer::new(key)?.open(COPY_FILE, &files::read_text(&path)?)?;
-    let (position, records): (_, Vec<_>) = serde_json::from_slice(&opened).map_err(io::Error::other)?;
+    let opened = Sealer::new(&source.key)?.open(COPY_FILE, &files::read_text(&path)?)?;
+    // Earlier versions wrote two members.
+    let read = serde_json::from_slice::<(Position, Vec<StoredRecord>, bool)>(&opened)
+        .or_else(|_| serde_json::from_slice(&opened).map(|(position, records)| (position, records, false)));
+    let (position, records, has_tags) = read.map_err(io::Error::other)?;
+    if has_tags {
+        source.known.expect_tags();
+    }
     Ok(Some(Snapshot { position, records: records.into_iter().collect() }))
 }

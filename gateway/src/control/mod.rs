@@ -52,7 +52,7 @@ pub(crate) use enrollment_token::parse_token;
 pub use enrollment_token::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 pub(crate) use executor::{Executor, JobQueue, executor};
 use feed::EngineHealth;
-pub(crate) use feed::{Feed, StoreStatus};
+pub(crate) use feed::{Feed, StoreStatus, read_copy};
 pub use gateway_address::{BACKEND_PORT, GatewayAddress};
 pub use inventory::Inventory;
 use name::checked_name;

@@ -16,7 +16,9 @@ use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient};
 use crate::config::{Config, StoreSettings};
 use crate::region::RegionKey;
-use crate::store::{PostgresSettings, PostgresSource, PostgresStore, Snapshot, Store, StoreError, StoreSource};
+use crate::store::{
+    KnownRecords, PostgresSettings, PostgresSource, PostgresStore, Snapshot, Store, StoreError, StoreSource,
+};
 use crate::tls::admin::AdminTls;
 use crate::tls::pki::{self, Authority};
 use crate::tls::{CertificateSource, TlsMaterial};
@@ -98,6 +100,7 @@ pub(crate) fn postgres_source(config: &Config, settings: &PostgresSettings, key:
         key,
         node: node_name(),
         lock: config.data_dir.join(data_folder::LOCK_FILE),
+        known: KnownRecords::default(),
     }
 }
 
@@ -106,17 +109,19 @@ pub(crate) fn node_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Loads the records, and stores the secrets that all nodes share in the data folder. If PostgreSQL does not answer,
-/// both come from the data folder.
+/// Loads the records, and stores the secrets that all nodes share in the data folder. If PostgreSQL does not answer, or
+/// its records are not authentic, both come from the data folder.
 fn load(store: &mut dyn Store, source: &StoreSource, config: &Config) -> Result<Snapshot, ControlError> {
     let StoreSource::Postgres(source) = source else { return Ok(store.load()?) };
+    // Read first: it tells whether the database must have tags.
+    let copy = read_copy(&config.data_dir, source);
     let loaded = store.load().map_err(ControlError::from).and_then(|snapshot| {
         fetch_shared_files(&mut PostgresStore::new(source)?, config)?;
         Ok(snapshot)
     });
     match loaded {
-        Err(ControlError::Store(error @ StoreError::Unavailable(_))) => {
-            let Some(copy) = read_copy(&config.data_dir, &source.key)? else { return Err(error.into()) };
+        Err(ControlError::Store(error @ (StoreError::Unavailable(_) | StoreError::Forged { .. }))) => {
+            let Some(copy) = copy? else { return Err(error.into()) };
             tracing::error!(%error, revision = copy.position.revision.0, "starting with the copy of the records in the data folder");
             Ok(copy)
         }

@@ -496,6 +496,8 @@ impl Membership {
         }
         self.is_resumed = false;
         self.session = self.session.wrapping_add(1);
+        // The row of the next session begins at 0. What an earlier row had may be of another writer.
+        self.beats = 0;
         self.succession.renew(self.session);
         self.lease.reset();
         self.fenced_at = self.succession.epoch();

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 pub use contents::{Contents, ContentsSummary};
 pub use directory::{Agent, Captures, Directory, Service};
 pub use postgres::{
-    EngineState, LastChange, PostgresInspector, PostgresSettings, PostgresStore, PostgresUrlError, RecordsOfKind,
-    RegionIdentity, RegionState, Replication,
+    EngineState, KnownRecords, LastChange, PostgresInspector, PostgresSettings, PostgresStore, PostgresUrlError,
+    RecordsOfKind, RegionIdentity, RegionState, Replication,
 };
 pub(crate) use postgres::{NamedSecret, Sealer};
 pub use records::{
@@ -140,6 +140,15 @@ pub enum StoreError {
     OlderSchema { found: usize, known: usize },
     #[error("store: the database is damaged: {0}")]
     Damaged(String),
+    #[error(
+        "store: the database was changed by something other than a gateway of this region: {what}; restore it from a \
+         backup, or write the records of a node back with `gw-gateway region repair`"
+    )]
+    Forged {
+        what: String,
+        /// Number of rows.
+        count: usize,
+    },
     #[error("store: a stored record cannot be read: {0}")]
     Corrupt(String),
     #[error("store: {0}")]

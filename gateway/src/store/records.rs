@@ -185,7 +185,7 @@ pub enum StoredRecord {
 }
 
 /// The identity of a record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordId {
     Account(AccountId),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{PostgresSettings, PostgresStore, SqliteStore, Store, StoreError};
+use super::{KnownRecords, PostgresSettings, PostgresStore, SqliteStore, Store, StoreError};
 use crate::region::RegionKey;
 
 /// What is needed to open the store, also again later.
@@ -24,6 +24,8 @@ pub struct PostgresSource {
     pub node: String,
     /// File that is locked while a process uses the store, because the data folder is for one process.
     pub lock: PathBuf,
+    /// Shared by all stores that are opened with this source.
+    pub known: KnownRecords,
 }
 
 impl StoreSource {

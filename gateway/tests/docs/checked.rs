@@ -265,7 +265,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 37] = [
+const NOT_RUN: [(&str, &str, &str); 38] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/agent.md", "gw-agent http", "the page enrolls the machine by other commands; docs/quickstart.md runs it"),
     ("docs/backup.md", "set -o pipefail", "age, and the key of a reader"),
@@ -296,6 +296,7 @@ const NOT_RUN: [(&str, &str, &str); 37] = [
     ("docs/region.md", "ssh root@gw3 systemctl start", REGION),
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region drain", REGION),
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region remove", REGION),
+    ("docs/region.md", "sudo --user gw-gateway gw-gateway region repair", REGION),
     ("docs/region.md", "sudo systemctl kill", REGION),
     ("docs/region.md", "sudo -u postgres psql --dbname", REGION),
     ("docs/region.md", "sudo -u postgres pg_dump", REGION),

@@ -17,19 +17,19 @@ use crate::support::successor::admin;
 use crate::support::{eventually, held_backend::HeldBackend, setup};
 
 /// A node in this process, with a data folder of its own.
-struct Node {
-    gateway: Gateway,
-    data_dir: PathBuf,
+pub(crate) struct Node {
+    pub(crate) gateway: Gateway,
+    pub(crate) data_dir: PathBuf,
 }
 
 impl Node {
-    fn start(postgres: &Postgres, folder: &Path, name: &str) -> Self {
+    pub(crate) fn start(postgres: &Postgres, folder: &Path, name: &str) -> Self {
         let data_dir = folder.join(name);
         Self { gateway: Gateway::start(&postgres.config(&data_dir)).unwrap(), data_dir }
     }
 
     /// Response to a request with this key at this node.
-    fn response(&self, key: &str) -> Response {
+    pub(crate) fn response(&self, key: &str) -> Response {
         let base_url = format!("https://eu1.gw.localhost:{}", self.gateway.address().port());
         let about = About {
             base_url,
@@ -56,7 +56,7 @@ impl Node {
     }
 
     /// Enrolls an agent at this node and starts it in front of `backend`.
-    fn agent(&self, folder: &Path, backend: &str) -> Running {
+    pub(crate) fn agent(&self, folder: &Path, backend: &str) -> Running {
         let (control, port) = (self.gateway.control(), self.gateway.address().port());
         let (ca, state) = (self.data_dir.join("dev-ca.crt"), folder.join(format!("agent-{port}")));
         setup::agent(control, "demo", &["echo"], port, &ca, &state);
@@ -65,7 +65,7 @@ impl Node {
         Running::new(command.stderr(std::process::Stdio::null()).spawn().unwrap())
     }
 
-    fn metric(&self, name: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str) -> f64 {
         let (_, text) = admin(self.gateway.admin_address(), "/metrics");
         let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("the metric exists");
         line.trim().parse().unwrap()

@@ -8,9 +8,12 @@ use std::time::Duration;
 use gw_shared::doctor::Examination;
 
 use crate::config::Config;
-use crate::control::node_name;
+use crate::control::{node_name, postgres_source};
 use crate::region::{NodeRow, RegionKey, Roster};
-use crate::store::{EngineState, PostgresInspector, PostgresSettings, RegionState, Replication, StoreError};
+use crate::store::{
+    EngineState, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, RegionState, Replication, Store,
+    StoreError,
+};
 
 const STORE: &str = "store";
 const PRIMARY: &str = "store: primary";
@@ -35,6 +38,10 @@ pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &Postgre
     match inspector.region() {
         Ok(Some(state)) => {
             region(out, config, &state, key.as_ref());
+            let is_known = state.schema == state.schema_known && state.name == config.region.apex();
+            if let Some(key) = key.filter(|key| is_known && state.check(&state.name, key).is_ok()) {
+                records(out, &postgres_source(config, settings, key));
+            }
             if let (Some(own), Ok(roster)) = (config.peer_address.or(config.peer_listen), inspector.nodes()) {
                 other_nodes(out, own, &roster);
             }
@@ -234,6 +241,20 @@ fn region(out: &mut Examination, config: &Config, state: &RegionState, key: Opti
     match state.check(&state.name, key) {
         Ok(()) => out.ok(REGION_KEY, "is the key of the region"),
         Err(error) => out.failed(REGION_KEY, reason(&error), "copy the key from a node that works"),
+    }
+}
+
+/// Reads and verifies all records, as the start of a node does.
+fn records(out: &mut Examination, source: &PostgresSource) {
+    const CHECK: &str = "records";
+    match PostgresStore::new(source).and_then(|mut store| store.load()) {
+        Ok(snapshot) => out.ok(CHECK, format!("{} records, all authentic", snapshot.records.into_vec().len())),
+        Err(StoreError::Forged { what, .. }) => out.failed(
+            CHECK,
+            format!("the database was changed by something other than a gateway: {what}"),
+            "end that access, then `gw-gateway region repair`; see docs/region.md, When the database was changed",
+        ),
+        Err(error) => out.failed(CHECK, reason(&error), "see the log of PostgreSQL"),
     }
 }
 

@@ -388,6 +388,34 @@ fn every_beat_has_another_number() {
     assert_eq!(beats, [1, 2, 3, 4]);
 }
 
+/// Otherwise the node would be declared dead again and again: no beat is later than the number that was written.
+#[test]
+fn a_false_beat_is_forgotten_with_its_session() {
+    let mut now = Instant::now();
+    let mut machine = Membership::new(config(), now);
+    let mut engine = FakeEngine::new();
+    let (mut is_forged, mut beats) = (false, Vec::new());
+    for _ in 0..20 {
+        now += CALL_TIMEOUT;
+        let Some(call) = next_call(&mut machine, now) else { continue };
+        if let Statement::Beat { session, beat, .. } = call.statement {
+            beats.push((session, beat));
+        }
+        let applied = engine.execute(Duration::ZERO, &call.statement);
+        let mut roster = engine.roster();
+        if applied && !is_forged && matches!(call.statement, Statement::Beat { .. }) {
+            is_forged = true;
+            roster.rows[0].beat = u64::MAX / 2;
+            roster.rows[0].state = NodeState::Dead;
+            engine = FakeEngine::new();
+        }
+        machine.on(now, Event::Result { call: call.id, result: CallResult::Done { applied, roster } });
+    }
+    let of_first = beats.iter().filter(|(session, _)| *session == beats[0].0).count();
+    assert_eq!(of_first, 1, "{beats:?}");
+    assert_eq!(beats[1].1, 1, "{beats:?}");
+}
+
 #[test]
 fn requests_of_operators_are_checked() {
     let mut world = started(2, &[]);

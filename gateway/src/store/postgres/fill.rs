@@ -2,28 +2,23 @@
 
 use std::time::Duration;
 
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Transaction};
 
-use super::super::{Contents, ContentsSummary, NumberedEntry, Revision, StoreError, StoredRecord, document};
+use super::super::{Contents, ContentsSummary, NumberedEntry, Position, Revision, StoreError, StoredRecord};
+use super::authenticity::{Authenticator, RecordSet, RowCodec, Tag};
 use super::engine::Session;
 use super::sealed::Sealer;
-use super::{FIND_SECRET, PostgresStore, read_entry, read_records};
+use super::steps::RecordColumns;
+use super::{FIND_SECRET, PostgresStore, read_all, read_entry};
 
 /// Longest transfer.
-const TRANSFER: Duration = Duration::from_mins(10);
+pub(super) const TRANSFER: Duration = Duration::from_mins(10);
 /// Rows of one statement.
 const ROWS: usize = 2_000;
 
 /// A secret that all nodes share, by its name.
 pub(crate) type NamedSecret = (&'static str, Vec<u8>);
-
-/// Records as columns, sealed.
-#[derive(Default)]
-struct RecordColumns {
-    kinds: Vec<&'static str>,
-    ids: Vec<String>,
-    documents: Vec<String>,
-}
 
 impl PostgresStore {
     /// Writes `contents` and the shared `secrets` into a region that has none, in one transaction. Before it commits, it
@@ -33,17 +28,19 @@ impl PostgresStore {
         let expected = contents.summary()?;
         // Never 0, which is the revision of an empty region.
         let revision = contents.revision.0.max(1);
-        let records = contents.records.chunks(ROWS).map(|chunk| RecordColumns::sealed(chunk, &self.sealer));
-        let records = records.collect::<Result<Vec<_>, _>>()?;
+        let origin = self.check()?.id;
+        let position = Position { origin, revision: Revision(revision), change: String::new() };
+        let mut set = RecordSet::at(position.clone());
+        let records = RecordColumns::chunks(&contents.records, self.codec(&position.origin), &mut set)?;
+        let tag = self.authenticator.region(&position, set.sum());
         let sealed = secrets.iter().map(|(name, secret)| Ok((*name, self.sealer.seal(name, secret)?)));
         let sealed = sealed.collect::<Result<Vec<(&str, String)>, StoreError>>()?;
-        self.checked()?;
-        let sealer = &self.sealer;
+        let (sealer, authenticator) = (&self.sealer, &self.authenticator);
         self.engine.call(TRANSFER, async |session: &mut Session| {
             session.take_unreplicated();
             let transaction = session.client.transaction().await?;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
-            if !claim(&transaction, revision).await? {
+            if !claim(&transaction, revision, tag).await? {
                 return Ok(Err(StoreError::Region("the region is not empty; nothing was changed".to_owned())));
             }
             for columns in &records {
@@ -56,7 +53,7 @@ impl PostgresStore {
                 let insert = "INSERT INTO gw.secrets (name, sealed) VALUES ($1, $2)";
                 transaction.execute(insert, &[name, secret]).await?;
             }
-            let stored = match read_back(&transaction, sealer, secrets).await? {
+            let stored = match read_back(&transaction, sealer, authenticator, secrets).await? {
                 Ok(stored) => stored,
                 Err(error) => return Ok(Err(error)),
             };
@@ -76,30 +73,40 @@ impl PostgresStore {
 }
 
 /// Moves an empty region to `revision`. Returns whether it was empty. Other changes then wait until the transaction ends.
-async fn claim(transaction: &Transaction<'_>, revision: i64) -> Result<bool, Error> {
+async fn claim(transaction: &Transaction<'_>, revision: i64, tag: Tag) -> Result<bool, Error> {
     const CLAIM: &str = "
-        UPDATE gw.region SET revision = $1 WHERE revision = 0
+        UPDATE gw.region SET revision = $1, tag = $2 WHERE revision = 0
         AND NOT EXISTS (SELECT FROM gw.records) AND NOT EXISTS (SELECT FROM gw.audit) AND NOT EXISTS (SELECT FROM gw.secrets)";
-    Ok(transaction.execute(CLAIM, &[&revision]).await? == 1)
+    Ok(transaction.execute(CLAIM, &[&revision, &&tag[..]]).await? == 1)
 }
 
 impl RecordColumns {
-    fn sealed(records: &[StoredRecord], sealer: &Sealer) -> Result<Self, StoreError> {
-        let mut columns = Self::default();
-        for record in records {
-            let (kind, id) = document::key(&record.id());
-            columns.kinds.push(kind);
-            columns.ids.push(id);
-            columns.documents.push(document::write(&sealer.seal_record(record)?)?);
+    /// The rows of all records, for statements of [`ROWS`] rows each. Adds them to `set`.
+    pub(super) fn chunks(
+        records: &[StoredRecord],
+        codec: RowCodec<'_>,
+        set: &mut RecordSet,
+    ) -> Result<Vec<Self>, StoreError> {
+        let mut chunks = Vec::new();
+        for records in records.chunks(ROWS) {
+            let mut columns = Self::default();
+            for record in records {
+                let row = codec.write(record)?;
+                set.put(record.id(), row.element);
+                columns.push(row);
+            }
+            chunks.push(columns);
         }
-        Ok(columns)
+        Ok(chunks)
     }
 
-    async fn insert(&self, transaction: &Transaction<'_>, revision: i64) -> Result<(), Error> {
+    pub(super) async fn insert(&self, transaction: &Transaction<'_>, revision: i64) -> Result<(), Error> {
         const INSERT: &str = "
-            INSERT INTO gw.records (kind, id, document, revision)
-            SELECT kind, id, document, $4 FROM unnest($1::text[], $2::text[], $3::text[]) AS new (kind, id, document)";
-        transaction.execute(INSERT, &[&self.kinds, &self.ids, &self.documents, &revision]).await.map(drop)
+            INSERT INTO gw.records (kind, id, document, revision, tag)
+            SELECT kind, id, document, $4, tag
+            FROM unnest($1::text[], $2::text[], $3::text[], $5::bytea[]) AS new (kind, id, document, tag)";
+        let parameters: [&(dyn ToSql + Sync); 5] = [&self.kinds, &self.ids, &self.documents, &revision, &self.tags];
+        transaction.execute(INSERT, &parameters).await.map(drop)
     }
 }
 
@@ -122,13 +129,14 @@ async fn insert_entries(transaction: &Transaction<'_>, entries: &[NumberedEntry]
 async fn read_back(
     transaction: &Transaction<'_>,
     sealer: &Sealer,
+    authenticator: &Authenticator,
     secrets: &[NamedSecret],
 ) -> Result<Result<ContentsSummary, StoreError>, Error> {
     const PAGE: &str = "
         SELECT number, at, actor, action, account, target, detail FROM gw.audit
         WHERE number > $1 ORDER BY number LIMIT $2";
-    let records = match read_records(transaction, sealer).await? {
-        Ok(records) => records.into_vec(),
+    let records = match read_all(transaction, sealer, authenticator).await? {
+        Ok((snapshot, _)) => snapshot.records.into_vec(),
         Err(error) => return Ok(Err(error)),
     };
     let mut audit: Vec<NumberedEntry> = Vec::new();

@@ -213,6 +213,6 @@ fn engine_state(row: &Row) -> EngineState {
 impl RegionState {
     /// Checks that it is the region with this apex and key.
     pub fn check(&self, apex: &str, key: &RegionKey) -> Result<(), StoreError> {
-        schema::belongs_to(apex, key, &self.name, &self.key_check)
+        schema::belongs_to(apex, key, self.schema, &self.name, &self.key_check)
     }
 }

@@ -3,10 +3,12 @@
 //! A change is one statement that succeeds only if the region is still at the revision that the change was planned on.
 //! No lock is held between statements, so a stopped node blocks no other.
 
+mod authenticity;
 mod engine;
 mod fill;
 mod inspect;
 mod nodes;
+mod repair;
 mod schema;
 mod sealed;
 mod settings;
@@ -20,9 +22,11 @@ use std::time::{Duration, Instant};
 use futures_util::TryStreamExt;
 use gw_shared::id::{AccountId, RequestIds};
 use tokio::sync::Notify;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{FromSql, ToSql};
 use tokio_postgres::{IsolationLevel, Row, Transaction};
 
+pub use self::authenticity::KnownRecords;
+use self::authenticity::{Authenticator, RecordSet, RefusedRows, RowCodec, forged_change, forged_set, is_tag};
 use self::engine::{CALL, Engine, Session};
 pub(crate) use self::fill::NamedSecret;
 pub use self::inspect::{EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication};
@@ -49,19 +53,20 @@ const FIND_SECRET: &str = "SELECT sealed FROM gw.secrets WHERE name = $1";
 
 const COMMIT_CHANGE: &str = "
     WITH bumped AS (
-        UPDATE gw.region SET revision = revision + 1, last_change = $8::text::uuid
+        UPDATE gw.region SET revision = revision + 1, last_change = $8::text::uuid, tag = $20
         WHERE revision = $1 AND id = $2::text::uuid AND coalesce(last_change::text, '') = $17 RETURNING revision
     ), put AS (
-        INSERT INTO gw.records (kind, id, document, revision)
-        SELECT new.kind, new.id, new.document, bumped.revision
-        FROM bumped, unnest($3::text[], $4::text[], $5::text[]) AS new (kind, id, document)
-        ON CONFLICT (kind, id) DO UPDATE SET document = excluded.document, revision = excluded.revision
+        INSERT INTO gw.records (kind, id, document, revision, tag)
+        SELECT new.kind, new.id, new.document, bumped.revision, new.tag
+        FROM bumped, unnest($3::text[], $4::text[], $5::text[], $18::bytea[]) AS new (kind, id, document, tag)
+        ON CONFLICT (kind, id) DO UPDATE
+        SET document = excluded.document, revision = excluded.revision, tag = excluded.tag
     ), deleted AS (
         DELETE FROM gw.records USING bumped, unnest($6::text[], $7::text[]) AS old (kind, id)
         WHERE records.kind = old.kind AND records.id = old.id
     ), changed AS (
-        INSERT INTO gw.changes (revision, change_id, node, steps)
-        SELECT revision, $8::text::uuid, $9, $10 FROM bumped
+        INSERT INTO gw.changes (revision, change_id, node, steps, tag)
+        SELECT revision, $8::text::uuid, $9, $10, $19 FROM bumped
     ), audited AS (
         INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
         SELECT revision, $11, $12, $13, $14, $15, $16 FROM bumped
@@ -73,6 +78,7 @@ pub struct PostgresStore {
     engine: Engine,
     source: PostgresSource,
     sealer: Sealer,
+    authenticator: Authenticator,
     ids: RequestIds,
     /// Locked until it is closed.
     lock: Option<File>,
@@ -106,6 +112,7 @@ impl PostgresStore {
             engine: Engine::new(source.settings.clone(), &source.node)?,
             source: source.clone(),
             sealer: Sealer::new(&source.key)?,
+            authenticator: Authenticator::new(&source.key),
             ids: RequestIds::new(),
             lock: None,
         })
@@ -124,7 +131,10 @@ impl PostgresStore {
 
     /// Connects if there is no connection. Checks that the database belongs to the region, and migrates its schema.
     pub fn check(&mut self) -> Result<RegionIdentity, StoreError> {
-        let checked = schema::check(&mut self.engine, &self.source.apex, &self.source.key);
+        let checked = {
+            let PostgresSource { apex, key, known, .. } = &self.source;
+            schema::check(&mut self.engine, apex, key, known.had_tags())
+        };
         if checked.is_err() {
             // The next call checks again.
             self.engine.disconnect();
@@ -171,14 +181,19 @@ impl PostgresStore {
             session.client.execute(insert, &[&name, &sealed]).await?;
             session.client.query_one(FIND_SECRET, &[&name]).await
         })?;
-        Ok(self.sealer.open(name, row.get(0))?)
+        Ok(self.sealer.open(name, column(&row, 0)?)?)
     }
 
     /// A secret that all nodes share; `None` if the region does not have it yet.
     pub(crate) fn find_secret(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let find = async |session: &mut Session| session.client.query_opt(FIND_SECRET, &[&name]).await;
         let row = self.checked()?.call(CALL, find)?;
-        row.map(|row| self.sealer.open(name, row.get(0))).transpose()
+        row.map(|row| self.sealer.open(name, column(&row, 0)?)).transpose()
+    }
+
+    /// Writes and reads rows of the region `origin`.
+    fn codec<'a>(&'a self, origin: &'a str) -> RowCodec<'a> {
+        RowCodec { sealer: &self.sealer, authenticator: &self.authenticator, origin }
     }
 
     /// Commits a change; tries again until `deadline` while the outcome is unknown.
@@ -190,16 +205,25 @@ impl PostgresStore {
         entry: &AuditEntry,
     ) -> Result<Position, StoreError> {
         let change_id = self.ids.next_id().to_string();
-        let steps = FinalSteps::of(steps, &self.sealer)?;
+        let made = Position {
+            origin: after.origin.clone(),
+            revision: Revision(after.revision.0 + 1),
+            change: change_id.clone(),
+        };
+        let steps = FinalSteps::of(steps, self.codec(&after.origin))?;
         let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
+        // The records are of another position, or were not loaded: the caller catches up.
+        let sum = self.source.known.sum_after(after, &steps.effects).ok_or(StoreError::Stale)?;
+        let change_tag = self.authenticator.change(after, &made, &changed);
+        let region_tag = self.authenticator.region(&made, sum);
         let account = entry.account.as_ref().map(AccountId::as_str);
         let node = self.source.node.clone();
-        let parameters: [&(dyn ToSql + Sync); 17] = [
+        let parameters: [&(dyn ToSql + Sync); 20] = [
             &after.revision.0,
             &after.origin,
-            &steps.put_kinds,
-            &steps.put_ids,
-            &steps.put_documents,
+            &steps.put.kinds,
+            &steps.put.ids,
+            &steps.put.documents,
             &steps.deleted_kinds,
             &steps.deleted_ids,
             &change_id,
@@ -212,27 +236,37 @@ impl PostgresStore {
             &entry.target,
             &detail,
             &after.change,
+            &steps.put.tags,
+            &&change_tag[..],
+            &&region_tag[..],
         ];
-        let made = |revision| {
-            let (origin, change) = (after.origin.clone(), change_id.clone());
-            Position { origin, revision: Revision(revision), change }
-        };
+        self.send_until(deadline, &change_id, &parameters)?;
+        self.source.known.apply(after, &made, steps.effects);
+        Ok(made)
+    }
+
+    /// Sends the commit of a change until its outcome is known.
+    fn send_until(
+        &mut self,
+        deadline: Instant,
+        change_id: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<(), StoreError> {
         let mut is_unknown = false;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             // After an unknown outcome the change may be committed: look for it before another attempt and after it.
-            let attempt = match is_unknown.then(|| self.find_change(&change_id, left)).transpose() {
-                Ok(Some(Some(revision))) => return Ok(made(revision)),
-                Ok(_) => self.commit_once(&parameters, left),
+            let attempt = match is_unknown.then(|| self.is_committed(change_id, left)).transpose() {
+                Ok(Some(true)) => return Ok(()),
+                Ok(_) => self.commit_once(parameters, left),
                 Err(error) => Err(error),
             };
             match attempt {
-                Ok(Some(revision)) => return Ok(made(revision)),
-                Ok(None) if is_unknown => {
-                    let found = self.find_change(&change_id, left)?;
-                    return found.map(made).ok_or(StoreError::Stale);
+                Ok(true) => return Ok(()),
+                Ok(false) if is_unknown => {
+                    return self.is_committed(change_id, left)?.then_some(()).ok_or(StoreError::Stale);
                 }
-                Ok(None) => return Err(StoreError::Stale),
+                Ok(false) => return Err(StoreError::Stale),
                 Err(StoreError::Unavailable(_)) if Instant::now() + CALL / 4 < deadline => {
                     is_unknown = true;
                     std::thread::sleep(RETRY_PAUSE);
@@ -242,18 +276,18 @@ impl PostgresStore {
         }
     }
 
-    /// Sends the commit once. `None` if the region is at another revision.
-    fn commit_once(&mut self, parameters: &[&(dyn ToSql + Sync)], within: Duration) -> Result<Option<i64>, StoreError> {
-        let (revision, is_unreplicated) = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
+    /// Sends the commit once. Returns whether it was made: it is not if the region is at another revision.
+    fn commit_once(&mut self, parameters: &[&(dyn ToSql + Sync)], within: Duration) -> Result<bool, StoreError> {
+        let (is_made, is_unreplicated) = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
             session.take_unreplicated();
             let statement = session.prepare(COMMIT_CHANGE).await?;
             let row = session.client.query_opt(&statement, parameters).await?;
-            Ok((row.map(|row| row.get(0)), session.take_unreplicated()))
+            Ok((row.is_some(), session.take_unreplicated()))
         })?;
         if is_unreplicated {
             self.confirm(within)?;
         }
-        Ok(revision)
+        Ok(is_made)
     }
 
     /// Waits until the synchronous standby, if any, has all commits so far: it confirms them with a later one.
@@ -267,17 +301,17 @@ impl PostgresStore {
         is_confirmed.then_some(()).ok_or_else(|| StoreError::Unavailable(problem.to_owned()))
     }
 
-    /// The revision of a change that this node sent; `None` if it is not committed. Confirms a change that is: one whose
-    /// wait for the synchronous standby was cancelled can be seen, too.
-    fn find_change(&mut self, change_id: &str, within: Duration) -> Result<Option<i64>, StoreError> {
-        let found = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
-            let find = "SELECT revision FROM gw.changes WHERE change_id = $1::text::uuid";
-            Ok(session.client.query_opt(find, &[&change_id]).await?.map(|row| row.get(0)))
+    /// Whether a change that this node sent is committed. Confirms it if it is: one whose wait for the synchronous standby
+    /// was cancelled can be seen, too.
+    fn is_committed(&mut self, change_id: &str, within: Duration) -> Result<bool, StoreError> {
+        let is_committed = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
+            let find = "SELECT FROM gw.changes WHERE change_id = $1::text::uuid";
+            Ok(session.client.query_opt(find, &[&change_id]).await?.is_some())
         })?;
-        if found.is_some() {
+        if is_committed {
             self.confirm(within)?;
         }
-        Ok(found)
+        Ok(is_committed)
     }
 
     fn entries(&mut self, query: &AuditQuery) -> Result<Vec<Row>, StoreError> {
@@ -296,18 +330,15 @@ impl PostgresStore {
 impl Store for PostgresStore {
     fn load(&mut self) -> Result<Snapshot, StoreError> {
         self.checked()?;
-        let sealer = &self.sealer;
-        self.engine.call(LOAD, async |session: &mut Session| {
+        let (sealer, authenticator) = (&self.sealer, &self.authenticator);
+        let (snapshot, set) = self.engine.call(LOAD, async |session: &mut Session| {
             let begin = session.client.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
             let transaction = begin.read_only(true).start().await?;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
-            let region = transaction
-                .query_one("SELECT id::text, revision, coalesce(last_change::text, '') FROM gw.region", &[])
-                .await?;
-            let records = read_records(&transaction, sealer).await?;
-            let position = Position { origin: region.get(0), revision: Revision(region.get(1)), change: region.get(2) };
-            Ok(records.map(|records| Snapshot { position, records }))
-        })?
+            read_all(&transaction, sealer, authenticator).await
+        })??;
+        self.source.known.load(set);
+        Ok(snapshot)
     }
 
     fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
@@ -319,7 +350,7 @@ impl Store for PostgresStore {
         const SELECT: &str = "
             SELECT region.id::text, region.revision, coalesce(region.last_change::text, ''),
                 (SELECT change_id::text FROM gw.changes WHERE revision = $1),
-                changes.revision, changes.change_id::text, changes.steps
+                changes.revision, changes.change_id::text, changes.steps, changes.tag
             FROM gw.region
             LEFT JOIN gw.changes ON changes.revision > $1 AND changes.revision <= region.revision
             ORDER BY changes.revision LIMIT $2";
@@ -328,32 +359,44 @@ impl Store for PostgresStore {
             session.client.query(&statement, &[&position.revision.0, &CHANGES]).await
         })?;
         let Some(first) = rows.first() else { return Ok(History::Replaced) };
-        let newest = Position { origin: first.get(0), revision: Revision(first.get(1)), change: first.get(2) };
+        let newest = read_position(first)?;
+        let ours: Option<&str> = column(first, 3)?;
+        if newest != *position
+            && (newest.origin != position.origin
+                || newest.revision <= position.revision
+                || ours.is_some_and(|change| change != position.change))
+        {
+            self.source.known.forget();
+            return Ok(History::Replaced);
+        }
+        if !self.source.known.covers(position, &newest) {
+            return Ok(History::Forgotten);
+        }
         if newest == *position {
             return Ok(History::Changes(Vec::new()));
-        }
-        let ours: Option<&str> = first.get(3);
-        if newest.origin != position.origin
-            || newest.revision <= position.revision
-            || ours.is_some_and(|change| change != position.change)
-        {
-            return Ok(History::Replaced);
         }
         if ours.is_none() && !position.change.is_empty() {
             return Ok(History::Forgotten);
         }
         let mut changes = Vec::new();
-        let mut expected = position.revision.0;
+        let mut before = position.clone();
         for row in &rows {
-            let Some(at) = row.get::<_, Option<i64>>(4) else { break };
-            expected += 1;
-            if at != expected {
+            let Some(revision) = column::<Option<i64>>(row, 4)? else { break };
+            if revision != before.revision.0 + 1 {
                 return Ok(History::Forgotten);
             }
-            let position = Position { origin: newest.origin.clone(), revision: Revision(at), change: row.get(5) };
-            changes.push((position, steps::from_json(row.get(6), &self.sealer)?));
+            let after =
+                Position { origin: newest.origin.clone(), revision: Revision(revision), change: column(row, 5)? };
+            let (text, tag): (&str, &[u8]) = (column(row, 6)?, column(row, 7)?);
+            if !is_tag(&self.authenticator.change(&before, &after, text), tag) {
+                return Err(forged_change(after.revision));
+            }
+            let (steps, effects) = steps::from_json(text, self.codec(&newest.origin))?;
+            self.source.known.apply(&before, &after, effects);
+            changes.push((after.clone(), steps));
+            before = after;
         }
-        let is_complete = rows.len() as i64 == CHANGES || newest.revision.0 == expected;
+        let is_complete = rows.len() as i64 == CHANGES || newest.revision == before.revision;
         Ok(if is_complete { History::Changes(changes) } else { History::Forgotten })
     }
 
@@ -362,33 +405,94 @@ impl Store for PostgresStore {
     }
 }
 
-/// Reads all records. The inner error is about a record.
-async fn read_records(
+/// Reads all records with their position, and verifies them. The inner error is about what was read.
+async fn read_all(
     transaction: &Transaction<'_>,
     sealer: &Sealer,
-) -> Result<Result<Records, StoreError>, tokio_postgres::Error> {
-    let rows = transaction.query_raw("SELECT kind, document FROM gw.records", [0i64; 0]).await?;
+    authenticator: &Authenticator,
+) -> Result<Result<(Snapshot, RecordSet), StoreError>, tokio_postgres::Error> {
+    const REGION: &str = "SELECT id::text, revision, coalesce(last_change::text, ''), tag FROM gw.region";
+    let region = transaction.query_one(REGION, &[]).await?;
+    let mut read = match AuthenticRecords::at(&region, sealer, authenticator) {
+        Ok(read) => read,
+        Err(error) => return Ok(Err(error)),
+    };
+    let rows = transaction.query_raw("SELECT kind, id, document, tag FROM gw.records", [0i64; 0]).await?;
     let mut rows = std::pin::pin!(rows);
-    let mut records = Records::default();
     while let Some(row) = rows.try_next().await? {
-        match document::read(row.get(0), row.get(1)).and_then(|record| sealer.open_record(record)) {
-            Ok(record) => records.put(record),
-            Err(error) => return Ok(Err(error)),
+        if let Err(error) = read.add(&row) {
+            return Ok(Err(error));
         }
     }
-    Ok(Ok(records))
+    Ok(read.finish(&region))
+}
+
+/// Records that are read and verified, one row after the other.
+struct AuthenticRecords<'a> {
+    sealer: &'a Sealer,
+    authenticator: &'a Authenticator,
+    position: Position,
+    records: Records,
+    set: RecordSet,
+    refused: RefusedRows,
+}
+
+impl<'a> AuthenticRecords<'a> {
+    /// Begins with the row of the region.
+    fn at(region: &Row, sealer: &'a Sealer, authenticator: &'a Authenticator) -> Result<Self, StoreError> {
+        let position = read_position(region)?;
+        let set = RecordSet::at(position.clone());
+        Ok(Self { sealer, authenticator, position, records: Records::default(), set, refused: RefusedRows::default() })
+    }
+
+    fn add(&mut self, row: &Row) -> Result<(), StoreError> {
+        let (kind, id, document): (&str, &str, &str) = (column(row, 0)?, column(row, 1)?, column(row, 2)?);
+        let (tag, element) = self.authenticator.record(&self.position.origin, kind, id, document);
+        if !is_tag(&tag, column(row, 3)?) {
+            self.refused.add(kind, id);
+            return Ok(());
+        }
+        let record = self.sealer.open_record(document::read(kind, document)?)?;
+        self.set.put(record.id(), element);
+        self.records.put(record);
+        Ok(())
+    }
+
+    /// Verifies that no record is missing.
+    fn finish(self, region: &Row) -> Result<(Snapshot, RecordSet), StoreError> {
+        let Self { position, records, set, refused, .. } = self;
+        refused.check()?;
+        if !is_tag(&self.authenticator.region(&position, set.sum()), column(region, 3)?) {
+            return Err(forged_set(position.revision));
+        }
+        Ok((Snapshot { position, records }, set))
+    }
+}
+
+/// A column of a row. An error, where the tables were changed to have another type or no value.
+fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, StoreError> {
+    let forged = |error: tokio_postgres::Error| StoreError::Forged {
+        what: format!("a row has a value that no gateway writes ({})", settings::with_cause(&error)),
+        count: 1,
+    };
+    row.try_get(at).map_err(forged)
+}
+
+/// Reads a row that begins with id, revision and last change of the region.
+fn read_position(row: &Row) -> Result<Position, StoreError> {
+    Ok(Position { origin: column(row, 0)?, revision: Revision(column(row, 1)?), change: column(row, 2)? })
 }
 
 /// Reads a row of number, at, actor, action, account, target and detail.
 fn read_entry(row: &Row) -> Result<NumberedEntry, StoreError> {
-    let account: Option<String> = row.get(4);
+    let account: Option<String> = column(row, 4)?;
     let entry = AuditEntry {
-        at: Timestamp(row.get(1)),
-        actor: row.get(2),
-        action: Cow::Owned(row.get(3)),
+        at: Timestamp(column(row, 1)?),
+        actor: column(row, 2)?,
+        action: Cow::Owned(column(row, 3)?),
         account: account.map(|id| AccountId::new(&id)).transpose().map_err(StoreError::corrupt)?,
-        target: row.get(5),
-        detail: serde_json::from_str(row.get(6)).map_err(StoreError::corrupt)?,
+        target: column(row, 5)?,
+        detail: serde_json::from_str(column(row, 6)?).map_err(StoreError::corrupt)?,
     };
-    Ok(NumberedEntry { number: row.get(0), entry })
+    Ok(NumberedEntry { number: column(row, 0)?, entry })
 }

@@ -1,22 +1,24 @@
 //! The table of the nodes of a region, and the statements of their membership on it.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::super::StoreError;
-use super::PostgresStore;
+use super::authenticity::{Authenticator, forged_node, is_tag};
 use super::engine::{CALL, Engine, Session};
+use super::{PostgresStore, column};
 use crate::region::{Join, NodeRow, NodeSlot, NodeState, Replaced, Roster, Statement};
 
-/// Version of the tables that has the nodes.
-pub(super) const SCHEMA: usize = 2;
+/// Version of the tables that has the nodes and their tags.
+pub(super) const SCHEMA: usize = 3;
 
 /// One query, so that epoch and rows are of one snapshot.
 const ROSTER: &str = "
-    SELECT region.epoch, nodes.slot, nodes.session::text, nodes.state, nodes.beat, nodes.acknowledged,
-        nodes.peer_address, nodes.version, nodes.applied_revision
+    SELECT nodes.slot, nodes.session::text, nodes.peer_address, nodes.state, nodes.beat, nodes.acknowledged,
+        nodes.version, nodes.applied_revision, nodes.tag, region.epoch
     FROM gw.region LEFT JOIN gw.nodes ON true ORDER BY nodes.slot";
 
 /// Committed without waiting for the disk or a standby.
@@ -29,18 +31,18 @@ const BEAT: &str = "
 const TICK: &str = "UPDATE gw.region SET tick = tick + 1";
 
 const INSERT: &str = "
-    INSERT INTO gw.nodes (slot, session, state, peer_address, version)
-    VALUES ($1, $2::text::uuid, 'joining', $3, $4) ON CONFLICT DO NOTHING";
+    INSERT INTO gw.nodes (slot, session, state, peer_address, version, tag)
+    VALUES ($1, $2::text::uuid, 'joining', $3, $4, $5) ON CONFLICT DO NOTHING";
 
 const REPLACE: &str = "
     WITH bumped AS (
-        UPDATE gw.region SET epoch = epoch + 1 WHERE epoch = $7 AND EXISTS (
-            SELECT FROM gw.nodes WHERE slot = $1 AND session = $5::text::uuid AND state = $6
+        UPDATE gw.region SET epoch = epoch + 1 WHERE epoch = $8 AND EXISTS (
+            SELECT FROM gw.nodes WHERE slot = $1 AND session = $6::text::uuid AND state = $7
         ) RETURNING 1
     )
     UPDATE gw.nodes SET session = $2::text::uuid, state = 'joining', beat = 0, acknowledged = 0, peer_address = $3,
-        version = $4, applied_revision = 0
-    FROM bumped WHERE slot = $1 AND session = $5::text::uuid AND state = $6";
+        version = $4, applied_revision = 0, tag = $5
+    FROM bumped WHERE slot = $1 AND session = $6::text::uuid AND state = $7";
 
 /// Changes the state of a row, and increments the epoch if it has the given value.
 const MOVE_AT_EPOCH: &str = "
@@ -72,17 +74,22 @@ impl PostgresStore {
     /// Runs a statement of the membership. Returns whether it was applied, and the roster after it. After an error the
     /// outcome is unknown.
     pub(crate) fn run(&mut self, statement: &Statement) -> Result<(bool, Roster), StoreError> {
-        run(self.checked()?, statement)
+        self.checked()?;
+        run(&mut self.engine, Some(&self.authenticator), statement)
     }
 }
 
-/// The roster of the region that `engine` is connected to.
+/// The roster of the region that `engine` is connected to. Not verified, for a look without the region key.
 pub(super) fn roster(engine: &mut Engine) -> Result<Roster, StoreError> {
-    run(engine, &Statement::Read).map(|(_, roster)| roster)
+    run(engine, None, &Statement::Read).map(|(_, roster)| roster)
 }
 
-fn run(engine: &mut Engine, statement: &Statement) -> Result<(bool, Roster), StoreError> {
-    let change = Change::of(statement);
+fn run(
+    engine: &mut Engine,
+    authenticator: Option<&Authenticator>,
+    statement: &Statement,
+) -> Result<(bool, Roster), StoreError> {
+    let change = Change::of(statement, authenticator);
     let (changed, rows, is_unreplicated) = engine.call(CALL, async |session: &mut Session| {
         session.take_unreplicated();
         let roster = session.prepare(ROSTER).await?;
@@ -100,7 +107,7 @@ fn run(engine: &mut Engine, statement: &Statement) -> Result<(bool, Roster), Sto
     if is_unreplicated && statement.is_synchronous() {
         return Err(StoreError::Unavailable("the synchronous standby does not confirm the statement".to_owned()));
     }
-    Ok((changed > 0, read_roster(&rows)?))
+    Ok((changed > 0, read_roster(&rows, authenticator)?))
 }
 
 type Parameter = Box<dyn ToSql + Sync + Send>;
@@ -113,7 +120,7 @@ struct Change {
 
 impl Change {
     /// `None` if the statement only reads.
-    fn of(statement: &Statement) -> Option<Self> {
+    fn of(statement: &Statement, authenticator: Option<&Authenticator>) -> Option<Self> {
         use NodeState::{Draining, Joining, Leaving, Live};
         Some(match *statement {
             Statement::Read => return None,
@@ -123,7 +130,7 @@ impl Change {
                 // A process that replaces another has the row of that one.
                 beat.with(int(applied_revision)).with(env!("CARGO_PKG_VERSION"))
             }
-            Statement::Join(ref join) => Self::join(join),
+            Statement::Join(ref join) => Self::join(join, authenticator),
             Statement::GoLive { slot, session, epoch } => {
                 Self::to(MOVE_AT_EPOCH, slot, session, Joining, Live).with(int(epoch))
             }
@@ -139,10 +146,11 @@ impl Change {
         })
     }
 
-    fn join(join: &Join) -> Self {
+    fn join(join: &Join, authenticator: Option<&Authenticator>) -> Self {
         let Join { slot, session, peer_address, version, replaces } = join;
         let sql = if replaces.is_some() { REPLACE } else { INSERT };
-        let row = Self::on(sql, *slot, *session).with(peer_address.to_string()).with(version.to_string());
+        let tag = authenticator.map_or(Vec::new(), |key| key.node(*slot, *session, *peer_address).to_vec());
+        let row = Self::on(sql, *slot, *session).with(peer_address.to_string()).with(version.to_string()).with(tag);
         match *replaces {
             Some(Replaced { session, state, epoch }) => row.with(uuid(session)).with(state.as_str()).with(int(epoch)),
             None => row,
@@ -172,26 +180,42 @@ fn uuid(session: u128) -> String {
     format!("{session:032x}")
 }
 
-fn read_roster(rows: &[Row]) -> Result<Roster, StoreError> {
+/// Verifies the rows if there is an `authenticator`.
+fn read_roster(rows: &[Row], authenticator: Option<&Authenticator>) -> Result<Roster, StoreError> {
     let invalid = || StoreError::Corrupt("gw.nodes has a row that no gateway writes".to_owned());
     let first = rows.first().ok_or_else(|| StoreError::Region("the database holds no region".to_owned()))?;
-    let epoch = u64::try_from(first.get::<_, i64>(0)).map_err(|_| invalid())?;
-    let has_node = |row: &&Row| row.get::<_, Option<i16>>(1).is_some();
-    let rows = rows.iter().filter(has_node).map(|row| read_row(row).ok_or_else(invalid));
+    let epoch = u64::try_from(column::<i64>(first, 9)?).map_err(|_| invalid())?;
+    // Without nodes there is one row, of the region alone.
+    let has_node = |row: &&Row| !matches!(row.try_get::<_, Option<i16>>(0), Ok(None));
+    let rows = rows.iter().filter(has_node).map(|row| {
+        let node = read_row(row).ok_or_else(invalid)?;
+        let NodeRow { slot, session, peer_address, .. } = node;
+        match authenticator {
+            Some(key) if !is_tag(&key.node(slot, session, peer_address), column(row, 8)?) => Err(forged_node(slot)),
+            _ => Ok(node),
+        }
+    });
     Ok(Roster { epoch, rows: rows.collect::<Result<_, _>>()? })
 }
 
 fn read_row(row: &Row) -> Option<NodeRow> {
-    let unsigned = |column: usize| u64::try_from(row.get::<_, i64>(column)).ok();
-    let session: String = row.get(2);
+    let unsigned = |at: usize| u64::try_from(column::<i64>(row, at).ok()?).ok();
+    let (slot, session, peer_address) = identity(row)?;
     Some(NodeRow {
-        slot: NodeSlot::new(u16::try_from(row.get::<_, i16>(1)).ok()?)?,
-        session: u128::from_str_radix(&session.replace('-', ""), 16).ok()?,
-        state: NodeState::parse(row.get(3))?,
+        slot,
+        session,
+        peer_address,
+        state: NodeState::parse(column(row, 3).ok()?)?,
         beat: unsigned(4)?,
         acknowledged: unsigned(5)?,
-        peer_address: row.get::<_, &str>(6).parse().ok()?,
-        version: Arc::from(row.get::<_, &str>(7)),
-        applied_revision: unsigned(8)?,
+        version: Arc::from(column::<&str>(row, 6).ok()?),
+        applied_revision: unsigned(7)?,
     })
+}
+
+/// The node of a row that begins with slot, session and address.
+pub(super) fn identity(row: &Row) -> Option<(NodeSlot, u128, SocketAddr)> {
+    let slot = NodeSlot::new(u16::try_from(column::<i16>(row, 0).ok()?).ok()?)?;
+    let session = u128::from_str_radix(&column::<&str>(row, 1).ok()?.replace('-', ""), 16).ok()?;
+    Some((slot, session, column::<&str>(row, 2).ok()?.parse().ok()?))
 }

@@ -4,8 +4,13 @@ use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::super::{Revision, StoreError};
+use tokio_postgres::{Error, Transaction};
+
+use super::super::{Position, Revision, StoreError};
+use super::authenticity::Authenticator;
+use super::column;
 use super::engine::{CALL, Engine, Session};
+use super::nodes;
 use crate::region::RegionKey;
 
 /// Oldest server, as of `server_version_num`.
@@ -72,7 +77,22 @@ pub(super) const MIGRATIONS: &[&str] = &[
         applied_revision bigint NOT NULL DEFAULT 0
     ) WITH (fillfactor = 50);
 ",
+    // Tags follow: see `authenticate`.
+    "
+    ALTER TABLE gw.region ADD COLUMN tag bytea;
+    ALTER TABLE gw.records ADD COLUMN tag bytea;
+    ALTER TABLE gw.changes ADD COLUMN tag bytea;
+    ALTER TABLE gw.nodes ADD COLUMN tag bytea;
+    -- Nodes that follow load all records once.
+    DELETE FROM gw.changes;
+",
 ];
+
+/// Version of the tables whose rows are authenticated. The check of the region key differs from earlier versions, so that
+/// the database cannot be presented as an earlier one, whose rows would be trusted.
+const AUTHENTICATED: usize = 3;
+/// Rows of one statement.
+const ROWS: usize = 2_000;
 
 /// Held while the schema is created or migrated.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7446251)";
@@ -91,21 +111,27 @@ pub(super) fn create(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result
     if schema_version(engine)?.is_some() {
         return Err(StoreError::Region("the database holds a region already; use `gw-gateway region join`".to_owned()));
     }
-    let check = key_check(key, apex);
     engine.call(CALL * 5, async |session: &mut Session| {
         let transaction = session.client.transaction().await?;
         transaction.batch_execute(LOCK).await?;
         for migration in MIGRATIONS {
             transaction.batch_execute(migration).await?;
         }
-        let insert = "INSERT INTO gw.region (name, key_check, schema) VALUES ($1, $2, $3)";
-        transaction.execute(insert, &[&apex, &check, &(MIGRATIONS.len() as i32)]).await?;
+        let insert = "INSERT INTO gw.region (name, key_check, schema) VALUES ($1, '', $2)";
+        transaction.execute(insert, &[&apex, &(MIGRATIONS.len() as i32)]).await?;
+        authenticate(&transaction, apex, key).await?;
         transaction.commit().await
     })
 }
 
-/// Checks that the database belongs to the region with this apex and key, and migrates its schema.
-pub(super) fn check(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<RegionIdentity, StoreError> {
+/// Checks that the database belongs to the region with this apex and key, and migrates its schema. Refuses tables without
+/// tags if this node has seen them with tags (`had_tags`).
+pub(super) fn check(
+    engine: &mut Engine,
+    apex: &str,
+    key: &RegionKey,
+    had_tags: bool,
+) -> Result<RegionIdentity, StoreError> {
     check_server(engine)?;
     let known = MIGRATIONS.len();
     let Some(found) = schema_version(engine)? else {
@@ -116,44 +142,104 @@ pub(super) fn check(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<
     if found > known + 1 {
         return Err(StoreError::NewerSchema { found, known });
     }
+    if found < AUTHENTICATED && had_tags {
+        let what = format!("its tables have version {found}, without tags, and had tags before");
+        return Err(StoreError::Forged { what, count: 1 });
+    }
     if found < known {
-        migrate(engine)?;
+        migrate(engine, apex, key)?;
     }
     let row = engine.call(CALL, async |session: &mut Session| {
         session.client.query_one("SELECT id::text, name, key_check, revision FROM gw.region", &[]).await
     })?;
-    let (id, name, check, revision): (String, String, String, i64) = (row.get(0), row.get(1), row.get(2), row.get(3));
-    belongs_to(apex, key, &name, &check)?;
-    Ok(RegionIdentity { id, revision: Revision(revision) })
+    belongs_to(apex, key, known, column(&row, 1)?, column(&row, 2)?)?;
+    Ok(RegionIdentity { id: column(&row, 0)?, revision: Revision(column(&row, 3)?) })
 }
 
-/// Checks that a database with the region `name` and this check of its key belongs to the region with this apex and
-/// key.
-pub(super) fn belongs_to(apex: &str, key: &RegionKey, name: &str, check: &str) -> Result<(), StoreError> {
+/// Checks that a database with tables of version `schema`, the region `name` and this check of its key belongs to the
+/// region with this apex and key.
+pub(super) fn belongs_to(
+    apex: &str,
+    key: &RegionKey,
+    schema: usize,
+    name: &str,
+    check: &str,
+) -> Result<(), StoreError> {
     if name != apex {
         return Err(StoreError::Region(format!("the database belongs to region {name}, but this node is of {apex}")));
     }
-    if check != key_check(key, apex) {
+    if check != key_check(key, apex, schema) {
         return Err(StoreError::Region("the region key differs from the key of the other nodes".to_owned()));
     }
     Ok(())
 }
 
-fn migrate(engine: &mut Engine) -> Result<(), StoreError> {
+fn migrate(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<(), StoreError> {
     engine.call(CALL * 60, async |session: &mut Session| {
         let transaction = session.client.transaction().await?;
         transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
         transaction.batch_execute(LOCK).await?;
+        let row = transaction.query_one("SELECT schema, name, key_check FROM gw.region", &[]).await?;
+        let found = usize::try_from(row.get::<_, i32>(0)).unwrap_or(0);
+        if let Err(error) = belongs_to(apex, key, found, row.get(1), row.get(2)) {
+            return Ok(Err(error));
+        }
         // Another node may have been faster.
-        let found: i32 = transaction.query_one("SELECT schema FROM gw.region", &[]).await?.get(0);
-        for migration in MIGRATIONS.get(usize::try_from(found).unwrap_or(usize::MAX)..).unwrap_or_default() {
+        for migration in MIGRATIONS.get(found..).unwrap_or_default() {
             transaction.batch_execute(migration).await?;
+        }
+        if found < AUTHENTICATED {
+            let rows = authenticate(&transaction, apex, key).await?;
+            tracing::warn!(rows, "from now on, records are authenticated with the region key: these rows were trusted");
         }
         transaction
             .execute("UPDATE gw.region SET schema = greatest(schema, $1)", &[&(MIGRATIONS.len() as i32)])
             .await?;
-        transaction.commit().await
-    })
+        transaction.commit().await.map(Ok)
+    })?
+}
+
+/// Gives the region and all of its records their tags, and the region the check of its key. Returns the number of
+/// records.
+async fn authenticate(transaction: &Transaction<'_>, apex: &str, key: &RegionKey) -> Result<usize, Error> {
+    const UPDATE: &str = "
+        UPDATE gw.records SET tag = new.tag
+        FROM unnest($1::text[], $2::text[], $3::bytea[]) AS new (kind, id, tag)
+        WHERE records.kind = new.kind AND records.id = new.id";
+    let authenticator = Authenticator::new(key);
+    // Locked, so that no change comes between.
+    let region = "SELECT id::text, revision, coalesce(last_change::text, '') FROM gw.region FOR UPDATE";
+    let region = transaction.query_one(region, &[]).await?;
+    let position = Position { origin: region.get(0), revision: Revision(region.get(1)), change: region.get(2) };
+    let rows = transaction.query("SELECT kind, id, document FROM gw.records", &[]).await?;
+    let mut sum = 0;
+    for rows in rows.chunks(ROWS) {
+        let (mut kinds, mut ids, mut tags): (Vec<&str>, Vec<&str>, Vec<Vec<u8>>) = Default::default();
+        for row in rows {
+            let (kind, id) = (row.get(0), row.get(1));
+            let (tag, element) = authenticator.record(&position.origin, kind, id, row.get(2));
+            sum ^= element;
+            kinds.push(kind);
+            ids.push(id);
+            tags.push(tag.to_vec());
+        }
+        transaction.execute(UPDATE, &[&kinds, &ids, &tags]).await?;
+    }
+    let tag = authenticator.region(&position, sum);
+    let check = key_check(key, apex, AUTHENTICATED);
+    transaction.execute("UPDATE gw.region SET tag = $1, key_check = $2", &[&&tag[..], &check]).await?;
+    for node in transaction.query("SELECT slot, session::text, peer_address FROM gw.nodes", &[]).await? {
+        let slot: i16 = node.get(0);
+        // A row that is not valid gets an empty tag, and is refused.
+        let tag = nodes::identity(&node).map(|(slot, session, address)| authenticator.node(slot, session, address));
+        let tag = tag.map_or(Vec::new(), |tag| tag.to_vec());
+        transaction.execute("UPDATE gw.nodes SET tag = $2 WHERE slot = $1", &[&slot, &tag]).await?;
+    }
+    // A process of an earlier version cannot write rows without a tag.
+    let required = ["region", "records", "changes", "nodes"]
+        .map(|table| format!("ALTER TABLE gw.{table} ALTER tag SET NOT NULL;"));
+    transaction.batch_execute(&required.concat()).await?;
+    Ok(rows.len())
 }
 
 fn check_server(engine: &mut Engine) -> Result<(), StoreError> {
@@ -178,7 +264,8 @@ pub(super) fn schema_version(engine: &mut Engine) -> Result<Option<usize>, Store
     Ok(row.map(|row| usize::try_from(row.get::<_, i32>(0)).unwrap_or(0)))
 }
 
-/// Recognises the region key without revealing it.
-fn key_check(key: &RegionKey, apex: &str) -> String {
-    STANDARD.encode(hmac::sign(&key.derive("gw region key check 1"), apex.as_bytes()))
+/// Recognises the region key without revealing it, in tables of version `schema`.
+fn key_check(key: &RegionKey, apex: &str, schema: usize) -> String {
+    let purpose = if schema < AUTHENTICATED { "gw region key check 1" } else { "gw region key check 2" };
+    STANDARD.encode(hmac::sign(&key.derive(purpose), apex.as_bytes()))
 }

@@ -5,16 +5,25 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::super::{RecordId, Step, StoreError, document};
-use super::sealed::Sealer;
+use super::authenticity::{Effect, RecordRow, RowCodec};
+
+/// Rows of `gw.records`, as parameters of a statement.
+#[derive(Debug, Default)]
+pub(super) struct RecordColumns {
+    pub(super) kinds: Vec<&'static str>,
+    pub(super) ids: Vec<String>,
+    pub(super) documents: Vec<String>,
+    pub(super) tags: Vec<Vec<u8>>,
+}
 
 /// The effect of a change: each record once, with its last document.
 #[derive(Debug, Default)]
 pub(super) struct FinalSteps {
-    pub(super) put_kinds: Vec<&'static str>,
-    pub(super) put_ids: Vec<String>,
-    pub(super) put_documents: Vec<String>,
+    pub(super) put: RecordColumns,
     pub(super) deleted_kinds: Vec<&'static str>,
     pub(super) deleted_ids: Vec<String>,
+    /// The same for the digest of all records.
+    pub(super) effects: Vec<Effect>,
 }
 
 /// A step in `changes`.
@@ -26,37 +35,41 @@ struct StoredStep<'a> {
     document: Option<String>,
 }
 
+impl RecordColumns {
+    pub(super) fn push(&mut self, row: RecordRow) {
+        self.kinds.push(row.kind);
+        self.ids.push(row.id);
+        self.documents.push(row.document);
+        self.tags.push(row.tag.to_vec());
+    }
+}
+
 impl FinalSteps {
-    pub(super) fn of(steps: &[Step], sealer: &Sealer) -> Result<Self, StoreError> {
-        let mut last: HashMap<(&'static str, String), Option<String>> = HashMap::new();
+    pub(super) fn of(steps: &[Step], codec: RowCodec<'_>) -> Result<Self, StoreError> {
+        let mut last: HashMap<RecordId, Option<RecordRow>> = HashMap::new();
         for step in steps {
-            let (key, written) = match step {
-                Step::Put(record) => {
-                    (document::key(&record.id()), Some(document::write(&sealer.seal_record(record)?)?))
-                }
-                Step::Delete(id) => (document::key(id), None),
+            let (id, row) = match step {
+                Step::Put(record) => (record.id(), Some(codec.write(record)?)),
+                Step::Delete(id) => (id.clone(), None),
             };
-            last.insert(key, written);
+            last.insert(id, row);
         }
         let mut all = Self::default();
-        for ((kind, id), written) in last {
-            match written {
-                Some(written) => {
-                    all.put_kinds.push(kind);
-                    all.put_ids.push(id);
-                    all.put_documents.push(written);
-                }
-                None => {
-                    all.deleted_kinds.push(kind);
-                    all.deleted_ids.push(id);
-                }
+        for (id, row) in last {
+            all.effects.push((id.clone(), row.as_ref().map(|row| row.element)));
+            if let Some(row) = row {
+                all.put.push(row);
+            } else {
+                let (kind, id) = document::key(&id);
+                all.deleted_kinds.push(kind);
+                all.deleted_ids.push(id);
             }
         }
         Ok(all)
     }
 
     pub(super) fn to_json(&self) -> Result<String, StoreError> {
-        let put = self.put_kinds.iter().zip(&self.put_ids).zip(&self.put_documents);
+        let put = self.put.kinds.iter().zip(&self.put.ids).zip(&self.put.documents);
         let put = put.map(|((kind, id), written)| (kind, id, Some(written.clone())));
         let deleted = self.deleted_kinds.iter().zip(&self.deleted_ids).map(|(kind, id)| (kind, id, None));
         let all: Vec<StoredStep<'_>> =
@@ -65,16 +78,23 @@ impl FinalSteps {
     }
 }
 
-/// Reads the steps of one change. Opens the secrets of its records.
-pub(super) fn from_json(text: &str, sealer: &Sealer) -> Result<Vec<Step>, StoreError> {
-    let steps: Vec<StoredStep<'_>> = serde_json::from_str(text).map_err(StoreError::corrupt)?;
-    steps
-        .into_iter()
-        .map(|step| match step.document {
-            Some(written) => Ok(Step::Put(sealer.open_record(document::read(step.kind, &written)?)?)),
-            None => Ok(Step::Delete(record_id(step.kind, &step.id)?)),
-        })
-        .collect()
+/// Reads the authentic steps of one change. Opens the secrets of its records.
+pub(super) fn from_json(text: &str, codec: RowCodec<'_>) -> Result<(Vec<Step>, Vec<Effect>), StoreError> {
+    let stored: Vec<StoredStep<'_>> = serde_json::from_str(text).map_err(StoreError::corrupt)?;
+    let (mut steps, mut effects) = (Vec::new(), Vec::new());
+    for StoredStep { kind, id, document } in stored {
+        let Some(document) = document else {
+            let id = record_id(kind, &id)?;
+            effects.push((id.clone(), None));
+            steps.push(Step::Delete(id));
+            continue;
+        };
+        let record = codec.open(kind, &document)?;
+        let (_, element) = codec.authenticator.record(codec.origin, kind, &id, &document);
+        effects.push((record.id(), Some(element)));
+        steps.push(Step::Put(record));
+    }
+    Ok((steps, effects))
 }
 
 fn record_id(kind: &str, id: &str) -> Result<RecordId, StoreError> {

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 
 use gw_gateway::config::{Config, StoreSettings};
 use gw_gateway::region::RegionKey;
-use gw_gateway::store::{PostgresSettings, PostgresSource, PostgresStore};
+use gw_gateway::store::{KnownRecords, PostgresSettings, PostgresSource, PostgresStore};
 
 use super::eventually;
 use super::process::{Running, config_text};
@@ -141,6 +141,15 @@ impl Postgres {
         String::from_utf8(run(command.stdout(Stdio::piped())).stdout).unwrap().trim_end().to_owned()
     }
 
+    /// Runs SQL that fails; returns the error.
+    pub(crate) fn fails(&self, sql: &str) -> String {
+        let mut command = self.program("psql");
+        command.arg("-h").arg(self.socket()).args(["-U", "gw", "-d", "postgres", "-XAtqc", sql]);
+        let output = command.output().unwrap();
+        assert!(!output.status.success(), "{sql}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
     /// All stored text, as a backup holds it.
     pub(crate) fn dump(&self) -> String {
         let mut command = self.program("pg_dump");
@@ -191,6 +200,7 @@ impl Postgres {
             key: RegionKey::load(&self.key_file()).unwrap(),
             node: node.to_owned(),
             lock: self.folder.path().join(format!("{node}.lock")),
+            known: KnownRecords::default(),
         }
     }
 

@@ -1,0 +1,392 @@
+//! Authentication of the records in PostgreSQL with a key derived from the region key: write access to the database does
+//! not suffice to change them.
+//!
+//! - A row of `gw.records` has a tag over its columns. A row that was changed or added is refused.
+//! - A row of `gw.changes` has a tag over its columns and over the change before it, so that changes follow each other
+//!   as they were committed.
+//! - `gw.region` has a tag over its position and over the set of all records. A load of all records notices a row that
+//!   was removed, or replaced by an earlier version of itself.
+//! - A row of `gw.nodes` has a tag over slot, session and address, so that nodes connect to nodes only. The state of a node
+//!   changes too often for a tag.
+//!
+//! A database that was rolled back as a whole is authentic, as after the restore of a backup.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use aws_lc_rs::hmac;
+
+use super::super::{Position, RecordId, Revision, StoreError, StoredRecord, document};
+use super::sealed::Sealer;
+use crate::region::{NodeSlot, RegionKey};
+
+/// Name of the derived key.
+const PURPOSE: &str = "gw records 1";
+/// Rows that an error names.
+const NAMED_ROWS: usize = 5;
+
+/// Authenticates a row: the first half of an HMAC-SHA-256.
+pub(super) type Tag = [u8; 16];
+
+/// A record's part in the digest of the set: the second half of the HMAC. Never stored, because a known element would help
+/// to find other sets with the same digest.
+pub(super) type Element = u128;
+
+/// A record that a change has written, or `None` for one that it has deleted.
+pub(super) type Effect = (RecordId, Option<Element>);
+
+/// Makes and verifies tags.
+pub(super) struct Authenticator(hmac::Key);
+
+/// Writes and reads rows of `gw.records`.
+#[derive(Clone, Copy)]
+pub(super) struct RowCodec<'a> {
+    pub(super) sealer: &'a Sealer,
+    pub(super) authenticator: &'a Authenticator,
+    /// UUID of the region.
+    pub(super) origin: &'a str,
+}
+
+/// The columns of a row of `gw.records`.
+pub(super) struct RecordRow {
+    pub(super) kind: &'static str,
+    pub(super) id: String,
+    pub(super) document: String,
+    pub(super) tag: Tag,
+    pub(super) element: Element,
+}
+
+impl Authenticator {
+    pub(super) fn new(key: &RegionKey) -> Self {
+        Self(key.derive(PURPOSE))
+    }
+
+    /// Authenticates a row of `gw.records` in the region `origin`.
+    pub(super) fn record(&self, origin: &str, kind: &str, id: &str, document: &str) -> (Tag, Element) {
+        self.sign(&[b"record", origin.as_bytes(), kind.as_bytes(), id.as_bytes(), document.as_bytes()])
+    }
+
+    /// Authenticates a row of `gw.changes`: the steps that lead from one position to the next.
+    pub(super) fn change(&self, before: &Position, after: &Position, steps: &str) -> Tag {
+        let Position { origin, revision, change } = after;
+        let revision = revision.0.to_be_bytes();
+        let parts = [origin.as_bytes(), before.change.as_bytes(), &revision, change.as_bytes(), steps.as_bytes()];
+        self.sign(&[&[&b"change"[..]], &parts[..]].concat()).0
+    }
+
+    /// Authenticates the row of `gw.region`: its position, and the digest of the set of records.
+    pub(super) fn region(&self, position: &Position, sum: Element) -> Tag {
+        let Position { origin, revision, change } = position;
+        let (revision, sum) = (revision.0.to_be_bytes(), sum.to_be_bytes());
+        self.sign(&[b"region", origin.as_bytes(), &revision, change.as_bytes(), &sum]).0
+    }
+
+    /// Authenticates the identity of a node in `gw.nodes`: the session of a node and the address of its `peer_listen`.
+    pub(super) fn node(&self, slot: NodeSlot, session: u128, peer_address: SocketAddr) -> Tag {
+        let (slot, session) = (slot.get().to_be_bytes(), session.to_be_bytes());
+        self.sign(&[b"node", &slot, &session, peer_address.to_string().as_bytes()]).0
+    }
+
+    fn sign(&self, parts: &[&[u8]]) -> (Tag, Element) {
+        let mut message = Vec::with_capacity(parts.iter().map(|part| 8 + part.len()).sum());
+        for part in parts {
+            // With its length, so that the borders of parts count.
+            message.extend((part.len() as u64).to_be_bytes());
+            message.extend(*part);
+        }
+        let signed = hmac::sign(&self.0, &message);
+        let (mut tag, mut element) = (Tag::default(), [0; size_of::<Element>()]);
+        let (first, second) = signed.as_ref().split_at(tag.len());
+        tag.copy_from_slice(first);
+        element.copy_from_slice(second);
+        (tag, Element::from_be_bytes(element))
+    }
+}
+
+pub(super) fn is_tag(expected: &Tag, found: &[u8]) -> bool {
+    verify_slices_are_equal(expected, found).is_ok()
+}
+
+impl RowCodec<'_> {
+    /// The row of a record, with its secrets sealed.
+    pub(super) fn write(&self, record: &StoredRecord) -> Result<RecordRow, StoreError> {
+        let (kind, id) = document::key(&record.id());
+        let document = document::write(&self.sealer.seal_record(record)?)?;
+        let (tag, element) = self.authenticator.record(self.origin, kind, &id, &document);
+        Ok(RecordRow { kind, id, document, tag, element })
+    }
+
+    /// Reads a document that is authentic.
+    pub(super) fn open(&self, kind: &str, document: &str) -> Result<StoredRecord, StoreError> {
+        self.sealer.open_record(document::read(kind, document)?)
+    }
+}
+
+/// The digest of all records at a position, and what is needed to compute the next one.
+pub(super) struct RecordSet {
+    position: Position,
+    elements: HashMap<RecordId, Element>,
+    /// Exclusive or of all elements.
+    sum: Element,
+}
+
+impl RecordSet {
+    /// The empty set.
+    pub(super) fn at(position: Position) -> Self {
+        Self { position, elements: HashMap::new(), sum: 0 }
+    }
+
+    pub(super) fn put(&mut self, id: RecordId, element: Element) {
+        self.sum ^= element ^ self.elements.insert(id, element).unwrap_or_default();
+    }
+
+    pub(super) fn sum(&self) -> Element {
+        self.sum
+    }
+
+    /// The digest after these effects. Each record occurs once.
+    fn sum_after(&self, effects: &[Effect]) -> Element {
+        effects.iter().fold(self.sum, |sum, (id, element)| {
+            sum ^ element.unwrap_or_default() ^ self.elements.get(id).copied().unwrap_or_default()
+        })
+    }
+
+    fn apply(&mut self, after: &Position, effects: Vec<Effect>) {
+        for (id, element) in effects {
+            match element {
+                Some(element) => self.put(id, element),
+                None => self.sum ^= self.elements.remove(&id).unwrap_or_default(),
+            }
+        }
+        self.position = after.clone();
+    }
+}
+
+/// The set of records that this process knows, shared by its connections.
+#[derive(Clone, Default)]
+pub struct KnownRecords(Arc<Mutex<Known>>);
+
+#[derive(Default)]
+struct Known {
+    /// `None` until all records were loaded.
+    set: Option<RecordSet>,
+    /// The tables had tags before: tables without tags are not trusted any more.
+    had_tags: bool,
+}
+
+impl KnownRecords {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        // A set that a panic left between two changes has another position than the records: it is loaded again.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that this node has seen tables with tags.
+    pub(crate) fn expect_tags(&self) {
+        self.lock().had_tags = true;
+    }
+
+    pub(super) fn had_tags(&self) -> bool {
+        self.lock().had_tags
+    }
+
+    /// Uses a set that was loaded, unless a newer one of the same region is known.
+    pub(super) fn load(&self, loaded: RecordSet) {
+        let mut known = self.lock();
+        known.had_tags = true;
+        let is_newer = |known: &RecordSet| {
+            known.position.origin == loaded.position.origin && known.position.revision > loaded.position.revision
+        };
+        if !known.set.as_ref().is_some_and(is_newer) {
+            known.set = Some(loaded);
+        }
+    }
+
+    /// Forgets the set: it is not of the history of the database.
+    pub(super) fn forget(&self) {
+        self.lock().set = None;
+    }
+
+    /// Whether the set is at `position` or at a later one of the history up to `newest`. Otherwise, forgets it.
+    pub(super) fn covers(&self, position: &Position, newest: &Position) -> bool {
+        let mut known = self.lock();
+        let covers = known.set.as_ref().is_some_and(|RecordSet { position: at, .. }| {
+            let is_between = position.revision < at.revision && at.revision < newest.revision;
+            at.origin == newest.origin && (at == position || at == newest || is_between)
+        });
+        if !covers {
+            known.set = None;
+        }
+        covers
+    }
+
+    /// The digest after a change at `after`; `None` if the set is at another position.
+    pub(super) fn sum_after(&self, after: &Position, effects: &[Effect]) -> Option<Element> {
+        let mut known = self.lock();
+        let set = known.set.as_ref()?;
+        if set.position == *after {
+            return Some(set.sum_after(effects));
+        }
+        // Another connection of this process may be ahead, and its records follow. A set that is behind is of no use.
+        if set.position.revision <= after.revision {
+            known.set = None;
+        }
+        None
+    }
+
+    /// Applies a change, unless it is applied already.
+    pub(super) fn apply(&self, before: &Position, after: &Position, effects: Vec<Effect>) {
+        if let Some(set) = &mut self.lock().set
+            && set.position == *before
+        {
+            set.apply(after, effects);
+        }
+    }
+}
+
+/// Rows that are not authentic, for the error.
+#[derive(Default)]
+pub(super) struct RefusedRows {
+    names: Vec<String>,
+    count: usize,
+}
+
+impl RefusedRows {
+    pub(super) fn add(&mut self, kind: &str, id: &str) {
+        self.count += 1;
+        if self.names.len() < NAMED_ROWS {
+            self.names.push(format!("{kind} {id}"));
+        }
+    }
+
+    /// Fails if there are any.
+    pub(super) fn check(self) -> Result<(), StoreError> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        let more = if self.count > self.names.len() { ", …" } else { "" };
+        let what = format!("{} rows of gw.records have no valid tag ({}{more})", self.count, self.names.join(", "));
+        Err(StoreError::Forged { what, count: self.count })
+    }
+}
+
+/// The error of a change that has no valid tag.
+pub(super) fn forged_change(revision: Revision) -> StoreError {
+    StoreError::Forged { what: format!("the row {} of gw.changes has no valid tag", revision.0), count: 1 }
+}
+
+/// The error of a node that has no valid tag.
+pub(super) fn forged_node(slot: NodeSlot) -> StoreError {
+    StoreError::Forged { what: format!("the row {} of gw.nodes has no valid tag", slot.get()), count: 1 }
+}
+
+/// The error of a set of records that is not the one of its position.
+pub(super) fn forged_set(revision: Revision) -> StoreError {
+    let what = format!(
+        "the rows of gw.records are not those of revision {}: some were removed, or replaced by earlier versions",
+        revision.0
+    );
+    StoreError::Forged { what, count: 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use gw_shared::id::AccountId;
+
+    use super::*;
+
+    fn authenticator(byte: u8) -> Authenticator {
+        Authenticator::new(&RegionKey::new([byte; 32]))
+    }
+
+    fn at(revision: i64, change: &str) -> Position {
+        Position { origin: "region".to_owned(), revision: Revision(revision), change: change.to_owned() }
+    }
+
+    fn id(name: &str) -> RecordId {
+        RecordId::Account(AccountId::new(name).unwrap())
+    }
+
+    #[test]
+    fn a_tag_binds_every_part_and_their_borders() {
+        let good = authenticator(1).record("region", "agent", "ab", "{}");
+        assert_eq!(good, authenticator(1).record("region", "agent", "ab", "{}"));
+        for other in [
+            authenticator(2).record("region", "agent", "ab", "{}"),
+            authenticator(1).record("other", "agent", "ab", "{}"),
+            authenticator(1).record("region", "account", "ab", "{}"),
+            authenticator(1).record("region", "agent", "a", "b{}"),
+            authenticator(1).record("region", "agent", "ab", "{ }"),
+        ] {
+            assert_ne!(other.0, good.0);
+            assert_ne!(other.1, good.1);
+        }
+        let change = authenticator(1).change(&at(1, "a"), &at(2, "b"), "[]");
+        for (before, after, steps) in [
+            (at(1, "x"), at(2, "b"), "[]"),
+            (at(1, "a"), at(3, "b"), "[]"),
+            (at(1, "a"), at(2, "c"), "[]"),
+            (at(1, "a"), at(2, "b"), "[1]"),
+        ] {
+            assert_ne!(authenticator(1).change(&before, &after, steps), change);
+        }
+        let region = authenticator(1).region(&at(1, "a"), 7);
+        for (position, sum) in [(at(2, "a"), 7), (at(1, "b"), 7), (at(1, "a"), 8)] {
+            assert_ne!(authenticator(1).region(&position, sum), region);
+        }
+        assert!(is_tag(&region, &region) && !is_tag(&region, &region[..15]) && !is_tag(&region, &[]));
+    }
+
+    #[test]
+    fn the_digest_is_that_of_the_set_however_it_came_about() {
+        let mut direct = RecordSet::at(at(9, "z"));
+        direct.put(id("one"), 1);
+        direct.put(id("two"), 22);
+        let known = KnownRecords::default();
+        known.load(RecordSet::at(at(0, "")));
+        let changes: [Vec<Effect>; 3] = [
+            vec![(id("one"), Some(1)), (id("two"), Some(2))],
+            vec![(id("three"), Some(4)), (id("two"), Some(22))],
+            vec![(id("three"), None), (id("never"), None)],
+        ];
+        let mut before = at(0, "");
+        for (number, effects) in (1..).zip(changes) {
+            let after = at(number, "change");
+            let announced = known.sum_after(&before, &effects).unwrap();
+            known.apply(&before, &after, effects.clone());
+            // A second time, it changes nothing.
+            known.apply(&before, &after, effects);
+            assert_eq!(known.lock().set.as_ref().unwrap().sum(), announced);
+            before = after;
+        }
+        assert_eq!(known.lock().set.as_ref().unwrap().sum(), direct.sum());
+    }
+
+    #[test]
+    fn a_set_of_another_history_is_forgotten() {
+        let with = |position| {
+            let known = KnownRecords::default();
+            known.load(RecordSet::at(position));
+            known
+        };
+        // At the position, between it and the newest change, and at the newest.
+        for known in [at(5, "e"), at(6, "f"), at(7, "g")] {
+            assert!(with(known).covers(&at(5, "e"), &at(7, "g")));
+        }
+        let elsewhere = Position { origin: "other".to_owned(), ..at(5, "e") };
+        for known in [at(4, "d"), at(5, "x"), at(7, "x"), at(8, "h"), elsewhere] {
+            let known = with(known);
+            assert!(!known.covers(&at(5, "e"), &at(7, "g")));
+            assert!(known.lock().set.is_none());
+        }
+        // A set that is ahead is kept, because the records follow; one that is behind is loaded again.
+        let (ahead, behind) = (with(at(6, "f")), with(at(4, "d")));
+        for known in [&ahead, &behind, &KnownRecords::default()] {
+            assert_eq!(known.sum_after(&at(5, "e"), &[]), None);
+        }
+        assert!(ahead.lock().set.is_some() && behind.lock().set.is_none());
+        ahead.load(RecordSet::at(at(5, "e")));
+        assert_eq!(ahead.lock().set.as_ref().unwrap().position, at(6, "f"), "the newer one is kept");
+    }
+}
