@@ -47,6 +47,8 @@ struct WireNode {
     peer_address: SocketAddr,
     version: Arc<str>,
     applied_revision: u64,
+    #[serde(default)]
+    tag: [u8; 16],
 }
 
 /// 32 hexadecimal digits: JSON has no integers of 128 bits.
@@ -77,6 +79,8 @@ pub(crate) enum InvalidMessage {
     Slot(u16),
     #[error("{0:?} is not the state of a node")]
     State(String),
+    #[error("a number is larger than any in the database")]
+    Number,
     #[error("the nodes are not in the order of their slots")]
     Order,
 }
@@ -123,11 +127,14 @@ impl TryFrom<CarriedNode> for CarriedMembership {
 fn roster(epoch: u64, nodes: Vec<WireNode>) -> Result<Roster, InvalidMessage> {
     let rows = nodes.into_iter().map(row).collect::<Result<_, _>>()?;
     let roster = Roster { epoch, rows };
+    if i64::try_from(epoch).is_err() {
+        return Err(InvalidMessage::Number);
+    }
     if roster.is_valid() { Ok(roster) } else { Err(InvalidMessage::Order) }
 }
 
 fn wire_node(row: &NodeRow) -> WireNode {
-    let NodeRow { slot, session, state, beat, acknowledged, peer_address, ref version, applied_revision } = *row;
+    let NodeRow { slot, session, state, beat, acknowledged, peer_address, ref version, applied_revision, tag } = *row;
     WireNode {
         slot: slot.get(),
         session: Session(session),
@@ -137,11 +144,15 @@ fn wire_node(row: &NodeRow) -> WireNode {
         peer_address,
         version: Arc::clone(version),
         applied_revision,
+        tag,
     }
 }
 
 fn row(node: WireNode) -> Result<NodeRow, InvalidMessage> {
-    let WireNode { slot, session, state, beat, acknowledged, peer_address, version, applied_revision } = node;
+    let WireNode { slot, session, state, beat, acknowledged, peer_address, version, applied_revision, tag } = node;
+    if i64::try_from(beat.max(acknowledged).max(applied_revision)).is_err() {
+        return Err(InvalidMessage::Number);
+    }
     Ok(NodeRow {
         slot: parse_slot(slot)?,
         session: session.0,
@@ -151,6 +162,7 @@ fn row(node: WireNode) -> Result<NodeRow, InvalidMessage> {
         peer_address,
         version,
         applied_revision,
+        tag,
     })
 }
 
@@ -173,6 +185,7 @@ mod tests {
             peer_address: "[::1]:9".parse().unwrap(),
             version: "1.2.3".into(),
             applied_revision: 10,
+            tag: [14; 16],
         };
         let roster = Arc::new(Roster { epoch: 11, rows: slots.iter().map(row).collect() });
         let state = PeerState { slot: NodeSlot::new(5).unwrap(), session: 12, acknowledged: 10, roster };
@@ -195,5 +208,10 @@ mod tests {
         assert_eq!(refused(&json(&[1]).replace("draining", "gone")), "\"gone\" is not the state of a node");
         assert_eq!(refused(&json(&[]).replace("\"slot\":5", "\"slot\":1024")), "1024 is not the slot of a node");
         assert!(refused(&json(&[]).replace("\"session\":\"", "\"session\":\"x")).contains("invalid digit"));
+        for member in ["\"epoch\":11", "\"beat\":7"] {
+            let name = member.split(':').next().unwrap();
+            let large = json(&[1]).replace(member, &format!("{name}:{}", u64::MAX));
+            assert_eq!(refused(&large), "a number is larger than any in the database");
+        }
     }
 }

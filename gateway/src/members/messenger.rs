@@ -17,6 +17,7 @@ use crate::cluster::{NodeCallError, NodeClient};
 use crate::control::Control;
 use crate::limits;
 use crate::region::Member;
+use crate::store::Authenticator;
 use crate::tls::pki::NodeIdentity;
 
 const PATH: &str = "/v1/state";
@@ -53,18 +54,32 @@ async fn deliver(client: &NodeClient, to: &Member, message: &StateMessage) -> De
 
 /// Routes for other nodes. A handler finds the sender in an `Extension<NodeIdentity>`.
 pub(crate) fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
-    let state = Router::new().route(PATH, put(receive)).layer(DefaultBodyLimit::max(BYTES)).with_state(inputs);
+    // A gateway without a region has no other nodes.
+    let authenticator = control.postgres_source().map(|source| Arc::new(Authenticator::new(&source.key)));
+    let receiver = Receiver { inputs, authenticator };
+    let state = Router::new().route(PATH, put(receive)).layer(DefaultBodyLimit::max(BYTES)).with_state(receiver);
     state.merge(acknowledgment::routes(control))
 }
 
+/// What is needed to check a message and to use it.
+#[derive(Clone)]
+struct Receiver {
+    inputs: RegionInputs,
+    authenticator: Option<Arc<Authenticator>>,
+}
+
 async fn receive(
-    State(inputs): State<RegionInputs>,
+    State(Receiver { inputs, authenticator }): State<Receiver>,
     Extension(sender): Extension<NodeIdentity>,
     body: Bytes,
 ) -> Result<StatusCode, (StatusCode, String)> {
     let message = StateMessage::parse(&body).map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
     if (message.state.slot, message.state.session) != (sender.slot, sender.session) {
         return Err((StatusCode::FORBIDDEN, "the message is not that of the node of the certificate\n".to_owned()));
+    }
+    // The certificate of a node does not suffice to add members, or to send requests to other addresses.
+    if !message.state.roster.rows.iter().all(|row| authenticator.as_ref().is_some_and(|key| key.has_written(row))) {
+        return Err((StatusCode::FORBIDDEN, "a member in the message has no valid tag\n".to_owned()));
     }
     // Ends when the message was used, or the membership has ended.
     let _ = inputs.message(message).await;

@@ -67,6 +67,7 @@ mod tests {
             peer_address: ([127, 0, 0, 1], 7000 + slot).into(),
             version: "1".into(),
             applied_revision: 3,
+            tag: Default::default(),
         }
     }
 

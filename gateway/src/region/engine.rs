@@ -72,6 +72,8 @@ pub struct NodeRow {
     pub version: Arc<str>,
     /// Last revision of the records that the node uses.
     pub applied_revision: u64,
+    /// Shows that a holder of the region key has written slot, session and address.
+    pub tag: [u8; 16],
 }
 
 impl NodeRow {

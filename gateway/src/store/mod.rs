@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 
 pub use contents::{Contents, ContentsSummary};
 pub use directory::{Agent, Captures, Directory, Service};
+pub(crate) use postgres::{Authenticator, NamedSecret, Sealer};
 pub use postgres::{
     EngineState, KnownRecords, LastChange, PostgresInspector, PostgresSettings, PostgresStore, PostgresUrlError,
     RecordsOfKind, RegionIdentity, RegionState, Replication,
 };
-pub(crate) use postgres::{NamedSecret, Sealer};
 pub use records::{
     AccountRecord, AgentRecord, Approval, CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord, Modes,
     PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, SigningKeyRecord, Step, StoredRecord,

@@ -352,6 +352,7 @@ mod tests {
             peer_address,
             version: "1".into(),
             applied_revision: 1,
+            tag: Default::default(),
         };
         let own = "127.0.0.1:1".parse().unwrap();
         let mut roster = Roster { epoch: 1, rows: vec![row(0, NodeState::Live, own), row(1, NodeState::Live, here)] };

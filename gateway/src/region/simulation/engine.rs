@@ -193,6 +193,7 @@ impl FakeEngine {
             peer_address: join.peer_address,
             version: join.version.clone(),
             applied_revision: 0,
+            tag: Default::default(),
         };
         self.rows.insert(join.slot, row);
         self.beaten.insert(join.session, (0, now));

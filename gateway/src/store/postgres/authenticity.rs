@@ -20,7 +20,7 @@ use aws_lc_rs::hmac;
 
 use super::super::{Position, RecordId, Revision, StoreError, StoredRecord, document};
 use super::sealed::Sealer;
-use crate::region::{NodeSlot, RegionKey};
+use crate::region::{NodeRow, NodeSlot, RegionKey};
 
 /// Name of the derived key.
 const PURPOSE: &str = "gw records 1";
@@ -38,7 +38,7 @@ pub(super) type Element = u128;
 pub(super) type Effect = (RecordId, Option<Element>);
 
 /// Makes and verifies tags.
-pub(super) struct Authenticator(hmac::Key);
+pub(crate) struct Authenticator(hmac::Key);
 
 /// Writes and reads rows of `gw.records`.
 #[derive(Clone, Copy)]
@@ -59,7 +59,7 @@ pub(super) struct RecordRow {
 }
 
 impl Authenticator {
-    pub(super) fn new(key: &RegionKey) -> Self {
+    pub(crate) fn new(key: &RegionKey) -> Self {
         Self(key.derive(PURPOSE))
     }
 
@@ -87,6 +87,11 @@ impl Authenticator {
     pub(super) fn node(&self, slot: NodeSlot, session: u128, peer_address: SocketAddr) -> Tag {
         let (slot, session) = (slot.get().to_be_bytes(), session.to_be_bytes());
         self.sign(&[b"node", &slot, &session, peer_address.to_string().as_bytes()]).0
+    }
+
+    /// Whether slot, session and address of a row are as a node has written them.
+    pub(crate) fn has_written(&self, row: &NodeRow) -> bool {
+        is_tag(&self.node(row.slot, row.session, row.peer_address), &row.tag)
     }
 
     fn sign(&self, parts: &[&[u8]]) -> (Tag, Element) {

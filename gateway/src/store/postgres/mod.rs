@@ -25,8 +25,9 @@ use tokio::sync::Notify;
 use tokio_postgres::types::{FromSql, ToSql};
 use tokio_postgres::{IsolationLevel, Row, Transaction};
 
+pub(crate) use self::authenticity::Authenticator;
 pub use self::authenticity::KnownRecords;
-use self::authenticity::{Authenticator, RecordSet, RefusedRows, RowCodec, forged_change, forged_set, is_tag};
+use self::authenticity::{RecordSet, RefusedRows, RowCodec, forged_change, forged_set, is_tag};
 use self::engine::{CALL, Engine, Session};
 pub(crate) use self::fill::NamedSecret;
 pub use self::inspect::{EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication};

@@ -7,7 +7,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::super::StoreError;
-use super::authenticity::{Authenticator, forged_node, is_tag};
+use super::authenticity::{Authenticator, forged_node};
 use super::engine::{CALL, Engine, Session};
 use super::{PostgresStore, column};
 use crate::region::{Join, NodeRow, NodeSlot, NodeState, Replaced, Roster, Statement};
@@ -189,11 +189,7 @@ fn read_roster(rows: &[Row], authenticator: Option<&Authenticator>) -> Result<Ro
     let has_node = |row: &&Row| !matches!(row.try_get::<_, Option<i16>>(0), Ok(None));
     let rows = rows.iter().filter(has_node).map(|row| {
         let node = read_row(row).ok_or_else(invalid)?;
-        let NodeRow { slot, session, peer_address, .. } = node;
-        match authenticator {
-            Some(key) if !is_tag(&key.node(slot, session, peer_address), column(row, 8)?) => Err(forged_node(slot)),
-            _ => Ok(node),
-        }
+        if authenticator.is_none_or(|key| key.has_written(&node)) { Ok(node) } else { Err(forged_node(node.slot)) }
     });
     Ok(Roster { epoch, rows: rows.collect::<Result<_, _>>()? })
 }
@@ -210,6 +206,7 @@ fn read_row(row: &Row) -> Option<NodeRow> {
         acknowledged: unsigned(5)?,
         version: Arc::from(column::<&str>(row, 6).ok()?),
         applied_revision: unsigned(7)?,
+        tag: column::<&[u8]>(row, 8).ok()?.try_into().unwrap_or_default(),
     })
 }
 

@@ -1,6 +1,7 @@
 //! A peer on the listener of a node for other nodes, with any certificate.
 
 use std::net::TcpStream;
+use std::path::Path;
 use std::sync::Arc;
 
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
@@ -15,7 +16,12 @@ pub(crate) type Identity = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
 /// A certificate of the region's authority with this URI, for clients.
 pub(crate) fn certificate(nodes: &Nodes, uri: &str) -> Identity {
-    let read = |name: &str| std::fs::read_to_string(nodes.prepared.path("data").join(name)).unwrap();
+    certificate_in(&nodes.prepared.path("data"), uri)
+}
+
+/// As [`certificate`], of the authority in this data folder.
+pub(crate) fn certificate_in(data_dir: &Path, uri: &str) -> Identity {
+    let read = |name: &str| std::fs::read_to_string(data_dir.join(name)).unwrap();
     let key = KeyPair::from_pem(&read("agent-ca.key")).unwrap();
     let issuer = Issuer::from_ca_cert_pem(&read("agent-ca.crt"), key).unwrap();
     let mut params = CertificateParams::default();
@@ -82,6 +88,15 @@ pub(crate) fn connect(
     alpn: &[u8],
     identity: Option<Identity>,
 ) -> StreamOwned<ClientConnection, TcpStream> {
+    shake_hands(nodes.connect_as_node(node), alpn, identity)
+}
+
+/// As [`connect`], on a connection to such a listener.
+pub(crate) fn shake_hands(
+    connection: TcpStream,
+    alpn: &[u8],
+    identity: Option<Identity>,
+) -> StreamOwned<ClientConnection, TcpStream> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let verifier = Arc::new(TrustAll(provider.signature_verification_algorithms));
     let builder = ClientConfig::builder_with_provider(provider)
@@ -95,5 +110,5 @@ pub(crate) fn connect(
     config.dangerous().set_certificate_verifier(verifier);
     config.alpn_protocols = vec![alpn.to_vec()];
     let session = ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap();
-    StreamOwned::new(session, nodes.connect_as_node(node))
+    StreamOwned::new(session, connection)
 }

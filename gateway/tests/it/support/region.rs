@@ -117,7 +117,7 @@ impl Region {
         self.folder.path().join(format!("node{node}.toml"))
     }
 
-    fn data(&self, node: usize) -> PathBuf {
+    pub(crate) fn data(&self, node: usize) -> PathBuf {
         self.folder.path().join(format!("node{node}"))
     }
 
