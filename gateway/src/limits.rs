@@ -188,12 +188,19 @@ pub(crate) const LEASE_CHECK: Duration = Duration::from_millis(20);
 pub(crate) const LINK_BUDGET: usize = 16 * MIB;
 /// Links of other nodes to one worker. More are closed.
 pub(crate) const LINKS_SERVED: usize = 4 * KIB;
-/// Connections of control planes of other nodes that wait for this one. More are closed.
+/// Connections to the listener for other nodes, of one worker, that have not proved that a node sends them. A further one
+/// ends the oldest, those from addresses of nodes last.
+pub(crate) const NODE_HANDSHAKES: usize = KIB;
+/// Such connections of one address that is not that of a node.
+pub(crate) const NODE_HANDSHAKES_PER_ADDRESS: usize = 256;
+/// Connections that wait for the control plane: from addresses of nodes, and as many from other addresses. More are closed.
 pub(crate) const CLUSTER_WAITING: usize = 64;
-/// Connections of control planes of other nodes. More wait.
+/// Connections of control planes of other nodes. More are closed.
 pub(crate) const CLUSTER_CONNECTIONS: usize = 4 * KIB;
-/// Concurrent handshakes of them. More wait.
-pub(crate) const CLUSTER_HANDSHAKES: usize = 64;
+/// Concurrent handshakes with the control plane. A further one ends the oldest, those from addresses of nodes last.
+pub(crate) const CLUSTER_HANDSHAKES: usize = 256;
+/// Such handshakes of one address that is not that of a node.
+pub(crate) const CLUSTER_HANDSHAKES_PER_ADDRESS: usize = 64;
 /// Bytes of a request head of another control plane.
 pub(crate) const CLUSTER_HEAD: usize = 16 * KIB;
 /// Bytes of such a request's body, unless its route says otherwise.
@@ -367,6 +374,8 @@ const HANDSHAKE_MAX: usize = 2 * net::tls::CLIENT_HELLO_MAX + 16 * KIB;
 
 // Memory of a flood of handshakes.
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
+// Memory of a flood of handshakes at the listener for other nodes.
+const _: () = assert!((NODE_HANDSHAKES + CLUSTER_HANDSHAKES + 2 * CLUSTER_WAITING) * HANDSHAKE_MAX <= 72 * MIB);
 // Memory of a stalled caller with a large response whose request crosses workers.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSS_CORE_MAX <= MIB + MIB / 8);
 const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSS_CORE_MAX <= 9 * MIB);

@@ -1,25 +1,32 @@
 //! The server: HTTP/1.1 for the control planes of other nodes.
 
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
 use axum::{Extension, Router};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
 
 use super::transport::{self, NotServed};
 use super::{LocalNode, NodeConnection, WaitingConnections};
 use crate::http_server;
 use crate::limits;
+use crate::rate_limit::{Claimant, Places};
+use crate::tls::pki::NodeIdentity;
 
-/// Limits on what other nodes can use. Connections beyond them wait in the bounded channel of the workers.
+/// Limits on what other nodes, and peers that claim to be nodes, can use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ServerLimits {
+    /// Connections of nodes. More are closed.
     pub(crate) connections: usize,
+    /// Unfinished handshakes. A further one ends the oldest.
     pub(crate) handshakes: usize,
+    pub(crate) handshakes_per_address: usize,
     /// Bytes of a request head.
     pub(crate) head: usize,
     /// Bytes of a request body, unless its route has another [`DefaultBodyLimit`].
@@ -35,6 +42,7 @@ impl Default for ServerLimits {
         Self {
             connections: limits::CLUSTER_CONNECTIONS,
             handshakes: limits::CLUSTER_HANDSHAKES,
+            handshakes_per_address: limits::CLUSTER_HANDSHAKES_PER_ADDRESS,
             head: limits::CLUSTER_HEAD,
             body: limits::CLUSTER_BODY,
             handshake_within: limits::HANDSHAKE,
@@ -50,8 +58,20 @@ struct Serving {
     node: Arc<LocalNode>,
     router: Router,
     limits: ServerLimits,
+    connections: Arc<Semaphore>,
+    handshakes: Arc<Handshakes>,
     /// Becomes `true` when connections are to end after their running request.
     closing: watch::Receiver<bool>,
+}
+
+/// The unfinished handshakes. A holder is notified when it has to give way.
+struct Handshakes(Mutex<Places<Arc<Notify>>>);
+
+/// Counts a handshake until dropped.
+struct Handshake {
+    handshakes: Arc<Handshakes>,
+    number: u64,
+    gives_way: Arc<Notify>,
 }
 
 /// Serves connections until `stopped` resolves, and then finishes running requests. Handlers find the other node in an
@@ -66,20 +86,18 @@ pub(crate) async fn serve(
     let router = router.layer(DefaultBodyLimit::max(limits.body));
     let router = http_server::with_timed_bodies(router, limits.body_within);
     let (close, closing) = watch::channel(false);
-    let serving = Serving { node, router, limits, closing };
-    let (connections, handshakes) = (semaphore(limits.connections), semaphore(limits.handshakes));
+    let handshakes = Places::new(limits.handshakes, limits.handshakes_per_address);
+    let (connections, handshakes) = (Semaphore::new(limits.connections), Handshakes(Mutex::new(handshakes)));
+    let (connections, handshakes) = (Arc::new(connections), Arc::new(handshakes));
+    let serving = Serving { node, router, limits, connections, handshakes, closing };
     let mut tasks = JoinSet::new();
     let mut stopped = pin!(stopped);
     loop {
-        let next = async {
-            let connection = Arc::clone(&connections).acquire_owned().await.ok()?;
-            let handshake = Arc::clone(&handshakes).acquire_owned().await.ok()?;
-            Some((waiting.next().await?, connection, handshake))
-        };
         tokio::select! {
-            next = next => {
-                let Some((connection, permit, handshake)) = next else { break };
-                tasks.spawn(serving.clone().serve(connection, permit, handshake));
+            connection = waiting.next() => {
+                let Some(connection) = connection else { break };
+                let handshake = serving.handshakes.begin(connection.claimant);
+                tasks.spawn(serving.clone().serve(connection, handshake));
             }
             Some(ended) = tasks.join_next() => check(ended),
             () = &mut stopped => break,
@@ -91,23 +109,42 @@ pub(crate) async fn serve(
     }
 }
 
-fn semaphore(permits: usize) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(permits))
-}
-
 fn check(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended {
         tracing::error!(%error, "a connection of another node's control plane panicked");
     }
 }
 
+impl Handshakes {
+    fn begin(self: &Arc<Self>, claimant: Claimant) -> Handshake {
+        let gives_way = Arc::new(Notify::new());
+        let (number, older) = self.lock().take(claimant, Arc::clone(&gives_way));
+        if let Some(older) = older {
+            older.notify_one();
+        }
+        Handshake { handshakes: Arc::clone(self), number, gives_way }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places<Arc<Notify>>> {
+        // Consistent even after a panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.handshakes.lock().free(self.number);
+    }
+}
+
 impl Serving {
-    async fn serve(self, connection: NodeConnection, _counted: OwnedSemaphorePermit, handshake: OwnedSemaphorePermit) {
+    async fn serve(self, connection: NodeConnection, handshake: Handshake) {
         let from = connection.from;
-        let accepted = timeout(self.limits.handshake_within, transport::accept(connection, &self.node)).await;
-        drop(handshake);
-        let (stream, node) = match accepted.unwrap_or(Err(NotServed::TimedOut)) {
+        let (stream, node, _counted) = match self.shake_hands(connection, handshake).await {
             Ok(accepted) => accepted,
+            Err(error @ NotServed::GaveWay) => {
+                return tracing::debug!(%from, %error, "connection of another control plane ended");
+            }
             Err(error) => return tracing::warn!(%from, %error, "connection of another control plane refused"),
         };
         let router = self.router.layer(Extension(node));
@@ -116,5 +153,21 @@ impl Serving {
         if let Err(error) = ended {
             tracing::debug!(%from, node = node.slot.get(), %error, "connection of another control plane ended");
         }
+    }
+
+    /// Does the handshake, unless it has to give way. Counts the connection.
+    async fn shake_hands(
+        &self,
+        connection: NodeConnection,
+        handshake: Handshake,
+    ) -> Result<(TlsStream<TcpStream>, NodeIdentity, OwnedSemaphorePermit), NotServed> {
+        let accepted = tokio::select! {
+            biased;
+            () = handshake.gives_way.notified() => return Err(NotServed::GaveWay),
+            accepted = timeout(self.limits.handshake_within, transport::accept(connection, &self.node)) => accepted,
+        };
+        let (stream, node) = accepted.unwrap_or(Err(NotServed::TimedOut))?;
+        let counted = Arc::clone(&self.connections).try_acquire_owned().map_err(|_| NotServed::TooMany)?;
+        Ok((stream, node, counted))
     }
 }

@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::hostname::Region;
+use crate::rate_limit::Claimant;
 use crate::region::{Member, NodeSlot};
 use crate::tls::node::NodeTls;
 use crate::tls::pki::{Authority, NodeIdentity};
@@ -66,7 +67,8 @@ impl World {
                     let mut received = BytesMut::with_capacity(16 * 1024);
                     socket.read_buf(&mut received).await?;
                     let socket = socket.into_std()?.into();
-                    given.give(NodeConnection { socket, received: received.freeze(), from });
+                    let claimant = Claimant::Address(from.ip().into());
+                    given.give(NodeConnection { socket, received: received.freeze(), from, claimant });
                     io::Result::Ok(())
                 });
             }
@@ -222,13 +224,7 @@ async fn answer_to(world: &World, bytes: &str) -> String {
 async fn slow_peers_are_cut_off() {
     let short = ServerLimits { handshake_within: SHORT, idle: SHORT, body_within: SHORT, ..ServerLimits::default() };
     let world = World::start(short).await;
-    // A ClientHello, and no more of the handshake.
-    let tls = world.local_node(1, 101).tls().unwrap();
-    let name = world.address.ip().into();
-    let mut hello = Vec::new();
-    ClientConnection::new(Arc::clone(&tls.control_client), name).unwrap().write_tls(&mut hello).unwrap();
-    let mut socket = TcpStream::connect(world.address).await.unwrap();
-    socket.write_all(&hello).await.unwrap();
+    let mut socket = stalled(&world).await;
     let _ = tokio::time::timeout(LONG, socket.read_to_end(&mut Vec::new())).await.unwrap();
     answer_to(&world, "").await;
     answer_to(&world, "GET /caller HTTP/1.1\r\n").await;
@@ -237,18 +233,37 @@ async fn slow_peers_are_cut_off() {
 }
 
 #[tokio::test]
-async fn connections_wait_while_there_are_too_many() {
+async fn connections_beyond_the_limit_are_refused() {
     let world = World::start(ServerLimits { connections: 1, ..ServerLimits::default() }).await;
-    let (client, to) = (world.client(), world.member());
-    let never = tokio::spawn({
-        let (client, to) = (client.clone(), to.clone());
-        async move { client.send(&to, get_request("/never"), LONG).await.map(drop) }
-    });
-    while world.connections() == 0 {
+    let (first, second, to) = (world.client(), world.client(), world.member());
+    assert_eq!(text(&first, &to, get_request("/caller")).await.0, StatusCode::OK);
+    second.send(&to, get_request("/caller"), LONG).await.unwrap_err();
+    drop(first);
+    while second.send(&to, get_request("/caller"), LONG).await.is_err() {
         tokio::task::yield_now().await;
     }
-    let error = client.send(&to, get_request("/caller"), 4 * SHORT).await.unwrap_err();
-    assert!(matches!(error, NodeCallError::TimedOut), "{error:?}");
-    never.abort();
-    assert_eq!(text(&client, &to, get_request("/caller")).await.0, StatusCode::OK);
+}
+
+/// A connection to node 0 with the beginning of a handshake.
+async fn stalled(world: &World) -> TcpStream {
+    let tls = world.local_node(1, 101).tls().unwrap();
+    let mut hello = Vec::new();
+    ClientConnection::new(Arc::clone(&tls.control_client), world.address.ip().into())
+        .unwrap()
+        .write_tls(&mut hello)
+        .unwrap();
+    let mut socket = TcpStream::connect(world.address).await.unwrap();
+    socket.write_all(&hello).await.unwrap();
+    // The handshake has begun.
+    socket.readable().await.unwrap();
+    socket
+}
+
+#[tokio::test]
+async fn the_oldest_handshake_of_an_address_with_its_share_gives_way() {
+    let limits = ServerLimits { handshakes: 4, handshakes_per_address: 2, ..ServerLimits::default() };
+    let world = World::start(limits).await;
+    let [mut first, _second, _third] = [stalled(&world).await, stalled(&world).await, stalled(&world).await];
+    let _ = tokio::time::timeout(LONG, first.read_to_end(&mut Vec::new())).await.unwrap();
+    assert_eq!(text(&world.client(), &world.member(), get_request("/caller")).await.0, StatusCode::OK);
 }

@@ -13,6 +13,7 @@ use tokio_rustls::{StartHandshake, TlsConnector, client, server};
 
 use super::{LocalNode, NodeCallError};
 use crate::limits;
+use crate::rate_limit::Claimant;
 use crate::region::Member;
 use crate::tls::pki::{self, NodeIdentity};
 
@@ -22,30 +23,47 @@ pub(crate) struct NodeConnection {
     /// Bytes received so far: the ClientHello.
     pub(crate) received: Bytes,
     pub(crate) from: SocketAddr,
+    /// Whether `from` is an address of a node.
+    pub(crate) claimant: Claimant,
 }
 
-/// The way of connections from the workers to the control plane. Bounded: more are closed.
+/// The way of connections from the workers to the control plane. Bounded: more are closed. Those from addresses of nodes
+/// have a queue of their own, so that others do not use it up.
 #[derive(Clone)]
-pub(crate) struct NodeConnections(mpsc::Sender<NodeConnection>);
+pub(crate) struct NodeConnections {
+    of_nodes: mpsc::Sender<NodeConnection>,
+    of_others: mpsc::Sender<NodeConnection>,
+}
 
 /// Connections that wait for the control plane.
-pub(crate) struct WaitingConnections(mpsc::Receiver<NodeConnection>);
+pub(crate) struct WaitingConnections {
+    of_nodes: mpsc::Receiver<NodeConnection>,
+    of_others: mpsc::Receiver<NodeConnection>,
+}
 
 pub(crate) fn channel() -> (NodeConnections, WaitingConnections) {
-    let (sender, receiver) = mpsc::channel(limits::CLUSTER_WAITING);
-    (NodeConnections(sender), WaitingConnections(receiver))
+    let (to_nodes, of_nodes) = mpsc::channel(limits::CLUSTER_WAITING);
+    let (to_others, of_others) = mpsc::channel(limits::CLUSTER_WAITING);
+    (NodeConnections { of_nodes: to_nodes, of_others: to_others }, WaitingConnections { of_nodes, of_others })
 }
 
 impl NodeConnections {
     /// Never blocks. Returns whether there was room; without room the connection is closed.
     pub(crate) fn give(&self, connection: NodeConnection) -> bool {
-        self.0.try_send(connection).is_ok()
+        let queue = if connection.claimant == Claimant::Node { &self.of_nodes } else { &self.of_others };
+        queue.try_send(connection).is_ok()
     }
 }
 
 impl WaitingConnections {
+    /// The next connection, those from addresses of nodes first.
     pub(super) async fn next(&mut self) -> Option<NodeConnection> {
-        self.0.recv().await
+        tokio::select! {
+            biased;
+            Some(connection) = self.of_nodes.recv() => Some(connection),
+            Some(connection) = self.of_others.recv() => Some(connection),
+            else => None,
+        }
     }
 }
 
@@ -64,6 +82,10 @@ pub(super) enum NotServed {
     NoClientHello,
     #[error("no handshake in time")]
     TimedOut,
+    #[error("it gave way to a later handshake")]
+    GaveWay,
+    #[error("there are too many connections of other nodes' control planes")]
+    TooMany,
 }
 
 /// Does the handshake as the server. The other end must be a node of the region.

@@ -4,8 +4,7 @@
 //! with unread bytes resets it, which can destroy the response (RFC 9112 §9.6). So the rest is received for a while. That
 //! costs as much as a request that is served: the number is limited, and one beyond the limit ends the oldest.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,21 +13,10 @@ use futures_util::future::{Either, select};
 use gw_shared::runtime;
 use tokio::sync::Notify;
 
-use crate::rate_limit::AddressKey;
+use crate::rate_limit::{Claimant, Places};
 
-pub(crate) struct Discards {
-    limit: usize,
-    per_address: usize,
-    /// The discards under way, in the order of their start.
-    under_way: RefCell<BTreeMap<u64, Discard>>,
-    next: Cell<u64>,
-}
-
-struct Discard {
-    /// `None` for a trusted proxy, which brings many clients.
-    address: Option<AddressKey>,
-    end: Rc<Notify>,
-}
+/// The discards under way, each with its end.
+pub(crate) struct Discards(RefCell<Places<Rc<Notify>>>);
 
 /// Counts a discard until dropped.
 struct Counted<'a> {
@@ -39,18 +27,18 @@ struct Counted<'a> {
 
 impl Discards {
     pub(super) fn new(limit: usize, per_address: usize) -> Self {
-        Self { limit, per_address, under_way: RefCell::default(), next: Cell::new(0) }
+        Self(RefCell::new(Places::new(limit, per_address)))
     }
 
-    /// Runs `discard`, which receives the rest of a request of a client at `address`. Returns `None` if that takes longer than
-    /// `within`, or if a later one takes its place.
+    /// Runs `discard`, which receives the rest of a request of this client. Returns `None` if that takes longer than `within`,
+    /// or if a later one takes its place.
     pub(super) async fn run<T>(
         &self,
-        address: Option<AddressKey>,
+        client: Claimant,
         within: Duration,
         discard: impl Future<Output = T>,
     ) -> Option<T> {
-        let counted = self.begin(address);
+        let counted = self.begin(client);
         match select(pin!(runtime::timeout(within, discard)), pin!(counted.end.notified())).await {
             Either::Left((discarded, _)) => discarded.ok(),
             Either::Right(((), _)) => None,
@@ -59,41 +47,22 @@ impl Discards {
 
     /// Ends all discards.
     pub(super) fn end(&self) {
-        self.under_way.borrow().values().for_each(|discard| discard.end.notify_one());
+        self.0.borrow().holders().for_each(|end| end.notify_one());
     }
 
-    fn begin(&self, address: Option<AddressKey>) -> Counted<'_> {
-        let mut under_way = self.under_way.borrow_mut();
-        if let Some(oldest) = self.displaced(&under_way, address)
-            && let Some(discard) = under_way.remove(&oldest)
-        {
-            discard.end.notify_one();
-        }
-        let number = self.next.get();
-        self.next.set(number + 1);
+    fn begin(&self, client: Claimant) -> Counted<'_> {
         let end = Rc::new(Notify::new());
-        under_way.insert(number, Discard { address, end: Rc::clone(&end) });
-        Counted { discards: self, number, end }
-    }
-
-    /// The discard that ends for a further one of this address: the oldest of an address that is at its limit, or the oldest
-    /// of all.
-    fn displaced(&self, under_way: &BTreeMap<u64, Discard>, address: Option<AddressKey>) -> Option<u64> {
-        // With fewer of all, an address cannot be at its limit.
-        if address.is_some() && under_way.len() >= self.per_address {
-            let mut of_address = under_way.iter().filter(|(_, discard)| discard.address == address);
-            let oldest = of_address.next().map(|(number, _)| *number);
-            if of_address.count() + 1 >= self.per_address && oldest.is_some() {
-                return oldest;
-            }
+        let (number, older) = self.0.borrow_mut().take(client, Rc::clone(&end));
+        if let Some(older) = older {
+            older.notify_one();
         }
-        if under_way.len() >= self.limit { under_way.keys().next().copied() } else { None }
+        Counted { discards: self, number, end }
     }
 }
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        self.discards.under_way.borrow_mut().remove(&self.number);
+        self.discards.0.borrow_mut().free(self.number);
     }
 }
 
@@ -107,18 +76,19 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
 
-    fn address(last: u8) -> Option<AddressKey> {
-        Some(std::net::IpAddr::from([192, 0, 2, last]).into())
+    fn address(last: u8) -> Claimant {
+        Claimant::Address(std::net::IpAddr::from([192, 0, 2, last]).into())
     }
 
     #[test]
     fn a_discard_beyond_a_limit_ends_the_oldest() {
         let discards = Discards::new(4, 2);
-        let run = |address| Box::pin(discards.run(address, LONG, pending::<()>()));
+        let run = |client| Box::pin(discards.run(client, LONG, pending::<()>()));
         Driver::choose()
             .unwrap()
             .block_on(async {
-                let mut all = [run(address(1)), run(None), run(None), run(address(1)), run(address(1)), run(None)];
+                let proxy = Claimant::Unshared;
+                let mut all = [run(address(1)), run(proxy), run(proxy), run(address(1)), run(address(1)), run(proxy)];
                 let mut ended = Vec::new();
                 for number in 0..all.len() {
                     assert!(futures_util::poll!(&mut all[number]).is_pending());
@@ -135,7 +105,7 @@ mod tests {
                 for left in &mut all[2..] {
                     assert_eq!(futures_util::poll!(left), std::task::Poll::Ready(None));
                 }
-                assert!(discards.under_way.borrow().is_empty());
+                assert!(discards.0.borrow().holders().next().is_none());
             })
             .unwrap();
     }
@@ -148,7 +118,7 @@ mod tests {
             .block_on(async {
                 assert_eq!(discards.run(address(1), LONG, ready(5)).await, Some(5));
                 assert_eq!(discards.run(address(1), Duration::from_millis(1), pending::<()>()).await, None);
-                assert!(discards.under_way.borrow().is_empty());
+                assert!(discards.0.borrow().holders().next().is_none());
             })
             .unwrap();
     }

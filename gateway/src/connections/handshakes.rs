@@ -1,8 +1,7 @@
-//! Unfinished handshakes of one worker. A handshake beyond the limit ends the oldest one: an honest handshake takes
+//! Unfinished handshakes of one worker. A handshake beyond a limit ends the oldest one: an honest handshake takes
 //! milliseconds, so the oldest are the ones that stall.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -11,11 +10,10 @@ use gw_shared::net::Closer;
 use gw_shared::runtime;
 use tokio::sync::Semaphore;
 
+use crate::rate_limit::{Claimant, Places};
+
 pub(crate) struct Handshakes {
-    limit: usize,
-    /// Running handshakes by number. Numbers are in the order of their start.
-    under_way: RefCell<BTreeMap<u64, Closer>>,
-    next: Cell<u64>,
+    under_way: RefCell<Places<Closer>>,
     /// Held during the first step of a handshake.
     turn: Semaphore,
 }
@@ -27,8 +25,9 @@ pub(crate) struct HandshakeGuard {
 }
 
 impl Handshakes {
-    pub(crate) fn new(limit: usize) -> Rc<Self> {
-        Rc::new(Self { limit, under_way: RefCell::default(), next: Cell::new(0), turn: Semaphore::new(1) })
+    /// Allows `limit` handshakes, of which each client address has at most `per_address`.
+    pub(crate) fn new(limit: usize, per_address: usize) -> Rc<Self> {
+        Rc::new(Self { under_way: RefCell::new(Places::new(limit, per_address)), turn: Semaphore::new(1) })
     }
 
     /// Runs `handshake`. Its first step is expensive (key exchange and signature), so only one handshake per turn of
@@ -54,28 +53,25 @@ impl Handshakes {
         }
     }
 
-    /// Counts a handshake. Returns whether it has ended the oldest one.
-    pub(crate) fn begin(self: &Rc<Self>, closer: Closer) -> (HandshakeGuard, bool) {
-        let mut under_way = self.under_way.borrow_mut();
-        let oldest = if under_way.len() >= self.limit { under_way.pop_first() } else { None };
-        if let Some((_, closer)) = &oldest {
+    /// Counts a handshake. Returns whether it has ended an older one.
+    pub(crate) fn begin(self: &Rc<Self>, claimant: Claimant, closer: Closer) -> (HandshakeGuard, bool) {
+        let (number, older) = self.under_way.borrow_mut().take(claimant, closer);
+        if let Some(closer) = &older {
             closer.abort();
         }
-        let number = self.next.get();
-        self.next.set(number + 1);
-        under_way.insert(number, closer);
-        (HandshakeGuard { handshakes: Rc::clone(self), number }, oldest.is_some())
+        (HandshakeGuard { handshakes: Rc::clone(self), number }, older.is_some())
     }
 }
 
 impl Drop for HandshakeGuard {
     fn drop(&mut self) {
-        self.handshakes.under_way.borrow_mut().remove(&self.number);
+        self.handshakes.under_way.borrow_mut().free(self.number);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::future::ready;
     use std::io::Read;
     use std::net::TcpStream;
@@ -90,7 +86,7 @@ mod tests {
         Driver::choose()
             .unwrap()
             .block_on(async {
-                let handshakes = Handshakes::new(100);
+                let handshakes = Handshakes::new(100, 100);
                 let begun = Rc::new(Cell::new(0));
                 for _ in 0..10 {
                     let (handshakes, begun) = (Rc::clone(&handshakes), Rc::clone(&begun));
@@ -117,7 +113,7 @@ mod tests {
         Driver::choose()
             .unwrap()
             .block_on(async {
-                let handshakes = Handshakes::new(2);
+                let handshakes = Handshakes::new(2, 2);
                 let mut ours = Vec::new();
                 let mut connect = || {
                     let peer = TcpStream::connect(address).unwrap();
@@ -125,15 +121,16 @@ mod tests {
                     (peer, ours[ours.len() - 1].closer())
                 };
                 let [(_a, a), (mut b_peer, b), (_c, c), (_d, d)] = [connect(), connect(), connect(), connect()];
-                let (first, has_ended_oldest) = handshakes.begin(a);
+                let begin = |closer| handshakes.begin(Claimant::Unshared, closer);
+                let (first, has_ended_oldest) = begin(a);
                 assert!(!has_ended_oldest);
-                let (_second, has_ended_oldest) = handshakes.begin(b);
+                let (_second, has_ended_oldest) = begin(b);
                 assert!(!has_ended_oldest);
                 drop(first);
-                let (_third, has_ended_oldest) = handshakes.begin(c);
+                let (_third, has_ended_oldest) = begin(c);
                 assert!(!has_ended_oldest);
-                let (_fourth, has_ended_oldest) = handshakes.begin(d);
-                assert!(has_ended_oldest && handshakes.under_way.borrow().len() == 2);
+                let (_fourth, has_ended_oldest) = begin(d);
+                assert!(has_ended_oldest && handshakes.under_way.borrow().holders().count() == 2);
                 assert_eq!(b_peer.read(&mut [0]).unwrap(), 0);
             })
             .unwrap();

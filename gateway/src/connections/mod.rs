@@ -17,7 +17,7 @@ use crate::connections::discards::Discards;
 use crate::connections::handshakes::HandshakeGuard;
 use crate::limits;
 use crate::memory::sockets::{SocketMemory, SocketUse, WatchedSocket};
-use crate::rate_limit::AddressSlot;
+use crate::rate_limit::{AddressSlot, Claimant};
 use crate::telemetry::counters::Counter;
 
 /// Table of the connections of a worker.
@@ -265,8 +265,8 @@ impl ConnectionGuard {
     /// of another request takes its place.
     pub(crate) async fn discard<T>(&self, discard: impl Future<Output = T>) -> Option<T> {
         let within = if self.is_draining() { limits::LINGER } else { limits::DISCARD_WITHIN };
-        let address = self.address_slot.as_ref().map(AddressSlot::address);
-        self.connections.discards.run(address, within, discard).await
+        let client = self.address_slot.as_ref().map_or(Claimant::Unshared, |slot| Claimant::Address(slot.address()));
+        self.connections.discards.run(client, within, discard).await
     }
 
     /// Holds `slot` until the connection ends.

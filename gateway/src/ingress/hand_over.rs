@@ -12,6 +12,7 @@ use crate::config::HandOver;
 use crate::hostname::Destination;
 use crate::limits;
 use crate::ownership::{self, WorkerId};
+use crate::rate_limit::Claimant;
 
 /// How busy the workers are.
 pub(crate) trait Load {
@@ -59,7 +60,7 @@ impl Ingress {
     pub(crate) async fn take_over(self: Rc<Self>, connection: HandedOver) {
         let HandedOver { fd, received, hello, origin } = connection;
         let Ok(socket) = Socket::from_fd(fd) else { return };
-        let Some(mut guard) = self.register(&socket) else { return };
+        let Some(mut guard) = self.register(&socket, &self.handshakes, Claimant::Unshared) else { return };
         let address = origin.peer.ip();
         if !self.trusted_proxies.contains(address) {
             match self.arrivals.count(address) {

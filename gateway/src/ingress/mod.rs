@@ -25,7 +25,7 @@ use self::proxy_protocol::{Announcement, InvalidHeader, Unannounced};
 use crate::client_address::{ProxyProtocol, TrustedProxies};
 use crate::cluster::NodeConnections;
 use crate::config::HandOver;
-use crate::connections::handshakes::Handshakes;
+use crate::connections::handshakes::{HandshakeGuard, Handshakes};
 use crate::connections::{ConnectionGuard, Connections};
 use crate::current::Current;
 use crate::downstream;
@@ -35,7 +35,7 @@ use crate::http1;
 use crate::limits;
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
-use crate::rate_limit::{AddressSlot, Arrivals, Bucket};
+use crate::rate_limit::{AddressSlot, Arrivals, Bucket, Claimant};
 use crate::region::NodeSlot;
 use crate::route::Router;
 use crate::store::Directory;
@@ -60,7 +60,10 @@ pub(crate) struct Ingress {
     pub(crate) acceptor: Acceptor,
     pub(crate) arrivals: Rc<Arrivals>,
     pub(crate) connections: Rc<Connections>,
+    /// Handshakes with callers and agents.
     pub(crate) handshakes: Rc<Handshakes>,
+    /// Connections to the listener for other nodes, until they have proved that a node sends them.
+    pub(crate) node_handshakes: Rc<Handshakes>,
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) certificates: Rc<Current<ServerConfigs>>,
     pub(crate) load: Arc<dyn Load>,
@@ -106,7 +109,7 @@ impl Ingress {
         if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
             tracing::debug!(%error, "no TCP keep-alive");
         }
-        let Some(mut guard) = self.register(&socket) else { return };
+        let Some(mut guard) = self.register(&socket, &self.handshakes, Claimant::Unshared) else { return };
         let Some((peer, received)) = self.announced(&socket, peer, proxy).await else { return };
         if slot.is_none() && !self.trusted_proxies.contains(peer.ip()) {
             let Some(counted) = self.count_connection(peer) else { return };
@@ -165,19 +168,23 @@ impl Ingress {
         counted.map_err(|too_many| self.counters.turned_away.increment(too_many.reason())).ok()
     }
 
-    /// Registers a connection with the worker's connections and handshakes; `None` if the worker has too many.
-    fn register(&self, socket: &Socket) -> Option<ConnectionGuard> {
+    /// Registers a connection with the worker's connections and with `handshakes`; `None` if the worker has too many.
+    fn register(&self, socket: &Socket, handshakes: &Rc<Handshakes>, claimant: Claimant) -> Option<ConnectionGuard> {
         let Some(mut guard) = self.connections.register(socket, Instant::now() + limits::HANDSHAKE) else {
             self.counters.shed.increment();
             self.counters.turned_away.increment("full");
             return None;
         };
-        let (handshake, another_gave_way) = self.handshakes.begin(socket.closer());
+        guard.shakes_hands(self.begin_handshake(socket, handshakes, claimant));
+        Some(guard)
+    }
+
+    fn begin_handshake(&self, socket: &Socket, handshakes: &Rc<Handshakes>, claimant: Claimant) -> HandshakeGuard {
+        let (handshake, another_gave_way) = handshakes.begin(claimant, socket.closer());
         if another_gave_way {
             self.counters.gave_way("handshake");
         }
-        guard.shakes_hands(handshake);
-        Some(guard)
+        handshake
     }
 
     /// Does the TLS handshake and serves the protocol that the ClientHello names.

@@ -19,6 +19,7 @@ use crate::cluster::NodeConnection;
 use crate::connections::ConnectionGuard;
 use crate::hostname::Destination;
 use crate::limits;
+use crate::rate_limit::Claimant;
 use crate::region::{InvalidAnnouncement, Owner, Peering, TunnelAnnouncement};
 use crate::relay;
 use crate::tls::node::{ALPN_CONTROL, ALPN_NODE};
@@ -99,8 +100,16 @@ impl Ingress {
     /// of its control plane.
     pub(super) async fn greet_node(self: Rc<Self>, fd: OwnedFd, node: SocketAddr) {
         let Some(nodes) = self.nodes.clone() else { return };
+        let claimant = claimant(&nodes.peering, node);
+        // Nodes bring the tunnels of many agents, which are counted for the agents.
+        let mut slot = None;
+        if claimant != Claimant::Node {
+            let Some(counted) = self.count_connection(node) else { return };
+            slot = Some(counted);
+        }
         let Ok(socket) = Socket::from_fd(fd) else { return };
-        let Some(guard) = self.register(&socket) else { return };
+        let Some(mut guard) = self.register(&socket, &self.node_handshakes, claimant) else { return };
+        guard.counts_for(slot);
         let (beginning, received) = match read_beginning(&socket, &nodes.peering).await {
             Ok(read) => read,
             Err(error) => return self.refuse_node(node, &error),
@@ -113,9 +122,9 @@ impl Ingress {
             Beginning::Tunnel(announced) => self.take_spliced(&nodes, announced, greeting, guard).await,
             Beginning::Tls if offers(&greeting.hello, ALPN_CONTROL) => {
                 drop(guard);
-                self.give_to_control_plane(greeting, node);
+                self.give_to_control_plane(greeting, node, claimant);
             }
-            Beginning::Tls => match self.shake_hands(&nodes, greeting).await {
+            Beginning::Tls => match self.shake_hands(&nodes, greeting, claimant).await {
                 Ok((stream, identity)) => {
                     let upstream = Rc::clone(&self.router.relay.upstream);
                     runtime::spawn(relay::serve_link(upstream, nodes, stream, identity));
@@ -126,9 +135,9 @@ impl Ingress {
     }
 
     /// Hands a connection of another node's control plane to the control plane of this one.
-    fn give_to_control_plane(&self, greeting: Greeting, from: SocketAddr) {
+    fn give_to_control_plane(&self, greeting: Greeting, from: SocketAddr, claimant: Claimant) {
         let (Some(control_plane), Some(socket)) = (&self.control_plane, greeting.socket.into_fd()) else { return };
-        if !control_plane.give(NodeConnection { socket, received: greeting.received, from }) {
+        if !control_plane.give(NodeConnection { socket, received: greeting.received, from, claimant }) {
             self.counters.turned_away.increment(CONTROL_PLANE_BUSY);
         }
     }
@@ -155,10 +164,14 @@ impl Ingress {
             let sender = announced.sender.get();
             return tracing::debug!(%agent, sender, "spliced tunnel refused: this process does not own its service");
         }
+        // From here on the connection is one of its agent.
+        let mut slot = None;
         if !self.trusted_proxies.contains(agent.ip()) {
             let Some(counted) = self.count_connection(agent) else { return };
-            guard.counts_for(Some(counted));
+            slot = Some(counted);
         }
+        guard.counts_for(slot);
+        guard.shakes_hands(self.begin_handshake(&greeting.socket, &self.handshakes, Claimant::Unshared));
         self.take_tunnel(greeting, Origin { peer: agent, via: Some(announced.sender) }, guard).await;
     }
 
@@ -172,7 +185,12 @@ impl Ingress {
     }
 
     /// Does the TLS handshake of a link. The other end must be a node of the region.
-    async fn shake_hands(&self, nodes: &Nodes, greeting: Greeting) -> Result<(TlsStream, NodeIdentity), NotANode> {
+    async fn shake_hands(
+        &self,
+        nodes: &Nodes,
+        greeting: Greeting,
+        claimant: Claimant,
+    ) -> Result<(TlsStream, NodeIdentity), NotANode> {
         if nodes.links_served.get() >= limits::LINKS_SERVED {
             return Err(NotANode::TooManyLinks);
         }
@@ -182,8 +200,12 @@ impl Ingress {
         }
         let other_end = greeting.socket.closer();
         let handshake = greeting.accept(Arc::clone(&tls.server));
-        let stream =
-            self.handshakes.one_a_turn(|| other_end.is_hung_up(), handshake).await.ok_or(NotANode::CutOff)??;
+        let stream = if claimant == Claimant::Node {
+            handshake.await?
+        } else {
+            let in_turn = self.node_handshakes.one_a_turn(|| other_end.is_hung_up(), handshake);
+            in_turn.await.ok_or(NotANode::CutOff)??
+        };
         let certificate = stream.peer_certificate().ok_or(NotANode::OtherCertificate)?;
         let node = pki::node_identity(&certificate, &self.region).ok_or(NotANode::OtherCertificate)?;
         Ok((stream, node))
@@ -201,6 +223,15 @@ enum Beginning {
     Tunnel(TunnelAnnouncement),
     /// A TLS connection begins: a link, or HTTP between control planes.
     Tls,
+}
+
+/// The peer as it counts before it has proved that it is a node.
+fn claimant(peering: &Peering, peer: SocketAddr) -> Claimant {
+    let address = peer.ip().to_canonical();
+    let is_of_member = peering.view().is_some_and(|view| {
+        view.placement().members().iter().any(|member| member.peer_address.ip().to_canonical() == address)
+    });
+    if is_of_member { Claimant::Node } else { Claimant::Address(address.into()) }
 }
 
 fn offers(hello: &ClientHello, alpn: &[u8]) -> bool {

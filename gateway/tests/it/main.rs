@@ -57,6 +57,7 @@ mod region_partitions;
 mod region_records;
 mod region_requests;
 mod region_store;
+mod region_strangers;
 mod region_tunnels;
 mod relay_memory;
 mod relaying;

@@ -1,25 +1,15 @@
 //! A region of several nodes: HTTP between the control planes of the nodes.
 
-use http::Method;
-
 use crate::support::http1_peer::Peer;
-use crate::support::node_peer::{self, Identity, certificate};
+use crate::support::node_peer::{self, ALPN_CONTROL, alive, certificate};
 use crate::support::nodes::Nodes;
 
-const ALPN: &[u8] = b"gw-control/1";
 const REQUEST: &str = "GET /v1/alive HTTP/1.1\r\nHost: node\r\n\r\n";
-
-/// Status of the answer to a request with this certificate; `None` if the node ends the connection.
-fn status(nodes: &Nodes, node: usize, identity: Option<Identity>) -> Option<u16> {
-    let mut peer = Peer::new(node_peer::connect(nodes, node, ALPN, identity));
-    std::io::Write::write_all(&mut peer.stream, REQUEST.as_bytes()).ok()?;
-    peer.try_response(&Method::GET).ok().map(|response| response.status.as_u16())
-}
 
 #[test]
 fn control_planes_of_nodes_are_served() {
     let nodes = Nodes::start(2);
-    let mut peer = Peer::new(node_peer::connect(&nodes, 0, ALPN, Some(node_peer::node_certificate(&nodes, 1))));
+    let mut peer = Peer::new(node_peer::connect(&nodes, 0, ALPN_CONTROL, Some(node_peer::node_certificate(&nodes, 1))));
     for _ in 0..3 {
         peer.send(REQUEST);
         let response = peer.response();
@@ -40,21 +30,22 @@ fn only_nodes_reach_a_control_plane() {
         Some(certificate(&nodes, &format!("gw://eu2.gw.localhost/node/1/{session}"))),
     ];
     for (case, identity) in identities.into_iter().enumerate() {
-        assert_eq!(status(&nodes, 0, identity), None, "case {case}");
+        assert_eq!(alive(&nodes, 0, identity), None, "case {case}");
     }
-    assert_eq!(status(&nodes, 0, Some(node_peer::node_certificate(&nodes, 1))), Some(200));
+    assert_eq!(alive(&nodes, 0, Some(node_peer::node_certificate(&nodes, 1))), Some(200));
 }
 
 #[test]
 fn a_node_without_a_placement_serves_no_control_plane() {
     let nodes = Nodes::start_unplaced(1);
-    assert_eq!(status(&nodes, 0, Some(node_peer::node_certificate(&nodes, 1))), None);
+    assert_eq!(alive(&nodes, 0, Some(node_peer::node_certificate(&nodes, 1))), None);
 }
 
 #[test]
 fn large_requests_are_refused() {
     let nodes = Nodes::start(2);
-    let connect = || Peer::new(node_peer::connect(&nodes, 0, ALPN, Some(node_peer::node_certificate(&nodes, 1))));
+    let connect =
+        || Peer::new(node_peer::connect(&nodes, 0, ALPN_CONTROL, Some(node_peer::node_certificate(&nodes, 1))));
     let mut peer = connect();
     peer.send(format!("GET /v1/alive HTTP/1.1\r\nHost: node\r\nX-Long: {}\r\n\r\n", "a".repeat(20_000)));
     assert_eq!(peer.response().status, 431);

@@ -4,12 +4,14 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use http::Method;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::caller::HOST;
+use super::http1_peer::Peer;
 use super::nodes::Nodes;
 
 pub(crate) type Identity = (CertificateDer<'static>, PrivateKeyDer<'static>);
@@ -81,6 +83,23 @@ pub(crate) fn agent_certificate(nodes: &Nodes) -> Identity {
     (state.certificate.clone(), state.key.clone_key())
 }
 
+/// ALPN of HTTP between control planes.
+pub(crate) const ALPN_CONTROL: &[u8] = b"gw-control/1";
+
+/// The first bytes of a handshake.
+pub(crate) fn client_hello(alpn: &[u8]) -> Vec<u8> {
+    let mut hello = Vec::new();
+    session(alpn, None).write_tls(&mut hello).unwrap();
+    hello
+}
+
+/// Status of a request to the control plane of `node`; `None` if the node ends the connection.
+pub(crate) fn alive(nodes: &Nodes, node: usize, identity: Option<Identity>) -> Option<u16> {
+    let mut peer = Peer::new(connect(nodes, node, ALPN_CONTROL, identity));
+    std::io::Write::write_all(&mut peer.stream, b"GET /v1/alive HTTP/1.1\r\nHost: node\r\n\r\n").ok()?;
+    peer.try_response(&Method::GET).ok().map(|response| response.status.as_u16())
+}
+
 /// A TLS connection to the listener of `node` for other nodes. The handshake begins with the first read or write.
 pub(crate) fn connect(
     nodes: &Nodes,
@@ -97,6 +116,10 @@ pub(crate) fn shake_hands(
     alpn: &[u8],
     identity: Option<Identity>,
 ) -> StreamOwned<ClientConnection, TcpStream> {
+    StreamOwned::new(session(alpn, identity), connection)
+}
+
+fn session(alpn: &[u8], identity: Option<Identity>) -> ClientConnection {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let verifier = Arc::new(TrustAll(provider.signature_verification_algorithms));
     let builder = ClientConfig::builder_with_provider(provider)
@@ -109,6 +132,5 @@ pub(crate) fn shake_hands(
     };
     config.dangerous().set_certificate_verifier(verifier);
     config.alpn_protocols = vec![alpn.to_vec()];
-    let session = ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap();
-    StreamOwned::new(session, connection)
+    ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap()
 }

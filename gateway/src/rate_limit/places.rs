@@ -1,0 +1,102 @@
+//! A bounded number of places, such as those of handshakes. When none is free, the holder of an older one gives way.
+
+use std::collections::BTreeMap;
+
+use super::AddressKey;
+
+/// The client that takes a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claimant {
+    Address(AddressKey),
+    /// A client without a share, such as a trusted proxy, which brings many clients.
+    Unshared,
+    /// An address of another node of the region. Its places are the last to be taken away.
+    Node,
+}
+
+/// Places with their holders `H`, in the order in which they were taken.
+pub(crate) struct Places<H> {
+    limit: usize,
+    per_address: usize,
+    taken: BTreeMap<u64, (Claimant, H)>,
+    next: u64,
+}
+
+impl<H> Places<H> {
+    /// `limit` places, of which each address has at most `per_address`.
+    pub(crate) fn new(limit: usize, per_address: usize) -> Self {
+        Self { limit, per_address, taken: BTreeMap::new(), next: 0 }
+    }
+
+    /// Takes a place. Returns its number, and the holder that has to give way.
+    pub(crate) fn take(&mut self, claimant: Claimant, holder: H) -> (u64, Option<H>) {
+        let displaced = self.displaced(claimant).and_then(|number| self.taken.remove(&number));
+        let number = self.next;
+        self.next += 1;
+        self.taken.insert(number, (claimant, holder));
+        (number, displaced.map(|(_, holder)| holder))
+    }
+
+    /// Frees a place, unless another claimant has it by now.
+    pub(crate) fn free(&mut self, number: u64) {
+        self.taken.remove(&number);
+    }
+
+    pub(crate) fn holders(&self) -> impl Iterator<Item = &H> {
+        self.taken.values().map(|(_, holder)| holder)
+    }
+
+    /// The place that is taken away for a further one of this claimant: the oldest of an address that has its share, or the
+    /// oldest of all.
+    fn displaced(&self, claimant: Claimant) -> Option<u64> {
+        // With fewer of all, an address cannot have its share.
+        if matches!(claimant, Claimant::Address(_)) && self.taken.len() >= self.per_address {
+            let mut of_address = self.taken.iter().filter(|(_, (other, _))| *other == claimant);
+            let oldest = of_address.next().map(|(number, _)| *number);
+            if of_address.count() + 1 >= self.per_address && oldest.is_some() {
+                return oldest;
+            }
+        }
+        if self.taken.len() < self.limit {
+            return None;
+        }
+        let of_others = self.taken.iter().find(|(_, (other, _))| *other != Claimant::Node);
+        of_others.or_else(|| self.taken.first_key_value()).map(|(number, _)| *number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> Claimant {
+        Claimant::Address(std::net::IpAddr::from([192, 0, 2, last]).into())
+    }
+
+    #[test]
+    fn the_oldest_of_an_address_with_its_share_gives_way_or_the_oldest_of_all() {
+        let mut places = Places::new(4, 2);
+        let mut take = |claimant, holder| places.take(claimant, holder);
+        assert_eq!(take(address(1), "a"), (0, None));
+        assert_eq!(take(Claimant::Unshared, "b"), (1, None));
+        assert_eq!(take(Claimant::Unshared, "c"), (2, None));
+        assert_eq!(take(address(1), "d"), (3, None));
+        assert_eq!(take(address(1), "e"), (4, Some("a")));
+        assert_eq!(take(Claimant::Unshared, "f"), (5, Some("b")));
+        places.free(1);
+        places.free(4);
+        assert!(places.holders().eq(&["c", "d", "f"]));
+        assert_eq!(places.take(address(2), "g"), (6, None));
+    }
+
+    #[test]
+    fn nodes_give_way_last() {
+        let mut places = Places::new(3, 2);
+        for (number, claimant) in [Claimant::Node, address(1), Claimant::Node].into_iter().enumerate() {
+            places.take(claimant, number);
+        }
+        assert_eq!(places.take(address(2), 3).1, Some(1));
+        assert_eq!(places.take(Claimant::Node, 4).1, Some(3));
+        assert_eq!(places.take(Claimant::Node, 5).1, Some(0));
+    }
+}
