@@ -2,6 +2,7 @@
 
 mod api;
 mod console;
+mod hosts;
 mod metrics;
 mod nodes;
 mod problem;
@@ -143,6 +144,7 @@ fn router(admin: Admin) -> Router {
         .nest("/api/v1", api::router(&admin))
         .merge(console::router(&admin))
         .layer(from_fn_with_state(admin.clone(), nodes::await_other_nodes))
+        .layer(from_fn_with_state(admin.clone(), hosts::own_host))
         .with_state(admin)
 }
 

@@ -55,6 +55,9 @@ pub(crate) enum ReadProblems {
     /// The object does not exist.
     #[response(status = 404, content_type = "application/problem+json")]
     NotFound(#[to_schema] Problem),
+    /// The Host field is not a name of the admin listener.
+    #[response(status = 421, content_type = "application/problem+json")]
+    OtherHost(#[to_schema] Problem),
     /// A value is invalid.
     #[response(status = 422, content_type = "application/problem+json")]
     Invalid(#[to_schema] Problem),
@@ -103,6 +106,7 @@ impl Problem {
             StatusCode::METHOD_NOT_ALLOWED => ("method-not-allowed", "Method not allowed"),
             StatusCode::CONFLICT => ("conflict", "Conflict with the current state"),
             StatusCode::PAYLOAD_TOO_LARGE => ("too-large", "The body is too large"),
+            StatusCode::MISDIRECTED_REQUEST => ("other-host", "The Host field is not a name of the admin listener"),
             StatusCode::UNSUPPORTED_MEDIA_TYPE => ("unsupported-media-type", "The body must be JSON"),
             StatusCode::UNPROCESSABLE_ENTITY => ("invalid", "Invalid value"),
             StatusCode::SERVICE_UNAVAILABLE => ("unavailable", "Temporarily unavailable"),

@@ -325,7 +325,7 @@ impl Control {
         self.admin_tls.as_ref()
     }
 
-    /// Additional host names by which browsers reach the console.
+    /// Additional host names by which clients reach the admin listener.
     pub(crate) fn admin_hosts(&self) -> &[String] {
         &self.admin_hosts
     }

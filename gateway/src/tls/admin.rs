@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustls::{ServerConfig, crypto};
+use rustls_pki_types::CertificateDer;
 
-use super::certificate::{Mistakes, Pair, PairKeys, read_pair};
+use super::certificate::{self, Mistakes, Pair, PairKeys, read_pair};
 use super::{CertificateFiles, TlsError, pki};
 use crate::clock::Timestamp;
 
@@ -16,6 +17,7 @@ pub(crate) struct AdminTls {
 
 struct Latest {
     config: Arc<ServerConfig>,
+    certificate: CertificateDer<'static>,
     /// Expiry of the certificate or of an authority in its chain, whichever comes first.
     not_after: Option<Timestamp>,
 }
@@ -48,6 +50,11 @@ impl AdminTls {
         Arc::clone(&self.latest().config)
     }
 
+    /// Whether the certificate is for this host.
+    pub(crate) fn is_valid_for(&self, host: &str) -> bool {
+        certificate::is_valid_for(&self.latest().certificate, host)
+    }
+
     pub(crate) fn not_after(&self) -> Option<Timestamp> {
         self.latest().not_after
     }
@@ -66,11 +73,12 @@ fn read(files: &CertificateFiles) -> Result<Pair, Mistakes> {
 impl Latest {
     fn new(Pair { chain, key }: Pair) -> Result<Self, TlsError> {
         let not_after = chain.iter().filter_map(pki::not_after).min();
+        let certificate = chain.first().cloned().unwrap_or_else(|| CertificateDer::from(Vec::new()));
         let mut config = ServerConfig::builder_with_provider(Arc::new(crypto::aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(chain, key)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { config: Arc::new(config), not_after })
+        Ok(Self { config: Arc::new(config), certificate, not_after })
     }
 }

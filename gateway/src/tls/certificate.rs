@@ -186,14 +186,16 @@ pub(crate) fn wanted_names(region: &Region) -> [String; 2] {
 
 /// Those of [`wanted_names`] that the first certificate does not cover.
 pub(crate) fn missing_names(chain: &[CertificateDer<'_>], region: &Region) -> Vec<String> {
-    let is_for = |name: &str| {
-        let parsed = ParsedCertificate::try_from(&chain[0]);
-        parsed
-            .is_ok_and(|parsed| ServerName::try_from(name).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok()))
-    };
     let examples = [region.apex().to_owned(), format!("{TENANT}.{}", region.apex())];
-    let missing = wanted_names(region).into_iter().zip(examples).filter(|(_, example)| !is_for(example));
+    let missing =
+        wanted_names(region).into_iter().zip(examples).filter(|(_, example)| !is_valid_for(&chain[0], example));
     missing.map(|(wanted, _)| wanted).collect()
+}
+
+/// Whether a certificate is for this host.
+pub(crate) fn is_valid_for(certificate: &CertificateDer<'_>, host: &str) -> bool {
+    let parsed = ParsedCertificate::try_from(certificate);
+    parsed.is_ok_and(|parsed| ServerName::try_from(host).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok()))
 }
 
 /// Names and addresses that a certificate is valid for (RFC 5280 §4.2.1.6); `no name` if there is none.

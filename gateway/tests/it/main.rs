@@ -5,6 +5,7 @@
 mod access_log;
 mod access_tokens;
 mod admin;
+mod admin_abuse;
 mod admin_tls;
 mod agent_abuse;
 mod agent_errors;

@@ -125,6 +125,6 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .method_not_allowed_fallback(async || Failure::method_not_allowed())
         .fallback(async || Failure::nothing_here())
         .layer(DefaultBodyLimit::max(FORM_MAX))
-        .layer(from_fn_with_state(admin.clone(), guard::own_host))
+        .layer(from_fn(guard::own_origin))
         .layer(from_fn(guard::hardened))
 }

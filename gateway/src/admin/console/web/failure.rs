@@ -54,14 +54,6 @@ impl Failure {
         Self::new(StatusCode::FORBIDDEN, "Not accepted", detail)
     }
 
-    pub(crate) fn other_host(host: &str) -> Self {
-        let detail = format!(
-            "The console is not served under the name \u{201c}{host}\u{201d}. To allow the name, add it to admin_hosts in the \
-             gateway's configuration."
-        );
-        Self::new(StatusCode::MISDIRECTED_REQUEST, "Unknown host name", detail)
-    }
-
     pub(crate) fn too_large() -> Self {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "Too large", "The form is larger than 4 MiB. Nothing was changed.")
     }

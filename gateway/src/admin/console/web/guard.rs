@@ -1,4 +1,4 @@
-//! Middleware of the console: response headers, host and origin checks, sessions.
+//! Middleware of the console: response headers, origin checks, sessions.
 
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
@@ -7,11 +7,11 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 
+use super::address;
 use super::failure::Failure;
 use super::form::{FORM_MAX, Form};
 use super::session::{self, SESSION};
-use super::{address, hosts};
-use crate::admin::Admin;
+use crate::admin::{Admin, hosts};
 
 /// Forbids inline scripts and styles, other origins, and framing.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
@@ -40,12 +40,9 @@ pub(crate) async fn hardened(request: Request, next: Next) -> Response {
     response
 }
 
-/// Refuses requests for other hosts, and unsafe requests from pages of other origins.
-pub(crate) async fn own_host(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+/// Refuses unsafe requests from pages of other origins.
+pub(crate) async fn own_origin(request: Request, next: Next) -> Response {
     let host = text(request.headers(), &header::HOST);
-    if !hosts::is_ours(host, admin.control.region(), admin.control.admin_hosts()) {
-        return Failure::other_host(host).into_response();
-    }
     if !request.method().is_safe() && !is_from_us(request.headers(), host) {
         return Failure::forged().into_response();
     }

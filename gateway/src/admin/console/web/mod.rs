@@ -7,7 +7,6 @@ pub(crate) mod failure;
 pub(crate) mod form;
 pub(crate) mod format;
 pub(crate) mod guard;
-pub(crate) mod hosts;
 pub(crate) mod page;
 pub(crate) mod session;
 pub(crate) mod theme;
