@@ -219,6 +219,12 @@ pub(crate) const ADMIN_CONNECTIONS: usize = 1024;
 pub(crate) const ADMIN_CONNECTIONS_PER_ADDRESS: usize = 256;
 /// Bytes of a request head to it.
 pub(crate) const ADMIN_HEAD: usize = 32 * KIB;
+/// Bytes of a request body to it, unless its route says otherwise.
+pub(crate) const ADMIN_BODY: usize = 64 * KIB;
+/// Bytes of a replay: a body to send of about 3 MB, in base64.
+pub(crate) const ADMIN_REPLAY: usize = 4 * MIB;
+/// Bytes of the form that signs in: the only body that is read without authentication.
+pub(crate) const ADMIN_SIGN_IN: usize = 8 * KIB;
 /// Time from a request head to it to the last byte of the body.
 pub(crate) const ADMIN_BODY_WITHIN: Duration = Duration::from_secs(60);
 /// Time after which a connection to it ends whose client acknowledges nothing, or takes no byte of what is sent.
@@ -372,6 +378,10 @@ const CROSS_CORE_MAX: usize = 2 * PIPE_MEMORY;
 /// the rest of the session.
 const HANDSHAKE_MAX: usize = 2 * net::tls::CLIENT_HELLO_MAX + 16 * KIB;
 
+/// Memory of a connection to the admin listener without authentication: a request head as it was received and as it was
+/// parsed, the form that signs in, and a TLS session with a record in each direction.
+const ADMIN_UNAUTHENTICATED_MAX: usize = 2 * ADMIN_HEAD + ADMIN_SIGN_IN + 40 * KIB;
+
 // Memory of a flood of handshakes.
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
 // Memory of a flood of handshakes at the listener for other nodes.
@@ -379,6 +389,8 @@ const _: () = assert!((NODE_HANDSHAKES + CLUSTER_HANDSHAKES + 2 * CLUSTER_WAITIN
 // Memory of a stalled caller with a large response whose request crosses workers.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSS_CORE_MAX <= MIB + MIB / 8);
 const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSS_CORE_MAX <= 9 * MIB);
+// Memory of clients of the admin listener that have not authenticated.
+const _: () = assert!(ADMIN_CONNECTIONS * ADMIN_UNAUTHENTICATED_MAX <= 128 * MIB);
 // Each request that waits for the control plane can hold a whole body.
 const _: () = assert!(CONTROL_JOBS * APEX_BODY <= 16 * MIB);
 // A stalled request whose service another node owns holds no more here than one that crosses workers.

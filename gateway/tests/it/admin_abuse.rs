@@ -1,11 +1,13 @@
 //! The admin listener against clients that have not authenticated.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
 
+use crate::support::process::{Served, config_text, serve, serve_command};
 use crate::support::{SOON, options};
 
 /// What the listener answers before it closes the connection or resets it.
@@ -49,4 +51,40 @@ fn no_path_is_served_under_a_foreign_name() {
     // Probes of load balancers.
     assert!(ask("/readyz", "1.0", "").starts_with("HTTP/1.0 200 "));
     assert!(ask("/metrics", "1.1", "Host: 127.0.0.1:9080\r\n").starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
+fn bodies_are_bounded_before_authentication() {
+    const CONNECTIONS: usize = 64;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("gateway.toml");
+    fs::write(&config, config_text(&folder.path().join("data"), 0)).unwrap();
+    let gateway = serve(&mut serve_command(&config));
+    let before = peak_memory(&gateway);
+    // Just below what the listener accepts of forms that belong to a session.
+    let length = 4 * 1024 * 1024 - 1;
+    for path in ["/sign-in", "/accounts", "/requests/x/replay", "/api/v1/accounts"] {
+        let mut form =
+            format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", length + 1).into_bytes();
+        form.extend_from_slice(&b"a&".repeat(length / 2));
+        let clients: Vec<_> = (0..CONNECTIONS)
+            .map(|_| {
+                let (address, form) = (gateway.admin_address, form.clone());
+                std::thread::spawn(move || answer(address, &form))
+            })
+            .collect();
+        for client in clients {
+            let answer = client.join().unwrap();
+            assert!(!answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        }
+    }
+    let grown = peak_memory(&gateway) - before;
+    assert!(grown < 16 * 1024 * 1024, "{grown} bytes for {CONNECTIONS} connections");
+}
+
+/// The largest resident memory that the process has had.
+fn peak_memory(gateway: &Served) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", gateway.process.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
 }

@@ -20,6 +20,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use bytes::Bytes;
 use gw_shared::identity::secret::SecretHash;
 use serde::Serialize;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
@@ -29,11 +30,7 @@ use utoipa_axum::router::OpenApiRouter;
 use super::Admin;
 use super::problem::Problem;
 use crate::auth::bearer;
-
-/// Largest request body, in bytes.
-const BODY_MAX: usize = 64 * 1024;
-/// Largest body of a replay request, in bytes: a body to send of about 3 MB, in base64.
-const REPLAY_MAX: usize = 4 * 1024 * 1024;
+use crate::limits;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -70,18 +67,20 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(audit_log::routes())
         .merge(backup::routes())
         .merge(requests::routes())
-        .merge(requests::replay_routes().layer(DefaultBodyLimit::max(REPLAY_MAX)))
+        .merge(requests::replay_routes().layer(DefaultBodyLimit::max(limits::ADMIN_REPLAY)))
         .merge(series::routes())
         .merge(region::routes())
         .split_for_parts();
+    // One copy for all responses, whether their clients read them or not. A document always serializes.
+    let document = Bytes::from(serde_json::to_vec(&document).unwrap_or_default());
     routes
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "no resource at this path; see /api/v1/openapi.json"))
         .method_not_allowed_fallback(async || {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "see the Allow field for the methods of this path")
         })
-        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .layer(DefaultBodyLimit::max(limits::ADMIN_BODY))
         .layer(from_fn_with_state(admin.clone(), authorize))
-        .route("/openapi.json", get(async move || Json(document.clone())))
+        .route("/openapi.json", get(async move || ([(header::CONTENT_TYPE, "application/json")], document.clone())))
 }
 
 /// Requires the admin token (RFC 6750 §2.1).

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use super::Admin;
 use crate::control::{Control, ControlError};
+use crate::limits;
 use crate::rate::Rate;
 use crate::rate_limit::{AddressKey, ClientLimits};
 use pages::{
@@ -21,7 +22,6 @@ use pages::{
     traffic, tunnels,
 };
 use web::failure::Failure;
-use web::form::FORM_MAX;
 use web::session::Sessions;
 pub(super) use web::session::{LIFETIME, SessionKey};
 use web::{assets, guard, theme};
@@ -91,6 +91,13 @@ impl Admin {
 
 /// Routes of all pages. [`guard::signed_in`] protects those that need a session; the rest of `guard` protects all.
 pub(super) fn router(admin: &Admin) -> Router<Admin> {
+    let replay = Router::new()
+        .route("/requests/{id}/replay", get(replay::form).post(replay::replay))
+        .layer(from_fn_with_state(admin.clone(), guard::signed_in))
+        .layer(DefaultBodyLimit::max(limits::ADMIN_REPLAY));
+    let sign_in = Router::new()
+        .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))
+        .layer(DefaultBodyLimit::max(limits::ADMIN_SIGN_IN));
     Router::new()
         .route("/", get(overview::show))
         .route("/accounts", get(accounts::list).post(accounts::create))
@@ -113,18 +120,18 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/requests", get(requests::search))
         .route("/requests/{id}", get(requests::show))
         .route("/requests/{id}/body/{side}", get(requests::body))
-        .route("/requests/{id}/replay", get(replay::form).post(replay::replay))
         .route("/traffic", get(traffic::show))
         .route("/traffic/series", get(traffic::series))
         .route("/audit-log", get(audit::list))
         .route("/theme", post(theme::set))
         .route("/sign-out", post(sign_in::sign_out))
         .layer(from_fn_with_state(admin.clone(), guard::signed_in))
-        .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))
+        .merge(replay)
+        .merge(sign_in)
         .route("/assets/{version}/{name}", get(assets::serve))
         .method_not_allowed_fallback(async || Failure::method_not_allowed())
         .fallback(async || Failure::nothing_here())
-        .layer(DefaultBodyLimit::max(FORM_MAX))
+        .layer(DefaultBodyLimit::max(limits::ADMIN_BODY))
         .layer(from_fn(guard::own_origin))
         .layer(from_fn(guard::hardened))
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use askama::Template;
 use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse, Redirect, Response};
@@ -80,8 +81,9 @@ pub(crate) async fn sign_in(
     State(admin): State<Admin>,
     ConnectInfo(client): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Failure> {
+    let Ok(body) = body else { return Err(Failure::too_large()) };
     let form = Form::parse(&body);
     let next = address::checked(form.value("next"));
     if is_signed_in(&admin, &headers).await {

@@ -55,7 +55,8 @@ impl Failure {
     }
 
     pub(crate) fn too_large() -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "Too large", "The form is larger than 4 MiB. Nothing was changed.")
+        let detail = "The form is larger than this page accepts, or did not arrive in time. Nothing was changed.";
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "Too large", detail)
     }
 
     pub(crate) fn broken() -> Self {

@@ -6,9 +6,6 @@ use std::str::FromStr;
 
 use crate::control::ControlError;
 
-/// Largest form, in bytes: a replay with a body of 1 MiB, percent-encoded, and its fields.
-pub(crate) const FORM_MAX: usize = 4 << 20;
-
 /// The fields of a form, as submitted or as initial values. Without `Debug`, because forms carry secrets.
 #[derive(Clone, Default)]
 pub(crate) struct Form {

@@ -1,5 +1,6 @@
 //! Middleware of the console: response headers, origin checks, sessions.
 
+use axum::RequestExt;
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
@@ -9,7 +10,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 
 use super::address;
 use super::failure::Failure;
-use super::form::{FORM_MAX, Form};
+use super::form::Form;
 use super::session::{self, SESSION};
 use crate::admin::{Admin, hosts};
 
@@ -69,8 +70,9 @@ pub(crate) async fn signed_in(State(admin): State<Admin>, mut request: Request, 
         Some(_) | None => return sign_in_first(&request),
     };
     if !request.method().is_safe() {
-        let (parts, body) = request.into_parts();
-        let Ok(body) = to_bytes(body, FORM_MAX).await else { return Failure::too_large().into_response() };
+        let (parts, body) = request.with_limited_body().into_parts();
+        // Bounded by the limit of the route.
+        let Ok(body) = to_bytes(body, usize::MAX).await else { return Failure::too_large().into_response() };
         let form = Form::parse(&body);
         let sent = match text(&parts.headers, &FORM_TOKEN) {
             "" => form.value(Form::TOKEN),
