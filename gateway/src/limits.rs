@@ -331,11 +331,14 @@ pub(crate) const TUNNEL_BUCKETS: usize = 16 * KIB;
 pub(crate) const ADMITTED_TUNNELS: Rate = Rate::new(400, 60 * 200).unwrap();
 /// Tunnels of one agent and service that are being opened. A further one ends the oldest.
 pub(crate) const OPENINGS_PER_TUNNEL: usize = 2;
-/// Programs that one worker sends to agents at once. More are refused (503), and their agents try again.
+/// Programs that one worker sends to agents at once. A further one ends one of the account that has most, or is refused (503)
+/// if its own account would then have more. The agents try again.
 pub(crate) const PROGRAM_DOWNLOADS: usize = 32;
 /// Bytes of a program that are written at once, and time for that.
 pub(crate) const PROGRAM_CHUNK: usize = 64 * KIB;
 pub(crate) const PROGRAM_CHUNK_WITHIN: Duration = Duration::from_secs(20);
+/// Time for a whole program, and in proportion for each part of it: agents give up after it.
+pub(crate) const PROGRAM_WITHIN: Duration = gw_shared::identity::program::DOWNLOAD_WITHIN;
 /// Connections of one agent that are not yet tunnels, beyond [`OPENINGS_PER_TUNNEL`] for each service.
 pub(crate) const OPENINGS_PER_AGENT: usize = 8;
 /// Refusals for the version of an agent that one worker keeps for administrators.

@@ -1,9 +1,7 @@
 //! Download of a program, on a connection that the gateway authenticates like that of a tunnel.
 
-use std::time::Duration;
-
 use bytes::BytesMut;
-use gw_shared::identity::program::SignedProgram;
+use gw_shared::identity::program::{DOWNLOAD_WITHIN, SignedProgram};
 use gw_shared::runtime;
 use gw_shared::tunnel::{self, handshake};
 
@@ -11,9 +9,6 @@ use crate::apex_client::connection;
 use crate::apex_client::error::GatewayError;
 use crate::tunnel::Agent;
 use crate::tunnel::dial::{self, DialError};
-
-/// Time limit for a program.
-const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 /// Downloads a program. Its content remains to be checked.
 pub(super) async fn download(agent: &Agent, program: &SignedProgram) -> Result<Vec<u8>, DialError> {
@@ -31,5 +26,5 @@ pub(super) async fn download(agent: &Agent, program: &SignedProgram) -> Result<V
         let answer = dial::authenticated(&stream, &hostname, &identity, request, size, &mut buffer).await?;
         Ok(answer.into_body()?)
     };
-    runtime::timeout(TIME_LIMIT, downloaded).await.map_err(|_| GatewayError::TimedOut(TIME_LIMIT))?
+    runtime::timeout(DOWNLOAD_WITHIN, downloaded).await.map_err(|_| GatewayError::TimedOut(DOWNLOAD_WITHIN))?
 }

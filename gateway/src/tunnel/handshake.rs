@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::{Connection, Fields, Framing, RequestHead, head};
-use gw_shared::id::{AgentId, random_base62};
+use gw_shared::id::{AccountId, AgentId, random_base62};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
@@ -20,8 +20,8 @@ use http::header::{self, HeaderValue};
 use rustls::CertificateError;
 use rustls_pki_types::{CertificateDer, UnixTime};
 
-use super::Tunnels;
 use super::session::{self, Party};
+use super::{Tunnels, downloads};
 use crate::clock::Timestamp;
 use crate::connections::ConnectionGuard;
 use crate::control::SECRET_LENGTH;
@@ -81,7 +81,7 @@ pub(crate) async fn serve(
     let opening = known.unwrap_or_else(|| begin(agent.clone()));
     opening.set_service(&service);
     if let Purpose::Program(sha256) = purpose {
-        return send_program(&tunnels, &stream, &agent, &sha256, &guard).await;
+        return send_program(&tunnels, &stream, (&agent, &service.account), &sha256, &guard).await;
     }
     let accepted = async {
         let acceptance = handshake::acceptance();
@@ -202,23 +202,27 @@ fn refuse_version(tunnels: &Tunnels, stream: &TlsStream, head: &RequestHead, mis
 }
 
 /// Sends the program with this SHA-256 to an agent, and closes the connection.
-async fn send_program(tunnels: &Tunnels, stream: &TlsStream, agent: &AgentId, sha256: &str, guard: &ConnectionGuard) {
+async fn send_program(
+    tunnels: &Tunnels,
+    stream: &TlsStream,
+    (agent, account): (&AgentId, &AccountId),
+    sha256: &str,
+    guard: &ConnectionGuard,
+) {
     let Some(program) = tunnels.releases.program(sha256) else {
         let error = Error::BadRequest("this gateway has no agent program with this SHA-256".to_owned());
         return refuse(tunnels, stream, &error, guard).await;
     };
-    if tunnels.downloads.get() >= limits::PROGRAM_DOWNLOADS {
+    let Some(download) = tunnels.downloads.begin(agent, account, stream.closer()) else {
         return refuse(tunnels, stream, &Error::Overloaded("sending programs to other agents"), guard).await;
-    }
-    tunnels.downloads.set(tunnels.downloads.get() + 1);
-    let sent = write_program(stream, program, guard).await;
-    tunnels.downloads.set(tunnels.downloads.get() - 1);
-    match sent {
+    };
+    match write_program(stream, program, guard).await {
         Ok(()) => {
+            drop(download);
             tracing::info!(%agent, sha256, "sent the agent a program");
             http1::linger(stream, guard).await;
         }
-        // The agent has closed the connection.
+        // The agent has closed the connection, or was too slow, or gave way.
         Err(error) => tracing::debug!(%agent, %error, "could not send the agent a program"),
     }
 }
@@ -228,8 +232,11 @@ async fn write_program(stream: &TlsStream, program: &Bytes, guard: &ConnectionGu
     let (headers, mut out) = (Fields::from_iter([content_type]), Vec::with_capacity(256));
     let framing = Framing::Length(program.len() as u64);
     head::write_response(&mut out, StatusCode::OK, &headers, framing, Connection::Close);
+    let (start, mut sent) = (Instant::now(), 0);
     for chunk in std::iter::once(out.as_slice()).chain(program.chunks(limits::PROGRAM_CHUNK)) {
-        guard.expect_by(Instant::now() + limits::PROGRAM_CHUNK_WITHIN);
+        let due = downloads::due(start, sent, program.len());
+        guard.expect_by(due.min(Instant::now() + limits::PROGRAM_CHUNK_WITHIN));
+        sent += chunk.len();
         stream.write_all(&mut [IoSlice::new(chunk)]).await?;
     }
     stream.flush().await

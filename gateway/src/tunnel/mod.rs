@@ -1,6 +1,7 @@
 //! Tunnels, at the gateway.
 
 mod control;
+mod downloads;
 pub(crate) mod flow_control;
 pub(crate) mod grace;
 pub(crate) mod handshake;
@@ -10,13 +11,14 @@ mod registry;
 pub(crate) mod session;
 pub(crate) mod waiting;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
 use gw_shared::id::RequestIds;
 
+pub(crate) use self::downloads::Downloads;
 use self::grace::TunnelGrace;
 pub(crate) use self::registry::Registry;
 use self::waiting::Waiting;
@@ -43,7 +45,7 @@ pub(crate) struct Tunnels {
     /// Versions of agents that are served, and programs for the others.
     pub(crate) releases: Arc<AgentReleases>,
     /// Programs that are being sent.
-    pub(crate) downloads: Cell<usize>,
+    pub(crate) downloads: Rc<Downloads>,
     /// Rate at which this worker admits tunnels of all services, in a region of several nodes: when services move to
     /// this node, the agents of all of them connect at once.
     pub(crate) admissions: Option<RefCell<Bucket>>,

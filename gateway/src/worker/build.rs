@@ -150,7 +150,7 @@ impl Common {
             agent_mtls: self.config.agent_mtls,
             registry: RefCell::new(Registry::new(Arc::clone(&grace))),
             releases: Arc::clone(&self.agent_releases),
-            downloads: Cell::default(),
+            downloads: Rc::default(),
             admissions: self.nodes.is_some().then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
             waiting: Rc::default(),
             grace,

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use aws_lc_rs::digest::{Digest, SHA256, digest};
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
@@ -16,6 +17,8 @@ use crate::version::Version;
 pub const PATH: &str = "/program/";
 /// Largest program, in bytes.
 pub const SIZE_MAX: u64 = 64 << 20;
+/// Time limit for the download of a program.
+pub const DOWNLOAD_WITHIN: Duration = Duration::from_secs(600);
 /// Longest name of a target, in bytes.
 pub const TARGET_MAX: usize = 32;
 /// Target of this build: the architecture. All programs are for Linux.
