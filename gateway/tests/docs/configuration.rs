@@ -221,6 +221,7 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
         "admin_hosts",
         "admin_tls_certificate",
         "admin_tls_key",
+        "allow_http",
         "bandwidth_mib_per_second",
         "ca",
         "endpoint",

@@ -1,5 +1,6 @@
 //! Settings of the archive: the table `[archive]` of the configuration.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use gw_shared::config::Keys;
@@ -11,7 +12,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
 /// Keys that have no meaning without `archive.url`.
-const DEPENDENT: [&str; 6] = ["endpoint", "region", "access_key_id", "secret_key_file", "ca", "path_style"];
+const DEPENDENT: [&str; 7] =
+    ["endpoint", "region", "access_key_id", "secret_key_file", "ca", "path_style", "allow_http"];
 const DEFAULT_REGION: &str = "us-east-1";
 const DEFAULT_MIB_PER_SECOND: u64 = 16;
 
@@ -54,6 +56,7 @@ impl ArchiveSettings {
         let secret_key_file = keys.text("archive.secret_key_file", "a file", |text| Some(PathBuf::from(text)));
         let authorities = keys.text("archive.ca", "a file", |text| Some(PathBuf::from(text)));
         let path_style = keys.boolean("archive.path_style");
+        let allow_http = keys.boolean("archive.allow_http");
         let bandwidth = keys.integer("archive.bandwidth_mib_per_second", 1..=10_000);
         let variable = |name: &str| (keys.environment())(name).filter(|text| !text.is_empty());
         let [key_id_variable, secret_variable, session_variable] =
@@ -65,6 +68,7 @@ impl ArchiveSettings {
             secret_key_file.is_some(),
             authorities.is_some(),
             path_style.is_some(),
+            allow_http.is_some(),
         ];
         let Some((bucket, prefix)) = url else {
             if keys.errors.len() == had_errors {
@@ -73,6 +77,9 @@ impl ArchiveSettings {
             }
             return None;
         };
+        if !allow_http.unwrap_or(false) {
+            keys.errors.extend(endpoint.as_deref().and_then(exposed));
+        }
         let from_file = access_key_id.is_some() || secret_key_file.is_some();
         let session_token = session_variable.filter(|_| !from_file).map(Secret::new);
         let access_key_id = access_key_id.or(key_id_variable);
@@ -165,6 +172,20 @@ fn parse_endpoint(text: &str) -> Option<String> {
     valid.then(|| text.trim_end_matches('/').to_owned())
 }
 
+/// The mistake of an endpoint to which requests are sent in clear text over a network.
+fn exposed(endpoint: &str) -> Option<String> {
+    let uri: Uri = endpoint.parse().ok()?;
+    let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
+    let is_here =
+        host.parse::<IpAddr>().map_or(host.eq_ignore_ascii_case("localhost"), |address| address.is_loopback());
+    (uri.scheme_str() == Some("http") && !is_here).then(|| {
+        format!(
+            "archive.endpoint: {endpoint:?} is not https: session token, signed requests and names of objects would cross the \
+             network in clear text; use https, or set archive.allow_http = true if nobody else is on the path"
+        )
+    })
+}
+
 fn parse_region(text: &str) -> Option<String> {
     let valid = (1..=64).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
@@ -231,6 +252,18 @@ mod tests {
     }
 
     #[test]
+    fn plain_http_is_for_this_machine_unless_allowed() {
+        for endpoint in
+            ["http://127.0.0.1:9000", "http://[::1]:9000", "http://localhost:9000", "https://s3.example.com"]
+        {
+            let (settings, errors) = take(&format!("[archive]\nurl = 's3://bucket'\nendpoint = '{endpoint}'\n"), &AWS);
+            assert_eq!(settings.unwrap_or_else(|| panic!("{errors:?}")).endpoint.as_deref(), Some(endpoint));
+        }
+        let text = "[archive]\nurl = 's3://bucket'\nendpoint = 'http://s3.internal:9000'\nallow_http = true\n";
+        assert!(matches!(take(text, &AWS), (Some(_), errors) if errors.is_empty()));
+    }
+
+    #[test]
     fn every_wrong_value_is_reported_with_its_key() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
@@ -249,6 +282,13 @@ mod tests {
             (with_url("endpoint = 'a:1'"), "archive.endpoint: \"a:1\" is not the URL of a server without a path"),
             (with_url("endpoint = 'http://a/b'"), "archive.endpoint: "),
             (with_url("endpoint = 'http://me@a'"), "archive.endpoint: "),
+            (with_url("endpoint = 'http://s3.example.com:9000'"), "set archive.allow_http = true"),
+            (
+                with_url("endpoint = 'http://10.0.0.1:9000'\nallow_http = false"),
+                "\"http://10.0.0.1:9000\" is not https",
+            ),
+            (with_url("endpoint = 'http://localhost.example.com'"), "is not https"),
+            ("[archive]\nallow_http = true\n".to_owned(), "archive.allow_http: only with archive.url"),
             (with_url("region = 'eu west'"), "archive.region: "),
             (with_url("access_key_id = 'a/b'"), "archive.access_key_id: "),
             (with_url(&format!("secret_key_file = '{missing}'")), "archive.secret_key_file: "),
