@@ -225,6 +225,10 @@ pub(crate) const ADMIN_BODY: usize = 64 * KIB;
 pub(crate) const ADMIN_REPLAY: usize = 4 * MIB;
 /// Bytes of the form that signs in: the only body that is read without authentication.
 pub(crate) const ADMIN_SIGN_IN: usize = 8 * KIB;
+/// Responses of it with metrics that clients have not read. A further one ends the oldest.
+pub(crate) const ADMIN_UNREAD: usize = 16;
+/// Such responses to one client address.
+pub(crate) const ADMIN_UNREAD_PER_ADDRESS: usize = 4;
 /// Time from a request head to it to the last byte of the body.
 pub(crate) const ADMIN_BODY_WITHIN: Duration = Duration::from_secs(60);
 /// Time after which a connection to it ends whose client acknowledges nothing, or takes no byte of what is sent.

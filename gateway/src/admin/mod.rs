@@ -7,12 +7,14 @@ mod metrics;
 mod nodes;
 mod problem;
 mod serve;
+mod unread;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
@@ -30,6 +32,7 @@ use crate::telemetry::timeseries::Series;
 use console::Console;
 use problem::Problem;
 pub(crate) use serve::serve;
+use unread::Unread;
 
 /// State of the request handlers.
 #[derive(Clone)]
@@ -46,6 +49,10 @@ pub(crate) struct Admin {
     console: Arc<Console>,
     /// One backup is made at a time.
     backups: Arc<Semaphore>,
+    /// The metrics are written for one client at a time.
+    scrapes: Arc<Semaphore>,
+    /// Metrics on their way to clients.
+    unread: Unread,
 }
 
 /// The work of a request panicked; the log has the details.
@@ -80,8 +87,9 @@ impl Admin {
         region: Option<RegionInputs>,
         port: u16,
     ) -> Self {
-        let (console, backups) = (Arc::new(Console::new(port)), Arc::new(Semaphore::new(1)));
-        Self { control, request_log, spans, series, draining, region, console, backups }
+        let (backups, scrapes) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(1)));
+        let (console, unread) = (Arc::new(Console::new(port)), Unread::default());
+        Self { control, request_log, spans, series, draining, region, console, backups, scrapes, unread }
     }
 
     /// Runs work on the control plane that may block on the disk.
@@ -169,7 +177,9 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
 
 /// Counters of all workers, or an error: a sum without one worker would drop and rise again, which scrapers interpret
 /// as a restart.
-async fn metrics(State(admin): State<Admin>) -> Response {
+async fn metrics(State(admin): State<Admin>, ConnectInfo(client): ConnectInfo<SocketAddr>) -> Response {
+    // Never fails: the semaphore is not closed.
+    let _alone = admin.scrapes.acquire().await;
     let text = admin.clone().run(move |control| {
         let reports = control.reports_with_services();
         if reports.len() < control.workers() {
@@ -181,7 +191,10 @@ async fn metrics(State(admin): State<Admin>) -> Response {
         Ok(metrics::render(&reports, &inventory, &log, region.as_ref(), admin.spans.as_deref()))
     });
     match text.await {
-        Ok(Ok(text)) => ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text).into_response(),
+        Ok(Ok(text)) => {
+            let body = admin.unread.body(client.ip(), text.into());
+            ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], body).into_response()
+        }
         Ok(Err(missing)) => (StatusCode::SERVICE_UNAVAILABLE, missing).into_response(),
         Err(Panicked) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
