@@ -213,9 +213,9 @@ pub(crate) const CLUSTER_BODY_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) const CLUSTER_DEAD_AFTER: Duration = Duration::from_secs(30);
 /// Bytes of a response of another control plane.
 pub(crate) const CLUSTER_RESPONSE: usize = 64 * MIB;
-/// Connections to the admin listener. More wait in the backlog of the kernel.
+/// Connections to the admin listener. A further one ends the oldest, those with an authenticated request last.
 pub(crate) const ADMIN_CONNECTIONS: usize = 1024;
-/// Connections to it of one client address. More are closed.
+/// Connections to it of one client address. A further one ends the oldest of the address without an authenticated request.
 pub(crate) const ADMIN_CONNECTIONS_PER_ADDRESS: usize = 256;
 /// Bytes of a request head to it.
 pub(crate) const ADMIN_HEAD: usize = 32 * KIB;

@@ -1,6 +1,5 @@
 //! The admin listener: accepts connections, does the TLS handshake where a certificate is configured, and serves HTTP/1.1.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
@@ -8,14 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{ConnectInfo, Request};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{Extensions, HeaderName, HeaderValue};
 use axum::middleware::map_request;
 use axum::{Extension, Router};
 use gw_shared::net::tls::SPEAK_TLS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::task::{self, JoinError, JoinSet};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -23,7 +22,7 @@ use tokio_rustls::server::TlsStream;
 use super::{Admin, router};
 use crate::http_server;
 use crate::limits;
-use crate::rate_limit::AddressKey;
+use crate::rate_limit::{Claimant, TaskPlace, TaskPlaces};
 use crate::tls::admin::AdminTls;
 
 /// First byte of a TLS handshake (RFC 8446 §5.1: ContentType).
@@ -67,50 +66,58 @@ pub(crate) async fn serve(
     let (close, closing) = watch::channel(false);
     let serving = Serving { router, tls, closing };
     let mut tasks = JoinSet::new();
-    let mut clients = HashMap::new();
+    let places = TaskPlaces::new(limits::ADMIN_CONNECTIONS, limits::ADMIN_CONNECTIONS_PER_ADDRESS);
     let mut stopped = pin!(stopped);
     loop {
         tokio::select! {
-            accepted = listener.accept(), if clients.len() < limits::ADMIN_CONNECTIONS => match accepted {
+            accepted = listener.accept() => match accepted {
                 Ok((stream, from)) => {
-                    let client = AddressKey::from(from.ip());
-                    let of_client = clients.values().filter(|other| **other == client).count();
-                    if of_client < limits::ADMIN_CONNECTIONS_PER_ADDRESS {
-                        clients.insert(tasks.spawn(serving.clone().serve(stream, from)).id(), client);
-                    } else {
-                        tracing::warn!(%from, "too many connections of this address to the admin listener");
-                    }
+                    let place = places.take(Claimant::Address(from.ip().into()));
+                    tasks.spawn(serving.clone().serve(stream, from, place));
                 }
                 Err(error) => {
                     tracing::error!(%error, "the admin listener cannot accept a connection");
                     sleep(ACCEPT_AGAIN).await;
                 }
             },
-            Some(ended) = tasks.join_next_with_id() => drop(clients.remove(&id_of(ended))),
+            Some(ended) = tasks.join_next() => check(ended),
             () = &mut stopped => break,
         }
     }
     drop(listener);
     close.send_replace(true);
-    while let Some(ended) = tasks.join_next_with_id().await {
-        id_of(ended);
+    while let Some(ended) = tasks.join_next().await {
+        check(ended);
     }
     Ok(())
 }
 
-fn id_of(ended: Result<(task::Id, ()), JoinError>) -> task::Id {
-    match ended {
-        Ok((id, ())) => id,
-        Err(error) => {
-            tracing::error!(%error, "a connection to the admin listener panicked");
-            error.id()
-        }
+/// Keeps the place of the connection of an authenticated request: it is the last to give way to others.
+pub(super) fn keep_place(of_request: &Extensions) {
+    if let Some(place) = of_request.get::<Arc<TaskPlace>>() {
+        place.keep();
+    }
+}
+
+fn check(ended: Result<(), JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "a connection to the admin listener panicked");
     }
 }
 
 impl Serving {
-    async fn serve(self, stream: TcpStream, from: SocketAddr) {
-        let router = self.router.layer(Extension(ConnectInfo(from)));
+    /// Serves a connection until it ends or has to give way. Requests of an administrator keep its place.
+    async fn serve(self, stream: TcpStream, from: SocketAddr, place: TaskPlace) {
+        let place = Arc::new(place);
+        let router = self.router.clone().layer(Extension(ConnectInfo(from))).layer(Extension(Arc::clone(&place)));
+        tokio::select! {
+            biased;
+            () = place.lost() => tracing::debug!(%from, "connection to the admin listener gave way to a later one"),
+            () = self.serve_with(router, stream, from) => {}
+        }
+    }
+
+    async fn serve_with(self, router: Router, stream: TcpStream, from: SocketAddr) {
         if let Err(error) = set_options(&stream) {
             return tracing::debug!(%from, %error, "connection to the admin listener ended");
         }

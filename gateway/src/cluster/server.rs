@@ -1,13 +1,13 @@
 //! The server: HTTP/1.1 for the control planes of other nodes.
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
 use axum::{Extension, Router};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
@@ -16,7 +16,7 @@ use super::transport::{self, NotServed};
 use super::{LocalNode, NodeConnection, WaitingConnections};
 use crate::http_server;
 use crate::limits;
-use crate::rate_limit::{Claimant, Places};
+use crate::rate_limit::{TaskPlace, TaskPlaces};
 use crate::tls::pki::NodeIdentity;
 
 /// Limits on what other nodes, and peers that claim to be nodes, can use.
@@ -59,19 +59,9 @@ struct Serving {
     router: Router,
     limits: ServerLimits,
     connections: Arc<Semaphore>,
-    handshakes: Arc<Handshakes>,
+    handshakes: TaskPlaces,
     /// Becomes `true` when connections are to end after their running request.
     closing: watch::Receiver<bool>,
-}
-
-/// The unfinished handshakes. A holder is notified when it has to give way.
-struct Handshakes(Mutex<Places<Arc<Notify>>>);
-
-/// Counts a handshake until dropped.
-struct Handshake {
-    handshakes: Arc<Handshakes>,
-    number: u64,
-    gives_way: Arc<Notify>,
 }
 
 /// Serves connections until `stopped` resolves, and then finishes running requests. Handlers find the other node in an
@@ -86,9 +76,8 @@ pub(crate) async fn serve(
     let router = router.layer(DefaultBodyLimit::max(limits.body));
     let router = http_server::with_timed_bodies(router, limits.body_within);
     let (close, closing) = watch::channel(false);
-    let handshakes = Places::new(limits.handshakes, limits.handshakes_per_address);
-    let (connections, handshakes) = (Semaphore::new(limits.connections), Handshakes(Mutex::new(handshakes)));
-    let (connections, handshakes) = (Arc::new(connections), Arc::new(handshakes));
+    let connections = Arc::new(Semaphore::new(limits.connections));
+    let handshakes = TaskPlaces::new(limits.handshakes, limits.handshakes_per_address);
     let serving = Serving { node, router, limits, connections, handshakes, closing };
     let mut tasks = JoinSet::new();
     let mut stopped = pin!(stopped);
@@ -96,7 +85,7 @@ pub(crate) async fn serve(
         tokio::select! {
             connection = waiting.next() => {
                 let Some(connection) = connection else { break };
-                let handshake = serving.handshakes.begin(connection.claimant);
+                let handshake = serving.handshakes.take(connection.claimant);
                 tasks.spawn(serving.clone().serve(connection, handshake));
             }
             Some(ended) = tasks.join_next() => check(ended),
@@ -115,30 +104,8 @@ fn check(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-impl Handshakes {
-    fn begin(self: &Arc<Self>, claimant: Claimant) -> Handshake {
-        let gives_way = Arc::new(Notify::new());
-        let (number, older) = self.lock().take(claimant, Arc::clone(&gives_way));
-        if let Some(older) = older {
-            older.notify_one();
-        }
-        Handshake { handshakes: Arc::clone(self), number, gives_way }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Places<Arc<Notify>>> {
-        // Consistent even after a panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Handshake {
-    fn drop(&mut self) {
-        self.handshakes.lock().free(self.number);
-    }
-}
-
 impl Serving {
-    async fn serve(self, connection: NodeConnection, handshake: Handshake) {
+    async fn serve(self, connection: NodeConnection, handshake: TaskPlace) {
         let from = connection.from;
         let (stream, node, _counted) = match self.shake_hands(connection, handshake).await {
             Ok(accepted) => accepted,
@@ -159,11 +126,11 @@ impl Serving {
     async fn shake_hands(
         &self,
         connection: NodeConnection,
-        handshake: Handshake,
+        handshake: TaskPlace,
     ) -> Result<(TlsStream<TcpStream>, NodeIdentity, OwnedSemaphorePermit), NotServed> {
         let accepted = tokio::select! {
             biased;
-            () = handshake.gives_way.notified() => return Err(NotServed::GaveWay),
+            () = handshake.lost() => return Err(NotServed::GaveWay),
             accepted = timeout(self.limits.handshake_within, transport::accept(connection, &self.node)) => accepted,
         };
         let (stream, node) = accepted.unwrap_or(Err(NotServed::TimedOut))?;

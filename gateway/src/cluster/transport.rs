@@ -50,7 +50,7 @@ pub(crate) fn channel() -> (NodeConnections, WaitingConnections) {
 impl NodeConnections {
     /// Never blocks. Returns whether there was room; without room the connection is closed.
     pub(crate) fn give(&self, connection: NodeConnection) -> bool {
-        let queue = if connection.claimant == Claimant::Node { &self.of_nodes } else { &self.of_others };
+        let queue = if connection.claimant == Claimant::Known { &self.of_nodes } else { &self.of_others };
         queue.try_send(connection).is_ok()
     }
 }

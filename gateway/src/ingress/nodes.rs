@@ -103,7 +103,7 @@ impl Ingress {
         let claimant = claimant(&nodes.peering, node);
         // Nodes bring the tunnels of many agents, which are counted for the agents.
         let mut slot = None;
-        if claimant != Claimant::Node {
+        if claimant != Claimant::Known {
             let Some(counted) = self.count_connection(node) else { return };
             slot = Some(counted);
         }
@@ -200,7 +200,7 @@ impl Ingress {
         }
         let other_end = greeting.socket.closer();
         let handshake = greeting.accept(Arc::clone(&tls.server));
-        let stream = if claimant == Claimant::Node {
+        let stream = if claimant == Claimant::Known {
             handshake.await?
         } else {
             let in_turn = self.node_handshakes.one_a_turn(|| other_end.is_hung_up(), handshake);
@@ -231,7 +231,7 @@ fn claimant(peering: &Peering, peer: SocketAddr) -> Claimant {
     let is_of_member = peering.view().is_some_and(|view| {
         view.placement().members().iter().any(|member| member.peer_address.ip().to_canonical() == address)
     });
-    if is_of_member { Claimant::Node } else { Claimant::Address(address.into()) }
+    if is_of_member { Claimant::Known } else { Claimant::Address(address.into()) }
 }
 
 fn offers(hello: &ClientHello, alpn: &[u8]) -> bool {

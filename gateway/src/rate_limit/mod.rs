@@ -12,6 +12,6 @@ pub(crate) use addresses::{AddressKey, ClientLimits, Exhausted};
 pub(crate) use arrivals::{AddressSlot, Arrivals};
 pub use bucket::Bucket;
 pub(crate) use levels::Level;
-pub(crate) use places::{Claimant, Places};
+pub(crate) use places::{Claimant, Places, TaskPlace, TaskPlaces};
 pub(crate) use service_buckets::{Admitted, Buckets, charge_for_predecessor, charge_or_wait};
 pub(crate) use takeover::{PredecessorCharge, SuccessorBuckets, SuccessorCharge};

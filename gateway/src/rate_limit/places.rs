@@ -1,6 +1,9 @@
 //! A bounded number of places, such as those of handshakes. When none is free, the holder of an older one gives way.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
 
 use super::AddressKey;
 
@@ -10,8 +13,8 @@ pub(crate) enum Claimant {
     Address(AddressKey),
     /// A client without a share, such as a trusted proxy, which brings many clients.
     Unshared,
-    /// An address of another node of the region. Its places are the last to be taken away.
-    Node,
+    /// A client whose places are the last to be taken away: it has authenticated, or has the address of a node.
+    Known,
 }
 
 /// Places with their holders `H`, in the order in which they were taken.
@@ -42,6 +45,13 @@ impl<H> Places<H> {
         self.taken.remove(&number);
     }
 
+    /// Lets a place be among the last to be taken away.
+    pub(crate) fn keep(&mut self, number: u64) {
+        if let Some((claimant, _)) = self.taken.get_mut(&number) {
+            *claimant = Claimant::Known;
+        }
+    }
+
     pub(crate) fn holders(&self) -> impl Iterator<Item = &H> {
         self.taken.values().map(|(_, holder)| holder)
     }
@@ -60,8 +70,59 @@ impl<H> Places<H> {
         if self.taken.len() < self.limit {
             return None;
         }
-        let of_others = self.taken.iter().find(|(_, (other, _))| *other != Claimant::Node);
+        let of_others = self.taken.iter().find(|(_, (other, _))| *other != Claimant::Known);
         of_others.or_else(|| self.taken.first_key_value()).map(|(number, _)| *number)
+    }
+}
+
+/// Places of tasks on any thread.
+#[derive(Clone)]
+pub(crate) struct TaskPlaces(Arc<Mutex<Places<Arc<Notify>>>>);
+
+/// The place of a task. Dropping it frees the place.
+pub(crate) struct TaskPlace {
+    places: TaskPlaces,
+    number: u64,
+    lost: Arc<Notify>,
+}
+
+impl TaskPlaces {
+    /// As [`Places::new`].
+    pub(crate) fn new(limit: usize, per_address: usize) -> Self {
+        Self(Arc::new(Mutex::new(Places::new(limit, per_address))))
+    }
+
+    /// Takes a place, and has the task end that has to give way.
+    pub(crate) fn take(&self, claimant: Claimant) -> TaskPlace {
+        let lost = Arc::new(Notify::new());
+        let (number, older) = self.lock().take(claimant, Arc::clone(&lost));
+        if let Some(older) = older {
+            older.notify_one();
+        }
+        TaskPlace { places: self.clone(), number, lost }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places<Arc<Notify>>> {
+        // Consistent even after a panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TaskPlace {
+    /// Resolves when the task has to give way.
+    pub(crate) async fn lost(&self) {
+        self.lost.notified().await;
+    }
+
+    /// Makes the place one of a known client.
+    pub(crate) fn keep(&self) {
+        self.places.lock().keep(self.number);
+    }
+}
+
+impl Drop for TaskPlace {
+    fn drop(&mut self) {
+        self.places.lock().free(self.number);
     }
 }
 
@@ -90,13 +151,17 @@ mod tests {
     }
 
     #[test]
-    fn nodes_give_way_last() {
+    fn known_clients_give_way_last() {
         let mut places = Places::new(3, 2);
-        for (number, claimant) in [Claimant::Node, address(1), Claimant::Node].into_iter().enumerate() {
+        for (number, claimant) in [Claimant::Known, address(1), Claimant::Known].into_iter().enumerate() {
             places.take(claimant, number);
         }
         assert_eq!(places.take(address(2), 3).1, Some(1));
-        assert_eq!(places.take(Claimant::Node, 4).1, Some(3));
-        assert_eq!(places.take(Claimant::Node, 5).1, Some(0));
+        assert_eq!(places.take(Claimant::Known, 4).1, Some(3));
+        assert_eq!(places.take(Claimant::Known, 5).1, Some(0));
+        let (kept, _) = places.take(address(3), 6);
+        places.keep(kept);
+        let (_, displaced) = places.take(address(3), 7);
+        assert_eq!(displaced, Some(4), "all are known");
     }
 }

@@ -8,7 +8,7 @@ use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
 
 use crate::support::process::{Served, config_text, serve, serve_command};
-use crate::support::{SOON, options};
+use crate::support::{SOON, demo, options};
 
 /// What the listener answers before it closes the connection or resets it.
 fn answer(address: SocketAddr, request: &[u8]) -> String {
@@ -51,6 +51,45 @@ fn no_path_is_served_under_a_foreign_name() {
     // Probes of load balancers.
     assert!(ask("/readyz", "1.0", "").starts_with("HTTP/1.0 200 "));
     assert!(ask("/metrics", "1.1", "Host: 127.0.0.1:9080\r\n").starts_with("HTTP/1.1 200 "));
+}
+
+/// Connects from this address of the loopback network.
+fn connect(demo: &Demo, last: u8) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
+    socket.connect(&demo.gateway().admin_address().into()).unwrap();
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    stream
+}
+
+/// Whether the listener answers a request on this connection, which stays open.
+fn is_answered(stream: &mut TcpStream, path: &str, fields: &str) -> bool {
+    drop(write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n"));
+    let mut beginning = [0; 12];
+    stream.read_exact(&mut beginning).is_ok() && beginning == *b"HTTP/1.1 200"
+}
+
+#[test]
+fn idle_connections_of_strangers_give_way_and_those_of_administrators_stay() {
+    let demo = demo(None);
+    let mut administrator = connect(&demo, 1);
+    let authorization = format!("Authorization: Bearer {}\r\n", demo.about.admin_token);
+    assert!(is_answered(&mut administrator, "/api/v1/accounts", &authorization));
+    // One address has at most its share.
+    let mut idle: Vec<TcpStream> = (0..=256).map(|_| connect(&demo, 2)).collect();
+    assert_eq!(idle[0].read(&mut [0]).unwrap(), 0);
+    assert!(is_answered(&mut idle[1], "/healthz", ""));
+    // Four more take all.
+    for last in 3..7 {
+        idle.extend((0..256).map(|_| connect(&demo, last)));
+    }
+    assert!(is_answered(&mut connect(&demo, 8), "/healthz", ""));
+    let mut again = administrator.try_clone().unwrap();
+    drop(write!(again, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"));
+    let mut rest = String::new();
+    again.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("\r\n\r\nok\n"), "{rest}");
 }
 
 #[test]

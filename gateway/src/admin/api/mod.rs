@@ -29,6 +29,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use super::Admin;
 use super::problem::Problem;
+use super::serve::keep_place;
 use crate::auth::bearer;
 use crate::limits;
 
@@ -92,6 +93,7 @@ async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> 
         let detail = "send Authorization: Bearer and the contents of data_dir/admin.token";
         return Problem::new(StatusCode::UNAUTHORIZED, detail).into_response();
     }
+    keep_place(request.extensions());
     next.run(request).await
 }
 

@@ -12,6 +12,7 @@ use super::address;
 use super::failure::Failure;
 use super::form::Form;
 use super::session::{self, SESSION};
+use crate::admin::serve::keep_place;
 use crate::admin::{Admin, hosts};
 
 /// Forbids inline scripts and styles, other origins, and framing.
@@ -84,6 +85,7 @@ pub(crate) async fn signed_in(State(admin): State<Admin>, mut request: Request, 
         request = Request::from_parts(parts, axum::body::Body::empty());
         request.extensions_mut().insert(form);
     }
+    keep_place(request.extensions());
     request.extensions_mut().insert(SignedIn { form_token });
     next.run(request).await
 }
