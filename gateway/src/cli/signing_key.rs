@@ -13,7 +13,8 @@ pub(crate) enum SigningKeyCommand {
     List,
     /// Create the key that follows the active one. It signs once every verifier can know it.
     Rotate {
-        /// Sign with the new key at once, although verifiers may not know it yet. For a compromised active key.
+        /// Sign with a new key at once, although verifiers may not know it yet, and delete the key that waits. For
+        /// stolen keys; delete the others afterwards.
         #[arg(long)]
         immediately: bool,
     },

@@ -44,29 +44,34 @@ pub enum SigningKeyStatus {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rotation {
-    /// Sign with the new key now, although verifiers may not know it yet: for when the old one is in the wrong hands.
+    /// Sign with a new key now, although verifiers may not know it yet, and delete the key that waits: for when keys are
+    /// in the wrong hands.
     #[serde(default)]
     pub immediately: bool,
 }
 
 impl Control {
-    /// Creates the key that follows the active one; returns the waiting key if there is one.
+    /// Creates the key that follows the active one; returns the waiting key if there is one. `immediately` always creates
+    /// a key and deletes the waiting one, which was stored beside the active key and is stolen with it.
     pub fn rotate_signing_key(&self, actor: &Actor, rotation: &Rotation) -> Result<SigningKeyView, ControlError> {
         self.change(actor, |records, now| {
-            let waiting = records.signing_keys.values().find(|key| key.active_from > now);
-            let active_from = if rotation.immediately {
-                // Must be later than every key that signs already, even if that key was created in the same second.
-                let signing = records.signing_keys.values().map(|key| key.active_from).filter(|from| *from <= now);
-                signing.max().map_or(now, |latest| now.max(latest.after(Duration::from_secs(1))))
-            } else {
-                now.after(PUBLISHED_AHEAD)
-            };
-            let record = match waiting {
-                Some(key) if !rotation.immediately => return Ok(Plan::already(view(records, key, now))),
-                Some(key) => SigningKeyRecord { active_from, ..key.clone() },
-                None => SigningKey::generate(now, active_from)?,
-            };
-            Ok(rotated(records, record, now))
+            let mut waiting = records.signing_keys.values().filter(|key| key.active_from > now);
+            if !rotation.immediately {
+                return match waiting.next() {
+                    Some(key) => Ok(Plan::already(view(records, key, now))),
+                    None => Ok(rotated(records, SigningKey::generate(now, now.after(PUBLISHED_AHEAD))?, now)),
+                };
+            }
+            // Must be later than every key that signs already, even if that key was created in the same second.
+            let signing = records.signing_keys.values().map(|key| key.active_from).filter(|from| *from <= now);
+            let active_from = signing.max().map_or(now, |latest| now.max(latest.after(Duration::from_secs(1))));
+            let deleted: Vec<SigningKeyId> = waiting.map(|key| key.id.clone()).collect();
+            let mut plan = rotated(records, SigningKey::generate(now, active_from)?, now);
+            if !deleted.is_empty() {
+                plan.detail["deleted"] = json!(deleted);
+            }
+            plan.steps.extend(deleted.into_iter().map(|id| Step::Delete(RecordId::SigningKey(id))));
+            Ok(plan)
         })
     }
 

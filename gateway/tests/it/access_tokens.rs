@@ -8,7 +8,9 @@ use gw_gateway::config::{Config, ProxyProtocol};
 use gw_gateway::control::{Actor, CallerSecretChanges, Mode, Rotation, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::rate::Rate;
+use gw_gateway::store::SigningKeyRecord;
 use gw_shared::id::{ClientId, KeyId};
+use jsonwebtoken::{Algorithm, EncodingKey};
 
 use crate::support::apex::{APEX, ask, demo_token, token};
 use crate::support::caller::{Caller, HOST, connect};
@@ -327,8 +329,8 @@ fn signing_keys_rotate_without_invalidating_tokens() {
     assert_eq!(kid_of(&demo_token(&demo)), kid_of(&first));
     let repeated = control.rotate_signing_key(&Actor::Admin, &Rotation::default()).unwrap();
     assert_eq!(repeated.kid.as_str(), next, "the pending key is the next one");
-    control.rotate_signing_key(&Actor::Admin, &Rotation { immediately: true }).unwrap();
-    let second = eventually("the next key signs", || Some(demo_token(&demo)).filter(|token| kid_of(token) == next));
+    let next = control.rotate_signing_key(&Actor::Admin, &Rotation { immediately: true }).unwrap().kid.to_string();
+    let second = eventually("the new key signs", || Some(demo_token(&demo)).filter(|token| kid_of(token) == next));
     let mut caller = connect(&demo);
     for token in [&first, &second] {
         assert_eq!(outcome(&call(&mut caller, &bearer(token))), "200 ");
@@ -342,6 +344,43 @@ fn signing_keys_rotate_without_invalidating_tokens() {
     assert_eq!(outcome(&call(&mut caller, &bearer(&second))), "200 ");
     let error = control.delete_signing_key(&Actor::Admin, &next).unwrap_err();
     assert!(error.to_string().contains("is active"), "{error}");
+}
+
+/// The remedy for stolen signing keys, as `docs/authentication.md` has it.
+#[test]
+fn a_stolen_waiting_key_signs_nothing_after_an_immediate_rotation() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let genuine = demo_token(&demo);
+    control.rotate_signing_key(&Actor::Admin, &Rotation::default()).unwrap();
+    let stolen = control.records().signing_keys;
+    assert_eq!(stolen.len(), 2, "the active key and the waiting one");
+    let new = control.rotate_signing_key(&Actor::Admin, &Rotation { immediately: true }).unwrap().kid;
+    let remedied = || {
+        let keys = control.records().signing_keys;
+        keys.keys()
+            .filter(|kid| **kid != new)
+            .all(|kid| control.delete_signing_key(&Actor::Admin, kid.as_str()).is_ok())
+    };
+    eventually("the other keys are deleted", || remedied().then_some(()));
+    let mut caller = connect(&demo);
+    for key in stolen.values() {
+        let forged = bearer(&signed_with(key, &genuine));
+        eventually("tokens of stolen keys are refused", || {
+            (outcome(&call(&mut caller, &forged)) == "502 GW_TOKEN_INVALID").then_some(())
+        });
+    }
+    assert_eq!(outcome(&call(&mut caller, &bearer(&demo_token(&demo)))), "200 ");
+}
+
+/// The claims of `token`, signed with `key`.
+fn signed_with(key: &SigningKeyRecord, token: &str) -> String {
+    let header = URL_SAFE_NO_PAD.encode(format!(r#"{{"typ":"at+jwt","alg":"EdDSA","kid":"{}"}}"#, key.id));
+    let signed = format!("{header}.{}", token.split('.').nth(1).unwrap());
+    let private = URL_SAFE_NO_PAD.decode(key.private_key.reveal()).unwrap();
+    let signature =
+        jsonwebtoken::crypto::sign(signed.as_bytes(), &EncodingKey::from_ed_der(&private), Algorithm::EdDSA);
+    format!("{signed}.{}", signature.unwrap())
 }
 
 #[test]

@@ -32,7 +32,8 @@ async fn list_signing_keys(
     admin.ask(move |control| control.signing_keys(&page)).await.map(Json)
 }
 
-/// Make the next key. It is published now and signs in ten minutes, unless it has to at once.
+/// Make the next key, or return the one that waits. It is published now and signs in ten minutes. With `immediately`, a
+/// key is always made, signs at once, and the one that waits is deleted.
 #[utoipa::path(
     post, path = "/signing-keys/rotate", tag = "signing-keys",
     request_body(content = Option<Rotation>),
