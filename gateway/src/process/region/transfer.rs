@@ -9,6 +9,7 @@ use gw_shared::files;
 use super::{RegionError, store};
 use crate::config::Config;
 use crate::control::SHARED_SECRETS;
+use crate::file_owner::FileOwner;
 use crate::store::{Contents, ContentsSummary, NamedSecret, PostgresStore, SqliteStore, StoreError, StoreSource};
 
 /// Name of an exported database until it is complete. A gateway does not look for it.
@@ -24,20 +25,24 @@ pub struct Moved {
     pub secrets: Vec<&'static str>,
 }
 
-/// Moves the data folder of a stopped gateway into the region, which must be empty. The folder stays as it is.
+/// Moves the data folder of a stopped gateway into the region, which must be empty. The folder stays as it is. As root,
+/// works with the rights of the folder's owner.
 pub fn import(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
     let mut region = store(config)?;
-    let refused = |reason: String| RegionError::Source { folder: folder.display().to_string(), reason };
+    as_owner(folder, || read_and_fill(folder, &mut region), source_problem)
+}
+
+fn read_and_fill(folder: &Path, region: &mut PostgresStore) -> Result<Moved, RegionError> {
     // Also makes sure that no gateway runs with the folder.
     let mut old = SqliteStore::open_unmigrated(&StoreSource::sqlite_in(folder)).map_err(|error| match error {
-        StoreError::InUse => refused("a gateway is running with this folder; stop it first".to_owned()),
-        StoreError::Io(error) => refused(error.to_string()),
-        error => refused(error.to_string()),
+        StoreError::InUse => source_problem(folder, "a gateway is running with this folder; stop it first", None),
+        error => source_problem(folder, &error.to_string(), error.kind()),
     })?;
     let contents = Contents::read(&mut old)?;
     let mut secrets: Vec<NamedSecret> = Vec::new();
     for secret in &SHARED_SECRETS {
-        let read = secret.read_if_there(folder).map_err(|error| refused(error.to_string()))?;
+        let read = secret.read_if_there(folder);
+        let read = read.map_err(|error| source_problem(folder, &error.to_string(), Some(error.kind())))?;
         secrets.extend(read.map(|stored| (secret.name, stored)));
     }
     let source = contents.summary()?;
@@ -48,16 +53,40 @@ pub fn import(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
     Ok(Moved { source, destination, secrets: secrets.into_iter().map(|(name, _)| name).collect() })
 }
 
-/// Makes a data folder for a single gateway from the region. `folder` must be empty or missing. Nodes may run.
+/// Makes a data folder for a single gateway from the region. `folder` must be empty or missing. Nodes may run. As root,
+/// works with the rights of the owner of the folder, or of the one above it.
 pub fn export(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
     let mut region = store(config)?;
     let contents = Contents::read(&mut region)?;
-    let export = Export::begin(folder).map_err(|error| destination(folder, &error))?;
-    let moved = export.fill(&mut region, &contents);
-    if moved.is_err() {
-        export.discard();
-    }
-    moved
+    let fill = || {
+        let export = Export::begin(folder).map_err(|error| destination(folder, &error))?;
+        let moved = export.fill(&mut region, &contents);
+        if moved.is_err() {
+            export.discard();
+        }
+        moved
+    };
+    as_owner(folder, fill, |folder, reason, _| destination(folder, &reason))
+}
+
+/// Runs `work` on a folder with the rights of its owner, who controls the names in it, if this process runs as root.
+fn as_owner<T>(
+    folder: &Path,
+    work: impl FnOnce() -> Result<T, RegionError>,
+    problem: impl FnOnce(&Path, &str, Option<io::ErrorKind>) -> RegionError,
+) -> Result<T, RegionError> {
+    let done = FileOwner::of(folder).and_then(|owner| owner.run(work));
+    done.map_err(|error| problem(folder, &error.to_string(), Some(error.kind())))?
+}
+
+fn source_problem(folder: &Path, reason: &str, kind: Option<io::ErrorKind>) -> RegionError {
+    let remedy = match kind {
+        Some(io::ErrorKind::PermissionDenied) => {
+            "; run the command as root or as the owner of the folder, to which all files in it must belong"
+        }
+        _ => "",
+    };
+    RegionError::Source { folder: folder.display().to_string(), reason: format!("{reason}{remedy}") }
 }
 
 fn destination(folder: &Path, reason: &dyn std::fmt::Display) -> RegionError {

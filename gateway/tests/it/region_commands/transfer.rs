@@ -1,6 +1,7 @@
 //! `region import` and `region export`.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
 use crate::support::process::{Served, config_text, gw_gateway, serve, serve_command};
@@ -145,6 +146,55 @@ fn a_folder_that_is_not_complete_is_not_imported() {
     fs::remove_file(data.join("admin.token")).unwrap();
     let imported = node.with_folder("import", &data);
     assert!(imported.out.contains("agent-ca, dev-ca\n"), "a new admin token will be made: {}", imported.out);
+}
+
+/// A user that owns a data folder. It needs no entry in /etc/passwd.
+const OWNER: u32 = 23_456;
+
+#[test]
+fn root_imports_and_exports_with_the_rights_of_the_owner_of_the_folder() {
+    if !programs::usable(&["postgresql"]) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let server = Postgres::start();
+    let node = Node::new(&server.url());
+    node.succeed("init");
+    let old = tempfile::tempdir().unwrap();
+    // The owner has to reach the folder.
+    fs::set_permissions(old.path(), Permissions::from_mode(0o755)).unwrap();
+    old_gateway(old.path());
+    let data = old.path().join("data");
+    let owned = |path: &Path| chown(path, Some(OWNER), Some(OWNER)).unwrap();
+    fs::read_dir(&data).unwrap().for_each(|entry| owned(&entry.unwrap().path()));
+    owned(&data);
+
+    // The owner puts a link to a file of root in place of a secret.
+    let (token, secret) = (data.join("admin.token"), old.path().join("of-root"));
+    fs::write(&secret, "secret-of-root\n").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+    fs::rename(&token, data.join("aside")).unwrap();
+    symlink(&secret, &token).unwrap();
+    let refused = node.with_folder("import", &data);
+    assert_eq!((refused.code, refused.out.as_str()), (1, ""), "{}", refused.err);
+    assert!(
+        refused.err.contains("admin.token: Permission denied") && refused.err.contains("as root or"),
+        "{}",
+        refused.err
+    );
+    assert_eq!(server.sql("SELECT count(*) FROM gw.secrets"), "0");
+    fs::rename(data.join("aside"), &token).unwrap();
+    assert_eq!(node.with_folder("import", &data).code, 0);
+
+    // A missing folder gets the owner of the one above it.
+    let exported = data.join("exported");
+    let Ended { code, err, .. } = node.with_folder("export", &exported);
+    assert_eq!((code, err.as_str()), (0, ""));
+    let made = fs::read_dir(&exported).unwrap().map(|entry| entry.unwrap().metadata().unwrap().uid());
+    assert!(made.chain([fs::metadata(&exported).unwrap().uid()]).all(|user| user == OWNER));
 }
 
 #[test]
