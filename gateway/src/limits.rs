@@ -128,6 +128,9 @@ pub(crate) const CONTROL_JOBS: usize = 256;
 pub(crate) const RENEWALS: Rate = Rate::new(6, 6).unwrap();
 /// Certificates that are issued for one agent.
 pub(crate) const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
+/// Agents of one worker whose replaced keys wait to be forgotten, each some 150 bytes. After a restart all agents connect at
+/// once; more wait for their next tunnel.
+pub(crate) const REPLACED_KEYS: usize = 8 * KIB;
 
 /// Bytes that wait for the thread of the request log, including captured bodies, of all workers. If full, the captured
 /// bodies of a batch are dropped and counted, then the batch.

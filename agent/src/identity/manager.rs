@@ -1,15 +1,17 @@
 //! The certificate of a running agent: renewed before it expires, replaced after.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::SystemTime;
 
+use rustls_pki_types::CertificateDer;
 use tokio::sync::Mutex;
 
 use crate::clock::GatewayClock;
 use crate::gateway_events::GatewayEvents;
+use crate::identity::certificate::Identity;
 use crate::identity::issuance::Issuance;
-use crate::identity::state::{Enrollment, StateDir};
+use crate::identity::state::{Enrollment, StateDir, StateError};
 use crate::proxy::ProxySettings;
 
 /// Replaces the certificate in the state folder: [`keep_fresh`](Self::keep_fresh) through the tunnels,
@@ -21,6 +23,8 @@ pub(crate) struct CertificateManager {
     pub(super) clock: Rc<GatewayClock>,
     pub(super) gateway_events: Rc<GatewayEvents>,
     pub(super) issuance: Issuance,
+    /// Certificate that is known to be on the disk.
+    durable: RefCell<Option<CertificateDer<'static>>>,
     /// Held while an expired certificate is being replaced.
     pub(super) recovery: Mutex<()>,
     /// Expiry of the current certificate, as last read.
@@ -44,10 +48,19 @@ impl CertificateManager {
             clock,
             gateway_events,
             issuance: Issuance::default(),
+            durable: RefCell::default(),
             recovery: Mutex::default(),
             expiry: Cell::default(),
             renewals: Cell::default(),
             failed_renewals: Cell::default(),
         }
+    }
+
+    /// The identity for a tunnel, read each time, because renewal replaces it while the agent runs. It is on the disk: once a
+    /// tunnel has used its key, the gateway forgets the key before it, which a crash of the machine must not bring back.
+    pub(crate) fn identity_for_tunnel(&self) -> Result<Identity, StateError> {
+        let identity = self.state.durable_identity(self.durable.borrow().as_ref())?;
+        self.durable.replace(Some(identity.certificate.clone()));
+        Ok(identity)
     }
 }

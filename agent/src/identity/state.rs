@@ -1,12 +1,13 @@
 //! The agent's state folder: its identity and the address of its gateway. Written by `enroll`, updated by `run`.
 
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gw_shared::files;
 use gw_shared::id::{AgentId, EnrollmentId, EnrollmentTokenId};
+use rustix::fs::StatVfsMountFlags;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde::de::DeserializeOwned;
@@ -183,11 +184,38 @@ impl StateDir {
         self.write_json(ENROLLMENT, enrollment)
     }
 
-    /// Reads the identity. Called for every connection, because renewal replaces the file while the agent runs.
+    /// Reads the identity. Renewal replaces the file while the agent runs.
     pub fn identity(&self) -> Result<Identity, StateError> {
         let path = self.0.join(IDENTITY);
         let text = fs::read(&path).map_err(|error| StateError::io(&path, error))?;
         Identity::from_pem(&text).map_err(|error| StateError::Identity { path: name(&path), error })
+    }
+
+    /// As [`Self::identity`], with the file and its name on the disk, so that a crash of the machine does not bring back the
+    /// identity before it. The file with the certificate `durable` is known to be there.
+    pub(crate) fn durable_identity(&self, durable: Option<&CertificateDer<'_>>) -> Result<Identity, StateError> {
+        let path = self.0.join(IDENTITY);
+        let failed = |error| StateError::io(&path, error);
+        let (mut file, mut text) = (File::open(&path).map_err(failed)?, Vec::new());
+        file.read_to_end(&mut text).map_err(failed)?;
+        let identity = Identity::from_pem(&text).map_err(|error| StateError::Identity { path: name(&path), error })?;
+        if durable != Some(&identity.certificate) {
+            self.sync(&file).map_err(|error| {
+                let message = format!("cannot make sure that the file is on the disk: {error}; not used until it is");
+                failed(io::Error::new(error.kind(), message))
+            })?;
+        }
+        Ok(identity)
+    }
+
+    /// Waits until a file of the folder and its name are on the disk.
+    fn sync(&self, file: &File) -> io::Result<()> {
+        // A file system that is mounted read-only may not implement fsync(2).
+        if rustix::fs::fstatvfs(file)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+            return Ok(());
+        }
+        file.sync_all()?;
+        File::open(&self.0)?.sync_all()
     }
 
     /// Replaces the identity: the private key followed by its certificate chain.

@@ -43,7 +43,7 @@ pub(crate) enum DialError {
 ///
 /// The gateway decides whether the certificate has expired, because the local clock may be wrong.
 pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, DialError> {
-    let identity = agent.config.state.identity()?;
+    let identity = agent.certificates.identity_for_tunnel()?;
     match open(&agent.config, hostname, &identity, &agent.clock).await {
         Err(DialError::Gateway(error)) if error.is_certificate_expired() => {
             let identity = agent.certificates.recover(&identity).await?;
@@ -150,9 +150,11 @@ impl DialError {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::{fs, thread};
 
     use gw_shared::identity::enrollment::CsrRequest;
     use gw_shared::runtime::Driver;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
     use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW, Request, json, refusal};
@@ -205,6 +207,28 @@ mod tests {
         let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
         assert!(request.agent_id.is_some());
         json(200, "", &authority.certify(&request.csr, years))
+    }
+
+    #[test]
+    fn an_identity_that_may_not_be_on_the_disk_opens_no_tunnel() {
+        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let (seen, requests) = mpsc::channel();
+        let port = fake_gateway::serve(&authority, move |_| {
+            seen.send(()).unwrap();
+            ACCEPTED.into()
+        });
+        let pem = authority.identity_pem(NOW);
+        let agent = fake_gateway::agent(directory.path(), &authority, &pem, port);
+        // fsync(2) of a named pipe fails.
+        let path = directory.path().join("identity.pem");
+        fs::remove_file(&path).unwrap();
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let writer = thread::spawn(move || fs::write(path, pem).unwrap());
+        let refused = Driver::choose().unwrap().block_on(async { dial(&agent, HOSTNAME).await.err() }).unwrap();
+        writer.join().unwrap();
+        let error = refused.map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("identity.pem: cannot make sure that the file is on the disk"), "{error}");
+        assert!(requests.try_recv().is_err(), "nothing was asked of the gateway");
     }
 
     #[test]

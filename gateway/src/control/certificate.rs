@@ -84,6 +84,25 @@ impl Control {
         })
     }
 
+    /// Forgets the key before `key`, which a tunnel of the agent has used: the agent has the new certificate on its disk.
+    /// Without effect if the record has changed since.
+    pub(crate) fn forget_replaced_key(&self, agent: &AgentId, key: &PublicKeyHash) -> Result<(), ControlError> {
+        self.change(&Actor::Gateway, |records, _| {
+            let record = records.agents.get(agent).filter(|record| record.key.as_ref() == Some(key));
+            let Some(record) = record.filter(|record| record.previous_key.is_some()) else {
+                return Ok(Plan::already(()));
+            };
+            Ok(Plan {
+                action: "agent.forget_key",
+                account: Some(record.account.clone()),
+                target: record.id.to_string(),
+                detail: json!({}),
+                output: (),
+                steps: vec![Step::Put(StoredRecord::Agent(AgentRecord { previous_key: None, ..record.clone() }))],
+            })
+        })
+    }
+
     /// The agent that a proof names by its id or by the secret of its enrollment.
     fn agent_of(&self, proof: &AgentProof) -> Result<AgentId, ControlError> {
         match proof {

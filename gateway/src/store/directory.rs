@@ -10,7 +10,10 @@ use gw_shared::identity::secret::SecretHash;
 use rpds::HashTrieMapSync;
 
 use super::signing_key::{self, SigningKey};
-use super::{AccountRecord, AgentRecord, Modes, RecordId, Records, SecretAccess, ServiceRecord, Step, StoredRecord};
+use super::{
+    AccountRecord, AgentRecord, Modes, PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, Step,
+    StoredRecord,
+};
 use crate::clock::Timestamp;
 use crate::hostname::{Region, tenant_label};
 use crate::ownership::{self, WorkerId};
@@ -64,6 +67,8 @@ pub struct Agent {
     pub status: EnrollmentStatus,
     /// Expiry of the newest certificate; `None` while there is none.
     pub certificate_not_after: Option<Timestamp>,
+    /// Key of the newest certificate, while the key before it is stored too.
+    pub(crate) replacing_key: Option<PublicKeyHash>,
     /// Secret of its enrollment, which may have expired.
     enrollment: Option<SecretHash>,
 }
@@ -243,6 +248,7 @@ impl From<&AgentRecord> for Agent {
             services: record.services.clone(),
             status: record.status,
             certificate_not_after: record.certificate_not_after,
+            replacing_key: record.previous_key.as_ref().and(record.key.clone()),
             enrollment: record.enrollment.as_ref().map(|enrollment| enrollment.secret.clone()),
         }
     }

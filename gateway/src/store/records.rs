@@ -129,7 +129,8 @@ pub struct AgentRecord {
     /// Key of the newest certificate.
     #[serde(default)]
     pub key: Option<PublicKeyHash>,
-    /// Key of the previous certificate: an agent that never received the newest certificate still uses it.
+    /// Key of the previous certificate, until a tunnel has used the newest one: an agent that never received that still
+    /// uses it.
     #[serde(default)]
     pub previous_key: Option<PublicKeyHash>,
     /// Expiry of the newest certificate.

@@ -215,6 +215,12 @@ fn path_in_region(certificate: &CertificateDer<'_>, region: &Region) -> Option<S
     uri.strip_prefix("gw://")?.strip_prefix(region.apex())?.strip_prefix('/').map(str::to_owned)
 }
 
+/// The SubjectPublicKeyInfo of a certificate; `None` if it cannot be parsed.
+pub(crate) fn subject_public_key_info(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(certificate.public_key().raw.to_vec())
+}
+
 /// Expiry of a certificate; `None` if it cannot be parsed.
 pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Option<Timestamp> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;

@@ -9,14 +9,17 @@ use gw_shared::tunnel::text::error_line;
 
 use super::Tunnels;
 use super::openings::Opening;
+use super::replaced_keys;
 use super::session::Session;
 use crate::clock::Timestamp;
 use crate::limits;
 use crate::rate_limit::Bucket;
+use crate::store::PublicKeyHash;
 
 /// Registers the tunnel once the agent has sent its HELLO, then handles its messages until the tunnel ends.
-pub(super) async fn serve(tunnels: Rc<Tunnels>, session: Rc<Session>, opening: Opening) {
-    if let Err(error) = exchange(&tunnels, &session, opening).await {
+/// `key` is that of the certificate that the tunnel was opened with.
+pub(super) async fn serve(tunnels: Rc<Tunnels>, session: Rc<Session>, opening: Opening, key: PublicKeyHash) {
+    if let Err(error) = exchange(&tunnels, &session, opening, key).await {
         if !session.is_cut() {
             let error = error_line(&error);
             tracing::warn!(agent = %session.agent, %error, "control messages failed: tunnel cut");
@@ -40,7 +43,12 @@ enum ControlError {
     TooMany,
 }
 
-async fn exchange(tunnels: &Rc<Tunnels>, session: &Rc<Session>, opening: Opening) -> Result<(), ControlError> {
+async fn exchange(
+    tunnels: &Rc<Tunnels>,
+    session: &Rc<Session>,
+    opening: Opening,
+    key: PublicKeyHash,
+) -> Result<(), ControlError> {
     let hello = runtime::timeout(limits::HEAD, session.tunnel.hello()).await.map_err(|_| ControlError::NoHello)?;
     if hello.is_none() {
         // The tunnel has ended.
@@ -52,6 +60,7 @@ async fn exchange(tunnels: &Rc<Tunnels>, session: &Rc<Session>, opening: Opening
     }
     tunnels.registry.borrow_mut().insert(session).map_err(ControlError::Refused)?;
     drop(opening);
+    replaced_keys::used(tunnels, &session.agent, key);
     session.send(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
     session.announce_services(&tunnels.directory.get());
     session.flow.announce();

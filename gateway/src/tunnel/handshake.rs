@@ -31,7 +31,7 @@ use crate::http_message::dated;
 use crate::http1;
 use crate::limits;
 use crate::region::NodeSlot;
-use crate::store::Service;
+use crate::store::{PublicKeyHash, Service};
 use crate::tls::pki;
 
 /// Serves the upgrade request on a connection of an agent, and starts the tunnel. `via` is the node that splices the
@@ -62,7 +62,7 @@ pub(crate) async fn serve(
         let Some(upgrade) = read_upgrade(&stream, &mut buffer, &guard).await else { return };
         admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, Some(challenge)));
     }
-    let Admission { agent, service, version, purpose } = match admitted {
+    let Admission { agent, key, service, version, purpose } = match admitted {
         Ok(admission) => admission,
         Err(error) => {
             // Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can
@@ -95,7 +95,7 @@ pub(crate) async fn serve(
     // From here on the heartbeat replaces the deadline.
     drop(guard);
     // A new task: the tunnel does not keep the memory of the handshake.
-    runtime::spawn(session::run(tunnels, stream, Party { agent, version, service }, opening, via));
+    runtime::spawn(session::run(tunnels, stream, Party { agent, key, version, service }, opening, via));
 }
 
 /// Reads the head of an upgrade request. `None` if the agent has closed the connection.
@@ -120,6 +120,8 @@ async fn refuse(tunnels: &Tunnels, stream: &TlsStream, error: &Error, guard: &Co
 /// An agent that may have what it asks for.
 struct Admission {
     agent: AgentId,
+    /// Key of its certificate.
+    key: PublicKeyHash,
     service: Arc<Service>,
     version: Version,
     purpose: Purpose,
@@ -143,6 +145,7 @@ fn admit(
         None => proved_certificate(tunnels, head, challenge)?,
     };
     let identity = pki::agent_identity(&certificate, &tunnels.region).ok_or(Error::AgentCertificateRequired)?;
+    let key = pki::subject_public_key_info(&certificate).ok_or(Error::AgentCertificateRequired)?;
     let directory = tunnels.directory.get();
     let agent = directory
         .agent(identity.agent.as_str())
@@ -168,6 +171,7 @@ fn admit(
     tunnels.registry.borrow().openings().admit(&identity.agent, service, now)?;
     Ok(Admission {
         agent: identity.agent,
+        key: PublicKeyHash::of(&key),
         service: Arc::clone(service),
         version: request.version,
         purpose: request.purpose,

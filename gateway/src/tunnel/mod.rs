@@ -8,6 +8,7 @@ pub(crate) mod handshake;
 mod openings;
 mod refused_versions;
 mod registry;
+mod replaced_keys;
 pub(crate) mod session;
 pub(crate) mod waiting;
 
@@ -21,6 +22,7 @@ use gw_shared::id::RequestIds;
 pub(crate) use self::downloads::Downloads;
 use self::grace::TunnelGrace;
 pub(crate) use self::registry::Registry;
+pub(crate) use self::replaced_keys::ReplacedKeys;
 use self::waiting::Waiting;
 use crate::agent_releases::AgentReleases;
 use crate::control::Executor;
@@ -56,6 +58,7 @@ pub(crate) struct Tunnels {
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) certificates: Rc<Current<ServerConfigs>>,
     pub(crate) executor: Executor,
+    pub(crate) replaced_keys: ReplacedKeys,
     pub(crate) relay_memory: Rc<RelayMemory>,
     pub(crate) counters: Rc<Counters>,
     pub(crate) ids: Rc<RequestIds>,

@@ -38,12 +38,14 @@ use crate::limits;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Bucket;
 use crate::region::NodeSlot;
-use crate::store::{Directory, Service};
+use crate::store::{Directory, PublicKeyHash, Service};
 use crate::telemetry::counters::{AgentUpdate, TunnelReport};
 
 /// The agent at the other end of a tunnel, and the service that the tunnel is for.
 pub(crate) struct Party {
     pub(crate) agent: AgentId,
+    /// Key of the certificate that the tunnel was opened with.
+    pub(crate) key: PublicKeyHash,
     pub(crate) version: Version,
     pub(crate) service: Arc<Service>,
 }
@@ -128,9 +130,10 @@ pub(super) async fn run(
     if let Err(error) = stream.socket().limit_unsent(UNSENT) {
         tracing::warn!(%error, "cannot limit unsent bytes in the socket of a tunnel");
     }
+    let key = party.key.clone();
     let session = Session::new(&tunnels, stream.socket(), party);
     session.via.set(via);
-    runtime::spawn(control::serve(Rc::clone(&tunnels), Rc::clone(&session), opening));
+    runtime::spawn(control::serve(Rc::clone(&tunnels), Rc::clone(&session), opening, key));
     let ended = {
         let driven = std::pin::pin!(drive(&session, &stream));
         let dead = std::pin::pin!(heartbeat::until_dead(&session.tunnel, &last_received));
@@ -191,7 +194,7 @@ fn charge(bucket: &mut Bucket, frames: u32) -> Result<(), TunnelError> {
 impl Session {
     /// A session on the connection of `socket`, which is not registered yet.
     pub(crate) fn new(tunnels: &Tunnels, socket: &Socket, party: Party) -> Rc<Self> {
-        let Party { agent, version, service } = party;
+        let Party { agent, version, service, .. } = party;
         let memory = tunnels.relay_memory.account(&service.account);
         let tunnel = Tunnel::new(endpoint(version, Rc::clone(memory.share())));
         let flow = FlowControl::new(tunnel.clone(), socket, memory);

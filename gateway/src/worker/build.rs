@@ -34,7 +34,7 @@ use crate::telemetry::request_log::{CaptureBudget, LogQueue, Recorder};
 use crate::telemetry::trace::{self, Tracing};
 use crate::tls::ServerConfigs;
 use crate::tunnel::grace::TunnelGrace;
-use crate::tunnel::{Registry, Tunnels};
+use crate::tunnel::{Registry, ReplacedKeys, Tunnels};
 use crate::upstream::Upstream;
 use crate::upstream::cross_node::Nodes;
 
@@ -157,6 +157,7 @@ impl Common {
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),
             executor: self.executor.clone(),
+            replaced_keys: ReplacedKeys::default(),
             relay_memory: RelayMemory::new(relay_memory_of_worker(&self.config), Rc::clone(&self.socket_memory)),
             counters: Rc::clone(&self.counters),
             ids: Rc::clone(&self.ids),

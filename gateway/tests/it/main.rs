@@ -63,6 +63,7 @@ mod region_strangers;
 mod region_tunnels;
 mod relay_memory;
 mod relaying;
+mod replaced_keys;
 mod request_captures;
 mod request_log_durability;
 mod request_records;

@@ -30,7 +30,9 @@ use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
 use crate::ownership::WorkerId;
 use crate::rate::Rate;
-use crate::store::{CallerSecretRecord, Directory, Modes, Records, SecretAccess, ServiceRecord, StoredRecord};
+use crate::store::{
+    CallerSecretRecord, Directory, Modes, PublicKeyHash, Records, SecretAccess, ServiceRecord, StoredRecord,
+};
 use crate::tunnel::session::{Party, Session, drive};
 use crate::worker::{Worker, WorkerMessage};
 
@@ -59,7 +61,8 @@ impl Gateway {
             Worker::new(super::setup(WorkerId(0), &mailbox, Arc::new(directory().ok_or(io::ErrorKind::Other)?))?)?;
         let directory = worker.directory.get();
         let service = directory.service("acme--api").ok_or(io::ErrorKind::NotFound)?;
-        let party = Party { agent: AgentId::random(), version: Version::own(), service: Arc::clone(service) };
+        let (agent, key) = (AgentId::random(), PublicKeyHash::of(&[]));
+        let party = Party { agent, key, version: Version::own(), service: Arc::clone(service) };
         let session = Session::new(&worker.tunnels, &idle_socket()?, party);
         let driven = Rc::clone(&session);
         runtime::spawn(async move {
