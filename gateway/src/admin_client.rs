@@ -21,6 +21,17 @@ use crate::tls::certificate;
 /// Where commands look for the admin listener unless told otherwise.
 pub const URL_DEFAULT: &str = "http://127.0.0.1:9080";
 
+/// Name of the console on a loopback listener without TLS. Browsers and curl resolve names below `localhost` to loopback by
+/// themselves (RFC 6761, section 6.3). Unlike `localhost` and addresses, other servers of the machine have no part in it.
+pub const CONSOLE_NAME: &str = "console.gw.localhost";
+
+/// Address of the console for browsers on this machine, on a listener without TLS.
+pub fn console_url(admin_listen: SocketAddr) -> String {
+    // What names below `localhost` resolve to.
+    let has_name = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)].contains(&admin_listen.ip());
+    if has_name { format!("http://{CONSOLE_NAME}:{}/", admin_listen.port()) } else { format!("http://{admin_listen}/") }
+}
+
 /// The URL of an admin listener, and how to reach it.
 #[derive(Debug)]
 pub struct AdminAddress {

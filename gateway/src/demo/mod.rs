@@ -17,6 +17,7 @@ use gw_shared::identity::secret::Secret;
 use gw_shared::telemetry::trace::Settings;
 use serde::Serialize;
 
+use crate::admin_client::console_url;
 use crate::config::{Config, HandOver};
 use crate::control::ControlError;
 use crate::hostname::Region;
@@ -89,6 +90,8 @@ pub struct About {
     pub service_key: String,
     pub ca_file: PathBuf,
     pub admin_url: String,
+    /// For browsers.
+    pub console_url: String,
     pub admin_token: String,
 }
 
@@ -199,6 +202,7 @@ impl About {
             service_key: seeded.service_key,
             ca_file,
             admin_url: format!("http://{admin}"),
+            console_url: console_url(admin),
             admin_token,
         }
     }
@@ -229,7 +233,8 @@ impl About {
         writeln!(out, "\nAdministration:\n")?;
         writeln!(out, "  export GW_ADMIN_URL={admin_url} GW_ADMIN_TOKEN={admin_token}")?;
         writeln!(out, "  gw-gateway agent list {ACCOUNT}")?;
-        writeln!(out, "  curl {admin_url}/metrics\n")
+        writeln!(out, "  curl {admin_url}/metrics\n")?;
+        writeln!(out, "Console, with the same token: {}\n", self.console_url)
     }
 }
 

@@ -16,6 +16,7 @@ use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
 use tokio::sync::Notify;
 
+use crate::admin_client::console_url;
 use crate::agent_releases::AgentReleases;
 use crate::apex::NodeQuestions;
 use crate::cluster::{self, NodeConnections, WaitingConnections};
@@ -295,7 +296,8 @@ impl Gateway {
         if let Some((found, remedy)) = config.guessed_proxies() {
             tracing::warn!("trusted_proxies: {found}; {remedy}");
         }
-        tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway started");
+        let console = config.admin_certificate.is_none().then(|| console_url(*admin_address));
+        tracing::info!(%address, %admin_address, console, workers = config.workers, region = config.region.apex(), "gateway started");
     }
 
     pub fn control(&self) -> &Arc<Control> {

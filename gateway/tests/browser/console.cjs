@@ -101,6 +101,40 @@ async function wrongTokensAreRefused(browser) {
   await page.context().close();
 }
 
+/** Servers on other ports of this machine do not get the session, even if they have the name of the printed address. */
+async function otherPortsDoNotGetTheSession(browser) {
+  const stolen = [];
+  const thief = http.createServer((request, response) => {
+    stolen.push(request.headers.cookie ?? "");
+    response.setHeader("content-type", "text/html");
+    // A request of the page itself is not cross-site: SameSite does not hold back cookies.
+    response.end(request.url === "/" ? '<title>other</title><img src="/again">' : "");
+  });
+  await new Promise((done) => thief.listen(0, "127.0.0.1", done));
+  const page = await open(browser);
+  await page.goto(ABOUT.console_url);
+  await page.getByLabel("Admin token").fill(ABOUT.admin_token);
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("heading", { name: "Overview" }).waitFor();
+  const own = new URL(page.url());
+  assert.match(own.hostname, /^[0-9a-z]{26}\.console\.gw\.localhost$/);
+  await page.getByRole("link", { name: "Live tunnels" }).first().click();
+  await page.getByRole("heading", { name: "Live tunnels" }).waitFor();
+  const visit = async (hostname) => {
+    await page.goto(`http://${hostname}:${thief.address().port}/`, { waitUntil: "load" });
+    return stolen.splice(0).join(";");
+  };
+  isProvoking = true;
+  for (const hostname of ["localhost", "127.0.0.1", "console.gw.localhost", "gw.localhost"]) {
+    assert.doesNotMatch(await visit(hostname), /gw_session/, hostname);
+  }
+  assert.match(await visit(own.hostname), /gw_session/, "the browser has the session");
+  isProvoking = false;
+  await page.context().close();
+  thief.close();
+  thief.closeAllConnections();
+}
+
 /** A page whose session ends asks for sign-in and returns afterwards. */
 async function anEndedSessionResumesAfterSignIn(browser) {
   const page = await open(browser);
@@ -369,6 +403,7 @@ async function main() {
   try {
     await wrongTokensAreRefused(browser);
     await anEndedSessionResumesAfterSignIn(browser);
+    await otherPortsDoNotGetTheSession(browser);
     const page = await open(browser);
     await signIn(page);
     const key = await anAccountIsSetUp(page);

@@ -148,6 +148,7 @@ fn the_demo_prints_one_line_of_json_and_exits_with_0() {
         "service_key",
         "ca_file",
         "admin_url",
+        "console_url",
         "admin_token",
     ];
     expected.sort_unstable();

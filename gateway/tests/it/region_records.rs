@@ -41,6 +41,7 @@ impl Node {
             service_key: key.to_owned(),
             ca_file: self.data_dir.join("dev-ca.crt"),
             admin_url: String::new(),
+            console_url: String::new(),
             admin_token: String::new(),
         };
         let mut caller = connect_to(&about, caller::HOST, &[b"http/1.1"], None);

@@ -209,6 +209,7 @@ fn opentelemetry_variables_are_used_and_spans_are_flushed_on_exit() {
         service_key: text("service_key"),
         ca_file: text("ca_file").into(),
         admin_url: text("admin_url"),
+        console_url: text("console_url"),
         admin_token: text("admin_token"),
     };
     let mut caller = connect_to(&about, HOST, &[b"http/1.1"], None);

@@ -22,6 +22,7 @@ use pages::{
     traffic, tunnels,
 };
 use web::failure::Failure;
+use web::own_name::Moves;
 use web::session::Sessions;
 pub(super) use web::session::{LIFETIME, SessionKey};
 use web::{assets, guard, theme};
@@ -35,6 +36,8 @@ const SESSION_QUESTIONS: usize = 16;
 /// State of the console while the process runs.
 pub(super) struct Console {
     sessions: Sessions,
+    /// Sessions on their way to names of their own.
+    moves: Moves,
     /// Limits the questions to other nodes about sessions that are not known here.
     session_questions: Semaphore,
     failures: Mutex<ClientLimits<AddressKey>>,
@@ -46,6 +49,7 @@ impl Console {
     pub(super) fn new(port: u16) -> Self {
         Self {
             sessions: Sessions::default(),
+            moves: Moves::default(),
             session_questions: Semaphore::new(SESSION_QUESTIONS),
             failures: Mutex::new(ClientLimits::new(SIGN_IN_FAILURES)),
             port,
@@ -128,6 +132,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .layer(from_fn_with_state(admin.clone(), guard::signed_in))
         .merge(replay)
         .merge(sign_in)
+        .route("/sign-in/finish", get(sign_in::finish))
         .route("/assets/{version}/{name}", get(assets::serve))
         .method_not_allowed_fallback(async || Failure::method_not_allowed())
         .fallback(async || Failure::nothing_here())

@@ -2,5 +2,6 @@
 
 mod access;
 pub(crate) mod browser;
+mod own_name;
 mod pages;
 mod requests;

@@ -175,6 +175,7 @@ pub(crate) fn about(address: SocketAddr, service_key: &str, ca_file: PathBuf) ->
         service_key: service_key.to_owned(),
         ca_file,
         admin_url: String::new(),
+        console_url: String::new(),
         admin_token: String::new(),
     }
 }

@@ -1,7 +1,7 @@
 //! Sign-in with the admin token, and sign-out.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use askama::Template;
 use axum::body::Bytes;
@@ -16,6 +16,8 @@ use crate::admin::console::web::address;
 use crate::admin::console::web::assets;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
+use crate::admin::console::web::guard;
+use crate::admin::console::web::own_name::{self, OwnName};
 use crate::admin::console::web::page::render;
 use crate::admin::console::web::session::{self, LIFETIME, SESSION, SIGN_IN, THEME};
 use crate::admin::console::web::theme::Theme;
@@ -28,6 +30,8 @@ struct SignInPage<'a> {
     region: &'a str,
     form_token: String,
     next: &'a str,
+    /// Address with a name of its own, if this one is shared with other servers of the machine.
+    instead: Option<String>,
     /// The visitor was redirected here because the session ended.
     has_ended: bool,
     error: Option<&'a str>,
@@ -71,6 +75,7 @@ fn page(
         region: admin.control.region().apex(),
         form_token: session::form_token(id.reveal()),
         next,
+        instead: own_name::address_instead(headers),
         has_ended,
         error,
     })?;
@@ -115,17 +120,36 @@ pub(crate) async fn sign_in(
     let id = admin.console.sessions().open(now);
     admin.share_session(id.reveal()).await;
     tracing::info!(client = %client.ip(), "console: signed in");
+    let form_is_used = (header::SET_COOKIE, SIGN_IN.set(&headers, "", Duration::ZERO));
+    if let Some(own) = OwnName::of(&headers) {
+        let theme = THEME.of(&headers).map_or(Theme::System, Theme::from);
+        let (host, code) = admin.console.moves.begin(&own, id, theme, now);
+        let address = format!("http://{host}{}", address::of_finish(code.reveal(), next));
+        return Ok((AppendHeaders([form_is_used]), Redirect::to(&address)).into_response());
+    }
+    let session = (header::SET_COOKIE, SESSION.set(&headers, id.reveal(), LIFETIME));
+    Ok((AppendHeaders([session, form_is_used]), Redirect::to(next)).into_response())
+}
+
+/// Gives the browser its session under the name of the session.
+pub(crate) async fn finish(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Response {
+    let query = Form::parse(uri.query().unwrap_or_default().as_bytes());
+    let next = address::checked(query.value("next"));
+    let host = guard::text(&headers, &header::HOST);
+    let Some((id, theme)) = admin.console.moves.end(query.value("code"), host, Instant::now()) else {
+        return Redirect::to(&address::of_sign_in(next, false)).into_response();
+    };
     let cookies = AppendHeaders([
         (header::SET_COOKIE, SESSION.set(&headers, id.reveal(), LIFETIME)),
-        (header::SET_COOKIE, SIGN_IN.set(&headers, "", std::time::Duration::ZERO)),
+        (header::SET_COOKIE, theme.cookie(&headers)),
     ]);
-    Ok((cookies, Redirect::to(next)).into_response())
+    (cookies, Redirect::to(next)).into_response()
 }
 
 pub(crate) async fn sign_out(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     if let Some(id) = SESSION.of(&headers) {
         admin.end_session(id).await;
     }
-    let cookie = SESSION.set(&headers, "", std::time::Duration::ZERO);
+    let cookie = SESSION.set(&headers, "", Duration::ZERO);
     ([(header::SET_COOKIE, cookie)], Redirect::to("/sign-in")).into_response()
 }

@@ -21,6 +21,12 @@ pub(crate) fn of_sign_in(next: &str, has_ended: bool) -> String {
     }
 }
 
+/// The page that gives the browser the session of `code` and redirects to `next`.
+pub(crate) fn of_finish(code: &str, next: &str) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    format!("/sign-in/finish?{}", query.append_pair("code", code).append_pair("next", next).finish())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use super::address;
 use super::failure::Failure;
 use super::form::Form;
+use super::own_name::OwnName;
 use super::session::{self, SESSION};
 use crate::admin::serve::keep_place;
 use crate::admin::{Admin, hosts};
@@ -26,10 +27,15 @@ const CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
 
 /// Adds the security headers of every response.
 pub(crate) async fn hardened(request: Request, next: Next) -> Response {
+    // A sign-in under the console's own name leads to the name of the session; browsers check redirects of forms too.
+    let policy = OwnName::of(request.headers()).and_then(|own| {
+        let with_sessions = format!("form-action 'self' {}", own.sources());
+        HeaderValue::try_from(POLICY.replace("form-action 'self'", &with_sessions)).ok()
+    });
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, policy.unwrap_or(HeaderValue::from_static(POLICY)));
     for (name, value) in [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         // Not `no-referrer`, which makes browsers send `Origin: null` with the console's own forms.
         (header::REFERRER_POLICY, "same-origin"),
@@ -127,7 +133,7 @@ fn page_of(url: &str) -> String {
     address::checked(&address).to_owned()
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod failure;
 pub(crate) mod form;
 pub(crate) mod format;
 pub(crate) mod guard;
+pub(crate) mod own_name;
 pub(crate) mod page;
 pub(crate) mod session;
 pub(crate) mod theme;

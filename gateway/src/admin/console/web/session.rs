@@ -174,7 +174,7 @@ impl Cookie {
 
 /// Whether the browser uses https, through a proxy in front of the console. A client that sends a false value only gets
 /// a cookie that its browser does not return.
-fn is_https(headers: &HeaderMap) -> bool {
+pub(crate) fn is_https(headers: &HeaderMap) -> bool {
     let proto = headers.get("x-forwarded-proto").and_then(|value| value.to_str().ok());
     proto.and_then(|list| list.split(',').next()).is_some_and(|first| first.trim().eq_ignore_ascii_case("https"))
 }

@@ -23,6 +23,11 @@ pub(crate) enum Theme {
 
 impl Theme {
     pub(crate) const ALL: [Self; 3] = [Self::System, Self::Light, Self::Dark];
+
+    /// The `Set-Cookie` value that keeps it.
+    pub(crate) fn cookie(self, headers: &HeaderMap) -> String {
+        THEME.set(headers, &self.to_string(), KEPT)
+    }
 }
 
 impl From<&str> for Theme {
@@ -46,6 +51,6 @@ impl fmt::Display for Theme {
 }
 
 pub(crate) async fn set(headers: HeaderMap, Extension(form): Extension<Form>) -> Response {
-    let cookie = THEME.set(&headers, &Theme::from(form.value("theme")).to_string(), KEPT);
+    let cookie = Theme::from(form.value("theme")).cookie(&headers);
     ([(header::SET_COOKIE, cookie)], Redirect::to(address::checked(form.value("back")))).into_response()
 }
