@@ -3,20 +3,21 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::hostname::Region;
-use crate::region::Placement;
+use crate::region::{Placement, View};
 use crate::tls::node::NodeTls;
+use crate::tls::pki::NodeIdentity;
 
-/// The newest placement and TLS configurations of this node, for threads other than the workers.
+/// The newest view and TLS configurations of this node, for threads other than the workers.
 pub(crate) struct LocalNode {
     pub(super) region: Region,
     latest: Mutex<Latest>,
 }
 
-/// `None` until the first placement is published.
+/// `None` until the first view is published.
 #[derive(Default)]
 struct Latest {
     tls: Option<Arc<NodeTls>>,
-    placement: Option<Arc<Placement>>,
+    view: Option<Arc<View>>,
 }
 
 impl LocalNode {
@@ -29,7 +30,12 @@ impl LocalNode {
     }
 
     pub(crate) fn placement(&self) -> Option<Arc<Placement>> {
-        self.latest().placement.clone()
+        self.latest().view.as_ref().map(|view| view.shared_placement())
+    }
+
+    /// Whether this process is a node of the region, as far as it is known here.
+    pub(super) fn knows(&self, node: NodeIdentity) -> bool {
+        self.latest().view.as_ref().is_some_and(|view| view.knows(node.slot, node.session))
     }
 
     /// Uses this configuration for new connections.
@@ -37,8 +43,8 @@ impl LocalNode {
         self.latest().tls = Some(tls);
     }
 
-    pub(crate) fn use_placement(&self, placement: Arc<Placement>) {
-        self.latest().placement = Some(placement);
+    pub(crate) fn use_view(&self, view: Arc<View>) {
+        self.latest().view = Some(view);
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {

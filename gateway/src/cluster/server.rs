@@ -4,8 +4,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Router};
+use http::StatusCode;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -96,6 +99,29 @@ pub(crate) async fn serve(
     while let Some(ended) = tasks.join_next().await {
         check(ended);
     }
+}
+
+/// `router`, for processes that are nodes of the region as far as `node` knows. The certificate of a process that has ended is
+/// of no use there.
+pub(crate) fn for_nodes(router: Router, node: Arc<LocalNode>) -> Router {
+    router.route_layer(from_fn_with_state(node, only_nodes))
+}
+
+async fn only_nodes(
+    State(node): State<Arc<LocalNode>>,
+    Extension(caller): Extension<NodeIdentity>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if node.knows(caller) {
+        return next.run(request).await;
+    }
+    let slot = caller.slot.get();
+    tracing::warn!(
+        node = slot,
+        "request of a control plane refused: its process has ended, or the table of nodes does not list it"
+    );
+    (StatusCode::FORBIDDEN, "the process of this certificate is not known as a node\n").into_response()
 }
 
 fn check(ended: Result<(), tokio::task::JoinError>) {

@@ -539,7 +539,7 @@ impl Control {
             *certified = Some(node);
         }
         // Under the lock, so that views arrive in order.
-        self.local_node().use_placement(view.shared_placement());
+        self.local_node().use_view(Arc::clone(view));
         self.workers.publish_view(number, view, applied);
         Ok(())
     }

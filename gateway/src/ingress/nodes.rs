@@ -184,7 +184,7 @@ impl Ingress {
         self.hand_over(worker, greeting, origin).await;
     }
 
-    /// Does the TLS handshake of a link. The other end must be a node of the region.
+    /// Does the TLS handshake of a link. The other end must be a process that is a node of the region.
     async fn shake_hands(
         &self,
         nodes: &Nodes,
@@ -208,6 +208,9 @@ impl Ingress {
         };
         let certificate = stream.peer_certificate().ok_or(NotANode::OtherCertificate)?;
         let node = pki::node_identity(&certificate, &self.region).ok_or(NotANode::OtherCertificate)?;
+        // This node may not know yet of one that has just joined.
+        let known = nodes.peering.knows(node.slot, node.session);
+        runtime::timeout(limits::NODE_CONNECT, known).await.map_err(|_| NotANode::Ended(node.slot.get()))?;
         Ok((stream, node))
     }
 
@@ -251,6 +254,8 @@ enum NotANode {
     OtherProtocol,
     #[error("its certificate is not that of a node of this region")]
     OtherCertificate,
+    #[error("its certificate is for a process as node {0} that has ended, or that the table of nodes does not list")]
+    Ended(u16),
     #[error("this node has no certificate yet")]
     NoCertificate,
     #[error("there are too many links of other nodes")]

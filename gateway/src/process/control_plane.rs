@@ -66,11 +66,13 @@ impl Gateway {
         let Some(waiting) = self.waiting_nodes.take() else { return Ok(()) };
         let limits = apex::routes_between_nodes(self.peers.clone(), self.control.workers());
         let spliced = spliced_tunnels::routes(Arc::clone(&self.peers));
-        let mut router = admin::between_nodes(admin.clone()).merge(limits).merge(spliced);
+        let node = Arc::clone(self.control.local_node());
+        let router = admin::between_nodes(admin.clone()).merge(limits).merge(spliced);
+        let mut router = cluster::for_nodes(router, Arc::clone(&node));
         if let Some(members) = &self.members {
+            // Also for nodes that are not known here yet: they tell of themselves.
             router = router.merge(members::routes(members.inputs().clone(), Arc::clone(&self.control)));
         }
-        let node = Arc::clone(self.control.local_node());
         let (stop, stopped) = oneshot::channel();
         let thread = spawn("gw-nodes".to_owned(), move || serve_nodes(waiting, node, router, stopped));
         let thread = thread.map_err(StartError::Thread)?;

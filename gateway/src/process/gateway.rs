@@ -319,12 +319,18 @@ impl Gateway {
     }
 
     /// Uses this placement of services on nodes from now on, in place of the one that the members of the region agree
-    /// on. For tests.
+    /// on. `processes` are the slots and sessions of all nodes, also of those that own no services. For tests.
     #[doc(hidden)]
-    pub fn set_placement(&self, placement: Placement, session: u128) -> Result<(), ControlError> {
+    pub fn set_placement(
+        &self,
+        placement: Placement,
+        session: u128,
+        processes: &[(NodeSlot, u128)],
+    ) -> Result<(), ControlError> {
         self.signals.set_endless();
         let (applied, _) = tokio::sync::mpsc::unbounded_channel();
-        self.control.publish_view(0, &Arc::new(View::settled(placement)), session, &applied)
+        let view = View::settled(placement).with_processes(processes);
+        self.control.publish_view(0, &Arc::new(view), session, &applied)
     }
 
     /// Counts of exported and lost spans; `None` without a collector.

@@ -29,6 +29,7 @@ impl Membership {
         machine.beats = beats;
         machine.is_ready = true;
         machine.is_resumed = true;
+        machine.succession.admit(&roster);
         machine.install(now, roster, Source::Peer);
         if has_lease {
             machine.lease.resume(now);
@@ -55,6 +56,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::region::timing::DEAD_AFTER;
     use crate::region::{Action, Call, CallResult, Event, Isolation, NodeRow, NodeState, PeerState, Statement};
 
     fn row(slot: u16, session: u128) -> NodeRow {
@@ -121,6 +123,35 @@ mod tests {
         assert!(admits(&machine, now) && machine.view().unwrap().epoch() == 7);
         let carried = machine.carry(now).unwrap();
         assert!(carried.has_lease && carried.session == 100 && carried.beats > 40);
+    }
+
+    #[test]
+    fn a_sender_without_a_row_gives_itself_none_while_the_engine_answers() {
+        let now = Instant::now() + Duration::from_secs(60);
+        let mut machine = resumed(true, now);
+        let call = act(&mut machine, now).unwrap();
+        let done = CallResult::Done { applied: true, roster: roster() };
+        machine.on(now, Event::Result { call: call.id, result: done });
+        let (slot, session) = (NodeSlot::new(2).unwrap(), 300);
+        let stranger = |epoch| PeerState {
+            slot,
+            session,
+            acknowledged: epoch,
+            roster: Arc::new(Roster { epoch, rows: vec![row(0, 100), row(1, 200), row(2, session)] }),
+        };
+        let knows = |machine: &Membership, slot: NodeSlot, session| machine.view().unwrap().knows(slot, session);
+        for epoch in [8, 9] {
+            machine.on(now, Event::Peer(stranger(epoch)));
+            act(&mut machine, now);
+            assert_eq!(machine.view().unwrap().epoch(), epoch, "it may tell that the services of this node have moved");
+            assert!(!knows(&machine, slot, session));
+        }
+        // A node that joins again after it was declared dead, and a process that had the slot before.
+        let known = NodeSlot::new(1).unwrap();
+        assert!(knows(&machine, known, 200) && knows(&machine, known, 201) && !knows(&machine, known, 199));
+
+        machine.on(now + DEAD_AFTER, Event::Peer(stranger(10)));
+        assert!(knows(&machine, slot, session), "the engine is silent: others may know more");
     }
 
     #[test]

@@ -107,6 +107,11 @@ impl Roster {
         self.rows.iter().find(|row| row.session == session)
     }
 
+    /// Slot and session of each row.
+    pub(super) fn processes(&self) -> Arc<[(NodeSlot, u128)]> {
+        self.rows.iter().map(|row| (row.slot, row.session)).collect()
+    }
+
     /// The lowest slot without a row.
     pub(super) fn free_slot(&self) -> Option<NodeSlot> {
         (0..=NodeSlot::MAX).filter_map(NodeSlot::new).find(|slot| self.slot(*slot).is_none())
@@ -116,6 +121,13 @@ impl Roster {
     pub(crate) fn is_valid(&self) -> bool {
         self.rows.len() <= Self::ROWS_MAX && self.rows.is_sorted_by(|one, next| one.slot < next.slot)
     }
+}
+
+/// Whether a process has one of these rows, by slot and session. Its session may be later than that of its row: it goes on
+/// with the next number when its session was ended at the engine. Another process has begun with another random number.
+pub(super) fn is_among(processes: &[(NodeSlot, u128)], slot: NodeSlot, session: u128) -> bool {
+    const REJOINS_MAX: u128 = 1 << 32;
+    processes.iter().any(|(known, first)| *known == slot && session.wrapping_sub(*first) < REJOINS_MAX)
 }
 
 /// A statement to run at the engine.

@@ -34,7 +34,7 @@ use super::observer::Observer;
 use super::placement::NodeSlot;
 use super::requests::{OperatorError, Requests};
 use super::succession::{Source, Succession};
-use super::timing::{BEAT, CALL_TIMEOUT, HINT_GAP, JOIN_GAP, LEASE, LEVELS_AHEAD};
+use super::timing::{BEAT, CALL_TIMEOUT, DEAD_AFTER, HINT_GAP, JOIN_GAP, LEASE, LEVELS_AHEAD};
 use super::view::View;
 
 /// What a node is told about itself at its start.
@@ -123,6 +123,8 @@ pub struct Membership {
     next_call: u64,
     /// Beats sent. Each has another number, so that a lost one is not taken for the next.
     pub(super) beats: u64,
+    /// The last answer of the engine, also one with an epoch below the known one.
+    answered_at: Option<Instant>,
     /// The last call succeeded, so that the roster is recent.
     is_refreshed: bool,
     /// The row of this session was seen.
@@ -176,6 +178,7 @@ impl Membership {
             outstanding: None,
             next_call: 1,
             beats: 0,
+            answered_at: None,
             is_refreshed: false,
             has_row: false,
             is_ready: false,
@@ -326,6 +329,8 @@ impl Membership {
             CallResult::Done { applied, roster } if roster.is_valid() => (applied, roster),
             _ => return self.call_failed(now, sent),
         };
+        self.answered_at = Some(now);
+        self.succession.admit(&roster);
         self.went_back = roster.epoch < self.succession.epoch();
         if self.went_back {
             // Older rows come from a server that is not the primary any more, or was restored.
@@ -416,6 +421,12 @@ impl Membership {
         let acknowledged = state.acknowledged;
         if theirs >= self.succession.epoch() {
             self.hint(now, theirs);
+            // A later epoch counts, whatever the sender: it may have the services of this node. But as long as the engine
+            // answers, a sender without a row cannot give itself one, and so call this node.
+            let is_believed = self.succession.knows(state.slot, session) || self.is_engine_silent(now);
+            if is_believed && theirs > self.succession.epoch() {
+                self.succession.admit(&state.roster);
+            }
             self.install(now, Arc::unwrap_or_clone(state.roster), Source::Peer);
         }
         self.succession.acknowledge(session, acknowledged);
@@ -449,6 +460,10 @@ impl Membership {
     /// Whether another source named an epoch that the workers do not use yet.
     fn is_outdated(&self) -> bool {
         self.hinted > self.applied
+    }
+
+    fn is_engine_silent(&self, now: Instant) -> bool {
+        self.answered_at.is_none_or(|at| now.saturating_duration_since(at) >= DEAD_AFTER)
     }
 
     /// Since when all other owners were heard.

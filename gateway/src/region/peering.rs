@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::{AnnouncementKey, Arrival, Decision, Member, Owner, Placement, RegionKey, RegionSignals, View};
+use super::{AnnouncementKey, Arrival, Decision, Member, NodeSlot, Owner, Placement, RegionKey, RegionSignals, View};
 
 /// Earlier placements that are kept.
 const EARLIER: usize = 16;
@@ -115,6 +115,17 @@ impl Peering {
         }
     }
 
+    /// Waits until the process with this slot and session is known as a node of the region.
+    pub(crate) async fn knows(&self, slot: NodeSlot, session: u128) {
+        loop {
+            let changed = self.changed.notified();
+            if self.view.borrow().as_ref().is_some_and(|view| view.knows(slot, session)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// Waits for another view.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
@@ -138,7 +149,6 @@ impl Peering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::NodeSlot;
 
     const HERE: u16 = 3;
 

@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::engine::{NodeRow, Roster};
+use super::engine::{NodeRow, Roster, is_among};
 use super::placement::{Member, NodeSlot, Placement};
 use super::view::{Awaited, View};
 
@@ -35,6 +35,8 @@ pub(super) struct Succession {
     roster: Arc<Roster>,
     /// Placements of known epochs, the last one current.
     history: VecDeque<Arc<Placement>>,
+    /// Slot and session of the processes that may call this node.
+    processes: Arc<[(NodeSlot, u128)]>,
     /// Last acknowledged epoch of each session.
     acknowledged: BTreeMap<u128, u64>,
     view: Option<Arc<View>>,
@@ -53,6 +55,7 @@ impl Succession {
             session,
             roster: Arc::new(Roster::empty()),
             history: VecDeque::new(),
+            processes: Arc::default(),
             acknowledged: BTreeMap::new(),
             view: None,
         }
@@ -106,6 +109,17 @@ impl Succession {
         }
     }
 
+    /// Lets the processes with these rows call this node, and no others.
+    pub(super) fn admit(&mut self, roster: &Roster) {
+        self.processes = roster.processes();
+        self.refresh();
+    }
+
+    /// Whether the process with this slot and session may call this node.
+    pub(super) fn knows(&self, slot: NodeSlot, session: u128) -> bool {
+        is_among(&self.processes, slot, session)
+    }
+
     /// A session has acknowledged an epoch.
     pub(super) fn acknowledge(&mut self, session: u128, epoch: u64) {
         self.note(session, epoch);
@@ -136,10 +150,11 @@ impl Succession {
         if self.history.len() > HISTORY {
             self.history.pop_front();
         }
-        self.view = Some(Arc::new(View { placement, next: self.next(here), is_member, awaited, held }));
+        let (next, processes) = (self.next(here), Arc::clone(&self.processes));
+        self.view = Some(Arc::new(View { placement, next, processes, is_member, awaited, held }));
     }
 
-    /// Makes a new view of the same epoch if the next placement or the awaited sessions have changed.
+    /// Makes a new view of the same epoch if the next placement, the awaited sessions or the processes have changed.
     fn refresh(&mut self) {
         let Some(view) = &self.view else { return };
         let epoch = view.epoch();
@@ -149,10 +164,11 @@ impl Succession {
         };
         let awaited: Vec<Awaited> = view.awaited.iter().filter(|awaited| is_awaited(awaited)).cloned().collect();
         let next = self.next(view.placement.here());
-        if awaited.len() == view.awaited.len() && next == view.next {
+        if awaited.len() == view.awaited.len() && next == view.next && self.processes == view.processes {
             return;
         }
-        self.view = Some(Arc::new(View { next, awaited, ..(**view).clone() }));
+        let processes = Arc::clone(&self.processes);
+        self.view = Some(Arc::new(View { next, processes, awaited, ..(**view).clone() }));
     }
 
     /// Sessions that may admit by a placement before `epoch`.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::engine::is_among;
 use super::placement::{Member, NodeSlot, Owner, Placement};
 
 /// The owners of services at one epoch, and which services this node may admit already. Immutable: every change is a
@@ -10,6 +11,8 @@ use super::placement::{Member, NodeSlot, Owner, Placement};
 pub struct View {
     pub(super) placement: Arc<Placement>,
     pub(super) next: Option<Arc<Placement>>,
+    /// Slot and session of all rows, also of nodes that own no services.
+    pub(super) processes: Arc<[(NodeSlot, u128)]>,
     /// This session is a member of the placement.
     pub(super) is_member: bool,
     /// Sessions that may still admit services which this node owns now.
@@ -66,7 +69,19 @@ impl View {
     /// says so.
     pub fn settled(placement: Placement) -> Self {
         let is_member = placement.member(placement.here()).is_some();
-        Self { placement: Arc::new(placement), next: None, is_member, awaited: Vec::new(), held: None }
+        let processes = placement.members().iter().map(|member| (member.slot, member.session)).collect();
+        Self { placement: Arc::new(placement), next: None, processes, is_member, awaited: Vec::new(), held: None }
+    }
+
+    /// This view, with rows of other nodes that own no services.
+    pub(crate) fn with_processes(self, processes: &[(NodeSlot, u128)]) -> Self {
+        Self { processes: processes.into(), ..self }
+    }
+
+    /// Whether the process with this slot and session is a node of the region, and so may call this one. The certificate of a
+    /// process that has ended names a session without a row.
+    pub(crate) fn knows(&self, slot: NodeSlot, session: u128) -> bool {
+        is_among(&self.processes, slot, session)
     }
 
     pub fn epoch(&self) -> u64 {

@@ -36,6 +36,23 @@ fn only_nodes_reach_a_control_plane() {
 }
 
 #[test]
+fn a_process_that_has_ended_reads_nothing_with_its_certificate() {
+    let nodes = Nodes::start(2);
+    let ended = || Some(node_peer::ended_certificate(&nodes, 1));
+    assert_eq!(alive(&nodes, 0, ended()), Some(403));
+    let mut peer = Peer::new(node_peer::connect(&nodes, 0, ALPN_CONTROL, ended()));
+    peer.send("GET /v1/series HTTP/1.1\r\nHost: node\r\n\r\n");
+    let refused = peer.response();
+    assert_eq!(
+        (refused.status.as_u16(), &refused.body[..]),
+        (403, &b"the process of this certificate is not known as a node\n"[..])
+    );
+    // A node that joins again after it was declared dead goes on with the next session, before it has a row.
+    let uri = format!("gw://eu1.gw.localhost/node/1/{:032x}", Nodes::session(1) + 1);
+    assert_eq!(alive(&nodes, 0, Some(certificate(&nodes, &uri))), Some(200));
+}
+
+#[test]
 fn a_node_without_a_placement_serves_no_control_plane() {
     let nodes = Nodes::start_unplaced(1);
     assert_eq!(alive(&nodes, 0, Some(node_peer::node_certificate(&nodes, 1))), None);

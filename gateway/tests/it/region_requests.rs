@@ -424,6 +424,8 @@ fn only_nodes_can_open_links() {
         (b"gw-peer/2", Some(certificate(&nodes, &uri(&format!("node/1024/{session}"))))),
         (b"gw-peer/2", Some(certificate(&nodes, &uri("node/1/1")))),
         (b"gw-peer/2", Some(certificate(&nodes, &format!("gw://eu2.gw.localhost/node/1/{session}")))),
+        (b"gw-peer/2", Some(node_peer::ended_certificate(&nodes, 1))),
+        (b"gw-peer/2", Some(node_peer::ended_certificate(&nodes, 2))),
     ]
     .into_iter()
     .enumerate()

@@ -77,6 +77,11 @@ pub(crate) fn node_certificate(nodes: &Nodes, node: usize) -> Identity {
     certificate(nodes, &format!("gw://eu1.gw.localhost/node/{node}/{:032x}", Nodes::session(node)))
 }
 
+/// The certificate of a process that was this node before the one that runs, or of one that the table of nodes does not list.
+pub(crate) fn ended_certificate(nodes: &Nodes, node: usize) -> Identity {
+    certificate(nodes, &format!("gw://eu1.gw.localhost/node/{node}/{:032x}", Nodes::session(node) - 1))
+}
+
 /// The certificate of the agent.
 pub(crate) fn agent_certificate(nodes: &Nodes) -> Identity {
     let state = gw_agent::identity::state::StateDir::new(nodes.prepared.path("agent")).identity().unwrap();

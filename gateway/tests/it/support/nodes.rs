@@ -99,7 +99,7 @@ impl Nodes {
         self.epoch += 1;
         for (node, gateway) in self.gateways.iter().enumerate() {
             if let Some(gateway) = gateway {
-                set_placement(gateway, self.placement(node, members), Self::session(node));
+                self.set_placement(gateway, self.placement(node, members), Self::session(node));
             }
         }
     }
@@ -107,7 +107,16 @@ impl Nodes {
     /// Makes one node use these members.
     pub(crate) fn place_at(&mut self, node: usize, members: &[usize]) {
         self.epoch += 1;
-        set_placement(self.gateway(node), self.placement(node, members), Self::session(node));
+        self.set_placement(self.gateway(node), self.placement(node, members), Self::session(node));
+    }
+
+    fn set_placement(&self, gateway: &Gateway, placement: Placement, session: u128) {
+        let processes: Vec<_> = (0..self.gateways.len()).map(|node| (Self::slot(node), Self::session(node))).collect();
+        gateway.set_placement(placement, session, &processes).unwrap();
+        // A worker answers after it has handled earlier messages.
+        eventually("all workers report", || {
+            (gateway.control().reports().len() == gateway.control().workers()).then_some(())
+        });
     }
 
     /// The node that owns the demo's service if all running nodes are members, and another one.
@@ -179,14 +188,6 @@ impl Nodes {
 }
 
 /// Returns when all workers use the placement.
-fn set_placement(gateway: &Gateway, placement: Placement, session: u128) {
-    gateway.set_placement(placement, session).unwrap();
-    // A worker answers after it has handled earlier messages.
-    eventually("all workers report", || {
-        (gateway.control().reports().len() == gateway.control().workers()).then_some(())
-    });
-}
-
 /// Copies a folder without its folders.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
