@@ -7,8 +7,6 @@ use std::path::Path;
 
 /// Replaces a file atomically; only its owner can read it (mode 0600). A crash leaves the old file or the new one.
 pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
-    // The parent of a name without a folder is empty.
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     // A file that a crash left behind may have other permissions.
@@ -17,7 +15,25 @@ pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     file.write_all(contents)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;
-    File::open(directory)?.sync_all()
+    File::open(folder_of(path))?.sync_all()
+}
+
+fn folder_of(path: &Path) -> &Path {
+    // The parent of a name without a folder is empty.
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Creates a file that only its owner can read (mode 0600). Fails if there is a file or link of this name: of two processes
+/// that create it, one succeeds.
+pub fn create_private(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let written = file.write_all(contents).and_then(|()| file.sync_all());
+    let written = written.and_then(|()| File::open(folder_of(path))?.sync_all());
+    if written.is_err() {
+        // An incomplete file would be in the way of the next attempt. The first error says more than one of this.
+        let _ = fs::remove_file(path);
+    }
+    written
 }
 
 /// Creates a folder that only its owner can enter (mode 0700). An existing folder stays as it is.
@@ -44,6 +60,20 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_file_is_created_once_and_never_in_place_of_a_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let [path, link] = ["secret", "link"].map(|name| directory.path().join(name));
+        create_private(&path, b"first").unwrap();
+        std::os::unix::fs::symlink(directory.path().join("missing"), &link).unwrap();
+        for taken in [&path, &link] {
+            assert_eq!(create_private(taken, b"second").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
 
     #[test]
     fn a_private_file_stays_private_after_a_crash_left_a_temporary_file() {

@@ -49,10 +49,6 @@ impl AgentProgramCommand {
 }
 
 fn new_key(file: &Path) -> Result<(), Failure> {
-    if file.exists() {
-        let message = format!("{}: the file exists; a release key is never replaced by this command", file.display());
-        return Err(Failure::Usage(message));
-    }
     let failed = |_| {
         let message = "cannot make a release key: the cryptographic library failed; check that the system has random numbers \
                        (/dev/urandom), and try again";
@@ -60,7 +56,13 @@ fn new_key(file: &Path) -> Result<(), Failure> {
     };
     let key = Ed25519KeyPair::generate().map_err(failed)?;
     let document = key.to_pkcs8().map_err(failed)?;
-    files::write_private(file, document.as_ref()).map_err(|error| at(file, &error))?;
+    files::create_private(file, document.as_ref()).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Failure::Usage(format!(
+            "{}: the file exists; a release key is never replaced by this command",
+            file.display()
+        )),
+        _ => at(file, &error),
+    })?;
     writeln!(io::stdout(), "{}", ReleaseKey::of(&key)).map_err(Failure::run)
 }
 

@@ -1,13 +1,14 @@
 //! The secret that all nodes of a region share.
 
 use std::fmt::{self, Write as _};
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use aws_lc_rs::hmac;
+use gw_shared::files;
 use zeroize::Zeroizing;
 
 /// Secret of a region: 32 random bytes, the same on all nodes. `Debug` does not print it.
@@ -63,10 +64,7 @@ impl RegionKey {
             let _ = write!(digits, "{byte:02x}");
         }
         digits.push('\n');
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-        file.write_all(digits.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        files::create_private(path, digits.as_bytes()).map_err(failed)?;
         Ok(Self::new(*bytes))
     }
 

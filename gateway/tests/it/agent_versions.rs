@@ -4,9 +4,11 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use aws_lc_rs::signature::Ed25519KeyPair;
 use gw_gateway::agent_releases::program_files;
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
@@ -121,6 +123,24 @@ fn the_program_of_the_previous_line_relays() {
 }
 
 #[test]
+fn of_several_commands_that_make_one_release_key_only_one_prints_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("release.key");
+    let start = |_| {
+        let mut command = gw_gateway();
+        command.args(["agent-program", "new-key"]).arg(&file).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.spawn().unwrap()
+    };
+    let processes: Vec<_> = (0..16).map(start).collect();
+    let ended = processes.into_iter().map(|process| process.wait_with_output().unwrap());
+    let printed: Vec<_> = ended.filter(|output| output.status.success()).map(|output| output.stdout).collect();
+    assert_eq!(printed.len(), 1);
+    let printed: ReleaseKey = String::from_utf8(printed[0].clone()).unwrap().trim().parse().unwrap();
+    let stored = Ed25519KeyPair::from_pkcs8(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(printed.to_string(), ReleaseKey::of(&stored).to_string());
+}
+
+#[test]
 fn agent_programs_are_signed_in_the_current_folder() {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
@@ -132,6 +152,10 @@ fn agent_programs_are_signed_in_the_current_folder() {
     assert_eq!(code, Some(0), "{key}");
     let key: ReleaseKey = key.trim().parse().unwrap();
     let (code, said) = run(&["new-key", "release.key"]);
+    assert!(code == Some(2) && said.contains("never replaced"), "{said}");
+    // A link that leads nowhere is not replaced either.
+    symlink("missing", folder.path().join("link.key")).unwrap();
+    let (code, said) = run(&["new-key", "link.key"]);
     assert!(code == Some(2) && said.contains("never replaced"), "{said}");
     fs::write(folder.path().join("script"), "#!/bin/sh\n").unwrap();
     let (code, said) = run(&["sign", "--key", "release.key", "--out", "programs", "script"]);
