@@ -37,6 +37,8 @@ struct Destination {
     slot: NodeSlot,
     session: u128,
     address: SocketAddr,
+    /// Which of the certificates of this process the connection shows: the other end refuses that of an earlier session.
+    certificate: u64,
 }
 
 /// A connection without a request.
@@ -104,6 +106,7 @@ impl NodeClient {
             slot: to.slot,
             session: to.session,
             address: to.peer_address,
+            certificate: self.0.node.certificates_used(),
         };
         if let Some(mut sender) = self.take_idle(&destination)
             && sender.ready().await.is_ok()

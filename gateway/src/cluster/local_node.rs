@@ -17,6 +17,8 @@ pub(crate) struct LocalNode {
 #[derive(Default)]
 struct Latest {
     tls: Option<Arc<NodeTls>>,
+    /// Number of TLS configurations so far, each with a certificate of its own.
+    certificates_used: u64,
     view: Option<Arc<View>>,
 }
 
@@ -27,6 +29,10 @@ impl LocalNode {
 
     pub(crate) fn tls(&self) -> Option<Arc<NodeTls>> {
         self.latest().tls.clone()
+    }
+
+    pub(super) fn certificates_used(&self) -> u64 {
+        self.latest().certificates_used
     }
 
     pub(crate) fn placement(&self) -> Option<Arc<Placement>> {
@@ -40,7 +46,9 @@ impl LocalNode {
 
     /// Uses this configuration for new connections.
     pub(crate) fn use_tls(&self, tls: Arc<NodeTls>) {
-        self.latest().tls = Some(tls);
+        let mut latest = self.latest();
+        latest.certificates_used += 1;
+        latest.tls = Some(tls);
     }
 
     pub(crate) fn use_view(&self, view: Arc<View>) {
@@ -48,7 +56,7 @@ impl LocalNode {
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {
-        // Each change under the lock is one assignment.
+        // No change under the lock can panic.
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

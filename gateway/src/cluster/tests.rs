@@ -95,9 +95,14 @@ impl World {
 
     fn local_node(&self, number: u16, session: u128) -> Arc<LocalNode> {
         let node = LocalNode::new(region());
+        self.certify(&node, number, session);
+        node
+    }
+
+    /// Gives a node the certificate of a session, as when it joins again.
+    fn certify(&self, node: &LocalNode, number: u16, session: u128) {
         let issued = self.authority.issue_node(&region(), NodeIdentity { slot: slot(number), session }).unwrap();
         node.use_tls(Arc::new(NodeTls::new(self.authority.certificate_pem(), &issued).unwrap()));
-        node
     }
 
     fn client(&self) -> NodeClient {
@@ -164,6 +169,19 @@ async fn failures_are_told_apart() {
     let stranger = World::start(ServerLimits::default()).await.client();
     let error = stranger.send(&to, get_request("/caller"), LONG).await.unwrap_err();
     assert!(matches!(error, NodeCallError::Io(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_has_joined_again_opens_new_connections() {
+    let world = World::start(ServerLimits::default()).await;
+    let (client, to) = (world.client(), world.member());
+    for session in [101, 102, 103] {
+        world.certify(client.local_node(), 1, session);
+        for _ in 0..2 {
+            assert_eq!(text(&client, &to, get_request("/caller")).await.1, format!("1 {session}"));
+        }
+    }
+    assert_eq!(world.connections(), 3);
 }
 
 #[tokio::test]
