@@ -69,7 +69,7 @@ pub fn export(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
     as_owner(folder, fill, |folder, reason, _| destination(folder, &reason))
 }
 
-/// Runs `work` on a folder with the rights of its owner, who controls the names in it, if this process runs as root.
+/// Runs `work` on a folder with the rights of its owner if this process runs as root: the owner controls the names in it.
 fn as_owner<T>(
     folder: &Path,
     work: impl FnOnce() -> Result<T, RegionError>,
