@@ -131,7 +131,7 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     // One account may hold half of it, or a quarter while kernel memory of its callers takes the most that it may. The first
     // streams have large windows, and the others the least.
     const MEMORY: usize = 10 * STREAMS * LEAST as usize;
-    let demo = start(256, |config| config.relay_memory = MEMORY);
+    let demo = start(8 * STREAMS as u32, |config| config.relay_memory = MEMORY);
     let mut callers = stalled_downloads(&demo, STREAMS);
     // How far depends on the time at which each stream began.
     eventually("the windows shrink", || (tunnels(&demo)[0].window < FIRST).then_some(()));
@@ -147,7 +147,8 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
         let head = caller.response_head(&Method::GET).unwrap();
         if head.status == 200 {
             callers.push(caller);
-            assert!(callers.len() <= 4 * STREAMS, "one account has more than its share");
+            // Half of the memory, if the kernel holds little for its callers yet, in streams with the least windows.
+            assert!(callers.len() <= 5 * STREAMS, "one account has more than its share");
             continue;
         }
         assert_eq!((head.status.as_u16(), &head.headers["x-gw-status"]), (503, &"Overloaded".parse().unwrap()));
