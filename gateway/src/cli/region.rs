@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use gw_gateway::config::Config;
-use gw_gateway::process::region::{self, Created, Drained, KeyFile, Moved, Status};
+use gw_gateway::process::region::{self, Created, Drained, KeyFile, Moved, ReplaceableSecret, Status};
 use gw_gateway::store::{ContentsSummary, Replication};
 use gw_shared::command::Failure;
 
@@ -62,6 +62,13 @@ pub(crate) enum RegionCommand {
         /// Configuration file of this node.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+    },
+    /// Delete a shared secret from the database, to replace it. All nodes must be stopped, and its files be deleted.
+    Forget {
+        /// Configuration file of any node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        secret: ReplaceableSecret,
     },
     /// Move the data of a single gateway into the region, which must be empty. The gateway must not run.
     Import {
@@ -127,6 +134,10 @@ impl RegionCommand {
                     out,
                     "Wrote the records of revision {known} back, as revision {revision}. All nodes load them."
                 ))
+            }
+            Self::Forget { config, secret } => {
+                region::forget(&load(&config)?, secret)?;
+                print(writeln!(out, "Deleted it. The first node that starts without its files makes another one."))
             }
             Self::Import { config, folder } => {
                 let moved = region::import(&load(&config)?, &folder)?;

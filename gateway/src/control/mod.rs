@@ -60,7 +60,7 @@ pub(crate) use open::{node_name, postgres_source};
 pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
 pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
-pub(crate) use shared_files::SHARED_SECRETS;
+pub(crate) use shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub use takeover::MissingChanges;
 use takeover::UnsentChanges;

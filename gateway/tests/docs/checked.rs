@@ -298,7 +298,7 @@ const NOT_RUN: [(&str, &str, &str); 38] = [
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region remove", REGION),
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region repair", REGION),
     ("docs/region.md", "sudo systemctl kill", REGION),
-    ("docs/region.md", "sudo -u postgres psql --dbname", REGION),
+    ("docs/region.md", "sudo --user gw-gateway gw-gateway region forget", REGION),
     ("docs/region.md", "sudo -u postgres pg_dump", REGION),
     ("docs/region.md", "sudo -u postgres dropdb", REGION),
     ("docs/region.md", "sudo systemctl stop", REGION),

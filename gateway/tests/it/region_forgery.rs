@@ -100,6 +100,7 @@ fn rows_that_were_changed_added_swapped_replayed_or_removed_are_refused() {
         (format!("DELETE FROM gw.records WHERE id = '{b}'"), set),
         ("DELETE FROM gw.records WHERE kind = 'signing_key'".to_owned(), set),
         ("DELETE FROM gw.records".to_owned(), set),
+        ("INSERT INTO gw.secrets VALUES ('admin token', '')".to_owned(), set),
         ("UPDATE gw.region SET tag = first_region.tag FROM first_region".to_owned(), set),
         ("UPDATE gw.region SET revision = first_region.revision, last_change = first_region.last_change, tag = first_region.tag FROM first_region".to_owned(), "not those of revision 1"),
         ("UPDATE gw.region SET revision = 3".to_owned(), "not those of revision 3"),
@@ -111,7 +112,7 @@ fn rows_that_were_changed_added_swapped_replayed_or_removed_are_refused() {
         postgres.sql(&attack);
         let refused = PostgresStore::new(&postgres.source("b")).unwrap().load().err().map(|error| error.to_string());
         assert!(refused.as_ref().is_some_and(|refused| refused.contains(named)), "{attack}: {refused:?}");
-        postgres.sql("TRUNCATE gw.records; INSERT INTO gw.records TABLE good; DELETE FROM gw.region; INSERT INTO gw.region TABLE good_region");
+        postgres.sql("TRUNCATE gw.records, gw.secrets; INSERT INTO gw.records TABLE good; DELETE FROM gw.region; INSERT INTO gw.region TABLE good_region");
         open(&postgres);
     }
     // A roll-back of the whole database is the restore of a backup.
@@ -314,6 +315,42 @@ fn nodes_connect_only_to_addresses_that_a_node_has_written() {
     ));
     region.node(0).log.line_with("the row 7 of gw.nodes has no valid tag");
     assert_eq!(internal.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+/// After a theft of the token, which was replaced, and of a backup of the database.
+#[test]
+fn an_earlier_admin_token_is_not_put_back() {
+    let Some(postgres) = Postgres::with_region() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gateway.toml");
+    std::fs::write(&path, postgres.config_text(&folder.path().join("a"))).unwrap();
+    let token = |node: &Node| std::fs::read_to_string(node.data_dir.join("admin.token")).unwrap();
+    let node = Node::start(&postgres, folder.path(), "a");
+    let stolen = token(&node);
+    eventually("the copy is written", || node.data_dir.join("records.sealed").exists().then_some(()));
+    node.gateway.drain();
+    postgres.sql("CREATE TABLE old AS TABLE gw.secrets");
+
+    let ended = gw_gateway().args(["region", "forget", "--config"]).arg(&path).arg("admin-token").output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    std::fs::remove_file(folder.path().join("a/admin.token")).unwrap();
+    let node = Node::start(&postgres, folder.path(), "a");
+    let renewed = token(&node);
+    assert_ne!(renewed, stolen);
+    let actions = "SELECT string_agg(action, ' ' ORDER BY number) FROM gw.audit WHERE target = 'admin token'";
+    assert_eq!(postgres.sql(actions), "region.secret.create region.secret.delete region.secret.create");
+
+    postgres.sql("UPDATE gw.secrets SET sealed = old.sealed FROM old WHERE old.name = secrets.name");
+    node.gateway.drain();
+    let node = Node::start(&postgres, folder.path(), "a");
+    assert_eq!(token(&node), renewed);
+    let refused = Gateway::start(&postgres.config(&folder.path().join("b"))).err().unwrap().to_string();
+    assert!(refused.contains("gw.secrets"), "{refused}");
+    // The repair takes the secrets of the data folder.
+    let ended = gw_gateway().args(["region", "repair", "--config"]).arg(&path).output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let other = Node::start(&postgres, folder.path(), "b");
+    assert_eq!(token(&other), renewed);
 }
 
 /// All rows of the table of nodes, as nodes tell each other of them.

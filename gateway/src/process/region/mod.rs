@@ -13,7 +13,7 @@ use gw_shared::doctor::Examination;
 
 pub use self::init::{Created, KeyFile, init};
 pub use self::nodes::{Drained, ListedNode, drain, remove};
-pub use self::repair::{Repaired, repair};
+pub use self::repair::{Repaired, ReplaceableSecret, forget, repair};
 pub use self::status::{ChangeStatus, Status, status};
 pub use self::transfer::{Moved, export, import};
 

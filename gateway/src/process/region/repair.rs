@@ -1,11 +1,14 @@
-//! `region repair`: writes the records that this node knows back into a database that was changed by something other than
-//! a gateway.
+//! `region repair` and `region forget`: what an operator does about a database that was changed by something other than a
+//! gateway, and about a shared secret that was stolen.
 
+use std::path::Path;
+
+use super::transfer::{as_owner, shared_secrets, source_problem};
 use super::{RegionError, source, store};
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::control::read_copy;
-use crate::store::{AuditEntry, Revision};
+use crate::control::{ADMIN_TOKEN, AGENT_CA, read_copy};
+use crate::store::{AuditEntry, NamedSecret, PostgresSource, Revision, Snapshot};
 
 /// Records that were written back.
 #[derive(Debug)]
@@ -16,14 +19,12 @@ pub struct Repaired {
     pub revision: Revision,
 }
 
-/// Replaces the records in the database with those of this node's data folder and the authentic changes after them. Nodes
-/// may run: they load the records that were written.
+/// Replaces the records in the database with those of this node's data folder and the authentic changes after them, and the
+/// shared secrets with those of the folder. Nodes may run: they load what was written. As root, reads the folder with the
+/// rights of its owner.
 pub fn repair(config: &Config) -> Result<Repaired, RegionError> {
-    let folder = || config.data_dir.display().to_string();
-    let source_error = |reason: String| RegionError::Source { folder: folder(), reason };
-    let copy = read_copy(&config.data_dir, &source(config)?).map_err(|error| source_error(error.to_string()))?;
-    let none = "it has no copy of the records: run this on a machine whose node has served in the region";
-    let copy = copy.ok_or_else(|| source_error(none.to_owned()))?;
+    let (folder, source) = (&config.data_dir, source(config)?);
+    let (copy, secrets) = as_owner(folder, || read_folder(folder, &source), source_problem)?;
     let entry = AuditEntry {
         at: Timestamp::now(),
         actor: "operator".to_owned(),
@@ -32,6 +33,30 @@ pub fn repair(config: &Config) -> Result<Repaired, RegionError> {
         target: config.region.apex().to_owned(),
         detail: serde_json::json!({ "records_of_revision": copy.position.revision }),
     };
-    let (known, repaired) = store(config)?.repair(copy, &entry)?;
+    let (known, repaired) = store(config)?.repair(copy, &secrets, &entry)?;
     Ok(Repaired { known: known.revision, revision: repaired.revision })
+}
+
+fn read_folder(folder: &Path, source: &PostgresSource) -> Result<(Snapshot, Vec<NamedSecret>), RegionError> {
+    let copy = read_copy(folder, source).map_err(|error| source_problem(folder, &error.to_string(), None))?;
+    let none = "it has no copy of the records: run this on a machine whose node has served in the region";
+    Ok((copy.ok_or_else(|| source_problem(folder, none, None))?, shared_secrets(folder)?))
+}
+
+/// A secret of the region that can be replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ReplaceableSecret {
+    /// The token of the administration API.
+    AdminToken,
+    /// The authority of agents and nodes.
+    AgentCa,
+}
+
+/// Deletes a secret that all nodes share. The next node that starts without its files makes another one.
+pub fn forget(config: &Config, secret: ReplaceableSecret) -> Result<(), RegionError> {
+    let stored = match secret {
+        ReplaceableSecret::AdminToken => ADMIN_TOKEN,
+        ReplaceableSecret::AgentCa => AGENT_CA,
+    };
+    Ok(store(config)?.forget_secret(stored.name)?)
 }

@@ -39,18 +39,24 @@ fn read_and_fill(folder: &Path, region: &mut PostgresStore) -> Result<Moved, Reg
         error => source_problem(folder, &error.to_string(), error.kind()),
     })?;
     let contents = Contents::read(&mut old)?;
-    let mut secrets: Vec<NamedSecret> = Vec::new();
-    for secret in &SHARED_SECRETS {
-        let read = secret.read_if_there(folder);
-        let read = read.map_err(|error| source_problem(folder, &error.to_string(), Some(error.kind())))?;
-        secrets.extend(read.map(|stored| (secret.name, stored)));
-    }
+    let secrets = shared_secrets(folder)?;
     let source = contents.summary()?;
     let destination = region.fill(&contents, &secrets).map_err(|error| match error {
         StoreError::Unavailable(reason) => RegionError::UnknownOutcome(reason),
         error => error.into(),
     })?;
     Ok(Moved { source, destination, secrets: secrets.into_iter().map(|(name, _)| name).collect() })
+}
+
+/// The secrets in a data folder that all nodes of a region share.
+pub(super) fn shared_secrets(folder: &Path) -> Result<Vec<NamedSecret>, RegionError> {
+    let mut secrets: Vec<NamedSecret> = Vec::new();
+    for secret in &SHARED_SECRETS {
+        let read = secret.read_if_there(folder);
+        let read = read.map_err(|error| source_problem(folder, &error.to_string(), Some(error.kind())))?;
+        secrets.extend(read.map(|stored| (secret.name, stored)));
+    }
+    Ok(secrets)
 }
 
 /// Makes a data folder for a single gateway from the region. `folder` must be empty or missing. Nodes may run. As root,
@@ -70,7 +76,7 @@ pub fn export(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
 }
 
 /// Runs `work` on a folder with the rights of its owner if this process runs as root: the owner controls the names in it.
-fn as_owner<T>(
+pub(super) fn as_owner<T>(
     folder: &Path,
     work: impl FnOnce() -> Result<T, RegionError>,
     problem: impl FnOnce(&Path, &str, Option<io::ErrorKind>) -> RegionError,
@@ -79,7 +85,7 @@ fn as_owner<T>(
     done.map_err(|error| problem(folder, &error.to_string(), Some(error.kind())))?
 }
 
-fn source_problem(folder: &Path, reason: &str, kind: Option<io::ErrorKind>) -> RegionError {
+pub(super) fn source_problem(folder: &Path, reason: &str, kind: Option<io::ErrorKind>) -> RegionError {
     let remedy = match kind {
         Some(io::ErrorKind::PermissionDenied) => {
             "; run the command as root or as the owner of the folder, to which all files in it must belong"

@@ -4,8 +4,8 @@
 //! - A row of `gw.records` has a tag over its columns. A row that was changed or added is refused.
 //! - A row of `gw.changes` has a tag over its columns and over the change before it, so that changes follow each other
 //!   as they were committed.
-//! - `gw.region` has a tag over its position and over the set of all records. A load of all records notices a row that
-//!   was removed, or replaced by an earlier version of itself.
+//! - `gw.region` has a tag over its position and over the set of all records and shared secrets. A load of all records
+//!   notices a row that was removed, or replaced by an earlier version of itself.
 //! - A row of `gw.nodes` has a tag over slot, session and address, so that nodes connect to nodes only. The state of a node
 //!   changes too often for a tag.
 //!
@@ -30,12 +30,19 @@ const NAMED_ROWS: usize = 5;
 /// Authenticates a row: the first half of an HMAC-SHA-256.
 pub(super) type Tag = [u8; 16];
 
-/// A record's part in the digest of the set: the second half of the HMAC. Never stored, because a known element would help
+/// A row's part in the digest of the set: the second half of the HMAC. Never stored, because a known element would help
 /// to find other sets with the same digest.
 pub(super) type Element = u128;
 
-/// A record that a change has written, or `None` for one that it has deleted.
-pub(super) type Effect = (RecordId, Option<Element>);
+/// A row of the set: a record, or a secret that all nodes share, by its name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum SetMember {
+    Record(RecordId),
+    Secret(String),
+}
+
+/// A row that a change has written, or `None` for one that it has deleted.
+pub(super) type Effect = (SetMember, Option<Element>);
 
 /// Makes and verifies tags.
 pub(crate) struct Authenticator(hmac::Key);
@@ -66,6 +73,11 @@ impl Authenticator {
     /// Authenticates a row of `gw.records` in the region `origin`.
     pub(super) fn record(&self, origin: &str, kind: &str, id: &str, document: &str) -> (Tag, Element) {
         self.sign(&[b"record", origin.as_bytes(), kind.as_bytes(), id.as_bytes(), document.as_bytes()])
+    }
+
+    /// The element of a row of `gw.secrets`, which needs no tag: its secret is sealed.
+    pub(super) fn secret(&self, origin: &str, name: &str, sealed: &str) -> Element {
+        self.sign(&[b"secret", origin.as_bytes(), name.as_bytes(), sealed.as_bytes()]).1
     }
 
     /// Authenticates a row of `gw.changes`: the steps that lead from one position to the next.
@@ -132,7 +144,7 @@ impl RowCodec<'_> {
 /// The digest of all records at a position, and what is needed to compute the next one.
 pub(super) struct RecordSet {
     position: Position,
-    elements: HashMap<RecordId, Element>,
+    elements: HashMap<SetMember, Element>,
     /// Exclusive or of all elements.
     sum: Element,
 }
@@ -143,26 +155,26 @@ impl RecordSet {
         Self { position, elements: HashMap::new(), sum: 0 }
     }
 
-    pub(super) fn put(&mut self, id: RecordId, element: Element) {
-        self.sum ^= element ^ self.elements.insert(id, element).unwrap_or_default();
+    pub(super) fn put(&mut self, member: SetMember, element: Element) {
+        self.sum ^= element ^ self.elements.insert(member, element).unwrap_or_default();
     }
 
     pub(super) fn sum(&self) -> Element {
         self.sum
     }
 
-    /// The digest after these effects. Each record occurs once.
+    /// The digest after these effects. Each row occurs once.
     fn sum_after(&self, effects: &[Effect]) -> Element {
-        effects.iter().fold(self.sum, |sum, (id, element)| {
-            sum ^ element.unwrap_or_default() ^ self.elements.get(id).copied().unwrap_or_default()
+        effects.iter().fold(self.sum, |sum, (member, element)| {
+            sum ^ element.unwrap_or_default() ^ self.elements.get(member).copied().unwrap_or_default()
         })
     }
 
     fn apply(&mut self, after: &Position, effects: Vec<Effect>) {
-        for (id, element) in effects {
+        for (member, element) in effects {
             match element {
-                Some(element) => self.put(id, element),
-                None => self.sum ^= self.elements.remove(&id).unwrap_or_default(),
+                Some(element) => self.put(member, element),
+                None => self.sum ^= self.elements.remove(&member).unwrap_or_default(),
             }
         }
         self.position = after.clone();
@@ -206,6 +218,16 @@ impl KnownRecords {
         if !known.set.as_ref().is_some_and(is_newer) {
             known.set = Some(loaded);
         }
+    }
+
+    /// The position of the set.
+    pub(super) fn position(&self) -> Option<Position> {
+        self.lock().set.as_ref().map(|set| set.position.clone())
+    }
+
+    /// The element of a row of the set; `None` if the set does not have it, or is not known.
+    pub(super) fn element(&self, member: &SetMember) -> Option<Element> {
+        self.lock().set.as_ref()?.elements.get(member).copied()
     }
 
     /// Forgets the set: it is not of the history of the database.
@@ -286,10 +308,15 @@ pub(super) fn forged_node(slot: NodeSlot) -> StoreError {
     StoreError::Forged { what: format!("the row {} of gw.nodes has no valid tag", slot.get()), count: 1 }
 }
 
+/// The error of a shared secret that is not the one of the set.
+pub(super) fn forged_secret(name: &str) -> StoreError {
+    StoreError::Forged { what: format!("the row {name:?} of gw.secrets is an earlier one, or was removed"), count: 1 }
+}
+
 /// The error of a set of records that is not the one of its position.
 pub(super) fn forged_set(revision: Revision) -> StoreError {
     let what = format!(
-        "the rows of gw.records are not those of revision {}: some were removed, or replaced by earlier versions",
+        "the rows of gw.records and gw.secrets are not those of revision {}: some were removed, or replaced by earlier versions",
         revision.0
     );
     StoreError::Forged { what, count: 1 }
@@ -309,8 +336,8 @@ mod tests {
         Position { origin: "region".to_owned(), revision: Revision(revision), change: change.to_owned() }
     }
 
-    fn id(name: &str) -> RecordId {
-        RecordId::Account(AccountId::new(name).unwrap())
+    fn id(name: &str) -> SetMember {
+        SetMember::Record(RecordId::Account(AccountId::new(name).unwrap()))
     }
 
     #[test]

@@ -6,11 +6,13 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Transaction};
 
 use super::super::{Contents, ContentsSummary, NumberedEntry, Position, Revision, StoreError, StoredRecord};
-use super::authenticity::{Authenticator, RecordSet, RowCodec, Tag};
+use super::authenticity::{Authenticator, RecordSet, RowCodec, SetMember, Tag};
 use super::engine::Session;
+use super::load::read_all;
 use super::sealed::Sealer;
+use super::secrets::FIND_SECRET;
 use super::steps::RecordColumns;
-use super::{FIND_SECRET, PostgresStore, read_all, read_entry};
+use super::{PostgresStore, read_entry};
 
 /// Longest transfer.
 pub(super) const TRANSFER: Duration = Duration::from_mins(10);
@@ -32,9 +34,8 @@ impl PostgresStore {
         let position = Position { origin, revision: Revision(revision), change: String::new() };
         let mut set = RecordSet::at(position.clone());
         let records = RecordColumns::chunks(&contents.records, self.codec(&position.origin), &mut set)?;
+        let sealed = self.codec(&position.origin).seal_all(secrets, &mut set)?;
         let tag = self.authenticator.region(&position, set.sum());
-        let sealed = secrets.iter().map(|(name, secret)| Ok((*name, self.sealer.seal(name, secret)?)));
-        let sealed = sealed.collect::<Result<Vec<(&str, String)>, StoreError>>()?;
         let (sealer, authenticator) = (&self.sealer, &self.authenticator);
         self.engine.call(TRANSFER, async |session: &mut Session| {
             session.take_unreplicated();
@@ -49,10 +50,7 @@ impl PostgresStore {
             for entries in contents.audit.chunks(ROWS) {
                 insert_entries(&transaction, entries).await?;
             }
-            for (name, secret) in &sealed {
-                let insert = "INSERT INTO gw.secrets (name, sealed) VALUES ($1, $2)";
-                transaction.execute(insert, &[name, secret]).await?;
-            }
+            insert_secrets(&transaction, &sealed).await?;
             let stored = match read_back(&transaction, sealer, authenticator, secrets).await? {
                 Ok(stored) => stored,
                 Err(error) => return Ok(Err(error)),
@@ -92,7 +90,7 @@ impl RecordColumns {
             let mut columns = Self::default();
             for record in records {
                 let row = codec.write(record)?;
-                set.put(record.id(), row.element);
+                set.put(SetMember::Record(record.id()), row.element);
                 columns.push(row);
             }
             chunks.push(columns);
@@ -108,6 +106,32 @@ impl RecordColumns {
         let parameters: [&(dyn ToSql + Sync); 5] = [&self.kinds, &self.ids, &self.documents, &revision, &self.tags];
         transaction.execute(INSERT, &parameters).await.map(drop)
     }
+}
+
+impl RowCodec<'_> {
+    /// Seals shared secrets, with their names. Adds them to `set`.
+    pub(super) fn seal_all(
+        &self,
+        secrets: &[NamedSecret],
+        set: &mut RecordSet,
+    ) -> Result<Vec<(&'static str, String)>, StoreError> {
+        let mut all = Vec::new();
+        for (name, secret) in secrets {
+            let sealed = self.sealer.seal(name, secret)?;
+            let element = self.authenticator.secret(self.origin, name, &sealed);
+            set.put(SetMember::Secret((*name).to_owned()), element);
+            all.push((*name, sealed));
+        }
+        Ok(all)
+    }
+}
+
+pub(super) async fn insert_secrets(transaction: &Transaction<'_>, sealed: &[(&str, String)]) -> Result<(), Error> {
+    for (name, secret) in sealed {
+        let insert = "INSERT INTO gw.secrets (name, sealed) VALUES ($1, $2)";
+        transaction.execute(insert, &[name, secret]).await?;
+    }
+    Ok(())
 }
 
 async fn insert_entries(transaction: &Transaction<'_>, entries: &[NumberedEntry]) -> Result<(), Error> {

@@ -7,10 +7,12 @@ mod authenticity;
 mod engine;
 mod fill;
 mod inspect;
+mod load;
 mod nodes;
 mod repair;
 mod schema;
 mod sealed;
+mod secrets;
 mod settings;
 mod steps;
 
@@ -19,25 +21,25 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
-use futures_util::TryStreamExt;
 use gw_shared::id::{AccountId, RequestIds};
 use tokio::sync::Notify;
 use tokio_postgres::types::{FromSql, ToSql};
-use tokio_postgres::{IsolationLevel, Row, Transaction};
+use tokio_postgres::{IsolationLevel, Row};
 
 pub(crate) use self::authenticity::Authenticator;
 pub use self::authenticity::KnownRecords;
-use self::authenticity::{RecordSet, RefusedRows, RowCodec, forged_change, forged_set, is_tag};
+use self::authenticity::{RowCodec, forged_change, is_tag};
 use self::engine::{CALL, Engine, Session};
 pub(crate) use self::fill::NamedSecret;
 pub use self::inspect::{EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication};
+use self::load::{read_all, read_position};
 pub use self::schema::RegionIdentity;
 pub(crate) use self::sealed::Sealer;
 pub use self::settings::{PostgresSettings, PostgresUrlError};
 use self::steps::FinalSteps;
 use super::{
-    AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Records, Revision, Snapshot, Step, Store,
-    StoreError, document,
+    AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Snapshot, Step, Store,
+    StoreError,
 };
 use crate::clock::Timestamp;
 
@@ -49,8 +51,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const LOAD: Duration = Duration::from_secs(60);
 /// Changes that are read at once.
 const CHANGES: i64 = 10_000;
-
-const FIND_SECRET: &str = "SELECT sealed FROM gw.secrets WHERE name = $1";
 
 const COMMIT_CHANGE: &str = "
     WITH bumped AS (
@@ -71,6 +71,10 @@ const COMMIT_CHANGE: &str = "
     ), audited AS (
         INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
         SELECT revision, $11, $12, $13, $14, $15, $16 FROM bumped
+    ), kept AS (
+        INSERT INTO gw.secrets (name, sealed) SELECT $21::text, $22::text FROM bumped WHERE $22::text IS NOT NULL
+    ), forgotten AS (
+        DELETE FROM gw.secrets USING bumped WHERE secrets.name = $21::text AND $22::text IS NULL
     )
     SELECT revision, pg_notify('gw', revision::text)::text FROM bumped";
 
@@ -166,32 +170,6 @@ impl PostgresStore {
         engine.call(CALL * 5, async |session: &mut Session| session.client.execute(delete, &[]).await).map(drop)
     }
 
-    /// A secret that all nodes share; stores `create()` if there is none. `create` may run without being stored: another
-    /// node may be faster.
-    pub(crate) fn shared_secret<E: From<StoreError>>(
-        &mut self,
-        name: &str,
-        create: impl FnOnce() -> Result<Vec<u8>, E>,
-    ) -> Result<Vec<u8>, E> {
-        if let Some(secret) = self.find_secret(name)? {
-            return Ok(secret);
-        }
-        let sealed = self.sealer.seal(name, &create()?)?;
-        let row = self.checked()?.call(CALL, async |session: &mut Session| {
-            let insert = "INSERT INTO gw.secrets (name, sealed) VALUES ($1, $2) ON CONFLICT DO NOTHING";
-            session.client.execute(insert, &[&name, &sealed]).await?;
-            session.client.query_one(FIND_SECRET, &[&name]).await
-        })?;
-        Ok(self.sealer.open(name, column(&row, 0)?)?)
-    }
-
-    /// A secret that all nodes share; `None` if the region does not have it yet.
-    pub(crate) fn find_secret(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let find = async |session: &mut Session| session.client.query_opt(FIND_SECRET, &[&name]).await;
-        let row = self.checked()?.call(CALL, find)?;
-        row.map(|row| self.sealer.open(name, column(&row, 0)?)).transpose()
-    }
-
     /// Writes and reads rows of the region `origin`.
     fn codec<'a>(&'a self, origin: &'a str) -> RowCodec<'a> {
         RowCodec { sealer: &self.sealer, authenticator: &self.authenticator, origin }
@@ -202,7 +180,7 @@ impl PostgresStore {
         &mut self,
         deadline: Instant,
         after: &Position,
-        steps: &[Step],
+        steps: FinalSteps,
         entry: &AuditEntry,
     ) -> Result<Position, StoreError> {
         let change_id = self.ids.next_id().to_string();
@@ -211,7 +189,6 @@ impl PostgresStore {
             revision: Revision(after.revision.0 + 1),
             change: change_id.clone(),
         };
-        let steps = FinalSteps::of(steps, self.codec(&after.origin))?;
         let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
         // The records are of another position, or were not loaded: the caller catches up.
         let sum = self.source.known.sum_after(after, &steps.effects).ok_or(StoreError::Stale)?;
@@ -219,7 +196,8 @@ impl PostgresStore {
         let region_tag = self.authenticator.region(&made, sum);
         let account = entry.account.as_ref().map(AccountId::as_str);
         let node = self.source.node.clone();
-        let parameters: [&(dyn ToSql + Sync); 20] = [
+        let (secret_name, sealed) = steps.secret.clone().map_or((None, None), |(name, sealed)| (Some(name), sealed));
+        let parameters: [&(dyn ToSql + Sync); 22] = [
             &after.revision.0,
             &after.origin,
             &steps.put.kinds,
@@ -240,6 +218,8 @@ impl PostgresStore {
             &steps.put.tags,
             &&change_tag[..],
             &&region_tag[..],
+            &secret_name,
+            &sealed,
         ];
         self.send_until(deadline, &change_id, &parameters)?;
         self.source.known.apply(after, &made, steps.effects);
@@ -343,6 +323,7 @@ impl Store for PostgresStore {
     }
 
     fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
+        let steps = FinalSteps::of(steps, self.codec(&after.origin))?;
         let deadline = Instant::now() + COMMIT;
         Limited::until(deadline, self).0.commit_by(deadline, after, steps, entry)
     }
@@ -406,70 +387,6 @@ impl Store for PostgresStore {
     }
 }
 
-/// Reads all records with their position, and verifies them. The inner error is about what was read.
-async fn read_all(
-    transaction: &Transaction<'_>,
-    sealer: &Sealer,
-    authenticator: &Authenticator,
-) -> Result<Result<(Snapshot, RecordSet), StoreError>, tokio_postgres::Error> {
-    const REGION: &str = "SELECT id::text, revision, coalesce(last_change::text, ''), tag FROM gw.region";
-    let region = transaction.query_one(REGION, &[]).await?;
-    let mut read = match AuthenticRecords::at(&region, sealer, authenticator) {
-        Ok(read) => read,
-        Err(error) => return Ok(Err(error)),
-    };
-    let rows = transaction.query_raw("SELECT kind, id, document, tag FROM gw.records", [0i64; 0]).await?;
-    let mut rows = std::pin::pin!(rows);
-    while let Some(row) = rows.try_next().await? {
-        if let Err(error) = read.add(&row) {
-            return Ok(Err(error));
-        }
-    }
-    Ok(read.finish(&region))
-}
-
-/// Records that are read and verified, one row after the other.
-struct AuthenticRecords<'a> {
-    sealer: &'a Sealer,
-    authenticator: &'a Authenticator,
-    position: Position,
-    records: Records,
-    set: RecordSet,
-    refused: RefusedRows,
-}
-
-impl<'a> AuthenticRecords<'a> {
-    /// Begins with the row of the region.
-    fn at(region: &Row, sealer: &'a Sealer, authenticator: &'a Authenticator) -> Result<Self, StoreError> {
-        let position = read_position(region)?;
-        let set = RecordSet::at(position.clone());
-        Ok(Self { sealer, authenticator, position, records: Records::default(), set, refused: RefusedRows::default() })
-    }
-
-    fn add(&mut self, row: &Row) -> Result<(), StoreError> {
-        let (kind, id, document): (&str, &str, &str) = (column(row, 0)?, column(row, 1)?, column(row, 2)?);
-        let (tag, element) = self.authenticator.record(&self.position.origin, kind, id, document);
-        if !is_tag(&tag, column(row, 3)?) {
-            self.refused.add(kind, id);
-            return Ok(());
-        }
-        let record = self.sealer.open_record(document::read(kind, document)?)?;
-        self.set.put(record.id(), element);
-        self.records.put(record);
-        Ok(())
-    }
-
-    /// Verifies that no record is missing.
-    fn finish(self, region: &Row) -> Result<(Snapshot, RecordSet), StoreError> {
-        let Self { position, records, set, refused, .. } = self;
-        refused.check()?;
-        if !is_tag(&self.authenticator.region(&position, set.sum()), column(region, 3)?) {
-            return Err(forged_set(position.revision));
-        }
-        Ok((Snapshot { position, records }, set))
-    }
-}
-
 /// A column of a row. An error, where the tables were changed to have another type or no value.
 fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, StoreError> {
     let forged = |error: tokio_postgres::Error| StoreError::Forged {
@@ -477,11 +394,6 @@ fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, StoreError> 
         count: 1,
     };
     row.try_get(at).map_err(forged)
-}
-
-/// Reads a row that begins with id, revision and last change of the region.
-fn read_position(row: &Row) -> Result<Position, StoreError> {
-    Ok(Position { origin: column(row, 0)?, revision: Revision(column(row, 1)?), change: column(row, 2)? })
 }
 
 /// Reads a row of number, at, actor, action, account, target and detail.

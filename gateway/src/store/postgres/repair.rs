@@ -6,20 +6,22 @@ use super::super::{AuditEntry, History, Position, Records, Revision, Snapshot, S
 use super::PostgresStore;
 use super::authenticity::RecordSet;
 use super::engine::Session;
-use super::fill::TRANSFER;
+use super::fill::{NamedSecret, TRANSFER, insert_secrets};
 use super::steps::RecordColumns;
 
 const REPLACE: &str = "
-    WITH emptied AS (DELETE FROM gw.records), forgotten AS (DELETE FROM gw.changes)
+    WITH emptied AS (DELETE FROM gw.records), forgotten AS (DELETE FROM gw.changes), dropped AS (DELETE FROM gw.secrets)
     UPDATE gw.region SET revision = $1, last_change = $2::text::uuid, tag = $3";
 
 impl PostgresStore {
-    /// Replaces all records with those of `snapshot` and the authentic changes after it, as a change of its own. Returns
+    /// Replaces all records with those of `snapshot` and the authentic changes after it, and the shared secrets with `secrets`,
+    /// as a change of its own. Returns
     /// the position of the records that were written, and the one after the change. [`StoreError::Unavailable`] means
     /// that the outcome is unknown; a repetition is harmless.
     pub(crate) fn repair(
         &mut self,
         snapshot: Snapshot,
+        secrets: &[NamedSecret],
         entry: &AuditEntry,
     ) -> Result<(Position, Position), StoreError> {
         let region = self.check()?;
@@ -39,6 +41,7 @@ impl PostgresStore {
         let repaired = Position { origin: region.id, revision, change };
         let mut set = RecordSet::at(repaired.clone());
         let columns = RecordColumns::chunks(&records.into_vec(), self.codec(&repaired.origin), &mut set)?;
+        let sealed = self.codec(&repaired.origin).seal_all(secrets, &mut set)?;
         let tag = self.authenticator.region(&repaired, set.sum());
         let detail = entry.detail.to_string();
         self.engine.call(TRANSFER, async |session: &mut Session| {
@@ -48,6 +51,7 @@ impl PostgresStore {
             for chunk in &columns {
                 chunk.insert(&transaction, revision.0).await?;
             }
+            insert_secrets(&transaction, &sealed).await?;
             let audit =
                 "INSERT INTO gw.audit (number, at, actor, action, target, detail) VALUES ($1, $2, $3, $4, $5, $6)";
             let values: [&(dyn ToSql + Sync); 6] =

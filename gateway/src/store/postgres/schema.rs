@@ -225,6 +225,9 @@ async fn authenticate(transaction: &Transaction<'_>, apex: &str, key: &RegionKey
         }
         transaction.execute(UPDATE, &[&kinds, &ids, &tags]).await?;
     }
+    for secret in transaction.query("SELECT name, sealed FROM gw.secrets", &[]).await? {
+        sum ^= authenticator.secret(&position.origin, secret.get(0), secret.get(1));
+    }
     let tag = authenticator.region(&position, sum);
     let check = key_check(key, apex, AUTHENTICATED);
     transaction.execute("UPDATE gw.region SET tag = $1, key_check = $2", &[&&tag[..], &check]).await?;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::super::{RecordId, Step, StoreError, document};
-use super::authenticity::{Effect, RecordRow, RowCodec};
+use super::authenticity::{Effect, RecordRow, RowCodec, SetMember};
 
 /// Rows of `gw.records`, as parameters of a statement.
 #[derive(Debug, Default)]
@@ -22,9 +22,14 @@ pub(super) struct FinalSteps {
     pub(super) put: RecordColumns,
     pub(super) deleted_kinds: Vec<&'static str>,
     pub(super) deleted_ids: Vec<String>,
-    /// The same for the digest of all records.
+    /// Name of a shared secret that is stored, sealed, or deleted if it is `None`.
+    pub(super) secret: Option<(String, Option<String>)>,
+    /// The same for the digest of the set.
     pub(super) effects: Vec<Effect>,
 }
+
+/// Kind of the step that stores or deletes a shared secret. Records have other kinds.
+const SECRET: &str = "secret";
 
 /// A step in `changes`.
 #[derive(Serialize, Deserialize)]
@@ -56,7 +61,7 @@ impl FinalSteps {
         }
         let mut all = Self::default();
         for (id, row) in last {
-            all.effects.push((id.clone(), row.as_ref().map(|row| row.element)));
+            all.effects.push((SetMember::Record(id.clone()), row.as_ref().map(|row| row.element)));
             if let Some(row) = row {
                 all.put.push(row);
             } else {
@@ -68,12 +73,23 @@ impl FinalSteps {
         Ok(all)
     }
 
+    /// Stores or deletes a shared secret.
+    pub(super) fn of_secret(name: &str, sealed: Option<String>, codec: RowCodec<'_>) -> Self {
+        let element = sealed.as_ref().map(|sealed| codec.authenticator.secret(codec.origin, name, sealed));
+        let effects = vec![(SetMember::Secret(name.to_owned()), element)];
+        Self { secret: Some((name.to_owned(), sealed)), effects, ..Self::default() }
+    }
+
     pub(super) fn to_json(&self) -> Result<String, StoreError> {
         let put = self.put.kinds.iter().zip(&self.put.ids).zip(&self.put.documents);
         let put = put.map(|((kind, id), written)| (kind, id, Some(written.clone())));
         let deleted = self.deleted_kinds.iter().zip(&self.deleted_ids).map(|(kind, id)| (kind, id, None));
-        let all: Vec<StoredStep<'_>> =
-            put.chain(deleted).map(|(kind, id, document)| StoredStep { kind, id: id.clone(), document }).collect();
+        let secret = self.secret.iter().map(|(name, sealed)| (&SECRET, name, sealed.clone()));
+        let all: Vec<StoredStep<'_>> = put
+            .chain(deleted)
+            .chain(secret)
+            .map(|(kind, id, document)| StoredStep { kind, id: id.clone(), document })
+            .collect();
         serde_json::to_string(&all).map_err(StoreError::corrupt)
     }
 }
@@ -83,15 +99,20 @@ pub(super) fn from_json(text: &str, codec: RowCodec<'_>) -> Result<(Vec<Step>, V
     let stored: Vec<StoredStep<'_>> = serde_json::from_str(text).map_err(StoreError::corrupt)?;
     let (mut steps, mut effects) = (Vec::new(), Vec::new());
     for StoredStep { kind, id, document } in stored {
+        if kind == SECRET {
+            let element = document.map(|sealed| codec.authenticator.secret(codec.origin, &id, &sealed));
+            effects.push((SetMember::Secret(id), element));
+            continue;
+        }
         let Some(document) = document else {
             let id = record_id(kind, &id)?;
-            effects.push((id.clone(), None));
+            effects.push((SetMember::Record(id.clone()), None));
             steps.push(Step::Delete(id));
             continue;
         };
         let record = codec.open(kind, &document)?;
         let (_, element) = codec.authenticator.record(codec.origin, kind, &id, &document);
-        effects.push((record.id(), Some(element)));
+        effects.push((SetMember::Record(record.id()), Some(element)));
         steps.push(Step::Put(record));
     }
     Ok((steps, effects))

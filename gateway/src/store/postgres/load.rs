@@ -1,0 +1,90 @@
+//! Loads all records in one snapshot, and verifies them.
+
+use futures_util::TryStreamExt;
+use tokio_postgres::{Row, Transaction};
+
+use super::super::{Position, Records, Revision, Snapshot, StoreError, document};
+use super::authenticity::{Authenticator, RecordSet, RefusedRows, SetMember, forged_set, is_tag};
+use super::column;
+use super::sealed::Sealer;
+
+/// Reads all records with their position, and verifies them. The inner error is about what was read.
+pub(super) async fn read_all(
+    transaction: &Transaction<'_>,
+    sealer: &Sealer,
+    authenticator: &Authenticator,
+) -> Result<Result<(Snapshot, RecordSet), StoreError>, tokio_postgres::Error> {
+    const REGION: &str = "SELECT id::text, revision, coalesce(last_change::text, ''), tag FROM gw.region";
+    let region = transaction.query_one(REGION, &[]).await?;
+    let mut read = match AuthenticRecords::at(&region, sealer, authenticator) {
+        Ok(read) => read,
+        Err(error) => return Ok(Err(error)),
+    };
+    let rows = transaction.query_raw("SELECT kind, id, document, tag FROM gw.records", [0i64; 0]).await?;
+    let mut rows = std::pin::pin!(rows);
+    while let Some(row) = rows.try_next().await? {
+        if let Err(error) = read.add(&row) {
+            return Ok(Err(error));
+        }
+    }
+    for row in transaction.query("SELECT name, sealed FROM gw.secrets", &[]).await? {
+        if let Err(error) = read.add_secret(&row) {
+            return Ok(Err(error));
+        }
+    }
+    Ok(read.finish(&region))
+}
+
+/// Records that are read and verified, one row after the other.
+struct AuthenticRecords<'a> {
+    sealer: &'a Sealer,
+    authenticator: &'a Authenticator,
+    position: Position,
+    records: Records,
+    set: RecordSet,
+    refused: RefusedRows,
+}
+
+impl<'a> AuthenticRecords<'a> {
+    /// Begins with the row of the region.
+    fn at(region: &Row, sealer: &'a Sealer, authenticator: &'a Authenticator) -> Result<Self, StoreError> {
+        let position = read_position(region)?;
+        let set = RecordSet::at(position.clone());
+        Ok(Self { sealer, authenticator, position, records: Records::default(), set, refused: RefusedRows::default() })
+    }
+
+    fn add(&mut self, row: &Row) -> Result<(), StoreError> {
+        let (kind, id, document): (&str, &str, &str) = (column(row, 0)?, column(row, 1)?, column(row, 2)?);
+        let (tag, element) = self.authenticator.record(&self.position.origin, kind, id, document);
+        if !is_tag(&tag, column(row, 3)?) {
+            self.refused.add(kind, id);
+            return Ok(());
+        }
+        let record = self.sealer.open_record(document::read(kind, document)?)?;
+        self.set.put(SetMember::Record(record.id()), element);
+        self.records.put(record);
+        Ok(())
+    }
+
+    fn add_secret(&mut self, row: &Row) -> Result<(), StoreError> {
+        let (name, sealed): (&str, &str) = (column(row, 0)?, column(row, 1)?);
+        let element = self.authenticator.secret(&self.position.origin, name, sealed);
+        self.set.put(SetMember::Secret(name.to_owned()), element);
+        Ok(())
+    }
+
+    /// Verifies that no record is missing.
+    fn finish(self, region: &Row) -> Result<(Snapshot, RecordSet), StoreError> {
+        let Self { position, records, set, refused, .. } = self;
+        refused.check()?;
+        if !is_tag(&self.authenticator.region(&position, set.sum()), column(region, 3)?) {
+            return Err(forged_set(position.revision));
+        }
+        Ok((Snapshot { position, records }, set))
+    }
+}
+
+/// Reads a row that begins with id, revision and last change of the region.
+pub(super) fn read_position(row: &Row) -> Result<Position, StoreError> {
+    Ok(Position { origin: column(row, 0)?, revision: Revision(column(row, 1)?), change: column(row, 2)? })
+}

@@ -1,0 +1,89 @@
+//! Secrets that all nodes share: sealed rows, part of the set of records that the region authenticates.
+
+use std::time::Instant;
+
+use super::super::{AuditEntry, Position, Store, StoreError};
+use super::authenticity::{SetMember, forged_secret};
+use super::engine::{CALL, Session};
+use super::steps::FinalSteps;
+use super::{COMMIT, Limited, PostgresStore, column};
+use crate::clock::Timestamp;
+
+/// Attempts to store a secret while other nodes make changes.
+const ATTEMPTS: usize = 32;
+
+pub(super) const FIND_SECRET: &str = "SELECT sealed FROM gw.secrets WHERE name = $1";
+
+impl PostgresStore {
+    /// A secret that all nodes share; stores `create()` if there is none. `create` may run without being stored: another
+    /// node may be faster.
+    pub(crate) fn shared_secret<E: From<StoreError>>(
+        &mut self,
+        name: &str,
+        create: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Vec<u8>, E> {
+        if let Some(secret) = self.find_secret(name)? {
+            return Ok(secret);
+        }
+        let created = create()?;
+        for _ in 0..ATTEMPTS {
+            match self.change_secret(name, Some(&created)) {
+                Ok(()) => return Ok(created),
+                Err(StoreError::Stale) => {
+                    self.load()?;
+                    if let Some(secret) = self.find_secret(name)? {
+                        return Ok(secret);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(StoreError::Stale.into())
+    }
+
+    /// A secret that all nodes share; `None` if the region does not have it yet. Loads all records first if they are not
+    /// known, because only with them an earlier secret is noticed.
+    pub(crate) fn find_secret(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let origin = self.known_position()?.origin;
+        let find = async |session: &mut Session| session.client.query_opt(FIND_SECRET, &[&name]).await;
+        let row = self.checked()?.call(CALL, find)?;
+        let sealed: Option<&str> = row.as_ref().map(|row| column(row, 0)).transpose()?;
+        let element = sealed.map(|sealed| self.authenticator.secret(&origin, name, sealed));
+        if element != self.source.known.element(&SetMember::Secret(name.to_owned())) {
+            return Err(forged_secret(name));
+        }
+        sealed.map(|sealed| self.sealer.open(name, sealed)).transpose()
+    }
+
+    /// Deletes a secret that all nodes share. The next node that starts makes another one.
+    pub(crate) fn forget_secret(&mut self, name: &str) -> Result<(), StoreError> {
+        self.load()?;
+        self.change_secret(name, None)
+    }
+
+    /// Stores or deletes a secret as a change of its own.
+    fn change_secret(&mut self, name: &str, secret: Option<&[u8]>) -> Result<(), StoreError> {
+        let after = self.known_position()?;
+        let sealed = secret.map(|secret| self.sealer.seal(name, secret)).transpose()?;
+        let action = if sealed.is_some() { "region.secret.create" } else { "region.secret.delete" };
+        let entry = AuditEntry {
+            at: Timestamp::now(),
+            actor: "gateway".to_owned(),
+            action: action.into(),
+            account: None,
+            target: name.to_owned(),
+            detail: serde_json::json!({}),
+        };
+        let steps = FinalSteps::of_secret(name, sealed, self.codec(&after.origin));
+        let deadline = Instant::now() + COMMIT;
+        Limited::until(deadline, self).0.commit_by(deadline, &after, steps, &entry).map(drop)
+    }
+
+    /// The position of the known records; loads them if they are not known.
+    fn known_position(&mut self) -> Result<Position, StoreError> {
+        match self.source.known.position() {
+            Some(position) => Ok(position),
+            None => self.load().map(|loaded| loaded.position),
+        }
+    }
+}
