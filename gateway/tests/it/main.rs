@@ -14,6 +14,7 @@ mod agent_http;
 mod agent_processes;
 mod agent_proxy;
 mod agent_responses;
+mod agent_updates;
 mod agent_versions;
 mod backend_transports;
 mod backups;

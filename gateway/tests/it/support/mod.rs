@@ -24,6 +24,7 @@ pub(crate) mod request_log;
 pub(crate) mod setup;
 pub(crate) mod stopwatch;
 pub(crate) mod successor;
+pub(crate) mod supervised_agent;
 pub(crate) mod tinyproxy;
 pub(crate) mod tunnel_frames;
 
