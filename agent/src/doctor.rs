@@ -1,6 +1,7 @@
 //! `gw-agent doctor`: checks whether this agent can serve, and reports what prevents it. Changes nothing, and does not
 //! disturb a running agent.
 
+use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -54,6 +55,7 @@ pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<Str
         }
     };
     machine::folder(&mut out, "state folder", state.path());
+    owner(&mut out, state.path());
     let config = match config {
         Ok(config) => {
             out.ok(
@@ -106,6 +108,17 @@ pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<Str
         out.failed("reactor", error.to_string(), "see the checks above");
     }
     out
+}
+
+/// Checks that `run` and `enroll` of this user accept the state folder.
+fn owner(out: &mut Examination, folder: &Path) {
+    // A missing folder is reported by other checks.
+    if let Ok(about) = fs::metadata(folder)
+        && let Err(error) = state::check_owner(&about)
+    {
+        let found = format!("{}: {error}", folder.display());
+        out.warning("owner of the state folder", found, "run gw-agent as the owner: it refuses folders of other users");
+    }
 }
 
 /// Checks the agent's certificate at the time `now`.
@@ -281,7 +294,7 @@ mod tests {
         mut tunnel: impl FnMut() -> String + Send + 'static,
     ) -> BTreeMap<String, (Verdict, String)> {
         let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
-        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).unwrap();
         let port = fake_gateway::serve(&authority, move |request| {
             if request.head.starts_with("GET /tunnel ") {
                 return tunnel();
@@ -336,6 +349,21 @@ mod tests {
         let last = found.checks().last().unwrap();
         assert_eq!((last.check.as_str(), last.verdict), ("enrollment", Verdict::Failed));
         assert!(last.advice.as_ref().unwrap().contains("gw-agent enroll"));
+    }
+
+    #[test]
+    fn a_state_folder_of_another_user_is_warned_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let warnings = || {
+            let mut out = Examination::default();
+            owner(&mut out, directory.path());
+            out.checks().iter().map(|check| (check.verdict, check.found.clone())).collect::<Vec<_>>()
+        };
+        assert_eq!(warnings(), []);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(directory.path(), Some(65534), None).unwrap();
+            assert!(matches!(&warnings()[..], [(Verdict::Warning, found)] if found.contains("user 65534")));
+        }
     }
 
     #[test]

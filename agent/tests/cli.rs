@@ -246,6 +246,26 @@ fn a_state_folder_of_another_user_is_named_with_both_users() {
 }
 
 #[test]
+fn a_state_folder_of_another_user_is_refused_to_root() {
+    if !geteuid().is_root() {
+        return std::io::stderr().write_all(b"skipped: only root can give a folder to another user\n").unwrap();
+    }
+    let state = enrolled();
+    let path = state.path().to_str().unwrap();
+    std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
+    for arguments in [
+        &["run", "--backend", "http://127.0.0.1:9", "--state-dir", path] as &[&str],
+        &["http", "9", "--state-dir", path],
+        &["enroll", "--force", "--gateway", "https://gw.invalid", "--token", TOKEN, "--state-dir", path],
+    ] {
+        let (code, message) = gw_agent(arguments);
+        assert_eq!(code, Some(2), "{message}");
+        let found = format!("{path}: it belongs to user 65534, and this process runs as user 0");
+        assert_has(&message, &[&found, "sudo -u '#65534'", "--state-dir"]);
+    }
+}
+
+#[test]
 fn only_terminals_get_colours() {
     let state = tempfile::tempdir().unwrap();
     let path = state.path().to_str().unwrap();

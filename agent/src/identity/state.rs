@@ -1,6 +1,6 @@
 //! The agent's state folder: its identity and the address of its gateway. Written by `enroll`, updated by `run`.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -87,6 +87,11 @@ pub enum StateError {
     /// There is no agent in the folder.
     #[error("not enrolled: {path} does not exist; run `gw-agent enroll` with a token from the gateway's administrator")]
     NotEnrolled { path: String },
+    #[error(
+        "{path}: {error}; that user could replace what this process reads: run gw-agent as the owner, such as \
+         `sudo -u '#{}' gw-agent …`, or choose another folder with --state-dir", .error.owner
+    )]
+    Owner { path: String, error: OtherOwner },
     #[error("{path}: {error}")]
     Json { path: String, error: serde_json::Error },
     #[error("{path}: {error}")]
@@ -98,6 +103,21 @@ pub enum StateError {
          its own folder (--state-dir) and enrollment", pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
     )]
     InUse { path: String, pid: Option<u32> },
+}
+
+/// A file or folder that another user could change.
+#[derive(Debug, thiserror::Error)]
+#[error("it belongs to user {owner}, and this process runs as user {user}")]
+pub struct OtherOwner {
+    user: u32,
+    owner: u32,
+}
+
+/// Checks that a file or folder belongs to the user of this process, or to root, which has the rights of every user. Volumes
+/// of Kubernetes belong to root.
+pub(crate) fn check_owner(about: &Metadata) -> Result<(), OtherOwner> {
+    let (user, owner) = (rustix::process::geteuid().as_raw(), about.uid());
+    if owner == user || owner == 0 { Ok(()) } else { Err(OtherOwner { user, owner }) }
 }
 
 impl StateError {
@@ -154,9 +174,12 @@ impl StateDir {
     }
 
     /// Locks the folder, or fails if another process has locked it: two processes with one identity would replace each
-    /// other's tunnels. The kernel releases the lock however the process ends. Writes nothing.
+    /// other's tunnels. The kernel releases the lock however the process ends. Writes nothing. A folder of another user is
+    /// refused.
     pub(crate) fn lock(&self) -> Result<StateLock, StateError> {
         let folder = File::open(&self.0).map_err(|error| StateError::io(&self.0, error))?;
+        let about = folder.metadata().map_err(|error| StateError::io(&self.0, error))?;
+        check_owner(&about).map_err(|error| StateError::Owner { path: name(&self.0), error })?;
         match folder.try_lock() {
             Ok(()) => Ok(StateLock { folder: Some(folder) }),
             Err(TryLockError::WouldBlock) => Err(StateError::InUse { path: name(&self.0), pid: locked_by(&folder) }),

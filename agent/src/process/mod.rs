@@ -43,6 +43,8 @@ fn environment(name: &str) -> Option<String> {
 
 /// Runs the agent in this process, as a worker. Sends each service to `relayed` once its first tunnel is ready.
 pub fn work(config: Config, relayed: Option<Sender<RelayedService>>) -> Result<(), Failure> {
+    // The kernel names a process after its path, which is a number for a stored program. Fails never: the name is short.
+    let _ = rustix::thread::set_name(c"gw-agent");
     let runtime = Builder::new_current_thread().enable_all().build().map_err(Failure::run)?;
     let worked = runtime.block_on(worker::work(config, relayed));
     // Does not wait for an aborted drain.

@@ -1,7 +1,7 @@
 //! The supervisor: starts workers, passes messages and signals on, and runs updated programs. Decides by [`Supervision`].
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
-use gw_shared::identity::program::SignedProgram;
+use gw_shared::identity::program::{ReleaseKey, SignedProgram};
 use gw_shared::signal::is_ignored;
 use gw_shared::version::Version;
 use tokio::net::UnixStream;
@@ -24,13 +24,17 @@ use super::environment;
 use super::messages::{Receiver, ToWorker, send};
 use super::settings::{Settings, Source};
 use super::supervision::{Action, Blame, Input, Supervision, WorkerId};
-use crate::program::stored::{self, StoredProgram, UpdateRecord};
+use crate::program::executable::execute;
+use crate::program::stored::{self, UpdateRecord};
 use crate::succession::Event;
 
 /// Time in which the installed program prints its version.
 const VERSION_WITHIN: Duration = Duration::from_secs(5);
 /// Time in which a killed worker ends.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Name of a stored program that runs.
+const NAME: &str = "gw-agent";
 
 /// What the agent does when its terminal is closed (SIGHUP).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,7 +190,7 @@ impl Supervisor {
             self.use_installed();
             return Chosen::default();
         }
-        match StoredProgram::find(state, &program, key) {
+        match stored::read(state, &program, key) {
             Ok(_) => Chosen { program: Some(program), is_proven },
             Err(error) => {
                 tracing::error!(error, "the updated program cannot be used: using the installed one");
@@ -199,7 +203,7 @@ impl Supervisor {
     /// Forgets the chosen program, so that a gateway can offer it again, and removes all stored ones.
     fn use_installed(&self) {
         self.record(|record| record.current = None);
-        StoredProgram::remove_others(&self.settings.state, None);
+        stored::remove_others(&self.settings.state, None);
     }
 
     /// Version of the installed program, whose file may have been replaced; that of this process if the program does not
@@ -244,7 +248,7 @@ impl Supervisor {
                     kept = record.current.as_ref().map(|program| stored::path(&self.settings.state, program));
                 });
                 if kept.is_some() {
-                    StoredProgram::remove_others(&self.settings.state, kept.as_deref());
+                    stored::remove_others(&self.settings.state, kept.as_deref());
                 }
             }
             Action::Fail { program, error, blame, worker } => {
@@ -256,7 +260,7 @@ impl Supervisor {
                     });
                 }
                 if is_refused {
-                    StoredProgram::remove(&self.settings.state, &program);
+                    stored::remove(&self.settings.state, &program);
                 }
                 if let Some(worker) = worker {
                     self.tell(worker, &ToWorker::UpdateFailed { program, error, is_refused }).await;
@@ -294,21 +298,18 @@ impl Supervisor {
         program: Option<&SignedProgram>,
         required: Vec<String>,
     ) -> Result<(), (String, Blame)> {
-        let stored = match (program, &self.settings.update) {
-            (None, _) => None,
-            (Some(program), Some(key)) => {
-                let found = StoredProgram::find(&self.settings.state, program, key);
-                Some(found.map_err(|error| (error, Blame::Other))?.path)
+        let (link, mut child) = match (program, &self.settings.update) {
+            (None, _) => {
+                let installed = &self.installed;
+                let spawned = self.spawn(installed, installed.as_os_str());
+                spawned.map_err(|error| (format!("{}: {error}", installed.display()), Blame::Unclear))?
             }
+            (Some(program), Some(key)) => self.spawn_stored(program, key)?,
             (Some(_), None) => {
                 let error = "agent.toml turns updates off, and is not in use; mend it and reload the agent (SIGHUP)";
                 return Err((error.to_owned(), Blame::Other));
             }
         };
-        let path = stored.as_deref().unwrap_or(&self.installed);
-        let (link, mut child) = self.spawn(path).map_err(|error| {
-            (format!("{}: {error}{}", path.display(), advice(&error, stored.is_some())), Blame::Unclear)
-        })?;
         let (reader, writer) = link.into_split();
         let (kill, killed) = oneshot::channel();
         let inputs = self.inputs.clone();
@@ -329,12 +330,23 @@ impl Supervisor {
         Ok(())
     }
 
-    fn spawn(&self, path: &Path) -> io::Result<(UnixStream, Child)> {
+    /// Executes the very bytes that were checked, not the file in the state folder.
+    fn spawn_stored(&self, program: &SignedProgram, key: &ReleaseKey) -> Result<(UnixStream, Child), (String, Blame)> {
+        let state = &self.settings.state;
+        let content = stored::read(state, program, key).map_err(|error| (error, Blame::Other))?;
+        let name = format!("{NAME}-{}", program.version);
+        let is_root = rustix::process::geteuid().is_root();
+        execute(&name, &content, state.path(), is_root, |path| self.spawn(path, NAME.as_ref()))
+            .map_err(|error| (error.to_string(), Blame::Unclear))
+    }
+
+    /// `name` is `argv[0]`.
+    fn spawn(&self, path: &Path, name: &OsStr) -> io::Result<(UnixStream, Child)> {
         let (own, other) = std::os::unix::net::UnixStream::pair()?;
         own.set_nonblocking(true)?;
         let mut command = Command::new(path);
         // A group of its own: Ctrl-C in a terminal reaches the supervisor only.
-        command.args(&self.arguments.of_worker).stdin(Stdio::from(OwnedFd::from(other))).process_group(0);
+        command.arg0(name).args(&self.arguments.of_worker).stdin(Stdio::from(OwnedFd::from(other))).process_group(0);
         let child = command.spawn()?;
         Ok((UnixStream::from_std(own)?, child))
     }
@@ -356,13 +368,4 @@ async fn exit_code(child: &mut Child, killed: oneshot::Receiver<()>) -> Option<u
 
 fn code(status: io::Result<std::process::ExitStatus>) -> Option<u8> {
     status.ok()?.code()?.try_into().ok()
-}
-
-/// What to do about a program that cannot be started.
-fn advice(error: &io::Error, is_stored: bool) -> &'static str {
-    if is_stored && error.kind() == io::ErrorKind::PermissionDenied {
-        "; the state folder must not be mounted with noexec for updates"
-    } else {
-        ""
-    }
 }

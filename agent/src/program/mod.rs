@@ -1,5 +1,6 @@
 //! Agent programs: the gateway's offers, and the programs that this agent has stored.
 
+pub(crate) mod executable;
 pub(crate) mod stored;
 
 use std::cell::RefCell;

@@ -1,18 +1,18 @@
 //! Programs in the state folder, and the record of updates.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use gw_shared::files;
 use gw_shared::identity::program::{ReleaseKey, SIZE_MAX, SignedProgram, UpdateReport};
 use gw_shared::version::Version;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::identity::state::{StateDir, StateError};
+use crate::identity::state::{self, StateDir, StateError};
 
 /// Failed programs that are remembered.
 const FAILED_MAX: usize = 16;
@@ -42,13 +42,6 @@ pub(crate) struct FailedProgram {
     /// Failed attempts, or [`ATTEMPTS_MAX`] after a failure that is the program's own.
     #[serde(default = "FailedProgram::attempts_max")]
     pub(crate) attempts: u32,
-}
-
-/// A checked program in the state folder.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StoredProgram {
-    pub(crate) description: SignedProgram,
-    pub(crate) path: PathBuf,
 }
 
 impl UpdateRecord {
@@ -104,7 +97,6 @@ pub(crate) fn path(state: &StateDir, program: &SignedProgram) -> PathBuf {
 /// The file of a program that is to be downloaded, with its space on the disk. Removed unless the program is stored.
 #[derive(Debug)]
 pub(crate) struct ReservedFile {
-    program: SignedProgram,
     /// `None` once the program is stored.
     file: Option<File>,
     temporary: PathBuf,
@@ -120,7 +112,7 @@ impl ReservedFile {
         let temporary = path.with_extension(format!("{}.new", std::process::id()));
         files::remove_if_there(&temporary)?;
         let file = OpenOptions::new().write(true).create_new(true).mode(0o700).open(&temporary)?;
-        let reserved = Self { program: program.clone(), file: Some(file), temporary, path };
+        let reserved = Self { file: Some(file), temporary, path };
         if let Some(file) = &reserved.file {
             match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, program.size) {
                 // The file system cannot reserve space: a full disk is found when the program is written.
@@ -132,7 +124,7 @@ impl ReservedFile {
     }
 
     /// Stores a program whose content was checked.
-    pub(crate) fn store(mut self, content: &[u8]) -> io::Result<StoredProgram> {
+    pub(crate) fn store(mut self, content: &[u8]) -> io::Result<()> {
         if let Some(mut file) = self.file.take() {
             let stored = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| {
                 // Closed first: a file that is open for writing cannot be executed (ETXTBSY).
@@ -147,7 +139,7 @@ impl ReservedFile {
         if let Some(folder) = self.path.parent() {
             File::open(folder)?.sync_all()?;
         }
-        Ok(StoredProgram { description: self.program.clone(), path: self.path.clone() })
+        Ok(())
     }
 }
 
@@ -160,39 +152,48 @@ impl Drop for ReservedFile {
     }
 }
 
-impl StoredProgram {
-    /// Finds a program that was stored before, and checks signature and content again.
-    pub(crate) fn find(state: &StateDir, program: &SignedProgram, key: &ReleaseKey) -> Result<Self, String> {
-        let path = path(state, program);
-        let explain = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        program.verify(key).map_err(|error| explain(&error))?;
-        let length = fs::metadata(&path).map_err(|error| explain(&error))?.len();
-        if length > SIZE_MAX {
-            return Err(explain(&"the file is too large"));
-        }
-        let content = fs::read(&path).map_err(|error| explain(&error))?;
-        program.verify_content(&content).map_err(|error| explain(&error))?;
-        Ok(Self { description: program.clone(), path })
-    }
+/// Reads a program that was stored before, and checks signature and content again.
+pub(crate) fn read(state: &StateDir, program: &SignedProgram, key: &ReleaseKey) -> Result<Vec<u8>, String> {
+    let path = path(state, program);
+    let explain = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    program.verify(key).map_err(|error| explain(&error))?;
+    let content = read_own(&path).map_err(|error| explain(&error))?;
+    program.verify_content(&content).map_err(|error| explain(&error))?;
+    Ok(content)
+}
 
-    /// Removes a program.
-    pub(crate) fn remove(state: &StateDir, program: &SignedProgram) {
-        let path = path(state, program);
-        if let Err(error) = files::remove_if_there(&path) {
-            tracing::warn!(file = %path.display(), %error, "cannot remove a program");
-        }
+/// Removes a program.
+pub(crate) fn remove(state: &StateDir, program: &SignedProgram) {
+    let path = path(state, program);
+    if let Err(error) = files::remove_if_there(&path) {
+        tracing::warn!(file = %path.display(), %error, "cannot remove a program");
     }
+}
 
-    /// Removes all stored programs but `kept`.
-    pub(crate) fn remove_others(state: &StateDir, kept: Option<&Path>) {
-        for entry in fs::read_dir(folder(state)).into_iter().flatten().filter_map(Result::ok) {
-            if kept.is_none_or(|kept| kept != entry.path())
-                && let Err(error) = fs::remove_file(entry.path())
-            {
-                tracing::warn!(file = %entry.path().display(), %error, "cannot remove an old program");
-            }
+/// Removes all stored programs but `kept`.
+pub(crate) fn remove_others(state: &StateDir, kept: Option<&Path>) {
+    for entry in fs::read_dir(folder(state)).into_iter().flatten().filter_map(Result::ok) {
+        if kept.is_none_or(|kept| kept != entry.path())
+            && let Err(error) = fs::remove_file(entry.path())
+        {
+            tracing::warn!(file = %entry.path().display(), %error, "cannot remove an old program");
         }
     }
+}
+
+/// Reads a file of this user, of at most one byte more than the largest program. Follows no link at the end of the path.
+fn read_own(path: &Path) -> io::Result<Vec<u8>> {
+    // Without waiting for the other end of a pipe.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    state::check_owner(&about).map_err(io::Error::other)?;
+    let mut content = Vec::new();
+    file.take(SIZE_MAX + 1).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 impl StateDir {
@@ -222,18 +223,40 @@ mod tests {
         let (directory, pair) = (tempfile::tempdir().unwrap(), Ed25519KeyPair::generate().unwrap());
         let (state, key) = (StateDir::new(directory.path()), ReleaseKey::of(&pair));
         let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
-        let write = || ReservedFile::new(&state, &program).unwrap().store(b"program").unwrap();
-        let stored = write();
-        assert_eq!(fs::metadata(&stored.path).unwrap().permissions().mode() & 0o777, 0o700);
-        assert_eq!(StoredProgram::find(&state, &program, &key), Ok(stored.clone()));
-        fs::write(&stored.path, b"Program").unwrap();
-        assert!(StoredProgram::find(&state, &program, &key).unwrap_err().contains("SHA-256"));
+        let (path, write) =
+            (path(&state, &program), || ReservedFile::new(&state, &program).unwrap().store(b"program").unwrap());
         write();
-        StoredProgram::remove_others(&state, Some(&stored.path));
-        assert!(stored.path.exists());
-        StoredProgram::remove_others(&state, None);
-        assert!(!stored.path.exists());
-        assert!(StoredProgram::find(&state, &program, &key).is_err());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(read(&state, &program, &key).unwrap(), b"program");
+        fs::write(&path, b"Program").unwrap();
+        assert!(read(&state, &program, &key).unwrap_err().contains("SHA-256"));
+        write();
+        remove_others(&state, Some(&path));
+        assert!(path.exists());
+        remove_others(&state, None);
+        assert!(!path.exists());
+        assert!(read(&state, &program, &key).is_err());
+    }
+
+    #[test]
+    fn only_regular_files_of_the_own_user_and_bounded_size_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        fs::write(&file, b"program").unwrap();
+        assert_eq!(read_own(&file).unwrap(), b"program");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(read_own(&link).unwrap_err().raw_os_error(), Some(Errno::LOOP.raw_os_error()));
+        let pipe = directory.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        for other in [directory.path(), &pipe] {
+            assert!(read_own(other).unwrap_err().to_string().contains("regular file"), "{other:?}");
+        }
+        File::options().write(true).open(&file).unwrap().set_len(SIZE_MAX + 9).unwrap();
+        assert_eq!(read_own(&file).unwrap().len() as u64, SIZE_MAX + 1);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+            assert!(read_own(&file).unwrap_err().to_string().contains("belongs to user 65534"));
+        }
     }
 
     #[test]

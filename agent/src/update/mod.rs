@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::backoff::{Backoff, random};
 use crate::identity::state::StateDir;
-use crate::program::stored::{self, ReservedFile, StoredProgram};
+use crate::program::stored::{self, ReservedFile};
 use crate::succession::{Event, Succession};
 use crate::tunnel::Agent;
 use crate::tunnel::dial::DialError;
@@ -58,8 +58,8 @@ async fn follow_offers(agent: &Rc<Agent>) {
         while !offers.has_changed().unwrap_or(true) {
             agent.updates.begin(&program);
             let error = match fetch(agent, &program).await {
-                Ok(stored) => {
-                    agent.events.send(Event::Update { program: stored.description });
+                Ok(()) => {
+                    agent.events.send(Event::Update { program });
                     break;
                 }
                 Err(UpdateError::Invalid(error)) => {
@@ -77,19 +77,18 @@ async fn follow_offers(agent: &Rc<Agent>) {
 }
 
 /// Downloads, checks and stores a program, unless it was stored before.
-async fn fetch(agent: &Agent, program: &SignedProgram) -> Result<StoredProgram, UpdateError> {
+async fn fetch(agent: &Agent, program: &SignedProgram) -> Result<(), UpdateError> {
     let reserved = {
         let (program, state, key) = (program.clone(), agent.config.state.clone(), agent.updates.key().copied());
-        on_thread(move || match key.and_then(|key| StoredProgram::find(&state, &program, &key).ok()) {
-            Some(stored) => Ok(Either::Left(stored)),
-            None => ReservedFile::new(&state, &program).map(Either::Right).map_err(|error| not_stored(&state, error)),
+        on_thread(move || {
+            if key.is_some_and(|key| stored::read(&state, &program, &key).is_ok()) {
+                return Ok(None);
+            }
+            ReservedFile::new(&state, &program).map(Some).map_err(|error| not_stored(&state, error))
         })
         .await?
     };
-    let file = match reserved {
-        Either::Left(stored) => return Ok(stored),
-        Either::Right(file) => file,
-    };
+    let Some(file) = reserved else { return Ok(()) };
     let content = download::download(agent, program).await?;
     let (program, state) = (program.clone(), agent.config.state.clone());
     let store = move || {

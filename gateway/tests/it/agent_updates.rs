@@ -1,18 +1,25 @@
 //! Updates of the agent's program: offered by the gateway, signed with a release key, run without a failed request.
 
-use std::fs;
+use std::fs::{self, File};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::{self, JoinHandle};
 
 use aws_lc_rs::signature::Ed25519KeyPair;
 use gw_gateway::agent_releases::program_files;
 use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET};
 use gw_shared::version::Version;
+use rustix::fs::inotify;
+use serde_json::json;
 
 use crate::support::eventually;
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::{gw_agent, workers};
+use crate::support::process::{Running, gw_agent, workers};
+use crate::support::programs::usable;
 use crate::support::supervised_agent::{Agent, configuration, only_worker};
 
 /// A release key, and programs signed with it that the gateway of `prepared` offers.
@@ -39,6 +46,18 @@ impl Release<'_> {
         fs::write(description, serde_json::to_vec(signed).unwrap()).unwrap();
     }
 
+    /// Stores a program as one that has been downloaded and has served; its file.
+    fn store(&self, content: &[u8]) -> (SignedProgram, PathBuf) {
+        let signed = self.offer(content);
+        let folder = self.prepared.path("agent/programs");
+        fs::create_dir(&folder).unwrap();
+        let file = folder.join(format!("gw-agent-{}-{}", signed.version, &signed.sha256[..16]));
+        fs::write(&file, content).unwrap();
+        let record = json!({"current": signed, "is_proven": true});
+        fs::write(self.prepared.path("agent/update.json"), record.to_string()).unwrap();
+        (signed, file)
+    }
+
     /// The configuration of an agent that updates itself.
     fn configuration(&self, url: &str) -> String {
         format!("{}update = \"auto\"\nupdate_key = \"{}\"\n", configuration(url), ReleaseKey::of(&self.key))
@@ -54,6 +73,15 @@ fn executable(worker: u32) -> PathBuf {
     fs::read_link(format!("/proc/{worker}/exe")).unwrap()
 }
 
+/// Waits until a stored program is the only one that runs; the worker.
+fn wait_for_stored(agent: &Running, program: &SignedProgram) -> u32 {
+    let in_memory = PathBuf::from(format!("/memfd:gw-agent-{} (deleted)", program.version));
+    eventually("the stored program runs", || {
+        let [worker] = <[u32; 1]>::try_from(workers(agent.id())).ok()?;
+        (fs::read_link(format!("/proc/{worker}/exe")).ok()? == in_memory).then_some(worker)
+    })
+}
+
 #[test]
 fn an_agent_updates_itself_without_a_failed_request() {
     let (prepared, backend) = (Prepared::new(), HeldBackend::start());
@@ -62,26 +90,25 @@ fn an_agent_updates_itself_without_a_failed_request() {
     let gateway = prepared.serve_with(&prepared.config());
     let it = Agent { prepared: &prepared, gateway: &gateway };
     let mut agent = it.start(&it.configure(&configuration(&backend.url)));
-    let programs = prepared.path("agent/programs");
     // A reload turns updates on.
     let config = it.configure(&release.configuration(&backend.url));
     let updated = it.while_calling(|| {
         agent.signal("HUP");
-        eventually("the program in the state folder runs", || {
-            let [worker] = <[u32; 1]>::try_from(workers(agent.id())).ok()?;
-            executable(worker).starts_with(&programs).then_some(worker)
-        })
+        wait_for_stored(&agent, &signed)
     });
-    let file = executable(updated);
+    let file = fs::read_dir(prepared.path("agent/programs")).unwrap().next().unwrap().unwrap().path();
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o700);
     assert!(file.to_str().unwrap().contains(&signed.version.to_string()), "{file:?}");
+    let name = fs::read_to_string(format!("/proc/{updated}/comm")).unwrap();
+    let arguments = fs::read_to_string(format!("/proc/{updated}/cmdline")).unwrap();
+    assert!(name == "gw-agent\n" && arguments.starts_with("gw-agent\0run\0"), "{name} {arguments}");
     eventually("the agent reports that it takes updates", || (it.view()["update"]["state"] == "ready").then_some(()));
 
     // The next start uses the program, unless it was changed.
     agent.signal("TERM");
     assert_eq!(agent.exit_code(), Some(0));
     let mut agent = it.start(&config);
-    assert_eq!(executable(only_worker(agent.id())), file);
+    wait_for_stored(&agent, &signed);
     agent.signal("TERM");
     assert_eq!(agent.exit_code(), Some(0));
     let mut changed = fs::read(&file).unwrap();
@@ -91,17 +118,15 @@ fn an_agent_updates_itself_without_a_failed_request() {
     // A changed program is not used, but downloaded again.
     let agent = it.start(&config);
     it.wait_for_log("using the installed one");
-    eventually("the program is downloaded again", || {
-        let [worker] = <[u32; 1]>::try_from(workers(agent.id())).ok()?;
-        (executable(worker) == file).then_some(())
-    });
+    wait_for_stored(&agent, &signed);
 }
 
 #[test]
 fn a_program_that_does_not_serve_is_given_up_without_a_failed_request() {
     let (prepared, backend) = (Prepared::new(), HeldBackend::start());
     let release = Release { prepared: &prepared, key: Ed25519KeyPair::generate().unwrap() };
-    release.offer(b"#!/bin/sh\nexit 7\n");
+    // Exits with code 1.
+    release.offer(&fs::read("/bin/false").unwrap());
     let gateway = prepared.serve_with(&prepared.config());
     let it = Agent { prepared: &prepared, gateway: &gateway };
     let agent = it.start(&it.configure(&release.configuration(&backend.url)));
@@ -111,7 +136,7 @@ fn a_program_that_does_not_serve_is_given_up_without_a_failed_request() {
             Some(it.view()["update"].clone()).filter(|update| update["state"] == "failed")
         })
     });
-    assert!(update["error"].as_str().unwrap().contains("exit code 7"), "{update}");
+    assert!(update["error"].as_str().unwrap().contains("exit code 1"), "{update}");
     assert_eq!(only_worker(agent.id()), worker, "the same worker goes on");
     assert_eq!(fs::read_dir(prepared.path("agent/programs")).unwrap().count(), 0, "the program is removed");
     it.while_calling(|| {});
@@ -132,4 +157,79 @@ fn programs_by_another_key_are_refused() {
     assert!(update["error"].as_str().unwrap().contains("signature"), "{update}");
     assert_eq!(executable(only_worker(agent.id())), PathBuf::from(gw_agent().get_program()));
     assert!(!prepared.path("agent/programs").exists(), "nothing was stored");
+}
+
+/// Replaces `file` by `program` as soon as it has been read `times` times.
+fn swap_after_reads(file: &Path, program: PathBuf, times: usize) -> JoinHandle<()> {
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+    inotify::add_watch(&watch, file.parent().unwrap(), inotify::WatchFlags::CLOSE_NOWRITE).unwrap();
+    let file = file.to_owned();
+    thread::spawn(move || {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&watch, &mut buffer);
+        let mut reads = 0;
+        while reads < times {
+            let event = events.next().unwrap();
+            reads += usize::from(
+                event.file_name().is_some_and(|name| name.to_bytes() == file.file_name().unwrap().as_bytes()),
+            );
+        }
+        fs::rename(program, file).unwrap();
+    })
+}
+
+#[test]
+fn a_stored_program_that_is_swapped_after_its_check_is_not_run() {
+    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let release = Release { prepared: &prepared, key: Ed25519KeyPair::generate().unwrap() };
+    let (signed, file) = release.store(&program());
+    let gateway = prepared.serve_with(&prepared.config());
+    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let (other, ran) = (prepared.path("other"), prepared.path("ran"));
+    fs::write(&other, format!("#!/bin/sh\ntouch {}\nsleep 100\n", ran.display())).unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
+    // The supervisor reads the program when it chooses it, and when it starts it.
+    let swapped = swap_after_reads(&file, other, 2);
+    let mut agent = Running::new(it.command(&it.configure(&release.configuration(&backend.url))).spawn().unwrap());
+    swapped.join().unwrap();
+    let started = eventually("a program runs", || {
+        if ran.exists() {
+            return Some(false);
+        }
+        let [worker] = <[u32; 1]>::try_from(workers(agent.id())).ok()?;
+        fs::read_to_string(format!("/proc/{worker}/comm")).ok().filter(|name| name == "gw-agent\n").map(|_| true)
+    });
+    assert!(started && !ran.exists(), "the agent runs a program that it has not checked");
+    wait_for_stored(&agent, &signed);
+    prepared.wait_for_tunnel(gateway.address);
+    agent.signal("TERM");
+    assert_eq!(agent.exit_code(), Some(0));
+    // At the next start, the swapped file is found and the installed program runs.
+    let agent = it.start(&it.prepared.path("agent.toml"));
+    it.wait_for_log("using the installed one");
+    drop(agent);
+    assert!(!ran.exists());
+}
+
+#[test]
+fn where_memory_may_not_be_executed_root_uses_a_file_without_a_name() {
+    // The setting belongs to a PID namespace, since Linux 6.3.
+    if !usable(&["unshare"]) || !Path::new("/proc/sys/vm/memfd_noexec").exists() {
+        return;
+    }
+    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let release = Release { prepared: &prepared, key: Ed25519KeyPair::generate().unwrap() };
+    let (_, file) = release.store(&program());
+    let gateway = prepared.serve_with(&prepared.config());
+    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let run = it.command(&it.configure(&release.configuration(&backend.url)));
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]);
+    command.args(["echo 2 >/proc/sys/vm/memfd_noexec && exec \"$@\"", "sh"]);
+    command.arg(run.get_program()).args(run.get_args());
+    let log = File::options().append(true).create(true).open(prepared.path("agent.log")).unwrap();
+    let _agent = Running::new(command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
+    it.wait_for_log("memory may not be executed");
+    prepared.wait_for_tunnel(gateway.address);
+    assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "the copy has no name");
 }
