@@ -5,7 +5,7 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_secs(1);
 const CAP: Duration = Duration::from_secs(120);
 
-/// Exponential backoff from 1 s to 120 s with full jitter.
+/// Exponential backoff with full jitter; from 1 s to 120 s by default.
 ///
 /// Full jitter spreads the agents of a region over the whole delay when their gateway restarts, so that they do not all
 /// reconnect at once.
@@ -13,23 +13,25 @@ const CAP: Duration = Duration::from_secs(120);
 pub(crate) struct Backoff {
     first: Duration,
     ceiling: Duration,
+    cap: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self::starting_at(FIRST)
+        Self::between(FIRST, CAP)
     }
 }
 
 impl Backoff {
-    pub(crate) fn starting_at(first: Duration) -> Self {
-        Self { first, ceiling: first }
+    /// Backoff with this first and largest ceiling.
+    pub(crate) fn between(first: Duration, cap: Duration) -> Self {
+        Self { first, ceiling: first, cap }
     }
 
     /// Returns the ceiling times `random` (0 to 1) as the next delay, and doubles the ceiling.
     pub(crate) fn next_delay(&mut self, random: f64) -> Duration {
         let delay = self.ceiling.mul_f64(random.clamp(0.0, 1.0));
-        self.ceiling = (self.ceiling * 2).min(CAP.max(self.first));
+        self.ceiling = (self.ceiling * 2).min(self.cap);
         delay
     }
 

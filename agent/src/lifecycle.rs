@@ -369,7 +369,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (mut agent, mut hosts) = refused_agent(directory.path());
         // The backoff alone does not end within this test.
-        agent.reconnects = Reconnects::new(Backoff::starting_at(Duration::from_secs(100_000)));
+        agent.reconnects =
+            Reconnects::new(Backoff::between(Duration::from_secs(100_000), Duration::from_secs(100_000)));
         let services: BTreeSet<String> = (0..4).map(|number| format!("acme--s{number}.eu1.gw.localhost")).collect();
         agent.gateway_events.set_services(services.iter().cloned().collect());
         let agent = Rc::new(agent);

@@ -100,7 +100,7 @@ pub(super) enum Action {
 pub(super) enum Blame {
     /// The program ended by itself: it is not tried again.
     Program,
-    /// The cause may be elsewhere: the program is tried again a few times.
+    /// The cause may be elsewhere, in the network too: the program is tried again, and the failure is recorded.
     Unclear,
     /// The cause is elsewhere: the program is tried again.
     Other,

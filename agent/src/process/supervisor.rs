@@ -253,11 +253,9 @@ impl Supervisor {
             }
             Action::Fail { program, error, blame, worker } => {
                 tracing::error!(version = %program.version, error, "the agent is not updated");
-                let mut is_refused = false;
+                let is_refused = blame == Blame::Program;
                 if blame != Blame::Other {
-                    self.record(|record| {
-                        is_refused = record.add_failure(&program, &error, blame == Blame::Program);
-                    });
+                    self.record(|record| record.add_failure(&program, &error, is_refused));
                 }
                 if is_refused {
                     stored::remove(&self.settings.state, &program);

@@ -34,7 +34,7 @@ impl Updates {
             (Some(_), None) => UpdateReport { state: UpdateState::Ready, version: None, error: None },
             (Some(_), Some(last)) => failure(last.version, &last.error),
         };
-        let refused = record.failed.iter().filter(|failed| failed.is_refused());
+        let refused = record.failed.iter().filter(|failed| failed.is_refused);
         let refused = refused.map(|failed| (failed.version, failed.sha256.clone())).collect();
         let (report, refused) = (RefCell::new(report), RefCell::new(refused));
         Self { key, report, offer: watch::Sender::default(), running, refused, retry: Notify::new() }
@@ -155,11 +155,12 @@ mod tests {
         updates.given_up(&program, "it does not start", true);
         assert!(!takes_offer(&updates));
         let mut record = UpdateRecord::default();
-        for is_refused in [false, false, true] {
-            assert_eq!(record.add_failure(&program, "it has no tunnel", false), is_refused);
+        // Blocked tunnels never refuse it for good.
+        for (error, is_refused) in [("it has no tunnel", false); 9].into_iter().chain([("it crashed", true)]) {
+            record.add_failure(&program, error, is_refused);
             let restarted = Updates::new(Some(ReleaseKey::of(&pair)), None, &record);
             let report = restarted.report();
-            assert_eq!((report.state, report.error.as_deref()), (UpdateState::Failed, Some("it has no tunnel")));
+            assert_eq!((report.state, report.error.as_deref()), (UpdateState::Failed, Some(error)));
             assert_eq!(takes_offer(&restarted), !is_refused);
         }
     }

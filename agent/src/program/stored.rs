@@ -16,8 +16,6 @@ use crate::identity::state::{self, StateDir, StateError};
 
 /// Failed programs that are remembered.
 const FAILED_MAX: usize = 16;
-/// Failures after which a program is not tried again, if each of them can have a cause outside of the program.
-const ATTEMPTS_MAX: u32 = 3;
 
 /// `update.json`. Written by the supervisor, and read by workers of other versions too: unknown members are ignored.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,41 +37,26 @@ pub(crate) struct FailedProgram {
     pub(crate) version: Version,
     pub(crate) sha256: String,
     pub(crate) error: String,
-    /// Failed attempts, or [`ATTEMPTS_MAX`] after a failure that is the program's own.
-    #[serde(default = "FailedProgram::attempts_max")]
-    pub(crate) attempts: u32,
+    /// Whether the failure is the program's own: it is not tried again.
+    #[serde(default)]
+    pub(crate) is_refused: bool,
 }
 
 impl UpdateRecord {
-    /// Adds a failure, and forgets the oldest program if there are too many. `is_final` is a failure after which the program
-    /// is not tried again. Returns whether it is not.
-    pub(crate) fn add_failure(&mut self, program: &SignedProgram, error: &str, is_final: bool) -> bool {
-        let before = self.failed.iter().find(|failed| failed.is(program)).map_or(0, |failed| failed.attempts);
-        let attempts = if is_final { ATTEMPTS_MAX } else { (before + 1).min(ATTEMPTS_MAX) };
+    /// Adds a failure, and forgets the oldest program if there are too many. A refused program is not tried again.
+    pub(crate) fn add_failure(&mut self, program: &SignedProgram, error: &str, is_refused: bool) {
         let SignedProgram { version, sha256, .. } = program;
-        let failed = FailedProgram { version: *version, sha256: sha256.clone(), error: cut(error), attempts };
-        let is_refused = failed.is_refused();
         self.failed.retain(|failed| !failed.is(program));
-        self.failed.push(failed);
+        self.failed.push(FailedProgram { version: *version, sha256: sha256.clone(), error: cut(error), is_refused });
         let surplus = self.failed.len().saturating_sub(FAILED_MAX);
         self.failed.drain(..surplus);
-        is_refused
     }
 }
 
 impl FailedProgram {
-    fn attempts_max() -> u32 {
-        ATTEMPTS_MAX
-    }
-
     /// Whether this is about `program`.
     pub(crate) fn is(&self, program: &SignedProgram) -> bool {
         self.sha256 == program.sha256 && self.version == program.version
-    }
-
-    /// Whether the program is not tried again.
-    pub(crate) fn is_refused(&self) -> bool {
-        self.attempts >= ATTEMPTS_MAX
     }
 }
 
@@ -280,14 +263,13 @@ mod tests {
         assert_eq!(record, UpdateRecord::default());
         for number in 0..=FAILED_MAX {
             let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, &[number as u8], &pair);
-            assert!(!record.add_failure(&program, "it failed", false));
-            assert!(!record.add_failure(&program, "it failed again", false));
-            assert!(record.add_failure(&program, &"é".repeat(1000), false), "the third time");
+            record.add_failure(&program, "it failed", false);
+            record.add_failure(&program, &"é".repeat(1000), true);
         }
         assert_eq!(record.failed.len(), FAILED_MAX);
         assert_eq!(record.failed[0].error.len(), UpdateReport::ERROR_MAX);
         let other = SignedProgram::sign("9.0.1".parse().unwrap(), TARGET, b"program", &pair);
-        assert!(record.add_failure(&other, "it crashed", true));
+        record.add_failure(&other, "it crashed", true);
         state.write_updates(&record).unwrap();
         assert_eq!(state.updates().unwrap(), record);
     }

@@ -22,8 +22,10 @@ use crate::tunnel::dial::DialError;
 
 /// Agents that get the offer at the same time begin their downloads spread over this time.
 const SPREAD: Duration = Duration::from_secs(5);
-/// Time after which a program is tried again that the supervisor has given up for a cause outside of the program.
-const RETRY_AFTER: Duration = Duration::from_secs(60);
+/// First and longest time after which a program is tried again that the supervisor has given up for a cause that may be outside
+/// of the program. The time doubles, so that the agent is updated at the latest after twice the time of an outage; and no
+/// outage keeps it from the program for ever, since an attacker on the network can cause one.
+const RETRY_AFTER: [Duration; 2] = [Duration::from_mins(1), Duration::from_hours(1)];
 
 /// Why a program was not stored.
 #[derive(Debug, thiserror::Error)]
@@ -45,12 +47,16 @@ pub(crate) async fn keep_updated(agent: &Rc<Agent>) {
 
 async fn follow_offers(agent: &Rc<Agent>) {
     let mut offers = agent.updates.offer.subscribe();
+    let mut retries = retries();
     loop {
         let pause = match select(pin!(offers.changed()), pin!(agent.updates.retry.notified())).await {
-            Either::Left((Ok(()), _)) => SPREAD.mul_f64(random()),
+            Either::Left((Ok(()), _)) => {
+                retries.reset();
+                SPREAD.mul_f64(random())
+            }
             // The sender lives as long as the agent.
             Either::Left((Err(_), _)) => return,
-            Either::Right(_) => RETRY_AFTER,
+            Either::Right(_) => retries.next_delay(1.0),
         };
         runtime::sleep(pause).await;
         let Some(program) = offers.borrow_and_update().clone() else { continue };
@@ -74,6 +80,11 @@ async fn follow_offers(agent: &Rc<Agent>) {
             runtime::sleep(retry_in).await;
         }
     }
+}
+
+fn retries() -> Backoff {
+    let [first, longest] = RETRY_AFTER;
+    Backoff::between(first, longest)
 }
 
 /// Downloads, checks and stores a program, unless it was stored before.
@@ -110,4 +121,16 @@ async fn on_thread<T: Send + 'static>(
     let run = move || drop(sender.send(work()));
     std::thread::Builder::new().name("gw-update".into()).spawn(run).map_err(|_| UpdateError::Thread)?;
     receiver.await.unwrap_or(Err(UpdateError::Thread))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_tried_again_after_a_minute_and_at_last_every_hour() {
+        let mut retries = retries();
+        let minutes: Vec<u64> = (0..9).map(|_| retries.next_delay(1.0).as_secs() / 60).collect();
+        assert_eq!(minutes, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    }
 }
