@@ -180,24 +180,40 @@ impl Supervisor {
     /// The program that is to run. Removes stored programs that are not newer than the installed one.
     fn choose(&self, installed: Version) -> Chosen {
         let Some(key) = &self.settings.update else { return Chosen::default() };
-        let state = &self.settings.state;
-        let UpdateRecord { current, is_proven, .. } = state.updates().unwrap_or_else(|error| {
+        let record = self.settings.state.updates().unwrap_or_else(|error| {
             tracing::error!(%error, "cannot read the record of updates: using the installed program");
             UpdateRecord::default()
         });
-        let Some(program) = current else { return Chosen::default() };
-        if program.version <= installed {
-            self.use_installed();
-            return Chosen::default();
-        }
-        match stored::read(state, &program, key) {
-            Ok(_) => Chosen { program: Some(program), is_proven },
-            Err(error) => {
-                tracing::error!(error, "the updated program cannot be used: using the installed one");
-                self.use_installed();
-                Chosen::default()
+        if let Some(program) = record.current {
+            if program.version > installed {
+                match self.read(&program, key) {
+                    Ok(_) => return Chosen { program: Some(program), is_proven: record.is_proven },
+                    Err(error) => {
+                        tracing::error!(error, "the updated program cannot be used: using the installed one");
+                    }
+                }
             }
+            self.use_installed();
         }
+        if let Some(floor) = record.floor.filter(|floor| *floor > installed) {
+            tracing::warn!(
+                %installed, %floor,
+                "the installed program is older than this agent's signed programs may be; install a newer package"
+            );
+        }
+        Chosen::default()
+    }
+
+    /// Reads and checks a stored program. What it requires of later ones is in force from then on.
+    fn read(&self, program: &SignedProgram, key: &ReleaseKey) -> Result<Vec<u8>, String> {
+        let state = &self.settings.state;
+        let floor = state.updates().map_err(|error| error.to_string())?.floor;
+        program.verify_floor(floor).map_err(|error| error.to_string())?;
+        let content = stored::read(state, program, key)?;
+        if program.minimum > floor {
+            self.record(|record| record.raise_floor(program.minimum));
+        }
+        Ok(content)
     }
 
     /// Forgets the chosen program, so that a gateway can offer it again, and removes all stored ones.
@@ -245,6 +261,7 @@ impl Supervisor {
                 let mut kept = None;
                 self.record(|record| {
                     record.is_proven = true;
+                    record.raise_floor(record.current.as_ref().map(|program| program.version));
                     kept = record.current.as_ref().map(|program| stored::path(&self.settings.state, program));
                 });
                 if kept.is_some() {
@@ -331,7 +348,7 @@ impl Supervisor {
     /// Executes the very bytes that were checked, not the file in the state folder.
     fn spawn_stored(&self, program: &SignedProgram, key: &ReleaseKey) -> Result<(UnixStream, Child), (String, Blame)> {
         let state = &self.settings.state;
-        let content = stored::read(state, program, key).map_err(|error| (error, Blame::Other))?;
+        let content = self.read(program, key).map_err(|error| (error, Blame::Other))?;
         let name = format!("{NAME}-{}", program.version);
         let is_root = rustix::process::geteuid().is_root();
         execute(&name, &content, state.path(), is_root, |path| self.spawn(path, NAME.as_ref()))

@@ -3,7 +3,7 @@
 pub(crate) mod executable;
 pub(crate) mod stored;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET, UpdateReport, UpdateState};
 use gw_shared::version::Version;
@@ -21,6 +21,8 @@ pub(crate) struct Updates {
     running: Option<SignedProgram>,
     /// Version and SHA-256 of programs that are not tried again.
     refused: RefCell<Vec<(Version, String)>>,
+    /// Lowest version that is accepted.
+    floor: Cell<Option<Version>>,
     /// Notified when the supervisor has given a program up that may be tried again.
     pub(crate) retry: Notify,
 }
@@ -37,7 +39,8 @@ impl Updates {
         let refused = record.failed.iter().filter(|failed| failed.is_refused);
         let refused = refused.map(|failed| (failed.version, failed.sha256.clone())).collect();
         let (report, refused) = (RefCell::new(report), RefCell::new(refused));
-        Self { key, report, offer: watch::Sender::default(), running, refused, retry: Notify::new() }
+        let (offer, floor, retry) = (watch::Sender::default(), Cell::new(record.floor), Notify::new());
+        Self { key, report, offer, running, refused, floor, retry }
     }
 
     /// Progress, as it is reported to the gateway.
@@ -58,10 +61,11 @@ impl Updates {
         if !is_new(&program) {
             return;
         }
-        if let Err(error) = program.verify(key) {
+        if let Err(error) = program.verify(key).and_then(|()| program.verify_floor(self.floor.get())) {
             tracing::error!(version = %program.version, %error, "the offered program is refused");
             return self.retry_later(&program, &format!("the program is refused: {error}"));
         }
+        self.floor.set(self.floor.get().max(program.minimum));
         self.offer.send_if_modified(|offer| {
             let is_other = offer.as_ref() != Some(&program);
             *offer = Some(program);
@@ -163,6 +167,24 @@ mod tests {
             assert_eq!((report.state, report.error.as_deref()), (UpdateState::Failed, Some(error)));
             assert_eq!(takes_offer(&restarted), !is_refused);
         }
+    }
+
+    #[test]
+    fn programs_below_the_floor_are_not_accepted() {
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let [older, floor, newer, newest] =
+            ["999.0.0", "999.0.1", "999.0.2", "999.0.3"].map(|text| text.parse().unwrap());
+        let record = UpdateRecord { floor: Some(floor), ..UpdateRecord::default() };
+        let updates = Updates::new(Some(ReleaseKey::of(&pair)), None, &record);
+        let accepted = |minimum, version| {
+            updates.offered(vec![SignedProgram::sign_with_minimum(minimum, version, TARGET, b"program", &pair)]);
+            updates.offer.borrow().as_ref().is_some_and(|offer| offer.version == version)
+        };
+        assert!(!accepted(None, older) && updates.report().error.unwrap().contains("older than 999.0.1"));
+        assert!(accepted(None, floor), "the program that was lost");
+        assert!(accepted(Some(newer), newest));
+        assert!(!accepted(None, floor), "below what the release key requires");
+        assert!(accepted(None, newer));
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub(crate) struct UpdateRecord {
     /// Whether `current` has served for the time of its trial.
     #[serde(default)]
     pub(crate) is_proven: bool,
+    /// Lowest version of a stored program that may run: the highest that has served for the time of its trial, or that the
+    /// release key has required.
+    #[serde(default)]
+    pub(crate) floor: Option<Version>,
     /// Programs that did not serve, the last one last.
     #[serde(default)]
     pub(crate) failed: Vec<FailedProgram>,
@@ -50,6 +54,11 @@ impl UpdateRecord {
         self.failed.push(FailedProgram { version: *version, sha256: sha256.clone(), error: cut(error), is_refused });
         let surplus = self.failed.len().saturating_sub(FAILED_MAX);
         self.failed.drain(..surplus);
+    }
+
+    /// Raises the floor to `version`, unless it is higher already.
+    pub(crate) fn raise_floor(&mut self, version: Option<Version>) {
+        self.floor = self.floor.max(version);
     }
 }
 

@@ -36,6 +36,10 @@ pub(crate) enum AgentProgramCommand {
         /// Version of the program, if it is not that of gw-gateway.
         #[arg(long = "program-version", value_name = "VERSION", default_value_t = Version::own())]
         version: Version,
+        /// Lowest version of signed programs that agents run once they have seen this one, up to its own version: for a version
+        /// before which programs are vulnerable.
+        #[arg(long, value_name = "VERSION")]
+        minimum: Option<Version>,
     },
 }
 
@@ -43,7 +47,16 @@ impl AgentProgramCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         match self {
             Self::NewKey { file } => new_key(&file),
-            Self::Sign { key, program, out, target, version } => sign(&key, &program, &out, &target, version),
+            Self::Sign { key, program, out, target, version, minimum } => {
+                if let Some(minimum) = minimum.filter(|minimum| *minimum > version) {
+                    let message = format!("--minimum: {minimum} is above the version of the program, {version}");
+                    return Err(Failure::Usage(message));
+                }
+                let sign_content = |content: &[u8], pair: &Ed25519KeyPair| {
+                    SignedProgram::sign_with_minimum(minimum, version, &target, content, pair)
+                };
+                sign(&key, &program, &out, sign_content)
+            }
         }
     }
 }
@@ -66,7 +79,12 @@ fn new_key(file: &Path) -> Result<(), Failure> {
     writeln!(io::stdout(), "{}", ReleaseKey::of(&key)).map_err(Failure::run)
 }
 
-fn sign(key: &Path, program: &Path, out: &Path, target: &str, version: Version) -> Result<(), Failure> {
+fn sign(
+    key: &Path,
+    program: &Path,
+    out: &Path,
+    sign_content: impl Fn(&[u8], &Ed25519KeyPair) -> SignedProgram,
+) -> Result<(), Failure> {
     let document = fs::read(key).map_err(|error| at(key, &error))?;
     let pair = Ed25519KeyPair::from_pkcs8(&document).map_err(|_| {
         Failure::Usage(format!("{}: not a release key, as `gw-gateway agent-program new-key` makes one", key.display()))
@@ -79,9 +97,9 @@ fn sign(key: &Path, program: &Path, out: &Path, target: &str, version: Version) 
     if !content.starts_with(b"\x7fELF") {
         return Err(Failure::Usage(format!("{}: not a program (no ELF header)", program.display())));
     }
-    let signed = SignedProgram::sign(version, target, &content, &pair);
+    let signed = sign_content(&content, &pair);
     fs::create_dir_all(out).map_err(|error| at(out, &error))?;
-    let (file, description) = program_files(out, target);
+    let (file, description) = program_files(out, &signed.target);
     let json = serde_json::to_vec_pretty(&signed).map_err(Failure::run)?;
     // The description comes last: without it, the program is not offered.
     files::remove_if_there(&description).map_err(|error| at(&description, &error))?;

@@ -13,12 +13,12 @@ use gw_gateway::agent_releases::program_files;
 use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET};
 use gw_shared::version::Version;
 use rustix::fs::inotify;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::eventually;
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::{Running, gw_agent, workers};
+use crate::support::process::{Running, Served, gw_agent, workers};
 use crate::support::programs::usable;
 use crate::support::supervised_agent::{Agent, configuration, only_worker};
 
@@ -31,9 +31,7 @@ struct Release<'a> {
 impl Release<'_> {
     /// Offers `content` as the program of the next patch version.
     fn offer(&self, content: &[u8]) -> SignedProgram {
-        let mut version = Version::own();
-        version.patch += 1;
-        let signed = SignedProgram::sign(version, TARGET, content, &self.key);
+        let signed = SignedProgram::sign(later(1), TARGET, content, &self.key);
         self.put(&signed, content);
         signed
     }
@@ -50,7 +48,7 @@ impl Release<'_> {
     fn store(&self, content: &[u8]) -> (SignedProgram, PathBuf) {
         let signed = self.offer(content);
         let folder = self.prepared.path("agent/programs");
-        fs::create_dir(&folder).unwrap();
+        fs::create_dir_all(&folder).unwrap();
         let file = folder.join(format!("gw-agent-{}-{}", signed.version, &signed.sha256[..16]));
         fs::write(&file, content).unwrap();
         let record = json!({"current": signed, "is_proven": true});
@@ -62,6 +60,12 @@ impl Release<'_> {
     fn configuration(&self, url: &str) -> String {
         format!("{}update = \"auto\"\nupdate_key = \"{}\"\n", configuration(url), ReleaseKey::of(&self.key))
     }
+}
+
+/// The version that is later than that of this build by this number of patches.
+fn later(patches: u16) -> Version {
+    let own = Version::own();
+    Version { patch: own.patch + patches, ..own }
 }
 
 /// The agent's own program, as a stand-in for that of a later version.
@@ -157,6 +161,37 @@ fn programs_by_another_key_are_refused() {
     assert!(update["error"].as_str().unwrap().contains("signature"), "{update}");
     assert_eq!(executable(only_worker(agent.id())), PathBuf::from(gw_agent().get_program()));
     assert!(!prepared.path("agent/programs").exists(), "nothing was stored");
+}
+
+#[test]
+fn an_older_program_than_the_release_key_requires_is_not_run() {
+    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let release = Release { prepared: &prepared, key: Ed25519KeyPair::generate().unwrap() };
+    // It does not serve, and its requirement holds nevertheless.
+    let failing = fs::read("/bin/false").unwrap();
+    let signed = SignedProgram::sign_with_minimum(Some(later(2)), later(2), TARGET, &failing, &release.key);
+    release.put(&signed, &failing);
+    let failure_at = |gateway: &Served, part: &str| {
+        let it = Agent { prepared: &prepared, gateway };
+        let agent = it.start(&it.configure(&release.configuration(&backend.url)));
+        eventually(part, || it.view()["update"]["error"].as_str().filter(|error| error.contains(part)).map(drop));
+        assert_eq!(executable(only_worker(agent.id())), PathBuf::from(gw_agent().get_program()));
+    };
+    failure_at(&prepared.serve_with(&prepared.config()), "exit code 1");
+    release.offer(&program());
+    failure_at(&prepared.serve_with(&prepared.config()), &format!("older than {}", later(2)));
+    assert_eq!(fs::read_dir(prepared.path("agent/programs")).unwrap().count(), 0, "nothing was stored");
+    // Nor is one that was stored before.
+    let mut record: Value = serde_json::from_slice(&fs::read(prepared.path("agent/update.json")).unwrap()).unwrap();
+    let (stored, _) = release.store(&program());
+    record["current"] = json!(stored);
+    fs::write(prepared.path("agent/update.json"), record.to_string()).unwrap();
+    failure_at(&prepared.serve_with(&prepared.config()), &format!("older than {}", later(2)));
+    let replacement = SignedProgram::sign(later(2), TARGET, &program(), &release.key);
+    release.put(&replacement, &program());
+    let gateway = prepared.serve_with(&prepared.config());
+    let it = Agent { prepared: &prepared, gateway: &gateway };
+    wait_for_stored(&it.start(&it.configure(&release.configuration(&backend.url))), &replacement);
 }
 
 /// Replaces `file` by `program` as soon as it has been read `times` times.

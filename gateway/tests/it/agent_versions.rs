@@ -163,10 +163,14 @@ fn agent_programs_are_signed_in_the_current_folder() {
     fs::write(folder.path().join("gw-agent"), b"\x7fELF program").unwrap();
     let (code, said) = run(&["sign", "--key", "gw-agent", "--out", "programs", "gw-agent"]);
     assert!(code == Some(2) && said.contains("not a release key"), "{said}");
-    let (code, said) = run(&["sign", "--key", "release.key", "--out", "programs", "gw-agent"]);
+    let sign = ["sign", "--key", "release.key", "--out", "programs", "gw-agent", "--program-version", "9.0.1"];
+    let (code, said) = run(&[&sign as &[&str], &["--minimum", "9.0.2"]].concat());
+    assert!(code == Some(2) && said.contains("--minimum: 9.0.2 is above"), "{said}");
+    let (code, said) = run(&[&sign as &[&str], &["--minimum", "9.0.0"]].concat());
     assert_eq!(code, Some(0), "{said}");
     let (program, description) = program_files(&folder.path().join("programs"), TARGET);
     let signed: SignedProgram = serde_json::from_slice(&fs::read(description).unwrap()).unwrap();
+    assert_eq!(signed.minimum.map(|version| version.to_string()).as_deref(), Some("9.0.0"));
     assert_eq!(signed.verify(&key), Ok(()));
     assert_eq!(signed.verify_content(&fs::read(program).unwrap()), Ok(()));
 }

@@ -35,6 +35,9 @@ pub struct SignedProgram {
     pub size: u64,
     /// SHA-256 of the program, in lower-case hexadecimal.
     pub sha256: String,
+    /// Lowest version of the signed programs that agents run from now on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum: Option<Version>,
     /// Ed25519 signature (RFC 8032) of all other members, in base64.
     pub signature: String,
 }
@@ -54,8 +57,10 @@ pub enum InvalidProgram {
     Hash,
     #[error("it is for {0}, and this agent needs {TARGET}")]
     Target(String),
-    #[error("version {offered} is not newer than {running}, which runs")]
-    NotNewer { offered: Version, running: Version },
+    #[error("version {version} is older than the minimum {minimum} that it requires")]
+    Minimum { version: Version, minimum: Version },
+    #[error("version {version} is older than {floor}, which this agent has run, or which the release key requires")]
+    BelowFloor { version: Version, floor: Version },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -63,10 +68,22 @@ pub enum InvalidProgram {
 pub struct InvalidReleaseKey;
 
 impl SignedProgram {
-    /// Describes and signs `program`.
+    /// Describes and signs `program`, without a minimum version.
     pub fn sign(version: Version, target: &str, program: &[u8], key: &Ed25519KeyPair) -> Self {
+        Self::sign_with_minimum(None, version, target, program, key)
+    }
+
+    /// Describes and signs `program`.
+    pub fn sign_with_minimum(
+        minimum: Option<Version>,
+        version: Version,
+        target: &str,
+        program: &[u8],
+        key: &Ed25519KeyPair,
+    ) -> Self {
         let (size, sha256) = (program.len() as u64, hex(&digest(&SHA256, program)));
-        let mut signed = Self { version, target: target.to_owned(), size, sha256, signature: String::new() };
+        let (target, signature) = (target.to_owned(), String::new());
+        let mut signed = Self { version, target, size, sha256, minimum, signature };
         signed.signature = STANDARD.encode(key.sign(&signed.message()));
         signed
     }
@@ -84,7 +101,18 @@ impl SignedProgram {
         if self.size > SIZE_MAX {
             return Err(InvalidProgram::Size { expected: SIZE_MAX, found: self.size });
         }
-        Ok(())
+        match self.minimum {
+            Some(minimum) if minimum > self.version => Err(InvalidProgram::Minimum { version: self.version, minimum }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the program is not older than the lowest version that may run.
+    pub fn verify_floor(&self, floor: Option<Version>) -> Result<(), InvalidProgram> {
+        match floor {
+            Some(floor) if floor > self.version => Err(InvalidProgram::BelowFloor { version: self.version, floor }),
+            _ => Ok(()),
+        }
     }
 
     /// Checks that `program` is the one described.
@@ -98,8 +126,9 @@ impl SignedProgram {
 
     /// What is signed: bound to its purpose, and without a second reading, since no member contains a NUL.
     fn message(&self) -> Vec<u8> {
-        let Self { version, target, size, sha256, signature: _ } = self;
-        format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}").into_bytes()
+        let Self { version, target, size, sha256, minimum, signature: _ } = self;
+        let minimum = minimum.map(|version| version.to_string()).unwrap_or_default();
+        format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}\0{minimum}").into_bytes()
     }
 }
 
@@ -176,11 +205,12 @@ mod tests {
         assert_eq!(signed.verify(&ReleaseKey::of(&other)), Err(InvalidProgram::Signature));
         assert_eq!(signed.verify_content(b"Program"), Err(InvalidProgram::Hash));
         assert!(matches!(signed.verify_content(b"program "), Err(InvalidProgram::Size { .. })));
-        let changes: [fn(&mut SignedProgram); 5] = [
+        let changes: [fn(&mut SignedProgram); 6] = [
             |it| it.version = "1.2.4".parse().unwrap(),
             |it| it.target.push('x'),
             |it| it.size += 1,
             |it| it.sha256 = it.sha256.replace(|_: char| true, "0"),
+            |it| it.minimum = Some("1.2.0".parse().unwrap()),
             |it| it.signature = "AAAA".to_owned(),
         ];
         for change in changes {
@@ -190,6 +220,21 @@ mod tests {
         }
         let foreign = SignedProgram::sign("1.2.3".parse().unwrap(), "vax", b"program", &pair);
         assert_eq!(foreign.verify(&key), Err(InvalidProgram::Target("vax".into())));
+    }
+
+    #[test]
+    fn a_minimum_is_signed_and_not_above_the_version() {
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let [lower, version, higher]: [Version; 3] = ["1.2.2", "1.2.3", "1.2.4"].map(|text| text.parse().unwrap());
+        let sign = |minimum| SignedProgram::sign_with_minimum(minimum, version, TARGET, b"program", &pair);
+        let verify = |signed: &SignedProgram| signed.verify(&ReleaseKey::of(&pair));
+        assert_eq!((verify(&sign(Some(lower))), verify(&sign(Some(version)))), (Ok(()), Ok(())));
+        assert_eq!(verify(&sign(Some(higher))), Err(InvalidProgram::Minimum { version, minimum: higher }));
+        let unsigned = SignedProgram { minimum: None, ..sign(Some(version)) };
+        assert_eq!(verify(&unsigned), Err(InvalidProgram::Signature));
+        let signed = sign(None);
+        assert_eq!([None, Some(lower), Some(version)].map(|floor| signed.verify_floor(floor)), [const { Ok(()) }; 3]);
+        assert_eq!(signed.verify_floor(Some(higher)), Err(InvalidProgram::BelowFloor { version, floor: higher }));
     }
 
     #[test]
