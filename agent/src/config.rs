@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use gw_shared::config::{ConfigErrors, Keys, parse_table, unknown_in_environment};
-use gw_shared::identity::program::ReleaseKey;
+use gw_shared::identity::program::ReleaseKeys;
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace::Settings;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
@@ -16,8 +16,8 @@ use crate::forward::slots;
 use crate::identity::state::{self, Enrollment, StateDir, StateError};
 use crate::proxy::ProxySettings;
 
-/// Release key of the builds that set this variable of the build.
-const BUILT_IN_KEY: Option<&str> = option_env!("GW_RELEASE_KEY");
+/// Release keys of the builds that set this variable of the build, with a comma between two.
+const BUILT_IN_KEYS: Option<&str> = option_env!("GW_RELEASE_KEY");
 
 /// Environment variable that overrides `metrics_listen`.
 const METRICS_VARIABLE: &str = "GW_AGENT_METRICS_LISTEN";
@@ -35,8 +35,6 @@ pub struct Config {
     pub(crate) slots: Result<u32, u32>,
     /// `None` without a trace collector.
     pub(crate) traces: Option<Settings>,
-    /// Release key of the agent's updates; `None` if it does not update itself.
-    pub(crate) update: Option<ReleaseKey>,
     /// Address of `/metrics`, `/readyz` and `/healthz`, if they are served.
     pub(crate) metrics_listen: Option<SocketAddr>,
     pub log_format: LogFormat,
@@ -86,7 +84,8 @@ impl Config {
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
         let proxies = ProxySettings::take(&mut keys);
         let traces = Settings::take(&mut keys);
-        let update = update_key(&mut keys);
+        // The supervisor uses them.
+        let _ = release_keys(&mut keys);
         let metrics_listen = listen_address(keys.in_file("metrics_listen"), &environment, &mut keys.errors);
         let (named, fallback) = (keys.in_file("backends"), keys.in_file("backend"));
         keys.refuse_unknown();
@@ -119,7 +118,7 @@ impl Config {
         }
         if errors.is_empty() {
             let log_format = log_format.unwrap_or_default();
-            Ok(Self { state, enrollment, proxies, backends, slots, traces, update, metrics_listen, log_format })
+            Ok(Self { state, enrollment, proxies, backends, slots, traces, metrics_listen, log_format })
         } else {
             Err(ConfigError::Invalid(ConfigErrors(errors)))
         }
@@ -137,7 +136,6 @@ impl Config {
             backends: ServiceBackends { of_all: None, named: BTreeMap::new(), fallback: None },
             slots: Ok(slots),
             traces: None,
-            update: None,
             metrics_listen: None,
             log_format: LogFormat::default(),
         }
@@ -164,25 +162,27 @@ impl Config {
     }
 }
 
-/// The release key, if the agent is to update itself.
-pub(crate) fn update_key(keys: &mut Keys<'_>) -> Option<ReleaseKey> {
+/// The release keys that the agent accepts, if it is to update itself.
+pub(crate) fn release_keys(keys: &mut Keys<'_>) -> Option<ReleaseKeys> {
     let is_on = keys.text("update", "\"off\" or \"auto\"", |text| match text {
         "off" => Some(false),
         "auto" => Some(true),
         _ => None,
     });
-    let key = keys.text("update_key", "a release key: 32 bytes in base64", |text| text.parse().ok());
-    if is_on != Some(true) {
+    let had_errors = keys.errors.len();
+    let given = keys.list("update_key", "a release key: 32 bytes in base64", |text| text.parse().ok());
+    if is_on != Some(true) || keys.errors.len() > had_errors {
         return None;
     }
-    let key = key.or_else(|| BUILT_IN_KEY.and_then(|key| key.parse().ok()));
-    if key.is_none() {
+    let built_in = || BUILT_IN_KEYS?.split(',').map(|key| key.parse().ok()).collect();
+    let Some(accepted) = given.or_else(built_in) else {
         keys.errors.push(
             "update_key: missing; update = \"auto\" needs the public half of the release key, because this build has none"
                 .to_owned(),
         );
-    }
-    key
+        return None;
+    };
+    ReleaseKeys::try_from(accepted).map_err(|error| keys.errors.push(format!("update_key: {error}"))).ok()
 }
 
 /// The address of the admin endpoints. The environment variable takes precedence; an empty one turns them off.
@@ -250,6 +250,8 @@ impl ServiceBackends {
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
     use gw_shared::id::AgentId;
 
     use super::*;
@@ -343,6 +345,25 @@ mod tests {
         let keys: Vec<_> = errors.iter().map(|error| error.split(':').next().unwrap()).collect();
         assert_eq!(keys, ["traces.endpoint", "traces.sample_ratio"]);
         assert!(matches!(traces("[traces]\ncolour = 1"), Err(ConfigError::Invalid(_))));
+    }
+
+    #[test]
+    fn one_or_two_release_keys_are_read() {
+        let [one, other, third] = [1_u8, 2, 3].map(|byte| STANDARD.encode([byte; 32]));
+        let read = |text: &str, variable: Option<&str>| {
+            let environment = |name: &str| variable.filter(|_| name == "GW_UPDATE_KEY").map(str::to_owned);
+            let mut keys = Keys::parse(&format!("update = 'auto'\n{text}"), &environment).unwrap();
+            let accepted = release_keys(&mut keys).map(|keys| keys.iter().map(ToString::to_string).collect::<Vec<_>>());
+            accepted.ok_or(keys.errors)
+        };
+        assert_eq!(read(&format!("update_key = '{one}'"), None), Ok(vec![one.clone()]));
+        let both = Ok(vec![one.clone(), other.clone()]);
+        assert_eq!(read(&format!("update_key = ['{one}', '{other}']"), None), both);
+        assert_eq!(read(&format!("update_key = '{third}'"), Some(&format!("{one}, {other}"))), both);
+        for wrong in [format!("['{one}', '{one}']"), format!("['{one}', '{other}', '{third}']"), "['x']".to_owned()] {
+            let errors = read(&format!("update_key = {wrong}"), None).unwrap_err();
+            assert!(errors.len() == 1 && errors[0].starts_with("update_key: "), "{errors:?}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures_util::future::select;
-use gw_shared::identity::program::SignedProgram;
+use gw_shared::identity::program::{ReleaseKeys, SignedProgram};
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::trace::{Exporter, Identity};
 use tokio::sync::{mpsc, watch};
@@ -59,21 +59,31 @@ pub enum StartError {
 pub fn start(config: Config) -> Result<AgentHandle, StartError> {
     let lock = config.state.lock()?;
     let (events, _) = Events::new();
-    let (commands, link) = ProcessLink::new(events, Vec::new());
+    let (commands, link) = ProcessLink::new(events);
     start_thread(config, Some(lock), commands, link)
 }
 
-/// As [`start`], for a process of which the supervisor has locked the state folder. `required` are the services for which
-/// the predecessor has tunnels, and `program` is the stored program that runs. Sends each service to `relayed` once its first tunnel is ready.
+/// What a supervisor tells its worker at the start.
+#[derive(Debug, Default)]
+pub(crate) struct Supervised {
+    /// Services for which the predecessor has tunnels: they have to be ready before [`Event::Ready`].
+    pub(crate) required: Vec<String>,
+    /// The stored program that runs; `None` for the installed one.
+    pub(crate) program: Option<SignedProgram>,
+    /// Release keys by which the supervisor accepts programs; `None` if it runs no updates.
+    pub(crate) release_keys: Option<ReleaseKeys>,
+}
+
+/// As [`start`], for a process of which the supervisor has locked the state folder. Sends each service to `relayed` once its
+/// first tunnel is ready.
 pub(crate) fn start_supervised(
     config: Config,
-    required: Vec<String>,
-    program: Option<SignedProgram>,
     relayed: Option<Sender<RelayedService>>,
+    supervised: Supervised,
 ) -> Result<(AgentHandle, mpsc::UnboundedReceiver<Event>), StartError> {
     let (events, received) = Events::new();
-    let (commands, link) = ProcessLink::new(events, required);
-    let link = ProcessLink { relayed, program, is_supervised: true, ..link };
+    let (commands, link) = ProcessLink::new(events);
+    let link = ProcessLink { relayed, supervised, ..link };
     start_thread(config, None, commands, link).map(|agent| (agent, received))
 }
 
@@ -183,32 +193,28 @@ async fn run(
 struct ProcessLink {
     commands: mpsc::UnboundedReceiver<Command>,
     events: Events,
-    /// Services for which tunnels have to be ready before [`Event::Ready`].
-    required: Vec<String>,
     /// Receives each service once its first tunnel is ready, if a receiver is interested.
     relayed: Option<Sender<RelayedService>>,
-    /// The stored program that runs; `None` for the installed one.
-    program: Option<SignedProgram>,
-    /// Whether a supervisor runs programs that the agent has downloaded.
-    is_supervised: bool,
+    /// Nothing of these in a process without a supervisor.
+    supervised: Supervised,
 }
 
 impl ProcessLink {
     /// A link of a process without a supervisor, and its sender of commands.
-    fn new(events: Events, required: Vec<String>) -> (mpsc::UnboundedSender<Command>, Self) {
+    fn new(events: Events) -> (mpsc::UnboundedSender<Command>, Self) {
         let (sender, commands) = mpsc::unbounded_channel();
-        (sender, Self { commands, events, required, relayed: None, program: None, is_supervised: false })
+        (sender, Self { commands, events, relayed: None, supervised: Supervised::default() })
     }
 }
 
 /// The agent's updates. Only a supervisor can run another program.
 fn updates(config: &Config, link: &ProcessLink) -> Updates {
-    let key = config.update.filter(|_| link.is_supervised);
+    let Supervised { program, release_keys, .. } = &link.supervised;
     let record = config.state.updates().unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read the record of updates: programs that failed before may be tried again");
         UpdateRecord::default()
     });
-    Updates::new(key, link.program.clone(), &record)
+    Updates::new(release_keys.clone(), program.clone(), &record)
 }
 
 /// Interval at which the state of all tunnels is compared with what the process waits for.
@@ -216,7 +222,7 @@ const SUCCESSION_TICK: Duration = Duration::from_millis(20);
 
 /// Follows the commands of the process and reports what it waits for. Ends with the process's end of the channel.
 async fn obey(agent: Rc<Agent>, link: ProcessLink) {
-    let ProcessLink { mut commands, events, required, .. } = link;
+    let ProcessLink { mut commands, events, supervised: Supervised { required, .. }, .. } = link;
     let is_ready = || {
         let services = agent.registry.services();
         let assigned = agent.gateway_events.services();

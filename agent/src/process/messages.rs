@@ -3,7 +3,7 @@
 
 use std::io;
 
-use gw_shared::identity::program::SignedProgram;
+use gw_shared::identity::program::{ReleaseKeys, SignedProgram};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -13,12 +13,15 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ToWorker {
-    /// The first message. `required` are the services for which the predecessor has tunnels, and `program` is the stored
-    /// program that runs, if it is not the installed one.
+    /// The first message. `required` are the services for which the predecessor has tunnels, `program` is the stored
+    /// program that runs, if it is not the installed one, and `release_keys` are the keys by which the supervisor accepts
+    /// programs: an updated worker may be built with others.
     Start {
         required: Vec<String>,
         #[serde(default)]
         program: Option<SignedProgram>,
+        #[serde(default)]
+        release_keys: Option<ReleaseKeys>,
     },
     /// A successor starts: say which services have a tunnel.
     ExpectSuccessor,

@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 
 use gw_shared::config::{ConfigErrors, Keys};
-use gw_shared::identity::program::ReleaseKey;
+use gw_shared::identity::program::ReleaseKeys;
 use gw_shared::telemetry::logging::LogFormat;
 
-use crate::config::{ConfigError, read, update_key};
+use crate::config::{ConfigError, read, release_keys};
 use crate::identity::state::{self, StateDir};
 
 /// Where the configuration of an agent is.
@@ -23,8 +23,8 @@ pub struct Source {
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) state: StateDir,
-    /// Release key of the agent's updates; `None` if it does not update itself.
-    pub(super) update: Option<ReleaseKey>,
+    /// Release keys that the agent accepts; `None` if it does not update itself.
+    pub(super) release_keys: Option<ReleaseKeys>,
     pub(super) log_format: LogFormat,
 }
 
@@ -34,13 +34,13 @@ impl Settings {
         let mut keys = Keys::new(table, &environment);
         let state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
-        let update = update_key(&mut keys);
+        let release_keys = release_keys(&mut keys);
         if !keys.errors.is_empty() {
             return Err(ConfigError::Invalid(ConfigErrors(keys.errors)));
         }
         let state_dir = source.state_dir.clone().or(state_dir);
         let state = StateDir::new(state_dir.unwrap_or_else(|| state::DEFAULT.into()));
-        Ok(Self { state, update, log_format: log_format.unwrap_or_default() })
+        Ok(Self { state, release_keys, log_format: log_format.unwrap_or_default() })
     }
 }
 
@@ -57,7 +57,7 @@ mod tests {
             Settings::load(&Source { file: Some(file.clone()), state_dir: None }, |_| None)
         };
         let settings = load("state_dir = \"/s\"\nlog_format = \"json\"\nbackend = 7\nnew_key = 1\n").unwrap();
-        assert_eq!((settings.state.path().to_str(), settings.update), (Some("/s"), None));
+        assert_eq!((settings.state.path().to_str(), settings.release_keys), (Some("/s"), None));
         assert_eq!(settings.log_format, LogFormat::Json);
         assert!(matches!(load("update = \"sometimes\"\n"), Err(ConfigError::Invalid(_))));
         assert!(matches!(load("update = \n"), Err(ConfigError::Toml { .. })));

@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
-use gw_shared::identity::program::{ReleaseKey, SignedProgram};
+use gw_shared::identity::program::{ReleaseKeys, SignedProgram};
 use gw_shared::signal::is_ignored;
 use gw_shared::version::Version;
 use tokio::net::UnixStream;
@@ -133,7 +133,7 @@ impl Supervisor {
             Some(ReceivedSignal::Replace(why)) => {
                 tracing::info!("{why}");
                 match Settings::load(&self.arguments.source, environment) {
-                    Ok(Settings { update, .. }) => self.settings.update = update,
+                    Ok(Settings { release_keys, .. }) => self.settings.release_keys = release_keys,
                     // The new worker exits with the same error.
                     Err(error) => tracing::debug!(%error, "the configuration is not used"),
                 }
@@ -179,14 +179,14 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
 impl Supervisor {
     /// The program that is to run. Removes stored programs that are not newer than the installed one.
     fn choose(&self, installed: Version) -> Chosen {
-        let Some(key) = &self.settings.update else { return Chosen::default() };
+        let Some(keys) = &self.settings.release_keys else { return Chosen::default() };
         let record = self.settings.state.updates().unwrap_or_else(|error| {
             tracing::error!(%error, "cannot read the record of updates: using the installed program");
             UpdateRecord::default()
         });
         if let Some(program) = record.current {
             if program.version > installed {
-                match self.read(&program, key) {
+                match self.read(&program, keys) {
                     Ok(_) => return Chosen { program: Some(program), is_proven: record.is_proven },
                     Err(error) => {
                         tracing::error!(error, "the updated program cannot be used: using the installed one");
@@ -205,11 +205,11 @@ impl Supervisor {
     }
 
     /// Reads and checks a stored program. What it requires of later ones is in force from then on.
-    fn read(&self, program: &SignedProgram, key: &ReleaseKey) -> Result<Vec<u8>, String> {
+    fn read(&self, program: &SignedProgram, keys: &ReleaseKeys) -> Result<Vec<u8>, String> {
         let state = &self.settings.state;
         let floor = state.updates().map_err(|error| error.to_string())?.floor;
         program.verify_floor(floor).map_err(|error| error.to_string())?;
-        let content = stored::read(state, program, key)?;
+        let content = stored::read(state, program, keys)?;
         if program.minimum > floor {
             self.record(|record| record.raise_floor(program.minimum));
         }
@@ -313,13 +313,13 @@ impl Supervisor {
         program: Option<&SignedProgram>,
         required: Vec<String>,
     ) -> Result<(), (String, Blame)> {
-        let (link, mut child) = match (program, &self.settings.update) {
+        let (link, mut child) = match (program, &self.settings.release_keys) {
             (None, _) => {
                 let installed = &self.installed;
                 let spawned = self.spawn(installed, installed.as_os_str());
                 spawned.map_err(|error| (format!("{}: {error}", installed.display()), Blame::Unclear))?
             }
-            (Some(program), Some(key)) => self.spawn_stored(program, key)?,
+            (Some(program), Some(keys)) => self.spawn_stored(program, keys)?,
             (Some(_), None) => {
                 let error = "agent.toml turns updates off, and is not in use; mend it and reload the agent (SIGHUP)";
                 return Err((error.to_owned(), Blame::Other));
@@ -341,14 +341,19 @@ impl Supervisor {
             let _ = inputs.send(Input::Exited { worker, code });
         });
         self.links.insert(worker, Link { messages: writer, kill, ended });
-        self.tell(worker, &ToWorker::Start { required, program: program.cloned() }).await;
+        let release_keys = self.settings.release_keys.clone();
+        self.tell(worker, &ToWorker::Start { required, program: program.cloned(), release_keys }).await;
         Ok(())
     }
 
     /// Executes the very bytes that were checked, not the file in the state folder.
-    fn spawn_stored(&self, program: &SignedProgram, key: &ReleaseKey) -> Result<(UnixStream, Child), (String, Blame)> {
+    fn spawn_stored(
+        &self,
+        program: &SignedProgram,
+        keys: &ReleaseKeys,
+    ) -> Result<(UnixStream, Child), (String, Blame)> {
         let state = &self.settings.state;
-        let content = self.read(program, key).map_err(|error| (error, Blame::Other))?;
+        let content = self.read(program, keys).map_err(|error| (error, Blame::Other))?;
         let name = format!("{NAME}-{}", program.version);
         let is_root = rustix::process::geteuid().is_root();
         execute(&name, &content, state.path(), is_root, |path| self.spawn(path, NAME.as_ref()))

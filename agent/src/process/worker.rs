@@ -12,7 +12,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::messages::{Receiver, ToWorker, send};
 use crate::config::Config;
-use crate::lifecycle::{self, AgentHandle, StartError};
+use crate::lifecycle::{self, AgentHandle, StartError, Supervised};
 use crate::succession::{Command, Event};
 use crate::tunnel::RelayedService;
 
@@ -25,10 +25,11 @@ pub(super) async fn work(config: Config, relayed: Option<Sender<RelayedService>>
     link.set_nonblocking(true)?;
     let (reader, mut writer) = UnixStream::from_std(link)?.into_split();
     let mut messages = Receiver::new(reader);
-    let Some(ToWorker::Start { required, program }) = messages.next().await else {
+    let Some(ToWorker::Start { required, program, release_keys }) = messages.next().await else {
         return Err(WorkError::NoSupervisor);
     };
-    let (agent, mut events) = lifecycle::start_supervised(config, required, program, relayed)?;
+    let (agent, mut events) =
+        lifecycle::start_supervised(config, relayed, Supervised { required, program, release_keys })?;
     loop {
         let message = match select(pin!(messages.next()), pin!(events.recv())).await {
             Either::Left((message, _)) => message,

@@ -5,7 +5,7 @@ pub(crate) mod stored;
 
 use std::cell::{Cell, RefCell};
 
-use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET, UpdateReport, UpdateState};
+use gw_shared::identity::program::{ReleaseKeys, SignedProgram, TARGET, UpdateReport, UpdateState};
 use gw_shared::version::Version;
 use tokio::sync::{Notify, watch};
 
@@ -14,7 +14,7 @@ use self::stored::{UpdateRecord, cut};
 /// The agent's updates, shared by its tunnels.
 pub(crate) struct Updates {
     /// `None` if the agent does not update itself.
-    key: Option<ReleaseKey>,
+    release_keys: Option<ReleaseKeys>,
     report: RefCell<UpdateReport>,
     pub(crate) offer: watch::Sender<Option<SignedProgram>>,
     /// The stored program that runs; `None` for the installed one.
@@ -29,18 +29,23 @@ pub(crate) struct Updates {
 
 impl Updates {
     /// `running` is the stored program that runs; `None` for the installed one.
-    pub(crate) fn new(key: Option<ReleaseKey>, running: Option<SignedProgram>, record: &UpdateRecord) -> Self {
+    pub(crate) fn new(
+        release_keys: Option<ReleaseKeys>,
+        running: Option<SignedProgram>,
+        record: &UpdateRecord,
+    ) -> Self {
         let last = record.failed.last().filter(|last| last.version > Version::own());
-        let report = match (key, last) {
-            (None, _) => UpdateReport { state: UpdateState::Off, version: None, error: None },
-            (Some(_), None) => UpdateReport { state: UpdateState::Ready, version: None, error: None },
-            (Some(_), Some(last)) => failure(last.version, &last.error),
+        let (state, version, error) = match (&release_keys, last) {
+            (None, _) => (UpdateState::Off, None, None),
+            (Some(_), None) => (UpdateState::Ready, None, None),
+            (Some(_), Some(last)) => (UpdateState::Failed, Some(last.version), Some(cut(&last.error))),
         };
+        let report = UpdateReport { state, release_keys: release_keys.clone(), version, error };
         let refused = record.failed.iter().filter(|failed| failed.is_refused);
         let refused = refused.map(|failed| (failed.version, failed.sha256.clone())).collect();
         let (report, refused) = (RefCell::new(report), RefCell::new(refused));
         let (offer, floor, retry) = (watch::Sender::default(), Cell::new(record.floor), Notify::new());
-        Self { key, report, offer, running, refused, floor, retry }
+        Self { release_keys, report, offer, running, refused, floor, retry }
     }
 
     /// Progress, as it is reported to the gateway.
@@ -50,7 +55,7 @@ impl Updates {
 
     /// Takes the gateway's offer.
     pub(crate) fn offered(&self, programs: Vec<SignedProgram>) {
-        let Some(key) = &self.key else { return };
+        let Some(keys) = &self.release_keys else { return };
         // A program that was signed with a newer version than it has would otherwise be run again and again.
         let runs = |program: &SignedProgram| self.running.as_ref() == Some(program);
         let is_new =
@@ -61,7 +66,7 @@ impl Updates {
         if !is_new(&program) {
             return;
         }
-        if let Err(error) = program.verify(key).and_then(|()| program.verify_floor(self.floor.get())) {
+        if let Err(error) = program.verify(keys).and_then(|()| program.verify_floor(self.floor.get())) {
             tracing::error!(version = %program.version, %error, "the offered program is refused");
             return self.retry_later(&program, &format!("the program is refused: {error}"));
         }
@@ -90,19 +95,23 @@ impl Updates {
         self.retry.notify_one();
     }
 
-    pub(crate) fn key(&self) -> Option<&ReleaseKey> {
-        self.key.as_ref()
+    pub(crate) fn release_keys(&self) -> Option<&ReleaseKeys> {
+        self.release_keys.as_ref()
     }
 
     /// Reports that an update is under way.
     pub(crate) fn begin(&self, program: &SignedProgram) {
-        let version = Some(program.version);
-        self.report.replace(UpdateReport { state: UpdateState::Updating, version, error: None });
+        self.set_report(UpdateState::Updating, program.version, None);
     }
 
     /// Reports an error after which the update is tried again.
     pub(crate) fn retry_later(&self, program: &SignedProgram, error: &str) {
-        self.report.replace(failure(program.version, error));
+        self.set_report(UpdateState::Failed, program.version, Some(cut(error)));
+    }
+
+    fn set_report(&self, state: UpdateState, version: Version, error: Option<String>) {
+        let release_keys = self.release_keys.clone();
+        self.report.replace(UpdateReport { state, release_keys, version: Some(version), error });
     }
 
     fn is_refused(&self, program: &SignedProgram) -> bool {
@@ -110,13 +119,10 @@ impl Updates {
     }
 }
 
-fn failure(version: Version, error: &str) -> UpdateReport {
-    UpdateReport { state: UpdateState::Failed, version: Some(version), error: Some(cut(error)) }
-}
-
 #[cfg(test)]
 mod tests {
     use aws_lc_rs::signature::Ed25519KeyPair;
+    use gw_shared::identity::program::ReleaseKey;
 
     use super::*;
 
@@ -127,7 +133,7 @@ mod tests {
     #[test]
     fn only_a_newer_program_with_the_right_signature_is_accepted() {
         let (pair, other) = (Ed25519KeyPair::generate().unwrap(), Ed25519KeyPair::generate().unwrap());
-        let updates = Updates::new(Some(ReleaseKey::of(&pair)), None, &UpdateRecord::default());
+        let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &UpdateRecord::default());
         let mut offers = updates.offer.subscribe();
         let mut accepted = |program: SignedProgram| {
             updates.offered(vec![program]);
@@ -155,14 +161,14 @@ mod tests {
             updates.offered(vec![program.clone()]);
             updates.offer.borrow().is_some()
         };
-        let updates = Updates::new(Some(ReleaseKey::of(&pair)), None, &UpdateRecord::default());
+        let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &UpdateRecord::default());
         updates.given_up(&program, "it does not start", true);
         assert!(!takes_offer(&updates));
         let mut record = UpdateRecord::default();
         // Blocked tunnels never refuse it for good.
         for (error, is_refused) in [("it has no tunnel", false); 9].into_iter().chain([("it crashed", true)]) {
             record.add_failure(&program, error, is_refused);
-            let restarted = Updates::new(Some(ReleaseKey::of(&pair)), None, &record);
+            let restarted = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &record);
             let report = restarted.report();
             assert_eq!((report.state, report.error.as_deref()), (UpdateState::Failed, Some(error)));
             assert_eq!(takes_offer(&restarted), !is_refused);
@@ -175,7 +181,7 @@ mod tests {
         let [older, floor, newer, newest] =
             ["999.0.0", "999.0.1", "999.0.2", "999.0.3"].map(|text| text.parse().unwrap());
         let record = UpdateRecord { floor: Some(floor), ..UpdateRecord::default() };
-        let updates = Updates::new(Some(ReleaseKey::of(&pair)), None, &record);
+        let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &record);
         let accepted = |minimum, version| {
             updates.offered(vec![SignedProgram::sign_with_minimum(minimum, version, TARGET, b"program", &pair)]);
             updates.offer.borrow().as_ref().is_some_and(|offer| offer.version == version)
@@ -191,7 +197,7 @@ mod tests {
     fn the_program_that_runs_is_not_fetched_again() {
         let pair = Ed25519KeyPair::generate().unwrap();
         let program = signed("999.0.0", &pair);
-        let updates = Updates::new(Some(ReleaseKey::of(&pair)), Some(program.clone()), &UpdateRecord::default());
+        let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), Some(program.clone()), &UpdateRecord::default());
         updates.offered(vec![program]);
         assert_eq!((updates.offer.borrow().clone(), updates.report().state), (None, UpdateState::Ready));
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use gw_shared::files;
-use gw_shared::identity::program::{ReleaseKey, SIZE_MAX, SignedProgram, UpdateReport};
+use gw_shared::identity::program::{ReleaseKeys, SIZE_MAX, SignedProgram, UpdateReport};
 use gw_shared::version::Version;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
@@ -145,10 +145,10 @@ impl Drop for ReservedFile {
 }
 
 /// Reads a program that was stored before, and checks signature and content again.
-pub(crate) fn read(state: &StateDir, program: &SignedProgram, key: &ReleaseKey) -> Result<Vec<u8>, String> {
+pub(crate) fn read(state: &StateDir, program: &SignedProgram, keys: &ReleaseKeys) -> Result<Vec<u8>, String> {
     let path = path(state, program);
     let explain = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    program.verify(key).map_err(|error| explain(&error))?;
+    program.verify(keys).map_err(|error| explain(&error))?;
     let content = read_own(&path).map_err(|error| explain(&error))?;
     program.verify_content(&content).map_err(|error| explain(&error))?;
     Ok(content)
@@ -206,28 +206,28 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use aws_lc_rs::signature::Ed25519KeyPair;
-    use gw_shared::identity::program::TARGET;
+    use gw_shared::identity::program::{ReleaseKey, TARGET};
 
     use super::*;
 
     #[test]
     fn stored_programs_are_checked_again() {
         let (directory, pair) = (tempfile::tempdir().unwrap(), Ed25519KeyPair::generate().unwrap());
-        let (state, key) = (StateDir::new(directory.path()), ReleaseKey::of(&pair));
+        let (state, keys) = (StateDir::new(directory.path()), ReleaseKey::of(&pair).into());
         let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
         let (path, write) =
             (path(&state, &program), || ReservedFile::new(&state, &program).unwrap().store(b"program").unwrap());
         write();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
-        assert_eq!(read(&state, &program, &key).unwrap(), b"program");
+        assert_eq!(read(&state, &program, &keys).unwrap(), b"program");
         fs::write(&path, b"Program").unwrap();
-        assert!(read(&state, &program, &key).unwrap_err().contains("SHA-256"));
+        assert!(read(&state, &program, &keys).unwrap_err().contains("SHA-256"));
         write();
         remove_others(&state, Some(&path));
         assert!(path.exists());
         remove_others(&state, None);
         assert!(!path.exists());
-        assert!(read(&state, &program, &key).is_err());
+        assert!(read(&state, &program, &keys).is_err());
     }
 
     #[test]

@@ -90,9 +90,10 @@ fn retries() -> Backoff {
 /// Downloads, checks and stores a program, unless it was stored before.
 async fn fetch(agent: &Agent, program: &SignedProgram) -> Result<(), UpdateError> {
     let reserved = {
-        let (program, state, key) = (program.clone(), agent.config.state.clone(), agent.updates.key().copied());
+        let (program, state) = (program.clone(), agent.config.state.clone());
+        let keys = agent.updates.release_keys().cloned();
         on_thread(move || {
-            if key.is_some_and(|key| stored::read(&state, &program, &key).is_ok()) {
+            if keys.is_some_and(|keys| stored::read(&state, &program, &keys).is_ok()) {
                 return Ok(None);
             }
             ReservedFile::new(&state, &program).map(Some).map_err(|error| not_stored(&state, error))

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use gw_gateway::control::{AgentChanges, AgentView};
-use gw_gateway::telemetry::counters::TunnelReport;
+use gw_gateway::telemetry::counters::{AgentUpdate, TunnelReport};
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, ServiceId};
 use humantime::format_duration;
 
 use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word};
-use super::{new_list, texts};
+use super::{agent_progress, new_list, texts};
 
 #[derive(Subcommand)]
 pub(crate) enum AgentCommand {
@@ -20,6 +20,8 @@ pub(crate) enum AgentCommand {
         #[arg(long, value_name = "ID")]
         enrollment_token: Option<EnrollmentTokenId>,
     },
+    /// Count the agents of all accounts by the version that they run and by the release keys that they accept.
+    Progress,
     /// Show an agent and its tunnels.
     Show { account: AccountId, agent: AgentId },
     /// Approve an agent that waits for approval.
@@ -49,6 +51,7 @@ impl AgentCommand {
                 let token = enrollment_token.as_ref().map(|token| ("enrollment_token", token.as_str()));
                 output.list::<AgentView>(&format!("/accounts/{account}/agents"), token.as_slice(), None)
             }
+            Self::Progress => agent_progress::print(output),
             Self::Show { account, agent } => output.show::<AgentView>(&item(&account, &agent)),
             Self::Approve { account, agent } => {
                 output.act::<AgentView>(&format!("{}/approve", item(&account, &agent)), None)
@@ -76,6 +79,7 @@ impl Shown for AgentView {
             ("tunnels", self.tunnels.len().to_string()),
             ("version", or_dash(self.version.as_ref())),
             ("update", or_dash(self.update.as_ref())),
+            ("release keys", joined(self.update.iter().flat_map(AgentUpdate::short_keys))),
             ("certificate until", or_dash(self.certificate_not_after.as_ref())),
             ("enrollment token", or_dash(self.enrollment_token.as_ref())),
             ("created", self.created_at.clone()),
@@ -90,7 +94,7 @@ impl Shown for AgentView {
 
 impl Listed for AgentView {
     const PLURAL: &'static str = "agents";
-    const COLUMNS: usize = 9;
+    const COLUMNS: usize = 10;
 }
 
 fn in_words(tunnel: &TunnelReport) -> String {

@@ -7,6 +7,7 @@ pub(crate) mod demo;
 mod account;
 mod agent;
 pub(crate) mod agent_program;
+mod agent_progress;
 mod api;
 mod audit;
 pub(crate) mod backup;

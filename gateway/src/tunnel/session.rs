@@ -10,7 +10,7 @@ use futures_util::future::{Either, select};
 use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::{AgentId, ServiceId};
-use gw_shared::identity::program::{UpdateReport, UpdateState};
+use gw_shared::identity::program::{ReleaseKeys, UpdateReport, UpdateState};
 use gw_shared::net::{Closer, Socket, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
@@ -357,7 +357,9 @@ impl Session {
             UpdateState::Failed => "failed",
         };
         let version = report.version.map(|version| version.to_string());
-        Some(AgentUpdate { state: state.to_owned(), version, error: report.error })
+        let keys = report.release_keys.iter().flat_map(ReleaseKeys::iter);
+        let release_keys = keys.map(ToString::to_string).collect();
+        Some(AgentUpdate { state: state.to_owned(), version, error: report.error, release_keys })
     }
 
     pub(crate) fn report(

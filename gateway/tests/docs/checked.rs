@@ -303,7 +303,7 @@ const NOT_RUN: [(&str, &str, &str); 38] = [
     ("docs/region.md", "sudo -u postgres dropdb", REGION),
     ("docs/region.md", "sudo systemctl stop", REGION),
     ("docs/region.md", "sudo install", REGION),
-    ("docs/upgrade.md", "gw-gateway agent-program", "two programs; gateway/tests/it/agent_processes signs programs"),
+    ("docs/upgrade.md", "gw-gateway agent-program", "two programs; gateway/tests/it/agent_updates signs programs"),
 ];
 
 #[test]

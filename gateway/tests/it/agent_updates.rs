@@ -20,7 +20,7 @@ use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
 use crate::support::process::{Running, Served, gw_agent, workers};
 use crate::support::programs::usable;
-use crate::support::supervised_agent::{Agent, configuration, only_worker};
+use crate::support::supervised_agent::{Agent, administer, configuration, only_worker};
 
 /// A release key, and programs signed with it that the gateway of `prepared` offers.
 struct Release<'a> {
@@ -31,7 +31,11 @@ struct Release<'a> {
 impl Release<'_> {
     /// Offers `content` as the program of the next patch version.
     fn offer(&self, content: &[u8]) -> SignedProgram {
-        let signed = SignedProgram::sign(later(1), TARGET, content, &self.key);
+        self.offer_as(later(1), content)
+    }
+
+    fn offer_as(&self, version: Version, content: &[u8]) -> SignedProgram {
+        let signed = SignedProgram::sign(version, TARGET, content, &self.key);
         self.put(&signed, content);
         signed
     }
@@ -56,10 +60,20 @@ impl Release<'_> {
         (signed, file)
     }
 
+    fn public(&self) -> String {
+        ReleaseKey::of(&self.key).to_string()
+    }
+
     /// The configuration of an agent that updates itself.
     fn configuration(&self, url: &str) -> String {
-        format!("{}update = \"auto\"\nupdate_key = \"{}\"\n", configuration(url), ReleaseKey::of(&self.key))
+        accepting(url, &[self])
     }
+}
+
+/// The configuration of an agent that accepts programs of these releases.
+fn accepting(url: &str, releases: &[&Release<'_>]) -> String {
+    let keys: Vec<String> = releases.iter().map(|release| release.public()).collect();
+    format!("{}update = \"auto\"\nupdate_key = {keys:?}\n", configuration(url))
 }
 
 /// The version that is later than that of this build by this number of patches.
@@ -161,6 +175,64 @@ fn programs_by_another_key_are_refused() {
     assert!(update["error"].as_str().unwrap().contains("signature"), "{update}");
     assert_eq!(executable(only_worker(agent.id())), PathBuf::from(gw_agent().get_program()));
     assert!(!prepared.path("agent/programs").exists(), "nothing was stored");
+}
+
+#[test]
+fn a_release_key_is_replaced_by_another_one() {
+    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let [old, new] = [(); 2].map(|()| Release { prepared: &prepared, key: Ed25519KeyPair::generate().unwrap() });
+    let gateway_with_offer = |offered: &Release<'_>, version: u16| {
+        let signed = offered.offer_as(later(version), &program());
+        (signed, prepared.serve_with(&prepared.config()))
+    };
+    let progress = |gateway: &Served| {
+        let counted: Value = serde_json::from_slice(&administer(&prepared, gateway, &["agent", "progress"])).unwrap();
+        let of_key = |release: &Release<'_>| counted["release_keys"][release.public()].as_u64().unwrap_or(0);
+        (counted["agents"].as_u64().unwrap(), of_key(&old), of_key(&new))
+    };
+
+    // Agents accept the old key only, then both, while the old one signs.
+    let (first, gateway) = gateway_with_offer(&old, 1);
+    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let mut agent = it.start(&it.configure(&accepting(&backend.url, &[&old])));
+    wait_for_stored(&agent, &first);
+    eventually("the agent reports its key", || (progress(&gateway) == (1, 1, 0)).then_some(()));
+    it.while_calling(|| {
+        it.configure(&accepting(&backend.url, &[&old, &new]));
+        agent.signal("HUP");
+        eventually("the agent accepts both keys", || (progress(&gateway) == (1, 1, 1)).then_some(()));
+    });
+    wait_for_stored(&agent, &first);
+    agent.signal("TERM");
+    assert_eq!(agent.exit_code(), Some(0));
+    drop(gateway);
+
+    // The new key signs, and the old one is withdrawn.
+    let (second, gateway) = gateway_with_offer(&new, 2);
+    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let config = it.configure(&accepting(&backend.url, &[&old, &new]));
+    let mut agent = it.start(&config);
+    wait_for_stored(&agent, &second);
+    it.while_calling(|| {
+        it.configure(&accepting(&backend.url, &[&new]));
+        agent.signal("HUP");
+        eventually("the agent accepts the new key only", || (progress(&gateway) == (1, 0, 1)).then_some(()));
+    });
+    wait_for_stored(&agent, &second);
+    agent.signal("TERM");
+    assert_eq!(agent.exit_code(), Some(0));
+    drop(gateway);
+
+    // The old key signs nothing any more, and the program by the new one is kept.
+    let (_, gateway) = gateway_with_offer(&old, 3);
+    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let agent = it.start(&config);
+    eventually("the agent reports the refusal", || {
+        it.view()["update"]["error"].as_str()?.contains("signature").then_some(())
+    });
+    wait_for_stored(&agent, &second);
+    let listed = String::from_utf8(administer(&prepared, &gateway, &["agent", "list", "demo"])).unwrap();
+    assert!(listed.contains(&new.public()) && !listed.contains(&old.public()), "{listed}");
 }
 
 #[test]

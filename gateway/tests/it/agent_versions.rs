@@ -171,6 +171,6 @@ fn agent_programs_are_signed_in_the_current_folder() {
     let (program, description) = program_files(&folder.path().join("programs"), TARGET);
     let signed: SignedProgram = serde_json::from_slice(&fs::read(description).unwrap()).unwrap();
     assert_eq!(signed.minimum.map(|version| version.to_string()).as_deref(), Some("9.0.0"));
-    assert_eq!(signed.verify(&key), Ok(()));
+    assert_eq!(signed.verify(&key.into()), Ok(()));
     assert_eq!(signed.verify_content(&fs::read(program).unwrap()), Ok(()));
 }

@@ -378,6 +378,7 @@ fn enrollment_tokens() {
 #[test]
 fn agents() {
     const ID: &str = "ag_0123456789abcdefghij";
+    const RELEASE_KEY: &str = "t4kjPEvqLr7T1xWmcCbXnJ0yDbdUPyDhEdbsVZ2qRpw=";
     let agent = json!({
         "agent_id": ID,
         "enrollment_id": "en_0123456789abcdefghij",
@@ -389,7 +390,7 @@ fn agents() {
         "enrollment_token": "0123456789abcdef",
         "certificate_not_after": null,
         "created_at": CREATED_AT,
-        "update": {"state": "held_back"},
+        "update": {"state": "held_back", "release_keys": [RELEASE_KEY]},
         "refused_version": {
             "agent_id": ID, "service": "acme--web", "agent_version": "0.1.0", "gateway_version": "0.2.0", "seconds_ago": 5,
         },
@@ -405,9 +406,28 @@ fn agents() {
     let (asked, out) = succeed("agent list acme", vec![(200, page(std::slice::from_ref(&agent)))]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
     let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    TUNNELS  VERSION  \
-                 UPDATE     CERTIFICATE UNTIL\n\
-                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  1        0.1.0    held back  -\n";
+                 UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
+                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  1        0.1.0    held back  t4kjPEvq      -\n";
     assert_eq!(out, table);
+    let (mut absent, mut pending) = (agent.clone(), agent.clone());
+    absent["tunnels"] = json!([]);
+    pending["status"] = json!("pending");
+    let replies = || {
+        let accounts = json!({"id": "acme", "capture_allowed": false, "created_at": CREATED_AT});
+        vec![(200, page(&[accounts])), (200, page(&[agent.clone(), absent.clone(), pending.clone()]))]
+    };
+    let (asked, out) = succeed("agent progress", replies());
+    assert_eq!(asked, ["GET /api/v1/accounts?limit=500", "GET /api/v1/accounts/acme/agents?limit=500"]);
+    let table = format!(
+        "connected                                                 1 of 2\n\
+         version 0.1.0                                             1 of 1\n\
+         release key {RELEASE_KEY}  1 of 1\n\
+         without updates                                           0 of 1\n\
+         not connected                                             acme/{ID}\n"
+    );
+    assert_eq!(out, table);
+    let counted: Value = serde_json::from_str(&succeed("agent progress --json", replies()).1).unwrap();
+    assert_eq!((&counted["agents"], &counted["release_keys"][RELEASE_KEY]), (&json!(2), &json!(1)));
     let line = "agent list acme --enrollment-token 0123456789abcdef";
     let (asked, _) = succeed(line, vec![(200, page(std::slice::from_ref(&agent)))]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500&enrollment_token=0123456789abcdef"]);

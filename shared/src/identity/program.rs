@@ -43,13 +43,19 @@ pub struct SignedProgram {
 }
 
 /// Public half of a release key: an Ed25519 key of 32 bytes, written in base64.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct ReleaseKey([u8; 32]);
+
+/// The release keys that an agent accepts: one, or two while one replaces the other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<ReleaseKey>")]
+pub struct ReleaseKeys(Vec<ReleaseKey>);
 
 /// Why a program is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidProgram {
-    #[error("its signature is not by the release key of this agent")]
+    #[error("its signature is not by a release key that this agent accepts")]
     Signature,
     #[error("it has {found} bytes instead of {expected}")]
     Size { expected: u64, found: u64 },
@@ -66,6 +72,10 @@ pub enum InvalidProgram {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a release key is 32 bytes in base64, as `gw-gateway agent-program new-key` prints it")]
 pub struct InvalidReleaseKey;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there must be one release key, or two different ones while one replaces the other")]
+pub struct InvalidReleaseKeys;
 
 impl SignedProgram {
     /// Describes and signs `program`, without a minimum version.
@@ -88,13 +98,16 @@ impl SignedProgram {
         signed
     }
 
-    /// Checks that the release key has signed this description of a program for this machine. The content remains to be
+    /// Checks that one of `keys` has signed this description of a program for this machine. The content remains to be
     /// checked.
-    pub fn verify(&self, key: &ReleaseKey) -> Result<(), InvalidProgram> {
+    pub fn verify(&self, keys: &ReleaseKeys) -> Result<(), InvalidProgram> {
         let signature = STANDARD.decode(&self.signature).map_err(|_| InvalidProgram::Signature)?;
-        UnparsedPublicKey::new(&ED25519, key.0)
-            .verify(&self.message(), &signature)
-            .map_err(|_| InvalidProgram::Signature)?;
+        let message = self.message();
+        let has_signed =
+            |key: &ReleaseKey| UnparsedPublicKey::new(&ED25519, key.0).verify(&message, &signature).is_ok();
+        if !keys.0.iter().any(has_signed) {
+            return Err(InvalidProgram::Signature);
+        }
         if self.target != TARGET {
             return Err(InvalidProgram::Target(self.target.chars().take(TARGET_MAX).collect()));
         }
@@ -156,6 +169,44 @@ impl FromStr for ReleaseKey {
     }
 }
 
+impl TryFrom<String> for ReleaseKey {
+    type Error = InvalidReleaseKey;
+
+    fn try_from(text: String) -> Result<Self, InvalidReleaseKey> {
+        text.parse()
+    }
+}
+
+impl From<ReleaseKey> for String {
+    fn from(key: ReleaseKey) -> Self {
+        key.to_string()
+    }
+}
+
+impl ReleaseKeys {
+    pub fn iter(&self) -> impl Iterator<Item = &ReleaseKey> {
+        self.0.iter()
+    }
+}
+
+impl From<ReleaseKey> for ReleaseKeys {
+    fn from(key: ReleaseKey) -> Self {
+        Self(vec![key])
+    }
+}
+
+impl TryFrom<Vec<ReleaseKey>> for ReleaseKeys {
+    type Error = InvalidReleaseKeys;
+
+    fn try_from(keys: Vec<ReleaseKey>) -> Result<Self, InvalidReleaseKeys> {
+        match &keys[..] {
+            [_] => Ok(Self(keys)),
+            [one, other] if one != other => Ok(Self(keys)),
+            _ => Err(InvalidReleaseKeys),
+        }
+    }
+}
+
 impl fmt::Display for ReleaseKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&STANDARD.encode(self.0))
@@ -167,6 +218,9 @@ impl fmt::Display for ReleaseKey {
 #[serde(deny_unknown_fields)]
 pub struct UpdateReport {
     pub state: UpdateState,
+    /// Release keys that the agent accepts; `None` if it does not update itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release_keys: Option<ReleaseKeys>,
     /// Version that the agent updates to, or failed to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Version>,
@@ -199,10 +253,10 @@ mod tests {
     #[test]
     fn a_changed_program_or_description_is_refused() {
         let (pair, other) = (Ed25519KeyPair::generate().unwrap(), Ed25519KeyPair::generate().unwrap());
-        let key = ReleaseKey::of(&pair);
+        let key = ReleaseKeys::from(ReleaseKey::of(&pair));
         let signed = SignedProgram::sign("1.2.3".parse().unwrap(), TARGET, b"program", &pair);
         assert_eq!((signed.verify(&key), signed.verify_content(b"program")), (Ok(()), Ok(())));
-        assert_eq!(signed.verify(&ReleaseKey::of(&other)), Err(InvalidProgram::Signature));
+        assert_eq!(signed.verify(&ReleaseKey::of(&other).into()), Err(InvalidProgram::Signature));
         assert_eq!(signed.verify_content(b"Program"), Err(InvalidProgram::Hash));
         assert!(matches!(signed.verify_content(b"program "), Err(InvalidProgram::Size { .. })));
         let changes: [fn(&mut SignedProgram); 6] = [
@@ -227,7 +281,7 @@ mod tests {
         let pair = Ed25519KeyPair::generate().unwrap();
         let [lower, version, higher]: [Version; 3] = ["1.2.2", "1.2.3", "1.2.4"].map(|text| text.parse().unwrap());
         let sign = |minimum| SignedProgram::sign_with_minimum(minimum, version, TARGET, b"program", &pair);
-        let verify = |signed: &SignedProgram| signed.verify(&ReleaseKey::of(&pair));
+        let verify = |signed: &SignedProgram| signed.verify(&ReleaseKey::of(&pair).into());
         assert_eq!((verify(&sign(Some(lower))), verify(&sign(Some(version)))), (Ok(()), Ok(())));
         assert_eq!(verify(&sign(Some(higher))), Err(InvalidProgram::Minimum { version, minimum: higher }));
         let unsigned = SignedProgram { minimum: None, ..sign(Some(version)) };
@@ -235,6 +289,24 @@ mod tests {
         let signed = sign(None);
         assert_eq!([None, Some(lower), Some(version)].map(|floor| signed.verify_floor(floor)), [const { Ok(()) }; 3]);
         assert_eq!(signed.verify_floor(Some(higher)), Err(InvalidProgram::BelowFloor { version, floor: higher }));
+    }
+
+    #[test]
+    fn one_key_or_two_different_ones_are_accepted() {
+        let pairs = [(); 3].map(|()| Ed25519KeyPair::generate().unwrap());
+        let keys = pairs.each_ref().map(ReleaseKey::of);
+        let accepted = ReleaseKeys::try_from(keys[..2].to_vec()).unwrap();
+        let verified = pairs
+            .each_ref()
+            .map(|pair| SignedProgram::sign("1.2.3".parse().unwrap(), TARGET, b"program", pair).verify(&accepted));
+        assert_eq!(verified, [Ok(()), Ok(()), Err(InvalidProgram::Signature)]);
+        for wrong in [vec![], vec![keys[0]; 2], keys.to_vec()] {
+            assert_eq!(ReleaseKeys::try_from(wrong.clone()), Err(InvalidReleaseKeys));
+            let json = serde_json::to_string(&wrong).unwrap();
+            assert!(serde_json::from_str::<ReleaseKeys>(&json).is_err());
+        }
+        let json = serde_json::to_string(&accepted).unwrap();
+        assert_eq!(serde_json::from_str::<ReleaseKeys>(&json).unwrap(), accepted);
     }
 
     #[test]

@@ -151,7 +151,7 @@ fn stopping_agent_asks_for_the_end_of_its_tunnel() {
         let next = async || control::decode::<ToGateway>(&tunnel.message().await.unwrap()).unwrap();
         let statistics = ToGateway::Statistics { slots: 1, slots_in_use: 0, backend_connections: 0 };
         assert_eq!(next().await, statistics);
-        let off = UpdateReport { state: UpdateState::Off, version: None, error: None };
+        let off = UpdateReport { state: UpdateState::Off, release_keys: None, version: None, error: None };
         assert_eq!(next().await, ToGateway::Update(off));
         stop.send_replace(true);
         assert_eq!(next().await, ToGateway::Drain);

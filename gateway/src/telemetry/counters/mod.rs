@@ -215,6 +215,16 @@ pub struct AgentUpdate {
     /// Why the update failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Public halves of the release keys whose programs the agent accepts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub release_keys: Vec<String>,
+}
+
+impl AgentUpdate {
+    /// The first characters of each release key, for people.
+    pub fn short_keys(&self) -> impl Iterator<Item = &str> {
+        self.release_keys.iter().filter_map(|key| key.get(..8))
+    }
 }
 
 /// A live tunnel.

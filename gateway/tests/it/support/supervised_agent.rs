@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::eventually;
 use super::prepared::Prepared;
-use super::process::{Running, Served, gw_agent, workers};
+use super::process::{Running, Served, gw_agent, gw_gateway, workers};
 
 /// The agent of `prepared` at a gateway, with a configuration file.
 pub(crate) struct Agent<'a> {
@@ -91,16 +91,23 @@ impl Agent<'_> {
 
     /// What the administration API says of the agent.
     pub(crate) fn view(&self) -> Value {
-        let out = Command::new(env!("CARGO_BIN_EXE_gw-gateway"))
-            .args(["agent", "list", "demo", "--json", "--admin-url"])
-            .arg(format!("http://{}", self.gateway.admin_address))
-            .env("GW_ADMIN_TOKEN_FILE", self.prepared.path("data/admin.token"))
-            .output()
-            .unwrap();
-        assert!(out.status.success(), "{out:?}");
-        let page: Value = serde_json::from_slice(&out.stdout).unwrap();
+        let out = administer(self.prepared, self.gateway, &["agent", "list", "demo"]);
+        let page: Value = serde_json::from_slice(&out).unwrap();
         page["items"][0].clone()
     }
+}
+
+/// The JSON that a command of the administration prints.
+pub(crate) fn administer(prepared: &Prepared, gateway: &Served, command: &[&str]) -> Vec<u8> {
+    let out = gw_gateway()
+        .args(command)
+        .args(["--json", "--admin-url"])
+        .arg(format!("http://{}", gateway.admin_address))
+        .env("GW_ADMIN_TOKEN_FILE", prepared.path("data/admin.token"))
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+    out.stdout
 }
 
 pub(crate) fn only_worker(supervisor: u32) -> u32 {
