@@ -87,6 +87,7 @@ fn control_messages_are_limited_in_rate_and_length() {
         ("two in one frame", message([&statistics[..], statistics].concat())),
         ("not JSON", message([0xff, 0, b'{'])),
         ("invalid", message(r#"{"type":"statistics","slots":-1}"#)),
+        ("no release key", message(r#"{"type":"update","state":"ready","release_keys":["<b>"]}"#)),
         ("a message of the gateway", message(r#"{"type":"drained"}"#)),
     ] {
         let mut tunnel = enrolled.tunnel(&demo);

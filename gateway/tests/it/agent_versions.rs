@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use aws_lc_rs::signature::Ed25519KeyPair;
 use gw_gateway::agent_releases::program_files;
@@ -157,6 +158,15 @@ fn agent_programs_are_signed_in_the_current_folder() {
     symlink("missing", folder.path().join("link.key")).unwrap();
     let (code, said) = run(&["new-key", "link.key"]);
     assert!(code == Some(2) && said.contains("never replaced"), "{said}");
+    // One of many commands at once makes the key and prints its public half.
+    let at_once = ["new-key", "at-once.key"];
+    let ran: Vec<_> = thread::scope(|scope| {
+        let commands: Vec<_> = (0..8).map(|_| scope.spawn(|| run(&at_once))).collect();
+        commands.into_iter().map(|command| command.join().unwrap()).collect()
+    });
+    let printed: Vec<_> = ran.into_iter().filter(|(code, _)| *code == Some(0)).map(|(_, said)| said).collect();
+    let pair = Ed25519KeyPair::from_pkcs8(&fs::read(folder.path().join("at-once.key")).unwrap()).unwrap();
+    assert_eq!(printed, [format!("{}\n", ReleaseKey::of(&pair))]);
     fs::write(folder.path().join("script"), "#!/bin/sh\n").unwrap();
     let (code, said) = run(&["sign", "--key", "release.key", "--out", "programs", "script"]);
     assert!(code == Some(2) && said.contains("no ELF header"), "{said}");

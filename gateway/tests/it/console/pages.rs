@@ -6,7 +6,8 @@ use gw_shared::id::{AgentId, ClientId, KeyId};
 
 use super::browser::Browser;
 use crate::support::caller::{HOST, connect};
-use crate::support::{demo, eventually, setup};
+use crate::support::tunnel_frames::message;
+use crate::support::{demo, eventually, modified_agent, setup};
 
 #[test]
 fn every_page_requires_a_session_and_sends_security_headers() {
@@ -234,6 +235,18 @@ fn agents_are_renamed_revoked_and_deleted() {
     let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
     assert_eq!(deleted.header("location"), "/accounts/demo/agents?note=deleted");
     assert_eq!(browser.get(&page).status, 404);
+}
+
+#[test]
+fn release_keys_that_an_agent_accepts_are_shown() {
+    const RELEASE_KEY: &str = "t4kjPEvqLr7T1xWmcCbXnJ0yDbdUPyDhEdbsVZ2qRpw=";
+    let demo = demo(None);
+    let agent = modified_agent::enroll(&demo);
+    let (mut tunnel, mut browser) = (agent.tunnel(&demo), Browser::signed_in(&demo));
+    let page = format!("/accounts/{}/agents/{}", modified_agent::ACCOUNT, agent.agent);
+    tunnel.0.send(message(format!(r#"{{"type":"update","state":"ready","release_keys":["{RELEASE_KEY}"]}}"#)));
+    let shown = format!("<span class=\"id\">{RELEASE_KEY}</span>");
+    eventually("the release key is shown", || browser.get(&page).text.contains(&shown).then_some(()));
 }
 
 #[test]
