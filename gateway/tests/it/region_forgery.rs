@@ -223,7 +223,7 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
     let _agent = node.agent(folder.path(), &backend.url);
     eventually("a request is relayed", || (node.response(&good).status == 200).then_some(()));
     let copied = || std::fs::metadata(node.data_dir.join("records.sealed")).and_then(|file| file.modified()).ok();
-    eventually("the copy is written", || copied());
+    eventually("the copy is written", copied);
 
     // Another secret for a genuine key, and a revoked key that is enabled again.
     let document = postgres.sql(&format!("SELECT document FROM gw.records WHERE id = '{key_id}'"));
