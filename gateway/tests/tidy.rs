@@ -109,6 +109,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "command",
             "error_body",
             "error_code",
+            "text",
             "files",
             "signal",
             "version",

@@ -13,6 +13,7 @@
 //! - [`config`]: configuration files
 //! - [`command`]: outcome of a command
 //! - [`error_body`], [`error_code`]: error responses
+//! - [`text`]: text from outside, made safe for terminals and logs
 //! - [`files`], [`signal`], [`version`], [`id`], [`allocator`]
 
 pub mod allocator;
@@ -30,5 +31,6 @@ pub mod net;
 pub mod runtime;
 pub mod signal;
 pub mod telemetry;
+pub mod text;
 pub mod tunnel;
 pub mod version;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gw_shared::error_code::ErrorCode;
 use gw_shared::http::{InvalidBody, InvalidHead};
-use gw_shared::tunnel::text::error_line;
+use gw_shared::text::error_line;
 use http::StatusCode;
 use rustls::{AlertDescription, CertificateError, InvalidMessage};
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use gw_shared::identity::enrollment::CertificateReply;
 use gw_shared::runtime;
-use gw_shared::tunnel::text::error_line;
+use gw_shared::text::error_line;
 use rcgen::KeyPair;
 
 use crate::backoff::{Backoff, random};

@@ -13,12 +13,12 @@ use gw_shared::http::framing::content_length;
 use gw_shared::http::{Fields, Framing, Part, RequestHead, Version, fields};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
+use gw_shared::text::error_line;
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
 use gw_shared::tunnel::endpoint::{Closed, Endpoint, ReceivedPart};
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, OutboundRequest, write_trailers};
-use gw_shared::tunnel::text::error_line;
 use gw_shared::tunnel::{heartbeat, window};
 use http::StatusCode;
 

@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use gw_shared::runtime;
+use gw_shared::text::error_line;
 use gw_shared::tunnel::control::{InvalidMessage, ToAgent, decode};
-use gw_shared::tunnel::text::error_line;
 
 use super::Tunnels;
 use super::openings::Opening;

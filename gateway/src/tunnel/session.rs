@@ -13,6 +13,7 @@ use gw_shared::id::{AgentId, ServiceId};
 use gw_shared::identity::program::{ReleaseKeys, UpdateReport, UpdateState};
 use gw_shared::net::{Closer, Socket, TlsStream};
 use gw_shared::runtime;
+use gw_shared::text::{error_line, printable};
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
 use gw_shared::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull, STREAMS_BEYOND_SLOTS, STREAMS_MAX};
@@ -20,7 +21,6 @@ use gw_shared::tunnel::frame::REQUEST_HEAD;
 use gw_shared::tunnel::head::OutboundRequest;
 use gw_shared::tunnel::heartbeat;
 use gw_shared::tunnel::ledger::Share;
-use gw_shared::tunnel::text::{error_line, printable};
 use gw_shared::tunnel::transport::Transport;
 use gw_shared::version::{self, Version};
 

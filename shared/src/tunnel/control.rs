@@ -4,9 +4,9 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::text::error_line;
 use crate::identity::enrollment::CertificateReply;
 use crate::identity::program::{SignedProgram, UpdateReport};
+use crate::text::error_line;
 
 /// Longest message, in bytes.
 pub const MESSAGE_MAX: usize = 64 * 1024;

@@ -12,7 +12,7 @@ use crate::http::fields::X_GW_VERSION;
 use crate::http::head::{self, HeadLimits, RequestHead};
 use crate::http::{Connection, Fields, Framing, UpgradeProtocol};
 use crate::identity::program;
-use crate::tunnel::text::printable;
+use crate::text::printable;
 use crate::version::{AgentVersions, VERSION, Version, VersionMismatch};
 
 /// Path of the upgrade request.

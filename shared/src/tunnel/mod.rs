@@ -17,7 +17,6 @@ pub mod head;
 pub mod heartbeat;
 pub mod ledger;
 pub mod response;
-pub mod text;
 pub mod timing;
 pub mod transport;
 pub mod window;
