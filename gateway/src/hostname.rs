@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use gw_shared::id::{AccountId, ServiceId};
+pub use gw_shared::id::{split_tenant_label, tenant_label};
 
 /// The host names of one region: the apex `{region}.{domain}` and its tenants `{account}--{service}.{region}.{domain}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,9 +20,6 @@ pub enum Destination<'a> {
     /// Not a name of this region.
     Elsewhere,
 }
-
-/// Longest label of a DNS name (RFC 1035 §2.3.4).
-const LABEL_MAX: usize = 63;
 
 impl Region {
     pub fn new(region: &str, domain: &str) -> Self {
@@ -73,21 +71,6 @@ impl Region {
             }
         })
     }
-}
-
-/// `{account}--{service}`, if it fits a DNS label.
-pub fn tenant_label(account: &AccountId, service: &ServiceId) -> Option<String> {
-    let label = format!("{account}--{service}");
-    (label.len() <= LABEL_MAX).then_some(label)
-}
-
-/// Splits a tenant label. An account id has no hyphen, so the first `--` separates the two.
-pub fn split_tenant_label(label: &str) -> Option<(AccountId, ServiceId)> {
-    if label.len() > LABEL_MAX {
-        return None;
-    }
-    let (account, service) = label.split_once("--")?;
-    Some((AccountId::new(account).ok()?, ServiceId::new(service).ok()?))
 }
 
 #[cfg(test)]

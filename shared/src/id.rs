@@ -148,6 +148,24 @@ text_id!(
     |text| text.len() == 43 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 );
 
+/// Longest label of a DNS name (RFC 1035 §2.3.4).
+const LABEL_MAX: usize = 63;
+
+/// `{account}--{service}`, if it fits a DNS label.
+pub fn tenant_label(account: &AccountId, service: &ServiceId) -> Option<String> {
+    let label = format!("{account}--{service}");
+    (label.len() <= LABEL_MAX).then_some(label)
+}
+
+/// Splits a tenant label. An account id has no hyphen, so the first `--` separates the two.
+pub fn split_tenant_label(label: &str) -> Option<(AccountId, ServiceId)> {
+    if label.len() > LABEL_MAX {
+        return None;
+    }
+    let (account, service) = label.split_once("--")?;
+    Some((AccountId::new(account).ok()?, ServiceId::new(service).ok()?))
+}
+
 macro_rules! random_id {
     ($name:ident, $prefix:literal, $length:literal) => {
         impl $name {
