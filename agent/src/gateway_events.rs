@@ -4,11 +4,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use gw_shared::identity::enrollment::CertificateReply;
+use gw_shared::identity::enrollment::{CertificateReply, check_services};
 use tokio::sync::{oneshot, watch};
 
 /// The agent's services and its pending certificate request, shared by all its tunnels.
 pub(crate) struct GatewayEvents {
+    /// Host name of the region's apex, below which all services are.
+    apex: String,
     /// Hostnames of the services that this agent serves.
     services: watch::Sender<BTreeSet<String>>,
     /// Certificate request (PEM) for the next tunnel that is ready.
@@ -18,8 +20,9 @@ pub(crate) struct GatewayEvents {
 }
 
 impl GatewayEvents {
-    pub(crate) fn new(services: impl IntoIterator<Item = String>) -> Self {
+    pub(crate) fn new(apex: String, services: impl IntoIterator<Item = String>) -> Self {
         Self {
+            apex,
             services: watch::Sender::new(services.into_iter().collect()),
             certificate_request: RefCell::default(),
             reply: RefCell::default(),
@@ -37,6 +40,12 @@ impl GatewayEvents {
         if hostnames.is_empty() {
             return tracing::warn!(
                 "the gateway no longer assigns any service to this agent; keeping the previous ones"
+            );
+        }
+        if let Err(error) = check_services(&hostnames, &self.apex) {
+            return tracing::warn!(
+                %error,
+                "the gateway assigns services to this agent that cannot be its own; keeping the previous ones"
             );
         }
         let new = BTreeSet::from_iter(hostnames);
@@ -77,19 +86,25 @@ mod tests {
 
     #[test]
     fn subscribers_are_notified_only_when_the_services_change() {
-        let events = GatewayEvents::new(["a".to_owned(), "b".to_owned()]);
+        let [a, b, c] = ["a", "b", "c"].map(|id| format!("acme--{id}.eu1.example.com"));
+        let events = GatewayEvents::new("eu1.example.com".to_owned(), [a.clone(), b.clone()]);
         let mut services = events.services();
-        events.set_services(vec!["b".into(), "a".into(), "b".into()]);
+        events.set_services(vec![b, a.clone(), a.clone()]);
         events.set_services(Vec::new());
         assert!(!services.has_changed().unwrap());
-        events.set_services(vec!["c".into()]);
+        events.set_services(vec![c.clone()]);
         assert!(services.has_changed().unwrap());
-        assert!(services.borrow_and_update().iter().eq(["c"]));
+        assert!(services.borrow_and_update().iter().eq([&c]));
+        for wrong in ["acme--\u{1b}[2J.eu1.example.com", "acme--api.us1.example.com", "eu1.example.com\nforged"] {
+            events.set_services(vec![a.clone(), wrong.to_owned()]);
+        }
+        events.set_services(vec![a; 501]);
+        assert!(!services.has_changed().unwrap());
     }
 
     #[test]
     fn last_certificate_request_is_sent_once_and_gets_the_answer() {
-        let events = GatewayEvents::new([]);
+        let events = GatewayEvents::new(String::new(), []);
         let mut first = events.request_certificate("one".into());
         let mut second = events.request_certificate("two".into());
         assert_eq!(events.take_certificate_request().as_deref(), Some("two"));

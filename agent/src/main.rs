@@ -16,6 +16,7 @@ use gw_agent::process::{self, Hangup, Source};
 use gw_agent::{Config, RelayedService};
 use gw_shared::command::{self, Failure};
 use gw_shared::telemetry::logging::{self, LogFormat};
+use gw_shared::text::escaped;
 
 use cli::{Arguments, Command, EnrollArguments, RunArguments, enroll_failure};
 
@@ -47,7 +48,12 @@ fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
 }
 
 fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "Enrolled as {} for {}. Next step:\n", enrollment.agent_id, enrollment.services.join(", "))?;
+    writeln!(
+        out,
+        "Enrolled as {} for {}. Next step:\n",
+        enrollment.agent_id,
+        escaped(&enrollment.services.join(", "))
+    )?;
     write!(out, "  gw-agent run --backend http://127.0.0.1:8080")?;
     if state.path() != DEFAULT {
         write!(out, " --state-dir {}", state.path().display())?;
@@ -78,7 +84,7 @@ fn print_each(relayed: Receiver<RelayedService>) -> io::Result<()> {
     let print = move || {
         for service in relayed {
             // The agent also serves without a reader of its output.
-            let _ = writeln!(io::stdout(), "{service}");
+            let _ = writeln!(io::stdout(), "{}", escaped(&service.to_string()));
         }
     };
     std::thread::Builder::new().name("gw-addresses".into()).spawn(print).map(drop)

@@ -4,7 +4,6 @@ mod cli;
 #[path = "../../packaging/manual.rs"]
 mod manual;
 
-use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -49,7 +48,7 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
         let (_, warnings) = file.check().map_err(Failure::Usage)?;
         let unknown = unknown_in_environment().into_iter().map(|unknown| unknown.to_string());
         for warning in warnings.into_iter().chain(unknown) {
-            let _ = writeln!(io::stderr(), "gw-gateway: warning: {warning}");
+            command::note("gw-gateway", format_args!("warning: {warning}"));
         }
         return Ok(());
     }

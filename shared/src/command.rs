@@ -4,6 +4,8 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::text::{escaped, escaped_message};
+
 /// Error that ends a command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -38,18 +40,24 @@ impl Failure {
 /// Ends `program`: writes the message of a failure to standard error and returns the exit code.
 pub fn exit(program: &str, result: Result<(), Failure>) -> ExitCode {
     let Err(failure) = result else { return ExitCode::SUCCESS };
-    // One write, since other processes may write to the same log. A failed write cannot be reported.
-    let _ = io::stderr().write_all(format!("{program}: {}\n", failure.message()).as_bytes());
+    note(program, failure.message());
     ExitCode::from(failure.code())
 }
 
-/// Quotes `text` as one word of a shell.
+/// Writes a message of `program` to standard error, with hidden characters escaped: it may quote a peer.
+pub fn note(program: &str, message: impl Display) {
+    let message = message.to_string();
+    // One write, since other processes may write to the same log. A failed write cannot be reported.
+    let _ = io::stderr().write_all(format!("{program}: {}\n", escaped_message(&message)).as_bytes());
+}
+
+/// Quotes `text` as one word of a shell, with hidden characters escaped.
 pub fn quoted(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-:=@%+".contains(&byte);
     if !text.is_empty() && text.bytes().all(plain) {
         text.to_owned()
     } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
+        format!("'{}'", escaped(text).replace('\'', r"'\''"))
     }
 }
 

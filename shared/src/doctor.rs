@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use crate::command::Failure;
+use crate::text::{escaped, escaped_json, escaped_message};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -71,8 +72,8 @@ impl Examination {
     /// Writes a line for each finding, followed by its advice; with `json`, one object.
     pub fn write(&self, out: &mut impl Write, json: bool) -> io::Result<()> {
         if json {
-            serde_json::to_writer(&mut *out, &serde_json::json!({ "ok": self.is_good(), "checks": self.checks }))?;
-            return writeln!(out);
+            let json = serde_json::json!({ "ok": self.is_good(), "checks": self.checks }).to_string();
+            return writeln!(out, "{}", escaped_json(&json));
         }
         let width = self.checks.iter().map(|finding| finding.check.chars().count()).max().unwrap_or(0);
         for Finding { check, verdict, found, advice } in &self.checks {
@@ -81,6 +82,7 @@ impl Examination {
                 Verdict::Warning => "warning",
                 Verdict::Failed => "FAILED",
             };
+            let (check, found) = (escaped(check), escaped_message(found));
             writeln!(out, "{verdict:<8} {check:<width$}  {found}")?;
             if let Some(advice) = advice {
                 writeln!(out, "{:<8} {:<width$}  -> {advice}", "", "")?;

@@ -1,17 +1,60 @@
-//! Text from a peer, made safe for errors, logs and pages.
+//! Text from outside, made safe for terminals, logs and pages.
+//!
+//! Names, paths, messages and records may come from any client, agent, gateway or database. A terminal obeys some
+//! characters in them, and a line end begins a line that another program seems to have written. What the programs print
+//! and log passes through this module: one set of characters, one way to show them, `\u{1b}`.
 
-use std::fmt::Display;
+use std::borrow::Cow;
+use std::fmt::{self, Display, Write};
 
-/// Converts `bytes` into one line of at most `most` bytes. Control characters, invisible characters and characters that
-/// change the direction of text become spaces; bytes that are not UTF-8 become U+FFFD.
+/// Escapes the hidden characters of `text`. Escaped text stays as it is.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    replaced(text, |_| false, escape_into)
+}
+
+/// Escapes like [`escaped`], but keeps line ends that an indented line follows: those of a list in a message. No other
+/// text can begin a line.
+pub fn escaped_message(text: &str) -> Cow<'_, str> {
+    if !text.contains("\n  ") {
+        return escaped(text);
+    }
+    text.split("\n  ").map(escaped).collect::<Vec<_>>().join("\n  ").into()
+}
+
+/// Escapes hidden characters of a JSON text, which stays valid and means the same. Line ends between values stay.
+pub fn escaped_json(json: &str) -> Cow<'_, str> {
+    // Inside a string, serializers escape these already.
+    let is_white_space = |character| matches!(character, '\n' | '\r' | '\t');
+    replaced(
+        json,
+        |character| character == '\n',
+        |character, out| {
+            if is_white_space(character) {
+                out.push(' ');
+                return;
+            }
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                let _ = write!(out, "\\u{unit:04x}");
+            }
+        },
+    )
+}
+
+/// Converts `bytes` into one line of at most `most` bytes, escaped like [`escaped`]; bytes that are not UTF-8 become
+/// U+FFFD.
 pub fn printable(bytes: &[u8], most: usize) -> String {
     let mut line = String::new();
     for character in String::from_utf8_lossy(bytes).chars() {
-        let shown = if is_hidden(character) { ' ' } else { character };
-        if line.len() + shown.len_utf8() > most {
+        let end = line.len();
+        if is_hidden(character) {
+            escape_into(character, &mut line);
+        } else {
+            line.push(character);
+        }
+        if line.len() > most {
+            line.truncate(end);
             break;
         }
-        line.push(shown);
     }
     line
 }
@@ -24,37 +67,106 @@ pub fn error_line(error: &impl Display) -> String {
     printable(error.to_string().as_bytes(), ERROR_MAX)
 }
 
+/// Escapes what is written through it like [`escaped`].
+pub struct Escaping<W>(pub W);
+
+impl<W: Write> Write for Escaping<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.write_str(&escaped(text))
+    }
+}
+
 /// Whether `character` is a control (Unicode category Cc), a line separator, or a format character that reorders or
-/// hides text.
-fn is_hidden(character: char) -> bool {
+/// hides text. The joiners U+200C and U+200D are not: scripts and emoji need them.
+pub fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
                 | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
         )
+}
+
+fn escape_into(character: char, out: &mut String) {
+    out.extend(character.escape_unicode());
+}
+
+/// Replaces the hidden characters of `text` that are not `kept` by what `replace` writes.
+fn replaced(text: &str, kept: impl Fn(char) -> bool, replace: impl Fn(char, &mut String)) -> Cow<'_, str> {
+    let is_replaced = |character| is_hidden(character) && !kept(character);
+    // Most text has printable ASCII only, which is quick to see.
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) || !text.contains(is_replaced) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        if is_replaced(character) {
+            replace(character, &mut shown);
+        } else {
+            shown.push(character);
+        }
+    }
+    Cow::Owned(shown)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// C0, DEL, C1, line and paragraph separators, controls of direction.
+    const HIDDEN: [char; 14] = [
+        '\0', '\n', '\r', '\t', '\x1b', '\x7f', '\u{85}', '\u{9b}', '\u{2028}', '\u{2029}', '\u{200e}', '\u{202e}',
+        '\u{2066}', '\u{2069}',
+    ];
+
     #[test]
-    fn control_and_invisible_characters_become_spaces() {
-        assert_eq!(printable("Grüße, 世界".as_bytes(), 100), "Grüße, 世界");
-        assert_eq!(printable(b"a\r\nb\x1b[2J\0\x7f\xff", 100), "a  b [2J  \u{fffd}");
-        assert_eq!(printable("x\u{202e}y\u{2028}z\u{85}\u{feff}".as_bytes(), 100), "x y z  ");
+    fn hidden_characters_are_escaped_and_others_stay() {
+        assert_eq!(escaped("Grüße, 世界 \\u{1b} \u{200d}"), "Grüße, 世界 \\u{1b} \u{200d}");
+        assert_eq!(escaped("a\r\nb\x1b[2J\u{9b}"), "a\\u{d}\\u{a}b\\u{1b}[2J\\u{9b}");
+        for hidden in HIDDEN {
+            let text = format!("x{hidden}y");
+            let expected = format!("x\\u{{{:x}}}y", u32::from(hidden));
+            assert_eq!(escaped(&text), expected);
+            assert_eq!(escaped(&expected), expected);
+            assert_eq!(printable(text.as_bytes(), 100), expected);
+            let mut written = String::new();
+            write!(Escaping(&mut written), "{text}").unwrap();
+            assert_eq!(written, expected);
+        }
+    }
+
+    #[test]
+    fn only_indented_lines_follow_the_first_line_of_a_message() {
+        let message = "gateway.toml:\n  burst: 0\n  \x1b[2J\nWARN forged\n forged\r\n  rest";
+        let expected = "gateway.toml:\n  burst: 0\n  \\u{1b}[2J\\u{a}WARN forged\\u{a} forged\\u{d}\n  rest";
+        assert_eq!(escaped_message(message), expected);
+        assert_eq!(escaped_message("one line\n"), "one line\\u{a}");
+    }
+
+    #[test]
+    fn escaped_json_means_the_same() {
+        for hidden in HIDDEN.into_iter().chain(['\u{e0041}']) {
+            let value = serde_json::json!({ "a": [format!("x{hidden}\"y\\"), 1], format!("k{hidden}"): null });
+            for json in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
+                let shown = escaped_json(&json);
+                assert!(!shown.contains(|character| is_hidden(character) && character != '\n'), "{shown}");
+                assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+            }
+        }
+        assert_eq!(escaped_json("{\t\"a\":\r\n1}"), "{ \"a\": \n1}");
     }
 
     #[test]
     fn errors_that_quote_a_peer_become_one_short_line() {
         let line = error_line(&format!("unknown variant `x\nWARN forged{}`", "y".repeat(1000)));
-        assert!(line.starts_with("unknown variant `x WARN forgedyyy") && line.len() == ERROR_MAX, "{line}");
+        assert!(line.starts_with("unknown variant `x\\u{a}WARN forgedyyy") && line.len() == ERROR_MAX, "{line}");
     }
 
     #[test]
     fn text_is_cut_between_characters() {
         assert_eq!(printable("ééé".as_bytes(), 5), "éé");
+        assert_eq!(printable(b"a\nb", 5), "a");
+        assert_eq!(printable(b"a\nb", 6), "a\\u{a}");
         // U+FFFD, which replaces an invalid byte, has three bytes.
         assert_eq!(printable(&[0xff; 10], 7), "\u{fffd}\u{fffd}");
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use gw_shared::files;
 use gw_shared::id::{AgentId, EnrollmentId, EnrollmentTokenId};
+use gw_shared::identity::enrollment::{InvalidServices, check_services};
 use rustix::fs::StatVfsMountFlags;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -94,6 +95,8 @@ pub enum StateError {
     Owner { path: String, error: OtherOwner },
     #[error("{path}: {error}")]
     Json { path: String, error: serde_json::Error },
+    #[error("{path}: {error}; replace the agent with `gw-agent enroll --force`")]
+    Services { path: String, error: InvalidServices },
     #[error("{path}: {error}")]
     Pem { path: String, error: rustls_pki_types::pem::Error },
     #[error("{path}: {error}")]
@@ -191,12 +194,16 @@ impl StateDir {
     }
 
     pub fn enrollment(&self) -> Result<Enrollment, StateError> {
-        self.read_json(ENROLLMENT).map_err(|error| match error {
+        let enrollment: Enrollment = self.read_json(ENROLLMENT).map_err(|error| match error {
             StateError::Io { path, error } if error.kind() == io::ErrorKind::NotFound => {
                 StateError::NotEnrolled { path }
             }
             error => error,
-        })
+        })?;
+        // An agent of an earlier version has stored what a gateway sent.
+        check_services(&enrollment.services, &enrollment.gateway_name)
+            .map_err(|error| StateError::Services { path: name(&self.0.join(ENROLLMENT)), error })?;
+        Ok(enrollment)
     }
 
     pub(crate) fn is_enrolled(&self) -> bool {

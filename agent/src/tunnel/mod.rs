@@ -66,7 +66,10 @@ impl Agent {
 
     pub(crate) fn new(config: Config, tracing: Option<Tracing>, updates: Updates, events: Events) -> Self {
         let clock = Rc::new(GatewayClock::default());
-        let gateway_events = Rc::new(GatewayEvents::new(config.enrollment.services.iter().cloned()));
+        let gateway_events = Rc::new(GatewayEvents::new(
+            config.enrollment.gateway_name.clone(),
+            config.enrollment.services.iter().cloned(),
+        ));
         let certificates = CertificateManager::new(
             config.state.clone(),
             config.enrollment.clone(),

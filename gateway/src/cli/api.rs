@@ -1,10 +1,12 @@
 //! HTTP client of the administration API.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::io;
 use std::time::Duration;
 
 use gw_gateway::admin_client::is_of_tls_listener;
+use gw_shared::command;
+use gw_shared::text::escaped;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, Method, Request, StatusCode};
 use serde::de::DeserializeOwned;
@@ -83,11 +85,12 @@ pub(crate) struct ReceivedProblem {
 
 impl std::fmt::Display for ReceivedProblem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let detail = self.detail.as_ref().unwrap_or(&self.title);
+        // Quotes records and requests.
+        let detail = escaped(self.detail.as_ref().unwrap_or(&self.title));
         match &self.field {
             // The detail may already begin with the field.
-            Some(field) if !detail.starts_with(field.as_str()) => write!(f, "{field}: {detail}"),
-            _ => f.write_str(detail),
+            Some(field) if !detail.starts_with(field.as_str()) => write!(f, "{}: {detail}", escaped(field)),
+            _ => f.write_str(&detail),
         }
     }
 }
@@ -201,10 +204,10 @@ impl Api {
         }
         if let Some(nodes) = headers.get("x-gw-pending-nodes").and_then(|value| value.to_str().ok()) {
             // The change is made. A failure to say so must not look like a failure to make it.
-            let _ = writeln!(
-                io::stderr(),
-                "gw-gateway: warning: not yet in use at node {nodes}, which does not answer; `gw-gateway region status` shows it"
+            let warning = format_args!(
+                "warning: not yet in use at node {nodes}, which does not answer; `gw-gateway region status` shows it"
             );
+            command::note("gw-gateway", warning);
         }
         Ok((status, headers, bytes))
     }

@@ -8,6 +8,7 @@ use clap::Args;
 use gw_gateway::backup::{self, BackupError};
 use gw_gateway::store::StoreError;
 use gw_shared::command::Failure;
+use gw_shared::text::escaped;
 use serde_json::json;
 
 use super::api::ApiError;
@@ -157,9 +158,9 @@ impl RestoreArguments {
         let told = writeln!(
             io::stdout(),
             "Restored {records} records of {}, up to change {}, of {}, into {}.{deleted}\nStart it: gw-gateway serve --config {}",
-            manifest.region,
+            escaped(&manifest.region),
             manifest.revision,
-            manifest.created_at,
+            escaped(&manifest.created_at),
             config.data_dir.display(),
             path.display()
         );

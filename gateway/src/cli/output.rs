@@ -1,7 +1,9 @@
 //! Shared parts of the commands: requests to the API, and output for people or scripts.
 
-use std::io::{self, StdoutLock, Write};
+use std::io::{self, IsTerminal, StdoutLock, Write};
 
+use gw_shared::command;
+use gw_shared::text::{escaped, escaped_json};
 use http::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -76,7 +78,7 @@ impl Output {
         let page = self.api.list(path, filter, at_most)?;
         let missing = page.missing_nodes.clone();
         if self.json {
-            return self.print(&json!(page).to_string());
+            return self.print_json(&json!(page).to_string());
         }
         if page.items.is_empty() {
             self.print(&format!("No {}.", T::PLURAL))?;
@@ -128,32 +130,38 @@ impl Output {
         if self.json { Ok(()) } else { self.print("Deleted.") }
     }
 
-    /// Writes the bytes at `path` to standard output, and notes about them to standard error.
+    /// Writes the bytes at `path` to standard output, and notes about them to standard error. A terminal would obey
+    /// hidden characters in them, so they are escaped there.
     pub(crate) fn download(&mut self, path: &str) -> Result<(), CommandError> {
         let download = self.api.download(path)?;
-        self.out.write_all(&download.bytes)?;
+        if self.out.is_terminal() {
+            for line in String::from_utf8_lossy(&download.bytes).split_inclusive('\n') {
+                let end = if line.ends_with('\n') { "\n" } else { "" };
+                write!(self.out, "{}{end}", escaped(line.trim_end_matches(['\n', '\r'])))?;
+            }
+        } else {
+            self.out.write_all(&download.bytes)?;
+        }
         self.out.flush()?;
-        let mut notes = Vec::new();
         if let Some(encoding) = download.encoding {
-            notes.push(format!("gw-gateway: the body has the content coding {encoding}\n"));
+            command::note("gw-gateway", format_args!("the body has the content coding {encoding}"));
         }
         if download.truncated {
             let reason = download.truncated_by.map_or_else(String::new, |reason| format!(" ({reason})"));
-            notes.push(format!("gw-gateway: the body is incomplete; only the beginning was captured{reason}\n"));
+            let note = format_args!("the body is incomplete; only the beginning was captured{reason}");
+            command::note("gw-gateway", note);
         }
-        // A failure cannot be reported anywhere.
-        let _ = io::stderr().write_all(notes.concat().as_bytes());
         Ok(())
     }
 
-    /// Writes a reply: unchanged for a script, with `in_words` for a person.
+    /// Writes a reply: its JSON for a script, with `in_words` for a person.
     pub(crate) fn tell<T: DeserializeOwned>(
         &mut self,
         reply: &Reply,
         in_words: impl FnOnce(T, &mut StdoutLock<'static>) -> io::Result<()>,
     ) -> Result<(), CommandError> {
         if self.json {
-            return self.print(&reply.text);
+            return self.print_json(&reply.text);
         }
         in_words(reply.parse()?, &mut self.out)?;
         Ok(self.out.flush()?)
@@ -168,7 +176,12 @@ impl Output {
         Ok(self.out.flush()?)
     }
 
-    pub(crate) fn print(&mut self, line: &str) -> Result<(), CommandError> {
+    /// Writes JSON for a script.
+    pub(crate) fn print_json(&mut self, json: &str) -> Result<(), CommandError> {
+        self.print(&escaped_json(json))
+    }
+
+    fn print(&mut self, line: &str) -> Result<(), CommandError> {
         writeln!(self.out, "{}", line.trim_end())?;
         Ok(self.out.flush()?)
     }

@@ -9,6 +9,7 @@ use gw_gateway::config::Config;
 use gw_gateway::process::region::{self, Created, Drained, KeyFile, Moved, ReplaceableSecret, Status};
 use gw_gateway::store::{ContentsSummary, Replication};
 use gw_shared::command::Failure;
+use gw_shared::text::escaped_json;
 
 use super::connection::load_config;
 use super::output::{or_dash, yes_or_no};
@@ -108,7 +109,8 @@ impl RegionCommand {
             }
             Self::Status { config, json: true } => {
                 let status = region::status(&load(&config)?)?;
-                print(serde_json::to_writer(&mut out, &status).map_err(io::Error::from).and_then(|()| writeln!(out)))
+                let json = serde_json::to_string(&status).map_err(Failure::run)?;
+                print(writeln!(out, "{}", escaped_json(&json)))
             }
             Self::Status { config, json: false } => {
                 let status = region::status(&load(&config)?)?;

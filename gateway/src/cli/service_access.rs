@@ -154,7 +154,7 @@ impl Steps {
 impl Made {
     fn print(self, backend_port: u16, output: &mut Output) -> Result<(), CommandError> {
         if output.json {
-            return output.print(&self.into_json().to_string());
+            return output.print_json(&self.into_json().to_string());
         }
         output.write(|out| self.write(backend_port, out))
     }

@@ -2,12 +2,14 @@
 
 use std::io::{self, Write};
 
+use gw_shared::text::escaped;
+
 const GAP: &str = "  ";
 
-/// Writes rows with each column as wide as its widest cell. Nothing is cut off. Control characters are escaped, because
+/// Writes rows with each column as wide as its widest cell. Nothing is cut off. Hidden characters are escaped, because
 /// cells may hold data from the network.
 pub(crate) fn write(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
-    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()).collect();
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| escaped(cell)).collect()).collect();
     let column_count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..column_count)
         .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0))
@@ -17,13 +19,6 @@ pub(crate) fn write(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()
         writeln!(out, "{}", cells.join(GAP).trim_end())?;
     }
     Ok(())
-}
-
-/// Escapes control characters and bidirectional controls (Unicode UAX #9).
-pub(crate) fn harmless(text: &str) -> String {
-    let is_harmful = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let escaped = |c: char| if is_harmful(c) { c.escape_unicode().to_string() } else { c.to_string() };
-    if text.contains(is_harmful) { text.chars().map(escaped).collect() } else { text.to_owned() }
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ impl GatewayAddress {
     pub fn agent_command(&self, token: &str, uses: u32, backend_port: u16) -> String {
         let run = format!("gw-agent http {backend_port} --gateway {}", quoted(&self.gateway_url));
         let (before, ca_option) = self.ca_file("--ca-file");
+        let token = quoted(token);
         if uses == 1 {
             format!("{before}{run} --token {token}{ca_option}")
         } else {
@@ -63,6 +64,7 @@ impl GatewayAddress {
         secret: &str,
     ) -> String {
         let (before, ca_option) = self.ca_file("--cacert");
+        let client = quoted(&format!("{client_id}:{secret}"));
         let (curl, scope) =
             (format!("curl -sS{ca_option}"), quoted(&format!("scope=account:{account} service:{service}")));
         let (token_url, url) = (
@@ -70,7 +72,7 @@ impl GatewayAddress {
             quoted(&format!("https://{hostname}{}/", self.port())),
         );
         format!(
-            "{before}TOKEN=$({curl} {token_url} \\\n  -u {client_id}:{secret} -d {scope} \\\n  \
+            "{before}TOKEN=$({curl} {token_url} \\\n  -u {client} -d {scope} \\\n  \
              | sed 's/.*\"access_token\":\"\\([^\"]*\\)\".*/\\1/')\n\
              {curl} {url} \\\n  -H \"X-Gw-Authorization: Bearer $TOKEN\""
         )
@@ -83,9 +85,13 @@ impl GatewayAddress {
     }
 
     /// A command that writes the CA certificate to a file, and the option that names the file; both are empty for a
-    /// public authority.
+    /// public authority, and for text that is not PEM, which could end the command and begin another.
     fn ca_file(&self, option: &str) -> (String, String) {
-        self.ca_certificate.as_ref().map_or_else(Default::default, |pem| {
+        let is_pem = |line: &str| {
+            line != "END" && line.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=- ".contains(&byte))
+        };
+        let pem = self.ca_certificate.as_ref().filter(|pem| pem.trim().split('\n').all(is_pem));
+        pem.map_or_else(Default::default, |pem| {
             (format!("cat > gw-ca.crt <<'END'\n{}\nEND\n", pem.trim()), format!(" {option} gw-ca.crt"))
         })
     }
@@ -108,6 +114,20 @@ mod tests {
 
     fn public() -> GatewayAddress {
         GatewayAddress { gateway_url: "https://eu1.example.com".to_owned(), ca_certificate: None }
+    }
+
+    #[test]
+    fn no_part_of_a_command_ends_it() {
+        let url = "https://eu1.example.com/'$(reboot)\n\x1b";
+        for ca in ["PEM\nEND\nreboot", "PEM\r\nreboot", "$(reboot)", "\x1b[2J"] {
+            let address = GatewayAddress { gateway_url: url.to_owned(), ca_certificate: Some(ca.to_owned()) };
+            let command = address.agent_command("gw_et_a.b\nreboot", 2, 3000);
+            let expected = concat!(
+                r"GW_ENROLLMENT_TOKEN='gw_et_a.b\u{a}reboot' gw-agent http 3000 ",
+                r"--gateway 'https://eu1.example.com/'\''$(reboot)\u{a}\u{1b}'",
+            );
+            assert_eq!(command, expected, "{ca:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use gw_shared::id::{AccountId, ServiceId};
+use gw_shared::identity::enrollment::SERVICES_MAX;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -23,9 +24,6 @@ pub enum Mode {
     /// `X-Gw-Service-Key: gw_sk_…`
     ServiceKey,
 }
-
-/// Most services on one list. The list of an agent must fit a message of the control stream.
-const LIST_MAX: usize = 500;
 
 /// A service id, for the description of lists of them.
 #[derive(ToSchema)]
@@ -333,8 +331,8 @@ pub(super) fn checked_list(
     field: &'static str,
     list: &[String],
 ) -> Result<BTreeSet<ServiceId>, ControlError> {
-    if list.len() > LIST_MAX {
-        return Err(ControlError::invalid(field, format!("must have at most {LIST_MAX} services")));
+    if list.len() > SERVICES_MAX {
+        return Err(ControlError::invalid(field, format!("must have at most {SERVICES_MAX} services")));
     }
     list.iter()
         .map(|id| {

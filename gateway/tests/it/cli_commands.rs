@@ -1,6 +1,7 @@
 //! The administration commands against a fake API: their requests, output and exit codes.
 
 mod service_access;
+mod terminal;
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -8,6 +9,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
+
+use crate::hostile_text::{assert_harmless, in_each_string};
 
 /// An administration API with prepared answers.
 struct FakeApi {
@@ -71,12 +74,30 @@ fn administer(api: &FakeApi, line: &str) -> Ended {
     end(command)
 }
 
-/// Runs a command that must succeed against `answers`; returns its requests and its output.
+/// Runs a command that must succeed against `answers`; returns its requests and its output. Runs it also with hostile
+/// text in each string of the answers.
 fn succeed(line: &str, answers: Vec<(u16, Value)>) -> (Vec<String>, String) {
+    assert_escaped(line, &answers);
     let api = FakeApi::new(answers);
     let Ended { code, out, err } = administer(&api, line);
     assert_eq!((code, err.as_str()), (0, ""), "{line}");
     (api.asked(), out)
+}
+
+/// Asserts that a command escapes hostile text in any of the answers, whether it succeeds or not.
+fn assert_escaped(line: &str, answers: &[(u16, Value)]) {
+    for (at, (status, answer)) in answers.iter().enumerate() {
+        for hostile in in_each_string(answer) {
+            let mut answers = answers.to_vec();
+            answers[at] = (*status, hostile.clone());
+            let Ended { code, out, err } = administer(&FakeApi::new(answers), line);
+            assert_harmless(&format!("{line}, {hostile}, standard output"), out.as_bytes());
+            assert_harmless(&format!("{line}, {hostile}, standard error"), err.as_bytes());
+            if line.ends_with("--json") && code == 0 && !out.is_empty() {
+                assert!(serde_json::from_str::<Value>(&out).is_ok(), "{line}: {out}");
+            }
+        }
+    }
 }
 
 fn page(items: &[Value]) -> Value {
@@ -491,6 +512,7 @@ fn audit_log_stops_at_its_limit() {
 #[test]
 fn failures_print_the_reason_and_exit_with_1() {
     let fail = |line: &str, status: u16, answer: Value| {
+        assert_escaped(line, &[(status, answer.clone())]);
         let api = FakeApi::new(vec![(status, answer)]);
         let Ended { code, out, err } = administer(&api, line);
         assert_eq!((code, out.as_str()), (1, ""), "{line}");

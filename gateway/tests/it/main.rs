@@ -35,6 +35,7 @@ mod error_messages;
 mod flow_control;
 mod framing;
 mod header_lists;
+mod hostile_text;
 mod http2_callers;
 mod init;
 mod input_validation;

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{AgentId, EnrollmentId};
+use crate::id::{AgentId, EnrollmentId, split_tenant_label};
+use crate::text::printable;
 
 pub const ENROLL_PATH: &str = "/enroll";
 /// Path of the status, with `?enrollment_id=…` and `Authorization: Bearer {enrollment_secret}`.
@@ -13,6 +14,39 @@ pub const CSR_PATH: &str = "/csr";
 
 /// Largest request and reply of these paths, in bytes.
 pub const BODY_MAX: usize = 64 * 1024;
+
+/// Most services of one agent. Their list must fit a control message.
+pub const SERVICES_MAX: usize = 500;
+
+/// List of services that no gateway sends.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidServices {
+    #[error("{0} services, and an agent has at most {SERVICES_MAX}")]
+    TooMany(usize),
+    /// The name, and the apex.
+    #[error("{0:?} is not the hostname of a service, ACCOUNT--SERVICE.{1}")]
+    Name(String, String),
+}
+
+/// Checks the hostnames of an agent's services as they came from the gateway at `apex`. They are printed, logged, stored
+/// and used as server names, so they must be what they are called.
+pub fn check_services(hostnames: &[String], apex: &str) -> Result<(), InvalidServices> {
+    if hostnames.len() > SERVICES_MAX {
+        return Err(InvalidServices::TooMany(hostnames.len()));
+    }
+    let apex = apex.trim_end_matches('.');
+    let is_service = |hostname: &&String| {
+        let label = hostname.strip_suffix(apex).and_then(|rest| rest.strip_suffix('.'));
+        label.is_some_and(|label| split_tenant_label(label).is_some())
+    };
+    match hostnames.iter().find(|hostname| !is_service(hostname)) {
+        Some(wrong) => Err(InvalidServices::Name(printable(wrong.as_bytes(), HOSTNAME_MAX), apex.to_owned())),
+        None => Ok(()),
+    }
+}
+
+/// Longest host name (RFC 1035 §2.3.4).
+const HOSTNAME_MAX: usize = 253;
 
 /// Request of `POST /enroll`.
 #[derive(Clone, Serialize, Deserialize)]
@@ -81,4 +115,42 @@ pub struct CertificateReply {
     pub agent_id: AgentId,
     /// Hostnames of the agent's services.
     pub services: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_services_below_the_apex_are_accepted() {
+        let check = |hostnames: &[&str], apex: &str| {
+            check_services(&hostnames.iter().map(ToString::to_string).collect::<Vec<_>>(), apex)
+        };
+        let good = ["acme--api.eu1.example.com", "acme--a--b.eu1.example.com"];
+        assert_eq!(check(&good, "eu1.example.com"), Ok(()));
+        assert_eq!(check(&good, "eu1.example.com."), Ok(()));
+        for wrong in [
+            "",
+            "eu1.example.com",
+            ".eu1.example.com",
+            "acme--api.us1.example.com",
+            "acme--apieu1.example.com",
+            "a.acme--api.eu1.example.com",
+            "acme--api.eu1.example.com.",
+            "acme-api.eu1.example.com",
+            "ACME--api.eu1.example.com",
+            "acme--\u{1b}[2J.eu1.example.com",
+            "acme--api\n.eu1.example.com",
+            "acme--\u{e4}pi.eu1.example.com",
+            "acme--api.eu1.example.com\nacme--api.eu1.example.com",
+            &format!("acme--{}.eu1.example.com", "x".repeat(58)),
+        ] {
+            let error = check(&[good[0], wrong], "eu1.example.com").unwrap_err();
+            let message = error.to_string();
+            assert!(matches!(error, InvalidServices::Name(..)) && !message.contains(['\n', '\x1b']), "{message}");
+        }
+        assert_eq!(check(&[good[0]; SERVICES_MAX], "eu1.example.com"), Ok(()));
+        let too_many = check(&[good[0]; SERVICES_MAX + 1], "eu1.example.com");
+        assert_eq!(too_many, Err(InvalidServices::TooMany(SERVICES_MAX + 1)));
+    }
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use gw_shared::config::unknown_in_environment;
-use gw_shared::identity::enrollment::{CsrRequest, EnrollRequest, EnrollmentStatus};
+use gw_shared::identity::enrollment::{CsrRequest, EnrollRequest, EnrollmentStatus, InvalidServices, check_services};
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::version::VERSION;
 use http::StatusCode;
@@ -70,6 +70,10 @@ pub enum EnrollError {
     Gateway(#[from] GatewayError),
     #[error("the certificate issued by the gateway cannot be used: {0}")]
     Unfit(#[from] UnfitIdentity),
+    #[error(
+        "the gateway assigns services to this agent that cannot be its own: {0}; check --gateway, which names the apex"
+    )]
+    Services(#[from] InvalidServices),
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
@@ -119,6 +123,7 @@ async fn run(state: &StateDir, proxies: &ProxySettings, start: Start) -> Result<
             return Err(error);
         }
     };
+    check_services(&reply.services, gateway_name)?;
     let enrollment = Enrollment {
         agent_id: reply.agent_id,
         gateway_name: pending.gateway_name,

@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::fs::{self, Permissions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use gw_gateway::config::Config;
-use gw_shared::command::Failure;
+use gw_shared::command::{self, Failure};
 use gw_shared::files;
 
 use super::answers::Answers;
@@ -49,7 +49,7 @@ pub(super) fn write(answers: &Answers, force: bool) -> Result<(Config, Written),
     let checked = Config::check(&text, |_| None).map_err(|errors| Failure::Usage(format!("init: {errors}")));
     let (config, warnings) = checked?;
     for warning in warnings {
-        let _ = writeln!(io::stderr(), "gw-gateway: warning: {warning}");
+        command::note("gw-gateway", format_args!("warning: {warning}"));
     }
     let (config, written) = match fs::read_to_string(path) {
         Ok(existing) => match Config::parse(&existing, |_| None) {

@@ -2,15 +2,20 @@
 
 mod repeats;
 
+use std::fmt::{Debug, Write};
 use std::io::{self, IsTerminal};
 use std::time::Instant;
 
 use serde::Deserialize;
+use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::format::{self, JsonFields};
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::{self, JsonFields, Writer};
 
 use repeats::Limited;
 pub use repeats::suppressed;
+
+use crate::text::Escaping;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -50,11 +55,22 @@ pub fn start(format: LogFormat, default: &str) {
     drop(match format {
         LogFormat::Text => {
             let text = format::format().with_target(false);
-            logs.event_format(Limited::new(text, format, Instant::now)).try_init()
+            logs.fmt_fields(text_fields()).event_format(Limited::new(text, format, Instant::now)).try_init()
         }
         LogFormat::Json => {
             let json = format::format().json().flatten_event(true);
             logs.fmt_fields(JsonFields::new()).event_format(Limited::new(json, format, Instant::now)).try_init()
         }
     });
+}
+
+/// Formats the fields of an event as text. Escapes them, because they may hold text from outside. Colours are for time
+/// and level only.
+fn text_fields() -> impl for<'a> FormatFields<'a> + 'static {
+    format::debug_fn(|out: &mut Writer<'_>, field: &Field, value: &dyn Debug| match field.name() {
+        "message" => write!(Escaping(out), "{value:?}"),
+        // Where a crate that uses `log` has written the event.
+        name if name.starts_with("log.") => Ok(()),
+        name => write!(Escaping(out), " {name}={value:?}"),
+    })
 }

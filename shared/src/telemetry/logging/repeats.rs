@@ -16,6 +16,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::LogFormat;
+use crate::text::escaped_json;
 
 /// Lines of a place that may come at once, and time until one more may come.
 const BURST: u32 = 20;
@@ -95,7 +96,14 @@ where
             SUPPRESSED.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         };
-        self.inner.format_event(context, out.by_ref(), event)?;
+        match self.format {
+            LogFormat::Text => self.inner.format_event(context, out.by_ref(), event)?,
+            LogFormat::Json => {
+                let mut line = String::new();
+                self.inner.format_event(context, Writer::new(&mut line), event)?;
+                out.write_str(&escaped_json(&line))?;
+            }
+        }
         if left_out == 0 {
             return Ok(());
         }
@@ -133,7 +141,9 @@ mod tests {
     use tracing_subscriber::fmt::MakeWriter;
     use tracing_subscriber::fmt::format::{self, JsonFields};
 
+    use super::super::text_fields;
     use super::*;
+    use crate::text::is_hidden;
 
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
@@ -171,7 +181,8 @@ mod tests {
         let logs = tracing_subscriber::fmt().with_max_level(Level::DEBUG).with_writer(out.clone()).with_ansi(false);
         match form {
             LogFormat::Text => {
-                let logs = logs.event_format(Limited::new(format::format().with_target(false), form, clock)).finish();
+                let inner = format::format().with_target(false);
+                let logs = logs.fmt_fields(text_fields()).event_format(Limited::new(inner, form, clock)).finish();
                 tracing::subscriber::with_default(logs, || log(&advance));
             }
             LogFormat::Json => {
@@ -203,6 +214,27 @@ mod tests {
         assert!(lines[22].ends_with("something else"));
         // Other tests of this process may leave out lines too.
         assert!(suppressed() - before >= 83);
+    }
+
+    #[test]
+    fn text_from_outside_begins_no_line_and_controls_no_terminal() {
+        let hostile = "x\n2026-11-24T00:00:00Z  WARN forged\r\x1b[2J\x7f\u{9b}2J\u{202e}\u{2028}";
+        for form in [LogFormat::Text, LogFormat::Json] {
+            let lines = written(form, |_| {
+                tracing::warn!(display = %hostile, debug = ?hostile, text = hostile, "cannot read {hostile}");
+            });
+            let [line] = &lines[..] else { panic!("{lines:#?}") };
+            assert!(!line.contains(is_hidden), "{line:?}");
+            match form {
+                LogFormat::Text => {
+                    assert!(line.contains(r" WARN cannot read x\u{a}2026-11-24T00:00:00Z  WARN"), "{line}");
+                }
+                LogFormat::Json => {
+                    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+                    assert_eq!((&line["display"], &line["text"]), (&hostile.into(), &hostile.into()));
+                }
+            }
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use gw_shared::id::RequestId;
 use gw_shared::telemetry::mask::Masker;
+use gw_shared::text::escaped_json;
 use serde::{Serialize, Serializer};
 
 use super::super::block::time_text;
@@ -74,7 +75,8 @@ pub(super) fn append(
         replayed_from: record.replayed_from,
         trace_id: record.trace_id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
     };
-    serde_json::to_writer(&mut *out, &line)?;
+    // A path may have characters that a terminal obeys.
+    out.extend_from_slice(escaped_json(&serde_json::to_string(&line)?).as_bytes());
     out.push(b'\n');
     Ok(())
 }

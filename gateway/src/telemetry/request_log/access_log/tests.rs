@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use gw_shared::id::{AgentId, ClientId, KeyId, RequestId, RequestIds};
 use gw_shared::identity::secret::Secret;
+use gw_shared::text::is_hidden;
 use http::Method;
 use serde_json::Value;
 
@@ -30,7 +31,7 @@ fn a_line_has_the_fields_of_the_request_log_without_messages() {
     let ids = RequestIds::new();
     let full = RequestRecord {
         method: Method::from_bytes(&[b'M'; METHOD_MAX + 1]).unwrap(),
-        target: "/a\u{e4}\"/b?key=gw_sk_abc.secret&token=0123456789abcdef".into(),
+        target: "/a\u{e4}\"/b\u{9b}2J\u{202e}\u{2028}?key=gw_sk_abc.secret&token=0123456789abcdef".into(),
         caller: "2001:db8::1".parse().unwrap(),
         protocol: Protocol::Replay,
         by: Some(CallerId::Client(ClientId::random())),
@@ -73,6 +74,7 @@ fn a_line_has_the_fields_of_the_request_log_without_messages() {
 
     let text = fs::read_to_string(&path).unwrap();
     assert!(!text.contains("0123456789abcdef") && !text.contains("abc.secret"), "{text}");
+    assert!(!text.contains(|c| is_hidden(c) && c != '\n'), "{text:?}");
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let line_of = |id: RequestId| lines.iter().find(|line| line["id"] == id.to_string()).unwrap();
     for id in logged {
