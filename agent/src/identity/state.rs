@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use gw_shared::doctor::holder::Holder;
 use gw_shared::files;
 use gw_shared::id::{AgentId, EnrollmentId, EnrollmentTokenId};
 use gw_shared::identity::enrollment::{InvalidServices, check_services};
@@ -139,18 +140,6 @@ impl StateError {
     }
 }
 
-/// The process that has locked `folder` (flock(2)), by /proc/locks. `None` if it is in another PID namespace.
-fn locked_by(folder: &File) -> Option<u32> {
-    let inode = format!(":{}", folder.metadata().ok()?.ino());
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    // "1: FLOCK  ADVISORY  WRITE 4711 fd:01:131074 0 EOF". The device may be another one than that of the folder.
-    let mut holders = locks.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>()).filter_map(|words| {
-        let is_held = words.get(1) == Some(&"FLOCK") && words.get(5)?.ends_with(&inode);
-        if is_held { words.get(4)?.parse().ok() } else { None }
-    });
-    holders.next().filter(|pid| *pid > 0 && holders.next().is_none())
-}
-
 const ENROLLMENT: &str = "agent.json";
 const PENDING: &str = "enrollment.json";
 /// Size of a file that shows that the disk has space for an enrollment, in bytes.
@@ -185,7 +174,10 @@ impl StateDir {
         check_owner(&about).map_err(|error| StateError::Owner { path: name(&self.0), error })?;
         match folder.try_lock() {
             Ok(()) => Ok(StateLock { folder: Some(folder) }),
-            Err(TryLockError::WouldBlock) => Err(StateError::InUse { path: name(&self.0), pid: locked_by(&folder) }),
+            Err(TryLockError::WouldBlock) => {
+                let holder = folder.metadata().ok().and_then(|folder| Holder::of_lock(&folder));
+                Err(StateError::InUse { path: name(&self.0), pid: holder.map(|holder| holder.id) })
+            }
             Err(TryLockError::Error(error)) => {
                 tracing::warn!(folder = %self.0.display(), %error, "the state folder cannot be locked; make sure that only one agent uses it");
                 Ok(StateLock { folder: None })

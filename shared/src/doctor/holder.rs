@@ -1,8 +1,9 @@
 //! The process that has a file open or listens on a port, as proc(5) shows it to this user.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// State of a listening socket in `/proc/net/tcp`.
@@ -16,10 +17,22 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// A process that has `path` open.
+    /// A process that has `path` open, or has locked it.
     pub fn of_file(path: &Path) -> Option<Self> {
         let path = fs::canonicalize(path).ok()?;
-        Self::with_descriptor(|link| *link == path)
+        // A process without core dumps hides its descriptors, but not its locks.
+        Self::with_descriptor(|link| *link == path).or_else(|| Self::of_lock(&fs::metadata(&path).ok()?))
+    }
+
+    /// The only process with a lock on a file (flock(2), fcntl(2)). `None` if it is in another PID namespace.
+    pub fn of_lock(file: &Metadata) -> Option<Self> {
+        let inode = format!(":{}", file.ino());
+        let locks = fs::read_to_string("/proc/locks").ok()?;
+        let mut ids: Vec<u32> = locks.lines().filter_map(|line| locker(line, &inode)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let [id] = ids[..] else { return None };
+        Some(Self { id, name: name_of(id) })
     }
 
     /// A process that listens on the port of `address`, on any address.
@@ -38,19 +51,16 @@ impl Holder {
         self.id == std::process::id()
     }
 
-    /// A process with a descriptor that `is_wanted`. Descriptors of other users' processes are hidden, except from root.
+    /// A process with a descriptor that `is_wanted`. Descriptors of other users' processes and of processes without core
+    /// dumps are hidden, except from root.
     fn with_descriptor(is_wanted: impl Fn(&PathBuf) -> bool) -> Option<Self> {
         let processes = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
         let has = |process: &Path| {
             let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten();
             descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).any(|link| is_wanted(&link))
         };
-        processes.filter_map(|process| Some((process.file_name()?.to_str()?.parse().ok()?, process))).find_map(
-            |(id, process)| {
-                let name = || fs::read_to_string(process.join("comm")).unwrap_or_default();
-                has(&process).then(|| Self { id, name: name().trim_end().to_owned() })
-            },
-        )
+        let processes = processes.filter_map(|process| Some((process.file_name()?.to_str()?.parse().ok()?, process)));
+        processes.filter(|(_, process)| has(process)).map(|(id, _)| Self { id, name: name_of(id) }).next()
     }
 }
 
@@ -58,6 +68,18 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "process {} ({})", self.id, self.name)
     }
+}
+
+fn name_of(id: u32) -> String {
+    fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+/// The process that holds a lock, from a line of `/proc/locks` such as
+/// `1: FLOCK  ADVISORY  WRITE 4711 fd:01:131074 0 EOF`. The device may be another one than that of the file.
+fn locker(line: &str, inode: &str) -> Option<u32> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let is_held = matches!(words.get(1), Some(&"FLOCK" | &"POSIX")) && words.get(5)?.ends_with(inode);
+    if is_held { words.get(4)?.parse().ok().filter(|id| *id > 0) } else { None }
 }
 
 /// Inodes of the sockets that listen on `port`, from a table such as `/proc/net/tcp`.
@@ -87,6 +109,21 @@ mod tests {
         let holder = Holder::of_file(file.path()).unwrap();
         assert_eq!(holder.to_string(), format!("process {} ({})", std::process::id(), holder.name));
         assert_eq!(Holder::of_file(&file.into_temp_path()), None);
+    }
+
+    #[test]
+    fn the_process_with_a_lock_is_found() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let metadata = file.as_file().metadata().unwrap();
+        assert_eq!(Holder::of_lock(&metadata), None);
+        file.as_file().try_lock().unwrap();
+        assert!(Holder::of_lock(&metadata).unwrap().is_this_process());
+        let line = "1: POSIX  ADVISORY  WRITE 4711 fd:01:131074 0 EOF";
+        assert_eq!((locker(line, ":131074"), locker(line, ":13107")), (Some(4711), None));
+        for other in ["1: -> FLOCK  ADVISORY  WRITE 4711 fd:01:131074 0 EOF", "2: FLOCK ADVISORY WRITE -1 fd:01:131074"]
+        {
+            assert_eq!(locker(other, ":131074"), None, "{other}");
+        }
     }
 
     #[test]
