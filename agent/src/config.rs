@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use gw_shared::config::{ConfigErrors, Keys, parse_table, unknown_in_environment};
+use gw_shared::core_dump;
 use gw_shared::identity::program::ReleaseKeys;
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace::Settings;
@@ -38,6 +39,8 @@ pub struct Config {
     /// Address of `/metrics`, `/readyz` and `/healthz`, if they are served.
     pub(crate) metrics_listen: Option<SocketAddr>,
     pub log_format: LogFormat,
+    /// Whether the process may leave core dumps, which have its secrets.
+    pub core_dumps: bool,
 }
 
 /// The backends of each service.
@@ -82,6 +85,7 @@ impl Config {
         let mut keys = Keys::new(file.map(read).transpose()?.unwrap_or_default(), &environment);
         let of_state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let core_dumps = core_dump::take(&mut keys);
         let proxies = ProxySettings::take(&mut keys);
         let traces = Settings::take(&mut keys);
         // The supervisor uses them.
@@ -118,7 +122,17 @@ impl Config {
         }
         if errors.is_empty() {
             let log_format = log_format.unwrap_or_default();
-            Ok(Self { state, enrollment, proxies, backends, slots, traces, metrics_listen, log_format })
+            Ok(Self {
+                state,
+                enrollment,
+                proxies,
+                backends,
+                slots,
+                traces,
+                metrics_listen,
+                log_format,
+                core_dumps,
+            })
         } else {
             Err(ConfigError::Invalid(ConfigErrors(errors)))
         }
@@ -137,6 +151,7 @@ impl Config {
             slots: Ok(slots),
             traces: None,
             metrics_listen: None,
+            core_dumps: false,
             log_format: LogFormat::default(),
         }
     }

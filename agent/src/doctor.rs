@@ -79,6 +79,7 @@ pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<Str
             return out;
         }
     };
+    machine::core_dumps(&mut out, config.core_dumps);
     if let Some(address) = config.metrics_listen {
         match TcpListener::bind(address) {
             Ok(_) => out.ok("metrics_listen", format!("{address} is free")),

@@ -15,6 +15,7 @@ use gw_agent::identity::state::DEFAULT;
 use gw_agent::process::{self, Hangup, Source};
 use gw_agent::{Config, RelayedService};
 use gw_shared::command::{self, Failure};
+use gw_shared::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::text::escaped;
 
@@ -24,6 +25,7 @@ use cli::{Arguments, Command, EnrollArguments, RunArguments, enroll_failure};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    core_dump::refuse_at_start("gw-agent");
     let result = match Arguments::parse().command {
         Command::Enroll(arguments) => run_enroll(arguments).map(|()| 0),
         Command::Run { run, supervised } => run_agent(&run, supervised, Hangup::Reload),
@@ -72,6 +74,7 @@ fn run_agent(arguments: &RunArguments, supervised: bool, hangup: Hangup) -> Resu
     let environment = |name: &str| std::env::var(name).ok();
     let loaded = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
+    core_dump::allow(loaded.core_dumps).map_err(Failure::run)?;
     logging::start(loaded.log_format, "info");
     let (sender, relayed) = mpsc::channel();
     print_each(relayed).map_err(Failure::run)?;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gw_shared::config::{ConfigErrors, Keys};
+use gw_shared::core_dump;
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace;
 
@@ -72,6 +73,8 @@ pub struct Config {
     pub relay_memory: usize,
     pub drain: Duration,
     pub log_format: LogFormat,
+    /// Whether the process may leave core dumps, which have its secrets.
+    pub core_dumps: bool,
     /// Where every request is written as a line of JSON; `None` without an access log.
     pub access_log: Option<AccessLogTarget>,
     /// Where the request log is copied to; `None` if it is kept on this node only.
@@ -141,6 +144,7 @@ impl Config {
             relay_memory: process::default_relay_memory(),
             drain: limits::DRAIN,
             log_format: LogFormat::default(),
+            core_dumps: false,
             access_log: None,
             archive: None,
             traces: None,
@@ -223,6 +227,7 @@ impl Config {
         let hand_over = keys.text("hand_over", "\"auto\", \"always\" or \"never\"", parse_hand_over);
         let trusted_proxies = proxies::trusted_proxies(&mut keys);
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let core_dumps = core_dump::take(&mut keys);
         let workers = keys.integer("workers", 0..=1024);
         let burst = keys.integer("burst", 1..=u32::MAX);
         let refill = keys.integer("refill_per_minute", 1..=u32::MAX);
@@ -293,6 +298,7 @@ impl Config {
             relay_memory: relay_memory.map_or(defaults.relay_memory, |mib: usize| mib << 20),
             drain: drain.map_or(defaults.drain, Duration::from_secs),
             log_format: log_format.unwrap_or(defaults.log_format),
+            core_dumps,
             access_log,
             archive,
             traces,

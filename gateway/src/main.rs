@@ -13,6 +13,7 @@ use gw_gateway::process::doctor;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
 use gw_shared::command::{self, Failure};
 use gw_shared::config::unknown_in_environment;
+use gw_shared::core_dump;
 use gw_shared::telemetry::logging;
 
 use cli::arguments::{Arguments, Command};
@@ -21,6 +22,7 @@ use cli::arguments::{Arguments, Command};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    core_dump::refuse_at_start("gw-gateway");
     let result = match Arguments::parse().command {
         Command::Init(arguments) => {
             arguments.run(|config, started| run_gateway(config, &Program::serving(config), started))
@@ -87,6 +89,7 @@ fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, 
     let file = ConfigFile::read(path).map_err(Failure::Usage)?;
     // Warnings are logged when the certificate is loaded.
     let (config, _) = file.check().map_err(Failure::Usage)?;
+    core_dump::allow(config.core_dumps).map_err(Failure::run)?;
     logging::start(config.log_format, "info");
     for unknown in unknown_in_environment() {
         tracing::warn!("{unknown}");

@@ -105,6 +105,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "http2",
             "http",
             "runtime",
+            "core_dump",
             "config",
             "command",
             "error_body",

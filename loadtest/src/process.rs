@@ -128,6 +128,8 @@ pub(crate) fn command(program: &Path, cores: &[usize]) -> Result<Command, Failur
         command.arg(find("taskset", "util-linux")?).args(["-c", &list.join(",")]);
     }
     command.arg(program);
+    // Without core dumps, only root can read a process's proportional memory.
+    command.env("GW_CORE_DUMPS", "true");
     Ok(command)
 }
 

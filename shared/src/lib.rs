@@ -10,6 +10,7 @@
 //! - [`net`]: sockets, listeners, TLS, name resolution
 //! - [`http`]: heads, bodies and fields of HTTP messages, without I/O
 //! - [`runtime`]: the reactor and its tasks
+//! - [`core_dump`]: core dumps of the process
 //! - [`config`]: configuration files
 //! - [`command`]: outcome of a command
 //! - [`error_body`], [`error_code`]: error responses
@@ -19,6 +20,7 @@
 pub mod allocator;
 pub mod command;
 pub mod config;
+pub mod core_dump;
 pub mod doctor;
 pub mod error_body;
 pub mod error_code;

@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::sync::mpsc::Sender;
 
 use gw_shared::command::Failure;
+use gw_shared::core_dump;
 use gw_shared::telemetry::logging;
 use tokio::runtime::Builder;
 
@@ -29,6 +30,7 @@ use crate::tunnel::RelayedService;
 pub fn supervise(source: Source, arguments: Vec<OsString>, hangup: Hangup) -> Result<u8, Failure> {
     let usage = |error: &dyn std::error::Error| Failure::Usage(error.to_string());
     let settings = Settings::load(&source, environment).map_err(|error| usage(&error))?;
+    core_dump::allow(settings.core_dumps).map_err(Failure::run)?;
     logging::start(settings.log_format, "info");
     settings.state.enrollment().map_err(|error| usage(&error))?;
     let _lock = settings.state.lock().map_err(|error| usage(&error))?;

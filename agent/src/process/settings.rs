@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use gw_shared::config::{ConfigErrors, Keys};
+use gw_shared::core_dump;
 use gw_shared::identity::program::ReleaseKeys;
 use gw_shared::telemetry::logging::LogFormat;
 
@@ -26,6 +27,8 @@ pub(super) struct Settings {
     /// Release keys that the agent accepts; `None` if it does not update itself.
     pub(super) release_keys: Option<ReleaseKeys>,
     pub(super) log_format: LogFormat,
+    /// Whether the process may leave core dumps.
+    pub(super) core_dumps: bool,
 }
 
 impl Settings {
@@ -35,12 +38,13 @@ impl Settings {
         let state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
         let release_keys = release_keys(&mut keys);
+        let core_dumps = core_dump::take(&mut keys);
         if !keys.errors.is_empty() {
             return Err(ConfigError::Invalid(ConfigErrors(keys.errors)));
         }
         let state_dir = source.state_dir.clone().or(state_dir);
         let state = StateDir::new(state_dir.unwrap_or_else(|| state::DEFAULT.into()));
-        Ok(Self { state, release_keys, log_format: log_format.unwrap_or_default() })
+        Ok(Self { state, release_keys, log_format: log_format.unwrap_or_default(), core_dumps })
     }
 }
 

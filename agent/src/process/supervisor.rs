@@ -10,6 +10,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
+use gw_shared::core_dump;
 use gw_shared::identity::program::{ReleaseKeys, SignedProgram};
 use gw_shared::signal::is_ignored;
 use gw_shared::version::Version;
@@ -133,7 +134,12 @@ impl Supervisor {
             Some(ReceivedSignal::Replace(why)) => {
                 tracing::info!("{why}");
                 match Settings::load(&self.arguments.source, environment) {
-                    Ok(Settings { release_keys, .. }) => self.settings.release_keys = release_keys,
+                    Ok(Settings { release_keys, core_dumps, .. }) => {
+                        self.settings.release_keys = release_keys;
+                        if let Err(error) = core_dump::allow(core_dumps) {
+                            tracing::error!(%error, core_dumps, "cannot change whether core dumps are allowed");
+                        }
+                    }
                     // The new worker exits with the same error.
                     Err(error) => tracing::debug!(%error, "the configuration is not used"),
                 }

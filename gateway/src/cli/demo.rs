@@ -8,6 +8,8 @@ use gw_gateway::demo::nodes::{self, NodesDemo, NodesError, NodesOptions, User, b
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_gateway::rate::Rate;
 use gw_shared::command::Failure;
+use gw_shared::config::Keys;
+use gw_shared::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::telemetry::trace::Settings;
 use rustix::process::Signal;
@@ -17,6 +19,7 @@ use super::arguments::{DemoArguments, DemoPart, PartArguments};
 
 /// Runs the demo until a signal stops it.
 pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
+    core_dump::allow(core_dumps_of_environment()?).map_err(Failure::run)?;
     logging::start(LogFormat::Text, "warn");
     let rate = Rate::new(arguments.burst, arguments.refill_per_minute)
         .ok_or_else(|| Failure::Usage("--burst and --refill-per-minute must be at least 1".to_owned()))?;
@@ -105,7 +108,15 @@ pub(crate) fn run_part(
     }
 }
 
-/// Settings of the export of spans, from the environment: a demo has no configuration file.
+/// Whether core dumps are allowed, from the environment: a demo has no configuration file.
+fn core_dumps_of_environment() -> Result<bool, Failure> {
+    let environment = |name: &str| std::env::var(name).ok();
+    let mut keys = Keys::parse("", &environment).map_err(|errors| Failure::Usage(errors.to_string()))?;
+    let are_allowed = core_dump::take(&mut keys);
+    if keys.errors.is_empty() { Ok(are_allowed) } else { Err(Failure::Usage(keys.errors.join("; "))) }
+}
+
+/// Settings of the export of spans, likewise.
 fn traces_of_environment() -> Result<Option<Settings>, Failure> {
     let mut errors = Vec::new();
     let settings = Settings::resolve(None, None, &|name| std::env::var(name).ok(), &mut errors);

@@ -26,6 +26,7 @@ fn a_minimal_configuration_has_defaults() {
     assert_eq!(config.token_lifetime, Duration::from_secs(3600));
     assert_eq!(config.signing_key_rotation, Some(Duration::from_secs(30 * 86_400)));
     assert_eq!((config.drain, config.log_format), (Duration::from_secs(30), LogFormat::Text));
+    assert!(!config.core_dumps);
     assert!(config.relay_memory > 0);
     assert_eq!((config.traces, config.access_log), (None, None));
 }
@@ -46,7 +47,7 @@ fn all_keys_are_parsed() {
     let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
                  tls_certificate = \"c\"\ntls_key = \"k\"\n\
                  admin_tls_certificate = \"ac\"\nadmin_tls_key = \"ak\"\n\
-                 hand_over = \"never\"\nlog_format = \"json\"\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
+                 hand_over = \"never\"\nlog_format = \"json\"\ncore_dumps = true\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
                  trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \"fd00::1\"]\n\
                  token_requests_per_minute = 1\nenrollment_requests_per_minute = 2\nauth_failures_per_minute = 1000000\n\
                  new_connections_per_minute = 3\nconnections_per_address = 4\n\
@@ -68,7 +69,7 @@ fn all_keys_are_parsed() {
     assert_eq!(config.enrollment_requests, Rate::new(2, 2).unwrap());
     assert_eq!(config.auth_failures, Rate::new(1_000_000, 1_000_000).unwrap());
     assert_eq!((config.new_connections, config.connections_per_address), (Rate::new(3, 3).unwrap(), 4));
-    assert!(!config.agent_mtls);
+    assert!(!config.agent_mtls && config.core_dumps);
     assert_eq!(config.agent_certificate_lifetime, Duration::from_secs(7200));
     assert_eq!((config.token_lifetime, config.signing_key_rotation), (Duration::from_secs(60), None));
     assert_eq!((config.drain, config.relay_memory), (Duration::ZERO, 16 * 1024 * 1024));

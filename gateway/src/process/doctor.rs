@@ -94,6 +94,7 @@ fn tcp_memory(out: &mut Examination) {
 fn configured(out: &mut Examination, file: &Path, config: &Config) {
     out.ok("configuration", file.display().to_string());
     machine::folder(out, "data_dir", &config.data_dir);
+    machine::core_dumps(out, config.core_dumps);
     if let StoreSettings::Postgres(settings) = &config.store {
         store::examine(out, config, settings);
     }

@@ -96,7 +96,7 @@ fn a_restart_of_a_lone_agent_fails_no_request() {
     assert!(Path::new(&format!("/proc/{worker}")).exists(), "the first worker has a request");
     held.release();
     assert_eq!(caller.response().status, 200);
-    eventually("the first worker ends", || (!Path::new(&format!("/proc/{worker}/exe")).exists()).then_some(()));
+    eventually("the first worker ends", || has_ended(worker).then_some(()));
     it.while_calling(|| {});
     after.signal("TERM");
     assert_eq!(after.exit_code(), Some(0));

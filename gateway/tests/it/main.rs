@@ -25,6 +25,7 @@ mod cli_commands;
 mod collector;
 mod connection_failures;
 mod console;
+mod core_dumps;
 mod demo_nodes;
 mod doctor;
 mod durability;

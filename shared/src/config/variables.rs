@@ -37,6 +37,7 @@ pub const VARIABLES: &[&str] = &[
     "GW_BACKEND",
     "GW_BURST",
     "GW_CONNECTIONS_PER_ADDRESS",
+    "GW_CORE_DUMPS",
     "GW_DATA_DIR",
     "GW_DOMAIN",
     "GW_DRAIN_SECONDS",

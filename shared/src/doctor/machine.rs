@@ -47,6 +47,17 @@ pub fn examine(out: &mut Examination, open_files: u64) {
     clock(out, SystemTime::now());
 }
 
+/// Reports whether the program may leave core dumps.
+pub fn core_dumps(out: &mut Examination, are_allowed: bool) {
+    const CHECK: &str = "core dumps";
+    if are_allowed {
+        let advice = "remove core_dumps from the configuration unless you debug, and delete the dumps that exist";
+        out.warning(CHECK, "allowed: they hold keys and tokens", advice);
+    } else {
+        out.ok(CHECK, "refused");
+    }
+}
+
 fn reactor(out: &mut Examination) {
     const HELP: &str = "allow io_uring: kernel.io_uring_disabled=0, and a seccomp profile that allows io_uring_setup, \
                         io_uring_enter and io_uring_register; on epoll each request costs more";

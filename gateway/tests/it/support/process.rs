@@ -53,6 +53,7 @@ impl Running {
 /// Sends `signal`, a name without `SIG`; returns whether the process exists.
 pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
     let signal = match signal {
+        "ABRT" => Signal::ABORT,
         "HUP" => Signal::HUP,
         "INT" => Signal::INT,
         "KILL" => Signal::KILL,
@@ -64,6 +65,11 @@ pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
         other => panic!("add SIG{other} to this list"),
     };
     kill_process(Pid::from_raw(id.try_into().unwrap()).unwrap(), signal).is_ok()
+}
+
+/// Whether a process has ended. Another process than its parent may leave it a zombie.
+pub(crate) fn has_ended(id: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{id}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
 /// Ids of the workers of an agent's supervisor.

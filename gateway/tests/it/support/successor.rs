@@ -1,9 +1,8 @@
 //! Gateway processes that take over from a running one.
 
-use std::fs;
 use std::net::SocketAddr;
 
-use super::process::{Log, send_signal};
+use super::process::{Log, has_ended, send_signal};
 use super::{SOON, eventually};
 
 /// A gateway started by its predecessor. It is not a child of this process.
@@ -17,8 +16,7 @@ impl Drop for Successor {
 
 impl Successor {
     pub(crate) fn has_ended(&self) -> bool {
-        // The process that adopts it may leave it a zombie.
-        fs::read_to_string(format!("/proc/{}/stat", self.0)).map_or(true, |stat| stat.contains(") Z "))
+        has_ended(self.0)
     }
 
     pub(crate) fn stop(self) {
