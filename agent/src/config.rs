@@ -122,17 +122,7 @@ impl Config {
         }
         if errors.is_empty() {
             let log_format = log_format.unwrap_or_default();
-            Ok(Self {
-                state,
-                enrollment,
-                proxies,
-                backends,
-                slots,
-                traces,
-                metrics_listen,
-                log_format,
-                core_dumps,
-            })
+            Ok(Self { state, enrollment, proxies, backends, slots, traces, metrics_listen, log_format, core_dumps })
         } else {
             Err(ConfigError::Invalid(ConfigErrors(errors)))
         }

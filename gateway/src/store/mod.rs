@@ -6,6 +6,7 @@ mod directory;
 mod document;
 mod postgres;
 mod records;
+mod sealed;
 mod signing_key;
 mod source;
 mod sqlite;
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use contents::{Contents, ContentsSummary};
 pub use directory::{Agent, Captures, Directory, Service};
-pub(crate) use postgres::{Authenticator, NamedSecret, Sealer};
+pub(crate) use postgres::{Authenticator, NamedSecret};
 pub use postgres::{
     EngineState, KnownRecords, LastChange, PostgresInspector, PostgresSettings, PostgresStore, PostgresUrlError,
     RecordsOfKind, RegionIdentity, RegionState, Replication,
@@ -28,6 +29,7 @@ pub use records::{
     AccountRecord, AgentRecord, Approval, CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord, Modes,
     PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, SigningKeyRecord, Step, StoredRecord,
 };
+pub(crate) use sealed::Sealer;
 pub use signing_key::SigningKey;
 pub use source::{PostgresSource, StoreSource};
 pub use sqlite::SqliteStore;

@@ -18,8 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::hmac;
 
-use super::super::{Position, RecordId, Revision, StoreError, StoredRecord, document};
-use super::sealed::Sealer;
+use super::super::{Position, RecordId, Revision, Sealer, StoreError, StoredRecord, document};
 use crate::region::{NodeRow, NodeSlot, RegionKey};
 
 /// Name of the derived key.

@@ -5,11 +5,10 @@ use std::time::Duration;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Transaction};
 
-use super::super::{Contents, ContentsSummary, NumberedEntry, Position, Revision, StoreError, StoredRecord};
+use super::super::{Contents, ContentsSummary, NumberedEntry, Position, Revision, Sealer, StoreError, StoredRecord};
 use super::authenticity::{Authenticator, RecordSet, RowCodec, SetMember, Tag};
 use super::engine::Session;
 use super::load::read_all;
-use super::sealed::Sealer;
 use super::secrets::FIND_SECRET;
 use super::steps::RecordColumns;
 use super::{PostgresStore, read_entry};

@@ -3,10 +3,9 @@
 use futures_util::TryStreamExt;
 use tokio_postgres::{Row, Transaction};
 
-use super::super::{Position, Records, Revision, Snapshot, StoreError, document};
+use super::super::{Position, Records, Revision, Sealer, Snapshot, StoreError, document};
 use super::authenticity::{Authenticator, RecordSet, RefusedRows, SetMember, forged_set, is_tag};
 use super::column;
-use super::sealed::Sealer;
 
 /// Reads all records with their position, and verifies them. The inner error is about what was read.
 pub(super) async fn read_all(

@@ -11,7 +11,6 @@ mod load;
 mod nodes;
 mod repair;
 mod schema;
-mod sealed;
 mod secrets;
 mod settings;
 mod steps;
@@ -34,11 +33,10 @@ pub(crate) use self::fill::NamedSecret;
 pub use self::inspect::{EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication};
 use self::load::{read_all, read_position};
 pub use self::schema::RegionIdentity;
-pub(crate) use self::sealed::Sealer;
 pub use self::settings::{PostgresSettings, PostgresUrlError};
 use self::steps::FinalSteps;
 use super::{
-    AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Snapshot, Step, Store,
+    AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Sealer, Snapshot, Step, Store,
     StoreError,
 };
 use crate::clock::Timestamp;

@@ -5,7 +5,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use gw_shared::identity::secret::Secret;
 
-use super::super::{StoreError, StoredRecord};
+use super::{StoreError, StoredRecord};
 use crate::region::RegionKey;
 
 /// Name of the derived key.
