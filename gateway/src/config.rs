@@ -34,6 +34,8 @@ pub struct Config {
     pub store: StoreSettings,
     /// File with the secret of the region. Present if the store is PostgreSQL, or if the request log is archived.
     pub region_key: Option<PathBuf>,
+    /// File with the key that seals secrets in the data folder; `None` with PostgreSQL, or if they are not sealed.
+    pub seal_key: Option<PathBuf>,
     pub listen: SocketAddr,
     pub admin_listen: SocketAddr,
     /// Certificate of the admin listener; `None` if it speaks plain HTTP.
@@ -120,6 +122,7 @@ impl Config {
             data_dir,
             store: StoreSettings::Sqlite,
             region_key: None,
+            seal_key: None,
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
             admin_certificate: None,
@@ -218,6 +221,7 @@ impl Config {
         let data_dir = keys.required("data_dir", "a folder", |text| Some(PathBuf::from(text)));
         let store = nodes::store_settings(&mut keys);
         let region_key = keys.text("region_key", "a file", |text| Some(PathBuf::from(text)));
+        let seal_key = nodes::seal_key(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))));
         let listen = keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
         let admin_listen = keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
         let peers = nodes::peer_settings(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))));
@@ -269,6 +273,7 @@ impl Config {
         Ok(Self {
             store: store.unwrap_or(defaults.store),
             region_key,
+            seal_key,
             listen: listen.unwrap_or(defaults.listen),
             admin_listen: admin_listen.unwrap_or(defaults.admin_listen),
             admin_hosts: admin_hosts.unwrap_or(defaults.admin_hosts),

@@ -13,7 +13,7 @@ use crate::clock::Timestamp;
 use crate::config::{Config, StoreSettings};
 use crate::control::{Actor, Control, ControlError, SHARED_SECRETS};
 use crate::file_owner::FileOwner;
-use crate::store::{AuditQuery, NumberedEntry, Snapshot, SqliteStore, Store, StoreSource};
+use crate::store::{AuditQuery, NumberedEntry, Sealing, Snapshot, SqliteStore, Store, StoreSource};
 
 /// Folder in the data folder for the copy of the database while a backup is made.
 const STAGING: &str = "backup.partial";
@@ -50,7 +50,7 @@ impl Drop for Staging {
 pub(crate) fn of_running(control: &Control, is_cancelled: &dyn Fn() -> bool) -> Result<PreparedBackup, ControlError> {
     let data_dir = control.data_dir().ok_or_else(|| ControlError::Conflict(IN_POSTGRES.to_owned()))?;
     let snapshot = control.begin_backup(&Actor::Admin)?;
-    PreparedBackup::new(data_dir, control.region().apex(), snapshot, |before| {
+    PreparedBackup::new(data_dir, &control.sealing(), control.region().apex(), snapshot, |before| {
         if is_cancelled() { Err(ControlError::Stopping) } else { control.audit_before(before, PAGE) }
     })
 }
@@ -67,9 +67,11 @@ pub fn of_folder(config: &Config, out: impl Write, is_cancelled: &dyn Fn() -> bo
 }
 
 fn prepare_folder(config: &Config, is_cancelled: &dyn Fn() -> bool) -> Result<PreparedBackup, BackupError> {
-    let mut store = SqliteStore::open_unmigrated(&StoreSource::sqlite_in(&config.data_dir))?;
+    let sealing = Sealing::load(config.seal_key.as_deref())?;
+    let store = SqliteStore::open_unmigrated(&StoreSource::sqlite_in(&config.data_dir))?;
+    let mut store = store.with_sealing(sealing.clone());
     let snapshot = store.load()?;
-    let prepared = PreparedBackup::new(&config.data_dir, config.region.apex(), snapshot, |before| {
+    let prepared = PreparedBackup::new(&config.data_dir, &sealing, config.region.apex(), snapshot, |before| {
         if is_cancelled() {
             return Err(ControlError::Stopping);
         }
@@ -87,6 +89,7 @@ impl PreparedBackup {
     /// `audit` returns entries with a lower number than its argument, the newest first.
     fn new(
         data_dir: &Path,
+        sealing: &Sealing,
         apex: &str,
         snapshot: Snapshot,
         mut audit: impl FnMut(i64) -> Result<Vec<NumberedEntry>, ControlError>,
@@ -119,7 +122,7 @@ impl PreparedBackup {
         for secret in &SHARED_SECRETS {
             if secret.read_if_there(data_dir)?.is_some() {
                 for file in secret.files {
-                    secrets.push((*file, Zeroizing::new(files::read_text(&data_dir.join(file))?.into_bytes())));
+                    secrets.push((*file, Zeroizing::new(sealing.read_file(&data_dir.join(file))?.into_bytes())));
                 }
             }
         }

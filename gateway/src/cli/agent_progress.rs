@@ -42,7 +42,7 @@ pub(crate) fn print(output: &mut Output) -> Result<(), CommandError> {
         agents.map_err(ApiError::from)?.iter().for_each(|agent| progress.add(agent));
     }
     if output.json {
-        return output.print(&json!(progress).to_string());
+        return output.print_json(&json!(progress).to_string());
     }
     output.write(|out| table::write(out, &progress.rows()))
 }

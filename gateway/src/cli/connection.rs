@@ -6,6 +6,7 @@ use clap::Args;
 use gw_gateway::admin_client::{AdminAddress, URL_DEFAULT};
 use gw_gateway::config::Config;
 use gw_gateway::file_owner::FileOwner;
+use gw_gateway::store::Sealing;
 use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
 
@@ -85,7 +86,7 @@ impl AdminConnection {
         let address = address.map_err(Failure::Usage)?;
         let (token, token_source) = match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
             (Some(file), ..) => read_token(file),
-            (None, Some(config), _) => read_token_in(&config.data_dir),
+            (None, Some(config), _) => read_token_in(config),
             (None, None, Some(token)) => Ok((token, "GW_ADMIN_TOKEN".to_owned())),
             (None, None, None) => match variable("GW_ADMIN_TOKEN_FILE") {
                 Some(file) => read_token(Path::new(&file)),
@@ -107,11 +108,14 @@ pub(super) fn load_config(path: &Path, environment: impl Fn(&str) -> Option<Stri
     Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
-/// The token in a data folder, read with the rights of its owner.
-fn read_token_in(data_dir: &Path) -> Result<(String, String), String> {
-    let file = data_dir.join("admin.token");
-    let read = FileOwner::of(data_dir).and_then(|owner| owner.run(|| read_token(&file)));
-    read.map_err(|error| format!("cannot read the admin token: {}: {error}", file.display()))?
+/// The token in a data folder, read with the rights of its owner, and opened if it is sealed.
+fn read_token_in(config: &Config) -> Result<(String, String), String> {
+    let file = config.data_dir.join("admin.token");
+    let failed = |error: &dyn std::fmt::Display| format!("cannot read the admin token: {}: {error}", file.display());
+    let sealing = Sealing::load(config.seal_key.as_deref()).map_err(|error| failed(&error))?;
+    let read = FileOwner::of(&config.data_dir).and_then(|owner| owner.run(|| sealing.read_file(&file)));
+    let token = read.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+    Ok((token, file.display().to_string()))
 }
 
 /// The token and its source.

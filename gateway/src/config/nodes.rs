@@ -9,13 +9,28 @@ use gw_shared::config::Keys;
 use super::StoreSettings;
 use crate::limits;
 use crate::region::Isolation;
-use crate::store::{PostgresSettings, PostgresUrlError};
+use crate::store::{PostgresSettings, PostgresUrlError, SEAL_KEY_CREDENTIAL};
 
 /// How the nodes of a region reach each other.
 pub(super) struct PeerSettings {
     pub(super) listen: Option<SocketAddr>,
     pub(super) address: Option<SocketAddr>,
     pub(super) isolation: Isolation,
+}
+
+/// Takes `seal_key`: by default the credential that systemd has handed over, if there is one.
+pub(super) fn seal_key(keys: &mut Keys<'_>, is_postgres: bool) -> Option<PathBuf> {
+    let given = keys.text("seal_key", "a file", |text| Some(PathBuf::from(text)));
+    if is_postgres {
+        if given.is_some() {
+            keys.errors.push("seal_key: only for SQLite; in PostgreSQL, region_key seals the secrets".to_owned());
+        }
+        return None;
+    }
+    given.or_else(|| {
+        let credential = PathBuf::from(keys.environment()("CREDENTIALS_DIRECTORY")?).join(SEAL_KEY_CREDENTIAL);
+        credential.exists().then_some(credential)
+    })
 }
 
 pub(super) fn peer_settings(keys: &mut Keys<'_>, has_region: bool) -> PeerSettings {

@@ -32,6 +32,25 @@ fn a_minimal_configuration_has_defaults() {
 }
 
 #[test]
+fn the_seal_key_is_a_credential_by_default_and_only_for_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    let parse = |text: &str| {
+        let credentials = folder.path().to_str().unwrap().to_owned();
+        Config::parse(&format!("{MINIMAL}{text}"), |name| {
+            (name == "CREDENTIALS_DIRECTORY").then(|| credentials.clone())
+        })
+    };
+    assert_eq!(parse("").unwrap().seal_key, None);
+    std::fs::write(folder.path().join("seal-key"), "").unwrap();
+    assert_eq!(parse("").unwrap().seal_key, Some(folder.path().join("seal-key")));
+    assert_eq!(parse("seal_key = \"s\"\n").unwrap().seal_key, Some(PathBuf::from("s")));
+    let postgres = "store = \"postgres://gw@localhost/gw\"\nregion_key = \"k\"\n";
+    assert_eq!(parse(postgres).unwrap().seal_key, None);
+    let refused = parse(&format!("{postgres}seal_key = \"s\"\n")).unwrap_err();
+    assert!(refused.0[0].starts_with("seal_key: only for SQLite"), "{refused}");
+}
+
+#[test]
 fn the_access_log_is_off_on_standard_output_or_a_file() {
     let access_log =
         |value: &str| parse(&format!("{MINIMAL}access_log = \"{value}\"\n")).map(|config| config.access_log);
@@ -54,7 +73,8 @@ fn all_keys_are_parsed() {
                  agent_mtls = false\nagent_certificate_hours = 2\ntoken_lifetime_seconds = 60\nsigning_key_days = 0\n\
                  drain_seconds = 0\nrelay_memory_mib = 16\naccess_log = \"stdout\"\n\
                  [traces]\nendpoint = \"https://c:4318\"\nsample_ratio = 1\n";
-    let config = parse(&format!("{MINIMAL}{given}")).unwrap();
+    let config = parse(&format!("{MINIMAL}seal_key = \"s\"\n{given}")).unwrap();
+    assert_eq!(config.seal_key, Some(PathBuf::from("s")));
     assert_eq!((config.listen.port(), config.admin_listen.port(), config.workers), (8443, 1, 5));
     assert_eq!(config.admin_hosts, ["a.example"]);
     let CertificateSource::Files { certificate, key } = config.certificate else { panic!() };

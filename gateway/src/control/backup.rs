@@ -5,15 +5,20 @@ use std::path::Path;
 use serde_json::json;
 
 use super::{Actor, Control, ControlError};
-use crate::store::{AuditQuery, NumberedEntry, Snapshot, StoreSource};
+use crate::store::{AuditQuery, NumberedEntry, Sealing, Snapshot, StoreSource};
 
 impl Control {
     /// The folder of the database; `None` if it is PostgreSQL.
     pub(crate) fn data_dir(&self) -> Option<&Path> {
         match &self.store_source {
-            StoreSource::Sqlite(path) => path.parent(),
+            StoreSource::Sqlite(path, _) => path.parent(),
             StoreSource::Postgres(_) => None,
         }
+    }
+
+    /// How the secrets in that folder are sealed.
+    pub(crate) fn sealing(&self) -> Sealing {
+        self.store_source.sealing()
     }
 
     /// Records in the audit log that a backup is made, and returns all records as of this entry or a later change.

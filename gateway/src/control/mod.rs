@@ -298,7 +298,7 @@ impl Control {
     /// The database that the nodes of the region share; `None` with SQLite.
     pub(crate) fn postgres_source(&self) -> Option<&PostgresSource> {
         match &self.store_source {
-            StoreSource::Sqlite(_) => None,
+            StoreSource::Sqlite(..) => None,
             StoreSource::Postgres(source) => Some(source),
         }
     }

@@ -1,10 +1,8 @@
 //! Opens the control plane: the store, and the secrets in the data folder.
 
-use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use gw_shared::files;
 use gw_shared::identity::secret::Secret;
 use tokio::sync::watch;
 
@@ -17,7 +15,7 @@ use crate::cluster::{LocalNode, NodeClient};
 use crate::config::{Config, StoreSettings};
 use crate::region::RegionKey;
 use crate::store::{
-    KnownRecords, PostgresSettings, PostgresSource, PostgresStore, Snapshot, Store, StoreError, StoreSource,
+    KnownRecords, PostgresSettings, PostgresSource, PostgresStore, Sealing, Snapshot, Store, StoreError, StoreSource,
 };
 use crate::tls::admin::AdminTls;
 use crate::tls::pki::{self, Authority};
@@ -25,6 +23,8 @@ use crate::tls::{CertificateSource, TlsMaterial};
 
 const ADMIN_TOKEN_FILE: &str = "admin.token";
 const AGENT_CA_NAME: &str = "agent-ca";
+/// Files that are sealed if there is a key. The development authority is for machines that trust it for tests.
+const SEALED_FILES: [&str; 2] = ["agent-ca.key", ADMIN_TOKEN_FILE];
 
 impl Control {
     /// Opens the store and the data folder with authority and admin token, and creates what is missing.
@@ -38,8 +38,10 @@ impl Control {
         // Must come first: it fails if another process uses the folder.
         let mut store = store_source.open()?;
         data_folder::refuse_incomplete_restore(&config.data_dir)?;
+        let sealing = store_source.sealing();
+        seal_files(&sealing, &config.data_dir)?;
         let snapshot = load(store.as_mut(), &store_source, config)?;
-        let agents = Authority::load_or_create(&config.data_dir, AGENT_CA_NAME, "Gw agents")?;
+        let agents = Authority::load_or_create_with(&sealing, &config.data_dir, AGENT_CA_NAME, "Gw agents")?;
         let tls = TlsMaterial::new(
             config.certificate.clone(),
             config.region.clone(),
@@ -59,7 +61,7 @@ impl Control {
             agents,
             tls,
             admin_tls: config.admin_certificate.clone().map(AdminTls::load).transpose()?.map(Arc::new),
-            admin_token: admin_token(&config.data_dir.join(ADMIN_TOKEN_FILE))?,
+            admin_token: admin_token(&sealing, &config.data_dir.join(ADMIN_TOKEN_FILE))?,
             admin_hosts: config.admin_hosts.clone(),
             certified_node: Mutex::default(),
             node_client: NodeClient::new(LocalNode::new(config.region.clone())),
@@ -82,7 +84,9 @@ impl Control {
 
 fn store_source(config: &Config) -> Result<StoreSource, ControlError> {
     Ok(match &config.store {
-        StoreSettings::Sqlite => StoreSource::Sqlite(StoreSource::sqlite_in(&config.data_dir)),
+        StoreSettings::Sqlite => {
+            StoreSource::Sqlite(StoreSource::sqlite_in(&config.data_dir), Sealing::load(config.seal_key.as_deref())?)
+        }
         StoreSettings::Postgres(settings) => {
             let key = config.region_key.as_deref().map(RegionKey::load).transpose();
             let key = key.map_err(|error| StoreError::Region(error.to_string()))?;
@@ -135,7 +139,9 @@ fn fetch_shared_files(store: &mut PostgresStore, config: &Config) -> Result<(), 
     fetch(store, folder, &AGENT_CA, || {
         Authority::load_or_create(folder, AGENT_CA_NAME, "Gw agents").map(drop).map_err(ControlError::from)
     })?;
-    fetch(store, folder, &ADMIN_TOKEN, || Ok(admin_token(&folder.join(ADMIN_TOKEN_FILE)).map(drop)?))?;
+    fetch(store, folder, &ADMIN_TOKEN, || {
+        Ok(admin_token(&Sealing::default(), &folder.join(ADMIN_TOKEN_FILE)).map(drop)?)
+    })?;
     if matches!(config.certificate, CertificateSource::Development { .. }) {
         fetch(store, folder, &DEVELOPMENT_CA, || {
             pki::development_authority(folder).map(drop).map_err(ControlError::from)
@@ -158,9 +164,19 @@ fn fetch(
     Ok(secret.write(folder, &stored)?)
 }
 
-fn admin_token(path: &Path) -> io::Result<Secret> {
-    if !path.exists() {
-        files::write_private(path, new_secret().reveal().as_bytes())?;
+/// Seals the secrets in files that are not sealed yet, if there is a key.
+fn seal_files(sealing: &Sealing, folder: &Path) -> Result<(), ControlError> {
+    for file in SEALED_FILES {
+        if sealing.seal_file(&folder.join(file))? {
+            tracing::info!(file, "sealed a file of the data folder with seal_key");
+        }
     }
-    files::read_text(path).map(|text| Secret::new(text.trim().to_owned()))
+    Ok(())
+}
+
+fn admin_token(sealing: &Sealing, path: &Path) -> Result<Secret, StoreError> {
+    if !path.exists() {
+        sealing.write_file(path, new_secret().reveal())?;
+    }
+    sealing.read_file(path).map(|text| Secret::new(text.trim().to_owned()))
 }

@@ -22,6 +22,7 @@ use crate::hostname::Region;
 use crate::ingress::PLAIN_HTTP;
 use crate::limits;
 use crate::memory::sockets::TcpMemory;
+use crate::store::{Sealing, StoreError};
 use crate::telemetry::request_log::AccessLogTarget;
 use crate::tls::certificate::{self, PairKeys, TENANT, Validity};
 use crate::tls::{CertificateFiles, CertificateSource};
@@ -54,6 +55,26 @@ pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>
         Ok(config) => configured(&mut out, file, &config),
     }
     out
+}
+
+/// Reports how private keys and the admin token are stored, and whether they can be opened.
+fn secrets_at_rest(out: &mut Examination, config: &Config) {
+    const CHECK: &str = "secrets at rest";
+    const ADVICE: &str = "docs/deployment.md says how systemd hands the key over; `doctor` has to run with it, too";
+    if let StoreSettings::Postgres(_) = config.store {
+        let found = "sealed in the database with region_key; the files in data_dir are not sealed";
+        return out.ok(CHECK, found);
+    }
+    let token = config.data_dir.join("admin.token");
+    let sealing = Sealing::load(config.seal_key.as_deref());
+    let opened = sealing.and_then(|sealing| if token.exists() { sealing.read_file(&token).map(drop) } else { Ok(()) });
+    match (opened, &config.seal_key) {
+        (Err(error @ (StoreError::Sealed(_) | StoreError::SealKey(_))), _) => {
+            out.failed(CHECK, error.to_string(), ADVICE);
+        }
+        (_, Some(path)) => out.ok(CHECK, format!("sealed with {}", path.display())),
+        (_, None) => out.ok(CHECK, "as they are, in files of mode 0600 (seal_key seals them)"),
+    }
 }
 
 fn kernel_settings(out: &mut Examination) {
@@ -95,6 +116,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     out.ok("configuration", file.display().to_string());
     machine::folder(out, "data_dir", &config.data_dir);
     machine::core_dumps(out, config.core_dumps);
+    secrets_at_rest(out, config);
     if let StoreSettings::Postgres(settings) = &config.store {
         store::examine(out, config, settings);
     }

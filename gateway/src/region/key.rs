@@ -20,12 +20,12 @@ pub struct RegionKey(Arc<Zeroizing<[u8; RegionKey::BYTES]>>);
 /// Reason why a region key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionKeyError {
-    #[error("region_key: {path}: {error}")]
-    Io { path: String, error: io::Error },
-    #[error("region_key: {path}: other users can read it (mode {mode:o}); it must have mode 0600, or 0640 for a group")]
-    Readable { path: String, mode: u32 },
-    #[error("region_key: {0}: it must contain 32 bytes, or 64 hexadecimal digits")]
-    Malformed(String),
+    #[error("{setting}: {path}: {error}")]
+    Io { setting: &'static str, path: String, error: io::Error },
+    #[error("{setting}: {path}: other users can read it (mode {mode:o}); it must have mode 0600, or 0640 for a group")]
+    Readable { setting: &'static str, path: String, mode: u32 },
+    #[error("{setting}: {path}: it must contain 32 bytes, or 64 hexadecimal digits")]
+    Malformed { setting: &'static str, path: String },
     #[error("region_key: the system has no random numbers")]
     Random,
 }
@@ -39,23 +39,33 @@ impl RegionKey {
 
     /// Reads the key from a file of 32 bytes or of 64 hexadecimal digits. Refuses a file that other users can read.
     pub fn load(path: &Path) -> Result<Self, RegionKeyError> {
+        Self::load_from("region_key", path)
+    }
+
+    /// As [`Self::load`], for the key that seals the secrets of a gateway without a region.
+    pub(crate) fn load_seal_key(path: &Path) -> Result<Self, RegionKeyError> {
+        Self::load_from("seal_key", path)
+    }
+
+    /// `setting` is the key of the configuration that names the file.
+    fn load_from(setting: &'static str, path: &Path) -> Result<Self, RegionKeyError> {
         let name = || path.display().to_string();
-        let failed = |error| RegionKeyError::Io { path: name(), error };
+        let failed = |error| RegionKeyError::Io { setting, path: name(), error };
         let file = File::open(path).map_err(failed)?;
         let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
         // A group may read it: service managers pass secrets on that way.
         if mode & 0o027 != 0 {
-            return Err(RegionKeyError::Readable { path: name(), mode });
+            return Err(RegionKeyError::Readable { setting, path: name(), mode });
         }
         // Room for the digits and a line end, so that a longer file is noticed.
         let mut contents = Zeroizing::new(Vec::with_capacity(LONGEST));
         file.take(LONGEST as u64).read_to_end(&mut contents).map_err(failed)?;
-        Self::parse(&contents).ok_or_else(|| RegionKeyError::Malformed(name()))
+        Self::parse(&contents).ok_or_else(|| RegionKeyError::Malformed { setting, path: name() })
     }
 
     /// Creates a random key in a new file of mode 0600. Its folder must exist. Never replaces a file.
     pub fn create(path: &Path) -> Result<Self, RegionKeyError> {
-        let failed = |error| RegionKeyError::Io { path: path.display().to_string(), error };
+        let failed = |error| RegionKeyError::Io { setting: "region_key", path: path.display().to_string(), error };
         let mut bytes = Zeroizing::new([0; Self::BYTES]);
         aws_lc_rs::rand::fill(&mut *bytes).map_err(|_| RegionKeyError::Random)?;
         let mut digits = Zeroizing::new(String::with_capacity(LONGEST));
@@ -138,7 +148,7 @@ mod tests {
     #[test]
     fn other_contents_are_refused() {
         for contents in [&b""[..], &[1; 31], &[b'0'; 63], &[b'0'; 65], &[b'g'; 64], &[0; 200]] {
-            assert!(matches!(load(contents, 0o600), Err(RegionKeyError::Malformed(_))), "{contents:?}");
+            assert!(matches!(load(contents, 0o600), Err(RegionKeyError::Malformed { .. })), "{contents:?}");
         }
     }
 

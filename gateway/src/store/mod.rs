@@ -7,6 +7,7 @@ mod document;
 mod postgres;
 mod records;
 mod sealed;
+mod sealing;
 mod signing_key;
 mod source;
 mod sqlite;
@@ -30,6 +31,8 @@ pub use records::{
     PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, SigningKeyRecord, Step, StoredRecord,
 };
 pub(crate) use sealed::Sealer;
+pub(crate) use sealing::CREDENTIAL as SEAL_KEY_CREDENTIAL;
+pub use sealing::Sealing;
 pub use signing_key::SigningKey;
 pub use source::{PostgresSource, StoreSource};
 pub use sqlite::SqliteStore;
@@ -131,6 +134,13 @@ pub enum StoreError {
     Postgres(String),
     #[error("store: {0}")]
     Region(String),
+    #[error(
+        "store: {0} is sealed, and there is no key to open it: set seal_key to the key that sealed it, or have systemd hand \
+         it over (LoadCredentialEncrypted=seal-key: in the unit)"
+    )]
+    Sealed(String),
+    #[error("store: {0}")]
+    SealKey(String),
     #[error("store: the disk is full; nothing was changed")]
     Full,
     #[error("store: the database has schema {found}, but this program supports at most {known}; run a newer version")]

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{KnownRecords, PostgresSettings, PostgresStore, SqliteStore, Store, StoreError};
+use super::{KnownRecords, PostgresSettings, PostgresStore, Sealing, SqliteStore, Store, StoreError};
 use crate::region::RegionKey;
 
 /// What is needed to open the store, also again later.
 #[derive(Clone)]
 pub enum StoreSource {
-    /// A file in the data folder.
-    Sqlite(PathBuf),
+    /// A file in the data folder, and how its secrets are sealed.
+    Sqlite(PathBuf, Sealing),
     Postgres(PostgresSource),
 }
 
@@ -34,9 +34,17 @@ impl StoreSource {
         data_dir.join("gw.sqlite")
     }
 
+    /// How secrets in the data folder are sealed. Those of PostgreSQL are sealed in the database only.
+    pub(crate) fn sealing(&self) -> Sealing {
+        match self {
+            Self::Sqlite(_, sealing) => sealing.clone(),
+            Self::Postgres(_) => Sealing::default(),
+        }
+    }
+
     pub fn open(&self) -> Result<Box<dyn Store>, StoreError> {
         Ok(match self {
-            Self::Sqlite(path) => Box::new(SqliteStore::open(path)?),
+            Self::Sqlite(path, sealing) => Box::new(SqliteStore::open(path)?.sealed(sealing.clone())?),
             Self::Postgres(source) => Box::new(PostgresStore::new(source)?.locked()?),
         })
     }

@@ -9,8 +9,8 @@ use gw_shared::id::AccountId;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::{
-    AuditEntry, AuditQuery, Contents, History, NumberedEntry, Position, Records, Revision, Snapshot, Step, Store,
-    StoreError, StoredRecord, document,
+    AuditEntry, AuditQuery, Contents, History, NumberedEntry, Position, Records, Revision, Sealing, Snapshot, Step,
+    Store, StoreError, StoredRecord, document,
 };
 use crate::clock::Timestamp;
 
@@ -91,6 +91,8 @@ pub struct SqliteStore {
     connection: Connection,
     /// See [`Position::origin`].
     origin: String,
+    /// How secrets in records are stored.
+    sealing: Sealing,
 }
 
 impl SqliteStore {
@@ -131,7 +133,47 @@ impl SqliteStore {
             _ => error.into(),
         })?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        Ok(Self { connection, origin: format!("{}:{}", file.dev(), file.ino()) })
+        Ok(Self { connection, origin: format!("{}:{}", file.dev(), file.ino()), sealing: Sealing::default() })
+    }
+
+    /// Opens and seals secrets with `sealing` from now on.
+    pub(crate) fn with_sealing(self, sealing: Sealing) -> Self {
+        Self { sealing, ..self }
+    }
+
+    /// As [`Self::with_sealing`], and seals the secrets that are not sealed yet. Leaves no copy of them in the file.
+    pub(crate) fn sealed(self, sealing: Sealing) -> Result<Self, StoreError> {
+        let mut store = self.with_sealing(sealing);
+        if store.sealing.has_key() {
+            store.seal_stored()?;
+        }
+        Ok(store)
+    }
+
+    fn seal_stored(&mut self) -> Result<(), StoreError> {
+        let mut statement = self.connection.prepare("SELECT document FROM records WHERE kind = 'signing_key'")?;
+        let documents = statement.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
+        drop(statement);
+        let keys = documents.iter().map(|document| document::read("signing_key", document));
+        let mut plain = keys.collect::<Result<Vec<StoredRecord>, _>>()?;
+        plain.retain(|key| !Sealing::is_sealed(key));
+        if plain.is_empty() {
+            return Ok(());
+        }
+        // No part of a key may be left in the file: neither in pages that are free already, nor in what is replaced.
+        self.connection.pragma_update(None, "secure_delete", "ON")?;
+        self.connection.execute_batch("VACUUM")?;
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        for record in &plain {
+            let (kind, id) = document::key(&record.id());
+            let document = document::write(&self.sealing.seal_record(record)?)?;
+            let update = "UPDATE records SET document = ?3 WHERE kind = ?1 AND id = ?2";
+            transaction.execute(update, params![kind, id, document])?;
+        }
+        transaction.commit()?;
+        self.connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")?;
+        tracing::info!(count = plain.len(), "sealed the private signing keys in the database with seal_key");
+        Ok(())
     }
 
     fn migrate(&mut self) -> Result<(), StoreError> {
@@ -254,7 +296,7 @@ impl Store for SqliteStore {
         let mut records = Records::default();
         while let Some(row) = rows.next()? {
             let (kind, document): (String, String) = (row.get(0)?, row.get(1)?);
-            records.put(document::read(&kind, &document)?);
+            records.put(self.sealing.open_record(document::read(&kind, &document)?)?);
         }
         Ok(Snapshot { position: self.newest()?, records })
     }
@@ -268,7 +310,7 @@ impl Store for SqliteStore {
                     let (kind, id) = document::key(&record.id());
                     transaction
                         .prepare_cached("INSERT OR REPLACE INTO records VALUES (?1, ?2, ?3)")?
-                        .execute(params![kind, id, document::write(record)?])?;
+                        .execute(params![kind, id, document::write(&self.sealing.seal_record(record)?)?])?;
                 }
                 Step::Delete(record) => {
                     let (kind, id) = document::key(record);

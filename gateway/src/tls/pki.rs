@@ -1,6 +1,7 @@
 //! Certificates that the gateway issues: to agents from its own authority, and to itself when no certificate is
 //! configured.
 
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ const CLOCK_SKEW: Duration = Duration::from_secs(300);
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     #[error("certificate authority: {0}")]
-    Io(#[from] std::io::Error),
+    Io(#[from] io::Error),
     #[error("certificate authority: {0}")]
     Certificate(#[from] rcgen::Error),
 }
@@ -47,21 +48,50 @@ pub(crate) struct Issued {
     pub(crate) key_pem: String,
 }
 
+/// How the private key of an authority is read from its file, and written to it.
+pub(crate) trait KeyFile {
+    fn read(&self, path: &Path) -> io::Result<String>;
+    fn write(&self, path: &Path, text: &str) -> io::Result<()>;
+}
+
+/// A key file with the PEM as it is.
+struct PlainKeyFile;
+
+impl KeyFile for PlainKeyFile {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        files::read_text(path)
+    }
+
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        files::write_private(path, text.as_bytes())
+    }
+}
+
 impl Authority {
     /// Loads `{name}.crt` and `{name}.key` from `data_dir`, or creates them on first start.
     pub(crate) fn load_or_create(data_dir: &Path, name: &str, common_name: &str) -> Result<Self, PkiError> {
+        Self::load_or_create_with(&PlainKeyFile, data_dir, name, common_name)
+    }
+
+    /// As [`Self::load_or_create`], with another form of the key file.
+    pub(crate) fn load_or_create_with(
+        key_file: &impl KeyFile,
+        data_dir: &Path,
+        name: &str,
+        common_name: &str,
+    ) -> Result<Self, PkiError> {
         let (certificate, key) = (data_dir.join(format!("{name}.crt")), data_dir.join(format!("{name}.key")));
         if !certificate.exists() {
             // Reuses a key without a certificate: certificates it signed stay valid under a new CA certificate of the
             // same name.
-            let pair = if key.exists() { KeyPair::from_pem(&files::read_text(&key)?)? } else { KeyPair::generate()? };
+            let pair = if key.exists() { KeyPair::from_pem(&key_file.read(&key)?)? } else { KeyPair::generate()? };
             let authority = authority_params(common_name).self_signed(&pair)?;
             // Written last, because the certificate marks the authority as complete.
-            files::write_private(&key, pair.serialize_pem().as_bytes())?;
+            key_file.write(&key, &pair.serialize_pem())?;
             files::write_private(&certificate, authority.pem().as_bytes())?;
         }
         let certificate_pem = files::read_text(&certificate)?;
-        let pair = KeyPair::from_pem(&files::read_text(&key)?)?;
+        let pair = KeyPair::from_pem(&key_file.read(&key)?)?;
         let issuer = Issuer::from_ca_cert_pem(&certificate_pem, pair)?;
         Ok(Self { certificate_pem, issuer })
     }

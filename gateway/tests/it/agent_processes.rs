@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::{Running, send_signal, workers};
+use crate::support::process::{Running, has_ended, send_signal, workers};
 use crate::support::supervised_agent::{Agent, configuration, only_worker};
 use crate::support::{backend, eventually};
 

@@ -72,6 +72,7 @@ mod request_log_durability;
 mod request_records;
 mod request_replay;
 mod request_targets;
+mod sealed_secrets;
 mod secrets;
 mod shutdown;
 mod smuggling;

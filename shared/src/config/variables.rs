@@ -61,6 +61,7 @@ pub const VARIABLES: &[&str] = &[
     "GW_REGION",
     "GW_REGION_KEY",
     "GW_RELAY_MEMORY_MIB",
+    "GW_SEAL_KEY",
     "GW_SIGNING_KEY_DAYS",
     "GW_STATE_DIR",
     "GW_STORE",

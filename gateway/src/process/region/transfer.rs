@@ -38,7 +38,16 @@ fn read_and_fill(folder: &Path, region: &mut PostgresStore) -> Result<Moved, Reg
         StoreError::InUse => source_problem(folder, "a gateway is running with this folder; stop it first", None),
         error => source_problem(folder, &error.to_string(), error.kind()),
     })?;
-    let contents = Contents::read(&mut old)?;
+    let contents = Contents::read(&mut old).map_err(|error| match error {
+        StoreError::Sealed(name) => {
+            let reason = format!(
+                "{name} is sealed with the seal_key of its gateway, and the region has another key: make a backup of it \
+                 (`gw-gateway backup`), restore that into an empty folder, and import the folder"
+            );
+            source_problem(folder, &reason, None)
+        }
+        error => error.into(),
+    })?;
     let secrets = shared_secrets(folder)?;
     let source = contents.summary()?;
     let destination = region.fill(&contents, &secrets).map_err(|error| match error {

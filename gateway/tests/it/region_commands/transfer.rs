@@ -198,6 +198,25 @@ fn root_imports_and_exports_with_the_rights_of_the_owner_of_the_folder() {
 }
 
 #[test]
+fn a_folder_with_sealed_secrets_is_refused() {
+    if !programs::usable(&["postgresql"]) {
+        return;
+    }
+    let server = Postgres::start();
+    let node = Node::new(&server.url());
+    node.succeed("init");
+    let folder = tempfile::tempdir().unwrap();
+    old_gateway(folder.path());
+    let key = folder.path().join("key");
+    fs::write(&key, "0".repeat(64)).unwrap();
+    fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+    stop(serve(serve_command(&folder.path().join("gateway.toml")).env("GW_SEAL_KEY", &key)));
+    let refused = node.with_folder("import", &folder.path().join("data"));
+    assert!(refused.code == 1 && refused.err.contains("make a backup of it (`gw-gateway backup`)"), "{}", refused.err);
+    assert_eq!(node.status()["region"]["revision"], 0);
+}
+
+#[test]
 fn an_import_that_fails_leaves_an_empty_region() {
     if !programs::usable(&["postgresql"]) {
         return;
