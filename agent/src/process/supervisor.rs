@@ -395,3 +395,39 @@ async fn exit_code(child: &mut Child, killed: oneshot::Receiver<()>) -> Option<u
 fn code(status: io::Result<std::process::ExitStatus>) -> Option<u8> {
     status.ok()?.code()?.try_into().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use aws_lc_rs::signature::Ed25519KeyPair;
+    use gw_shared::identity::program::{ReleaseKey, TARGET};
+
+    use super::*;
+    use crate::identity::state::StateDir;
+    use crate::program::stored::ReservedFile;
+
+    #[test]
+    fn a_program_that_has_served_is_the_lowest_that_may_run() {
+        let (folder, pair) = (tempfile::tempdir().unwrap(), Ed25519KeyPair::generate().unwrap());
+        let state = StateDir::new(folder.path());
+        let stored = |version: &str| {
+            let program = SignedProgram::sign(version.parse().unwrap(), TARGET, b"program", &pair);
+            ReservedFile::new(&state, &program).unwrap().store(b"program").unwrap();
+            let record = UpdateRecord { current: Some(program), ..state.updates().unwrap() };
+            state.write_updates(&record).unwrap();
+        };
+        let release_keys = Some(ReleaseKey::of(&pair).into());
+        let settings = Settings { state: state.clone(), release_keys, log_format: Default::default() };
+        let source = Source { file: None, state_dir: None };
+        let arguments = Arguments { source, of_worker: Vec::new(), hangup: Hangup::Stop };
+        let mut supervisor = Supervisor::new(settings, arguments).unwrap();
+        let chosen = |supervisor: &Supervisor, version: &str| {
+            stored(version);
+            supervisor.choose(Version::own()).program.map(|program| program.version.to_string())
+        };
+        assert_eq!(chosen(&supervisor, "999.0.1").as_deref(), Some("999.0.1"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        assert_eq!(runtime.block_on(supervisor.act(Action::Prove)), None);
+        assert_eq!(chosen(&supervisor, "999.0.0"), None);
+        assert_eq!(chosen(&supervisor, "999.0.1").as_deref(), Some("999.0.1"));
+    }
+}
