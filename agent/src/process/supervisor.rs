@@ -416,7 +416,8 @@ mod tests {
             state.write_updates(&record).unwrap();
         };
         let release_keys = Some(ReleaseKey::of(&pair).into());
-        let settings = Settings { state: state.clone(), release_keys, log_format: Default::default() };
+        let settings =
+            Settings { state: state.clone(), release_keys, log_format: Default::default(), core_dumps: false };
         let source = Source { file: None, state_dir: None };
         let arguments = Arguments { source, of_worker: Vec::new(), hangup: Hangup::Stop };
         let mut supervisor = Supervisor::new(settings, arguments).unwrap();
