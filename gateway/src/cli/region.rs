@@ -63,6 +63,9 @@ pub(crate) enum RegionCommand {
         /// Configuration file of this node.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Write also if the database does not have all later changes any more, which are then lost.
+        #[arg(long)]
+        discard_later_changes: bool,
     },
     /// Delete a shared secret from the database, to replace it. All nodes must be stopped, and its files be deleted.
     Forget {
@@ -129,8 +132,8 @@ impl RegionCommand {
                 region::remove(&load(&config)?, node)?;
                 print(writeln!(out, "Removed node {node}. Another node can take its slot."))
             }
-            Self::Repair { config } => {
-                let repaired = region::repair(&load(&config)?)?;
+            Self::Repair { config, discard_later_changes } => {
+                let repaired = region::repair(&load(&config)?, discard_later_changes)?;
                 let (known, revision) = (repaired.known.0, repaired.revision.0);
                 print(writeln!(
                     out,

@@ -164,6 +164,7 @@ impl Follower {
         while !stopped.load(Ordering::Relaxed) {
             let began = Instant::now();
             if began < self.paused_until {
+                self.copy.write_if_due(&self.control);
                 std::thread::sleep(POLL);
                 continue;
             }

@@ -125,7 +125,9 @@ fn load(store: &mut dyn Store, source: &StoreSource, config: &Config) -> Result<
     });
     match loaded {
         Err(ControlError::Store(error @ (StoreError::Unavailable(_) | StoreError::Forged { .. }))) => {
-            let Some(copy) = copy? else { return Err(error.into()) };
+            let has_secrets = [AGENT_CA, ADMIN_TOKEN].iter().all(|secret| secret.is_in(&config.data_dir));
+            // A start from the copy makes no secret of its own, which the other nodes would not know.
+            let Some(copy) = copy?.filter(|_| has_secrets) else { return Err(error.into()) };
             tracing::error!(%error, revision = copy.position.revision.0, "starting with the copy of the records in the data folder");
             Ok(copy)
         }

@@ -41,6 +41,11 @@ impl SharedSecret {
         Ok(serde_json::to_vec(&SharedFiles(read))?)
     }
 
+    /// Whether the folder has all of its files.
+    pub(crate) fn is_in(&self, folder: &Path) -> bool {
+        self.files.iter().all(|file| folder.join(file).exists())
+    }
+
     /// As [`Self::read`]; `None` if the folder has none of the files, and they are not required.
     pub(crate) fn read_if_there(&self, folder: &Path) -> io::Result<Option<Vec<u8>>> {
         let is_there = self.is_required || self.files.iter().any(|file| folder.join(file).exists());

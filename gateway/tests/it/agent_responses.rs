@@ -385,7 +385,8 @@ fn error_codes_of_an_agent_are_known_and_messages_are_cleaned() {
     }
     let text = b"down\r\nINFO forged line\x1b[2J\0\xff\xe2\x80\xae";
     let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_RESET", text));
-    assert_eq!((&*code, &*message), ("GW_BACKEND_RESET", "down  INFO forged line [2J \u{fffd} "));
+    let escaped = "down\\u{d}\\u{a}INFO forged line\\u{1b}[2J\\u{0}\u{fffd}\\u{202e}";
+    assert_eq!((&*code, &*message), ("GW_BACKEND_RESET", escaped));
     let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_TLS", &[b'x'; 1024]));
     assert_eq!((&*code, message.len()), ("GW_BACKEND_TLS", 1024));
     let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_TLS", b""));

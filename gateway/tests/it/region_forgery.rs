@@ -153,10 +153,15 @@ fn changes_that_were_forged_replayed_or_reordered_are_refused() {
         "DELETE FROM gw.changes WHERE revision = 3; UPDATE gw.changes SET revision = 3 WHERE revision = 4; UPDATE gw.region SET revision = 3".to_owned(),
     ] {
         postgres.sql(&attack);
-        let followed = match follower.changes_after(&second) {
-            // Then all records are loaded.
-            Ok(History::Forgotten) => follower.load().map(|loaded| format!("{loaded:?}")),
-            followed => followed.map(|history| format!("{history:?}")),
+        let mut at = second.clone();
+        let followed = loop {
+            match follower.changes_after(&at) {
+                // The genuine ones before it.
+                Ok(History::Changes(changes)) if !changes.is_empty() => at = changes.last().unwrap().0.clone(),
+                // Then all records are loaded.
+                Ok(History::Forgotten) => break follower.load().map(|loaded| format!("{loaded:?}")),
+                followed => break followed.map(|history| format!("{history:?}")),
+            }
         };
         assert!(matches!(followed, Err(StoreError::Forged { count: 1, .. })), "{attack}: {followed:?}");
         postgres.sql("TRUNCATE gw.changes; INSERT INTO gw.changes TABLE good; DELETE FROM gw.region; INSERT INTO gw.region TABLE good_region");
@@ -174,6 +179,15 @@ fn tables_of_an_earlier_version_get_tags_once_and_cannot_be_presented_again() {
     let check = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref()), b"eu1.gw.localhost");
     let earlier = "ALTER TABLE gw.records DROP COLUMN tag; ALTER TABLE gw.changes DROP COLUMN tag; ALTER TABLE gw.region DROP COLUMN tag; ALTER TABLE gw.nodes DROP COLUMN tag; UPDATE gw.region SET schema = 2";
     postgres.sql(&format!("{earlier}, key_check = '{}'", STANDARD.encode(check)));
+    // Only the start of a gateway trusts them.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gateway.toml");
+    std::fs::write(&path, postgres.config_text(&folder.path().join("data"))).unwrap();
+    for command in ["export", "import"] {
+        let ended = gw_gateway().args(["region", command, "--config"]).arg(&path).arg(folder.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.code() == Some(1) && said.contains("has schema 2, of an older version"), "{said}");
+    }
     let source = postgres.source("a");
     let mut store = PostgresStore::new(&source).unwrap();
     let position = store.load().unwrap().position;
@@ -267,6 +281,36 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
     let other = Node { gateway: Gateway::start(&postgres.config(&empty)).unwrap(), data_dir: empty };
     assert_eq!(other.gateway.control().records().service_keys.len(), 2);
     assert_eq!(postgres.sql("SELECT actor FROM gw.audit WHERE action = 'region.repair'"), "operator");
+    let ended = gw_gateway().args(["region", "repair", "--config"]).arg(&path).output().unwrap();
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("there is nothing to repair"), "{ended:?}");
+
+    // Changes that are missing are not discarded unasked.
+    postgres
+        .sql("UPDATE gw.region SET revision = revision + 5; UPDATE gw.records SET tag = ''; DELETE FROM gw.changes");
+    let repair = |more: &[&str]| {
+        let ended = gw_gateway().args(["region", "repair", "--config"]).arg(&path).args(more).output().unwrap();
+        String::from_utf8([ended.stdout, ended.stderr].concat()).unwrap()
+    };
+    assert!(repair(&[]).contains("does not have all changes after revision"), "{}", repair(&[]));
+    assert!(repair(&["--discard-later-changes"]).contains("Wrote the records of revision"));
+    eventually("the node uses the database again", || (node.metric("gw_store_refused_records ") == 0.0).then_some(()));
+}
+
+/// One of them makes the shared secrets while the other one has loaded the records without them.
+#[test]
+fn nodes_that_start_together_agree_on_the_shared_secrets() {
+    let Some(postgres) = Postgres::with_region() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (postgres, folder) = (&postgres, folder.path());
+    let nodes: Vec<Node> = std::thread::scope(|scope| {
+        let starts: Vec<_> =
+            ["a", "b", "c"].into_iter().map(|name| scope.spawn(move || Node::start(postgres, folder, name))).collect();
+        starts.into_iter().map(|start| start.join().unwrap()).collect()
+    });
+    for file in ["admin.token", "agent-ca.key", "dev-ca.key"] {
+        let read = |node: &Node| std::fs::read(node.data_dir.join(file)).unwrap();
+        assert!(nodes.iter().all(|node| read(node) == read(&nodes[0])), "{file}");
+    }
 }
 
 #[test]

@@ -21,8 +21,9 @@ pub struct Repaired {
 
 /// Replaces the records in the database with those of this node's data folder and the authentic changes after them, and the
 /// shared secrets with those of the folder. Nodes may run: they load what was written. As root, reads the folder with the
-/// rights of its owner.
-pub fn repair(config: &Config) -> Result<Repaired, RegionError> {
+/// rights of its owner. `may_discard` allows that changes after those of the folder are lost, if the database does not have all of
+/// them any more.
+pub fn repair(config: &Config, may_discard: bool) -> Result<Repaired, RegionError> {
     let (folder, source) = (&config.data_dir, source(config)?);
     let (copy, secrets) = as_owner(folder, || read_folder(folder, &source), source_problem)?;
     let entry = AuditEntry {
@@ -33,7 +34,7 @@ pub fn repair(config: &Config) -> Result<Repaired, RegionError> {
         target: config.region.apex().to_owned(),
         detail: serde_json::json!({ "records_of_revision": copy.position.revision }),
     };
-    let (known, repaired) = store(config)?.repair(copy, &secrets, &entry)?;
+    let (known, repaired) = store(config)?.repair(copy, &secrets, &entry, may_discard)?;
     Ok(Repaired { known: known.revision, revision: repaired.revision })
 }
 

@@ -234,12 +234,14 @@ impl KnownRecords {
         self.lock().set = None;
     }
 
-    /// Whether the set is at `position` or at a later one of the history up to `newest`. Otherwise, forgets it.
+    /// Whether the set is at `position` or at a later one. Otherwise, forgets it. Another connection of this process may be
+    /// ahead of `newest`; if the database has lost those changes, the records follow and are then replaced.
     pub(super) fn covers(&self, position: &Position, newest: &Position) -> bool {
         let mut known = self.lock();
         let covers = known.set.as_ref().is_some_and(|RecordSet { position: at, .. }| {
             let is_between = position.revision < at.revision && at.revision < newest.revision;
-            at.origin == newest.origin && (at == position || at == newest || is_between)
+            let is_ahead = at.revision > newest.revision;
+            at.origin == newest.origin && (at == position || at == newest || is_between || is_ahead)
         });
         if !covers {
             known.set = None;
@@ -401,12 +403,12 @@ mod tests {
             known.load(RecordSet::at(position));
             known
         };
-        // At the position, between it and the newest change, and at the newest.
-        for known in [at(5, "e"), at(6, "f"), at(7, "g")] {
+        // At the position, between it and the newest change, at the newest, and after it.
+        for known in [at(5, "e"), at(6, "f"), at(7, "g"), at(8, "h")] {
             assert!(with(known).covers(&at(5, "e"), &at(7, "g")));
         }
         let elsewhere = Position { origin: "other".to_owned(), ..at(5, "e") };
-        for known in [at(4, "d"), at(5, "x"), at(7, "x"), at(8, "h"), elsewhere] {
+        for known in [at(4, "d"), at(5, "x"), at(7, "x"), elsewhere] {
             let known = with(known);
             assert!(!known.covers(&at(5, "e"), &at(7, "g")));
             assert!(known.lock().set.is_none());

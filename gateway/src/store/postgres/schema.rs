@@ -4,9 +4,9 @@ use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use tokio_postgres::{Error, Transaction};
+use tokio_postgres::{Error, Row, Transaction};
 
-use super::super::{Position, Revision, StoreError};
+use super::super::{Position, Revision, StoreError, document};
 use super::authenticity::Authenticator;
 use super::column;
 use super::engine::{CALL, Engine, Session};
@@ -119,9 +119,11 @@ pub(super) fn create(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result
         }
         let insert = "INSERT INTO gw.region (name, key_check, schema) VALUES ($1, '', $2)";
         transaction.execute(insert, &[&apex, &(MIGRATIONS.len() as i32)]).await?;
-        authenticate(&transaction, apex, key).await?;
-        transaction.commit().await
-    })
+        if let Err(error) = authenticate(&transaction, apex, key).await? {
+            return Ok(Err(error));
+        }
+        transaction.commit().await.map(Ok)
+    })?
 }
 
 /// Checks that the database belongs to the region with this apex and key, and migrates its schema. Refuses tables without
@@ -174,22 +176,34 @@ pub(super) fn belongs_to(
     Ok(())
 }
 
+/// Fails if the tables have to be migrated.
+pub(super) fn refuse_older(engine: &mut Engine) -> Result<(), StoreError> {
+    let known = MIGRATIONS.len();
+    match schema_version(engine)? {
+        Some(found) if found < known => Err(StoreError::OlderSchema { found, known }),
+        _ => Ok(()),
+    }
+}
+
 fn migrate(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<(), StoreError> {
     engine.call(CALL * 60, async |session: &mut Session| {
         let transaction = session.client.transaction().await?;
         transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
         transaction.batch_execute(LOCK).await?;
         let row = transaction.query_one("SELECT schema, name, key_check FROM gw.region", &[]).await?;
-        let found = usize::try_from(row.get::<_, i32>(0)).unwrap_or(0);
-        if let Err(error) = belongs_to(apex, key, found, row.get(1), row.get(2)) {
-            return Ok(Err(error));
-        }
+        let found = match version_of_own_region(&row, apex, key) {
+            Ok(found) => found,
+            Err(error) => return Ok(Err(error)),
+        };
         // Another node may have been faster.
         for migration in MIGRATIONS.get(found..).unwrap_or_default() {
             transaction.batch_execute(migration).await?;
         }
         if found < AUTHENTICATED {
-            let rows = authenticate(&transaction, apex, key).await?;
+            let rows = match authenticate(&transaction, apex, key).await? {
+                Ok(rows) => rows,
+                Err(error) => return Ok(Err(error)),
+            };
             tracing::warn!(rows, "from now on, records are authenticated with the region key: these rows were trusted");
         }
         transaction
@@ -199,9 +213,30 @@ fn migrate(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<(), Store
     })?
 }
 
+/// The version of the tables whose row of `gw.region` begins with schema, name and check of the key.
+fn version_of_own_region(region: &Row, apex: &str, key: &RegionKey) -> Result<usize, StoreError> {
+    let found = usize::try_from(column::<i32>(region, 0)?).unwrap_or(0);
+    belongs_to(apex, key, found, column(region, 1)?, column(region, 2)?)?;
+    Ok(found)
+}
+
+/// Fails if the record of a row has another name than the row: it would come back after it was deleted.
+fn check_name(kind: &str, id: &str, document: &str) -> Result<(), StoreError> {
+    let record = document::read(kind, document)?;
+    let (_, named) = document::key(&record.id());
+    if named == id {
+        return Ok(());
+    }
+    Err(StoreError::Corrupt(format!("the row {kind} {id} of gw.records holds {named}: delete the row")))
+}
+
 /// Gives the region and all of its records their tags, and the region the check of its key. Returns the number of
 /// records.
-async fn authenticate(transaction: &Transaction<'_>, apex: &str, key: &RegionKey) -> Result<usize, Error> {
+async fn authenticate(
+    transaction: &Transaction<'_>,
+    apex: &str,
+    key: &RegionKey,
+) -> Result<Result<usize, StoreError>, Error> {
     const UPDATE: &str = "
         UPDATE gw.records SET tag = new.tag
         FROM unnest($1::text[], $2::text[], $3::bytea[]) AS new (kind, id, tag)
@@ -217,6 +252,9 @@ async fn authenticate(transaction: &Transaction<'_>, apex: &str, key: &RegionKey
         let (mut kinds, mut ids, mut tags): (Vec<&str>, Vec<&str>, Vec<Vec<u8>>) = Default::default();
         for row in rows {
             let (kind, id) = (row.get(0), row.get(1));
+            if let Err(error) = check_name(kind, id, row.get(2)) {
+                return Ok(Err(error));
+            }
             let (tag, element) = authenticator.record(&position.origin, kind, id, row.get(2));
             sum ^= element;
             kinds.push(kind);
@@ -242,7 +280,7 @@ async fn authenticate(transaction: &Transaction<'_>, apex: &str, key: &RegionKey
     let required = ["region", "records", "changes", "nodes"]
         .map(|table| format!("ALTER TABLE gw.{table} ALTER tag SET NOT NULL;"));
     transaction.batch_execute(&required.concat()).await?;
-    Ok(rows.len())
+    Ok(Ok(rows.len()))
 }
 
 fn check_server(engine: &mut Engine) -> Result<(), StoreError> {
@@ -264,7 +302,8 @@ pub(super) fn schema_version(engine: &mut Engine) -> Result<Option<usize>, Store
         let exists = session.client.query_one("SELECT to_regclass('gw.region') IS NOT NULL", &[]).await?;
         if exists.get(0) { session.client.query_opt("SELECT schema FROM gw.region", &[]).await } else { Ok(None) }
     })?;
-    Ok(row.map(|row| usize::try_from(row.get::<_, i32>(0)).unwrap_or(0)))
+    let Some(row) = row else { return Ok(None) };
+    Ok(Some(usize::try_from(column::<i32>(&row, 0)?).unwrap_or(0)))
 }
 
 /// Recognises the region key without revealing it, in tables of version `schema`.

@@ -6,13 +6,18 @@ use super::super::{AuditEntry, Position, Store, StoreError};
 use super::authenticity::{SetMember, forged_secret};
 use super::engine::{CALL, Session};
 use super::steps::FinalSteps;
-use super::{COMMIT, Limited, PostgresStore, column};
+use super::{COMMIT, Limited, PostgresStore, column, read_position};
 use crate::clock::Timestamp;
 
 /// Attempts to store a secret while other nodes make changes.
 const ATTEMPTS: usize = 32;
 
 pub(super) const FIND_SECRET: &str = "SELECT sealed FROM gw.secrets WHERE name = $1";
+
+/// The secret, and the position that it is of.
+const FIND_AT_POSITION: &str = "
+    SELECT id::text, revision, coalesce(last_change::text, ''), (SELECT sealed FROM gw.secrets WHERE name = $1)
+    FROM gw.region";
 
 impl PostgresStore {
     /// A secret that all nodes share; stores `create()` if there is none. `create` may run without being stored: another
@@ -41,18 +46,26 @@ impl PostgresStore {
         Err(StoreError::Stale.into())
     }
 
-    /// A secret that all nodes share; `None` if the region does not have it yet. Loads all records first if they are not
-    /// known, because only with them an earlier secret is noticed.
+    /// A secret that all nodes share; `None` if the region does not have it yet. Loads all records until they are of the same
+    /// position, because only with them an earlier secret is noticed.
     pub(crate) fn find_secret(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let origin = self.known_position()?.origin;
-        let find = async |session: &mut Session| session.client.query_opt(FIND_SECRET, &[&name]).await;
-        let row = self.checked()?.call(CALL, find)?;
-        let sealed: Option<&str> = row.as_ref().map(|row| column(row, 0)).transpose()?;
-        let element = sealed.map(|sealed| self.authenticator.secret(&origin, name, sealed));
-        if element != self.source.known.element(&SetMember::Secret(name.to_owned())) {
-            return Err(forged_secret(name));
+        for _ in 0..ATTEMPTS {
+            let known = self.known_position()?;
+            let find = async |session: &mut Session| session.client.query_one(FIND_AT_POSITION, &[&name]).await;
+            let row = self.checked()?.call(CALL, find)?;
+            let position = read_position(&row)?;
+            if position != known {
+                self.load()?;
+                continue;
+            }
+            let sealed: Option<&str> = column(&row, 3)?;
+            let element = sealed.map(|sealed| self.authenticator.secret(&position.origin, name, sealed));
+            if element != self.source.known.element(&SetMember::Secret(name.to_owned())) {
+                return Err(forged_secret(name));
+            }
+            return sealed.map(|sealed| self.sealer.open(name, sealed)).transpose();
         }
-        sealed.map(|sealed| self.sealer.open(name, sealed)).transpose()
+        Err(StoreError::Stale)
     }
 
     /// Deletes a secret that all nodes share. The next node that starts makes another one.
