@@ -58,7 +58,15 @@ async fn follow_offers(agent: &Rc<Agent>) {
             Either::Left((Err(_), _)) => return,
             Either::Right(_) => retries.next_delay(1.0),
         };
-        runtime::sleep(pause).await;
+        // The retries of one program do not delay the next one.
+        match select(pin!(runtime::sleep(pause)), pin!(offers.changed())).await {
+            Either::Left(_) => {}
+            Either::Right((Ok(()), _)) => {
+                retries.reset();
+                runtime::sleep(SPREAD.mul_f64(random())).await;
+            }
+            Either::Right((Err(_), _)) => return,
+        }
         let Some(program) = offers.borrow_and_update().clone() else { continue };
         let mut backoff = Backoff::default();
         while !offers.has_changed().unwrap_or(true) {

@@ -86,7 +86,9 @@ impl AdminConnection {
         let address = address.map_err(Failure::Usage)?;
         let (token, token_source) = match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
             (Some(file), ..) => read_token(file),
-            (None, Some(config), _) => read_token_in(config),
+            // The file is of no use without the key that seals it.
+            (None, Some(config), token) => read_token_in(config)
+                .or_else(|error| token.map(|token| (token, "GW_ADMIN_TOKEN".to_owned())).ok_or(error)),
             (None, None, Some(token)) => Ok((token, "GW_ADMIN_TOKEN".to_owned())),
             (None, None, None) => match variable("GW_ADMIN_TOKEN_FILE") {
                 Some(file) => read_token(Path::new(&file)),

@@ -140,8 +140,9 @@ impl SignedProgram {
     /// What is signed: bound to its purpose, and without a second reading, since no member contains a NUL.
     fn message(&self) -> Vec<u8> {
         let Self { version, target, size, sha256, minimum, signature: _ } = self;
-        let minimum = minimum.map(|version| version.to_string()).unwrap_or_default();
-        format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}\0{minimum}").into_bytes()
+        // Programs without a minimum are signed as before there was one.
+        let minimum = minimum.map_or_else(String::new, |version| format!("\0{version}"));
+        format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}{minimum}").into_bytes()
     }
 }
 
@@ -215,7 +216,6 @@ impl fmt::Display for ReleaseKey {
 
 /// Progress of an agent's update, as the agent reports it to the gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct UpdateReport {
     pub state: UpdateState,
     /// Release keys that the agent accepts; `None` if it does not update itself.
