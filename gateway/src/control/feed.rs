@@ -74,7 +74,11 @@ impl EngineHealth {
         let mut failure = self.lock();
         let since = failure.as_ref().map_or_else(Instant::now, |failure| failure.since);
         if failure.as_ref().is_none_or(|failure| failure.refused_rows != refused_rows) {
-            tracing::error!(%error, "relaying goes on from memory; changes are refused until PostgreSQL answers");
+            if refused_rows == 0 {
+                tracing::error!(%error, "relaying goes on from memory; changes are refused until PostgreSQL answers");
+            } else {
+                tracing::error!(%error, "records are not authentic: relaying goes on from memory");
+            }
         }
         *failure = Some(Failure { since, refused_rows });
     }

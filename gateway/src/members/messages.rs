@@ -1,5 +1,5 @@
-//! Messages between the control planes of nodes, as JSON. Nodes of different versions exchange them during an upgrade:
-//! fields are only added, with a default.
+//! Messages between the control planes of nodes, as JSON. Fields are only added, with a default. A message of a version
+//! whose rows of nodes have no tags is refused.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
