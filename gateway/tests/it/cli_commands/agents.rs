@@ -1,0 +1,79 @@
+//! `gw-gateway agent`.
+
+use serde_json::{Value, json};
+
+use super::{CREATED_AT, page, succeed};
+
+#[test]
+fn agents() {
+    const ID: &str = "ag_0123456789abcdefghij";
+    const RELEASE_KEY: &str = "t4kjPEvqLr7T1xWmcCbXnJ0yDbdUPyDhEdbsVZ2qRpw=";
+    let agent = json!({
+        "agent_id": ID,
+        "enrollment_id": "en_0123456789abcdefghij",
+        "account": "acme",
+        "name": "a machine",
+        "services": ["api"],
+        "status": "approved",
+        "version": "0.1.0",
+        "enrollment_token": "0123456789abcdef",
+        "certificate_not_after": null,
+        "created_at": CREATED_AT,
+        "update": {"state": "held_back", "release_keys": [RELEASE_KEY]},
+        "refused_version": {
+            "agent_id": ID, "service": "acme--web", "agent_version": "0.1.0", "gateway_version": "0.2.0", "seconds_ago": 5,
+        },
+        "tunnels": [{
+            "service": "acme--api", "agent_id": ID, "agent_version": "0.1.0", "certificate_not_after": null,
+            "generation": 1, "worker": 0, "age_seconds": 61, "idle_seconds": 0, "round_trip_us": 250, "in_flight": 2,
+            "window": 524288, "held_bytes": 0, "slots": 128, "slots_in_use": 2, "draining": true,
+        }],
+    });
+    let reply = || vec![(200, agent.clone())];
+    let item = format!("/api/v1/accounts/acme/agents/{ID}");
+
+    let (asked, out) = succeed("agent list acme", vec![(200, page(std::slice::from_ref(&agent)))]);
+    assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
+    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    TUNNELS  VERSION  \
+                 UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
+                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  1        0.1.0    held back  t4kjPEvq      -\n";
+    assert_eq!(out, table);
+    let (mut absent, mut pending) = (agent.clone(), agent.clone());
+    absent["tunnels"] = json!([]);
+    pending["status"] = json!("pending");
+    let replies = || {
+        let accounts = json!({"id": "acme", "capture_allowed": false, "created_at": CREATED_AT});
+        vec![(200, page(&[accounts])), (200, page(&[agent.clone(), absent.clone(), pending.clone()]))]
+    };
+    let (asked, out) = succeed("agent progress", replies());
+    assert_eq!(asked, ["GET /api/v1/accounts?limit=500", "GET /api/v1/accounts/acme/agents?limit=500"]);
+    let table = format!(
+        "connected                                                 1 of 2\n\
+         version 0.1.0                                             1 of 1\n\
+         release key {RELEASE_KEY}  1 of 1\n\
+         without updates                                           0 of 1\n\
+         not connected                                             acme/{ID}\n"
+    );
+    assert_eq!(out, table);
+    let counted: Value = serde_json::from_str(&succeed("agent progress --json", replies()).1).unwrap();
+    assert_eq!((&counted["agents"], &counted["release_keys"][RELEASE_KEY]), (&json!(2), &json!(1)));
+    let line = "agent list acme --enrollment-token 0123456789abcdef";
+    let (asked, _) = succeed(line, vec![(200, page(std::slice::from_ref(&agent)))]);
+    assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500&enrollment_token=0123456789abcdef"]);
+    let (asked, out) = succeed(&format!("agent show acme {ID}"), reply());
+    assert_eq!(asked, [format!("GET {item}")]);
+    assert!(out.contains("\n  enrollment token   0123456789abcdef\n"), "{out}");
+    assert!(
+        out.contains(
+            "  acme--api: up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in use, round trip 250.0µs, draining\n"
+        ),
+        "{out}"
+    );
+    assert!(out.contains("acme--web: version 0.1.0 is not served by the gateway's 0.2.0, 5s ago"), "{out}");
+    assert_eq!(succeed(&format!("agent approve acme {ID}"), reply()).0, [format!("POST {item}/approve")]);
+    assert_eq!(succeed(&format!("agent revoke acme {ID}"), reply()).0, [format!("POST {item}/revoke")]);
+    let (asked, _) = succeed(&format!("agent change acme {ID} --service b --name n"), reply());
+    assert_eq!(asked, [format!(r#"PATCH {item} {{"name":"n","services":["b"]}}"#)]);
+    let (asked, _) = succeed(&format!("agent delete acme {ID}"), vec![(204, Value::Null)]);
+    assert_eq!(asked, [format!("DELETE {item}")]);
+}
