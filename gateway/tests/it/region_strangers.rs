@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 
-use crate::support::eventually;
 use crate::support::node_peer;
 use crate::support::nodes::Nodes;
+use crate::support::{SOON, eventually};
 
 /// The address of all nodes.
 const OF_NODES: Ipv4Addr = Ipv4Addr::LOCALHOST;
@@ -24,6 +24,9 @@ fn stall(nodes: &Nodes, from: Ipv4Addr, count: usize) -> Vec<TcpStream> {
         let mut stream = connect(nodes, from);
         // Fails if the connection was refused at once.
         drop(stream.write_all(&node_peer::client_hello(node_peer::ALPN_CONTROL)));
+        // Until the node has begun the handshake, or ended it. Otherwise it could begin many of them at a time.
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        drop(stream.peek(&mut [0]));
         stream
     };
     (0..count).map(|_| stalled()).collect()
