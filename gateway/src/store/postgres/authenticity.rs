@@ -144,6 +144,8 @@ impl RowCodec<'_> {
 pub(super) struct RecordSet {
     position: Position,
     elements: HashMap<SetMember, Element>,
+    /// Elements that are not in the map yet: it is made by the first change, not by a start that loads a million records.
+    loaded: Vec<(SetMember, Element)>,
     /// Exclusive or of all elements.
     sum: Element,
 }
@@ -151,11 +153,18 @@ pub(super) struct RecordSet {
 impl RecordSet {
     /// The empty set.
     pub(super) fn at(position: Position) -> Self {
-        Self { position, elements: HashMap::new(), sum: 0 }
+        Self { position, elements: HashMap::new(), loaded: Vec::new(), sum: 0 }
     }
 
-    pub(super) fn put(&mut self, member: SetMember, element: Element) {
-        self.sum ^= element ^ self.elements.insert(member, element).unwrap_or_default();
+    /// Adds a row that the set does not have.
+    pub(super) fn add(&mut self, member: SetMember, element: Element) {
+        self.sum ^= element;
+        self.loaded.push((member, element));
+    }
+
+    fn elements(&mut self) -> &mut HashMap<SetMember, Element> {
+        self.elements.extend(std::mem::take(&mut self.loaded));
+        &mut self.elements
     }
 
     pub(super) fn sum(&self) -> Element {
@@ -163,18 +172,21 @@ impl RecordSet {
     }
 
     /// The digest after these effects. Each row occurs once.
-    fn sum_after(&self, effects: &[Effect]) -> Element {
-        effects.iter().fold(self.sum, |sum, (member, element)| {
-            sum ^ element.unwrap_or_default() ^ self.elements.get(member).copied().unwrap_or_default()
+    fn sum_after(&mut self, effects: &[Effect]) -> Element {
+        let before = self.sum;
+        let elements = self.elements();
+        effects.iter().fold(before, |sum, (member, element)| {
+            sum ^ element.unwrap_or_default() ^ elements.get(member).copied().unwrap_or_default()
         })
     }
 
     fn apply(&mut self, after: &Position, effects: Vec<Effect>) {
         for (member, element) in effects {
-            match element {
-                Some(element) => self.put(member, element),
-                None => self.sum ^= self.elements.remove(&member).unwrap_or_default(),
-            }
+            let earlier = match element {
+                Some(element) => self.elements().insert(member, element),
+                None => self.elements().remove(&member),
+            };
+            self.sum ^= element.unwrap_or_default() ^ earlier.unwrap_or_default();
         }
         self.position = after.clone();
     }
@@ -226,7 +238,11 @@ impl KnownRecords {
 
     /// The element of a row of the set; `None` if the set does not have it, or is not known.
     pub(super) fn element(&self, member: &SetMember) -> Option<Element> {
-        self.lock().set.as_ref()?.elements.get(member).copied()
+        let mut known = self.lock();
+        let set = known.set.as_mut()?;
+        // At a start, of the few secrets: the map is not needed for them.
+        let loaded = set.loaded.iter().rev().find(|(loaded, _)| loaded == member).map(|(_, element)| *element);
+        loaded.or_else(|| set.elements.get(member).copied())
     }
 
     /// Forgets the set: it is not of the history of the database.
@@ -252,7 +268,7 @@ impl KnownRecords {
     /// The digest after a change at `after`; `None` if the set is at another position.
     pub(super) fn sum_after(&self, after: &Position, effects: &[Effect]) -> Option<Element> {
         let mut known = self.lock();
-        let set = known.set.as_ref()?;
+        let set = known.set.as_mut()?;
         if set.position == *after {
             return Some(set.sum_after(effects));
         }
@@ -374,8 +390,8 @@ mod tests {
     #[test]
     fn the_digest_is_that_of_the_set_however_it_came_about() {
         let mut direct = RecordSet::at(at(9, "z"));
-        direct.put(id("one"), 1);
-        direct.put(id("two"), 22);
+        direct.add(id("one"), 1);
+        direct.add(id("two"), 22);
         let known = KnownRecords::default();
         known.load(RecordSet::at(at(0, "")));
         let changes: [Vec<Effect>; 3] = [

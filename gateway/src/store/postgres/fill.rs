@@ -89,7 +89,7 @@ impl RecordColumns {
             let mut columns = Self::default();
             for record in records {
                 let row = codec.write(record)?;
-                set.put(SetMember::Record(record.id()), row.element);
+                set.add(SetMember::Record(record.id()), row.element);
                 columns.push(row);
             }
             chunks.push(columns);
@@ -118,7 +118,7 @@ impl RowCodec<'_> {
         for (name, secret) in secrets {
             let sealed = self.sealer.seal(name, secret)?;
             let element = self.authenticator.secret(self.origin, name, &sealed);
-            set.put(SetMember::Secret((*name).to_owned()), element);
+            set.add(SetMember::Secret((*name).to_owned()), element);
             all.push((*name, sealed));
         }
         Ok(all)

@@ -60,7 +60,7 @@ impl<'a> AuthenticRecords<'a> {
             return Ok(());
         }
         let record = self.sealer.open_record(document::read(kind, document)?)?;
-        self.set.put(SetMember::Record(record.id()), element);
+        self.set.add(SetMember::Record(record.id()), element);
         self.records.put(record);
         Ok(())
     }
@@ -68,7 +68,7 @@ impl<'a> AuthenticRecords<'a> {
     fn add_secret(&mut self, row: &Row) -> Result<(), StoreError> {
         let (name, sealed): (&str, &str) = (column(row, 0)?, column(row, 1)?);
         let element = self.authenticator.secret(&self.position.origin, name, sealed);
-        self.set.put(SetMember::Secret(name.to_owned()), element);
+        self.set.add(SetMember::Secret(name.to_owned()), element);
         Ok(())
     }
 
