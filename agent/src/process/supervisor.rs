@@ -210,7 +210,7 @@ impl Supervisor {
         Chosen::default()
     }
 
-    /// Reads and checks a stored program. What it requires of later ones is in force from then on.
+    /// Reads and checks a stored program. Raises the lowest version that may run to the minimum of this program.
     fn read(&self, program: &SignedProgram, keys: &ReleaseKeys) -> Result<Vec<u8>, String> {
         let state = &self.settings.state;
         let floor = state.updates().map_err(|error| error.to_string())?.floor;

@@ -87,7 +87,7 @@ impl Executable {
         Self::compared(file, content)
     }
 
-    /// Compares the copy with what was checked: until it was sealed, another process of the same user could change it.
+    /// Compares the sealed copy with the checked bytes: before the seal, another process of the same user could change it.
     fn compared(mut file: File, content: &[u8]) -> io::Result<Self> {
         let mut copy = Vec::with_capacity(content.len());
         file.rewind()?;

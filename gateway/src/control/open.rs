@@ -117,22 +117,33 @@ pub(crate) fn node_name() -> String {
 /// its records are not authentic, both come from the data folder.
 fn load(store: &mut dyn Store, source: &StoreSource, config: &Config) -> Result<Snapshot, ControlError> {
     let StoreSource::Postgres(source) = source else { return Ok(store.load()?) };
-    // Read first: it tells whether the database must have tags.
-    let copy = read_copy(&config.data_dir, source);
-    let loaded = store.load().map_err(ControlError::from).and_then(|snapshot| {
-        fetch_shared_files(&mut PostgresStore::new(source)?, config)?;
-        Ok(snapshot)
-    });
-    match loaded {
+    match load_from_postgres(store, source, config) {
         Err(ControlError::Store(error @ (StoreError::Unavailable(_) | StoreError::Forged { .. }))) => {
             let has_secrets = [AGENT_CA, ADMIN_TOKEN].iter().all(|secret| secret.is_in(&config.data_dir));
             // A start from the copy makes no secret of its own, which the other nodes would not know.
-            let Some(copy) = copy?.filter(|_| has_secrets) else { return Err(error.into()) };
+            let copy = read_copy(&config.data_dir, source)?.filter(|_| has_secrets);
+            let Some(copy) = copy else { return Err(error.into()) };
             tracing::error!(%error, revision = copy.position.revision.0, "starting with the copy of the records in the data folder");
             Ok(copy)
         }
         loaded => loaded,
     }
+}
+
+fn load_from_postgres(
+    store: &mut dyn Store,
+    source: &PostgresSource,
+    config: &Config,
+) -> Result<Snapshot, ControlError> {
+    let mut secrets = PostgresStore::new(source)?;
+    match secrets.check_unmigrated() {
+        // The load migrates the tables, and trusts them unless the copy is of tables with tags.
+        Err(StoreError::OlderSchema { .. }) => drop(read_copy(&config.data_dir, source)?),
+        checked => drop(checked?),
+    }
+    let snapshot = store.load()?;
+    fetch_shared_files(&mut secrets, config)?;
+    Ok(snapshot)
 }
 
 /// Writes the shared secrets of the region to the data folder; creates those that the region does not have yet.

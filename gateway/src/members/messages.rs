@@ -1,5 +1,5 @@
-//! Messages between the control planes of nodes, as JSON. Fields are only added, with a default. A message of a version
-//! whose rows of nodes have no tags is refused.
+//! Messages between the control planes of nodes, as JSON. Fields are only added, with a default. A message whose
+//! rows of nodes have no tags is refused, as of an earlier version.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -61,7 +61,7 @@ pub(crate) fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
     state.merge(acknowledgment::routes(control))
 }
 
-/// What is needed to check a message and to use it.
+/// Checks messages and passes them to the membership.
 #[derive(Clone)]
 struct Receiver {
     inputs: RegionInputs,

@@ -6,8 +6,8 @@
 //!   as they were committed.
 //! - `gw.region` has a tag over its position and over the set of all records and shared secrets. A load of all records
 //!   notices a row that was removed, or replaced by an earlier version of itself.
-//! - A row of `gw.nodes` has a tag over slot, session and address, so that nodes connect to nodes only. The state of a node
-//!   changes too often for a tag.
+//! - A row of `gw.nodes` has a tag over slot, session and address, so that nodes connect only to addresses that a node has
+//!   written. The state of a node changes too often for a tag.
 //!
 //! A database that was rolled back as a whole is authentic, as after the restore of a backup.
 
@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::hmac;
+use gw_shared::text::printable;
 
 use super::super::{Position, RecordId, Revision, Sealer, StoreError, StoredRecord, document};
 use crate::region::{NodeRow, NodeSlot, RegionKey};
@@ -25,6 +26,8 @@ use crate::region::{NodeRow, NodeSlot, RegionKey};
 const PURPOSE: &str = "gw records 1";
 /// Rows that an error names.
 const NAMED_ROWS: usize = 5;
+/// Longest name of a row in an error, in bytes: the writer of a refused row chooses it.
+const NAME_MAX: usize = 100;
 
 /// Authenticates a row: the first half of an HMAC-SHA-256.
 pub(super) type Tag = [u8; 16];
@@ -238,9 +241,9 @@ impl KnownRecords {
 
     /// The element of a row of the set; `None` if the set does not have it, or is not known.
     pub(super) fn element(&self, member: &SetMember) -> Option<Element> {
-        let mut known = self.lock();
-        let set = known.set.as_mut()?;
-        // At a start, of the few secrets: the map is not needed for them.
+        let known = self.lock();
+        let set = known.set.as_ref()?;
+        // A start asks for the secrets, which were loaded last: the map is not needed for them.
         let loaded = set.loaded.iter().rev().find(|(loaded, _)| loaded == member).map(|(_, element)| *element);
         loaded.or_else(|| set.elements.get(member).copied())
     }
@@ -300,7 +303,7 @@ impl RefusedRows {
     pub(super) fn add(&mut self, kind: &str, id: &str) {
         self.count += 1;
         if self.names.len() < NAMED_ROWS {
-            self.names.push(format!("{kind} {id}"));
+            self.names.push(printable(format!("{kind} {id}").as_bytes(), NAME_MAX));
         }
     }
 

@@ -24,7 +24,7 @@ pub(super) struct FinalSteps {
     pub(super) deleted_ids: Vec<String>,
     /// Name of a shared secret that is stored, sealed, or deleted if it is `None`.
     pub(super) secret: Option<(String, Option<String>)>,
-    /// The same for the digest of the set.
+    /// Effects of the change on the digest of the set.
     pub(super) effects: Vec<Effect>,
 }
 
