@@ -173,7 +173,7 @@ pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &Forwar
     let timing = scope.failed(error.code);
     // Fails only if the stream is closed, in which case the caller is gone.
     let _ = sender.send_head(Kind::Refused, true, |out| {
-        head::write_refusal(out, timing, error.code.as_str(), &error.message);
+        head::write_refusal(out, timing, false, error.code.as_str(), &error.message);
     });
     Failed
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use gw_shared::runtime;
 use gw_shared::tunnel::connection::Tunnel;
-use gw_shared::tunnel::control::{self, InvalidMessage, ToAgent, ToGateway};
+use gw_shared::tunnel::control::{self, BackendHealth, InvalidMessage, ToAgent, ToGateway};
 
 use super::session::{Phase, Session};
 
@@ -54,6 +54,7 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
                 session.agent.updates.offered(programs);
                 continue;
             }
+            ToAgent::OtherTunnels { .. } => continue,
             ToAgent::RenewalRefused { message } => {
                 events.answer_certificate_request(Err(message));
                 continue;
@@ -79,6 +80,8 @@ async fn report(session: &Session, tunnel: &Tunnel) {
                 slots: session.slots.total(),
                 slots_in_use: now.0,
                 backend_connections: u32::try_from(now.1).unwrap_or(u32::MAX) + now.0,
+                backend: BackendHealth::Unknown,
+                standby: false,
             };
             send(tunnel, &statistics);
         }

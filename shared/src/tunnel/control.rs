@@ -33,6 +33,9 @@ pub enum ToAgent {
     Certificate(CertificateReply),
     /// Answer to `Renew` that is refused, with the reason.
     RenewalRefused { message: String },
+    /// Whether the service has tunnels of other agents, to which the gateway can send what this agent refuses. Sent when the
+    /// tunnel is ready and when it changes. Not sent to agents of a line before 0.2.
+    OtherTunnels { exist: bool },
     /// Programs of the gateway's version, for agents that update themselves. Not sent to agents of a line before 0.2.
     Programs { programs: Vec<SignedProgram> },
 }
@@ -45,15 +48,32 @@ pub enum ToGateway {
         slots: u32,
         slots_in_use: u32,
         backend_connections: u32,
+        /// Agents of a line before 0.2 do not send it.
+        #[serde(default)]
+        backend: BackendHealth,
+        /// The agent gets requests only if no other can serve them. Agents of a line before 0.2 do not send it.
+        #[serde(default)]
+        standby: bool,
     },
     /// The agent is stopping: send no new requests on this tunnel.
     Drain,
     /// Request for a certificate: `csr` is a PEM certificate request signed with the new key (RFC 2986).
-    Renew {
-        csr: String,
-    },
+    Renew { csr: String },
     /// Whether the agent updates itself, and how far it is. Sent when it changes.
     Update(UpdateReport),
+}
+
+/// Whether a backend of the service takes connections, as far as the agent knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BackendHealth {
+    /// No connection was attempted yet.
+    #[default]
+    Unknown,
+    /// At least one backend takes connections.
+    Healthy,
+    /// No backend does.
+    Unhealthy,
 }
 
 /// A message to one end of a tunnel.

@@ -42,7 +42,7 @@ pub enum Kind {
     Response = 0x03,
     /// Interim response (1xx): the response head.
     Interim = 0x04,
-    /// Error of the agent in place of a response: durations (2 × u32), length of the code (u8), code, message.
+    /// Error of the agent in place of a response: durations (2 × u32), a flag (1 bit) and the length of the code (7 bits), code, message.
     Refused = 0x05,
     /// Bytes of a body.
     Data = 0x06,

@@ -5,6 +5,7 @@
 //! HTTP/1.1, with `connection: upgrade` and status 101.
 
 use bytes::{Buf, Bytes};
+use http::header::{HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
@@ -102,17 +103,25 @@ pub fn parse_interim(payload: &Bytes) -> Result<ResponseHead, InvalidHead> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub timing: AgentTiming,
+    /// The agent says that no byte of the request was sent to a backend.
+    pub unsent: bool,
     /// Code as in `AgentErrorCode`; from an untrusted agent any bytes.
     pub code: Bytes,
     /// Text for people; from an untrusted agent any bytes.
     pub message: Bytes,
 }
 
-/// Appends the payload of a REFUSED. Cuts a message that is too long.
-pub fn write_refusal(out: &mut Vec<u8>, timing: AgentTiming, code: &'static str, message: &str) {
+/// Bit of the byte with the length of a code: no byte of the request was sent to a backend. Agents of the release line 0.1
+/// never set it.
+const UNSENT: u8 = 0x80;
+
+/// Appends the payload of a REFUSED. Cuts a message that is too long. `unsent` tells that no byte of the request was sent to a
+/// backend.
+pub fn write_refusal(out: &mut Vec<u8>, timing: AgentTiming, unsent: bool, code: &'static str, message: &str) {
+    const { assert!(CODE_MAX < UNSENT as usize) };
     debug_assert!(code.len() <= CODE_MAX);
     write_timing(out, timing);
-    out.push(code.len() as u8);
+    out.push(code.len() as u8 | if unsent { UNSENT } else { 0 });
     out.extend_from_slice(code.as_bytes());
     let bytes = message.as_bytes();
     out.extend_from_slice(&bytes[..bytes.len().min(MESSAGE_TEXT_MAX)]);
@@ -121,11 +130,12 @@ pub fn write_refusal(out: &mut Vec<u8>, timing: AgentTiming, code: &'static str,
 /// Parses the payload of a REFUSED; `None` if the code is longer than the payload.
 pub fn parse_refusal(mut payload: Bytes) -> Option<Refusal> {
     let timing = read_timing(&mut payload);
-    let length = usize::from(payload.try_get_u8().ok()?);
+    let first = payload.try_get_u8().ok()?;
+    let (unsent, length) = (first & UNSENT != 0, usize::from(first & !UNSENT));
     if payload.len() < length {
         return None;
     }
-    Some(Refusal { timing, code: payload.split_to(length), message: payload })
+    Some(Refusal { timing, unsent, code: payload.split_to(length), message: payload })
 }
 
 fn write_timing(out: &mut Vec<u8>, timing: AgentTiming) {
@@ -140,6 +150,25 @@ fn read_timing(payload: &mut Bytes) -> AgentTiming {
     AgentTiming { agent_us, backend_first_byte_us: (first_byte != NONE).then_some(first_byte) }
 }
 
+/// Field of a REQUEST that asks for a notice of [acceptance](write_acceptance). The agent does not pass it on.
+pub const AWAIT_ACCEPTANCE: HeaderName = HeaderName::from_static("x-gw-await-acceptance");
+
+/// Field of a notice of acceptance.
+const ACCEPTED: HeaderName = HeaderName::from_static("x-gw-accepted");
+
+/// Appends the payload of an INTERIM that is a notice of acceptance: the request has a slot and a connection to a backend, and
+/// its body may follow. The gateway does not pass it on.
+pub fn write_acceptance(out: &mut Vec<u8>) {
+    let headers = std::iter::once((ACCEPTED, HeaderValue::from_static("1"))).collect();
+    write_interim(out, StatusCode::CONTINUE, &headers);
+}
+
+/// Whether the head of an INTERIM is a notice of acceptance. A backend cannot send one: an agent removes the fields of the
+/// gateway from its responses.
+pub fn is_acceptance(head: &ResponseHead) -> bool {
+    head.headers.contains(&ACCEPTED)
+}
+
 /// Payload of TRAILERS: field lines and an empty line.
 pub fn write_trailers(trailers: &Fields) -> Bytes {
     let mut lines = Vec::new();
@@ -150,8 +179,7 @@ pub fn write_trailers(trailers: &Fields) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-    use http::header::{CONTENT_TYPE, HeaderName};
+    use http::header::CONTENT_TYPE;
 
     use super::*;
 
@@ -211,13 +239,28 @@ mod tests {
     }
 
     #[test]
+    fn notices_of_acceptance_are_told_from_interim_responses() {
+        let is_notice = |write: fn(&mut Vec<u8>)| {
+            let mut out = Vec::new();
+            write(&mut out);
+            is_acceptance(&parse_interim(&out.into()).unwrap())
+        };
+        assert!(is_notice(write_acceptance));
+        assert!(!is_notice(|out| write_interim(out, StatusCode::CONTINUE, &Fields::new())));
+    }
+
+    #[test]
     fn refusals_parse_back_and_long_messages_are_cut() {
         let timing = AgentTiming { agent_us: 9, backend_first_byte_us: None };
         let mut out = Vec::new();
-        write_refusal(&mut out, timing, "GW_BACKEND_UNREACHABLE", &"x".repeat(5000));
+        write_refusal(&mut out, timing, false, "GW_BACKEND_UNREACHABLE", &"x".repeat(5000));
         let refusal = parse_refusal(out.into()).unwrap();
         assert_eq!((refusal.timing, &refusal.code[..]), (timing, &b"GW_BACKEND_UNREACHABLE"[..]));
-        assert_eq!(refusal.message.len(), MESSAGE_TEXT_MAX);
+        assert_eq!((refusal.unsent, refusal.message.len()), (false, MESSAGE_TEXT_MAX));
+        let mut out = Vec::new();
+        write_refusal(&mut out, timing, true, "GW_BACKEND_TLS", "");
+        let refusal = parse_refusal(out.into()).unwrap();
+        assert_eq!((refusal.unsent, &refusal.code[..]), (true, &b"GW_BACKEND_TLS"[..]));
         assert_eq!(parse_refusal(Bytes::from_static(&[0, 0, 0, 1, 0, 0, 0, 1, 5, b'a'])), None);
         assert_eq!(parse_refusal(Bytes::from_static(&[0, 0, 0, 1])), None);
     }

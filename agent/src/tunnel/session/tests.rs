@@ -12,7 +12,7 @@ use gw_shared::http::{Fields, Framing};
 use gw_shared::identity::program::{UpdateReport, UpdateState};
 use gw_shared::net::Socket;
 use gw_shared::runtime::Driver;
-use gw_shared::tunnel::control::{self, ToAgent, ToGateway};
+use gw_shared::tunnel::control::{self, BackendHealth, ToAgent, ToGateway};
 use gw_shared::tunnel::endpoint::ReceivedPart;
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, OutboundRequest};
@@ -149,7 +149,13 @@ fn drained_tunnel_ends_after_its_last_response() {
 fn stopping_agent_asks_for_the_end_of_its_tunnel() {
     let ended = with_session(async |tunnel, _session, stop| {
         let next = async || control::decode::<ToGateway>(&tunnel.message().await.unwrap()).unwrap();
-        let statistics = ToGateway::Statistics { slots: 1, slots_in_use: 0, backend_connections: 0 };
+        let statistics = ToGateway::Statistics {
+            slots: 1,
+            slots_in_use: 0,
+            backend_connections: 0,
+            backend: BackendHealth::Unknown,
+            standby: false,
+        };
         assert_eq!(next().await, statistics);
         let off = UpdateReport { state: UpdateState::Off, release_keys: None, version: None, error: None };
         assert_eq!(next().await, ToGateway::Update(off));

@@ -123,7 +123,7 @@ pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refu
             (code.as_str(), message)
         }
     };
-    head::write_refusal(out, timing_or_absent(timing), code, &message);
+    head::write_refusal(out, timing_or_absent(timing), false, code, &message);
 }
 
 /// Message of an error that means that the tunnel was lost.
@@ -225,6 +225,7 @@ mod tests {
         for code in ["", "GW_X", "GW_MISDIRECTED", "GW_AUTH_MODE_NOT_ALLOWED"] {
             let refusal = Refusal {
                 timing: AgentTiming::default(),
+                unsent: false,
                 code: bytes::Bytes::copy_from_slice(code.as_bytes()),
                 message: bytes::Bytes::from_static(b"text"),
             };
