@@ -12,6 +12,10 @@ use gw_shared::tunnel::response::InvalidResponse;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 
+pub use overload::Overload;
+
+mod overload;
+
 /// Party that must change something for the request to succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -94,7 +98,7 @@ pub enum Error {
     #[error("the certificate request is not usable: {0}")]
     CsrInvalid(String),
     #[error("the gateway is {0}; try again")]
-    Overloaded(&'static str),
+    Overloaded(Overload),
     #[error("a tunnel needs a client certificate issued by this gateway")]
     AgentCertificateRequired,
     #[error("this agent is unknown or revoked")]
@@ -208,7 +212,10 @@ impl Error {
             Self::EnrollmentPending => ((StatusCode::CONFLICT, "AgentDenied"), ErrorCode::EnrollmentPending, Policy),
             Self::Misdirected => ((StatusCode::MISDIRECTED_REQUEST, "Misdirected"), ErrorCode::Misdirected, Caller),
             Self::PathNotFound => ((StatusCode::NOT_FOUND, "NotFound"), ErrorCode::NotFound, Caller),
-            Self::Overloaded(_) => ((StatusCode::SERVICE_UNAVAILABLE, "Overloaded"), ErrorCode::Overloaded, Gateway),
+            Self::Overloaded(reason) => {
+                let terms = reason.terms();
+                ((terms.status, "Overloaded"), terms.code, Gateway)
+            }
             Self::AgentCertificateRequired => {
                 ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentCertificateRequired, Agent)
             }
@@ -236,7 +243,8 @@ impl Error {
             | Self::TunnelRateLimited { retry_after } => {
                 Some((retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0)).max(1))
             }
-            Self::Overloaded(_) | Self::NodeUnavailable => Some(1),
+            Self::Overloaded(reason) => Some(reason.terms().retry_after),
+            Self::NodeUnavailable => Some(1),
             _ => None,
         }
     }
@@ -367,7 +375,7 @@ mod tests {
             (Error::AgentUnavailable, "504 AgentUnavailable AGENT_UNAVAILABLE"),
             (Error::BadRequest(String::new()), "400 BadRequest GW_BAD_REQUEST"),
             (Error::Misdirected, "421 Misdirected GW_MISDIRECTED"),
-            (Error::Overloaded("draining"), "503 Overloaded GW_OVERLOADED"),
+            (Error::Overloaded(Overload::Draining), "503 Overloaded GW_OVERLOADED"),
             (Error::VersionMismatch(String::new()), "426 AgentDenied GW_VERSION_MISMATCH"),
         ];
         for (error, expected) in table {

@@ -6,7 +6,7 @@ use gw_shared::http::{InvalidHeadParts, RequestHead};
 
 use crate::apex::Apex;
 use crate::client_address::{Peer, TrustedProxies, client_address};
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::hostname::{Destination, Region};
 use crate::http_message::{Outcome, RequestBody, ResponseSink, dated};
 use crate::lifecycle::Lifecycle;
@@ -41,7 +41,7 @@ impl Router {
         }
         let outcome = match destination {
             Destination::Tenant(label) => self.relay.relay(scope, &label, request, peer, body, response).await,
-            _ if self.lifecycle.is_ending() => refuse(scope, &Error::Overloaded("draining"), response).await,
+            _ if self.lifecycle.is_ending() => refuse(scope, &Error::Overloaded(Overload::Draining), response).await,
             // Boxed: every idle connection would reserve memory for it.
             Destination::Apex => Box::pin(self.apex.serve(scope, &request, body, response)).await,
             Destination::Elsewhere => refuse(scope, &Error::Misdirected, response).await,

@@ -9,7 +9,7 @@ use gw_shared::id::AgentId;
 use tokio::sync::oneshot;
 
 use super::Apex;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::limits;
 use crate::ownership::{self, WorkerId};
 use crate::rate::Rate;
@@ -127,8 +127,8 @@ impl Apex {
         }
         let (reply, answer) = oneshot::channel();
         let charge = Box::new(ApexCharge { bucket, reply });
-        self.owners.post(owner, charge).map_err(|_| Error::Overloaded("overloaded"))?;
-        answer.await.map_err(|_| Error::Overloaded("stopping"))
+        self.owners.post(owner, charge).map_err(|_| Error::Overloaded(Overload::QueueFull))?;
+        answer.await.map_err(|_| Error::Overloaded(Overload::Stopping))
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::enrollment::{enrolled, of_enrollment};
 use super::{Actor, Control, ControlError, Plan};
 use crate::clock::Timestamp;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::store::{AgentRecord, PublicKeyHash, Records, Step, StoredRecord};
 use crate::tls::pki::CertificateRequest;
 
@@ -114,7 +114,7 @@ impl Control {
     /// Takes one certificate from the allowance of an authenticated agent.
     fn take_issuance(&self, agent: AgentId) -> Result<(), ControlError> {
         let taken = self.state().issuance.take(agent, Instant::now());
-        taken.map_err(|_| ControlError::Refused(Error::Overloaded("asked for certificates too often")))
+        taken.map_err(|_| ControlError::Refused(Error::Overloaded(Overload::Certificates)))
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::{Control, ControlError};
 use crate::clock::Timestamp;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::limits;
 
 /// Interval of the maintenance of the records.
@@ -46,9 +46,9 @@ impl Executor {
             // The task that waits may have been cancelled.
             let _ = reply.send(work(control));
         });
-        self.0.try_send(Job::Work(work)).map_err(|_| Error::Overloaded("overloaded"))?;
+        self.0.try_send(Job::Work(work)).map_err(|_| Error::Overloaded(Overload::QueueFull))?;
         // The sender is dropped when the work panics or the gateway stops.
-        answer.await.map_err(|_| Error::Overloaded("not able to do this now"))?.map_err(refusal)
+        answer.await.map_err(|_| Error::Overloaded(Overload::JobDropped))?.map_err(refusal)
     }
 
     /// Stops the control thread after the jobs that are already queued.
@@ -62,10 +62,10 @@ impl Executor {
 fn refusal(error: ControlError) -> Error {
     match error {
         ControlError::Refused(error) => error,
-        ControlError::HandedOver => Error::Overloaded("being replaced by a newer process"),
+        ControlError::HandedOver => Error::Overloaded(Overload::HandedOver),
         error => {
             tracing::error!(%error, "a job of the control plane failed");
-            Error::Overloaded("not able to store this now")
+            Error::Overloaded(Overload::NotStored)
         }
     }
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use gw_shared::id::AccountId;
 use gw_shared::tunnel::ledger::{Ledger, Share};
 
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::memory::sockets::SocketMemory;
 
 /// Memory of the relayed requests of one worker: their streams and kept bodies, and kernel memory of their callers.
@@ -102,17 +102,13 @@ impl AccountMemory {
     pub(crate) fn refusal(&self) -> Error {
         let others = self.all.ledger.charged() - self.share.charged();
         // With most of the memory, the others leave less than this account has.
-        if others > self.all.ledger.total() / 2 {
-            Error::Overloaded("at its limit of relayed requests")
-        } else {
-            at_account_limit()
-        }
+        if others > self.all.ledger.total() / 2 { Error::Overloaded(Overload::RelayMemory) } else { at_account_limit() }
     }
 }
 
 /// Error of a request for which the share of its account has no room.
 pub(crate) fn at_account_limit() -> Error {
-    Error::Overloaded("at this account's limit of relayed requests")
+    Error::Overloaded(Overload::AccountMemory)
 }
 
 /// Bytes that are charged to an account until dropped.

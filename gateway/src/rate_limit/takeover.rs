@@ -7,7 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::oneshot;
 
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::limits;
 
 /// The buckets of the process that took over from this one. Cheap to clone.
@@ -45,7 +45,7 @@ impl SuccessorBuckets {
 
     /// Takes one request out of the bucket of `service`.
     pub(crate) async fn take(&self, service: &Arc<str>) -> Result<(), Error> {
-        const DRAINING: Error = Error::Overloaded("draining");
+        const DRAINING: Error = Error::Overloaded(Overload::Draining);
         let (reply, answer) = oneshot::channel();
         self.0.try_send(SuccessorCharge { service: Arc::clone(service), reply }).map_err(|_| DRAINING)?;
         match answer.await {

@@ -12,7 +12,7 @@ use gw_shared::tunnel::head::OutboundRequest;
 
 use super::carry::{Stopped, carry};
 use crate::auth::Authenticated;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink};
 use crate::limits;
 use crate::pipe::{self, Closed};
@@ -29,7 +29,7 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
         let mut response = PipeSink { pipe: &response, progress: Progress::default(), begun: false, has_upload };
         let opened_here = match &served {
             Some(Served(upstream)) => admit_and_open(upstream, request, &outbound, response.pipe).await,
-            None => Err(Error::Overloaded("overloaded")),
+            None => Err(Error::Overloaded(Overload::QueueFull)),
         };
         let carried = match opened_here {
             Ok(request) => {

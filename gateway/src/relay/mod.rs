@@ -26,7 +26,7 @@ use self::outbound::outbound;
 use crate::auth::{Authenticated, VerifiedTokens};
 use crate::client_address::Peer;
 use crate::current::Current;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::http_message::{Outcome, RequestBody, ResponseSink};
 use crate::lifecycle::Lifecycle;
 use crate::request_scope::{Observers, RequestScope, Stage, refuse, respond};
@@ -120,7 +120,7 @@ impl Relay {
         if !service.enabled {
             return Err(Error::ServiceDisabled);
         }
-        if self.lifecycle.is_ending() { Err(Error::Overloaded("draining")) } else { Ok(()) }
+        if self.lifecycle.is_ending() { Err(Error::Overloaded(Overload::Draining)) } else { Ok(()) }
     }
 
     /// Admits the request by the bucket of its service and opens it on a tunnel, unless another node owns the service.

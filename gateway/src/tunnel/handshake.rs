@@ -25,7 +25,7 @@ use super::{Tunnels, downloads};
 use crate::clock::Timestamp;
 use crate::connections::ConnectionGuard;
 use crate::control::SECRET_LENGTH;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::hostname::Destination;
 use crate::http_message::dated;
 use crate::http1;
@@ -218,7 +218,7 @@ async fn send_program(
         return refuse(tunnels, stream, &error, guard).await;
     };
     let Some(download) = tunnels.downloads.begin(agent, account, stream.closer()) else {
-        return refuse(tunnels, stream, &Error::Overloaded("sending programs to other agents"), guard).await;
+        return refuse(tunnels, stream, &Error::Overloaded(Overload::Programs), guard).await;
     };
     match write_program(stream, program, guard).await {
         Ok(()) => {

@@ -27,7 +27,7 @@ use self::waiting::Waiting;
 use crate::agent_releases::AgentReleases;
 use crate::control::Executor;
 use crate::current::Current;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::hostname::Region;
 use crate::lifecycle::Lifecycle;
 use crate::memory::relay::RelayMemory;
@@ -73,6 +73,6 @@ impl Tunnels {
 
     fn take_admission(&self, now: Instant) -> Result<(), Error> {
         let Some(admissions) = &self.admissions else { return Ok(()) };
-        admissions.borrow_mut().take(now).map_err(|_| Error::Overloaded("admitting as many tunnels as it can"))
+        admissions.borrow_mut().take(now).map_err(|_| Error::Overloaded(Overload::Admissions))
     }
 }

@@ -14,7 +14,7 @@ use gw_shared::net::Closer;
 use slab::Slab;
 
 use crate::clock::Timestamp;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::limits;
 use crate::rate::Rate;
 use crate::rate_limit::Bucket;
@@ -183,7 +183,7 @@ fn bucket<K: Hash + Eq>(
     if buckets.len() >= limits::TUNNEL_BUCKETS && !buckets.contains_key(&key) {
         buckets.retain(|_, bucket| !bucket.is_full(now));
         if buckets.len() >= limits::TUNNEL_BUCKETS {
-            return Err(Error::Overloaded("opening too many tunnels"));
+            return Err(Error::Overloaded(Overload::Openings));
         }
     }
     Ok(buckets.entry(key).or_insert_with(|| Bucket::new(rate, now)))

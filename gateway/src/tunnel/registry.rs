@@ -15,7 +15,7 @@ use super::refused_versions::RefusedVersions;
 use super::session::Session;
 use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Admitted;
@@ -80,7 +80,7 @@ impl Registry {
         if let Some(at) = sessions.iter().position(|other| other.agent == session.agent) {
             // Sessions may register in another order than they began in.
             if sessions[at].generation > session.generation {
-                return Err(Error::Overloaded("serving a newer tunnel of this agent"));
+                return Err(Error::Overloaded(Overload::NewerTunnel));
             }
             let older = std::mem::replace(&mut sessions[at], Rc::clone(session));
             older.send(&ToAgent::Replaced);
@@ -94,7 +94,7 @@ impl Registry {
             return Ok(());
         }
         if sessions.len() >= limits::TUNNELS_PER_SERVICE {
-            return Err(Error::Overloaded("at its limit of tunnels for this service"));
+            return Err(Error::Overloaded(Overload::TunnelsOfService));
         }
         sessions.push(Rc::clone(session));
         self.tunnel_grace.arrived(&session.service.label);

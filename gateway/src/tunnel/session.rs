@@ -32,7 +32,7 @@ use super::waiting::Waiting;
 use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
 use crate::control::{AgentProof, Executor};
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::http_message::OpenedStream;
 use crate::limits;
 use crate::ownership::WorkerId;
@@ -233,7 +233,7 @@ impl Session {
             tracing::debug!(request_id, %error, "cannot open a stream");
             match error {
                 OpenError::StreamLimit => Error::AgentConcurrencyLimit,
-                OpenError::Congested => Error::Overloaded("waiting for the agent of this service to read requests"),
+                OpenError::Congested => Error::Overloaded(Overload::AgentDoesNotRead),
                 OpenError::HeadTooLarge => Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)),
                 OpenError::Memory => self.flow.refusal(),
                 OpenError::Lost => Error::TunnelLost,

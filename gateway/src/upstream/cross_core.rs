@@ -7,7 +7,7 @@ use gw_shared::tunnel::head::OutboundRequest;
 
 use super::{Frame, PendingResponse, Upload, Upstream, UpstreamRequest};
 use crate::auth::Authenticated;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::http_message::OpenedStream;
 use crate::limits;
 use crate::pipe;
@@ -44,7 +44,7 @@ impl Upstream {
             response: response_in,
             opened: Arc::clone(&opened),
         };
-        self.owners.post(owner, Box::new(request)).map_err(|_| Error::Overloaded("overloaded"))?;
+        self.owners.post(owner, Box::new(request)).map_err(|_| Error::Overloaded(Overload::QueueFull))?;
         self.counters.crossings.increment();
         Ok(UpstreamRequest {
             upload: upload_in.map_or(Upload::None, Upload::CrossCore),

@@ -1,10 +1,11 @@
-//! docs/errors.md has every error code, docs/metrics.md every metric, and neither has others.
+//! docs/errors.md has every error code and every reason of an overload, docs/metrics.md every metric, and neither has others.
 
 use std::collections::BTreeSet;
 use std::fs;
 
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
+use gw_gateway::error::Overload;
 
 use crate::markdown::{headings, rows};
 use crate::{assert_same, fetch, read, repository};
@@ -32,6 +33,13 @@ fn every_error_code_has_a_heading_and_every_heading_a_code() {
     let headings = headings(&read("docs/errors.md")).into_iter();
     let titles = headings.filter(|(level, _)| *level == 2).map(|(_, text)| text.trim_matches('`').to_owned());
     assert_same("docs/errors.md", titles.filter(|title| is_error_code(title)), &codes);
+}
+
+#[test]
+fn the_page_has_every_reason_of_an_overload_and_no_other() {
+    let reasons = Overload::ALL.iter().map(|reason| reason.as_str().to_owned()).collect();
+    let rows = rows(&read("docs/errors.md"), "message says").into_iter();
+    assert_same("docs/errors.md", rows.map(|cells| cells[0].clone()), &reasons);
 }
 
 /// Name and type of each metric of a gateway and of an agent, both with everything in force that has metrics of its own.

@@ -15,7 +15,7 @@ use gw_shared::tunnel::window;
 use super::wire::{self, Refused};
 use super::{Nodes, link};
 use crate::auth::Authenticated;
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::http_message::OpenedStream;
 use crate::limits;
 use crate::memory::relay::Reserved;
@@ -166,7 +166,7 @@ impl CrossNodeRequest {
         let (outbound, share) = (&self.outbound, Rc::clone(memory.share()));
         let opened = tunnel.open_for(share, window::FIRST as usize, !outbound.has_body(), |out| outbound.write(out));
         let (sender, receiver) = opened.map_err(|error| match error {
-            OpenError::StreamLimit | OpenError::Congested => Failed::Refused(Error::Overloaded("overloaded")),
+            OpenError::StreamLimit | OpenError::Congested => Failed::Refused(Error::Overloaded(Overload::QueueFull)),
             OpenError::HeadTooLarge => {
                 Failed::Refused(Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)))
             }

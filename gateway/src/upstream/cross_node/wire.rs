@@ -13,7 +13,7 @@ use http::StatusCode;
 use http::header::{self, HeaderName, HeaderValue};
 
 use crate::auth::{self, Principal};
-use crate::error::Error;
+use crate::error::{Error, Overload};
 use crate::http_message::OpenedStream;
 use crate::limits;
 
@@ -115,7 +115,8 @@ pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refu
             let (.., code, _) = error.outcome();
             let message = match error {
                 Error::RateLimited { retry_after } => retry_after.as_micros().to_string(),
-                Error::Overloaded(reason) | Error::AuthModeNotAllowed(reason) => (*reason).to_owned(),
+                Error::Overloaded(reason) => reason.as_str().to_owned(),
+                Error::AuthModeNotAllowed(kind) => (*kind).to_owned(),
                 Error::TunnelLost => LOST.to_owned(),
                 Error::TunnelProtocol => String::new(),
                 other => other.to_string(),
@@ -128,15 +129,6 @@ pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refu
 
 /// Message of an error that means that the tunnel was lost.
 const LOST: &str = "lost";
-
-/// Reasons for 503 that the owner of a service can have.
-const OVERLOADED: [&str; 5] = [
-    "overloaded",
-    "draining",
-    "at its limit of relayed requests",
-    "at this account's limit of relayed requests",
-    "waiting for the agent of this service to read requests",
-];
 
 pub(crate) fn read_refusal(refusal: &Refusal) -> Refused {
     let message = printable(&refusal.message, limits::AGENT_MESSAGE);
@@ -151,12 +143,13 @@ pub(crate) fn read_refusal(refusal: &Refusal) -> Refused {
 
 /// The error with this code and message; `None` if an owner does not answer with it.
 fn error(code: &[u8], message: &str) -> Option<Error> {
-    let known = |reasons: &[&'static str]| reasons.iter().copied().find(|reason| *reason == message);
     Some(match ErrorCode::parse(std::str::from_utf8(code).ok()?)? {
         ErrorCode::RateLimitExceeded => {
             Error::RateLimited { retry_after: message.parse().map_or(Duration::from_secs(1), Duration::from_micros) }
         }
-        ErrorCode::AuthModeNotAllowed => Error::AuthModeNotAllowed(known(&[auth::TOKENS, auth::KEYS])?),
+        ErrorCode::AuthModeNotAllowed => {
+            Error::AuthModeNotAllowed([auth::TOKENS, auth::KEYS].into_iter().find(|kind| *kind == message)?)
+        }
         ErrorCode::CredentialRevoked => Error::CredentialRevoked,
         ErrorCode::ServiceKeyInvalid => Error::ServiceKeyInvalid,
         ErrorCode::ServiceKeyNotAllowed => Error::ServiceKeyNotAllowed,
@@ -164,7 +157,7 @@ fn error(code: &[u8], message: &str) -> Option<Error> {
         ErrorCode::ServiceDisabled => Error::ServiceDisabled,
         ErrorCode::HeadersTooLarge => Error::HeadersTooLarge(InvalidHead::HeadTooLarge(frame::REQUEST_HEAD.head)),
         ErrorCode::AgentUnavailable => Error::AgentUnavailable,
-        ErrorCode::Overloaded => Error::Overloaded(known(&OVERLOADED).unwrap_or(OVERLOADED[0])),
+        ErrorCode::Overloaded => Error::Overloaded(Overload::from_owner(message)),
         ErrorCode::RelayError if message == LOST => Error::TunnelLost,
         ErrorCode::AgentConcurrencyLimit
         | ErrorCode::BackendUnreachable
@@ -210,7 +203,7 @@ mod tests {
             Error::invalid_response(InvalidResponse::Malformed),
         ];
         let timing = Some(AgentTiming { agent_us: 5, backend_first_byte_us: Some(70) });
-        for error in errors.into_iter().chain(OVERLOADED.map(Error::Overloaded)) {
+        for error in errors.into_iter().chain(Overload::of_owners().map(Error::Overloaded)) {
             let (passed, _) = passed_on(&Refused::Error(error.clone()), None);
             assert_eq!(passed, Refused::Error(error));
         }
