@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use gw_shared::runtime;
+use gw_shared::text::printable;
 use gw_shared::tunnel::connection::Tunnel;
 use gw_shared::tunnel::control::{self, BackendHealth, InvalidMessage, ToAgent, ToGateway};
+use gw_shared::tunnel::cut_reason::CutReason;
 
 use super::session::{Phase, Session};
 
@@ -15,6 +17,9 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Most bytes of messages that wait for sending: statistics of minutes.
 const QUEUE_MAX: usize = 64 * 1024;
+
+/// Longest logged reason for the end of a tunnel.
+const REASON_MAX: usize = 100;
 
 /// Handles and sends messages until the tunnel ends or is closing. After an error, the tunnel must end.
 pub(super) async fn serve(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessage> {
@@ -57,6 +62,12 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
             ToAgent::OtherTunnels { .. } => continue,
             ToAgent::RenewalRefused { message } => {
                 events.answer_certificate_request(Err(message));
+                continue;
+            }
+            ToAgent::Ended { reason } => {
+                let advice = CutReason::parse(&reason).and_then(CutReason::advice);
+                let reason = printable(reason.as_bytes(), REASON_MAX);
+                tracing::warn!(reason, advice, "the gateway ends the tunnel");
                 continue;
             }
         };

@@ -113,6 +113,12 @@ fn totals(out: &mut Exposition, reports: &[WorkerReport]) {
             "Connections that the gateway closed to protect itself or to make room, by reason.",
             sums(reports, |report| &report.ended_early),
         ),
+        (
+            "gw_tunnels_ended_total",
+            "reason",
+            "Ended tunnels, by reason.",
+            sums(reports, |report| &report.tunnels_ended),
+        ),
     ];
     for (name, label, help, sums) in by_reason {
         let mut family = out.family(name, Kind::Counter, help);
@@ -351,6 +357,7 @@ mod tests {
             refusals: BTreeMap::from([("AGENT_UNAVAILABLE", 1)]),
             turned_away: BTreeMap::from([("address_rate", 4)]),
             ended_early: BTreeMap::from([("frames", 1)]),
+            tunnels_ended: BTreeMap::from([("silent", 1)]),
             connections: 3,
             crossings_served: 0,
             node_links: 0,
@@ -394,6 +401,7 @@ mod tests {
             "gw_refusals_total{code=\"AGENT_UNAVAILABLE\"} 2",
             "gw_connections_turned_away_total{reason=\"address_rate\"} 8",
             "gw_connections_ended_early_total{reason=\"frames\"} 2",
+            "gw_tunnels_ended_total{reason=\"silent\"} 2",
             "gw_connections{worker=\"1\"} 3",
             "gw_worker_busy_ratio{worker=\"0\"} 0.01",
             "gw_service_requests_total{service=\"acme--api\",class=\"5xx\"} 2",

@@ -57,8 +57,6 @@ reasons! {
     /// The control plane has dropped the job.
     JobDropped => unavailable("not able to do this now"),
     NotStored => unavailable("not able to store this now"),
-    TunnelsOfService => unavailable("at its limit of tunnels for this service"),
-    NewerTunnel => unavailable("serving a newer tunnel of this agent"),
     Admissions => unavailable("admitting as many tunnels as it can"),
     Openings => unavailable("opening too many tunnels"),
     Programs => unavailable("sending programs to other agents"),

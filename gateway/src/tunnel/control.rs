@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use gw_shared::runtime;
 use gw_shared::text::error_line;
-use gw_shared::tunnel::control::{InvalidMessage, ToAgent, decode};
+use gw_shared::tunnel::control::{ToAgent, decode};
+use gw_shared::tunnel::cut_reason::CutReason;
 
 use super::Tunnels;
 use super::openings::Opening;
@@ -19,28 +20,10 @@ use crate::store::PublicKeyHash;
 /// Registers the tunnel once the agent has sent its HELLO, then handles its messages until the tunnel ends.
 /// `key` is that of the certificate that the tunnel was opened with.
 pub(super) async fn serve(tunnels: Rc<Tunnels>, session: Rc<Session>, opening: Opening, key: PublicKeyHash) {
-    if let Err(error) = exchange(&tunnels, &session, opening, key).await {
-        if !session.is_cut() {
-            let error = error_line(&error);
-            tracing::warn!(agent = %session.agent, %error, "control messages failed: tunnel cut");
-        }
+    if let Err(reason) = exchange(&tunnels, &session, opening, key).await {
         // A tunnel without control messages can be neither drained nor replaced.
-        session.cut();
+        session.cut(reason);
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-enum ControlError {
-    #[error(transparent)]
-    Message(#[from] InvalidMessage),
-    #[error("{0}")]
-    Refused(crate::error::Error),
-    #[error("the agent did not send its HELLO")]
-    NoHello,
-    #[error("the agent may no longer serve this service")]
-    NotAllowed,
-    #[error("the agent sends too many messages")]
-    TooMany,
 }
 
 async fn exchange(
@@ -48,17 +31,17 @@ async fn exchange(
     session: &Rc<Session>,
     opening: Opening,
     key: PublicKeyHash,
-) -> Result<(), ControlError> {
-    let hello = runtime::timeout(limits::HEAD, session.tunnel.hello()).await.map_err(|_| ControlError::NoHello)?;
-    if hello.is_none() {
+) -> Result<(), CutReason> {
+    let hello = runtime::timeout(limits::HEAD, session.tunnel.hello()).await.map_err(|_| CutReason::NoHello)?;
+    if hello.is_none() || !session.takes_requests() {
         // The tunnel has ended.
         return Ok(());
     }
-    // Since the handshake, the records may have changed and the connection may have ended.
-    if !session.is_allowed(&tunnels.directory.get(), Timestamp::now()) || !session.takes_requests() {
-        return Err(ControlError::NotAllowed);
+    // The records may have changed since the handshake.
+    if let Some(reason) = session.not_allowed(&tunnels.directory.get(), Timestamp::now()) {
+        return Err(reason);
     }
-    tunnels.registry.borrow_mut().insert(session).map_err(ControlError::Refused)?;
+    tunnels.registry.borrow_mut().insert(session)?;
     drop(opening);
     replaced_keys::used(tunnels, &session.agent, key);
     session.send(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
@@ -76,8 +59,12 @@ async fn exchange(
     }
     let mut rate = Bucket::new(limits::CONTROL_MESSAGES, Instant::now());
     while let Some(message) = session.tunnel.message().await {
-        rate.take(Instant::now()).map_err(|_| ControlError::TooMany)?;
-        session.receive(tunnels, decode(&message)?);
+        rate.take(Instant::now()).map_err(|_| CutReason::TooManyMessages)?;
+        let message = decode(&message).map_err(|error| {
+            tracing::warn!(agent = %session.agent, error = error_line(&error), "invalid control message");
+            CutReason::InvalidMessage
+        })?;
+        session.receive(tunnels, message);
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::ToAgent;
+use gw_shared::tunnel::cut_reason::CutReason;
 
 use super::grace::TunnelGrace;
 use super::openings::Openings;
@@ -15,7 +16,7 @@ use super::refused_versions::RefusedVersions;
 use super::session::Session;
 use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
-use crate::error::{Error, Overload};
+use crate::error::Error;
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Admitted;
@@ -74,27 +75,27 @@ impl Registry {
     }
 
     /// Adds a session. It replaces an older one of the same agent, which gets no more requests.
-    pub(crate) fn insert(&mut self, session: &Rc<Session>) -> Result<(), Error> {
+    pub(crate) fn insert(&mut self, session: &Rc<Session>) -> Result<(), CutReason> {
         self.refused_versions.accepted(&session.agent, &session.service.label);
         let sessions = self.by_service.entry(Arc::clone(&session.service.label)).or_default();
         if let Some(at) = sessions.iter().position(|other| other.agent == session.agent) {
             // Sessions may register in another order than they began in.
             if sessions[at].generation > session.generation {
-                return Err(Error::Overloaded(Overload::NewerTunnel));
+                return Err(CutReason::NewerTunnel);
             }
             let older = std::mem::replace(&mut sessions[at], Rc::clone(session));
-            older.send(&ToAgent::Replaced);
+            older.replace();
             // Only the latest replaced sessions may finish their requests, so that an agent that keeps reconnecting does
             // not accumulate sessions.
             let same =
                 |other: &&Rc<Session>| other.agent == session.agent && other.service.label == session.service.label;
             let newest_first = self.replaced.iter().rev().filter(same);
-            newest_first.skip(limits::REPLACED_TUNNELS - 1).for_each(|stale| stale.cut());
+            newest_first.skip(limits::REPLACED_TUNNELS - 1).for_each(|stale| stale.cut(CutReason::Replaced));
             self.replaced.push(older);
             return Ok(());
         }
         if sessions.len() >= limits::TUNNELS_PER_SERVICE {
-            return Err(Error::Overloaded(Overload::TunnelsOfService));
+            return Err(CutReason::TunnelLimit);
         }
         sessions.push(Rc::clone(session));
         self.tunnel_grace.arrived(&session.service.label);
@@ -161,11 +162,10 @@ impl Registry {
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         self.openings.enforce(directory, now);
         for session in self.by_service.values().flatten().chain(&self.replaced) {
-            if !session.is_cut() && !session.is_allowed(directory, now) {
-                tracing::info!(
-                    agent = %session.agent, service = %session.service.label, "tunnel cut: agent revoked or certificate expired"
-                );
-                session.cut();
+            if !session.is_cut()
+                && let Some(reason) = session.not_allowed(directory, now)
+            {
+                session.cut(reason);
             }
         }
     }
@@ -176,7 +176,7 @@ impl Registry {
         for session in self.by_service.values().flatten().filter(|session| session.takes_requests()) {
             if is_elsewhere(&session.service) {
                 session.send(&ToAgent::Drain);
-                session.end();
+                session.end(CutReason::Moved);
             } else if session.via.get().is_some_and(&has_left) {
                 session.send(&ToAgent::Drain);
             }
@@ -190,13 +190,15 @@ impl Registry {
 
     /// Ends every tunnel once its running requests have finished.
     pub(crate) fn end(&self) {
-        self.by_service.values().flatten().chain(&self.replaced).for_each(|session| session.end());
+        let sessions = self.by_service.values().flatten().chain(&self.replaced);
+        sessions.for_each(|session| session.end(CutReason::GatewayDrains));
     }
 
-    /// Cuts every tunnel.
+    /// Cuts every tunnel: the gateway stops.
     pub(crate) fn cut(&self) {
         self.openings.cut();
-        self.by_service.values().flatten().chain(&self.replaced).for_each(|session| session.cut());
+        let sessions = self.by_service.values().flatten().chain(&self.replaced);
+        sessions.for_each(|session| session.cut(CutReason::GatewayStops));
     }
 
     pub(crate) fn report(

@@ -2,20 +2,24 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::{AgentId, ServiceId};
+use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::program::{ReleaseKeys, UpdateReport, UpdateState};
-use gw_shared::net::{Closer, Socket, TlsStream};
+use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime;
 use gw_shared::text::{error_line, printable};
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
+use gw_shared::tunnel::cut_reason::CutReason;
 use gw_shared::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull, STREAMS_BEYOND_SLOTS, STREAMS_MAX};
 use gw_shared::tunnel::frame::REQUEST_HEAD;
 use gw_shared::tunnel::head::OutboundRequest;
@@ -69,8 +73,12 @@ pub(crate) struct Session {
     waiting: Rc<Waiting>,
     /// No more requests: the tunnel drains, was cut, or has ended.
     closed_to_requests: Cell<bool>,
-    /// The gateway has cut the tunnel.
-    cut: Cell<bool>,
+    /// Why the tunnel drains.
+    draining_for: Cell<Option<CutReason>>,
+    /// Why the gateway has cut the tunnel.
+    cut_for: Cell<Option<CutReason>>,
+    /// Task that moves the tunnel's bytes. Unlike the endpoint's, it is woken while the connection takes no bytes.
+    driver: Cell<Option<Waker>>,
     /// A certificate is being issued.
     renewing: Cell<bool>,
     /// Services that were last announced to the agent.
@@ -79,11 +87,9 @@ pub(crate) struct Session {
     renewals: RefCell<Bucket>,
     statistics: Cell<Option<(u32, u32)>>,
     opened: Instant,
-    /// `None` once the connection has ended.
-    closer: RefCell<Option<Closer>>,
 }
 
-/// Time limit for sending the end of a tunnel that the agent has closed.
+/// Time limit for sending the end of a tunnel that has ended.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Counts one request in flight on a session until dropped.
@@ -144,26 +150,27 @@ pub(super) async fn run(
     };
     session.tunnel.with(Endpoint::lose);
     session.closed_to_requests.set(true);
-    if let Err(error @ (TunnelError::Flood | TunnelError::Violation(_))) = &ended {
+    let reason = session.reason(&ended);
+    if matches!(reason, CutReason::Flood | CutReason::Violation) {
         tunnels.counters.abused("tunnel_frames");
-        let error = error_line(error);
-        tracing::warn!(agent = %session.agent, service = %session.service.label, error, "tunnel cut");
     }
+    tunnels.counters.tunnels_ended.increment(reason.as_str());
     tunnels.registry.borrow_mut().remove(&session);
     if ended.is_err() && session.via.get().is_some() {
         tunnels.registry.borrow_mut().cut_off(&session.service.label, Instant::now());
     }
-    if ended.is_ok() {
-        // The agent has ended its direction and waits for the end of this one.
-        let _ = runtime::timeout(CLOSED_WITHIN, stream.close()).await;
-    }
-    session.cut();
-    // Running requests keep the session, and a handle of the connection would keep that open.
-    session.closer.take();
+    // An agent that has ended its direction waits for the end of this one.
+    let is_awaited = ended.is_ok() && !session.is_cut();
+    session.log_end(reason, ended.err());
+    let closed = async {
+        session.tell(&stream, reason).await?;
+        if is_awaited { stream.close().await } else { Ok(()) }
+    };
+    // Fails if the agent has closed the connection, or does not read.
+    let _ = runtime::timeout(CLOSED_WITHIN, closed).await;
+    stream.closer().abort();
+    session.driver.take();
     session.flow.end();
-    let error = ended.err().map(|error| error_line(&error));
-    let (agent, service, generation) = (&session.agent, &session.service.label, session.generation);
-    tracing::info!(%agent, %service, generation, error, "tunnel ended");
 }
 
 /// Moves bytes between the endpoint and the connection until the connection ends or the agent breaks a limit.
@@ -174,6 +181,14 @@ pub(crate) async fn drive(session: &Session, stream: &impl Transport) -> Result<
         charge(&mut frames, endpoint.take_overhead())
     };
     std::future::poll_fn(|cx| {
+        session.driver.set(Some(cx.waker().clone()));
+        Poll::Ready(())
+    })
+    .await;
+    std::future::poll_fn(|cx| {
+        if session.is_cut() {
+            return Poll::Ready(Ok(()));
+        }
         session.flow.adjust();
         let driven = session.tunnel.poll_drive(cx, stream, &mut after_receive);
         session.waiting.look_again(&session.service.label);
@@ -210,13 +225,14 @@ impl Session {
             flow,
             waiting: Rc::clone(&tunnels.waiting),
             closed_to_requests: Cell::new(false),
-            cut: Cell::new(false),
+            draining_for: Cell::default(),
+            cut_for: Cell::default(),
+            driver: Cell::default(),
             renewing: Cell::new(false),
             announced: RefCell::default(),
             renewals: RefCell::new(Bucket::new(limits::RENEWALS, Instant::now())),
             statistics: Cell::new(None),
             opened: Instant::now(),
-            closer: RefCell::new(Some(socket.closer())),
         })
     }
 
@@ -248,11 +264,8 @@ impl Session {
             Ok(message) => message,
             Err(error) => return tracing::warn!(agent = %self.agent, %error, "cannot send a message to the agent"),
         };
-        if let Err(OutgoingFull) = self.tunnel.send_message(message, limits::CONTROL_QUEUE)
-            && !self.is_cut()
-        {
-            tracing::warn!(agent = %self.agent, "tunnel cut: the agent does not read its control messages");
-            self.cut();
+        if let Err(OutgoingFull) = self.tunnel.send_message(message, limits::CONTROL_QUEUE) {
+            self.cut(CutReason::MessagesNotRead);
         }
     }
 
@@ -269,7 +282,7 @@ impl Session {
                 let error = report.error.map(|error| printable(error.as_bytes(), UpdateReport::ERROR_MAX));
                 self.update.replace(Some(UpdateReport { error, ..report }));
             }
-            ToGateway::Drain => self.end(),
+            ToGateway::Drain => self.end(CutReason::AgentDrained),
             // One at a time, at a limited rate. Further requests get no answer, which would need memory.
             ToGateway::Renew { csr } => {
                 if !self.renewing.get() && self.renewals.borrow_mut().take(Instant::now()).is_ok() {
@@ -303,14 +316,23 @@ impl Session {
         }
     }
 
-    /// Whether the agent may serve the service, by the current records.
-    pub(crate) fn is_allowed(&self, directory: &Directory, now: Timestamp) -> bool {
-        let (service, agent) = (directory.service(&self.service.label), directory.agent(self.agent.as_str()));
-        service.zip(agent).is_some_and(|(service, agent)| agent.may_serve(service) && !agent.is_expired(now))
+    /// Why the agent may not serve the service, by the current records; `None` if it may.
+    pub(super) fn not_allowed(&self, directory: &Directory, now: Timestamp) -> Option<CutReason> {
+        let agent = directory.agent(self.agent.as_str());
+        let Some(agent) = agent.filter(|agent| agent.status == EnrollmentStatus::Approved) else {
+            return Some(CutReason::AgentRevoked);
+        };
+        if agent.is_expired(now) {
+            return Some(CutReason::CertificateExpired);
+        }
+        match directory.service(&self.service.label) {
+            None => Some(CutReason::ServiceDeleted),
+            Some(service) => (!agent.may_serve(service)).then_some(CutReason::NotAssigned),
+        }
     }
 
     pub(crate) fn is_cut(&self) -> bool {
-        self.cut.get()
+        self.cut_for.get().is_some()
     }
 
     pub(crate) fn takes_requests(&self) -> bool {
@@ -331,19 +353,67 @@ impl Session {
     }
 
     /// Sends no more requests and tells the agent, which ends the tunnel once running requests have finished.
-    pub(super) fn end(&self) {
+    pub(super) fn end(&self, reason: CutReason) {
+        self.drains_for(reason);
         if !self.closed_to_requests.replace(true) {
             self.send(&ToAgent::Drained);
         }
     }
 
-    /// Closes the connection and aborts its requests.
-    pub(crate) fn cut(&self) {
-        self.cut.set(true);
+    /// Tells the agent that a newer tunnel replaces this one.
+    pub(super) fn replace(&self) {
+        self.drains_for(CutReason::Replaced);
+        self.send(&ToAgent::Replaced);
+    }
+
+    /// The first reason is kept.
+    fn drains_for(&self, reason: CutReason) {
+        self.draining_for.set(self.draining_for.get().or(Some(reason)));
+    }
+
+    /// Ends the tunnel and aborts its requests. The first reason is kept.
+    pub(crate) fn cut(&self, reason: CutReason) {
+        self.cut_for.set(self.cut_for.get().or(Some(reason)));
         self.closed_to_requests.set(true);
-        if let Some(closer) = &*self.closer.borrow() {
-            closer.abort();
+        if let Some(driver) = self.driver.take() {
+            driver.wake();
         }
+    }
+
+    /// Why the tunnel has ended, whose connection has `ended`.
+    fn reason(&self, ended: &Result<(), TunnelError>) -> CutReason {
+        if let Some(reason) = self.cut_for.get() {
+            return reason;
+        }
+        match ended {
+            Ok(()) => self.draining_for.get().unwrap_or(CutReason::AgentClosed),
+            Err(TunnelError::Io(_)) => CutReason::ConnectionLost,
+            Err(TunnelError::Silent) => CutReason::Silent,
+            Err(TunnelError::Flood) => CutReason::Flood,
+            Err(TunnelError::Violation(_)) => CutReason::Violation,
+        }
+    }
+
+    fn log_end(&self, reason: CutReason, error: Option<TunnelError>) {
+        let (agent, service, generation) = (&self.agent, &self.service.label, self.generation);
+        let (is_warning, reason) = (reason.is_misbehavior(), reason.as_str());
+        let error = error.map(|error| error_line(&error));
+        if is_warning {
+            tracing::warn!(%agent, %service, generation, reason, error, "tunnel ended");
+        } else {
+            tracing::info!(%agent, %service, generation, reason, error, "tunnel ended");
+        }
+    }
+
+    /// Tells the agent why the tunnel has ended, if that is of use to it.
+    async fn tell(&self, stream: &TlsStream, reason: CutReason) -> io::Result<()> {
+        // Agents of the line before do not know the message.
+        if reason.advice().is_none() || self.version.line == version::PREVIOUS {
+            return Ok(());
+        }
+        self.send(&ToAgent::Ended { reason: reason.as_str().to_owned() });
+        std::future::poll_fn(|cx| self.tunnel.poll_flush(cx, stream)).await?;
+        stream.close().await
     }
 
     /// Progress of the agent's update; `None` before the agent has reported it.

@@ -341,6 +341,7 @@ impl Worker {
             refusals: self.counters.refusals(),
             turned_away: self.counters.turned_away.values(),
             ended_early: self.ended_early(),
+            tunnels_ended: self.counters.tunnels_ended.values(),
             connections: self.connections.len(),
             crossings_served: self.upstream.cross_core_served.get(),
             node_links: self.nodes.as_ref().map_or(0, |nodes| nodes.open_links()),

@@ -1,4 +1,5 @@
-//! docs/errors.md has every error code and every reason of an overload, docs/metrics.md every metric, and neither has others.
+//! docs/errors.md has every error code and every reason of an overload, docs/tunnel.md every reason for the end of a tunnel,
+//! docs/metrics.md every metric, and none has others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,6 +7,7 @@ use std::fs;
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::error::Overload;
+use gw_shared::tunnel::cut_reason::CutReason;
 
 use crate::markdown::{headings, rows};
 use crate::{assert_same, fetch, read, repository};
@@ -40,6 +42,14 @@ fn the_page_has_every_reason_of_an_overload_and_no_other() {
     let reasons = Overload::ALL.iter().map(|reason| reason.as_str().to_owned()).collect();
     let rows = rows(&read("docs/errors.md"), "message says").into_iter();
     assert_same("docs/errors.md", rows.map(|cells| cells[0].clone()), &reasons);
+}
+
+#[test]
+fn the_page_has_every_reason_for_the_end_of_a_tunnel_and_no_other() {
+    let told = |reason: &CutReason| if reason.advice().is_some() { "yes" } else { "no" };
+    let reasons = CutReason::ALL.iter().map(|reason| format!("`{}` {}", reason.as_str(), told(reason))).collect();
+    let rows = rows(&read("docs/tunnel.md"), "why it ended").into_iter();
+    assert_same("docs/tunnel.md", rows.map(|cells| format!("{} {}", cells[0], cells[2])), &reasons);
 }
 
 /// Name and type of each metric of a gateway and of an agent, both with everything in force that has metrics of its own.

@@ -1,20 +1,22 @@
 //! Violations of the tunnel protocol by a modified agent. Each ends its own tunnel at once: waiting callers get an
 //! error, bodies under way are cut, and other accounts are served.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
+use gw_gateway::control::Actor;
 use gw_gateway::demo::Demo;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, RESPONSE_HEAD, StreamId};
 use gw_shared::tunnel::window::{FIRST, MOST};
 use http::Method;
 
 use crate::support::caller::{self, connect};
-use crate::support::demo;
-use crate::support::modified_agent::{Enrolled, enroll};
+use crate::support::modified_agent::{ACCOUNT, Enrolled, enroll};
 use crate::support::tunnel_frames::{
     begun, credit, data, frame, head_text, hello, interim, last_data, message, of_tunnel, ok, refused, reset, response,
     trailers,
 };
+use crate::support::{demo, tunnels_ended};
 
 /// Streams of one tunnel: one without a response, one with the beginning of a response, and one that is over.
 #[derive(Clone, Copy)]
@@ -109,6 +111,9 @@ fn a_violation_ends_its_own_tunnel_only() {
         for (what, violation) in violations {
             end_a_tunnel(&demo, &enrolled, what, violation);
         }
+        let mut ended = tunnels_ended(&demo);
+        let as_messages = ended.remove("too_many_messages").unwrap_or(0);
+        assert_eq!(ended, BTreeMap::from([("protocol_violation", violations.len() as u64 - as_messages)]));
     }
 }
 
@@ -202,4 +207,23 @@ fn a_tunnel_that_ends_within_a_frame_cuts_its_responses() {
     assert_eq!(waiting.response().body, b"ok");
     tunnel.close();
     assert!(caller.body(head.framing).is_err());
+    assert_eq!(tunnels_ended(&demo), BTreeMap::from([("connection_lost", 1)]));
+}
+
+#[test]
+fn an_agent_is_told_why_its_tunnel_ends() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let revoke = || demo.gateway().control().revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str()).unwrap();
+    let mut violating = enrolled.tunnel(&demo);
+    violating.0.send(hello(100));
+    assert_eq!(violating.reason_for_the_end(), "protocol_violation");
+    let mut invalid = enrolled.tunnel(&demo);
+    invalid.0.send(message("no JSON"));
+    assert_eq!(invalid.reason_for_the_end(), "invalid_message");
+    let mut revoked = enrolled.tunnel(&demo);
+    revoke();
+    assert_eq!(revoked.reason_for_the_end(), "agent_revoked");
+    let reasons = ["protocol_violation", "invalid_message", "agent_revoked"];
+    assert_eq!(tunnels_ended(&demo), reasons.map(|reason| (reason, 1)).into());
 }

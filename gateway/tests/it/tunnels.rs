@@ -1,5 +1,6 @@
 //! Tunnels: revocation, replacement, several agents of one service, and fairness.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 
@@ -10,7 +11,7 @@ use gw_gateway::telemetry::counters::TunnelReport;
 
 use crate::support::caller::{connect, get};
 use crate::support::stopwatch::within_a_second;
-use crate::support::{backend, demo, eventually, setup, tunnels};
+use crate::support::{backend, demo, eventually, setup, tunnels, tunnels_ended};
 
 /// Starts a second agent of the demo's service, with its own identity, in front of `backend`.
 fn second_agent(demo: &Demo, state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
@@ -36,6 +37,7 @@ fn a_revoked_agents_tunnel_is_cut_within_a_second() {
     control.revoke_agent(&Actor::Admin, "demo", agent.id.as_str()).unwrap();
     let cut = within_a_second("the end of a revoked agent's tunnel", || caller.response());
     assert_eq!(cut.code(), "GW_RELAY_ERROR");
+    assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_revoked", 1)]));
     caller.send(get(&demo, "/"));
     let response = caller.response();
     assert_eq!((response.status.as_u16(), response.code().as_str()), (504, "AGENT_UNAVAILABLE"));
@@ -91,6 +93,7 @@ fn two_agents_share_a_service_and_each_can_drain() {
         }
     });
     eventually("one tunnel is left", || (tunnels(&demo).len() == 1).then_some(()));
+    assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_drained", 1)]));
 }
 
 #[test]
@@ -113,6 +116,7 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_until_it_ends() {
     let now = tunnels(&demo);
     assert_eq!(now.len(), 1);
     assert!(now[0].generation > before);
+    eventually("the older tunnel has ended", || (tunnels_ended(&demo).get("replaced") == Some(&1)).then_some(()));
     newer.drain();
     // The older agent reconnects at most 30 seconds after it was displaced.
     eventually("the older agent is back", || {

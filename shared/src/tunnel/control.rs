@@ -38,6 +38,9 @@ pub enum ToAgent {
     OtherTunnels { exist: bool },
     /// Programs of the gateway's version, for agents that update themselves. Not sent to agents of a line before 0.2.
     Programs { programs: Vec<SignedProgram> },
+    /// The gateway ends this tunnel now, for this [reason](super::cut_reason::CutReason). Not sent to agents of a line
+    /// before 0.2.
+    Ended { reason: String },
 }
 
 /// Message from agent to gateway.
@@ -125,6 +128,7 @@ mod tests {
             ToAgent::Drain,
             ToAgent::Replaced,
             ToAgent::Services { hostnames: vec!["a".into(), "b".into()] },
+            ToAgent::Ended { reason: "agent_revoked".into() },
         ] {
             assert_eq!(decode::<ToAgent>(&encode(&sent).unwrap()).unwrap(), sent);
         }

@@ -10,6 +10,7 @@
 pub mod body;
 pub mod connection;
 pub mod control;
+pub mod cut_reason;
 pub mod endpoint;
 pub mod frame;
 pub mod handshake;

@@ -70,7 +70,7 @@ impl Gateway {
             tracing::info!(?ended, "tunnel ended");
         });
         session.tunnel.hello().await.ok_or(io::ErrorKind::BrokenPipe)?;
-        worker.tunnels.registry.borrow_mut().insert(&session).map_err(|error| io::Error::other(error.to_string()))?;
+        worker.tunnels.registry.borrow_mut().insert(&session).map_err(|error| io::Error::other(error.as_str()))?;
         let peer = Peer::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), None);
         Ok(Rc::new(Self { worker, session, peer, _inbox: inbox }))
     }

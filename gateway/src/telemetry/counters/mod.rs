@@ -67,6 +67,8 @@ pub(crate) struct Counters {
     pub(crate) turned_away: Reasons,
     /// Connections that the gateway closed to protect itself or to make room, by reason.
     ended_early: Reasons,
+    /// Ended tunnels, by [reason](gw_shared::tunnel::cut_reason::CutReason).
+    pub(crate) tunnels_ended: Reasons,
     /// Ended requests of each service.
     pub(crate) services: ServiceCounters,
 }
@@ -148,6 +150,8 @@ pub struct WorkerReport {
     pub turned_away: BTreeMap<&'static str, u64>,
     /// Connections that the gateway closed to protect itself or to make room, by reason.
     pub ended_early: BTreeMap<&'static str, u64>,
+    /// Ended tunnels, by reason.
+    pub tunnels_ended: BTreeMap<&'static str, u64>,
     pub connections: usize,
     pub crossings_served: usize,
     /// Open links to other nodes.

@@ -243,6 +243,7 @@ mod tests {
             refusals: BTreeMap::new(),
             turned_away: BTreeMap::new(),
             ended_early: BTreeMap::new(),
+            tunnels_ended: BTreeMap::new(),
             connections: 0,
             crossings_served: 0,
             node_links: 0,

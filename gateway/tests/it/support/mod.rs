@@ -28,6 +28,7 @@ pub(crate) mod supervised_agent;
 pub(crate) mod tinyproxy;
 pub(crate) mod tunnel_frames;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use gw_gateway::demo::{Demo, Options};
@@ -68,6 +69,15 @@ pub(crate) fn reports(demo: &Demo) -> Vec<WorkerReport> {
 
 pub(crate) fn tunnels(demo: &Demo) -> Vec<TunnelReport> {
     reports(demo).into_iter().flat_map(|report| report.tunnels).collect()
+}
+
+/// Number of tunnels that have ended, by reason.
+pub(crate) fn tunnels_ended(demo: &Demo) -> BTreeMap<&'static str, u64> {
+    let mut ended = BTreeMap::new();
+    for (reason, count) in reports(demo).into_iter().flat_map(|report| report.tunnels_ended) {
+        *ended.entry(reason).or_default() += count;
+    }
+    ended
 }
 
 /// Waits until both the gateway and the agent count no request on any tunnel.

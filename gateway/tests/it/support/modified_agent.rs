@@ -212,6 +212,19 @@ impl Tunnel {
         })
     }
 
+    /// Reads until the gateway ends the tunnel with `close_notify`; returns the reason that it gave.
+    pub(crate) fn reason_for_the_end(&mut self) -> String {
+        let reason = loop {
+            let message = self.next_of(Kind::Message).unwrap();
+            let message: serde_json::Value = serde_json::from_slice(&message.payload).unwrap();
+            if message["type"] == "ended" {
+                break message["reason"].as_str().unwrap().to_owned();
+            }
+        };
+        assert_eq!(self.0.stream.read(&mut [0]).unwrap(), 0);
+        reason
+    }
+
     /// Ends the connection.
     pub(crate) fn close(&self) {
         self.0.stream.sock.shutdown(Shutdown::Both).unwrap();
