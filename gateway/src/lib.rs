@@ -4,6 +4,7 @@
 
 mod admin;
 pub mod admin_client;
+pub mod affinity;
 pub mod agent_releases;
 mod apex;
 pub mod auth;

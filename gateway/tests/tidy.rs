@@ -53,6 +53,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "error",
             "limits",
             "region",
+            "affinity",
             "ownership",
             "hostname",
             "agent_releases",

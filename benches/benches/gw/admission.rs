@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion};
+use gw_gateway::affinity::Affinity;
 use gw_gateway::auth::jwt::Claims;
 use gw_gateway::auth::{Checks, VerifiedTokens, authenticate};
 use gw_gateway::clock::Timestamp;
@@ -119,6 +120,8 @@ impl World {
                 request_logging: true,
                 capture_request_body: false,
                 capture_response_body: false,
+                retries: true,
+                affinity: Affinity::None,
                 created_at: now,
             }));
         }

@@ -136,6 +136,7 @@ mod tests {
 
     use super::jwt::Claims;
     use super::*;
+    use crate::affinity::Affinity;
     use crate::hostname::Region;
     use crate::rate::Rate;
     use crate::store::{
@@ -171,6 +172,8 @@ mod tests {
                 request_logging: false,
                 capture_request_body: false,
                 capture_response_body: false,
+                retries: true,
+                affinity: Affinity::None,
                 created_at: NOW,
             }));
         }

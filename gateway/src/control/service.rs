@@ -9,6 +9,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::{Actor, Control, ControlError, Plan, account};
+use crate::affinity::Affinity;
 use crate::hostname::Region;
 use crate::page::{Page, PageQuery};
 use crate::rate::Rate;
@@ -223,6 +224,8 @@ impl Control {
                 request_logging: true,
                 capture_request_body: false,
                 capture_response_body: false,
+                retries: true,
+                affinity: Affinity::None,
                 created_at: now,
             })?;
             let view = ServiceView::new(&record, &self.region);

@@ -14,6 +14,7 @@ use super::{
     AccountRecord, AgentRecord, Modes, PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, Step,
     StoredRecord,
 };
+use crate::affinity::Affinity;
 use crate::clock::Timestamp;
 use crate::hostname::{Region, tenant_label};
 use crate::ownership::{self, WorkerId};
@@ -51,6 +52,9 @@ pub struct Service {
     pub rate: Rate,
     pub request_logging: bool,
     pub captures: Captures,
+    /// A safe request that may have reached a backend is tried once more on another agent.
+    pub retries: bool,
+    pub affinity: Affinity,
 }
 
 /// Which bodies are captured in the request log.
@@ -153,6 +157,8 @@ impl Directory {
                 requests: may_capture && record.capture_request_body,
                 responses: may_capture && record.capture_response_body,
             },
+            retries: record.retries,
+            affinity: record.affinity.clone(),
         };
         self.services.insert_mut(label, Arc::new(service));
     }
@@ -340,6 +346,8 @@ mod tests {
                     request_logging: flags[2],
                     capture_request_body: flags[3],
                     capture_response_body: true,
+                    retries: flags[3],
+                    affinity: if flags[2] { Affinity::Client } else { Affinity::None },
                     created_at: Timestamp(1),
                 })
             }),

@@ -48,8 +48,9 @@ pub(super) fn read(kind: &str, document: &str) -> Result<StoredRecord, StoreErro
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AgentRecord, EnrollmentTokenRecord};
+    use super::super::{AgentRecord, EnrollmentTokenRecord, ServiceRecord};
     use super::*;
+    use crate::affinity::Affinity;
 
     fn token(document: &str) -> EnrollmentTokenRecord {
         let StoredRecord::EnrollmentToken(token) = read("enrollment_token", document).unwrap() else { unreachable!() };
@@ -67,6 +68,19 @@ mod tests {
         assert_eq!((open.uses, open.times_used(), open.is_used_up()), (1, 0, false));
         let used = token(&unused.replace("null", r#""ag_0123456789abcdefghij""#));
         assert_eq!((used.uses, used.times_used(), used.is_used_up()), (1, 1, true));
+    }
+
+    #[test]
+    fn a_service_of_an_earlier_version_gets_defaults_and_keeps_its_document() {
+        let document = r#"{"account":"acme","id":"api","modes":{"jwt":true,"service_key":false},"enabled":true,"rate":{"burst":7,"refill_per_minute":8},"request_logging":true,"capture_request_body":false,"capture_response_body":true,"created_at":1}"#;
+        let StoredRecord::Service(service) = read("service", document).unwrap() else { unreachable!() };
+        assert_eq!((service.retries, &service.affinity), (true, &Affinity::None));
+        assert_eq!(write(&StoredRecord::Service(service.clone())).unwrap(), document);
+        let changed = ServiceRecord { retries: false, affinity: Affinity::Client, ..service };
+        let document = write(&StoredRecord::Service(changed.clone())).unwrap();
+        assert!(document.ends_with(r#","created_at":1,"retries":false,"affinity":"client"}"#), "{document}");
+        let StoredRecord::Service(read) = read("service", &document).unwrap() else { unreachable!() };
+        assert_eq!(read, changed);
     }
 
     #[test]

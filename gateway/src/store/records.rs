@@ -7,6 +7,7 @@ use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::{Secret, SecretHash};
 use serde::{Deserialize, Serialize};
 
+use crate::affinity::Affinity;
 use crate::clock::Timestamp;
 use crate::rate::Rate;
 
@@ -41,6 +42,19 @@ pub struct ServiceRecord {
     pub capture_response_body: bool,
     #[serde(default)]
     pub created_at: Timestamp,
+    /// A safe request that may have reached a backend is tried once more on another agent.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub retries: bool,
+    #[serde(default, skip_serializing_if = "Affinity::is_none")]
+    pub affinity: Affinity,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 /// The access that a caller secret gives.

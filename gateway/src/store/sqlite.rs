@@ -406,6 +406,8 @@ mod tests {
                 request_logging: true,
                 capture_request_body: false,
                 capture_response_body: true,
+                retries: false,
+                affinity: "cookie:sid".parse().unwrap(),
                 created_at: Timestamp(2),
             }),
             StoredRecord::Credential(CallerSecretRecord { id: ClientId::random(), access: access.clone() }),

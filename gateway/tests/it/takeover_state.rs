@@ -4,6 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use gw_gateway::affinity::Affinity;
 use gw_gateway::clock::Timestamp;
 use gw_gateway::rate::Rate;
 use gw_gateway::store::{
@@ -204,6 +205,8 @@ fn add_services(prepared: &Prepared, count: usize) {
             request_logging: false,
             capture_request_body: false,
             capture_response_body: false,
+            retries: true,
+            affinity: Affinity::None,
             created_at: Timestamp(1),
         })
     };

@@ -22,6 +22,7 @@ use gw_shared::tunnel::transport::Transport;
 use gw_shared::version::Version;
 use http::{Method, Request};
 
+use crate::affinity::Affinity;
 use crate::client_address::Peer;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
@@ -121,6 +122,8 @@ fn directory() -> Option<Directory> {
             request_logging: true,
             capture_request_body: false,
             capture_response_body: false,
+            retries: true,
+            affinity: Affinity::None,
             created_at,
         }));
     }

@@ -12,6 +12,7 @@ use gw_shared::id::{ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
 
 use super::{NOW, account, key_pair, region};
+use crate::affinity::Affinity;
 use crate::auth::jwt::Claims;
 use crate::auth::{self, Checks, Principal, VerifiedTokens, service_key as key_format};
 use crate::control::parse_token;
@@ -111,6 +112,8 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
             request_logging: false,
             capture_request_body: false,
             capture_response_body: false,
+            retries: true,
+            affinity: Affinity::None,
             created_at: NOW,
         }));
     }
