@@ -165,6 +165,7 @@ mod tests {
                 name: "agent".to_owned(),
                 services: Default::default(),
                 status: EnrollmentStatus::Pending,
+                standby: false,
                 enrollment_token: None,
                 version: None,
                 enrollment: Some(Box::new(enrollment)),

@@ -8,7 +8,7 @@ use gw_gateway::telemetry::counters::{AgentUpdate, TunnelReport};
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, ServiceId};
 use humantime::format_duration;
 
-use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word};
+use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word, yes_or_no};
 use super::{agent_progress, new_list, texts};
 
 #[derive(Subcommand)]
@@ -38,6 +38,9 @@ pub(crate) enum AgentCommand {
         /// Display name.
         #[arg(long)]
         name: Option<String>,
+        /// Whether the agent gets requests only while no other agent of the service can take them.
+        #[arg(long, value_name = "true|false")]
+        standby: Option<bool>,
     },
     /// Delete an agent. Its tunnels end.
     Delete { account: AccountId, agent: AgentId },
@@ -59,8 +62,8 @@ impl AgentCommand {
             Self::Revoke { account, agent } => {
                 output.act::<AgentView>(&format!("{}/revoke", item(&account, &agent)), None)
             }
-            Self::Change { account, agent, services, name } => {
-                let changes = AgentChanges { name, services: new_list(texts(&services)) };
+            Self::Change { account, agent, services, name, standby } => {
+                let changes = AgentChanges { name, services: new_list(texts(&services)), standby };
                 output.change::<AgentView>(&item(&account, &agent), &changes)
             }
             Self::Delete { account, agent } => output.delete(&item(&account, &agent)),
@@ -76,6 +79,7 @@ impl Shown for AgentView {
             ("name", self.name.clone()),
             ("services", joined(&self.services)),
             ("status", word(self.status)),
+            ("standby", yes_or_no(self.standby)),
             ("tunnels", self.tunnels.len().to_string()),
             ("version", or_dash(self.version.as_ref())),
             ("update", or_dash(self.update.as_ref())),
@@ -94,7 +98,7 @@ impl Shown for AgentView {
 
 impl Listed for AgentView {
     const PLURAL: &'static str = "agents";
-    const COLUMNS: usize = 10;
+    const COLUMNS: usize = 11;
 }
 
 fn in_words(tunnel: &TunnelReport) -> String {

@@ -32,6 +32,10 @@ pub struct AgentView {
     pub services: BTreeSet<ServiceId>,
     #[schema(value_type = String, example = "approved")]
     pub status: EnrollmentStatus,
+    /// Whether the agent gets requests only while no other agent of the service can take them. An agent can also say so
+    /// itself, in `agent.toml`.
+    #[serde(default)]
+    pub standby: bool,
     /// Version that runs, or that ran when the agent enrolled if it has no tunnel.
     pub version: Option<String>,
     /// Whether the agent updates itself, and how far it is; absent without a tunnel.
@@ -74,6 +78,9 @@ pub struct AgentChanges {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<ServiceIdText>>, max_items = 500)]
     pub services: Option<Vec<String>>,
+    /// Whether the agent gets requests only while no other agent of the service can take them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<bool>,
 }
 
 impl AgentView {
@@ -85,6 +92,7 @@ impl AgentView {
             name: record.name.clone(),
             services: record.services.clone(),
             status: record.status,
+            standby: record.standby,
             version: record.version.clone(),
             update: None,
             refused_version: None,
@@ -151,6 +159,7 @@ impl Control {
             if let Some(name) = &name {
                 record.name.clone_from(name);
             }
+            record.standby = changes.standby.unwrap_or(record.standby);
             Ok(())
         })
     }

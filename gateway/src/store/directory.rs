@@ -69,6 +69,8 @@ pub struct Agent {
     pub account: AccountId,
     pub services: BTreeSet<ServiceId>,
     pub status: EnrollmentStatus,
+    /// The administrator's setting; the agent can also say so itself.
+    pub standby: bool,
     /// Expiry of the newest certificate; `None` while there is none.
     pub certificate_not_after: Option<Timestamp>,
     /// Key of the newest certificate, while the key before it is stored too.
@@ -253,6 +255,7 @@ impl From<&AgentRecord> for Agent {
             account: record.account.clone(),
             services: record.services.clone(),
             status: record.status,
+            standby: record.standby,
             certificate_not_after: record.certificate_not_after,
             replacing_key: record.previous_key.as_ref().and(record.key.clone()),
             enrollment: record.enrollment.as_ref().map(|enrollment| enrollment.secret.clone()),
@@ -368,27 +371,30 @@ mod tests {
                     StoredRecord::Credential(CallerSecretRecord { id, access })
                 }
             }),
-            (account(), service(), number(), 0u8..3).prop_map(|(account, service, number, secret)| {
-                let enrollment = EnrollmentRecord {
-                    id: EnrollmentId::random(),
-                    secret: SecretHash::of(&format!("{number} {secret}")),
-                    expires_at: Timestamp(1),
-                };
-                StoredRecord::Agent(AgentRecord {
-                    id: AgentId::new(&id(number, "ag_", 20)).unwrap(),
-                    account,
-                    name: "a".to_owned(),
-                    services: BTreeSet::from([service]),
-                    status: EnrollmentStatus::Approved,
-                    enrollment_token: None,
-                    version: None,
-                    enrollment: (secret > 0).then(|| Box::new(enrollment)),
-                    key: None,
-                    previous_key: None,
-                    certificate_not_after: None,
-                    created_at: Timestamp(1),
-                })
-            }),
+            (account(), service(), number(), 0u8..3, any::<bool>()).prop_map(
+                |(account, service, number, secret, standby)| {
+                    let enrollment = EnrollmentRecord {
+                        id: EnrollmentId::random(),
+                        secret: SecretHash::of(&format!("{number} {secret}")),
+                        expires_at: Timestamp(1),
+                    };
+                    StoredRecord::Agent(AgentRecord {
+                        id: AgentId::new(&id(number, "ag_", 20)).unwrap(),
+                        account,
+                        name: "a".to_owned(),
+                        services: BTreeSet::from([service]),
+                        status: EnrollmentStatus::Approved,
+                        standby,
+                        enrollment_token: None,
+                        version: None,
+                        enrollment: (secret > 0).then(|| Box::new(enrollment)),
+                        key: None,
+                        previous_key: None,
+                        certificate_not_after: None,
+                        created_at: Timestamp(1),
+                    })
+                }
+            ),
             (account(), number()).prop_map(|(account, number)| {
                 StoredRecord::EnrollmentToken(EnrollmentTokenRecord {
                     id: gw_shared::id::EnrollmentTokenId::new(&id(number, "", 16)).unwrap(),

@@ -84,12 +84,13 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_of_an_earlier_version_names_no_enrollment_token() {
+    fn an_agent_of_an_earlier_version_names_no_enrollment_token_and_is_no_standby() {
         let document = r#"{"id":"ag_0123456789abcdefghij","account":"acme","name":"a","services":["api"],
             "status":"approved"}"#;
-        let StoredRecord::Agent(AgentRecord { enrollment_token, .. }) = read("agent", document).unwrap() else {
+        let StoredRecord::Agent(AgentRecord { enrollment_token, standby, .. }) = read("agent", document).unwrap()
+        else {
             unreachable!()
         };
-        assert_eq!(enrollment_token, None);
+        assert_eq!((enrollment_token, standby), (None, false));
     }
 }

@@ -131,6 +131,9 @@ pub struct AgentRecord {
     pub name: String,
     pub services: BTreeSet<ServiceId>,
     pub status: EnrollmentStatus,
+    /// Gets requests only while no other agent of the service can take them. An agent can also say so itself.
+    #[serde(default)]
+    pub standby: bool,
     /// The token that it enrolled with, which may no longer exist.
     #[serde(default)]
     pub enrollment_token: Option<EnrollmentTokenId>,

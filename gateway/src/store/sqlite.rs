@@ -430,6 +430,7 @@ mod tests {
                 name: "a".into(),
                 services,
                 status: EnrollmentStatus::Pending,
+                standby: true,
                 enrollment_token: Some(EnrollmentTokenId::random()),
                 version: Some("0.1.0".into()),
                 enrollment: Some(Box::new(EnrollmentRecord {

@@ -63,6 +63,9 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     let agent = &agents["items"][0];
     assert_eq!((&agent["status"], &agent["tunnels"][0]["service"]), (&json!("approved"), &json!("demo--echo")));
     let item = format!("/accounts/demo/agents/{}", agent["agent_id"].as_str().unwrap());
+    assert_eq!((&agent["standby"], api.ask("PATCH", &item, &json!({ "standby": 1 })).status), (&json!(false), 422));
+    let changed = api.ask("PATCH", &item, &json!({ "standby": true }));
+    assert_eq!((&changed.body["standby"], &changed.body["name"]), (&json!(true), &agent["name"]));
     assert_eq!(api.ask("POST", &format!("{item}/revoke"), &Value::Null).body["status"], "revoked");
     assert_eq!(api.ask("POST", &format!("{item}/approve"), &Value::Null).status, 409);
     assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);

@@ -68,7 +68,7 @@ async fn show_agent(
     one(admin, move |control| control.agent(&account, &agent)).await
 }
 
-/// Change an agent's name or services. A live agent hears of it and opens or ends tunnels.
+/// Change an agent's name, services or standby. A live agent hears of its services and opens or ends tunnels.
 #[utoipa::path(
     patch, path = "/accounts/{account}/agents/{agent}", tag = "agents",
     params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),

@@ -15,6 +15,7 @@ fn agents() {
         "name": "a machine",
         "services": ["api"],
         "status": "approved",
+        "standby": true,
         "version": "0.1.0",
         "enrollment_token": "0123456789abcdef",
         "certificate_not_after": null,
@@ -34,9 +35,9 @@ fn agents() {
 
     let (asked, out) = succeed("agent list acme", vec![(200, page(std::slice::from_ref(&agent)))]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
-    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    TUNNELS  VERSION  \
+    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    STANDBY  TUNNELS  VERSION  \
                  UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
-                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  1        0.1.0    held back  t4kjPEvq      -\n";
+                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  yes      1        0.1.0    held back  t4kjPEvq      -\n";
     assert_eq!(out, table);
     let (mut absent, mut pending) = (agent.clone(), agent.clone());
     absent["tunnels"] = json!([]);
@@ -74,6 +75,8 @@ fn agents() {
     assert_eq!(succeed(&format!("agent revoke acme {ID}"), reply()).0, [format!("POST {item}/revoke")]);
     let (asked, _) = succeed(&format!("agent change acme {ID} --service b --name n"), reply());
     assert_eq!(asked, [format!(r#"PATCH {item} {{"name":"n","services":["b"]}}"#)]);
+    let (asked, _) = succeed(&format!("agent change acme {ID} --standby false"), reply());
+    assert_eq!(asked, [format!(r#"PATCH {item} {{"standby":false}}"#)]);
     let (asked, _) = succeed(&format!("agent delete acme {ID}"), vec![(204, Value::Null)]);
     assert_eq!(asked, [format!("DELETE {item}")]);
 }

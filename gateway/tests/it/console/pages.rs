@@ -224,6 +224,13 @@ fn agents_are_renamed_revoked_and_deleted() {
     let page = format!("/accounts/demo/agents/{agent}");
     let renamed = browser.submit(&page, &page, &[("name", "edge <b>"), ("services", "echo")]);
     assert_eq!((renamed.status, control.agent("demo", &agent).unwrap().name.as_str()), (303, "edge <b>"));
+    assert!(!control.agent("demo", &agent).unwrap().standby);
+    let standby = browser.submit(&page, &page, &[("name", "edge"), ("services", "echo"), ("standby", "on")]);
+    assert_eq!((standby.status, control.agent("demo", &agent).unwrap().standby), (303, true));
+    for shown in [&page, "/accounts/demo/agents"] {
+        assert!(browser.get(shown).text.contains("<span class=\"pill neutral\">standby</span>"), "{shown}");
+    }
+    assert!(browser.get(&page).text.contains("name=\"standby\" type=\"checkbox\" value=\"on\" checked"));
     let idle = browser.submit(&page, &page, &[("name", "edge")]);
     assert!(idle.status == 422 && idle.text.contains("id=\"services-error\""), "{}", idle.text);
     assert_eq!(control.agent("demo", &agent).unwrap().services.len(), 1);

@@ -153,10 +153,8 @@ async fn page(
 }
 
 fn as_it_is(agent: &AgentView) -> Form {
-    agent
-        .services
-        .iter()
-        .fold(Form::default().with("name", &agent.name), |form, service| form.with("services", service.as_str()))
+    let form = Form::default().with("name", &agent.name).with_box("standby", agent.standby);
+    agent.services.iter().fold(form, |form, service| form.with("services", service.as_str()))
 }
 
 pub(crate) async fn change(
@@ -173,7 +171,11 @@ pub(crate) async fn change(
         }
     }
     if !form.is_refused() {
-        let changes = AgentChanges { name: Some(form.value("name").to_owned()), services: Some(services) };
+        let changes = AgentChanges {
+            name: Some(form.value("name").to_owned()),
+            services: Some(services),
+            standby: Some(form.is_ticked("standby")),
+        };
         let (account_id, id) = (account.clone(), agent.clone());
         let change = move |control: &Control| control.change_agent(&Actor::Admin, &account_id, &id, &changes);
         match admin.attempt(change).await? {
