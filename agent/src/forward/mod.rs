@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use futures_util::future::{Either, FutureExt, select};
 use gw_shared::error_code::AgentErrorCode;
-use gw_shared::http::{Framing, Part, RequestHead, fields};
+use gw_shared::http::{Fields, Framing, Part, RequestHead, fields};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
 use gw_shared::tunnel::endpoint::ReceivedPart;
@@ -25,6 +25,7 @@ use crate::telemetry::request_scope::RequestScope;
 /// A request of the gateway.
 pub(crate) struct TunnelRequest {
     pub(crate) head: RequestHead,
+    delivery: Delivery,
     pub(crate) sender: StreamSender,
     receiver: StreamReceiver,
 }
@@ -36,7 +37,10 @@ impl TunnelRequest {
         let part = receiver.poll_receive(&mut Context::from_waker(Waker::noop()));
         let Poll::Ready(Ok(ReceivedPart::Head(Kind::Request, payload))) = part else { return None };
         match head::parse_request(&payload, receiver.ended_with_head()) {
-            Ok(head) => Some(Self { head, sender, receiver }),
+            Ok(mut head) => {
+                let delivery = Delivery::begin(&mut head.headers);
+                Some(Self { head, delivery, sender, receiver })
+            }
             Err(error) => {
                 // A gateway never sends this.
                 tracing::warn!(%error, "invalid request on the tunnel");
@@ -46,37 +50,64 @@ impl TunnelRequest {
     }
 }
 
+/// How far a request has come towards a backend. A refusal tells it to the gateway, which gives a request that was not sent
+/// to another agent, whatever its method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// Nothing was sent, and the gateway asks for a notice of acceptance before that.
+    AwaitsAcceptance,
+    /// Nothing was sent.
+    Unsent,
+    /// A backend may have received a part of the request, or the gateway was told to send the rest of it.
+    MaybeSent,
+}
+
+impl Delivery {
+    /// The state of a request that has arrived. Removes the field that asks for a notice.
+    fn begin(headers: &mut Fields) -> Self {
+        if headers.remove(head::AWAIT_ACCEPTANCE).is_some() { Self::AwaitsAcceptance } else { Self::Unsent }
+    }
+
+    /// Records that the request has a slot and a connection to a backend. Sends the notice that the gateway asked for.
+    pub(crate) fn accept(&mut self, sender: &StreamSender) {
+        if *self == Self::AwaitsAcceptance {
+            *self = Self::MaybeSent;
+            // Fails only if the stream is closed, which the exchange notices.
+            let _ = sender.send_head(Kind::Interim, false, head::write_acceptance);
+        }
+    }
+}
+
 /// Why a request was not forwarded. The gateway passes code and message on to the caller.
 #[derive(Debug)]
 pub(crate) struct ForwardError {
     code: AgentErrorCode,
     message: String,
+    delivery: Delivery,
 }
 
 impl ForwardError {
     /// No slot is free.
     pub(crate) fn concurrency_limit() -> Self {
         let message = "Concurrent backend request limit exceeded".to_owned();
-        Self { code: AgentErrorCode::ConcurrencyLimit, message }
+        Self { code: AgentErrorCode::ConcurrencyLimit, message, delivery: Delivery::Unsent }
     }
-}
 
-impl From<ConnectError> for ForwardError {
-    fn from(error: ConnectError) -> Self {
-        Self { code: error.code(), message: error.to_string() }
+    /// No connection to a backend could be opened. An earlier connection may have received the request.
+    pub(crate) fn no_connection(error: &ConnectError, delivery: Delivery) -> Self {
+        Self { code: error.code(), message: error.to_string(), delivery }
     }
-}
 
-impl From<ResponseError> for ForwardError {
-    fn from(error: ResponseError) -> Self {
-        Self { code: error.code(), message: error.message() }
+    /// The backend gave no response.
+    pub(crate) fn no_response(error: &ResponseError, delivery: Delivery) -> Self {
+        Self { code: error.code(), message: error.message(), delivery }
     }
 }
 
 /// Forwards a request and relays its response. A reset of the stream closes the backend connection at once. The request ends
 /// when its response and its body have: a backend may answer early and read on.
 pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, request: TunnelRequest) {
-    let TunnelRequest { head: request, sender, receiver } = request;
+    let TunnelRequest { head: request, delivery, sender, receiver } = request;
     if sender.is_reset() {
         // The backend has not seen the request yet.
         return;
@@ -85,10 +116,10 @@ pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, reques
     // Boxed, like connecting, so that rare cases do not enlarge the task of every request.
     let (ended, _body) = if request.upgrade.is_some() {
         let mut body = ReceivedBody::upgraded(receiver);
-        (Box::pin(upgrade::forward(pool, &scope, request, &mut body, &sender, &upload)).await, body)
+        (Box::pin(upgrade::forward(pool, &scope, request, delivery, &mut body, &sender, &upload)).await, body)
     } else {
         let mut body = ReceivedBody::new(receiver, request.framing);
-        (forward_message(pool, &scope, &request, &mut body, &sender, &upload).await, body)
+        (forward_message(pool, &scope, &request, delivery, &mut body, &sender, &upload).await, body)
     };
     if let Ok(Complete) = ended {
         scope.complete();
@@ -117,6 +148,7 @@ async fn forward_message(
     pool: &Pool,
     scope: &RequestScope,
     request: &RequestHead,
+    mut delivery: Delivery,
     body: &mut ReceivedBody,
     sender: &StreamSender,
     upload: &Upload,
@@ -128,12 +160,15 @@ async fn forward_message(
             Some(lease) => lease,
             None => match Box::pin(unless_reset(sender, pool.connect(Offer::Any, scope))).await {
                 Some(Ok(lease)) => lease,
-                Some(Err(error)) => return Err(refuse(sender, scope, &error.into())),
+                Some(Err(error)) => {
+                    return Err(refuse(sender, scope, &ForwardError::no_connection(&error, delivery)));
+                }
                 None => return Err(Failed),
             },
         };
         scope.connected(|| lease.describe());
-        match exchange(&lease, request, body, sender, scope, upload).await {
+        delivery.accept(sender);
+        let error = match exchange(&lease, request, body, sender, scope, upload).await {
             Ok(Reusable(reusable)) => {
                 if reusable {
                     lease.give_back();
@@ -144,11 +179,14 @@ async fn forward_message(
                 lease.abort();
                 return Err(Failed);
             }
+            Err(ExchangeError::NotBegun(error)) => error,
             Err(ExchangeError::NoResponse(error)) => {
-                if is_retry || !may_retry(&lease, request, upload) || !lease.is_unprocessed(&error) {
-                    return Err(refuse(sender, scope, &error.into()));
-                }
+                delivery = Delivery::MaybeSent;
+                error
             }
+        };
+        if is_retry || !may_retry(&lease, request, upload) || !lease.is_unprocessed(&error) {
+            return Err(refuse(sender, scope, &ForwardError::no_response(&error, delivery)));
         }
         is_retry = true;
     }
@@ -173,7 +211,8 @@ pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &Forwar
     let timing = scope.failed(error.code);
     // Fails only if the stream is closed, in which case the caller is gone.
     let _ = sender.send_head(Kind::Refused, true, |out| {
-        head::write_refusal(out, timing, false, error.code.as_str(), &error.message);
+        let unsent = error.delivery != Delivery::MaybeSent;
+        head::write_refusal(out, timing, unsent, error.code.as_str(), &error.message);
     });
     Failed
 }
@@ -183,6 +222,8 @@ struct Reusable(bool);
 
 /// Why an exchange with a backend was not completed.
 pub(crate) enum ExchangeError {
+    /// Nothing of the request was sent.
+    NotBegun(ResponseError),
     /// No part of a response was relayed, so the agent can still answer with an error.
     NoResponse(ResponseError),
     /// The stream was reset by the gateway, or the response was broken off.
@@ -198,7 +239,7 @@ async fn exchange(
     scope: &RequestScope,
     upload: &Upload,
 ) -> Result<Reusable, ExchangeError> {
-    let (up, down) = lease.exchange(request).map_err(ExchangeError::NoResponse)?;
+    let (up, down) = lease.exchange(request).map_err(ExchangeError::NotBegun)?;
     let up = pin!(send_request(up, lease, request, body, scope, upload));
     let down = pin!(relay_response(down, &request.method, sender, scope));
     let (kept_alive, sent) = match select(down, up).await {

@@ -18,7 +18,8 @@ use http::{Method, StatusCode};
 
 use crate::backend::{Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
 use crate::forward::{
-    Complete, ExchangeError, Failed, Sent, Upload, final_head, refuse, relay_body, relay_final, send_body, unless_reset,
+    Complete, Delivery, ExchangeError, Failed, ForwardError, Sent, Upload, final_head, refuse, relay_body, relay_final,
+    send_body, unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
 
@@ -30,6 +31,7 @@ pub(crate) async fn forward(
     pool: &Pool,
     scope: &RequestScope,
     mut request: RequestHead,
+    mut delivery: Delivery,
     body: &mut ReceivedBody,
     sender: &StreamSender,
     upload: &Upload,
@@ -37,18 +39,21 @@ pub(crate) async fn forward(
     let protocol = request.upgrade.take().ok_or(Failed)?;
     let lease = match unless_reset(sender, pool.connect(Offer::Http1, scope)).await {
         Some(Ok(lease)) => lease,
-        Some(Err(error)) => return Err(refuse(sender, scope, &error.into())),
+        Some(Err(error)) => return Err(refuse(sender, scope, &ForwardError::no_connection(&error, delivery))),
         None => return Err(Failed),
     };
     scope.connected(|| lease.describe());
-    match exchange(&lease, request, &protocol, body, sender, scope, upload).await {
-        Ok(()) => Ok(Complete),
+    delivery.accept(sender);
+    let error = match exchange(&lease, request, &protocol, body, sender, scope, upload).await {
+        Ok(()) => return Ok(Complete),
         Err(ExchangeError::Reset) => {
             lease.abort();
-            Err(Failed)
+            return Err(Failed);
         }
-        Err(ExchangeError::NoResponse(error)) => Err(refuse(sender, scope, &error.into())),
-    }
+        Err(ExchangeError::NotBegun(error)) => ForwardError::no_response(&error, delivery),
+        Err(ExchangeError::NoResponse(error)) => ForwardError::no_response(&error, Delivery::MaybeSent),
+    };
+    Err(refuse(sender, scope, &error))
 }
 
 async fn exchange(
@@ -65,7 +70,7 @@ async fn exchange(
     } else {
         (UpgradeMethod::UpgradeField, WebSocketKey::over_http1(&mut request.headers, protocol))
     };
-    let (up, mut down) = lease.upgrade_exchange(&request, protocol).map_err(ExchangeError::NoResponse)?;
+    let (up, mut down) = lease.upgrade_exchange(&request, protocol).map_err(ExchangeError::NotBegun)?;
     // Errors are reported when the response is read.
     let sent = unless_reset(sender, up.head(&request, lease.authority(&request))).await;
     sent.ok_or(ExchangeError::Reset)?.ok();

@@ -2,6 +2,7 @@
 
 mod alpn;
 mod bounds;
+mod delivery;
 mod framing;
 mod http2;
 mod responses;

@@ -171,7 +171,8 @@ fn requests_beyond_the_slots_are_refused() {
     let ended = with_session(async |tunnel, session, _stop| {
         let (first, second) = (get(tunnel), get(tunnel));
         let Ok(ReceivedPart::Head(Kind::Refused, payload)) = second.1.receive().await else { panic!("not refused") };
-        assert_eq!(head::parse_refusal(payload).unwrap().code, AgentErrorCode::ConcurrencyLimit.as_str());
+        let refusal = head::parse_refusal(payload).unwrap();
+        assert_eq!((&refusal.code[..], refusal.unsent), (AgentErrorCode::ConcurrencyLimit.as_str().as_bytes(), true));
         assert_eq!(session.slots.in_use(), 1);
         tell(tunnel, &ToAgent::Replaced);
         assert_eq!(read(&first.1).await, BODY);
