@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use gw_shared::tunnel::control::BackendHealth;
+
 /// First and longest pause in which an unreachable backend receives no requests.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -12,6 +14,8 @@ pub(super) struct Health {
     /// Failed attempts since the last success.
     failures: u32,
     ejected_until: Option<Instant>,
+    /// An attempt has succeeded.
+    has_succeeded: bool,
 }
 
 impl Health {
@@ -23,6 +27,20 @@ impl Health {
     /// Whether the last attempt failed.
     pub(super) fn is_failing(self) -> bool {
         self.failures > 0
+    }
+
+    /// As the gateway is told.
+    pub(super) fn report(self) -> BackendHealth {
+        match self {
+            _ if self.is_failing() => BackendHealth::Unhealthy,
+            Self { has_succeeded: true, .. } => BackendHealth::Healthy,
+            _ => BackendHealth::Unknown,
+        }
+    }
+
+    #[must_use]
+    pub(super) fn connected(self) -> Self {
+        Self { failures: 0, ejected_until: None, has_succeeded: true }
     }
 
     /// State while an attempt runs. After a failure only one attempt runs at a time, so that few requests wait for a backend
@@ -41,6 +59,17 @@ impl Health {
     fn pause(self) -> Duration {
         let doublings = self.failures.saturating_sub(1).min(16);
         (FIRST_PAUSE * 2u32.pow(doublings)).min(LONGEST_PAUSE)
+    }
+}
+
+/// Health of the backends of a service together.
+pub(super) fn joint_health(backends: impl Iterator<Item = BackendHealth> + Clone) -> BackendHealth {
+    if backends.clone().any(|health| health == BackendHealth::Healthy) {
+        BackendHealth::Healthy
+    } else if backends.into_iter().all(|health| health == BackendHealth::Unhealthy) {
+        BackendHealth::Unhealthy
+    } else {
+        BackendHealth::Unknown
     }
 }
 
@@ -75,6 +104,23 @@ mod tests {
         let health = Health::default().failed(start);
         assert!(health.is_available(later));
         assert!(!health.attempting(later).is_available(later));
+    }
+
+    #[test]
+    fn one_backend_that_takes_connections_makes_the_service_healthy() {
+        let now = Instant::now();
+        let unknown = Health::default();
+        let [up, down] = [unknown.connected(), unknown.connected().failed(now)];
+        for (backends, expected) in [
+            ([unknown, unknown], BackendHealth::Unknown),
+            ([unknown, down], BackendHealth::Unknown),
+            ([unknown, up], BackendHealth::Healthy),
+            ([down, up], BackendHealth::Healthy),
+            ([down, down], BackendHealth::Unhealthy),
+            ([down.connected(), down], BackendHealth::Healthy),
+        ] {
+            assert_eq!(joint_health(backends.iter().map(|health| health.report())), expected, "{backends:?}");
+        }
     }
 
     #[test]

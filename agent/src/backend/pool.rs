@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use gw_shared::http::{BodyDecoder, Framing, RequestHead, UpgradeProtocol};
 use gw_shared::runtime;
+use gw_shared::tunnel::control::BackendHealth;
 use http::Method;
 use http::uri::Authority;
+use tokio::sync::watch;
 
 use super::ResponseError;
-use super::balance::{Health, least_loaded};
+use super::balance::{Health, joint_health, least_loaded};
 use super::config::{Address, BackendProtocol, Backends, Endpoint, HostHeader};
 use super::connect::{self, ConnectError, Dialled, Offer};
 use super::exchange::{RequestHalf, ResponseHalf};
@@ -37,6 +39,8 @@ pub(crate) struct Pool {
     host: HostHeader,
     /// Number of requests, so that equally loaded backends take turns.
     turn: Cell<usize>,
+    /// Health of the backends together.
+    health: watch::Sender<BackendHealth>,
 }
 
 /// One backend and its connections.
@@ -113,7 +117,13 @@ impl Pool {
             backends: backends.endpoints.iter().map(backend).collect(),
             host: backends.host,
             turn: Cell::default(),
+            health: watch::Sender::default(),
         }
+    }
+
+    /// Subscribes to the health of the backends together.
+    pub(crate) fn health(&self) -> watch::Receiver<BackendHealth> {
+        self.health.subscribe()
     }
 
     /// Leases an open connection to the backend that the load balancing selects, if there is one.
@@ -148,13 +158,13 @@ impl Pool {
             drop(active);
             match connected {
                 Ok(connection) => {
-                    backend.connected(&self.service);
+                    self.connected(backend);
                     return Ok(self.lease(backend, false, connection));
                 }
                 Err(error) => {
                     let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
                     tracing::debug!(request_id, trace_id, backend = %backend.endpoint, %error, "cannot connect to the backend");
-                    backend.failed(&self.service, &error);
+                    self.failed(backend, &error);
                     failure = error.at(&backend.endpoint);
                 }
             }
@@ -176,16 +186,45 @@ impl Pool {
                 .await
                 .unwrap_or_else(late)
             {
-                Ok(_) => backend.connected(&self.service),
-                Err(error) => backend.failed(&self.service, &error),
+                Ok(_) => self.connected(backend),
+                Err(error) => self.failed(backend, &error),
             }
         }))
         .await;
     }
 
+    /// Records a successful attempt. Logs it if the last one failed.
+    fn connected(&self, backend: &Backend) {
+        let before = backend.health.get();
+        backend.health.set(before.connected());
+        if before.is_failing() {
+            tracing::info!(service = self.service, backend = %backend.endpoint, "the backend is up again");
+        }
+        self.publish_health();
+    }
+
+    /// Records a failed attempt. Logs it unless the last one failed, too.
+    fn failed(&self, backend: &Backend, error: &ConnectError) {
+        let before = backend.health.get();
+        backend.health.set(before.failed(Instant::now()));
+        backend.failed_connects.set(backend.failed_connects.get() + 1);
+        if !before.is_failing() {
+            tracing::warn!(
+                service = self.service, backend = %backend.endpoint, %error,
+                "the backend is down: check that it runs and that its address is correct; it is tried again"
+            );
+        }
+        self.publish_health();
+    }
+
+    fn publish_health(&self) {
+        let now = joint_health(self.backends.iter().map(|backend| backend.health.get().report()));
+        self.health.send_if_modified(|before| std::mem::replace(before, now) != now);
+    }
+
     /// Whether the last attempts to connect to every backend failed.
     pub(crate) fn is_down(&self) -> bool {
-        self.backends.iter().all(|backend| backend.health.get().is_failing())
+        *self.health.borrow() == BackendHealth::Unhealthy
     }
 
     /// Selects the least loaded backend that is not `tried`; an ejected one only if no other is left.
@@ -209,6 +248,12 @@ impl Pool {
             let connection = Box::new(Http1Connection::new(stream, None));
             backend.idle.borrow_mut().push((Instant::now(), connection));
         }
+    }
+
+    /// Sets the joint health, as an attempt to connect would.
+    #[cfg(test)]
+    pub(crate) fn set_health(&self, health: BackendHealth) {
+        self.health.send_replace(health);
     }
 
     /// Closes connections that have been idle for too long.
@@ -253,26 +298,6 @@ impl Backend {
     fn attempting(&self) {
         self.health.set(self.health.get().attempting(Instant::now()));
         self.connects.set(self.connects.get() + 1);
-    }
-
-    /// Records a successful attempt. Logs it if the last one failed.
-    fn connected(&self, service: &str) {
-        if self.health.replace(Health::default()).is_failing() {
-            tracing::info!(service, backend = %self.endpoint, "the backend is up again");
-        }
-    }
-
-    /// Records a failed attempt. Logs it unless the last one failed, too.
-    fn failed(&self, service: &str, error: &ConnectError) {
-        let before = self.health.get();
-        self.health.set(before.failed(Instant::now()));
-        self.failed_connects.set(self.failed_connects.get() + 1);
-        if !before.is_failing() {
-            tracing::warn!(
-                service, backend = %self.endpoint, %error,
-                "the backend is down: check that it runs and that its address is correct; it is tried again"
-            );
-        }
     }
 
     fn idle_connections(&self) -> usize {

@@ -7,13 +7,16 @@ use futures_util::future::{Either, select};
 use gw_shared::runtime;
 use gw_shared::text::printable;
 use gw_shared::tunnel::connection::Tunnel;
-use gw_shared::tunnel::control::{self, BackendHealth, InvalidMessage, ToAgent, ToGateway};
+use gw_shared::tunnel::control::{self, InvalidMessage, ToAgent, ToGateway};
 use gw_shared::tunnel::cut_reason::CutReason;
 
 use super::session::{Phase, Session};
 
 /// Interval at which the agent reports changed statistics and sends a queued certificate request.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Least time between two reports. A change of the backends' health is reported at once otherwise.
+const REPORT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Most bytes of messages that wait for sending: statistics of minutes.
 const QUEUE_MAX: usize = 64 * 1024;
@@ -81,17 +84,18 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
 async fn report(session: &Session, tunnel: &Tunnel) {
     let (mut stop, mut phase) = (session.stop.clone(), session.phase.subscribe());
     let mut closing = pin!(phase.wait_for(|phase| *phase >= Phase::Closing));
+    let mut health = session.pool.health();
     let mut reported = None;
     let mut reported_update = None;
     loop {
-        let now = (session.slots.in_use(), session.pool.idle());
+        let now = (session.slots.in_use(), session.pool.idle(), *health.borrow_and_update());
         if reported != Some(now) {
             reported = Some(now);
             let statistics = ToGateway::Statistics {
                 slots: session.slots.total(),
                 slots_in_use: now.0,
                 backend_connections: u32::try_from(now.1).unwrap_or(u32::MAX) + now.0,
-                backend: BackendHealth::Unknown,
+                backend: now.2,
                 standby: false,
             };
             send(tunnel, &statistics);
@@ -108,8 +112,13 @@ async fn report(session: &Session, tunnel: &Tunnel) {
         }
         session.pool.prune();
         let stopping = pin!(stop.wait_for(|stop| *stop));
+        let changed = pin!(async {
+            runtime::sleep(REPORT_PAUSE).await;
+            // The session keeps the sender.
+            let _ = health.changed().await;
+        });
         let tick = pin!(runtime::sleep(REPORT_INTERVAL));
-        match select(closing.as_mut(), select(stopping, tick)).await {
+        match select(closing.as_mut(), select(stopping, select(changed, tick))).await {
             Either::Left(_) => return,
             Either::Right((Either::Left(_), _)) => break,
             Either::Right((Either::Right(_), _)) => {}

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::join;
@@ -176,6 +177,30 @@ fn requests_beyond_the_slots_are_refused() {
         assert_eq!(session.slots.in_use(), 1);
         tell(tunnel, &ToAgent::Replaced);
         assert_eq!(read(&first.1).await, BODY);
+    });
+    ended.unwrap();
+}
+
+/// Changes that wait for the next regular report would take 7 seconds.
+#[test]
+fn changes_of_the_backends_health_are_reported_at_once() {
+    let ended = with_session(async |tunnel, session, stop| {
+        let reported = async || loop {
+            if let ToGateway::Statistics { backend, .. } = control::decode(&tunnel.message().await.unwrap()).unwrap() {
+                return backend;
+            }
+        };
+        assert_eq!(reported().await, BackendHealth::Unknown);
+        let begun = Instant::now();
+        for _ in 0..4 {
+            for health in [BackendHealth::Healthy, BackendHealth::Unhealthy] {
+                session.pool.set_health(health);
+                assert_eq!(reported().await, health);
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        stop.send_replace(true);
+        tell(tunnel, &ToAgent::Drained);
     });
     ended.unwrap();
 }
