@@ -25,7 +25,8 @@ use crate::telemetry::trace::BackendConnection;
 /// closes first.
 const IDLE_FOR: Duration = Duration::from_secs(4);
 
-/// Time limit of a connection attempt while there is another backend to try. The last attempt has no time limit.
+/// Time limit of a connection attempt while there is another backend or another agent to try. Otherwise the last attempt has
+/// no time limit.
 const FAILOVER_AFTER: Duration = Duration::from_secs(3);
 
 /// Time limit of a connection attempt without a request.
@@ -39,6 +40,8 @@ pub(crate) struct Pool {
     host: HostHeader,
     /// Number of requests, so that equally loaded backends take turns.
     turn: Cell<usize>,
+    /// The service has tunnels of other agents, which can serve a request that no backend here takes.
+    has_other_tunnels: Cell<bool>,
     /// Health of the backends together.
     health: watch::Sender<BackendHealth>,
 }
@@ -117,8 +120,14 @@ impl Pool {
             backends: backends.endpoints.iter().map(backend).collect(),
             host: backends.host,
             turn: Cell::default(),
+            has_other_tunnels: Cell::default(),
             health: watch::Sender::default(),
         }
+    }
+
+    /// Sets whether the service has tunnels of other agents.
+    pub(crate) fn set_other_tunnels(&self, exist: bool) {
+        self.has_other_tunnels.set(exist);
     }
 
     /// Subscribes to the health of the backends together.
@@ -149,7 +158,7 @@ impl Pool {
             // Counts as load while the attempt runs.
             let active = ActiveRequest::new(&backend.requests);
             let connecting = backend.connect(offer);
-            let connected = if tried.contains(&false) {
+            let connected = if tried.contains(&false) || self.has_other_tunnels.get() {
                 let late = |_| Err(ConnectError::Unreachable(format!("no connection within {FAILOVER_AFTER:?}")));
                 runtime::timeout(FAILOVER_AFTER, connecting).await.unwrap_or_else(late)
             } else {

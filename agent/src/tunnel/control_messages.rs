@@ -62,7 +62,10 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
                 session.agent.updates.offered(programs);
                 continue;
             }
-            ToAgent::OtherTunnels { .. } => continue,
+            ToAgent::OtherTunnels { exist } => {
+                session.pool.set_other_tunnels(exist);
+                continue;
+            }
             ToAgent::RenewalRefused { message } => {
                 events.answer_certificate_request(Err(message));
                 continue;

@@ -98,6 +98,8 @@ impl Service {
 
     /// Serves a tunnel until it needs a replacement. Returns the pause before the next attempt.
     async fn serve(&mut self, stream: TlsStream) -> Pause {
+        // The gateway tells if they exist.
+        self.pool.set_other_tunnels(false);
         let (phase, mut watched) = watch::channel(Phase::Starting);
         let session = Rc::new(Session {
             agent: Rc::clone(&self.agent),

@@ -70,17 +70,33 @@ fn backend() -> String {
     format!("http://{address}")
 }
 
-/// Runs `gateway` with its end of a tunnel until the agent ends the tunnel. Returns how it ended for the gateway.
+/// Starts a backend that accepts connections and sends nothing. Returns its URL, with TLS.
+fn silent_backend() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || listener.incoming().collect::<Vec<_>>());
+    format!("https://{address}")
+}
+
+/// Runs `gateway` with its end of a tunnel with one slot until the agent ends the tunnel. Returns how it ended for the gateway.
 fn with_session(gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>)) -> Result<(), TunnelError> {
+    with_session_to(&backend(), 1, gateway)
+}
+
+fn with_session_to(
+    url: &str,
+    slots: u32,
+    gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>),
+) -> Result<(), TunnelError> {
     let run = async {
         let (authority, directory) = (fake_gateway::Authority::new(), tempfile::tempdir().unwrap());
         let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), 1);
-        let backends = Backends::from_urls("test", &[backend()], &mut Vec::new()).unwrap();
+        let backends = Backends::from_urls("test", &[url.to_owned()], &mut Vec::new()).unwrap();
         let (stop, stopped) = watch::channel(false);
         let session = Rc::new(Session {
             agent: Rc::new(agent),
-            pool: Rc::new(Pool::new("test", &backends, 1)),
-            slots: Slots::new(1),
+            pool: Rc::new(Pool::new("test", &backends, slots)),
+            slots: Slots::new(slots),
             counts: Rc::default(),
             phase: watch::Sender::new(Phase::Starting),
             stop: stopped,
@@ -92,7 +108,7 @@ fn with_session(gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>
         let tunnel = Tunnel::new(Endpoint::gateway());
         let driven = std::future::poll_fn(|cx| tunnel.poll_drive(cx, &gateways, &mut |_| Ok(())));
         let (ended, ()) = join!(driven, async {
-            assert_eq!(tunnel.hello().await, Some(1 + STREAMS_BEYOND_SLOTS));
+            assert_eq!(tunnel.hello().await, Some(slots as usize + STREAMS_BEYOND_SLOTS));
             gateway(&tunnel, &session, stop).await;
         });
         drop(gateways);
@@ -201,6 +217,31 @@ fn changes_of_the_backends_health_are_reported_at_once() {
         assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
         stop.send_replace(true);
         tell(tunnel, &ToAgent::Drained);
+    });
+    ended.unwrap();
+}
+
+#[test]
+fn a_backend_that_does_not_answer_is_given_up_if_there_are_other_agents() {
+    let ended = with_session_to(&silent_backend(), 2, async |tunnel, session, _stop| {
+        // The request may wait for as long as its caller does.
+        let patient = get(tunnel);
+        while session.pool.states().all(|backend| backend.connects == 0) {
+            runtime::yield_now().await;
+        }
+        tell(tunnel, &ToAgent::OtherTunnels { exist: true });
+        // A tunnel delivers its messages in their order, but not in the order of messages and requests.
+        tell(tunnel, &ToAgent::Ready { agent_id: "ag_1".to_owned(), generation: 1 });
+        session.phase.subscribe().wait_for(|phase| *phase == Phase::Ready).await.unwrap();
+        let Ok(ReceivedPart::Head(Kind::Refused, payload)) = get(tunnel).1.receive().await else {
+            panic!("not refused")
+        };
+        let refusal = head::parse_refusal(payload).unwrap();
+        assert_eq!(refusal.code, AgentErrorCode::BackendUnreachable.as_str());
+        assert!(refusal.unsent);
+        assert!(patient.1.poll_receive(&mut Context::from_waker(Waker::noop())).is_pending());
+        patient.0.reset();
+        tell(tunnel, &ToAgent::Replaced);
     });
     ended.unwrap();
 }
