@@ -1,6 +1,8 @@
 //! Attacks by a modified agent on its tunnels: floods, silence and frequent reconnects. Each ends the agent's own
 //! tunnel and does not affect others.
 
+use std::collections::BTreeMap;
+
 use gw_gateway::control::Actor;
 use gw_gateway::demo::Demo;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
@@ -9,11 +11,11 @@ use gw_shared::tunnel::handshake;
 use gw_shared::tunnel::window::FIRST;
 use http::Method;
 
-use crate::support::caller::{self, connect};
-use crate::support::modified_agent::{ACCOUNT, HOST, Tunnel, enroll, is_ended};
+use crate::support::caller::{self, Caller, connect};
+use crate::support::modified_agent::{ACCOUNT, Enrolled, HOST, Tunnel, enroll, is_ended};
 use crate::support::stopwatch::within_a_second;
 use crate::support::tunnel_frames::{begun, credit, data, hello, interim, last_data, message, of_tunnel, ok, reset};
-use crate::support::{demo, eventually, reports};
+use crate::support::{demo, eventually, reports, tunnels_ended};
 
 /// Asserts that the service of another account is served.
 fn is_served(demo: &Demo) {
@@ -182,28 +184,26 @@ fn a_reset_that_is_never_answered_occupies_its_stream_only() {
     assert!(one != silent && two != silent);
 }
 
-#[test]
-fn an_agent_that_does_not_read_gets_a_bounded_number_of_requests() {
+/// A tunnel whose agent has not read until a request was refused, and the callers of the requests before.
+fn unread_tunnel(demo: &Demo, enrolled: &Enrolled) -> (Tunnel, Vec<Caller>) {
     const HEAD: usize = 24 * 1024;
     const MOST: usize = 1000;
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.upgraded(&demo);
+    let mut tunnel = enrolled.upgraded(demo);
     tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
-    eventually("the tunnel is registered", || enrolled.report(&demo));
+    eventually("the tunnel is registered", || enrolled.report(demo));
     let large = enrolled.request("GET /", &format!("X-Large: {}\r\n\r\n", "x".repeat(HEAD)));
-    let refusals = || -> u64 { reports(&demo).iter().flat_map(|report| report.refusals.values()).sum() };
+    let refusals = || -> u64 { reports(demo).iter().flat_map(|report| report.refusals.values()).sum() };
     let refusals_before = refusals();
     let mut waiting = Vec::new();
     // The gateway queues request heads up to a limit, and the socket buffers hold some more.
     let mut refused = loop {
-        let mut caller = enrolled.caller(&demo);
+        let mut caller = enrolled.caller(demo);
         caller.send(&large);
         let is_refused = eventually("the request is opened or refused", || {
             if refusals() > refusals_before {
                 return Some(true);
             }
-            (enrolled.report(&demo)?.in_flight > waiting.len()).then_some(false)
+            (enrolled.report(demo)?.in_flight > waiting.len()).then_some(false)
         });
         if is_refused {
             break caller;
@@ -212,7 +212,15 @@ fn an_agent_that_does_not_read_gets_a_bounded_number_of_requests() {
         assert!(waiting.len() < MOST, "no limit");
     };
     assert_eq!(refused.response().code(), "GW_OVERLOADED");
-    is_served(&demo);
+    is_served(demo);
+    (tunnel, waiting)
+}
+
+#[test]
+fn an_agent_that_does_not_read_gets_a_bounded_number_of_requests() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let (mut tunnel, waiting) = unread_tunnel(&demo, &enrolled);
     // Once the agent reads, all requests that were opened arrive, and further ones too.
     for _ in 0..waiting.len() {
         let stream = tunnel.request();
@@ -224,6 +232,20 @@ fn an_agent_that_does_not_read_gets_a_bounded_number_of_requests() {
     let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     tunnel.0.send(ok(stream, b"ok"));
     assert_eq!(caller.response().body, b"ok");
+}
+
+#[test]
+fn a_tunnel_that_the_agent_does_not_read_is_cut_at_once() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let (_tunnel, waiting) = unread_tunnel(&demo, &enrolled);
+    demo.gateway().control().revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str()).unwrap();
+    within_a_second("the end of the requests", || {
+        for mut caller in waiting {
+            assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
+        }
+    });
+    assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_revoked", 1)]));
 }
 
 #[test]
