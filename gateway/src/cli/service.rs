@@ -1,6 +1,7 @@
 //! `gw-gateway service`
 
 use clap::{Args, Subcommand, value_parser};
+use gw_gateway::affinity::Affinity;
 use gw_gateway::control::{Mode, NewService, ServiceChanges, ServiceView};
 use gw_shared::id::{AccountId, ServiceId};
 
@@ -57,6 +58,13 @@ pub(crate) struct Settings {
     /// Whether response bodies are captured in the log.
     #[arg(long, value_name = "true|false")]
     capture_response_body: Option<bool>,
+    /// Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on another
+    /// agent.
+    #[arg(long, value_name = "true|false")]
+    retries: Option<bool>,
+    /// What requests for the same agent have in common: none, cookie, cookie:NAME, header:NAME or client.
+    #[arg(long, value_name = "AFFINITY")]
+    affinity: Option<Affinity>,
 }
 
 impl From<Settings> for ServiceChanges {
@@ -69,6 +77,8 @@ impl From<Settings> for ServiceChanges {
             request_logging: settings.request_logging,
             capture_request_body: settings.capture_request_body,
             capture_response_body: settings.capture_response_body,
+            retries: settings.retries,
+            affinity: settings.affinity.map(String::from),
         }
     }
 }
@@ -109,6 +119,8 @@ impl Shown for ServiceView {
             ("request logging", yes_or_no(self.request_logging)),
             ("capture request body", yes_or_no(self.capture_request_body)),
             ("capture response body", yes_or_no(self.capture_response_body)),
+            ("retries", yes_or_no(self.retries)),
+            ("affinity", self.affinity.to_string()),
             ("created", self.created_at.clone()),
         ]
     }

@@ -9,7 +9,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::{Actor, Control, ControlError, Plan, account};
-use crate::affinity::Affinity;
+use crate::affinity::{Affinity, InvalidAffinity};
 use crate::hostname::Region;
 use crate::page::{Page, PageQuery};
 use crate::rate::Rate;
@@ -32,6 +32,16 @@ pub enum Mode {
 #[expect(dead_code, reason = "describes, is never made")]
 pub(super) struct ServiceIdText(String);
 
+/// An affinity, for the description of settings.
+#[derive(ToSchema)]
+#[schema(
+    as = Affinity,
+    value_type = String,
+    pattern = "^(none|client|cookie(:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})?|header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})$"
+)]
+#[expect(dead_code, reason = "describes, is never made")]
+pub(super) struct AffinityText(String);
+
 /// What callers reach under one hostname.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Service)]
@@ -51,6 +61,12 @@ pub struct ServiceView {
     pub request_logging: bool,
     pub capture_request_body: bool,
     pub capture_response_body: bool,
+    /// Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on another
+    /// agent.
+    pub retries: bool,
+    /// What requests for the same agent have in common: nothing, a cookie, a field of theirs, or the address of the client.
+    #[schema(value_type = AffinityText)]
+    pub affinity: Affinity,
     #[schema(format = DateTime)]
     pub created_at: String,
 }
@@ -81,6 +97,11 @@ pub struct NewService {
     pub capture_request_body: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture_response_body: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retries: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<AffinityText>)]
+    pub affinity: Option<String>,
 }
 
 /// Settings that are left out stay as they are.
@@ -105,6 +126,11 @@ pub struct ServiceChanges {
     pub capture_request_body: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture_response_body: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retries: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<AffinityText>)]
+    pub affinity: Option<String>,
 }
 
 impl ServiceView {
@@ -122,6 +148,8 @@ impl ServiceView {
             request_logging: record.request_logging,
             capture_request_body: record.capture_request_body,
             capture_response_body: record.capture_response_body,
+            retries: record.retries,
+            affinity: record.affinity.clone(),
             created_at: record.created_at.to_string(),
         }
     }
@@ -138,6 +166,8 @@ impl NewService {
             request_logging,
             capture_request_body,
             capture_response_body,
+            retries,
+            affinity,
         } = settings;
         Self {
             id,
@@ -148,6 +178,8 @@ impl NewService {
             request_logging,
             capture_request_body,
             capture_response_body,
+            retries,
+            affinity,
         }
     }
 
@@ -160,6 +192,8 @@ impl NewService {
             request_logging: self.request_logging,
             capture_request_body: self.capture_request_body,
             capture_response_body: self.capture_response_body,
+            retries: self.retries,
+            affinity: self.affinity.clone(),
         }
     }
 }
@@ -183,9 +217,14 @@ impl ServiceChanges {
             (&mut changed.request_logging, self.request_logging),
             (&mut changed.capture_request_body, self.capture_request_body),
             (&mut changed.capture_response_body, self.capture_response_body),
+            (&mut changed.retries, self.retries),
         ];
         for (switch, wanted) in switches {
             *switch = wanted.unwrap_or(*switch);
+        }
+        if let Some(affinity) = &self.affinity {
+            let invalid = |error: InvalidAffinity| ControlError::invalid("affinity", error.to_string());
+            changed.affinity = affinity.parse().map_err(invalid)?;
         }
         Ok(changed)
     }

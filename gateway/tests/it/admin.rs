@@ -11,6 +11,9 @@ use crate::support::programs;
 use crate::support::stopwatch::within_a_second;
 use crate::support::{backend, demo, eventually, reports};
 
+/// Path of the service of the demo.
+const ECHO: &str = "/accounts/demo/services/echo";
+
 #[test]
 fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     let demo = demo(None);
@@ -27,6 +30,11 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     assert_eq!(api.ask("POST", "/accounts/acme/services", &json!({ "id": "api", "burst": 8 })).status, 409);
     let changed = api.ask("PATCH", "/accounts/acme/services/api", &json!({ "enabled": false, "refill_per_minute": 9 }));
     assert_eq!((&changed.body["enabled"], &changed.body["burst"]), (&json!(false), &json!(7)));
+    assert_eq!(api.get("/accounts/acme/services/api").body, changed.body);
+    assert_eq!((&changed.body["retries"], &changed.body["affinity"]), (&json!(true), &json!("none")));
+    let several_agents = json!({ "retries": false, "affinity": "header:X-Session" });
+    let changed = api.ask("PATCH", "/accounts/acme/services/api", &several_agents);
+    assert_eq!((&changed.body["retries"], &changed.body["affinity"]), (&json!(false), &json!("header:x-session")));
     assert_eq!(api.get("/accounts/acme/services/api").body, changed.body);
 
     for (collection, id, secret, prefix) in
@@ -120,8 +128,11 @@ fn errors_are_problem_details() {
         ("POST", "/accounts", &large, 413, "too-large", "limit"),
         ("GET", "/accounts?limit=0", &Value::Null, 422, "invalid", "1 to 1000"),
         ("GET", "/accounts?limit=x", &Value::Null, 400, "bad-request", "limit"),
-        ("PATCH", "/accounts/demo/services/echo", &json!({ "modes": [] }), 422, "invalid", "at least one"),
-        ("PATCH", "/accounts/demo/services/echo", &json!({ "burst": 0 }), 422, "invalid", "at least 1"),
+        ("PATCH", ECHO, &json!({ "modes": [] }), 422, "invalid", "at least one"),
+        ("PATCH", ECHO, &json!({ "burst": 0 }), 422, "invalid", "at least 1"),
+        ("PATCH", ECHO, &json!({ "affinity": "sticky" }), 422, "invalid", "\"header:NAME\" or \"client\""),
+        ("PATCH", ECHO, &json!({ "affinity": "cookie:a b" }), 422, "invalid", "name of the cookie"),
+        ("PATCH", ECHO, &json!({ "affinity": "header:Host" }), 422, "invalid", "host does not reach the agent"),
         (
             "POST",
             "/accounts/demo/credentials",
@@ -138,15 +149,13 @@ fn errors_are_problem_details() {
         assert_eq!(reply.body["status"], status, "{reply:?}");
         assert!(reply.body["detail"].as_str().unwrap().contains(says), "{says}: {reply:?}");
     }
-    let invalid = api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "burst": 0 }));
-    assert_eq!(invalid.body["field"], "burst");
+    for (field, value) in [("burst", json!(0)), ("affinity", json!("sticky"))] {
+        assert_eq!(api.ask("PATCH", ECHO, &json!({ field: value })).body["field"], field);
+    }
     let token = format!("Bearer {}", demo.about.admin_token);
     assert_eq!(api.send("POST", "/accounts", &token, "text/plain", "{}").status, 415);
     assert_eq!(api.send("POST", "/accounts", &token, "application/json", "{").status, 400);
-    assert_eq!(
-        api.send("PATCH", "/accounts/demo/services/echo", &token, "application/merge-patch+json", "{}").status,
-        200
-    );
+    assert_eq!(api.send("PATCH", ECHO, &token, "application/merge-patch+json", "{}").status, 200);
     for wrong in ["", "Bearer", "Bearer x", "Basic x", &token[..token.len() - 1]] {
         let reply = api.send("GET", "/accounts", wrong, "application/json", "");
         assert_eq!((reply.status, reply.body["type"].as_str()), (401, Some("urn:gw:problem:unauthorized")), "{wrong}");

@@ -204,6 +204,8 @@ fn service() -> Value {
         "request_logging": true,
         "capture_request_body": false,
         "capture_response_body": false,
+        "retries": true,
+        "affinity": "cookie",
         "created_at": CREATED_AT,
     })
 }
@@ -211,7 +213,8 @@ fn service() -> Value {
 #[test]
 fn services() {
     let line = "service create acme api --mode jwt --mode service_key --burst 5 --refill-per-minute 6 \
-                --request-logging false --capture-request-body true --capture-response-body true --disable";
+                --request-logging false --capture-request-body true --capture-response-body true --retries false \
+                --affinity header:X-Session --disable";
     let (asked, out) = succeed(line, vec![(201, service())]);
     let (request, body) = asked[0].split_once(" {").unwrap();
     assert_eq!(request, "POST /api/v1/accounts/acme/services");
@@ -224,6 +227,8 @@ fn services() {
         "request_logging": false,
         "capture_request_body": true,
         "capture_response_body": true,
+        "retries": false,
+        "affinity": "header:x-session",
     });
     assert_eq!(serde_json::from_str::<Value>(&format!("{{{body}")).unwrap(), expected);
     assert!(out.contains("\n  hostname               acme--api.eu1.example.com\n"), "{out}");
@@ -244,7 +249,10 @@ api      acme--api.eu1.example.com  jwt, service_key  yes      1000   300       
     assert_eq!(out, table);
     let (asked, out) = succeed("service show acme api", vec![(200, service())]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/services/api"]);
-    assert!(out.contains("\n  capture response body  no\n"), "{out}");
+    assert!(
+        out.contains("\n  capture response body  no\n  retries                yes\n  affinity               cookie\n"),
+        "{out}"
+    );
     let (asked, _) = succeed("service delete acme api", vec![(204, Value::Null)]);
     assert_eq!(asked, ["DELETE /api/v1/accounts/acme/services/api"]);
 }
@@ -485,6 +493,7 @@ fn invalid_arguments_exit_with_2() {
     };
     usage(gw_gateway("account list"), "no admin token: set GW_ADMIN_TOKEN, or");
     usage(gw_gateway("account create ACME"), "3 to 15 characters of a-z and 0-9");
+    usage(gw_gateway("service change acme api --affinity header:host"), "host does not reach the agent");
     usage(gw_gateway("account list --config nowhere.toml"), "nowhere.toml: ");
     usage(gw_gateway("account list --admin-token-file nowhere"), "cannot read the admin token: nowhere: ");
     let mut ftp = gw_gateway("account list --admin-url ftp://eu1.example.com");

@@ -125,13 +125,32 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     let service = control.service("acme", "api").unwrap();
     assert_eq!((service.burst, service.refill_per_minute, service.enabled), (7, 1_000_000, true));
     assert!(service.request_logging && !service.capture_request_body);
+    assert_eq!((service.retries, service.affinity.to_string().as_str()), (false, "none"));
 
     let page = "/accounts/acme/services/api";
+    assert!(
+        browser
+            .get("/accounts/acme/new-service")
+            .text
+            .contains("id=\"retries\" name=\"retries\" type=\"checkbox\" value=\"on\" checked")
+    );
     let fields = [("modes", "service_key"), ("burst", "8"), ("refill_per_minute", "9"), ("capture_request_body", "on")];
+    let several_agents = [("retries", "on"), ("affinity", "header:Host")];
+    let wrong = browser.submit(page, page, &[&fields[..], &several_agents].concat());
+    assert!(
+        wrong.status == 422 && wrong.between("id=\"affinity-error\">", "<").contains("host does not reach the agent")
+    );
+    let fields = [&fields[..], &[("retries", "on"), ("affinity", "cookie:sid")]].concat();
     assert_eq!(browser.submit(page, page, &fields).header("location"), "/accounts/acme/services/api?note=saved");
     let service = control.service("acme", "api").unwrap();
     assert_eq!((service.burst, service.refill_per_minute, service.enabled, service.modes.len()), (8, 9, false, 1));
     assert!(!service.request_logging && service.capture_request_body && !service.capture_response_body);
+    assert_eq!((service.retries, service.affinity.to_string().as_str()), (true, "cookie:sid"));
+    let shown = browser.get(page).text;
+    assert!(
+        shown.contains("value=\"cookie:sid\"")
+            && shown.contains("name=\"retries\" type=\"checkbox\" value=\"on\" checked")
+    );
     assert_eq!(browser.submit(page, page, &[("modes", "jwt")]).status, 422);
 
     for (path, prefix) in [("credentials", "gw_cs_"), ("service-keys", "gw_sk_")] {

@@ -13,6 +13,7 @@ use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render};
+use crate::affinity::Affinity;
 use crate::control::{Actor, Control, Mode, NewService, ServiceChanges, ServiceView};
 use crate::page::Page;
 
@@ -68,7 +69,12 @@ pub(crate) async fn new(
     Path(account): Path<String>,
 ) -> Result<Response, Failure> {
     // The defaults of the control plane.
-    let form = Form::default().with("modes", "jwt").with("modes", "service_key").with_box("request_logging", true);
+    let form = Form::default()
+        .with("modes", "jwt")
+        .with("modes", "service_key")
+        .with_box("request_logging", true)
+        .with_box("retries", true)
+        .with("affinity", Affinity::None);
     new_page(&admin, visit, account, form).await
 }
 
@@ -192,6 +198,8 @@ fn settings(form: &mut Form) -> ServiceChanges {
         request_logging: Some(form.is_ticked("request_logging")),
         capture_request_body: Some(form.is_ticked("capture_request_body")),
         capture_response_body: Some(form.is_ticked("capture_response_body")),
+        retries: Some(form.is_ticked("retries")),
+        affinity: Some(form.filled("affinity").unwrap_or_else(|| Affinity::None.into())),
     }
 }
 
@@ -208,6 +216,8 @@ fn as_it_is(service: &ServiceView) -> Form {
         .with_box("request_logging", service.request_logging)
         .with_box("capture_request_body", service.capture_request_body)
         .with_box("capture_response_body", service.capture_response_body)
+        .with_box("retries", service.retries)
+        .with("affinity", service.affinity.clone())
 }
 
 fn address(service: &ServiceView) -> String {
