@@ -12,7 +12,7 @@ use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace::Settings;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
 
-use crate::backend::Backends;
+use crate::backend::{Backends, HealthCheck};
 use crate::forward::slots;
 use crate::identity::state::{self, Enrollment, StateDir, StateError};
 use crate::proxy::ProxySettings;
@@ -34,6 +34,8 @@ pub struct Config {
     pub(crate) backends: ServiceBackends,
     /// `Err` contains the default that replaced an invalid setting; [`warn`](Self::warn) logs it.
     pub(crate) slots: Result<u32, u32>,
+    /// Requests are for other agents while one of them can serve them.
+    pub(crate) standby: bool,
     /// `None` without a trace collector.
     pub(crate) traces: Option<Settings>,
     /// Address of `/metrics`, `/readyz` and `/healthz`, if they are served.
@@ -87,6 +89,8 @@ impl Config {
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
         let core_dumps = core_dump::take(&mut keys);
         let proxies = ProxySettings::take(&mut keys);
+        let standby = keys.boolean("standby").unwrap_or(false);
+        let health_check = keys.text("health_check", HealthCheck::FORMS, HealthCheck::parse).unwrap_or_default();
         let traces = Settings::take(&mut keys);
         // The supervisor uses them.
         let _ = release_keys(&mut keys);
@@ -107,7 +111,7 @@ impl Config {
             [] => environment("GW_BACKEND").map(|urls| urls.split_ascii_whitespace().map(str::to_owned).collect()),
             given => Some(given.to_vec()),
         };
-        let backends = ServiceBackends::parse(of_all.as_deref(), &named, fallback.as_ref(), &mut errors);
+        let backends = ServiceBackends::parse(of_all.as_deref(), &named, fallback.as_ref(), &health_check, &mut errors);
         let slots = slots::parse(environment(slots::VARIABLE).as_deref());
         let state = StateDir::new(state_dir.or(of_state_dir).unwrap_or_else(|| state::DEFAULT.into()));
         let enrollment = match state.enrollment() {
@@ -122,7 +126,18 @@ impl Config {
         }
         if errors.is_empty() {
             let log_format = log_format.unwrap_or_default();
-            Ok(Self { state, enrollment, proxies, backends, slots, traces, metrics_listen, log_format, core_dumps })
+            Ok(Self {
+                state,
+                enrollment,
+                proxies,
+                backends,
+                slots,
+                standby,
+                traces,
+                metrics_listen,
+                log_format,
+                core_dumps,
+            })
         } else {
             Err(ConfigError::Invalid(ConfigErrors(errors)))
         }
@@ -139,6 +154,7 @@ impl Config {
             proxies: ProxySettings::default(),
             backends: ServiceBackends { of_all: None, named: BTreeMap::new(), fallback: None },
             slots: Ok(slots),
+            standby: false,
             traces: None,
             metrics_listen: None,
             core_dumps: false,
@@ -236,15 +252,18 @@ impl ServiceBackends {
         of_all: Option<&[String]>,
         named: &toml::Table,
         fallback: Option<&toml::Value>,
+        health_check: &HealthCheck,
         errors: &mut Vec<String>,
     ) -> Self {
         let of_all = of_all.and_then(|urls| Backends::from_urls("--backend (GW_BACKEND)", urls, errors));
+        let of_all = of_all.map(|backends| backends.or_checked_by(health_check));
         let named = named.iter().filter_map(|(hostname, value)| {
             let backends = Backends::from_toml(&format!("backends.{hostname}"), value, errors)?;
-            Some((hostname.clone(), backends))
+            Some((hostname.clone(), backends.or_checked_by(health_check)))
         });
         let named = named.collect();
-        Self { of_all, named, fallback: fallback.and_then(|value| Backends::from_toml("backend", value, errors)) }
+        let fallback = fallback.and_then(|value| Backends::from_toml("backend", value, errors));
+        Self { of_all, named, fallback: fallback.map(|backends| backends.or_checked_by(health_check)) }
     }
 
     /// The backends of the service at `hostname`: from `--backend`, else `backends`, else `backend`.
@@ -290,6 +309,27 @@ mod tests {
         assert_eq!(urls, ["http://a:1", "http://rest:2", "http://rest:2"]);
         let config = load(&toml, Some("http://all:3")).unwrap();
         assert_eq!([A, B].map(|hostname| url(&config, hostname)), ["http://all:3", "http://all:3"]);
+    }
+
+    #[test]
+    fn standby_and_health_check_apply_to_all_services_and_a_table_has_its_own() {
+        let config = load("backend = 'http://a:1'", None).unwrap();
+        assert!(!config.standby && config.backends.of(A).unwrap().health_check().is_none());
+        let toml = format!(
+            "standby = true\nhealth_check = '/up'\nbackend = 'http://a:1'\n\
+             [backends]\n'{A}' = {{ urls = 'http://a:2', health_check = 'tcp' }}"
+        );
+        let checks = |config: &Config| {
+            [A, B].map(|hostname| config.backends.of(hostname).unwrap().health_check().unwrap().to_string())
+        };
+        let config = load(&toml, None).unwrap();
+        assert!(config.standby);
+        assert_eq!(checks(&config), ["a connection", "GET /up"]);
+        assert_eq!(checks(&load(&toml, Some("http://all:3")).unwrap()), ["GET /up", "GET /up"]);
+        for wrong in ["health_check = 'up'", "health_check = '/a b'", "standby = 'often'"] {
+            let error = load(&format!("{wrong}\nbackend = 'http://a:1'"), None).unwrap_err().to_string();
+            assert!(error.contains(wrong.split(' ').next().unwrap()), "{error}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use gw_shared::runtime::{self, Driver};
 
 use crate::apex_client::ApexClient;
 use crate::apex_client::error::GatewayError;
+use crate::backend::Pool;
 use crate::clock::GatewayClock;
 use crate::config::{Config, ConfigError};
 use crate::identity::Identity;
@@ -202,6 +203,19 @@ async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
                 }
             }
         }
+        if let Some(health_check) = backends.health_check() {
+            let check = format!("health check of {hostname}");
+            for (name, result) in Pool::new(hostname, backends, 1).check_all().await {
+                match result {
+                    Ok(()) => out.ok(check.clone(), format!("{name} passes {health_check}")),
+                    Err(error) => out.failed(
+                        check.clone(),
+                        format!("{name} fails {health_check}: {error}"),
+                        "correct `health_check`, or the backend: the service gets no requests through one that fails",
+                    ),
+                }
+            }
+        }
     }
 }
 
@@ -311,7 +325,7 @@ mod tests {
             state_dir: Some(directory.path().to_owned()),
             backends: vec![backend.to_owned()],
         };
-        let checks = examine(&options, |_| None);
+        let checks = examine(&options, |name| (name == "GW_HEALTH_CHECK").then(|| "tcp".to_owned()));
         let found = checks.checks().iter().cloned().map(|it| (it.check, (it.verdict, it.found)));
         found.collect()
     }
@@ -326,7 +340,9 @@ mod tests {
         }
         assert_eq!(verdict("clock of the gateway"), Verdict::Warning);
         assert_eq!(found[&format!("tunnel of {HOSTNAME}")], (Verdict::Ok, "the gateway accepts it".to_owned()));
-        assert_eq!(verdict(&format!("backend of {HOSTNAME}")), Verdict::Ok);
+        for check in ["backend of", "health check of"] {
+            assert_eq!(verdict(&format!("{check} {HOSTNAME}")), Verdict::Ok);
+        }
     }
 
     #[test]
@@ -339,7 +355,9 @@ mod tests {
         let (verdict, error) = &found[&format!("tunnel of {HOSTNAME}")];
         assert!(*verdict == Verdict::Failed && error.contains("GW_AGENT_NOT_ALLOWED"), "{error}");
         assert_eq!(found["certificate"].0, Verdict::Failed);
-        assert_eq!(found[&format!("backend of {HOSTNAME}")].0, Verdict::Failed);
+        for check in ["backend of", "health check of"] {
+            assert_eq!(found[&format!("{check} {HOSTNAME}")].0, Verdict::Failed);
+        }
     }
 
     #[test]

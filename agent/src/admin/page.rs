@@ -74,7 +74,7 @@ fn requests(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
 fn backends(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
     let states: Vec<(&str, BackendState)> =
         services.iter().flat_map(|(name, service)| service.pool.states().map(move |state| (*name, state))).collect();
-    let help = "0 if the last attempt to connect to the backend failed, else 1.";
+    let help = "0 if the last attempt to connect to the backend failed or its health checks do, else 1.";
     let mut family = out.family("gw_agent_backend_up", Kind::Gauge, help);
     for (service, state) in &states {
         family.sample(&[("service", service), ("backend", &state.name)], u8::from(state.is_good));

@@ -8,7 +8,33 @@ use gw_shared::tunnel::control::BackendHealth;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Health of a backend, from the results of connection attempts.
+/// Failed health checks in a row after which a backend is down, and successful ones after which it is up again.
+const DOWN_AFTER: u32 = 2;
+const UP_AFTER: u32 = 3;
+
+/// Verdict of the health checks of a backend.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Checks {
+    is_down: bool,
+    /// Results in a row that contradict the verdict.
+    contrary: u32,
+}
+
+impl Checks {
+    #[must_use]
+    fn after(self, is_good: bool) -> Self {
+        let needed = if self.is_down { UP_AFTER } else { DOWN_AFTER };
+        if is_good != self.is_down {
+            Self { contrary: 0, ..self }
+        } else if self.contrary + 1 < needed {
+            Self { contrary: self.contrary + 1, ..self }
+        } else {
+            Self { is_down: !self.is_down, contrary: 0 }
+        }
+    }
+}
+
+/// Health of a backend, from the results of connection attempts and of health checks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Health {
     /// Failed attempts since the last success.
@@ -16,17 +42,18 @@ pub(super) struct Health {
     ejected_until: Option<Instant>,
     /// An attempt has succeeded.
     has_succeeded: bool,
+    checks: Checks,
 }
 
 impl Health {
     /// Whether the backend may receive requests.
     pub(super) fn is_available(self, now: Instant) -> bool {
-        self.ejected_until.is_none_or(|until| now >= until)
+        !self.checks.is_down && self.ejected_until.is_none_or(|until| now >= until)
     }
 
-    /// Whether the last attempt failed.
+    /// Whether the last attempt failed, or the health checks do.
     pub(super) fn is_failing(self) -> bool {
-        self.failures > 0
+        self.failures > 0 || self.checks.is_down
     }
 
     /// As the gateway is told.
@@ -40,7 +67,14 @@ impl Health {
 
     #[must_use]
     pub(super) fn connected(self) -> Self {
-        Self { failures: 0, ejected_until: None, has_succeeded: true }
+        Self { failures: 0, ejected_until: None, has_succeeded: true, ..self }
+    }
+
+    /// State after a health check. A good one is a successful attempt to connect, too.
+    #[must_use]
+    pub(super) fn checked(self, is_good: bool) -> Self {
+        let health = if is_good { self.connected() } else { self };
+        Self { checks: self.checks.after(is_good), ..health }
     }
 
     /// State while an attempt runs. After a failure only one attempt runs at a time, so that few requests wait for a backend
@@ -104,6 +138,50 @@ mod tests {
         let health = Health::default().failed(start);
         assert!(health.is_available(later));
         assert!(!health.attempting(later).is_available(later));
+    }
+
+    #[test]
+    fn two_failed_checks_take_a_backend_down_and_three_good_ones_up() {
+        let now = Instant::now();
+        let mut health = Health::default();
+        for (number, (is_good, expected)) in [
+            (false, BackendHealth::Unknown),
+            // The first good one is enough at the start.
+            (true, BackendHealth::Healthy),
+            (false, BackendHealth::Healthy),
+            (true, BackendHealth::Healthy),
+            (false, BackendHealth::Healthy),
+            (false, BackendHealth::Unhealthy),
+            (true, BackendHealth::Unhealthy),
+            (true, BackendHealth::Unhealthy),
+            (false, BackendHealth::Unhealthy),
+            (true, BackendHealth::Unhealthy),
+            (true, BackendHealth::Unhealthy),
+            (true, BackendHealth::Healthy),
+            (false, BackendHealth::Healthy),
+            (false, BackendHealth::Unhealthy),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            health = health.checked(is_good);
+            assert_eq!(health.report(), expected, "{number}");
+            assert_eq!(health.is_available(now), expected != BackendHealth::Unhealthy, "{number}");
+        }
+        assert_eq!(
+            health.connected().report(),
+            BackendHealth::Unhealthy,
+            "a connection does not prove more than a check"
+        );
+    }
+
+    #[test]
+    fn one_good_check_ends_the_pause_of_a_backend_that_was_not_reached() {
+        let now = Instant::now();
+        let health = Health::default().failed(now);
+        assert!(!health.is_available(now));
+        assert!(health.checked(true).is_available(now));
+        assert!(!health.checked(false).is_available(now));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use gw_shared::config::did_you_mean;
 use http::Uri;
-use http::uri::Authority;
+use http::uri::{Authority, PathAndQuery};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -24,6 +24,43 @@ pub(crate) struct Backends {
     /// Never empty.
     pub(super) endpoints: Vec<Endpoint>,
     pub(super) host: HostHeader,
+    /// `None` if the service has no setting of its own.
+    pub(super) health_check: Option<HealthCheck>,
+}
+
+/// How the agent finds out by itself whether a backend works.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum HealthCheck {
+    #[default]
+    Off,
+    /// It takes connections.
+    Tcp,
+    /// It answers GET of this path with a status below 400.
+    Http(PathAndQuery),
+}
+
+impl HealthCheck {
+    pub(crate) const FORMS: &str = "a path such as \"/healthz\", \"tcp\", or \"\" for none";
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "" => Some(Self::Off),
+            "tcp" => Some(Self::Tcp),
+            // The URI of a request has no fragment (RFC 9110 §7.1).
+            path if path.starts_with('/') && !path.contains('#') => path.parse().ok().map(Self::Http),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for HealthCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("none"),
+            Self::Tcp => f.write_str("a connection"),
+            Self::Http(path) => write!(f, "GET {path}"),
+        }
+    }
 }
 
 /// The `Host` or `:authority` that a backend receives.
@@ -77,13 +114,14 @@ pub(super) struct BackendTls {
 struct BackendTable {
     urls: Vec<String>,
     host: Option<String>,
+    health_check: Option<String>,
     ca_file: Option<String>,
     server_name: Option<String>,
     client_certificate: Option<String>,
     client_key: Option<String>,
 }
 
-const KEYS: &str = "urls, host, ca_file, server_name, client_certificate, client_key";
+const KEYS: &str = "urls, host, health_check, ca_file, server_name, client_certificate, client_key";
 
 impl Backends {
     /// Checks a list of URLs. Adds mistakes, prefixed with `key`, to `mistakes`.
@@ -106,6 +144,7 @@ impl Backends {
                             continue;
                         }
                         "host" => &mut table.host,
+                        "health_check" => &mut table.health_check,
                         "ca_file" => &mut table.ca_file,
                         "server_name" => &mut table.server_name,
                         "client_certificate" => &mut table.client_certificate,
@@ -153,6 +192,13 @@ impl Backends {
                 HostHeader::Preserve
             }
         };
+        let health_check = table.health_check.as_deref().and_then(|text| {
+            let parsed = HealthCheck::parse(text);
+            if parsed.is_none() {
+                mistakes.push(format!("{key}.health_check: {text:?} is not {}", HealthCheck::FORMS));
+            }
+            parsed
+        });
         let mut endpoints = Vec::new();
         for url in &table.urls {
             match Endpoint::parse(url, configs.as_ref(), server_name.as_ref()) {
@@ -162,7 +208,17 @@ impl Backends {
                 Err(invalid) => mistakes.push(format!("{key}: {invalid}")),
             }
         }
-        (mistakes.len() == before && !endpoints.is_empty()).then_some(Self { endpoints, host })
+        (mistakes.len() == before && !endpoints.is_empty()).then_some(Self { endpoints, host, health_check })
+    }
+
+    /// Sets the health check unless the service has a setting of its own.
+    pub(crate) fn or_checked_by(mut self, default: &HealthCheck) -> Self {
+        self.health_check.get_or_insert_with(|| default.clone());
+        self
+    }
+
+    pub(crate) fn health_check(&self) -> Option<&HealthCheck> {
+        self.health_check.as_ref().filter(|check| **check != HealthCheck::Off)
     }
 }
 
@@ -333,6 +389,13 @@ mod tests {
         ] {
             assert_eq!(checked(toml).unwrap().to_string(), written);
         }
+        let health_check =
+            |table: &str| checked(&format!("b = {{ urls = 'http://h', {table} }}")).unwrap().health_check;
+        assert_eq!(health_check(""), None);
+        assert_eq!(health_check("health_check = ''"), Some(HealthCheck::Off));
+        assert_eq!(health_check("health_check = 'tcp'"), Some(HealthCheck::Tcp));
+        let path = PathAndQuery::from_static("/up?quick=1");
+        assert_eq!(health_check("health_check = '/up?quick=1'"), Some(HealthCheck::Http(path)));
         let rewriting = checked("b = { urls = ['http://h:8'], host = 'rewrite' }").unwrap();
         assert_eq!((rewriting.host, rewriting.endpoints[0].authority.as_str()), (HostHeader::Rewrite, "h:8"));
     }
@@ -363,16 +426,23 @@ mod tests {
     #[test]
     fn all_mistakes_are_reported_with_their_keys() {
         let mistakes = checked(
-            "b = { urls = ['https://h', 'gopher://h', 7], host = 'keep', ca_file = '/none.pem', server_name = 'a b',\n\
+            "b = { urls = ['https://h', 'gopher://h', 7], host = 'keep', health_check = 'up', ca_file = '/none.pem', server_name = 'a b',\n\
              client_key = '/none.key', colour = 'red' }",
         )
         .unwrap_err();
-        for key in
-            ["b: ", "b.urls: ", "b.host: ", "b.ca_file: ", "b.server_name: ", "b.client_certificate: ", "b.colour: "]
-        {
+        for key in [
+            "b: ",
+            "b.urls: ",
+            "b.host: ",
+            "b.health_check: ",
+            "b.ca_file: ",
+            "b.server_name: ",
+            "b.client_certificate: ",
+            "b.colour: ",
+        ] {
             assert!(mistakes.iter().any(|mistake| mistake.starts_with(key)), "{key}: {mistakes:?}");
         }
-        assert_eq!(mistakes.len(), 7, "{mistakes:?}");
+        assert_eq!(mistakes.len(), 8, "{mistakes:?}");
         let unused = checked("b = { urls = 'http://h', ca_file = '/none.pem' }").unwrap_err();
         assert_eq!((unused.len(), unused[0].contains("https://")), (1, true));
         for empty in ["b = []", "b = {}", "b = { urls = [] }", "b = 5"] {

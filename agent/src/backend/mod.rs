@@ -9,6 +9,7 @@ mod connect;
 mod exchange;
 mod h1;
 mod h2;
+mod health_check;
 mod pool;
 mod stream;
 
@@ -20,7 +21,7 @@ use gw_shared::tunnel::response::InvalidResponse;
 
 use crate::tls::rustls_error;
 
-pub(crate) use config::Backends;
+pub(crate) use config::{Backends, HealthCheck};
 pub(crate) use connect::{ConnectError, Offer};
 pub(crate) use exchange::{Head, RequestHalf, ResponseHalf};
 pub(crate) use pool::{BackendState, Lease, Pool};

@@ -13,11 +13,12 @@ use tokio::sync::watch;
 
 use super::ResponseError;
 use super::balance::{Health, joint_health, least_loaded};
-use super::config::{Address, BackendProtocol, Backends, Endpoint, HostHeader};
+use super::config::{Address, BackendProtocol, Backends, Endpoint, HealthCheck, HostHeader};
 use super::connect::{self, ConnectError, Dialled, Offer};
 use super::exchange::{RequestHalf, ResponseHalf};
 use super::h1::Http1Connection;
 use super::h2::{Http2Connection, Http2Connections, Opened, ReservedStream};
+use super::health_check::CheckError;
 use crate::telemetry::request_scope::RequestScope;
 use crate::telemetry::trace::BackendConnection;
 
@@ -34,10 +35,11 @@ const RECHECK_WITHIN: Duration = Duration::from_secs(2);
 
 /// The backends of one service.
 pub(crate) struct Pool {
-    /// Hostname of the service, for log lines.
-    service: String,
-    backends: Box<[Backend]>,
+    /// Hostname of the service.
+    pub(super) service: String,
+    pub(super) backends: Box<[Backend]>,
     host: HostHeader,
+    pub(super) health_check: HealthCheck,
     /// Number of requests, so that equally loaded backends take turns.
     turn: Cell<usize>,
     /// The service has tunnels of other agents, which can serve a request that no backend here takes.
@@ -47,8 +49,8 @@ pub(crate) struct Pool {
 }
 
 /// One backend and its connections.
-struct Backend {
-    endpoint: Endpoint,
+pub(super) struct Backend {
+    pub(super) endpoint: Endpoint,
     health: Cell<Health>,
     connects: Cell<u64>,
     failed_connects: Cell<u64>,
@@ -67,7 +69,7 @@ struct Backend {
 pub(crate) struct BackendState {
     /// Its URL.
     pub(crate) name: String,
-    /// The last connection attempt did not fail.
+    /// Neither the last connection attempt nor the health checks fail.
     pub(crate) is_good: bool,
     /// Connection attempts, and failed ones.
     pub(crate) connects: u64,
@@ -119,6 +121,7 @@ impl Pool {
             service: service.to_owned(),
             backends: backends.endpoints.iter().map(backend).collect(),
             host: backends.host,
+            health_check: backends.health_check.clone().unwrap_or_default(),
             turn: Cell::default(),
             has_other_tunnels: Cell::default(),
             health: watch::Sender::default(),
@@ -205,8 +208,9 @@ impl Pool {
     /// Records a successful attempt. Logs it if the last one failed.
     fn connected(&self, backend: &Backend) {
         let before = backend.health.get();
-        backend.health.set(before.connected());
-        if before.is_failing() {
+        let now = before.connected();
+        backend.health.set(now);
+        if before.is_failing() && !now.is_failing() {
             tracing::info!(service = self.service, backend = %backend.endpoint, "the backend is up again");
         }
         self.publish_health();
@@ -226,24 +230,49 @@ impl Pool {
         self.publish_health();
     }
 
+    /// Records a health check. Logs it if it takes the backend down or up.
+    pub(super) fn checked(&self, backend: &Backend, result: Result<(), CheckError>) {
+        let before = backend.health.get();
+        let now = before.checked(result.is_ok());
+        backend.health.set(now);
+        let (service, backend) = (&self.service, &backend.endpoint);
+        match result {
+            Err(error) if now.is_failing() && !before.is_failing() => tracing::warn!(
+                service, %backend, %error,
+                "the backend is down: its health check fails; requests go to others until it succeeds again"
+            ),
+            Err(error) => tracing::debug!(service, %backend, %error, "the health check of the backend failed"),
+            Ok(()) if before.is_failing() && !now.is_failing() => {
+                tracing::info!(service, %backend, "the backend is up again");
+            }
+            Ok(()) => {}
+        }
+        self.publish_health();
+    }
+
     fn publish_health(&self) {
         let now = joint_health(self.backends.iter().map(|backend| backend.health.get().report()));
         self.health.send_if_modified(|before| std::mem::replace(before, now) != now);
     }
 
-    /// Whether the last attempts to connect to every backend failed.
+    /// Whether every backend is down: the last attempts to connect to it failed, or its health checks do.
     pub(crate) fn is_down(&self) -> bool {
         *self.health.borrow() == BackendHealth::Unhealthy
     }
 
     /// Selects the least loaded backend that is not `tried`; an ejected one only if no other is left.
-    fn select(&self, tried: impl Fn(usize) -> bool) -> Option<usize> {
+    pub(super) fn select(&self, tried: impl Fn(usize) -> bool) -> Option<usize> {
         let now = Instant::now();
         let load = |at: usize| (!tried(at)).then(|| self.backends[at].requests.get());
         let is_available = |at: usize| self.backends[at].health.get().is_available(now);
         let (count, turn) = (self.backends.len(), self.turn.get());
         let available = least_loaded(count, turn, |at| load(at).filter(|_| is_available(at)));
         available.or_else(|| least_loaded(count, turn, load))
+    }
+
+    /// Leases a new connection to this backend, or a stream on a shared one.
+    pub(super) async fn lease_from<'a>(&self, backend: &'a Backend) -> Result<Lease<'a>, ConnectError> {
+        Ok(self.lease(backend, false, backend.connect(Offer::Any).await?))
     }
 
     fn lease<'a>(&self, backend: &'a Backend, is_reused: bool, connection: LeasedConnection) -> Lease<'a> {

@@ -99,7 +99,7 @@ async fn report(session: &Session, tunnel: &Tunnel) {
                 slots_in_use: now.0,
                 backend_connections: u32::try_from(now.1).unwrap_or(u32::MAX) + now.0,
                 backend: now.2,
-                standby: false,
+                standby: session.agent.config.standby,
             };
             send(tunnel, &statistics);
         }

@@ -26,45 +26,20 @@ const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 /// Keeps a tunnel for the service at `hostname` until `stop` is true; returns when the last request has ended.
 pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Backends, stop: watch::Receiver<bool>) {
     let pool = Rc::new(Pool::new(&hostname, &backends, agent.config.slots()));
-    let mut service = Service {
+    let service = Service {
         unannounced: Some(agent.relayed_service(&hostname, &backends)),
         registered: agent.registry.add(&hostname, &pool),
         successes: agent.reconnects.successes(),
         backoff: agent.reconnects.backoff(),
         ending: Vec::new(),
-        agent: Rc::clone(&agent),
+        agent,
         hostname,
-        pool,
-        stop: stop.clone(),
+        pool: Rc::clone(&pool),
+        stop,
     };
-    while !*stop.borrow() {
-        // A tunnel from here would replace that of a successor which is starting.
-        if unless_stopped(&stop, agent.succession.wait_until_unexpected()).await.is_none() {
-            break;
-        }
-        service.ending.retain(|phase| *phase.borrow() != Phase::Ended);
-        service.successes.ignore_past();
-        // Boxed: an open tunnel does not keep the memory of an attempt.
-        let dialled = agent.reconnects.attempt(Box::pin(dial::dial(&agent, &service.hostname)));
-        let dialled = async {
-            match select(pin!(dialled), pin!(agent.succession.wait_for(Succession::Expected))).await {
-                Either::Left((dialled, _)) => Some(dialled),
-                Either::Right(_) => None,
-            }
-        };
-        let pause = match unless_stopped(&stop, dialled).await {
-            None => break,
-            Some(None) => continue,
-            Some(Some(Err(error))) => service.dial_failed(&error),
-            Some(Some(Ok(stream))) => service.serve(stream).await,
-        };
-        unless_stopped(&stop, service.wait(pause)).await;
-    }
-    for mut phase in service.ending {
-        // Fails if the session is gone, which is an end too.
-        let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
-    }
-    agent.registry.remove(&service.hostname, &service.registered);
+    // Boxed, because few services have health checks.
+    let checks = Box::pin(async move { pool.keep_checking().await });
+    select(pin!(service.run()), checks).await;
 }
 
 /// A service and its tunnels.
@@ -83,6 +58,39 @@ struct Service {
 }
 
 impl Service {
+    /// Keeps a tunnel until the service stops, and waits for the end of the last request.
+    async fn run(mut self) {
+        let (agent, stop) = (Rc::clone(&self.agent), self.stop.clone());
+        while !*stop.borrow() {
+            // A tunnel from here would replace that of a successor which is starting.
+            if unless_stopped(&stop, agent.succession.wait_until_unexpected()).await.is_none() {
+                break;
+            }
+            self.ending.retain(|phase| *phase.borrow() != Phase::Ended);
+            self.successes.ignore_past();
+            // Boxed: an open tunnel does not keep the memory of an attempt.
+            let dialled = agent.reconnects.attempt(Box::pin(dial::dial(&agent, &self.hostname)));
+            let dialled = async {
+                match select(pin!(dialled), pin!(agent.succession.wait_for(Succession::Expected))).await {
+                    Either::Left((dialled, _)) => Some(dialled),
+                    Either::Right(_) => None,
+                }
+            };
+            let pause = match unless_stopped(&stop, dialled).await {
+                None => break,
+                Some(None) => continue,
+                Some(Some(Err(error))) => self.dial_failed(&error),
+                Some(Some(Ok(stream))) => self.serve(stream).await,
+            };
+            unless_stopped(&stop, self.wait(pause)).await;
+        }
+        for mut phase in self.ending {
+            // Fails if the session is gone, which is an end too.
+            let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
+        }
+        agent.registry.remove(&self.hostname, &self.registered);
+    }
+
     /// Records and logs a failed attempt. Returns the pause before the next one.
     fn dial_failed(&mut self, error: &DialError) -> Pause {
         self.registered.failed();

@@ -47,6 +47,7 @@ pub const VARIABLES: &[&str] = &[
     // Read by gw-agent-enroll.service.
     "GW_GATEWAY",
     "GW_HAND_OVER",
+    "GW_HEALTH_CHECK",
     "GW_ISOLATION",
     "GW_LISTEN",
     "GW_LOG",
@@ -63,6 +64,7 @@ pub const VARIABLES: &[&str] = &[
     "GW_RELAY_MEMORY_MIB",
     "GW_SEAL_KEY",
     "GW_SIGNING_KEY_DAYS",
+    "GW_STANDBY",
     "GW_STATE_DIR",
     "GW_STORE",
     "GW_STORE_CA",

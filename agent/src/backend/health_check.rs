@@ -1,0 +1,282 @@
+//! Active health checks: requests of the agent's own that find out whether the backends of a service work.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use gw_shared::http::{Framing, Part, RequestHead, Version};
+use gw_shared::runtime;
+use http::header::{self, HeaderValue};
+use http::uri::{Authority, PathAndQuery};
+use http::{Method, StatusCode};
+
+use super::config::HealthCheck;
+use super::connect::{self, ConnectError, Offer};
+use super::pool::{Backend, Pool};
+use super::{ResponseError, ResponseHalf};
+
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time limit of a check, from the attempt to connect to the end of the response.
+const WITHIN: Duration = Duration::from_secs(2);
+
+/// Bytes of a response's body that are received. The connection of a longer one is closed.
+const BODY_MAX: usize = 64 * 1024;
+
+/// Why a check failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Response(#[from] ResponseError),
+    #[error("the status is {0}")]
+    Status(StatusCode),
+    #[error("no answer within {WITHIN:?}")]
+    TimedOut,
+}
+
+impl Pool {
+    /// Checks the backends at regular intervals, if the service has a health check. Never returns.
+    pub(crate) async fn keep_checking(&self) {
+        while self.health_check != HealthCheck::Off {
+            let next = runtime::sleep(INTERVAL);
+            join_all(self.backends.iter().map(async |backend| self.checked(backend, self.check(backend).await))).await;
+            next.await;
+        }
+        std::future::pending().await
+    }
+
+    /// Checks each backend once, and returns the results by the URLs.
+    pub(crate) async fn check_all(&self) -> Vec<(String, Result<(), CheckError>)> {
+        join_all(self.backends.iter().map(async |backend| (backend.endpoint.to_string(), self.check(backend).await)))
+            .await
+    }
+
+    async fn check(&self, backend: &Backend) -> Result<(), CheckError> {
+        let check = async {
+            match &self.health_check {
+                HealthCheck::Off => Ok(()),
+                HealthCheck::Tcp => Ok(connect::dial(&backend.endpoint, Offer::Any).await.map(drop)?),
+                HealthCheck::Http(path) => self.ask(backend, &request(&self.service, path)).await,
+            }
+        };
+        runtime::timeout(WITHIN, check).await.unwrap_or(Err(CheckError::TimedOut))
+    }
+
+    /// Sends a request, which takes no slot. Over HTTP/1.1 it has a new connection.
+    async fn ask(&self, backend: &Backend, request: &RequestHead) -> Result<(), CheckError> {
+        let lease = self.lease_from(backend).await?;
+        let (up, mut down) = lease.exchange(request)?;
+        // An error is reported when the response is read.
+        let _ = up.head(request, lease.authority(request)).await;
+        let head = loop {
+            let head = down.head(&request.method).await?;
+            match head.status {
+                StatusCode::SWITCHING_PROTOCOLS => return Err(ResponseError::UnrequestedUpgrade.into()),
+                status if status.is_informational() => {}
+                _ => break head,
+            }
+        };
+        let is_complete = discard(&mut down).await?;
+        drop((up, down));
+        if is_complete && head.keep_alive {
+            lease.give_back();
+        }
+        let is_good = head.status.is_success() || head.status.is_redirection();
+        if is_good { Ok(()) } else { Err(CheckError::Status(head.status)) }
+    }
+}
+
+/// Receives the body of a response. Returns whether it has ended within [`BODY_MAX`].
+async fn discard(response: &mut ResponseHalf<'_>) -> Result<bool, ResponseError> {
+    let mut received = 0;
+    while !response.is_done() && received <= BODY_MAX {
+        if let Part::Data(data) = response.part().await? {
+            received += data.len();
+            response.release(data.len());
+        }
+    }
+    Ok(response.is_done())
+}
+
+/// The request of a check. `service` is the host that callers of the service send.
+fn request(service: &str, path: &PathAndQuery) -> RequestHead {
+    const AGENT: HeaderValue = HeaderValue::from_static(concat!("gw-agent/", env!("CARGO_PKG_VERSION")));
+    let fields = [(header::USER_AGENT, AGENT), (header::ACCEPT, HeaderValue::from_static("*/*"))];
+    RequestHead {
+        method: Method::GET,
+        target: path.clone(),
+        // Never invalid: services are hostnames.
+        authority: service.parse().unwrap_or_else(|_| Authority::from_static("localhost")),
+        version: Version::Http11,
+        headers: fields.into_iter().collect(),
+        framing: Framing::None,
+        keep_alive: true,
+        expects_continue: false,
+        upgrade: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc;
+    use std::thread;
+
+    use futures_util::future::{Either, select};
+    use gw_shared::net::Socket;
+    use gw_shared::runtime::Driver;
+    use gw_shared::tunnel::control::BackendHealth;
+
+    use super::*;
+    use crate::backend::{Backends, Stream};
+
+    const SERVICE: &str = "acme--api.eu1.gw.localhost";
+
+    fn pool(table: &str) -> Pool {
+        let value = toml::Value::Table(table.parse().unwrap());
+        Pool::new(SERVICE, &Backends::from_toml("test", &value, &mut Vec::new()).unwrap(), 8)
+    }
+
+    /// Checks the backends once. Returns the errors, empty for a backend that passed.
+    fn errors(table: &str) -> Vec<String> {
+        let pool = pool(table);
+        let results = Driver::choose().unwrap().block_on(pool.check_all()).unwrap();
+        results.into_iter().map(|(_, result)| result.err().map(|error| error.to_string()).unwrap_or_default()).collect()
+    }
+
+    /// Reads a request head and writes an answer.
+    fn answer(backend: &mut (impl Read + Write), answer: &[u8]) -> String {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            backend.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        backend.write_all(answer).unwrap();
+        String::from_utf8(head).unwrap()
+    }
+
+    /// Starts a backend that gives each connection the next answer. Returns its URL, and the requests.
+    fn backend(answers: Vec<String>) -> (String, mpsc::Receiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, requests) = mpsc::channel();
+        thread::spawn(move || {
+            let mut connections: Vec<TcpStream> = Vec::new();
+            for text in answers {
+                connections.push(listener.accept().unwrap().0);
+                sender.send(answer(connections.last_mut().unwrap(), text.as_bytes())).unwrap();
+            }
+            listener.accept()
+        });
+        (url, requests)
+    }
+
+    #[test]
+    fn statuses_below_400_pass_and_others_fail() {
+        let body = "x".repeat(2 * BODY_MAX);
+        for (text, error) in [
+            ("200 OK\r\nContent-Length: 2\r\n\r\nok".to_owned(), ""),
+            ("204 No Content\r\n\r\n".to_owned(), ""),
+            ("302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n".to_owned(), ""),
+            ("103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned(), ""),
+            // The rest is not received.
+            (format!("200 OK\r\nContent-Length: 1000000000\r\n\r\n{body}"), ""),
+            ("404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(), "the status is 404 Not Found"),
+            ("503 Busy\r\nContent-Length: 0\r\n\r\n".to_owned(), "the status is 503 Service Unavailable"),
+            ("101 Yes\r\nUpgrade: foo\r\n\r\n".to_owned(), "it switches protocols without a request"),
+        ] {
+            let (url, _requests) = backend(vec![format!("HTTP/1.1 {text}")]);
+            let found = errors(&format!("urls = '{url}'\nhealth_check = '/'"));
+            assert!(
+                found.len() == 1 && found[0].contains(error) && found[0].is_empty() == error.is_empty(),
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn requests_have_the_path_and_the_host_of_other_requests() {
+        const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+        for (host, expected) in [("preserve", Some(SERVICE)), ("rewrite", None)] {
+            let (url, requests) = backend(vec![OK.to_owned()]);
+            assert_eq!(errors(&format!("urls = '{url}'\nhost = '{host}'\nhealth_check = '/up?quick=1'")), [""]);
+            let head = requests.recv().unwrap();
+            assert!(head.starts_with("GET /up?quick=1 HTTP/1.1\r\n"), "{head}");
+            let expected = expected.unwrap_or_else(|| url.strip_prefix("http://").unwrap());
+            assert!(head.contains(&format!("\r\nhost: {expected}\r\n")), "{head}");
+            assert!(head.contains("\r\nuser-agent: gw-agent/"), "{head}");
+        }
+    }
+
+    #[test]
+    fn backends_are_checked_over_unix_sockets_and_http_2() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let unix = UnixListener::bind(&path).unwrap();
+        let http2 = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = http2.local_addr().unwrap();
+        thread::spawn(move || {
+            let mut backend = unix.accept().unwrap().0;
+            answer(&mut backend, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        });
+        thread::spawn(move || {
+            let serve = async {
+                let socket = Stream::Plain(Socket::from_fd(http2.accept().unwrap().0.into()).unwrap());
+                let mut backend = ::h2::server::handshake(socket).await.unwrap();
+                while let Some(Ok((request, mut respond))) = backend.accept().await {
+                    assert_eq!((request.uri().path(), request.uri().authority().unwrap().as_str()), ("/up", SERVICE));
+                    let response = http::Response::builder().status(500).body(()).unwrap();
+                    respond.send_response(response, true).unwrap();
+                }
+            };
+            Driver::choose().unwrap().block_on(serve).unwrap();
+        });
+        let table = format!("urls = ['unix:{}', 'h2c://{address}']\nhealth_check = '/up'", path.display());
+        assert_eq!(errors(&table), ["", "the status is 500 Internal Server Error"]);
+    }
+
+    #[test]
+    fn a_connection_is_enough_for_tcp_and_an_answer_is_needed_for_http() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        assert_eq!(errors(&format!("urls = '{url}'\nhealth_check = 'tcp'")), [""]);
+        assert_eq!(errors(&format!("urls = '{url}'\nhealth_check = '/'")), ["no answer within 2s"]);
+        drop(silent);
+        assert!(errors(&format!("urls = '{url}'\nhealth_check = 'tcp'"))[0].contains("refused"));
+    }
+
+    #[test]
+    fn checks_begin_at_once_and_set_the_health() {
+        let (url, _requests) = backend(vec!["HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned()]);
+        let pool = pool(&format!("urls = '{url}'\nhealth_check = '/'"));
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                let mut health = pool.health();
+                let healthy = std::pin::pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
+                assert!(matches!(select(healthy, std::pin::pin!(pool.keep_checking())).await, Either::Left(_)));
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn a_backend_that_fails_its_checks_gets_requests_only_if_there_is_no_other() {
+        let (first, _) = backend(Vec::new());
+        let (second, _) = backend(Vec::new());
+        let pool = pool(&format!("urls = ['{first}', '{second}']\nhealth_check = '/'"));
+        let failed = || Err(CheckError::Status(StatusCode::SERVICE_UNAVAILABLE));
+        for _ in 0..2 {
+            pool.checked(&pool.backends[0], failed());
+        }
+        assert_eq!([(); 4].map(|()| pool.select(|_| false)), [Some(1); 4]);
+        assert!(!pool.is_down());
+        for _ in 0..2 {
+            pool.checked(&pool.backends[1], failed());
+        }
+        assert!(pool.is_down() && pool.select(|_| false).is_some());
+    }
+}
