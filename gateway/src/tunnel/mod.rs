@@ -1,5 +1,7 @@
 //! Tunnels, at the gateway.
 
+#[cfg_attr(not(test), expect(dead_code, reason = "not used by the registry yet"))]
+mod attempt_budget;
 mod control;
 mod downloads;
 pub(crate) mod flow_control;
