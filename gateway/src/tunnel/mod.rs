@@ -7,6 +7,8 @@ mod downloads;
 pub(crate) mod flow_control;
 pub(crate) mod grace;
 pub(crate) mod handshake;
+#[cfg_attr(not(test), expect(dead_code, reason = "not used by the registry yet"))]
+mod health;
 mod openings;
 mod refused_versions;
 mod registry;
