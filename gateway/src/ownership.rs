@@ -10,8 +10,7 @@ pub struct WorkerId(pub usize);
 /// The worker out of `workers` (at least one) that owns `name`, for example a hostname.
 pub fn owner(name: impl AsRef<[u8]>, workers: usize) -> WorkerId {
     let key = fnv1a(name.as_ref());
-    let weight = |worker: usize| mix(key ^ mix(worker as u64 + 1));
-    WorkerId((0..workers).max_by_key(|worker| weight(*worker)).unwrap_or(0))
+    WorkerId((0..workers).max_by_key(|worker| weight(key, *worker as u64 + 1)).unwrap_or(0))
 }
 
 /// Index of the node, out of the slots of the members, that owns `name`; `None` without members. Independent of
@@ -19,11 +18,16 @@ pub fn owner(name: impl AsRef<[u8]>, workers: usize) -> WorkerId {
 pub(crate) fn owner_node(name: impl AsRef<[u8]>, slots: impl Iterator<Item = u64>) -> Option<usize> {
     const SALT: u64 = 0x6e6f_6465_735f_6777;
     let key = mix(fnv1a(name.as_ref()) ^ SALT);
-    slots.enumerate().max_by_key(|(_, slot)| (mix(key ^ mix(slot + 1)), *slot)).map(|(index, _)| index)
+    slots.enumerate().max_by_key(|(_, slot)| (weight(key, slot + 1), *slot)).map(|(index, _)| index)
+}
+
+/// Weight of a member for the hash of a name: the member with the highest one owns it.
+pub(crate) fn weight(key: u64, member: u64) -> u64 {
+    mix(key ^ mix(member))
 }
 
 /// FNV-1a, 64 bits.
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 

@@ -12,7 +12,7 @@ mod placement;
 mod requests;
 mod signals;
 #[cfg(test)]
-mod simulation;
+pub(crate) mod simulation;
 mod status;
 mod succession;
 pub mod timing;

@@ -2,6 +2,8 @@
 
 #[cfg_attr(not(test), expect(dead_code, reason = "not used by the registry yet"))]
 mod attempt_budget;
+#[cfg_attr(not(test), expect(dead_code, reason = "not used by the registry yet"))]
+mod choice;
 mod control;
 mod downloads;
 pub(crate) mod flow_control;

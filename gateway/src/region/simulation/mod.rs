@@ -4,7 +4,7 @@
 
 mod checks;
 mod engine;
-mod random;
+pub(crate) mod random;
 mod scenarios;
 mod schedule;
 mod world;
