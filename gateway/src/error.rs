@@ -127,6 +127,12 @@ pub struct AgentForwardError {
     message: String,
 }
 
+impl AgentForwardError {
+    pub(crate) fn code(&self) -> AgentErrorCode {
+        self.code
+    }
+}
+
 impl Error {
     /// Error that an agent reported; `code` is `None` if an agent may not send it.
     pub(crate) fn from_agent(code: Option<AgentErrorCode>, message: &str) -> Self {

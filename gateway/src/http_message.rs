@@ -40,6 +40,67 @@ pub(crate) struct OpenedStream {
     pub(crate) agent: AgentId,
 }
 
+/// An attempt on a tunnel that brought no response. Recorded only for a service with several tunnels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FailedAttempt {
+    pub(crate) agent: AgentId,
+    pub(crate) reason: AttemptFailure,
+    /// From the opening of the stream, or the failure to open one, to the failure.
+    pub(crate) took: Duration,
+}
+
+/// Why an attempt failed. The names are the values of a metric label, of the request log and of messages between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum AttemptFailure {
+    /// The agent has no free slot.
+    NoSlot,
+    /// The agent does not read what the gateway sends, or its tunnel ended before the request was sent.
+    NotOpened,
+    /// The agent could not connect to a backend.
+    BackendUnreachable,
+    BackendTls,
+    BackendReset,
+    BackendInvalidResponse,
+    /// The tunnel ended before the response began.
+    TunnelLost,
+    /// The agent left a PING unanswered.
+    Silent,
+    /// The agent's answer was not valid on the tunnel.
+    Protocol,
+}
+
+impl AttemptFailure {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::NoSlot,
+        Self::NotOpened,
+        Self::BackendUnreachable,
+        Self::BackendTls,
+        Self::BackendReset,
+        Self::BackendInvalidResponse,
+        Self::TunnelLost,
+        Self::Silent,
+        Self::Protocol,
+    ];
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoSlot => "no_slot",
+            Self::NotOpened => "not_opened",
+            Self::BackendUnreachable => "backend_unreachable",
+            Self::BackendTls => "backend_tls",
+            Self::BackendReset => "backend_reset",
+            Self::BackendInvalidResponse => "backend_invalid_response",
+            Self::TunnelLost => "tunnel_lost",
+            Self::Silent => "silent",
+            Self::Protocol => "protocol",
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == text)
+    }
+}
+
 /// How far a request has got upstream.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
@@ -48,6 +109,8 @@ pub(crate) struct Progress {
     pub(crate) stream_at_owner: Option<Arc<OnceLock<OpenedStream>>>,
     /// Reported by the agent with its response.
     pub(crate) timing: Option<AgentTiming>,
+    /// Attempts before `stream`, or all of them if the request failed.
+    pub(crate) failed_attempts: Vec<FailedAttempt>,
 }
 
 impl Progress {

@@ -312,8 +312,11 @@ pub(crate) const TAKEOVER_STEP: Duration = Duration::from_secs(15);
 /// successor gives up.
 pub(crate) const LEVELS_WITHIN: Duration = Duration::from_secs(10);
 const _: () = assert!(LEVELS_WITHIN.as_secs() < TAKEOVER_STEP.as_secs());
-/// Time that requests wait for the first tunnel of a service: after a restart, a move of the service, or the loss of a node.
+/// Time that requests wait for the first tunnel of a service: after a restart, a move of the service, the loss
+/// of a node, or the end of the last tunnel.
 pub(crate) const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
+/// Requests of one service that wait for a tunnel. Further ones are refused (504).
+pub(crate) const WAITING_REQUESTS: usize = KIB;
 /// Time after a restart in which requests wait for a free slot while some tunnels of the service are missing.
 pub(crate) const ALL_TUNNELS_BACK: Duration = Duration::from_secs(2);
 
@@ -323,6 +326,16 @@ pub(crate) const RELAY_MEMORY_LEAST: usize = 64 * tunnel::window::LEAST as usize
 /// Replaced tunnels of one agent and service that may finish their requests. An agent replaces its process up to four times
 /// while the first one has requests, and once more if a replacement fails.
 pub(crate) const REPLACED_TUNNELS: usize = 6;
+/// Longest request body of which a copy is kept, to send it to another agent. It fits into the first credit of a stream.
+pub(crate) const KEPT_BODY: usize = tunnel::window::LEAST as usize;
+/// Interval of PINGs on the tunnels of a service that has several.
+pub(crate) const PING_EVERY: Duration = Duration::from_secs(1);
+/// Time after which an unanswered PING makes a tunnel suspect.
+pub(crate) const PING_UNANSWERED: Duration = Duration::from_secs(2);
+/// Interval of the check for such PINGs.
+pub(crate) const PING_CHECK: Duration = Duration::from_millis(100);
+/// Time between two such checks after which this worker counts as late.
+pub(crate) const PING_CHECK_LATE: Duration = Duration::from_millis(500);
 /// Tunnels of one service, of all its agents.
 pub(crate) const TUNNELS_PER_SERVICE: usize = 64;
 /// Tunnels that one agent opens for one service. An unmodified agent waits half a second on average before its first

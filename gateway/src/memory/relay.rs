@@ -73,6 +73,17 @@ impl RelayMemory {
         Ok(Reserved { share: memory.share, bytes })
     }
 
+    /// As [`Self::reserve`], for what a request can do without: `None` once the account has used half of its share, so that the
+    /// other half has room for further requests.
+    pub(crate) fn spare(self: &Rc<Self>, account: &AccountId, bytes: usize) -> Option<Reserved> {
+        let memory = self.account(account);
+        if memory.share().left_beyond_least() < bytes {
+            return None;
+        }
+        memory.share.charge(0, bytes);
+        Some(Reserved { share: memory.share, bytes })
+    }
+
     /// Bytes that are charged to all accounts.
     pub(crate) fn charged(&self) -> usize {
         self.ledger.charged()

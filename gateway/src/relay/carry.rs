@@ -17,7 +17,7 @@ use crate::http_message::{BodyError, CallerGone, RequestBody, ResponseHead, Resp
 use crate::limits;
 use crate::rate_limit::Bucket;
 use crate::request_scope::{RequestScope, Stage};
-use crate::upstream::{Download, PendingResponse, Upload, UpstreamRequest};
+use crate::upstream::{Download, Final, PendingResponse, Upload, UpstreamRequest};
 
 /// Why an exchange did not reach its end.
 pub(super) enum Stopped {
@@ -111,7 +111,7 @@ async fn send(
         upload.abort();
         return error;
     }
-    body.gone().await;
+    select(pin!(upload.repeat()), pin!(body.gone())).await;
     BodyError::Gone
 }
 
@@ -192,17 +192,23 @@ async fn receive(
     Ok(())
 }
 
-/// Passes interim responses on and returns the final head with the fields that the caller gets.
+/// Passes interim responses on and returns the final head with the fields that the caller gets. While an attempt fails and the
+/// request can go to another agent, there is another one.
 async fn receive_head(
     scope: Option<&RequestScope>,
     mut pending: PendingResponse,
     upgrade: Option<Version>,
     response: &mut impl ResponseSink,
 ) -> Result<(ResponseHead, Download), Stopped> {
-    while let Some(interim) = pending.interim().await {
-        response.interim(interim).await?;
-    }
-    let (progress, received) = pending.head().await;
+    let (progress, received) = loop {
+        while let Some(interim) = pending.interim().await {
+            response.interim(interim).await?;
+        }
+        match pending.head().await {
+            Final::Answer(progress, received) => break (progress, received),
+            Final::Again(attempt) => pending = attempt,
+        }
+    };
     match scope {
         Some(scope) => scope.note(Stage::Upstream(progress)),
         None => response.progress(progress),

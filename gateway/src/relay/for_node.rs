@@ -106,7 +106,7 @@ async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (St
     };
     if is_announced {
         // The other node may send the body. Fails if it has reset the stream, which cancels the request.
-        let _ = sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, None));
+        let _ = sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, &Progress::default()));
     }
     let body = match (has_body, is_upgrade) {
         (true, true) => Some(ReceivedBody::upgraded(receiver)),
@@ -240,6 +240,10 @@ impl LinkSink<'_> {
             // Fails if the response has ended. Dropping the stream then resets it, because the report of the upload is missing.
             let _ = self.sender.break_off(code.as_str());
         } else {
+            if !self.progress.failed_attempts.is_empty() {
+                // Fails as the refusal.
+                let _ = self.sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, &self.progress));
+            }
             refuse(self.sender, self.progress.timing, &Refused::Error(error));
         }
     }
@@ -262,8 +266,8 @@ impl ResponseSink for LinkSink<'_> {
     }
 
     async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
-        if let Some(opened) = self.progress.opened() {
-            self.sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, Some(opened)))?;
+        if self.progress.opened().is_some() {
+            self.sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, &self.progress))?;
         }
         self.begun = true;
         self.ended = !head.has_body;

@@ -28,7 +28,7 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
         let (upgrade, has_upload) = (outbound.upgrade.as_ref().map(|_| Version::Http11), body.is_some());
         let mut response = PipeSink { pipe: &response, progress: Progress::default(), begun: false, has_upload };
         let opened_here = match &served {
-            Some(Served(upstream)) => admit_and_open(upstream, request, &outbound, response.pipe).await,
+            Some(Served(upstream)) => admit_and_open(upstream, request, outbound, response.pipe).await,
             None => Err(Error::Overloaded(Overload::QueueFull)),
         };
         let carried = match opened_here {
@@ -52,7 +52,7 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
 async fn admit_and_open(
     upstream: &Upstream,
     request: Authenticated,
-    outbound: &OutboundRequest,
+    outbound: OutboundRequest,
     response: &pipe::Sender<Frame>,
 ) -> Result<UpstreamRequest, Error> {
     let opening = pin!(async {

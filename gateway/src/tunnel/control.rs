@@ -41,10 +41,10 @@ async fn exchange(
     if let Some(reason) = session.not_allowed(&tunnels.directory.get(), Timestamp::now()) {
         return Err(reason);
     }
-    tunnels.registry.borrow_mut().insert(session)?;
+    tunnels.registry.borrow_mut().insert(session, Instant::now())?;
     drop(opening);
     replaced_keys::used(tunnels, &session.agent, key);
-    session.send(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
+    session.send_ready();
     session.announce_services(&tunnels.directory.get());
     session.flow.announce();
     tunnels.waiting.look_again(&session.service.label);

@@ -57,6 +57,11 @@ impl FlowControl {
         self.streams.get()
     }
 
+    /// Time of the last byte that arrived.
+    pub(super) fn last_received(&self) -> Instant {
+        self.last_received.get()
+    }
+
     pub(super) fn window(&self) -> u32 {
         self.tuner.borrow().window()
     }

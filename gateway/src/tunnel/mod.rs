@@ -1,16 +1,15 @@
 //! Tunnels, at the gateway.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "not used by the registry yet"))]
-mod attempt_budget;
-#[cfg_attr(not(test), expect(dead_code, reason = "not used by the registry yet"))]
-mod choice;
+pub(crate) mod attempt_budget;
+mod candidate;
+pub(crate) mod choice;
 mod control;
 mod downloads;
 pub(crate) mod flow_control;
 pub(crate) mod grace;
 pub(crate) mod handshake;
-#[cfg_attr(not(test), expect(dead_code, reason = "not used by the registry yet"))]
-mod health;
+pub(crate) mod health;
+mod lost;
 mod openings;
 mod refused_versions;
 mod registry;
@@ -25,9 +24,10 @@ use std::time::Instant;
 
 use gw_shared::id::RequestIds;
 
+pub(crate) use self::candidate::InFlight;
 pub(crate) use self::downloads::Downloads;
 use self::grace::TunnelGrace;
-pub(crate) use self::registry::Registry;
+pub(crate) use self::registry::{Chosen, Registry, Serving};
 pub(crate) use self::replaced_keys::ReplacedKeys;
 use self::waiting::Waiting;
 use crate::agent_releases::AgentReleases;

@@ -1,43 +1,66 @@
 //! Registry of the live tunnels of a worker.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::ToAgent;
 use gw_shared::tunnel::cut_reason::CutReason;
 
+use super::attempt_budget::AttemptBudget;
+use super::choice::{self, Candidate, Choice, Wanted};
 use super::grace::TunnelGrace;
+use super::health::{HealthTier, median_latency};
+use super::lost::LostServices;
 use super::openings::Openings;
 use super::refused_versions::RefusedVersions;
 use super::session::Session;
 use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
-use crate::error::Error;
 use crate::limits;
 use crate::ownership::WorkerId;
-use crate::rate_limit::Admitted;
 use crate::region::NodeSlot;
 use crate::store::{Directory, Service};
 use crate::telemetry::counters::{RefusedVersion, TunnelReport};
 
 /// The live tunnels of the services that one worker owns.
 pub(crate) struct Registry {
-    by_service: HashMap<Arc<str>, Vec<Rc<Session>>>,
-    /// Sessions that a newer one of the same agent has replaced and that still have requests.
+    by_service: HashMap<Arc<str>, ServiceTunnels>,
+    /// Sessions that a newer one of the same agent has replaced. They still have requests, or are a reserve: the agent of a copied
+    /// state folder keeps its tunnel open.
     replaced: Vec<Rc<Session>>,
-    /// Services that lost a tunnel which came through another node, and when.
-    cut_off: HashMap<Arc<str>, Instant>,
+    /// Services whose last tunnel has ended a moment ago.
+    lost: LostServices,
     generations: u64,
-    /// Number of picks so far, so that equally busy tunnels take turns.
-    picks: Cell<u64>,
     tunnel_grace: Arc<TunnelGrace>,
     /// Tunnels that are not registered yet.
     openings: Rc<Openings>,
     refused_versions: RefusedVersions,
+}
+
+/// The live tunnels of one service, one of each agent.
+struct ServiceTunnels {
+    sessions: Vec<Rc<Session>>,
+    /// For further attempts of requests.
+    budget: RefCell<AttemptBudget>,
+}
+
+/// The tunnels of a service that take requests.
+pub(crate) enum Serving {
+    None,
+    One(Rc<Session>),
+    Several,
+}
+
+/// The tunnel for an attempt.
+pub(crate) enum Chosen {
+    Tunnel(Rc<Session>),
+    /// No tunnel that could take the request has a free slot.
+    Full,
+    None,
 }
 
 impl Registry {
@@ -46,9 +69,8 @@ impl Registry {
         Self {
             by_service: HashMap::new(),
             replaced: Vec::new(),
-            cut_off: HashMap::new(),
+            lost: LostServices::default(),
             generations: 0,
-            picks: Cell::default(),
             tunnel_grace,
             openings,
             refused_versions: RefusedVersions::default(),
@@ -74,94 +96,158 @@ impl Registry {
         self.refused_versions.report(Instant::now())
     }
 
-    /// Adds a session. It replaces an older one of the same agent, which gets no more requests.
-    pub(crate) fn insert(&mut self, session: &Rc<Session>) -> Result<(), CutReason> {
+    /// Adds a session. It replaces an older one of the same agent, which gets no more requests while the newer one is open.
+    pub(crate) fn insert(&mut self, session: &Rc<Session>, now: Instant) -> Result<(), CutReason> {
         self.refused_versions.accepted(&session.agent, &session.service.label);
-        let sessions = self.by_service.entry(Arc::clone(&session.service.label)).or_default();
-        if let Some(at) = sessions.iter().position(|other| other.agent == session.agent) {
+        let tunnels = self.by_service.entry(Arc::clone(&session.service.label));
+        let tunnels = tunnels.or_insert_with(|| ServiceTunnels::new(now));
+        if let Some(at) = tunnels.sessions.iter().position(|other| other.agent == session.agent) {
             // Sessions may register in another order than they began in.
-            if sessions[at].generation > session.generation {
+            if tunnels.sessions[at].generation > session.generation {
                 return Err(CutReason::NewerTunnel);
             }
-            let older = std::mem::replace(&mut sessions[at], Rc::clone(session));
+            let older = std::mem::replace(&mut tunnels.sessions[at], Rc::clone(session));
             older.replace();
             // Only the latest replaced sessions may finish their requests, so that an agent that keeps reconnecting does
             // not accumulate sessions.
-            let same =
-                |other: &&Rc<Session>| other.agent == session.agent && other.service.label == session.service.label;
-            let newest_first = self.replaced.iter().rev().filter(same);
+            let newest_first = self.replaced.iter().rev().filter(|other| other.is_same(session));
             newest_first.skip(limits::REPLACED_TUNNELS - 1).for_each(|stale| stale.cut(CutReason::Replaced));
             self.replaced.push(older);
+            tunnels.tell_of_others();
             return Ok(());
         }
-        if sessions.len() >= limits::TUNNELS_PER_SERVICE {
+        if tunnels.sessions.len() >= limits::TUNNELS_PER_SERVICE {
             return Err(CutReason::TunnelLimit);
         }
-        sessions.push(Rc::clone(session));
+        session.begin_with_latency(tunnels.median_latency(now), now);
+        tunnels.sessions.push(Rc::clone(session));
+        tunnels.tell_of_others();
         self.tunnel_grace.arrived(&session.service.label);
         Ok(())
     }
 
-    /// Removes a session that has ended.
-    pub(crate) fn remove(&mut self, session: &Rc<Session>) {
+    /// Removes a session that has ended. The latest session that it had replaced takes its place.
+    pub(crate) fn remove(&mut self, session: &Rc<Session>, reason: CutReason, now: Instant) {
         self.replaced.retain(|other| !Rc::ptr_eq(other, session));
-        if let Some(sessions) = self.by_service.get_mut(&session.service.label) {
-            sessions.retain(|other| !Rc::ptr_eq(other, session));
-            if sessions.is_empty() {
-                self.by_service.remove(&session.service.label);
-            }
+        let label = &session.service.label;
+        let Some(tunnels) = self.by_service.get_mut(label) else { return };
+        let Some(at) = tunnels.sessions.iter().position(|other| Rc::ptr_eq(other, session)) else { return };
+        tunnels.sessions.remove(at);
+        let reserve = self.replaced.iter().rposition(|other| other.is_same(session) && other.takes_requests());
+        if let Some(reserve) = reserve {
+            let reserve = self.replaced.remove(reserve);
+            tracing::info!(agent = %reserve.agent, service = %label, generation = reserve.generation, "tunnel ready again");
+            reserve.send_ready();
+            tunnels.sessions.push(reserve);
+        }
+        tunnels.tell_of_others();
+        if tunnels.sessions.is_empty() {
+            self.by_service.remove(label);
+        }
+        self.note_lost(session, reason, now);
+    }
+
+    /// Notes that a session takes no more requests: if the service has no other one, requests wait for its next tunnel.
+    pub(super) fn note_lost(&mut self, session: &Session, reason: CutReason, now: Instant) {
+        if reason.agent_may_return() && !self.has_tunnel(&session.service.label) {
+            self.lost.note(&session.service.label, now);
         }
     }
 
-    /// A tunnel of the service that came through another node has broken: its agent connects through a third one.
-    pub(super) fn cut_off(&mut self, label: &Arc<str>, now: Instant) {
-        self.cut_off.retain(|_, since| is_recent(*since, now));
-        self.cut_off.insert(Arc::clone(label), now);
+    /// Time until which a tunnel of the service is expected again, if its last one has ended a moment ago.
+    pub(crate) fn lost_until(&self, label: &str, now: Instant) -> Option<Instant> {
+        self.lost.until(label, now)
     }
 
-    /// Time until which a tunnel of the service is expected again, if the node between was lost a moment ago.
-    pub(crate) fn cut_off_until(&self, label: &str, now: Instant) -> Option<Instant> {
-        let since = self.cut_off.get(label).filter(|since| is_recent(**since, now))?;
-        Some(*since + limits::FIRST_TUNNEL_BACK)
+    /// The tunnels of the service that take requests.
+    pub(crate) fn serving(&self, label: &str) -> Serving {
+        let mut serving = self.of_service(label).filter(|session| session.takes_requests());
+        match (serving.next(), serving.next()) {
+            (None, _) => Serving::None,
+            (Some(only), None) => Serving::One(Rc::clone(only)),
+            (Some(_), Some(_)) => Serving::Several,
+        }
     }
 
-    /// The tunnel for an admitted request: the one with the fewest open streams among those with a free slot, and among equals
-    /// the least recently picked.
-    pub(crate) fn pick(&self, request: &Admitted) -> Result<Rc<Session>, Error> {
-        let picked = self
-            .by_service
-            .get(&request.0.service.label)
-            .into_iter()
-            .flatten()
-            .filter(|session| session.takes_requests())
-            .min_by_key(|session| (!session.has_free_slot(), session.open_streams(), session.last_pick.get()))
-            .ok_or(Error::AgentUnavailable)?;
-        self.picks.set(self.picks.get() + 1);
-        picked.last_pick.set(self.picks.get());
-        Ok(Rc::clone(picked))
+    /// The tunnel for an attempt, among those that `may_take` it.
+    pub(crate) fn choose(
+        &self,
+        label: &str,
+        may_take: impl Fn(&Session) -> bool,
+        wanted: Wanted,
+        now: Instant,
+    ) -> Chosen {
+        let Some(tunnels) = self.by_service.get(label) else { return Chosen::None };
+        let may_take = |session: &Rc<Session>| session.takes_requests() && may_take(session);
+        match choice::choose(&tunnels.sessions, may_take, wanted, now, &mut fastrand::f64) {
+            Choice::Tunnel(index) => Chosen::Tunnel(Rc::clone(&tunnels.sessions[index])),
+            Choice::Full => Chosen::Full,
+            Choice::NoCandidate => Chosen::None,
+        }
+    }
+
+    /// Whether a tunnel that `may_take` a request, and can be repeated, is ready for it.
+    pub(crate) fn has_ready(&self, label: &str, may_take: impl Fn(&Session) -> bool, now: Instant) -> bool {
+        self.of_service(label).any(|session| {
+            let is_free = session.takes_requests() && session.has_free_slot() && may_take(session);
+            is_free && session.tier(true, now) == HealthTier::Ready
+        })
+    }
+
+    /// Counts a request of a service with several tunnels, which allows further attempts.
+    pub(crate) fn deposit(&self, label: &str, now: Instant) {
+        if let Some(tunnels) = self.by_service.get(label) {
+            tunnels.budget.borrow_mut().request(now);
+        }
+    }
+
+    /// Takes a further attempt from the budget of the service. Returns false if there is none.
+    pub(crate) fn take_attempt(&self, label: &str, now: Instant) -> bool {
+        self.by_service.get(label).is_some_and(|tunnels| tunnels.budget.borrow_mut().try_take(now))
     }
 
     /// Whether the service has a tunnel that takes requests.
     pub(crate) fn has_tunnel(&self, label: &str) -> bool {
-        self.by_service.get(label).into_iter().flatten().any(|session| session.takes_requests())
+        self.of_service(label).any(|session| session.takes_requests())
     }
 
     /// Whether the service has a tunnel that takes one more request.
     pub(crate) fn has_free_slot(&self, label: &str) -> bool {
-        let mut sessions = self.by_service.get(label).into_iter().flatten();
-        sessions.any(|session| session.takes_requests() && session.has_free_slot())
+        self.of_service(label).any(|session| session.takes_requests() && session.has_free_slot())
+    }
+
+    /// Checks by PINGs which agents of services with several tunnels answer. Returns whether there are any.
+    pub(crate) fn watch(&self, was_late: bool, now: Instant) -> bool {
+        let mut has_several = false;
+        for tunnels in self.by_service.values() {
+            let has_others = tunnels.sessions.len() > 1;
+            has_several |= has_others;
+            if has_others || tunnels.sessions.first().is_some_and(|session| session.is_watched()) {
+                tunnels.sessions.iter().for_each(|session| session.watch(has_others, was_late, now));
+            }
+        }
+        has_several
+    }
+
+    fn of_service(&self, label: &str) -> impl Iterator<Item = &Rc<Session>> {
+        self.by_service.get(label).into_iter().flat_map(|tunnels| &tunnels.sessions)
+    }
+
+    /// The sessions that are not replaced.
+    fn sessions(&self) -> impl Iterator<Item = &Rc<Session>> {
+        self.by_service.values().flat_map(|tunnels| &tunnels.sessions)
     }
 
     /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that
     /// loses its tunnel gets the message.
     pub(crate) fn announce(&self, directory: &Directory) {
-        self.by_service.values().flatten().for_each(|session| session.announce_services(directory));
+        self.sessions().for_each(|session| session.announce_services(directory));
     }
 
     /// Cuts tunnels, including those being opened, of agents that may no longer serve their service.
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         self.openings.enforce(directory, now);
-        for session in self.by_service.values().flatten().chain(&self.replaced) {
+        for session in self.sessions().chain(&self.replaced) {
             if !session.is_cut()
                 && let Some(reason) = session.not_allowed(directory, now)
             {
@@ -173,7 +259,7 @@ impl Registry {
     /// Sends the agents of services that `is_elsewhere` to the node that owns them now, and those whose connection comes
     /// through a node that `has_left` to another node. Running requests finish.
     pub(crate) fn relocate(&self, is_elsewhere: impl Fn(&Service) -> bool, has_left: impl Fn(NodeSlot) -> bool) {
-        for session in self.by_service.values().flatten().filter(|session| session.takes_requests()) {
+        for session in self.sessions().filter(|session| session.takes_requests()) {
             if is_elsewhere(&session.service) {
                 session.send(&ToAgent::Drain);
                 session.end(CutReason::Moved);
@@ -185,20 +271,18 @@ impl Registry {
 
     /// Tells every agent that this gateway drains.
     pub(crate) fn drain(&self) {
-        self.by_service.values().flatten().for_each(|session| session.send(&ToAgent::Drain));
+        self.sessions().for_each(|session| session.send(&ToAgent::Drain));
     }
 
     /// Ends every tunnel once its running requests have finished.
     pub(crate) fn end(&self) {
-        let sessions = self.by_service.values().flatten().chain(&self.replaced);
-        sessions.for_each(|session| session.end(CutReason::GatewayDrains));
+        self.sessions().chain(&self.replaced).for_each(|session| session.end(CutReason::GatewayDrains));
     }
 
     /// Cuts every tunnel: the gateway stops.
     pub(crate) fn cut(&self) {
         self.openings.cut();
-        let sessions = self.by_service.values().flatten().chain(&self.replaced);
-        sessions.for_each(|session| session.cut(CutReason::GatewayStops));
+        self.sessions().chain(&self.replaced).for_each(|session| session.cut(CutReason::GatewayStops));
     }
 
     pub(crate) fn report(
@@ -208,10 +292,22 @@ impl Registry {
         releases: &AgentReleases,
     ) -> Vec<TunnelReport> {
         let now = Instant::now();
-        self.by_service.values().flatten().map(|session| session.report(worker, directory, releases, now)).collect()
+        self.sessions().map(|session| session.report(worker, directory, releases, now)).collect()
     }
 }
 
-fn is_recent(since: Instant, now: Instant) -> bool {
-    now.saturating_duration_since(since) < limits::FIRST_TUNNEL_BACK
+impl ServiceTunnels {
+    fn new(now: Instant) -> Self {
+        Self { sessions: Vec::new(), budget: RefCell::new(AttemptBudget::new(now)) }
+    }
+
+    fn median_latency(&self, now: Instant) -> Option<Duration> {
+        median_latency(self.sessions.iter().map(|session| session.latency(now)))
+    }
+
+    /// Tells each agent whether there are others.
+    fn tell_of_others(&self) {
+        let exist = self.sessions.len() > 1;
+        self.sessions.iter().for_each(|session| session.tell_of_others(exist));
+    }
 }

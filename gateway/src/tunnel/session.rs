@@ -20,7 +20,7 @@ use gw_shared::text::{error_line, printable};
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
 use gw_shared::tunnel::cut_reason::CutReason;
-use gw_shared::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull, STREAMS_BEYOND_SLOTS, STREAMS_MAX};
+use gw_shared::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull};
 use gw_shared::tunnel::frame::REQUEST_HEAD;
 use gw_shared::tunnel::head::OutboundRequest;
 use gw_shared::tunnel::heartbeat;
@@ -29,6 +29,7 @@ use gw_shared::tunnel::transport::Transport;
 use gw_shared::version::{self, Version};
 
 use super::Tunnels;
+use super::candidate::{Candidacy, InFlight};
 use super::control;
 use super::flow_control::FlowControl;
 use super::openings::Opening;
@@ -37,7 +38,6 @@ use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
 use crate::control::{AgentProof, Executor};
 use crate::error::{Error, Overload};
-use crate::http_message::OpenedStream;
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Bucket;
@@ -65,8 +65,8 @@ pub(crate) struct Session {
     pub(crate) generation: u64,
     /// Node that splices the connection; `None` if the agent is connected to this node.
     pub(super) via: Cell<Option<NodeSlot>>,
-    /// Value of the registry's counter at the last pick of this session.
-    pub(super) last_pick: Cell<u64>,
+    /// What the choice of a tunnel considers.
+    pub(super) candidacy: Candidacy,
     pub(crate) tunnel: Tunnel,
     /// Flow control, which also counts the open requests.
     pub(super) flow: FlowControl,
@@ -85,35 +85,13 @@ pub(crate) struct Session {
     announced: RefCell<BTreeSet<ServiceId>>,
     /// Rate of certificates that the agent may request.
     renewals: RefCell<Bucket>,
-    statistics: Cell<Option<(u32, u32)>>,
+    /// The agent was told that the service has tunnels of others.
+    told_of_others: Cell<bool>,
     opened: Instant,
 }
 
 /// Time limit for sending the end of a tunnel that has ended.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
-
-/// Counts one request in flight on a session until dropped.
-pub(crate) struct InFlight {
-    session: Rc<Session>,
-    opened: Instant,
-}
-
-impl InFlight {
-    pub(crate) fn stream(&self) -> OpenedStream {
-        OpenedStream { at: self.opened, agent: self.session.agent.clone() }
-    }
-
-    /// Time since the stream was opened.
-    pub(crate) fn open_for(&self) -> Duration {
-        self.opened.elapsed()
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.session.flow.leave();
-    }
-}
 
 /// The gateway's end of a tunnel to an agent of this version, whose streams are charged to `share`.
 fn endpoint(agent: Version, share: Rc<Share>) -> Endpoint {
@@ -155,10 +133,7 @@ pub(super) async fn run(
         tunnels.counters.abused("tunnel_frames");
     }
     tunnels.counters.tunnels_ended.increment(reason.as_str());
-    tunnels.registry.borrow_mut().remove(&session);
-    if ended.is_err() && session.via.get().is_some() {
-        tunnels.registry.borrow_mut().cut_off(&session.service.label, Instant::now());
-    }
+    tunnels.registry.borrow_mut().remove(&session, reason, Instant::now());
     // An agent that has ended its direction waits for the end of this one.
     let is_awaited = ended.is_ok() && !session.is_cut();
     session.log_end(reason, ended.err());
@@ -213,6 +188,7 @@ impl Session {
         let memory = tunnels.relay_memory.account(&service.account);
         let tunnel = Tunnel::new(endpoint(version, Rc::clone(memory.share())));
         let flow = FlowControl::new(tunnel.clone(), socket, memory);
+        let candidacy = Candidacy::new(&agent, Instant::now());
         Rc::new(Self {
             agent,
             version,
@@ -220,7 +196,7 @@ impl Session {
             service,
             generation: tunnels.registry.borrow_mut().next_generation(),
             via: Cell::default(),
-            last_pick: Cell::default(),
+            candidacy,
             tunnel,
             flow,
             waiting: Rc::clone(&tunnels.waiting),
@@ -231,7 +207,7 @@ impl Session {
             renewing: Cell::new(false),
             announced: RefCell::default(),
             renewals: RefCell::new(Bucket::new(limits::RENEWALS, Instant::now())),
-            statistics: Cell::new(None),
+            told_of_others: Cell::default(),
             opened: Instant::now(),
         })
     }
@@ -241,21 +217,57 @@ impl Session {
         self: &Rc<Self>,
         request: &OutboundRequest,
     ) -> Result<(StreamSender, StreamReceiver, InFlight), Error> {
+        self.try_open(request).map_err(|error| self.cannot_open(error))
+    }
+
+    /// As [`Self::open_stream`], with the reason for which no stream was opened.
+    pub(crate) fn try_open(
+        self: &Rc<Self>,
+        request: &OutboundRequest,
+    ) -> Result<(StreamSender, StreamReceiver, InFlight), OpenError> {
         let credit = self.flow.enter();
-        let in_flight = InFlight { session: Rc::clone(self), opened: Instant::now() };
+        let in_flight = InFlight::new(Rc::clone(self));
         let opened = self.tunnel.open(credit, !request.has_body(), |out| request.write(out));
-        let (sender, receiver) = opened.map_err(|error| {
+        let (sender, receiver) = opened.inspect_err(|error| {
             let request_id = request.headers.get(X_GW_REQUEST_ID).and_then(|id| id.to_str().ok());
-            tracing::debug!(request_id, %error, "cannot open a stream");
-            match error {
-                OpenError::StreamLimit => Error::AgentConcurrencyLimit,
-                OpenError::Congested => Error::Overloaded(Overload::AgentDoesNotRead),
-                OpenError::HeadTooLarge => Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)),
-                OpenError::Memory => self.flow.refusal(),
-                OpenError::Lost => Error::TunnelLost,
-            }
+            tracing::debug!(request_id, agent = %self.agent, %error, "cannot open a stream");
         })?;
         Ok((sender, receiver, in_flight))
+    }
+
+    /// Error of a request for which no stream was opened.
+    pub(crate) fn cannot_open(&self, error: OpenError) -> Error {
+        match error {
+            OpenError::StreamLimit => Error::AgentConcurrencyLimit,
+            OpenError::Congested => Error::Overloaded(Overload::AgentDoesNotRead),
+            OpenError::HeadTooLarge => Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)),
+            OpenError::Memory => self.flow.refusal(),
+            OpenError::Lost => Error::TunnelLost,
+        }
+    }
+
+    /// Whether the agent sends a notice when it accepts a request that asks for it. Agents of the previous line do not.
+    pub(crate) fn notifies_of_acceptance(&self) -> bool {
+        self.version.line != version::PREVIOUS
+    }
+
+    /// Tells the agent that requests can arrive.
+    pub(super) fn send_ready(&self) {
+        self.draining_for.set(None);
+        self.send(&ToAgent::Ready { agent_id: self.agent.to_string(), generation: self.generation });
+    }
+
+    /// Tells the agent whether the service has tunnels of others, if that has changed. Agents of the previous line do not know
+    /// the message.
+    pub(super) fn tell_of_others(&self, exist: bool) {
+        if self.told_of_others.replace(exist) != exist && self.version.line != version::PREVIOUS {
+            self.send(&ToAgent::OtherTunnels { exist });
+        }
+    }
+
+    /// Whether this is a tunnel of the same agent and service.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.agent == other.agent && self.service.label == other.service.label
     }
 
     /// Queues a message to the agent. Cuts the tunnel if the queue is full.
@@ -272,17 +284,18 @@ impl Session {
     /// Handles a message from the agent.
     pub(super) fn receive(self: &Rc<Self>, tunnels: &Rc<Tunnels>, message: ToGateway) {
         match message {
-            ToGateway::Statistics { slots, slots_in_use, .. } => {
-                // A tunnel cannot have more slots than streams.
-                let slots = slots.min(STREAMS_MAX as u32);
-                self.statistics.set(Some((slots, slots_in_use.min(slots))));
+            ToGateway::Statistics { slots, slots_in_use, backend, standby, .. } => {
+                self.candidacy.reported(slots, slots_in_use, backend, standby, Instant::now());
                 self.waiting.look_again(&self.service.label);
             }
             ToGateway::Update(report) => {
                 let error = report.error.map(|error| printable(error.as_bytes(), UpdateReport::ERROR_MAX));
                 self.update.replace(Some(UpdateReport { error, ..report }));
             }
-            ToGateway::Drain => self.end(CutReason::AgentDrained),
+            ToGateway::Drain => {
+                self.end(CutReason::AgentDrained);
+                tunnels.registry.borrow_mut().note_lost(self, CutReason::AgentDrained, Instant::now());
+            }
             // One at a time, at a limited rate. Further requests get no answer, which would need memory.
             ToGateway::Renew { csr } => {
                 if !self.renewing.get() && self.renewals.borrow_mut().take(Instant::now()).is_ok() {
@@ -307,9 +320,11 @@ impl Session {
         });
     }
 
-    /// Sends the agent the services that it serves, if they have changed.
+    /// Takes the current record of the agent: whether it is a standby, and the services that it serves, which it is sent if they
+    /// have changed.
     pub(super) fn announce_services(&self, directory: &Directory) {
         let Some(agent) = directory.agent(self.agent.as_str()) else { return };
+        self.set_standby(agent.standby);
         if *self.announced.borrow() != agent.services {
             self.announced.borrow_mut().clone_from(&agent.services);
             self.send(&ToAgent::Services { hostnames: directory.hostnames(agent) });
@@ -343,13 +358,6 @@ impl Session {
     /// gateway has reset counts until the agent answers.
     pub(crate) fn open_streams(&self) -> usize {
         self.tunnel.with(|endpoint| endpoint.open_streams())
-    }
-
-    /// Whether the agent has a slot for one more request, as far as it is known: the agent may not have reported its slots yet.
-    pub(super) fn has_free_slot(&self) -> bool {
-        let (open, most) = self.tunnel.with(|endpoint| (endpoint.open_streams(), endpoint.streams_max()));
-        let reported = self.statistics.get().map(|(slots, _)| slots as usize);
-        open < reported.unwrap_or_else(|| most.saturating_sub(STREAMS_BEYOND_SLOTS).max(1)).min(most)
     }
 
     /// Sends no more requests and tells the agent, which ends the tunnel once running requests have finished.
@@ -455,8 +463,8 @@ impl Session {
             in_flight: self.flow.streams(),
             window: self.flow.window(),
             held_bytes: self.flow.held_bytes(),
-            slots: self.statistics.get().map(|(slots, _)| slots),
-            slots_in_use: self.statistics.get().map(|(_, in_use)| in_use),
+            slots: self.reported_slots().map(|(slots, _)| slots),
+            slots_in_use: self.reported_slots().map(|(_, in_use)| in_use),
             draining: self.closed_to_requests.get(),
         }
     }

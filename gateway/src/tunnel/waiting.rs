@@ -11,6 +11,7 @@ use std::time::Duration;
 use gw_shared::runtime;
 
 use crate::error::Error;
+use crate::limits;
 
 /// The lines of one worker, by the label of the service. A line is removed with its last request.
 #[derive(Default)]
@@ -37,7 +38,7 @@ impl Waiting {
     }
 
     /// Waits in the line of the service until `can_open` is true for the first in the line. Looks again after each
-    /// [`Self::look_again`]. Fails after `within`.
+    /// [`Self::look_again`]. Fails after `within`, and at once if [`limits::WAITING_REQUESTS`] wait.
     pub(crate) async fn turn(
         &self,
         label: &Arc<str>,
@@ -45,7 +46,14 @@ impl Waiting {
         can_open: impl Fn() -> bool,
     ) -> Result<Turn<'_>, Error> {
         let place = Rc::new(Place::default());
-        self.lines.borrow_mut().entry(Arc::clone(label)).or_default().push_back(Rc::clone(&place));
+        {
+            let mut lines = self.lines.borrow_mut();
+            let line = lines.entry(Arc::clone(label)).or_default();
+            if line.len() >= limits::WAITING_REQUESTS {
+                return Err(Error::AgentUnavailable);
+            }
+            line.push_back(Rc::clone(&place));
+        }
         let turn = Turn { waiting: self, label: Arc::clone(label), place };
         let at_front = std::future::poll_fn(|cx| {
             if turn.is_first() && can_open() {

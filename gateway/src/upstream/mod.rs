@@ -5,10 +5,12 @@
 //! task of the owner, which opens the stream there (`cross_core`). On another node they are a stream of a link to the
 //! owner (`cross_node`). Callers of this module see a difference only before the request is opened.
 
+mod attempts;
 mod cross_core;
 pub(crate) mod cross_node;
 mod frame;
 mod local;
+mod repeatable_upload;
 mod response;
 
 use std::cell::{Cell, RefCell};
@@ -26,6 +28,8 @@ use gw_shared::tunnel::head::{OutboundRequest, write_trailers};
 pub(crate) use self::cross_core::CrossCoreRequest;
 use self::cross_node::{CrossNodeRequest, Nodes};
 pub(crate) use self::frame::{Frame, HeadResult};
+use self::repeatable_upload::RepeatableUpload;
+pub(crate) use self::response::Final;
 use self::response::{Carrier, TunnelResponse};
 use crate::auth::Authenticated;
 use crate::current::Current;
@@ -96,22 +100,23 @@ impl Upstream {
             return self.send_to_owner(request, outbound);
         }
         let admitted = self.buckets.borrow_mut().charge(request, now)?;
-        self.open_on_tunnel(&admitted, &outbound)
+        self.open_on_tunnel(&admitted, outbound)
     }
 
     /// Time until which a request of the service waits for a tunnel; `None` if it need not wait. It waits if the service came
-    /// to this node a moment ago, if the node between agent and this one was lost, and if this process replaced another.
+    /// to this node a moment ago, if its last tunnel ended a moment ago, and if this process replaced another.
     /// While earlier requests wait, later ones go behind them.
     fn wait_until(&self, service: &Service, now: Instant) -> Option<Instant> {
         let Tunnels { grace, registry, waiting, .. } = &*self.tunnels;
         let label = &service.label;
         let others_wait = waiting.is_waited_for(label);
         let for_several = grace.wait_until(label, others_wait, now);
-        let for_first = self.nodes.as_ref().and_then(|nodes| {
-            let arrived = nodes.peering.arrived_until(&service.hostname, limits::FIRST_TUNNEL_BACK, now);
-            let until = arrived.max(registry.borrow().cut_off_until(label, now));
-            until.filter(|_| others_wait || !registry.borrow().has_tunnel(label))
-        });
+        let for_first = self
+            .nodes
+            .as_ref()
+            .and_then(|nodes| nodes.peering.arrived_until(&service.hostname, limits::FIRST_TUNNEL_BACK, now));
+        let for_first = for_first.max(registry.borrow().lost_until(label, now));
+        let for_first = for_first.filter(|_| others_wait || !registry.borrow().has_tunnel(label));
         for_several.max(for_first)
     }
 
@@ -133,6 +138,8 @@ pub(crate) struct UpstreamRequest {
 /// Destination of a request body.
 pub(crate) enum Upload {
     Tunnel(StreamSender),
+    /// To the agent of the current attempt.
+    Repeatable(Rc<RepeatableUpload>),
     CrossCore(pipe::Sender<Part>),
     /// The request has no body; its stream ended with its head.
     None,
@@ -182,6 +189,7 @@ impl Upload {
     pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), Closed> {
         match self {
             Self::Tunnel(stream) => stream.send(data, last).await.map_err(|_| Closed),
+            Self::Repeatable(upload) => upload.send(data, last.then_some(None)).await,
             Self::CrossCore(pipe) => {
                 pipe.send(Part::Data(data)).await?;
                 if last { pipe.send(Part::End).await } else { Ok(()) }
@@ -199,6 +207,7 @@ impl Upload {
                 };
                 finished.map_err(|_| Closed)
             }
+            Self::Repeatable(upload) => upload.send(Bytes::new(), Some(trailers)).await,
             Self::CrossCore(pipe) => pipe.send(trailers.map_or(Part::End, Part::Trailers)).await,
             Self::None => Ok(()),
         }
@@ -211,10 +220,22 @@ impl Upload {
         Self::None
     }
 
+    /// Sends what is kept of the body to the agent of each later attempt. Never ready.
+    pub(crate) async fn repeat(&self) {
+        std::future::poll_fn(|cx| {
+            if let Self::Repeatable(upload) = self {
+                let _ = upload.poll_kept(cx);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
     /// Resets the stream, so that the backend does not take an incomplete body for a complete one.
     pub(crate) fn abort(self) {
         match self {
             Self::Tunnel(stream) => stream.reset(),
+            Self::Repeatable(upload) => upload.abort(),
             // Dropping a pipe without an end has the same effect.
             Self::CrossCore(_) | Self::None => {}
         }
@@ -250,37 +271,39 @@ impl PendingResponse {
         }
     }
 
-    /// Waits for the final head; call it after the last interim response. A response that is already known to be broken
+    /// The final head, or another attempt; call it after the last interim response. A response that is already known to be broken
     /// behind its head is an error: nothing of it was passed on.
-    pub(crate) async fn head(self) -> (Progress, Result<(ResponseHead, Download), Error>) {
-        let (progress, received) = self.receive_head().await;
-        let begun = match received {
-            Ok((head, source)) => Download::begin(source).await.map(|download| (head, download)),
+    pub(crate) async fn head(self) -> Final {
+        let (pipe, has_upload, received, memory) = match self {
+            Self::Tunnel(response) => return response.head().await,
+            Self::CrossCore { head: None, .. } => return Final::Answer(self.progress(), Err(Error::TunnelLost)),
+            Self::CrossCore { pipe, has_upload, head: Some(received), memory, .. } => {
+                (pipe, has_upload, received, memory)
+            }
+        };
+        let HeadResult { progress, head } = *received;
+        let begun = match head {
+            Ok(head) => {
+                let mut download = Download::new(Source::CrossCore { pipe, has_upload, _memory: memory });
+                download.begin().await.map(|()| (head, download))
+            }
             Err(error) => Err(error),
         };
-        (progress, begun)
-    }
-
-    async fn receive_head(self) -> (Progress, Result<(ResponseHead, Source), Error>) {
-        match self {
-            Self::Tunnel(response) => response.head(),
-            Self::CrossCore { pipe, has_upload, head: Some(received), memory, .. } => {
-                let source = |head| (head, Source::CrossCore { pipe, has_upload, _memory: memory });
-                (received.progress, received.head.map(source))
-            }
-            Self::CrossCore { head: None, .. } => (self.progress(), Err(Error::TunnelLost)),
-        }
+        Final::Answer(progress, begun)
     }
 }
 
 impl Download {
+    fn new(source: Source) -> Self {
+        Self { source, first: None, unreleased: 0 }
+    }
+
     /// Takes the first part if it was received; fails if the body is already broken.
-    async fn begin(source: Source) -> Result<Self, Error> {
-        let mut download = Self { source, first: None, unreleased: 0 };
-        if let Poll::Ready(first) = futures_util::poll!(std::future::poll_fn(|cx| download.poll_part(cx))) {
-            download.first = Some(first?);
+    async fn begin(&mut self) -> Result<(), Error> {
+        if let Poll::Ready(first) = futures_util::poll!(std::future::poll_fn(|cx| self.poll_part(cx))) {
+            self.first = Some(first?);
         }
-        Ok(download)
+        Ok(())
     }
 
     /// The next part of the body. Fails if the body was cut short.

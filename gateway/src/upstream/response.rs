@@ -19,13 +19,14 @@ use gw_shared::tunnel::timing::AgentTiming;
 use http::header;
 use http::{Method, StatusCode};
 
-use super::Source;
+use super::attempts::{Attempts, Ended, Failure};
 use super::cross_node::{OnNode, Refused, read_notice, read_refusal, timing};
+use super::{Download, PendingResponse, Source};
 use crate::error::Error;
 use crate::http_message::{OpenedStream, Progress, ResponseHead};
 use crate::limits;
 use crate::memory::relay::at_account_limit;
-use crate::tunnel::session::InFlight;
+use crate::tunnel::InFlight;
 
 /// The parts of a request that decide how its response is read.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ impl Carrier {
     fn opened(&self) -> Option<OpenedStream> {
         match self {
             Self::Tunnel(in_flight) => Some(in_flight.stream()),
-            Self::Node(on_node) => on_node.opened.clone(),
+            Self::Node(on_node) => on_node.notice.opened.clone(),
         }
     }
 
@@ -90,10 +91,10 @@ impl Carrier {
     /// Takes a notice of the owner of the service: an interim response that goes no further.
     fn take_notice(&mut self, payload: &Bytes) -> bool {
         let Self::Node(on_node) = self else { return false };
-        let opened = head::parse_interim(payload).ok().and_then(|head| read_notice(&head.headers, Instant::now()));
-        let is_notice = opened.is_some();
-        if is_notice {
-            on_node.opened = opened;
+        let notice = head::parse_interim(payload).ok().and_then(|head| read_notice(&head.headers, Instant::now()));
+        let is_notice = notice.is_some();
+        if let Some(notice) = notice {
+            on_node.notice = notice;
         }
         is_notice
     }
@@ -107,15 +108,32 @@ pub(crate) struct TunnelResponse {
     budget: InterimBudget,
     /// Part or error that followed the last interim response.
     received: Option<Result<ReceivedPart, Error>>,
+    /// `None` if there is no further attempt.
+    attempts: Option<Box<Attempts>>,
+}
+
+/// What follows the interim responses.
+pub(crate) enum Final {
+    Answer(Progress, Result<(ResponseHead, Download), Error>),
+    /// The attempt has failed, and this one is in its place.
+    Again(PendingResponse),
 }
 
 impl TunnelResponse {
     pub(super) fn new(stream: StreamReceiver, carrier: Carrier, request: RequestTraits) -> Self {
-        Self { stream, carrier, request, budget: InterimBudget::default(), received: None }
+        Self { stream, carrier, request, budget: InterimBudget::default(), received: None, attempts: None }
+    }
+
+    pub(super) fn with_attempts(self, attempts: Box<Attempts>) -> Self {
+        Self { attempts: Some(attempts), ..self }
     }
 
     pub(super) fn progress(&self) -> Progress {
-        Progress { stream: self.carrier.opened(), ..Progress::default() }
+        let failed_attempts = match &self.carrier {
+            Carrier::Tunnel(_) => Vec::new(),
+            Carrier::Node(on_node) => on_node.notice.failed_attempts.clone(),
+        };
+        Progress { stream: self.carrier.opened(), failed_attempts, ..Progress::default() }
     }
 
     /// The next interim response; `None` if a final response or an error is next.
@@ -126,12 +144,15 @@ impl TunnelResponse {
         let ended = loop {
             let part = match self.carrier.take_first() {
                 Some(part) => Ok(part),
-                None => self.stream.receive().await,
+                None => self.receive().await,
             };
             match part {
-                Ok(ReceivedPart::Head(Kind::Interim, payload)) if self.carrier.take_notice(&payload) => {}
+                Ok(ReceivedPart::Head(Kind::Interim, payload)) if self.take_notice(&payload) => {}
                 Ok(ReceivedPart::Head(Kind::Interim, payload)) => match interim_head(&payload, &mut self.budget) {
-                    Ok(head) => return Some(head),
+                    Ok(head) => {
+                        self.attempts.iter_mut().for_each(|attempts| attempts.passes_on());
+                        return Some(head);
+                    }
                     Err(invalid) => break Err(Error::invalid_response(invalid)),
                 },
                 Ok(part) => break Ok(part),
@@ -144,38 +165,64 @@ impl TunnelResponse {
         None
     }
 
-    /// The final head; call it after the last interim response.
-    pub(super) fn head(mut self) -> (Progress, Result<(ResponseHead, Source), Error>) {
-        let mut progress = self.progress();
-        let received = match self.received.take() {
-            Some(Ok(part)) => self.receive_head(part, &mut progress),
-            Some(Err(error)) => Err(error),
-            None => Err(self.carrier.lost()),
-        };
-        (progress, received)
+    async fn receive(&mut self) -> Result<ReceivedPart, Closed> {
+        let Self { stream, attempts, .. } = self;
+        let Some(attempts) = attempts else { return stream.receive().await };
+        std::future::poll_fn(|cx| attempts.poll_receive(cx, stream)).await
     }
 
-    fn receive_head(self, part: ReceivedPart, progress: &mut Progress) -> Result<(ResponseHead, Source), Error> {
+    /// Takes an interim response that goes no further.
+    fn take_notice(&mut self, payload: &Bytes) -> bool {
+        let is_acceptance = self.attempts.as_mut().is_some_and(|attempts| attempts.take_acceptance(payload));
+        is_acceptance || self.carrier.take_notice(payload)
+    }
+
+    /// The final head, or another attempt; call it after the last interim response. A response that is already known to be broken
+    /// behind its head is an error: nothing of it was passed on.
+    pub(super) async fn head(mut self) -> Final {
+        let mut progress = self.progress();
+        let (received, attempts) = (self.received.take(), self.attempts.take());
+        let head = match received {
+            Some(Ok(part)) => self.receive_head(part, &mut progress),
+            Some(Err(error)) => Err(error.into()),
+            None => Err(self.carrier.lost().into()),
+        };
+        let Self { stream, carrier, .. } = self;
+        let (head, framing) = match head {
+            Ok(head) => head,
+            Err(failure) => return after(failure, attempts, &carrier, progress),
+        };
+        let body = match head.upgrade {
+            Some(_) => ReceivedBody::upgraded(stream),
+            None => ReceivedBody::new(stream, framing),
+        };
+        let mut download = Download::new(Source::Tunnel { body, has_body: head.has_body, carrier });
+        if let Err(error) = download.begin().await {
+            let Source::Tunnel { carrier, .. } = &download.source else { return Final::Answer(progress, Err(error)) };
+            return after(error.into(), attempts, carrier, progress);
+        }
+        if let (Some(attempts), Source::Tunnel { carrier: Carrier::Tunnel(in_flight), .. }) =
+            (attempts, &download.source)
+        {
+            progress.failed_attempts = attempts.answered(in_flight);
+        }
+        Final::Answer(progress, Ok((head, download)))
+    }
+
+    fn receive_head(&self, part: ReceivedPart, progress: &mut Progress) -> Result<(ResponseHead, Framing), Failure> {
         let payload = match part {
             ReceivedPart::Head(Kind::Response, payload) => payload,
             ReceivedPart::Head(Kind::Refused, payload) => {
                 let refusal = head::parse_refusal(payload).ok_or(Error::TunnelProtocol)?;
                 progress.timing = self.carrier.timing(refusal.timing);
-                return Err(self.refusal(&refusal));
+                return Err(Failure { error: self.refusal(&refusal), is_unsent: refusal.unsent });
             }
             // The endpoint allows nothing else before the head.
-            _ => return Err(Error::TunnelProtocol),
+            _ => return Err(Error::TunnelProtocol.into()),
         };
         let response = head::parse_response(payload, self.request.method()).map_err(|_| malformed())?;
         progress.timing = self.carrier.timing(response.timing);
-        let (head, framing) =
-            final_head(response, &self.request, self.stream.is_done()).map_err(Error::invalid_response)?;
-        let body = match head.upgrade {
-            Some(_) => ReceivedBody::upgraded(self.stream),
-            None => ReceivedBody::new(self.stream, framing),
-        };
-        let source = Source::Tunnel { body, has_body: head.has_body, carrier: self.carrier };
-        Ok((head, source))
+        Ok(final_head(response, &self.request, self.stream.is_done()).map_err(Error::invalid_response)?)
     }
 
     /// The error in place of a response.
@@ -190,6 +237,20 @@ impl TunnelResponse {
                 // The request was accepted before.
                 Refused::NotOwner { .. } | Refused::Ending => Error::TunnelProtocol,
             },
+        }
+    }
+}
+
+/// What follows a failed attempt: another one, or its error.
+fn after(failure: Failure, attempts: Option<Box<Attempts>>, carrier: &Carrier, mut progress: Progress) -> Final {
+    let (Some(attempts), Carrier::Tunnel(in_flight)) = (attempts, carrier) else {
+        return Final::Answer(progress, Err(failure.error));
+    };
+    match attempts.again(failure, in_flight) {
+        Ok(next) => Final::Again(PendingResponse::Tunnel(next)),
+        Err(Ended { error, failed }) => {
+            progress.failed_attempts = failed;
+            Final::Answer(progress, Err(error))
         }
     }
 }

@@ -183,6 +183,7 @@ async fn serve(mut setup: Setup, inbox: Inbox<WorkerMessage>, up: crossbeam_chan
     runtime::spawn_essential(keep_deadlines(Rc::clone(&worker)));
     runtime::spawn_essential(Rc::clone(&worker.socket_memory).keep_within_budget());
     runtime::spawn_essential(cut_expired_tunnels(Rc::clone(&worker)));
+    runtime::spawn_essential(watch_tunnels(Rc::clone(&worker)));
     runtime::spawn_essential(publish_busy_share(Rc::clone(&worker)));
     if let Some(flushing) = worker.observers.tracing.keep_flushing() {
         runtime::spawn(flushing);
@@ -210,6 +211,20 @@ async fn cut_expired_tunnels(worker: Rc<Worker>) {
     loop {
         runtime::sleep(EXPIRY_INTERVAL).await;
         worker.tunnels.registry.borrow().enforce(&worker.directory.get(), Timestamp::now());
+    }
+}
+
+/// Checks which agents of services with several tunnels answer.
+async fn watch_tunnels(worker: Rc<Worker>) {
+    let mut checked = Instant::now();
+    let mut pause = limits::PING_EVERY;
+    loop {
+        runtime::sleep(pause).await;
+        let now = Instant::now();
+        let was_late = now.saturating_duration_since(checked) > pause + limits::PING_CHECK_LATE;
+        let has_several = worker.tunnels.registry.borrow().watch(was_late, now);
+        checked = now;
+        pause = if has_several { limits::PING_CHECK } else { limits::PING_EVERY };
     }
 }
 

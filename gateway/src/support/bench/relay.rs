@@ -9,6 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
@@ -71,7 +72,12 @@ impl Gateway {
             tracing::info!(?ended, "tunnel ended");
         });
         session.tunnel.hello().await.ok_or(io::ErrorKind::BrokenPipe)?;
-        worker.tunnels.registry.borrow_mut().insert(&session).map_err(|error| io::Error::other(error.as_str()))?;
+        worker
+            .tunnels
+            .registry
+            .borrow_mut()
+            .insert(&session, Instant::now())
+            .map_err(|error| io::Error::other(error.as_str()))?;
         let peer = Peer::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), None);
         Ok(Rc::new(Self { worker, session, peer, _inbox: inbox }))
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::Error;
-use crate::http_message::Outcome;
+use crate::http_message::{AttemptFailure, Outcome};
 use crate::ownership::WorkerId;
 use services::{ServiceCounters, ServiceReport};
 
@@ -69,6 +69,10 @@ pub(crate) struct Counters {
     ended_early: Reasons,
     /// Ended tunnels, by [reason](gw_shared::tunnel::cut_reason::CutReason).
     pub(crate) tunnels_ended: Reasons,
+    /// Failed attempts of requests whose service has several tunnels.
+    attempts: Reasons,
+    /// Requests that were not tried again because their service had used up its further attempts.
+    pub(crate) attempts_over_budget: Counter,
     /// Ended requests of each service.
     pub(crate) services: ServiceCounters,
 }
@@ -87,6 +91,11 @@ impl Counters {
     pub(crate) fn refused(&self, error: &Error) {
         let (_, _, code, _) = error.outcome();
         self.refused.increment(code.as_str());
+    }
+
+    /// Counts a failed attempt of a request whose service has several tunnels.
+    pub(crate) fn attempt_failed(&self, reason: AttemptFailure) {
+        self.attempts.increment(reason.as_str());
     }
 
     /// Counts a connection closed because of its peer's behaviour.

@@ -8,7 +8,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-use gw_shared::error_code::AgentErrorCode;
+use gw_shared::tunnel::control::BackendHealth;
 
 use self::breaker::{Breaker, BreakerState, Mark};
 use self::latency::Latency;
@@ -19,14 +19,6 @@ const FIRST_LATENCY: Duration = Duration::from_millis(10);
 const FAILURE_LATENCY: Duration = Duration::from_secs(5);
 /// Least latency that a refusal for want of a slot counts as.
 const NO_SLOT_LATENCY: Duration = Duration::from_millis(20);
-
-/// Whether a backend of the agent takes connections, as the agent reports it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BackendHealth {
-    Unknown,
-    Healthy,
-    Unhealthy,
-}
 
 /// How suitable a tunnel is for a request, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -87,22 +79,6 @@ pub(crate) struct TunnelHealth {
     /// Latency before the first of the failures that opened the breaker. Restored when the agent reports that it is
     /// healthy again, so that it gets its share at once.
     latency_before_failures: Duration,
-}
-
-impl TunnelFailure {
-    /// Failure that the agent gave as this code, `None` for one that it may not send. `is_unsent`: the agent says that it
-    /// passed on no byte of the request.
-    pub(crate) fn of(code: Option<AgentErrorCode>, is_unsent: bool) -> Self {
-        match code {
-            Some(AgentErrorCode::ConcurrencyLimit) => Self::NoSlot,
-            Some(AgentErrorCode::BackendUnreachable) => Self::Unreachable,
-            Some(AgentErrorCode::BackendTls) if is_unsent => Self::Unreachable,
-            Some(
-                AgentErrorCode::BackendTls | AgentErrorCode::BackendReset | AgentErrorCode::BackendInvalidResponse,
-            )
-            | None => Self::Broken,
-        }
-    }
 }
 
 impl TunnelState {

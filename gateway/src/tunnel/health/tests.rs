@@ -275,21 +275,6 @@ fn a_new_tunnel_begins_with_the_median_of_the_others() {
 }
 
 #[test]
-fn failures_are_classed_by_code_and_flag() {
-    use AgentErrorCode::{BackendInvalidResponse, BackendReset, BackendTls, BackendUnreachable, ConcurrencyLimit};
-    for (code, unsent, sent) in [
-        (Some(ConcurrencyLimit), NoSlot, NoSlot),
-        (Some(BackendUnreachable), Unreachable, Unreachable),
-        (Some(BackendTls), Unreachable, Broken),
-        (Some(BackendReset), Broken, Broken),
-        (Some(BackendInvalidResponse), Broken, Broken),
-        (None, Broken, Broken),
-    ] {
-        assert_eq!((TunnelFailure::of(code, true), TunnelFailure::of(code, false)), (unsent, sent), "{code:?}");
-    }
-}
-
-#[test]
 fn names_of_states_are_distinct() {
     let names: std::collections::BTreeSet<_> = TunnelState::ALL.into_iter().map(TunnelState::as_str).collect();
     assert_eq!(names.len(), TunnelState::ALL.len());

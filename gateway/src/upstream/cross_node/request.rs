@@ -12,11 +12,10 @@ use gw_shared::tunnel::frame::{Kind, REQUEST_HEAD};
 use gw_shared::tunnel::head::{OutboundRequest, parse_refusal, write_trailers};
 use gw_shared::tunnel::window;
 
-use super::wire::{self, Refused};
+use super::wire::{self, Notice, Refused};
 use super::{Nodes, link};
 use crate::auth::Authenticated;
 use crate::error::{Error, Overload};
-use crate::http_message::OpenedStream;
 use crate::limits;
 use crate::memory::relay::Reserved;
 use crate::region::{Destination, Member};
@@ -41,8 +40,8 @@ pub(crate) struct ShortBody {
 
 /// A request on a link.
 pub(in crate::upstream) struct OnNode {
-    /// Stream on the tunnel at the owner, once the owner has reported it.
-    pub(in crate::upstream) opened: Option<OpenedStream>,
+    /// What the owner has reported: its tunnel, and failed attempts.
+    pub(in crate::upstream) notice: Notice,
     /// First part of the answer, until the response is read.
     pub(in crate::upstream) first: Option<ReceivedPart>,
     /// When the request was sent.
@@ -188,7 +187,7 @@ impl CrossNodeRequest {
             (_, first) => (Upload::None, Some(first)),
         };
         self.upstream.counters.node_crossings.increment();
-        let carrier = Carrier::Node(Box::new(OnNode { opened: None, first, sent, _counted: counted }));
+        let carrier = Carrier::Node(Box::new(OnNode { notice: Notice::default(), first, sent, _counted: counted }));
         let response = TunnelResponse::new(receiver, carrier, RequestTraits::of(outbound));
         Ok(UpstreamRequest { upload, response: PendingResponse::Tunnel(response) })
     }

@@ -14,7 +14,7 @@ use http::header::{self, HeaderName, HeaderValue};
 
 use crate::auth::{self, Principal};
 use crate::error::{Error, Overload};
-use crate::http_message::OpenedStream;
+use crate::http_message::{AttemptFailure, FailedAttempt, OpenedStream, Progress};
 use crate::limits;
 
 /// Originator of a request, as the node of the caller has authenticated it.
@@ -23,11 +23,16 @@ const PRINCIPAL: HeaderName = HeaderName::from_static("x-gw-node-principal");
 const AGENT: HeaderName = HeaderName::from_static("x-gw-node-agent");
 /// Microseconds since the request was opened on that tunnel.
 const OPENED: HeaderName = HeaderName::from_static("x-gw-node-opened-us");
+/// Failed attempts before: agent, reason and microseconds of each, separated by commas.
+const ATTEMPTS: HeaderName = HeaderName::from_static("x-gw-node-attempts");
 
 /// Code of a refusal by a node that does not own the service. The message is the epoch of its placement.
 const NOT_OWNER: &str = "NOT_OWNER";
 /// Code of a refusal by a process that ends: another process of the node, or a later one, serves the request.
 const ENDING: &str = "ENDING";
+
+/// Most attempts that are read from a notice.
+const ATTEMPTS_MAX: usize = 8;
 
 /// Absent duration.
 const ABSENT: u32 = u32::MAX;
@@ -65,10 +70,26 @@ pub(crate) fn take_principal(headers: &mut Fields) -> Option<Principal> {
     }
 }
 
-/// Appends an interim response that tells the node of the caller that the request is accepted, and on which tunnel.
-pub(crate) fn write_notice(out: &mut Vec<u8>, opened: Option<&OpenedStream>) {
+/// What the owner of a service tells the node of the caller before it answers.
+#[derive(Debug, Default)]
+pub(crate) struct Notice {
+    /// The tunnel that carries the request.
+    pub(crate) opened: Option<OpenedStream>,
+    pub(crate) failed_attempts: Vec<FailedAttempt>,
+}
+
+/// Appends an interim response that tells the node of the caller that the request is accepted, and the progress of it.
+pub(crate) fn write_notice(out: &mut Vec<u8>, progress: &Progress) {
     let mut headers = Fields::new();
-    if let Some(opened) = opened {
+    let describe =
+        |failed: &FailedAttempt| format!("{} {} {}", failed.agent, failed.reason.as_str(), micros(failed.took));
+    let attempts: Vec<_> = progress.failed_attempts.iter().map(describe).collect();
+    if let Ok(attempts) = HeaderValue::try_from(attempts.join(","))
+        && !attempts.is_empty()
+    {
+        headers.insert(ATTEMPTS, attempts);
+    }
+    if let Some(opened) = progress.opened() {
         // Identifiers are visible ASCII.
         if let Ok(agent) = HeaderValue::from_str(opened.agent.as_str()) {
             headers.insert(AGENT, agent);
@@ -78,11 +99,24 @@ pub(crate) fn write_notice(out: &mut Vec<u8>, opened: Option<&OpenedStream>) {
     head::write_interim(out, StatusCode::CONTINUE, &headers);
 }
 
-/// The tunnel in a notice; `None` if the interim response is not one. Backends cannot send these fields.
-pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<OpenedStream> {
-    let agent = AgentId::new(headers.get(AGENT)?.to_str().ok()?).ok()?;
-    let since = headers.get(OPENED)?.to_str().ok()?.parse().ok().map(Duration::from_micros)?;
-    Some(OpenedStream { at: now.checked_sub(since).unwrap_or(now), agent })
+/// The content of a notice; `None` if the interim response is not one. Backends cannot send these fields.
+pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
+    let text = |name| headers.get(name)?.to_str().ok();
+    let agent = text(AGENT).and_then(|agent| AgentId::new(agent).ok());
+    let since = text(OPENED).and_then(|since| since.parse().ok()).map(Duration::from_micros);
+    let opened = agent.zip(since);
+    let opened = opened.map(|(agent, since)| OpenedStream { at: now.checked_sub(since).unwrap_or(now), agent });
+    let attempts = text(ATTEMPTS).unwrap_or_default();
+    let failed_attempts: Vec<_> = attempts.split(',').take(ATTEMPTS_MAX).filter_map(read_attempt).collect();
+    (opened.is_some() || !failed_attempts.is_empty()).then_some(Notice { opened, failed_attempts })
+}
+
+fn read_attempt(text: &str) -> Option<FailedAttempt> {
+    let mut parts = text.split(' ');
+    let agent = AgentId::new(parts.next()?).ok()?;
+    let reason = AttemptFailure::parse(parts.next()?)?;
+    let took = Duration::from_micros(parts.next()?.parse().ok()?);
+    Some(FailedAttempt { agent, reason, took })
 }
 
 /// Timing as RESPONSE and REFUSED carry it.
@@ -251,11 +285,26 @@ mod tests {
     #[test]
     fn notices_carry_the_tunnel() {
         let (agent, now) = (AgentId::random(), Instant::now());
-        let mut out = Vec::new();
-        write_notice(&mut out, Some(&OpenedStream { at: now, agent: agent.clone() }));
-        let headers = head::parse_interim(&out.into()).unwrap().headers;
-        let opened = read_notice(&headers, now + Duration::from_secs(1)).unwrap();
+        let failed_attempts: Vec<_> = AttemptFailure::ALL
+            .into_iter()
+            .take(3)
+            .map(|reason| FailedAttempt { agent: AgentId::random(), reason, took: Duration::from_micros(1_500) })
+            .collect();
+        let stream = Some(OpenedStream { at: now, agent: agent.clone() });
+        let passed_on = |stream: Option<OpenedStream>, failed_attempts: &[FailedAttempt]| {
+            let mut out = Vec::new();
+            let failed_attempts = failed_attempts.to_vec();
+            write_notice(&mut out, &Progress { stream, failed_attempts, ..Progress::default() });
+            let headers = head::parse_interim(&out.into()).unwrap().headers;
+            read_notice(&headers, now + Duration::from_secs(1))
+        };
+        let notice = passed_on(stream.clone(), &[]).unwrap();
+        let opened = notice.opened.unwrap();
         assert!(opened.agent == agent && opened.at <= now + Duration::from_secs(1));
+        assert!(notice.failed_attempts.is_empty());
+        assert_eq!(passed_on(stream, &failed_attempts).unwrap().failed_attempts, failed_attempts);
+        assert_eq!(passed_on(None, &failed_attempts).unwrap().failed_attempts, failed_attempts);
+        assert!(passed_on(None, &[]).is_none());
         assert!(read_notice(&Fields::new(), now).is_none());
     }
 

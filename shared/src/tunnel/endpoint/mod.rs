@@ -248,6 +248,11 @@ impl Endpoint {
         self.pong.take()
     }
 
+    /// Wakes the tasks that wait for a part of a stream, so that they look at what else they know of the tunnel.
+    pub fn wake_receivers(&mut self) {
+        self.streams.iter_mut().for_each(|(_, stream)| wake(&mut stream.receive_task));
+    }
+
     /// Queues a PING.
     pub fn ping(&mut self, payload: u64) {
         self.urgent.ping = Some(payload);

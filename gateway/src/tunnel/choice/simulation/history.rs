@@ -1,7 +1,7 @@
 //! Random histories of a service, with checks of every choice.
 
 use super::*;
-use crate::tunnel::health::BackendHealth;
+use gw_shared::tunnel::control::BackendHealth;
 
 /// Random histories of a test run.
 const HISTORIES: u64 = 100_000;

@@ -1,0 +1,371 @@
+//! Attempts of a request whose service has several tunnels.
+//!
+//! What happened to an attempt decides whether another one follows. A request that provably reached no backend goes to another
+//! agent, whatever its method. One that may have reached a backend is sent once more if it is safe and has no body (RFC 9110
+//! §9.2.2). A response that has begun is the answer. `docs/redundancy.md` describes the rules.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use gw_shared::error_code::AgentErrorCode;
+use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
+use gw_shared::tunnel::endpoint::{Closed, OpenError, ReceivedPart};
+use gw_shared::tunnel::head::{self, AWAIT_ACCEPTANCE, OutboundRequest};
+use http::Method;
+use http::header::HeaderValue;
+
+use super::repeatable_upload::RepeatableUpload;
+use super::response::{Carrier, RequestTraits, TunnelResponse};
+use super::{PendingResponse, Upload, UpstreamRequest};
+use crate::error::Error;
+use crate::http_message::{AttemptFailure, FailedAttempt, size_of_fields};
+use crate::limits;
+use crate::memory::relay::Reserved;
+use crate::store::Service;
+use crate::tunnel::attempt_budget::{FailedAttempts, Transmission};
+use crate::tunnel::choice::Wanted;
+use crate::tunnel::health::TunnelFailure;
+use crate::tunnel::session::Session;
+use crate::tunnel::{Chosen, InFlight, Tunnels};
+
+/// What further attempts of a request need.
+pub(super) struct Attempts {
+    search: Search,
+    outbound: OutboundRequest,
+    /// `None` if the request has no body.
+    upload: Option<Rc<RepeatableUpload>>,
+    /// Tunnel of the current attempt.
+    session: Rc<Session>,
+    began: Instant,
+    /// An interim response went to the caller.
+    is_passed_on: bool,
+    /// No other tunnel was found when the agent of this one became silent.
+    stays: bool,
+    /// Charge for the head and for the copy of the body.
+    _memory: Reserved,
+}
+
+/// The search for a tunnel of an agent that has not been tried.
+struct Search {
+    tunnels: Rc<Tunnels>,
+    service: Arc<Service>,
+    /// Hash of the caller's session, if the service has an affinity.
+    affinity: Option<u64>,
+    rules: FailedAttempts,
+    failed: Vec<FailedAttempt>,
+}
+
+/// A stream on which the head of the request was sent.
+struct Opened {
+    session: Rc<Session>,
+    began: Instant,
+    sender: StreamSender,
+    receiver: StreamReceiver,
+    in_flight: InFlight,
+}
+
+impl Attempts {
+    /// Makes the first attempt of an admitted request.
+    pub(super) fn open(
+        tunnels: &Rc<Tunnels>,
+        service: &Arc<Service>,
+        affinity: Option<u64>,
+        mut outbound: OutboundRequest,
+    ) -> Result<UpstreamRequest, Error> {
+        tunnels.registry.borrow().deposit(&service.label, Instant::now());
+        let body = Body::of(&outbound);
+        let memory = tunnels.relay_memory.spare(&service.account, size_of_head(&outbound) + body.kept());
+        let mut search = Search {
+            tunnels: Rc::clone(tunnels),
+            service: Arc::clone(service),
+            affinity,
+            rules: FailedAttempts::new(is_safe(&outbound), service.retries),
+            failed: Vec::new(),
+        };
+        let is_withheld = memory.is_some() && matches!(body, Body::Withheld);
+        let Opened { session, began, sender, receiver, in_flight } = search.open(&mut outbound, is_withheld, None)?;
+        let traits = RequestTraits::of(&outbound);
+        let response = TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
+        let Some(memory) = memory else {
+            // Without memory to spare, the first opened attempt is the last one.
+            let upload = if outbound.has_body() { Upload::Tunnel(sender) } else { Upload::None };
+            return Ok(UpstreamRequest { upload, response: PendingResponse::Tunnel(response) });
+        };
+        let upload = match body {
+            Body::None => None,
+            Body::Kept(length) => Some(Rc::new(RepeatableUpload::kept(sender, length))),
+            Body::Withheld | Body::Upgraded => Some(Rc::new(RepeatableUpload::withheld(sender))),
+        };
+        if is_withheld && !session.notifies_of_acceptance() {
+            upload.iter().for_each(|upload| upload.pass());
+        }
+        let attempts = Self {
+            search,
+            outbound,
+            upload: upload.clone(),
+            session,
+            began,
+            is_passed_on: false,
+            stays: false,
+            _memory: memory,
+        };
+        Ok(UpstreamRequest {
+            upload: upload.map_or(Upload::None, Upload::Repeatable),
+            response: PendingResponse::Tunnel(response.with_attempts(Box::new(attempts))),
+        })
+    }
+
+    /// The next part of the response. Meanwhile sends what is kept of the body. Fails as if the tunnel was lost once its agent is
+    /// silent and another one can take the request.
+    pub(super) fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &StreamReceiver,
+    ) -> Poll<Result<ReceivedPart, Closed>> {
+        if let Some(upload) = &self.upload {
+            // Pending if the agent does not read, which the response does not wait for.
+            let _ = upload.poll_kept(cx);
+        }
+        let received = stream.poll_receive(cx);
+        if received.is_pending() && self.leaves_silent_agent() {
+            return Poll::Ready(Err(Closed::Lost));
+        }
+        received
+    }
+
+    /// Whether the agent of this attempt is silent and the request can be sent to another one.
+    fn leaves_silent_agent(&mut self) -> bool {
+        if !self.session.is_suspect() || self.stays || self.is_passed_on {
+            return false;
+        }
+        self.stays = !self.search.rules.is_repeatable() || !self.search.has_ready_besides(&self.session);
+        !self.stays
+    }
+
+    /// Takes a notice that the agent has accepted the request: an interim response that goes no further.
+    pub(super) fn take_acceptance(&mut self, payload: &Bytes) -> bool {
+        let Some(upload) = self.upload.as_ref().filter(|upload| upload.is_withheld()) else { return false };
+        let is_notice = head::parse_interim(payload).is_ok_and(|head| head::is_acceptance(&head));
+        if is_notice {
+            upload.pass();
+        }
+        is_notice
+    }
+
+    /// Notes that an interim response goes to the caller.
+    pub(super) fn passes_on(&mut self) {
+        self.is_passed_on = true;
+    }
+
+    /// Ends the attempts, because a response has begun. Returns those that failed.
+    pub(super) fn answered(self, in_flight: &InFlight) -> Vec<FailedAttempt> {
+        in_flight.succeeded();
+        if let Some(upload) = &self.upload {
+            upload.settle();
+        }
+        self.search.failed
+    }
+
+    /// Makes another attempt after this one has failed. Fails with the error of the last attempt if there is none.
+    pub(super) fn again(mut self: Box<Self>, failure: Failure, in_flight: &InFlight) -> Result<TunnelResponse, Ended> {
+        let Failure { error, is_unsent } = failure;
+        let Some(reason) = reason_of(&error, self.session.is_suspect()) else {
+            return Err(Ended { error, failed: self.search.failed });
+        };
+        in_flight.failed(verdict(reason, is_unsent));
+        let agent = self.session.agent.clone();
+        self.search.failed(FailedAttempt { agent, reason, took: self.began.elapsed() });
+        let is_whole = self.upload.as_ref().is_none_or(|upload| upload.is_repeatable());
+        let may_go_on = self.search.rules.may_go_on_after(Transmission::of(is_unsent, self.is_passed_on));
+        if !is_whole || !may_go_on {
+            return Err(Ended { error, failed: self.search.failed });
+        }
+        let is_withheld = self.outbound.headers.contains(AWAIT_ACCEPTANCE);
+        match self.search.open(&mut self.outbound, is_withheld, Some(error)) {
+            Ok(opened) => Ok(self.continue_on(opened)),
+            Err(error) => Err(Ended { error, failed: self.search.failed }),
+        }
+    }
+
+    fn continue_on(mut self: Box<Self>, opened: Opened) -> TunnelResponse {
+        let Opened { session, began, sender, receiver, in_flight } = opened;
+        if let Some(upload) = &self.upload {
+            upload.repeat_on(sender);
+            if self.outbound.headers.contains(AWAIT_ACCEPTANCE) && !session.notifies_of_acceptance() {
+                upload.pass();
+            }
+        }
+        (self.session, self.began, self.stays) = (session, began, false);
+        let traits = RequestTraits::of(&self.outbound);
+        TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits).with_attempts(self)
+    }
+}
+
+/// Why an attempt brought no response.
+pub(super) struct Failure {
+    pub(super) error: Error,
+    /// The agent says that no byte of the request was sent to a backend.
+    pub(super) is_unsent: bool,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, is_unsent: false }
+    }
+}
+
+/// A request whose last attempt has failed.
+pub(super) struct Ended {
+    pub(super) error: Error,
+    pub(super) failed: Vec<FailedAttempt>,
+}
+
+impl Search {
+    /// Opens a stream on a tunnel of an agent that was not tried, after an attempt that failed with `last`. Fails with the error
+    /// of the last attempt.
+    fn open(
+        &mut self,
+        outbound: &mut OutboundRequest,
+        is_withheld: bool,
+        mut last: Option<Error>,
+    ) -> Result<Opened, Error> {
+        loop {
+            let now = Instant::now();
+            let session = match (self.choose(now), last.take()) {
+                (Chosen::Tunnel(session), None) => session,
+                (Chosen::Tunnel(session), Some(error)) => {
+                    if !self.tunnels.registry.borrow().take_attempt(&self.service.label, now) {
+                        self.tunnels.counters.attempts_over_budget.increment();
+                        return Err(error);
+                    }
+                    session
+                }
+                (Chosen::Full, None) => return Err(Error::AgentConcurrencyLimit),
+                (Chosen::None, None) => return Err(Error::AgentUnavailable),
+                (Chosen::Full | Chosen::None, Some(error)) => return Err(error),
+            };
+            if is_withheld {
+                outbound.headers.insert(AWAIT_ACCEPTANCE, HeaderValue::from_static("1"));
+            }
+            let error = match session.try_open(outbound) {
+                Ok((sender, receiver, in_flight)) => {
+                    in_flight.observe();
+                    return Ok(Opened { session, began: now, sender, receiver, in_flight });
+                }
+                Err(error) => error,
+            };
+            let reason = match error {
+                OpenError::StreamLimit => AttemptFailure::NoSlot,
+                OpenError::Congested | OpenError::Lost => AttemptFailure::NotOpened,
+                OpenError::HeadTooLarge | OpenError::Memory => return Err(session.cannot_open(error)),
+            };
+            self.failed(FailedAttempt { agent: session.agent.clone(), reason, took: Duration::ZERO });
+            let error = session.cannot_open(error);
+            if !self.rules.may_go_on_after(Transmission::NeverSent) {
+                return Err(error);
+            }
+            last = Some(error);
+        }
+    }
+
+    fn choose(&self, now: Instant) -> Chosen {
+        let wanted = Wanted {
+            session: self.affinity,
+            is_first: self.failed.is_empty(),
+            is_repeatable: self.rules.is_repeatable(),
+        };
+        let is_untried = |session: &Session| self.is_untried(session);
+        self.tunnels.registry.borrow().choose(&self.service.label, is_untried, wanted, now)
+    }
+
+    fn is_untried(&self, session: &Session) -> bool {
+        self.failed.iter().all(|failed| failed.agent != session.agent)
+    }
+
+    /// Whether another agent than that of `current` is ready to take the request.
+    fn has_ready_besides(&self, current: &Session) -> bool {
+        let is_other = |session: &Session| session.agent != current.agent && self.is_untried(session);
+        self.tunnels.registry.borrow().has_ready(&self.service.label, is_other, Instant::now())
+    }
+
+    fn failed(&mut self, attempt: FailedAttempt) {
+        self.tunnels.counters.attempt_failed(attempt.reason);
+        self.failed.push(attempt);
+    }
+}
+
+/// How the body of a request is sent.
+#[derive(Debug, Clone, Copy)]
+enum Body {
+    None,
+    /// At once, and a copy of this length is kept.
+    Kept(usize),
+    /// After the agent has accepted the request.
+    Withheld,
+    /// After the backend has switched protocols.
+    Upgraded,
+}
+
+impl Body {
+    fn of(outbound: &OutboundRequest) -> Self {
+        let length = outbound.framing.content_length().and_then(|length| usize::try_from(length).ok());
+        match length {
+            _ if outbound.upgrade.is_some() => Self::Upgraded,
+            _ if !outbound.has_body() => Self::None,
+            Some(length) if length <= limits::KEPT_BODY => Self::Kept(length),
+            _ => Self::Withheld,
+        }
+    }
+
+    /// Bytes of the copy.
+    fn kept(self) -> usize {
+        if let Self::Kept(length) = self { length } else { 0 }
+    }
+}
+
+/// Whether the request can be sent again although a backend may have processed it: its method is safe (RFC 9110 §9.2.1) and it
+/// has no body.
+fn is_safe(outbound: &OutboundRequest) -> bool {
+    let is_safe = matches!(outbound.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
+    is_safe && !outbound.has_body()
+}
+
+/// Memory of a head that is kept.
+fn size_of_head(outbound: &OutboundRequest) -> usize {
+    outbound.target.as_str().len() + outbound.authority.as_str().len() + size_of_fields(&outbound.headers)
+}
+
+/// What a failed attempt says about the health of its tunnel; `None` for a tunnel that is lost or silent, which says it all.
+fn verdict(reason: AttemptFailure, is_unsent: bool) -> Option<TunnelFailure> {
+    match reason {
+        AttemptFailure::NoSlot => Some(TunnelFailure::NoSlot),
+        AttemptFailure::BackendUnreachable => Some(TunnelFailure::Unreachable),
+        AttemptFailure::BackendTls if is_unsent => Some(TunnelFailure::Unreachable),
+        AttemptFailure::BackendTls
+        | AttemptFailure::BackendReset
+        | AttemptFailure::BackendInvalidResponse
+        | AttemptFailure::Protocol => Some(TunnelFailure::Broken),
+        AttemptFailure::NotOpened | AttemptFailure::TunnelLost | AttemptFailure::Silent => None,
+    }
+}
+
+/// Why an attempt failed; `None` for an error of the gateway itself.
+fn reason_of(error: &Error, is_silent: bool) -> Option<AttemptFailure> {
+    Some(match error {
+        Error::TunnelLost if is_silent => AttemptFailure::Silent,
+        Error::TunnelLost => AttemptFailure::TunnelLost,
+        Error::TunnelProtocol => AttemptFailure::Protocol,
+        Error::AgentConcurrencyLimit => AttemptFailure::NoSlot,
+        Error::AgentForward(error) => match error.code() {
+            AgentErrorCode::ConcurrencyLimit => AttemptFailure::NoSlot,
+            AgentErrorCode::BackendUnreachable => AttemptFailure::BackendUnreachable,
+            AgentErrorCode::BackendTls => AttemptFailure::BackendTls,
+            AgentErrorCode::BackendReset => AttemptFailure::BackendReset,
+            AgentErrorCode::BackendInvalidResponse => AttemptFailure::BackendInvalidResponse,
+        },
+        _ => return None,
+    })
+}
