@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 use gw_gateway::control::ReplayEdits;
-use gw_gateway::telemetry::request_log::{CapturedView, RequestView, SearchQuery};
+use gw_gateway::telemetry::request_log::{AttemptView, CapturedView, RequestView, SearchQuery};
 use gw_shared::id::{AccountId, RequestId, ServiceId};
 use serde_json::json;
 use time::OffsetDateTime;
@@ -58,6 +58,9 @@ pub(crate) struct SearchArguments {
     /// Id of a credential (client id) or service key.
     #[arg(long, value_name = "ID")]
     caller_id: Option<String>,
+    /// Requests that were sent to another agent after the first one had failed, or whose agents all failed.
+    #[arg(long)]
+    retried: bool,
     /// Earliest time: RFC 3339, or relative to now: 90s, 15m, 2h, 3d.
     #[arg(long, value_name = "TIME", value_parser = time_or_ago)]
     since: Option<String>,
@@ -128,6 +131,7 @@ impl SearchArguments {
             code: self.code,
             path_prefix: self.path_prefix,
             caller_id: self.caller_id,
+            retried: self.retried.then_some(true),
             since: self.since,
             until: self.until,
             min_ms: self.min_ms,
@@ -143,6 +147,7 @@ impl SearchArguments {
             ("code", query.code),
             ("path_prefix", query.path_prefix),
             ("caller_id", query.caller_id),
+            ("retried", query.retried.map(|retried| retried.to_string())),
             ("partial", query.partial.map(|partial| partial.to_string())),
             ("since", query.since),
             ("until", query.until),
@@ -224,6 +229,10 @@ impl Shown for RequestView {
             ("captured request", captured(self.captured_request.as_ref())),
             ("captured response", captured(self.captured_response.as_ref())),
         ];
+        facts.extend(self.attempts.iter().map(|attempt| {
+            let AttemptView { agent_id, reason, duration_us } = attempt;
+            ("failed attempt", format!("{agent_id}: {reason} after {} ms", millis((*duration_us).into())))
+        }));
         let waterfall = self.durations_us.waterfall();
         facts.extend(waterfall.into_iter().map(|stage| {
             let of_total = |part: u64| part * BAR / self.durations_us.total.max(1);

@@ -7,9 +7,9 @@ use gw_shared::tunnel::timing::micros;
 use http::uri::Authority;
 
 use super::{ApexRequest, RequestScope, RequestSummary};
-use crate::http_message::Outcome;
+use crate::http_message::{FailedAttempt, Outcome};
 use crate::telemetry::counters::services::Sample;
-use crate::telemetry::request_log::{APEX_LABEL, RequestRecord, Timing};
+use crate::telemetry::request_log::{APEX_LABEL, ATTEMPTS_MAX, RecordedAttempt, RequestRecord, Timing};
 use crate::telemetry::trace::GatewaySpan;
 
 /// Longest target of an apex request that is kept, in bytes.
@@ -117,11 +117,20 @@ impl RequestScope {
             bytes_out: self.bytes_out.get(),
             timing,
             agent: opened.map(|opened| opened.agent.clone()),
+            attempts: progress.failed_attempts.iter().take(ATTEMPTS_MAX).map(recorded).collect(),
             replayed_from: self.replayed_from,
             trace_id: *trace_id,
             capture: self.capturing.finish(self.answered.get().is_some()).filter(|_| opened.is_some()),
         };
         self.observers.recorder.borrow_mut().add(&label.unwrap_or_else(|| APEX_LABEL.into()), record, in_log);
+    }
+}
+
+fn recorded(attempt: &FailedAttempt) -> RecordedAttempt {
+    RecordedAttempt {
+        agent_id: attempt.agent.clone(),
+        reason: attempt.reason.as_str(),
+        duration_us: micros(attempt.took),
     }
 }
 

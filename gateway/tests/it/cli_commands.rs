@@ -163,6 +163,7 @@ fn requests() {
             "total": 10_000,
         },
         "agent_id": "ag_x", "replayed_from": null, "trace_id": null,
+        "attempts": [{ "agent_id": "ag_y", "reason": "no_slot", "duration_us": 1500 }],
         "captured_request": { "headers": [["accept", "*/*"]], "bytes": 3, "truncated": false },
         "captured_response": { "headers": [], "bytes": 1_048_576, "truncated": true },
     });
@@ -173,16 +174,18 @@ fn requests() {
         "  target              /orders?limit=5\n",
         "  captured request    3 bytes\n",
         "  captured response   1048576 bytes, cut off\n",
+        "  failed attempt      ag_y: no_slot after 1.500 ms\n",
         "  backend first byte       6.000 ms              ████████████████████████\n",
     ] {
         assert!(out.contains(line), "{line}{out}");
     }
 
     let (asked, out) = succeed(
-        "request search --account acme --service api --status 5xx --min-ms 100 --since 2026-11-21T08:00:00Z --limit 2",
+        "request search --account acme --service api --status 5xx --min-ms 100 --since 2026-11-21T08:00:00Z --retried \
+         --limit 2",
         vec![(200, page(std::slice::from_ref(&request)))],
     );
-    let query = "limit=2&account=acme&service=api&status=5xx&since=2026-11-21T08%3A00%3A00Z&min_ms=100";
+    let query = "limit=2&account=acme&service=api&status=5xx&retried=true&since=2026-11-21T08%3A00%3A00Z&min_ms=100";
     assert_eq!(asked, [format!("GET /api/v1/requests?{query}")]);
     assert!(out.starts_with("REQUEST ") && out.contains("  acme/api  200     -     10.000    POST"), "{out}");
 

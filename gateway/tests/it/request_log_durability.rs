@@ -37,6 +37,7 @@ fn record(id: RequestId, target: &str) -> RequestRecord {
         bytes_out: 0,
         timing: Timing::default(),
         agent: None,
+        attempts: Vec::new(),
         replayed_from: None,
         trace_id: None,
         capture: None,

@@ -28,7 +28,7 @@ fn every_request_of_a_service_is_in_the_log() {
         "method": "POST", "path": "/orders/7", "query": "limit=5&x=%20",
         "caller_address": "127.0.0.1", "protocol": "HTTP/1.1", "auth_mode": "service_key", "caller_id": key,
         "status": 404, "code": null, "ended": "complete", "bytes_in": 3, "bytes_taken": 3, "bytes_out": 4,
-        "agent_id": agents["items"][0]["agent_id"], "replayed_from": null, "trace_id": null,
+        "agent_id": agents["items"][0]["agent_id"], "attempts": [], "replayed_from": null, "trace_id": null,
         "captured_request": null, "captured_response": null,
     });
     for (field, value) in expected.as_object().unwrap() {
@@ -50,6 +50,10 @@ fn every_request_of_a_service_is_in_the_log() {
     assert_eq!(found["items"], json!([relayed]));
     assert_eq!(api.get("/requests?account=demo").body["items"].as_array().unwrap().len(), 2);
     assert_eq!(api.get("/requests?account=other").body["items"], json!([]));
+    for (retried, found) in [("true", 0), ("false", 2)] {
+        let page = api.get(&format!("/requests?account=demo&retried={retried}")).body;
+        assert_eq!(page["items"].as_array().unwrap().len(), found, "{retried}");
+    }
 
     // With the log turned off, no record is written.
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "request_logging": false })).status, 200);

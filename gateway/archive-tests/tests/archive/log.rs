@@ -116,6 +116,7 @@ pub(crate) fn record(id: RequestId) -> RequestRecord {
         bytes_out: 2,
         timing: Timing::default(),
         agent: None,
+        attempts: Vec::new(),
         replayed_from: None,
         trace_id: None,
         capture: None,

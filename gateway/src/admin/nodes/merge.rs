@@ -51,6 +51,7 @@ mod tests {
             bytes_out: 0,
             durations_us: Timing::default(),
             agent_id: None,
+            attempts: Vec::new(),
             replayed_from: None,
             trace_id: None,
             captured_request: None,

@@ -1,7 +1,8 @@
 //! Blocks: records of requests that began in the same second, written together as one value and grouped by service.
 //!
-//! A block is a version byte, followed by [`Header`] and [`Row`]s in postcard's format (version 3) or by the same data
-//! compressed with zstd (version 4). The rows of versions 1 and 2 lack the bytes that the backend took. Repeated strings (method, error code, agent, caller) are in the header once.
+//! A block is a version byte, followed by [`Header`] and [`Row`]s in postcard's format (version 5) or by the same data
+//! compressed with zstd (version 6). Rows of the versions 3 and 4 lack the failed attempts, those of 1 and 2 also the bytes that
+//! the backend took. Repeated strings (method, error code, agent, caller) are in the header once.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -15,9 +16,9 @@ use time::macros::format_description;
 use zstd::bulk::{Compressor, Decompressor};
 
 use super::LogError;
-use super::record::{CallerId, Ended, Protocol, RequestRecord};
+use super::record::{ATTEMPTS_MAX, CallerId, Ended, Protocol, RequestRecord};
 use super::timing::Timing;
-use super::view::RequestView;
+use super::view::{AttemptView, RequestView};
 use super::zone_map::ZoneMap;
 
 /// Interval of one block in milliseconds.
@@ -33,11 +34,16 @@ const COMPRESSED_FROM: usize = 512;
 const INTERNED: usize = 16;
 
 /// First byte of a block.
-const PLAIN: u8 = 3;
-const COMPRESSED: u8 = 4;
-/// First byte of blocks that earlier versions wrote. Their rows have no [`Row::bytes_taken`].
-const EARLIER_PLAIN: u8 = 1;
-const EARLIER_COMPRESSED: u8 = 2;
+const PLAIN: u8 = 5;
+const COMPRESSED: u8 = 6;
+
+/// What is encoded behind a row. Blocks of earlier versions have less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Behind {
+    Nothing,
+    BytesTaken,
+    Attempts,
+}
 /// Level of zstd. Takes a third less CPU per record than level 1, for a seventh more bytes.
 const COMPRESSION_LEVEL: i32 = -3;
 
@@ -87,6 +93,17 @@ pub(super) struct Row<'a> {
     /// Encoded behind the row.
     #[serde(skip)]
     bytes_taken: Option<u64>,
+    /// Encoded behind [`Self::bytes_taken`].
+    #[serde(skip)]
+    pub(super) attempts: Vec<AttemptRow>,
+}
+
+/// Encoded failed attempt. Indexes refer to [`Header::strings`].
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct AttemptRow {
+    agent: u16,
+    reason: u16,
+    duration_us: u32,
 }
 
 /// Authenticated caller. Kept by position: append only.
@@ -176,10 +193,12 @@ impl<'e, 'r> Builder<'e, 'r> {
             trace_id: record.trace_id,
             capture,
             bytes_taken: record.bytes_taken,
+            attempts: self.attempts(record),
         };
         let begin = self.encoder.rows.len();
         append(&row, &mut self.encoder.rows)?;
         append(&row.bytes_taken, &mut self.encoder.rows)?;
+        append(&row.attempts, &mut self.encoder.rows)?;
         let bytes = (self.encoder.rows.len() - begin) as u32;
         match self.groups.last_mut().filter(|group| group.service == service) {
             Some(group) => {
@@ -190,7 +209,19 @@ impl<'e, 'r> Builder<'e, 'r> {
         }
         self.count += 1;
         self.zone_map.add(row.status, row.code.is_some(), row.timing.total);
+        if !row.attempts.is_empty() {
+            self.zone_map.bits |= ZoneMap::ATTEMPTS;
+        }
         Ok(())
+    }
+
+    fn attempts(&mut self, record: &'r RequestRecord) -> Vec<AttemptRow> {
+        let encoded = record.attempts.iter().take(ATTEMPTS_MAX).map(|attempt| AttemptRow {
+            agent: self.intern(attempt.agent_id.as_str()),
+            reason: self.intern(attempt.reason),
+            duration_us: attempt.duration_us,
+        });
+        encoded.collect()
     }
 
     /// Returns the index of `text` among the strings. Appends it if it is not among the latest [`INTERNED`].
@@ -205,7 +236,8 @@ impl<'e, 'r> Builder<'e, 'r> {
             },
             |found| from + found,
         );
-        // At most four strings for each of `FULL_ROWS` rows.
+        const { assert!((4 + 2 * ATTEMPTS_MAX) * FULL_ROWS <= u16::MAX as usize) };
+        // At most four strings for each of `FULL_ROWS` rows, and two for each of their attempts.
         index as u16
     }
 
@@ -265,8 +297,7 @@ pub(super) struct Unpacker(Decompressor<'static>);
 /// Decompressed block.
 pub(super) struct UnpackedBlock {
     bytes: Vec<u8>,
-    /// Rows are of the current version.
-    has_bytes_taken: bool,
+    behind_rows: Behind,
 }
 
 /// Decoded and checked block.
@@ -285,12 +316,17 @@ impl Unpacker {
     /// Returns the decompressed block.
     pub(super) fn unpack(&mut self, block: &[u8]) -> Result<UnpackedBlock, LogError> {
         let (version, rest) = block.split_first().ok_or(LogError::Damaged("an empty block"))?;
-        let bytes = match *version {
-            PLAIN | EARLIER_PLAIN => rest.to_vec(),
-            COMPRESSED | EARLIER_COMPRESSED => self.decompress(rest)?,
+        let (is_compressed, behind_rows) = match *version {
+            PLAIN => (false, Behind::Attempts),
+            COMPRESSED => (true, Behind::Attempts),
+            3 => (false, Behind::BytesTaken),
+            4 => (true, Behind::BytesTaken),
+            1 => (false, Behind::Nothing),
+            2 => (true, Behind::Nothing),
             _ => return Err(LogError::Damaged("a block of an unknown version")),
         };
-        Ok(UnpackedBlock { bytes, has_bytes_taken: matches!(*version, PLAIN | COMPRESSED) })
+        let bytes = if is_compressed { self.decompress(rest)? } else { rest.to_vec() };
+        Ok(UnpackedBlock { bytes, behind_rows })
     }
 
     fn decompress(&mut self, frame: &[u8]) -> Result<Vec<u8>, LogError> {
@@ -323,8 +359,11 @@ impl<'a> DecodedBlock<'a> {
             for _ in 0..group.rows {
                 let mut row: Row<'a>;
                 (row, bytes) = postcard::take_from_bytes(bytes).map_err(damaged)?;
-                if block.has_bytes_taken {
+                if block.behind_rows >= Behind::BytesTaken {
                     (row.bytes_taken, bytes) = postcard::take_from_bytes(bytes).map_err(damaged)?;
+                }
+                if block.behind_rows >= Behind::Attempts {
+                    (row.attempts, bytes) = postcard::take_from_bytes(bytes).map_err(damaged)?;
                 }
                 row.check(header.strings.len())?;
                 rows.push((group.service, row));
@@ -403,10 +442,19 @@ impl<'a> DecodedBlock<'a> {
             bytes_out: row.bytes_out,
             durations_us: row.timing,
             agent_id: row.agent.map(|agent| self.string(agent).to_owned()),
+            attempts: row.attempts.iter().map(|attempt| self.attempt(*attempt)).collect(),
             replayed_from: row.replayed_from.map(uuid_text),
             trace_id: row.trace_id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
             captured_request: None,
             captured_response: None,
+        }
+    }
+
+    fn attempt(&self, attempt: AttemptRow) -> AttemptView {
+        AttemptView {
+            agent_id: self.string(attempt.agent).to_owned(),
+            reason: self.string(attempt.reason).to_owned(),
+            duration_us: attempt.duration_us,
         }
     }
 }
@@ -418,13 +466,16 @@ impl Row<'_> {
             By::Client(id) | By::ServiceKey(id) => Some(id),
             By::Unauthenticated | By::Admin => None,
         };
-        let mut indexes = [Some(self.method), self.code, self.agent, by].into_iter().flatten();
+        let indexes = [Some(self.method), self.code, self.agent, by].into_iter().flatten();
+        let of_attempts = self.attempts.iter().flat_map(|attempt| [attempt.agent, attempt.reason]);
+        let mut indexes = indexes.chain(of_attempts);
         let is_v7 = |id: [u8; 16]| RequestId::from_bytes(id).is_some();
         let mut id = [0; 16];
         id[6..].copy_from_slice(&self.random);
         if u64::from(self.ms) < SLOT_MS
             && is_v7(id)
             && self.replayed_from.is_none_or(is_v7)
+            && self.attempts.len() <= ATTEMPTS_MAX
             && indexes.all(|index| usize::from(index) < strings)
         {
             Ok(())

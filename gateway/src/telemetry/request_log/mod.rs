@@ -53,11 +53,14 @@ use crate::region::{NodeSlot, RegionKey};
 pub use access_log::{AccessLogStats, AccessLogTarget};
 pub(crate) use capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};
+pub(crate) use record::ATTEMPTS_MAX;
 pub(crate) use record::METHOD_MAX;
-pub use record::{Batch, BodyCapture, CallerId, Capture, Ended, MessageCapture, Protocol, RequestRecord, Truncation};
+pub use record::{
+    Batch, BodyCapture, CallerId, Capture, Ended, MessageCapture, Protocol, RecordedAttempt, RequestRecord, Truncation,
+};
 pub(crate) use recorder::Recorder;
 pub use timing::{Timing, TimingStage};
-pub use view::{BodyView, CapturedView, RequestPage, RequestView, SearchQuery, Side};
+pub use view::{AttemptView, BodyView, CapturedView, RequestPage, RequestView, SearchQuery, Side};
 
 /// Label in records of requests to the apex, which have no service.
 pub(crate) const APEX_LABEL: &str = "";

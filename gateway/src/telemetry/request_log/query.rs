@@ -20,6 +20,7 @@ pub(super) struct Criteria {
     code: Option<String>,
     path_prefix: Option<String>,
     caller_id: Option<String>,
+    retried: Option<bool>,
     min_us: u64,
     /// Unix time in milliseconds, inclusive.
     pub(super) since_ms: u64,
@@ -84,6 +85,7 @@ impl Criteria {
             code: query.code.as_deref().map(code).transpose()?,
             path_prefix: query.path_prefix.as_deref().map(path_prefix).transpose()?,
             caller_id: caller_id.transpose()?,
+            retried: query.retried,
             min_us: u64::from(query.min_ms.unwrap_or(0)) * 1000,
             since_ms: time_ms("since", query.since.as_deref())?.unwrap_or(0),
             until_ms: time_ms("until", query.until.as_deref())?.unwrap_or(u64::MAX),
@@ -113,7 +115,9 @@ impl Criteria {
             Some(Status::Class(class)) => ZoneMap::class(class),
             Some(Status::Exactly(status)) => ZoneMap::class(status / 100) | ZoneMap::status(status),
         };
-        (status | if self.code.is_some() { ZoneMap::CODE } else { 0 }, self.min_us)
+        let code = if self.code.is_some() { ZoneMap::CODE } else { 0 };
+        let attempts = if self.retried == Some(true) { ZoneMap::ATTEMPTS } else { 0 };
+        (status | code | attempts, self.min_us)
     }
 
     /// Whether a record matches.
@@ -125,6 +129,7 @@ impl Criteria {
             && self.status.as_ref().is_none_or(|status| status.is(row.status))
             && self.code.as_deref().is_none_or(|code| block.code(row) == Some(code))
             && self.caller_id.as_deref().is_none_or(|caller| block.caller_id(row) == Some(caller))
+            && self.retried.is_none_or(|retried| retried != row.attempts.is_empty())
             && self.path_prefix.as_deref().is_none_or(|prefix| path(&row.target).starts_with(prefix))
             && self.before.is_none_or(|before| block.id(row) < *before.as_bytes())
     }

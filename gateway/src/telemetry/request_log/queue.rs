@@ -9,7 +9,7 @@ use gw_shared::http::Fields;
 
 use super::access_log::{AccessLogCounters, AccessLogStats};
 use super::archive::ArchiveStats;
-use super::record::{Batch, RequestRecord};
+use super::record::{Batch, RecordedAttempt, RequestRecord};
 use crate::limits;
 
 // The most records that can wait take less than all bytes that can wait: each of the two limits can be reached first.
@@ -157,7 +157,8 @@ fn bytes_of(record: &RequestRecord) -> usize {
         let sides = [&capture.request, &capture.response].into_iter().flatten();
         sides.map(|message| message.body.bytes.len() + bytes_of_headers(&message.headers)).sum()
     });
-    size_of::<RequestRecord>() + record.target.len() + captured
+    let attempts = record.attempts.capacity() * size_of::<RecordedAttempt>();
+    size_of::<RequestRecord>() + record.target.len() + attempts + captured
 }
 
 /// Approximate memory of names and values, with the map's cost per field and in total.

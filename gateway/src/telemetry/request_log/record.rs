@@ -20,6 +20,8 @@ use crate::http_message::Outcome;
 pub const TARGET_MAX: usize = 8 * 1024;
 /// Longest method kept, in bytes. Methods are ASCII.
 pub const METHOD_MAX: usize = 64;
+/// Most failed attempts kept.
+pub const ATTEMPTS_MAX: usize = 3;
 /// Longest part of a body kept, in bytes.
 pub const CAPTURE_MAX: usize = 1024 * 1024;
 
@@ -48,6 +50,8 @@ pub struct RequestRecord {
     pub bytes_out: u64,
     pub timing: Timing,
     pub agent: Option<AgentId>,
+    /// Attempts that failed, in order; the log keeps [`ATTEMPTS_MAX`].
+    pub attempts: Vec<RecordedAttempt>,
     pub replayed_from: Option<RequestId>,
     /// W3C trace id, if the request is part of a trace.
     pub trace_id: Option<[u8; 16]>,
@@ -72,6 +76,14 @@ impl RequestRecord {
             }
         }
     }
+}
+
+/// An attempt that failed, with the names that the API and the access log use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RecordedAttempt {
+    pub agent_id: AgentId,
+    pub reason: &'static str,
+    pub duration_us: u32,
 }
 
 /// Protocol of the caller. Kept by position: append only.
@@ -215,6 +227,7 @@ impl RequestRecord {
             bytes_out: 0,
             timing: Timing::default(),
             agent: None,
+            attempts: Vec::new(),
             replayed_from: None,
             trace_id: None,
             capture: None,

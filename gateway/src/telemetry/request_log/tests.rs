@@ -106,7 +106,8 @@ fn secret_at_the_cut_of_a_target_is_masked() {
 #[test]
 fn request_is_shown_as_recorded_without_secrets() {
     let fixture = Fixture::new();
-    let (client, agent, original) = (ClientId::random(), AgentId::random(), id(NOON_MS - 9, 0));
+    let (client, original) = (ClientId::random(), id(NOON_MS - 9, 0));
+    let (agent, failed) = (AgentId::random(), AgentId::random());
     let body = vec![b'x'; 10_000];
     let full = RequestRecord {
         method: Method::from_bytes(b"PURGE").unwrap(),
@@ -129,6 +130,7 @@ fn request_is_shown_as_recorded_without_secrets() {
             total: u64::MAX / 2,
         },
         agent: Some(agent.clone()),
+        attempts: vec![RecordedAttempt { agent_id: failed.clone(), reason: "backend_tls", duration_us: 5000 }],
         replayed_from: Some(original),
         trace_id: Some(*b"0123456789abcdef"),
         capture: Some(Box::new(Capture {
@@ -171,6 +173,11 @@ fn request_is_shown_as_recorded_without_secrets() {
             total: u64::MAX / 2,
         },
         agent_id: text(agent.as_str()),
+        attempts: vec![AttemptView {
+            agent_id: failed.to_string(),
+            reason: "backend_tls".to_owned(),
+            duration_us: 5000,
+        }],
         replayed_from: text(&original.to_string()),
         trace_id: text("30313233343536373839616263646566"),
         captured_request: Some(CapturedView {
@@ -225,6 +232,7 @@ fn request_is_shown_as_recorded_without_secrets() {
 fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)> {
     let labels = [LABEL, "acme--other", "globex--api"];
     let (client, key) = (ClientId::new("gw_ci_00000000000000000000").unwrap(), KeyId::new("0000000000000000").unwrap());
+    let failed = RecordedAttempt { agent_id: AgentId::random(), reason: "silent", duration_us: 7 };
     let mut all = BTreeMap::new();
     for number in 0..600_u64 {
         let age_ms = number * number * 331 % DAY_MS;
@@ -239,6 +247,7 @@ fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)>
             status: [Some(200), Some(404), Some(502), Some(503), None][number as usize % 5],
             code: (number % 5 == 3).then_some("GW_AGENT_UNAVAILABLE"),
             timing: Timing { total: number * 1000, ..Timing::default() },
+            attempts: if number % 50 == 0 { vec![failed.clone()] } else { Vec::new() },
             ..RequestRecord::example(id(NOON_MS - age_ms, number))
         };
         let label = labels[number as usize % 7 % 3];
@@ -277,6 +286,11 @@ fn searches_return_matching_records_newest_first_in_pages() {
         (
             SearchQuery { caller_id: text("0000000000000000"), ..everything.clone() },
             Box::new(|_, r| matches!(r.by, Some(CallerId::ServiceKey(_)))),
+        ),
+        (SearchQuery { retried: Some(true), ..everything.clone() }, Box::new(|_, r| !r.attempts.is_empty())),
+        (
+            SearchQuery { retried: Some(false), ..of_service() },
+            Box::new(|label, r| label == LABEL && r.attempts.is_empty()),
         ),
         (SearchQuery { min_ms: Some(300), ..everything.clone() }, Box::new(|_, r| r.timing.total >= 300_000)),
         (

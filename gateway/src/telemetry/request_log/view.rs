@@ -42,12 +42,28 @@ pub struct RequestView {
     pub bytes_out: u64,
     pub durations_us: Timing,
     pub agent_id: Option<String>,
+    /// Attempts that failed before another agent was tried, in order, at most 3. If the gateway answered with an error of an agent, the
+    /// last of them is the attempt that it comes from. Empty for a service with one tunnel.
+    #[serde(default)]
+    pub attempts: Vec<AttemptView>,
     pub replayed_from: Option<String>,
     /// W3C trace id, hexadecimal.
     pub trace_id: Option<String>,
     /// The captured request, without its bytes; null if it was not captured.
     pub captured_request: Option<CapturedView>,
     pub captured_response: Option<CapturedView>,
+}
+
+/// A failed attempt to send the request to an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Attempt)]
+pub struct AttemptView {
+    pub agent_id: String,
+    /// `no_slot`, `not_opened`, `backend_unreachable`, `backend_tls`, `backend_reset`, `backend_invalid_response`,
+    /// `tunnel_lost`, `silent` or `protocol`
+    pub reason: String,
+    /// Time from the beginning of the attempt to its failure, in microseconds.
+    pub duration_us: u32,
 }
 
 /// A captured message.
@@ -126,6 +142,8 @@ pub struct SearchQuery {
     /// Client id or key id.
     #[param(pattern = "^(gw_ci_[A-Za-z0-9]{20}|[A-Za-z0-9]{16})$")]
     pub caller_id: Option<String>,
+    /// Requests with failed attempts only (`true`), or without any (`false`).
+    pub retried: Option<bool>,
     /// RFC 3339, inclusive.
     #[param(format = DateTime)]
     pub since: Option<String>,

@@ -1,9 +1,10 @@
 //! Zone maps: summaries of blocks, by which a search skips blocks without decoding them.
 
-/// Summary of some records: one bit for each class of status, for gateway errors, and for groups of statuses.
+/// Summary of some records: one bit for each class of status, for gateway errors, for failed attempts, and for groups of
+/// statuses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ZoneMap {
-    /// Bits of [`ZoneMap::NO_STATUS`], [`ZoneMap::class`], [`ZoneMap::CODE`] and [`ZoneMap::status`].
+    /// Bits of [`ZoneMap::NO_STATUS`], [`ZoneMap::class`], [`ZoneMap::CODE`], [`ZoneMap::status`] and [`ZoneMap::ATTEMPTS`].
     pub(super) bits: u64,
     /// The longest total duration, in microseconds.
     pub(super) longest_us: u64,
@@ -16,6 +17,8 @@ impl ZoneMap {
     pub(super) const CODE: u64 = 1 << 6;
     const STATUS_SHIFT: u32 = 7;
     const STATUSES: u16 = 56;
+    /// Bit for failed attempts.
+    pub(super) const ATTEMPTS: u64 = 1 << 63;
 
     /// Bit for a class of statuses, such as 5 for 5xx.
     pub(super) fn class(hundreds: u16) -> u64 {
@@ -67,9 +70,9 @@ mod tests {
             assert!(!may_have(zone_map, wanted, 0));
         }
         assert!(!may_have(zone_map, 0, 10));
-        // The bits of all statuses fit SQLite's integer.
+        // The bits of all statuses are between the others.
         for status in 0..=999 {
-            assert!(ZoneMap::status(status) > ZoneMap::CODE && ZoneMap::status(status) <= 1 << 62);
+            assert!(ZoneMap::status(status) > ZoneMap::CODE && ZoneMap::status(status) < ZoneMap::ATTEMPTS);
         }
     }
 }

@@ -3,11 +3,15 @@
 use std::sync::mpsc;
 
 use gw_gateway::control::{Actor, ServiceChanges};
+use gw_gateway::demo::{Demo, Options};
 use gw_gateway::store::AuditQuery;
+use gw_gateway::telemetry::request_log::{Batch, Ended, Protocol, RecordedAttempt, RequestLog, RequestRecord, Timing};
+use gw_shared::id::{AgentId, RequestIds};
+use http::Method;
 
 use super::browser::Browser;
 use crate::support::caller::{HOST, connect};
-use crate::support::{backend, demo, eventually};
+use crate::support::{backend, demo, eventually, options};
 
 #[test]
 fn recorded_requests_are_found_shown_and_replayed() {
@@ -174,4 +178,51 @@ fn a_replay_changes_only_the_edited_parts() {
     assert_eq!(entries.len(), before + 3);
     assert!(entries[..3].iter().all(|entry| entry.action == "request.read_body" && entry.actor == "admin"));
     assert_eq!(entries.iter().filter(|entry| entry.action == "request.replay").count(), 2);
+}
+
+#[test]
+fn failed_attempts_are_found_and_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ids, agents) = (RequestIds::new(), [AgentId::random(), AgentId::random()]);
+    let record = |attempts: &[AgentId]| RequestRecord {
+        id: ids.next_id(),
+        method: Method::GET,
+        target: "/orders".into(),
+        caller: [203, 0, 113, 7].into(),
+        protocol: Protocol::Http2,
+        by: None,
+        status: Some(200),
+        code: None,
+        ended: Ended::Complete,
+        bytes_in: 0,
+        bytes_taken: None,
+        bytes_out: 2,
+        timing: Timing::default(),
+        agent: Some(AgentId::random()),
+        attempts: attempts
+            .iter()
+            .map(|agent| RecordedAttempt { agent_id: agent.clone(), reason: "backend_unreachable", duration_us: 1500 })
+            .collect(),
+        replayed_from: None,
+        trace_id: None,
+        capture: None,
+    };
+    let (plain, retried) = (record(&[]), record(&agents));
+    let [plain_id, id] = [plain.id, retried.id].map(|id| id.to_string());
+    let log = RequestLog::open(&folder.path().join("requests")).unwrap();
+    log.queue().push(Batch { services: vec![("demo--echo".into(), vec![plain, retried])] });
+    log.close();
+    let demo = Demo::start(&Options { data_dir: Some(folder.path().to_owned()), ..options(None) }).unwrap();
+    let mut browser = Browser::signed_in(&demo);
+    let all = browser.get("/requests").text;
+    assert!(all.contains(&plain_id) && all.contains(&id) && all.contains("2 failed attempts"), "{all}");
+    let found = browser.get("/requests?retried=on").text;
+    assert!(!found.contains(&plain_id) && found.contains(&id), "{found}");
+    let table =
+        browser.get(&format!("/requests/{id}")).between("<table class=\"list\" id=\"attempt-table\">", "</table>");
+    for holds in [agents[0].as_str(), agents[1].as_str(), "backend_unreachable", "1.5 ms"] {
+        assert!(table.contains(holds), "no {holds}: {table}");
+    }
+    assert!(!browser.get(&format!("/requests/{plain_id}")).text.contains("attempt-table"));
+    demo.stop();
 }

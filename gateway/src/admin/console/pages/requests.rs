@@ -28,6 +28,8 @@ pub(crate) struct RequestRow {
     pub(crate) path: String,
     pub(crate) status: StatusCell,
     pub(crate) code: String,
+    /// Number of failed attempts.
+    pub(crate) attempts: usize,
     pub(crate) duration: String,
 }
 
@@ -59,6 +61,7 @@ impl From<&RequestView> for RequestRow {
             path: request.path.clone(),
             status: StatusCell::from(request),
             code: request.code.clone().unwrap_or_default(),
+            attempts: request.attempts.len(),
             duration: format::micros(request.durations_us.total),
         }
     }
@@ -90,8 +93,8 @@ struct SearchPage {
 }
 
 /// Fields of the search form, named as the parameters of the API.
-const FILTERS: [&str; 10] =
-    ["account", "service", "apex", "status", "code", "path_prefix", "caller_id", "since", "until", "min_ms"];
+const FILTERS: [&str; 11] =
+    ["account", "service", "apex", "status", "code", "path_prefix", "caller_id", "retried", "since", "until", "min_ms"];
 
 pub(crate) async fn search(
     State(admin): State<Admin>,
@@ -114,6 +117,7 @@ pub(crate) async fn search(
         code: form.filled("code"),
         path_prefix: form.filled("path_prefix"),
         caller_id: form.filled("caller_id"),
+        retried: form.is_ticked("retried").then_some(true),
         since: form.filled("since").map(as_rfc_3339),
         until: form.filled("until").map(as_rfc_3339),
         min_ms,

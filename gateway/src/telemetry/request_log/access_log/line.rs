@@ -9,7 +9,7 @@ use gw_shared::text::escaped_json;
 use serde::{Serialize, Serializer};
 
 use super::super::block::time_text;
-use super::super::record::RequestRecord;
+use super::super::record::{ATTEMPTS_MAX, RecordedAttempt, RequestRecord};
 use super::super::timing::Timing;
 
 #[derive(Serialize)]
@@ -34,6 +34,7 @@ struct Line<'a> {
     bytes_out: u64,
     durations_us: Timing,
     agent_id: Option<&'a str>,
+    attempts: &'a [RecordedAttempt],
     #[serde(serialize_with = "as_optional_text")]
     replayed_from: Option<RequestId>,
     trace_id: Option<String>,
@@ -72,6 +73,7 @@ pub(super) fn append(
         bytes_out: record.bytes_out,
         durations_us: record.timing,
         agent_id: record.agent.as_ref().map(|agent| agent.as_str()),
+        attempts: &record.attempts[..record.attempts.len().min(ATTEMPTS_MAX)],
         replayed_from: record.replayed_from,
         trace_id: record.trace_id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
     };

@@ -9,7 +9,9 @@ use gw_shared::text::is_hidden;
 use http::Method;
 use serde_json::Value;
 
-use super::super::record::{CallerId, Capture, Ended, METHOD_MAX, Protocol, RequestRecord, TARGET_MAX};
+use super::super::record::{
+    CallerId, Capture, Ended, METHOD_MAX, Protocol, RecordedAttempt, RequestRecord, TARGET_MAX,
+};
 use super::super::timing::Timing;
 use super::super::{LogStats, RequestLog};
 use super::*;
@@ -50,6 +52,9 @@ fn a_line_has_the_fields_of_the_request_log_without_messages() {
             total: 9,
         },
         agent: Some(AgentId::random()),
+        attempts: (0..5)
+            .map(|duration_us| RecordedAttempt { agent_id: AgentId::random(), reason: "no_slot", duration_us })
+            .collect(),
         replayed_from: Some(ids.next_id()),
         trace_id: Some(*b"0123456789abcdef"),
         capture: Some(Box::new(Capture::default())),

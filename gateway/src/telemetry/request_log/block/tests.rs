@@ -4,6 +4,7 @@ use gw_shared::id::{AgentId, ClientId, KeyId};
 use http::Method;
 use proptest::prelude::*;
 
+use super::super::record::RecordedAttempt;
 use super::*;
 
 const SECOND_MS: u64 = 1_795_234_532_000;
@@ -49,6 +50,7 @@ fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
                     total: n >> 1,
                 },
                 agent: us[1].map(|_| agents[which].clone()),
+                attempts: (0..which % 4).map(|number| attempt(&agents[(which + number) % 20], number as u32)).collect(),
                 replayed_from: us[2].map(|_| id),
                 trace_id,
                 capture: None,
@@ -57,8 +59,12 @@ fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
     prop::collection::vec(record, 1..60)
 }
 
+fn attempt(agent: &AgentId, duration_us: u32) -> RecordedAttempt {
+    RecordedAttempt { agent_id: agent.clone(), reason: ["no_slot", "silent"][duration_us as usize % 2], duration_us }
+}
+
 /// Fields of `record` as a view has them.
-fn expected(record: &RequestRecord) -> [Option<String>; 9] {
+fn expected(record: &RequestRecord) -> [Option<String>; 10] {
     let (by, caller) = match &record.by {
         None => (None, None),
         Some(CallerId::Client(id)) => (Some("jwt"), Some(id.to_string())),
@@ -78,11 +84,12 @@ fn expected(record: &RequestRecord) -> [Option<String>; 9] {
         record.code.map(str::to_owned),
         record.agent.as_ref().map(ToString::to_string),
         record.replayed_from.map(|id| id.to_string()),
+        Some(serde_json::to_string(&record.attempts).unwrap()),
         Some(numbers),
     ]
 }
 
-fn found(view: RequestView) -> [Option<String>; 9] {
+fn found(view: RequestView) -> [Option<String>; 10] {
     let durations = view.durations_us;
     let mut numbers = format!("{:?} {} {:?} {}", view.status, view.bytes_in, view.bytes_taken, view.bytes_out);
     let some = (
@@ -103,6 +110,7 @@ fn found(view: RequestView) -> [Option<String>; 9] {
         view.code,
         view.agent_id,
         view.replayed_from,
+        Some(serde_json::to_string(&view.attempts).unwrap()),
         Some(numbers),
     ]
 }
@@ -125,6 +133,8 @@ proptest! {
             prop_assert_eq!(*service, (number / 7) as i64);
             prop_assert_eq!(row.capture, (number % 2 == 0).then_some(number as i64));
         }
+        let is_retried = records.iter().any(|record| !record.attempts.is_empty());
+        prop_assert_eq!(zone_map.bits & ZoneMap::ATTEMPTS != 0, is_retried);
         prop_assert_eq!(zone_map.longest_us, records.iter().map(|record| record.timing.total).max().unwrap());
         let some = DecodedBlock::read(&raw, |service| service == 1).unwrap();
         let ids = |block: &DecodedBlock<'_>, from: usize, to: usize| -> Vec<[u8; 16]> {
@@ -137,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_decode_without_a_panic(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..6u8) {
+    fn arbitrary_bytes_decode_without_a_panic(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..8u8) {
         let data: Vec<u8> = std::iter::once(version).chain(data).collect();
         if let Ok(raw) = Unpacker::new().unwrap().unpack(&data)
             && let Ok(block) = DecodedBlock::read(&raw, |_| true)
@@ -152,16 +162,23 @@ proptest! {
 #[test]
 fn a_plain_block_keeps_its_bytes() {
     // Version 1, before the bytes that the backend took.
-    const EARLIER: &str = "\
+    const FIRST: &str = "\
         01f0f9ff9faa330206015308012a03034745541a67775f63695f30303030303030303030303030303030303030301047\
         575f4241434b454e445f524553455497067001800203040506070100042f612f6200cb00710702010101f60301020105\
         ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
         010e97067001800203040506070200042f612f6200cb007107020001c8010000000000000000000000000000";
-    const BLOCK: &str = "\
+    // Version 3, before the failed attempts.
+    const WITH_BYTES_TAKEN: &str = "\
         03f0f9ff9faa330206015508012b03034745541a67775f63695f30303030303030303030303030303030303030301047\
         575f4241434b454e445f524553455497067001800203040506070100042f612f6200cb00710702010101f60301020105\
         ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
         010e010497067001800203040506070200042f612f6200cb007107020001c801000000000000000000000000000000";
+    const BLOCK: &str = "\
+        05f0f9ff9faa330206015a08012c05034745541a67775f63695f30303030303030303030303030303030303030301047\
+        575f4241434b454e445f52455345541761675f3030303030303030303030303030303030303030076e6f5f736c6f7497\
+        067001800203040506070100042f612f6200cb00710702010101f60301020105ac020a0114011e01280132d804000101\
+        9aa4000007700180020304050607090130313233343536373839616263646566010e0104010304ac0297067001800203\
+        040506070200042f612f6200cb007107020001c80100000000000000000000000000000000";
     let id = |low: u8| RequestId::from_bytes([1, 0x9a, 0xa4, 0, 0, 7, 0x70, 1, 0x80, 2, 3, 4, 5, 6, 7, low]).unwrap();
     let full = RequestRecord {
         by: Some(CallerId::Client(ClientId::new("gw_ci_00000000000000000000").unwrap())),
@@ -179,6 +196,7 @@ fn a_plain_block_keeps_its_bytes() {
             response_head: Some(50),
             total: 600,
         },
+        attempts: vec![attempt(&AgentId::new("ag_00000000000000000000").unwrap(), 300)],
         replayed_from: Some(id(9)),
         trace_id: Some(*b"0123456789abcdef"),
         ..RequestRecord::example(id(1))
@@ -191,11 +209,31 @@ fn a_plain_block_keeps_its_bytes() {
     let (block, _) = builder.finish().unwrap();
     let text = block.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
     assert_eq!(text, BLOCK);
-    let earlier: Vec<u8> =
-        (0..EARLIER.len() / 2).map(|at| u8::from_str_radix(&EARLIER[2 * at..][..2], 16).unwrap()).collect();
-    let without = |record: &RequestRecord| expected(&RequestRecord { bytes_taken: None, ..record.clone() });
-    let raw = Unpacker::new().unwrap().unpack(&earlier).unwrap();
+    for (earlier, has_bytes_taken) in [(FIRST, false), (WITH_BYTES_TAKEN, true)] {
+        let earlier: Vec<u8> =
+            (0..earlier.len() / 2).map(|at| u8::from_str_radix(&earlier[2 * at..][..2], 16).unwrap()).collect();
+        let without = |record: &RequestRecord| {
+            let bytes_taken = record.bytes_taken.filter(|_| has_bytes_taken);
+            expected(&RequestRecord { bytes_taken, attempts: Vec::new(), ..record.clone() })
+        };
+        let raw = Unpacker::new().unwrap().unpack(&earlier).unwrap();
+        let block = DecodedBlock::read(&raw, |_| true).unwrap();
+        let views = block.rows.iter().map(|(_, row)| found(block.view(row, "acme--api")));
+        assert_eq!(views.collect::<Vec<_>>(), [without(&full), without(&plain)]);
+    }
+}
+
+#[test]
+fn more_attempts_than_a_record_keeps_are_left_out() {
+    let attempts: Vec<_> = (0..5).map(|number| attempt(&AgentId::random(), number)).collect();
+    let id = RequestId::first_of_ms(SECOND_MS);
+    let record = RequestRecord { attempts: attempts.clone(), ..RequestRecord::example(id) };
+    let mut encoder = Encoder::new().unwrap();
+    let mut builder = encoder.begin(SECOND_MS);
+    builder.add(3, &record, None, &Masker::default()).unwrap();
+    let (data, _) = builder.finish().unwrap();
+    let raw = Unpacker::new().unwrap().unpack(data).unwrap();
     let block = DecodedBlock::read(&raw, |_| true).unwrap();
-    let views = block.rows.iter().map(|(_, row)| found(block.view(row, "acme--api")));
-    assert_eq!(views.collect::<Vec<_>>(), [without(&full), without(&plain)]);
+    let kept = block.view(&block.rows[0].1, "acme--api").attempts;
+    assert_eq!(serde_json::to_string(&kept).unwrap(), serde_json::to_string(&attempts[..ATTEMPTS_MAX]).unwrap());
 }
