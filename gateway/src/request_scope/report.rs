@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use gw_shared::id::AgentId;
 use gw_shared::tunnel::timing::micros;
 use http::uri::Authority;
 
@@ -10,7 +11,7 @@ use super::{ApexRequest, RequestScope, RequestSummary};
 use crate::http_message::{FailedAttempt, Outcome};
 use crate::telemetry::counters::services::Sample;
 use crate::telemetry::request_log::{APEX_LABEL, ATTEMPTS_MAX, RecordedAttempt, RequestRecord, Timing};
-use crate::telemetry::trace::GatewaySpan;
+use crate::telemetry::trace::{EndedAttempt, GatewaySpan};
 
 /// Longest target of an apex request that is kept, in bytes.
 const APEX_TARGET_MAX: usize = 512;
@@ -77,9 +78,10 @@ impl RequestScope {
     fn end_span(&self, timing: Timing, outcome: Outcome) {
         let (Some(context), Some(summary)) = (&self.span, self.summary.get()) else { return };
         let now = SystemTime::now();
-        self.observers.tracing.end(GatewaySpan {
+        let start = now.checked_sub(Duration::from_micros(timing.total)).unwrap_or(now);
+        let span = GatewaySpan {
             context: *context,
-            start: now.checked_sub(Duration::from_micros(timing.total)).unwrap_or(now),
+            start,
             timing,
             id: self.id,
             method: summary.method.clone(),
@@ -92,7 +94,12 @@ impl RequestScope {
             status: self.status.get().map(|status| status.as_u16()),
             code: self.code.get(),
             ended: outcome.into(),
-        });
+        };
+        let progress = self.progress.borrow();
+        // The response did not come from a stream if the gateway answered with an error.
+        let opened = progress.opened().filter(|_| self.code.get().is_none());
+        let opened = opened.map(|opened| (opened.agent.clone(), opened.at.saturating_duration_since(self.began)));
+        self.observers.tracing.end(span, ended_attempts(&progress.failed_attempts, opened, start, &timing));
     }
 
     fn record(&self, timing: Timing, outcome: Outcome, in_log: bool) {
@@ -124,6 +131,34 @@ impl RequestScope {
         };
         self.observers.recorder.borrow_mut().add(&label.unwrap_or_else(|| APEX_LABEL.into()), record, in_log);
     }
+}
+
+/// Attempts of a request that began at `start`, in order; none if its first attempt did not fail. `opened` has the agent that the
+/// response came from, and the time until the stream to it was open.
+fn ended_attempts(
+    failed: &[FailedAttempt],
+    opened: Option<(AgentId, Duration)>,
+    start: SystemTime,
+    timing: &Timing,
+) -> Vec<EndedAttempt> {
+    if failed.is_empty() {
+        return Vec::new();
+    }
+    let total = Duration::from_micros(timing.total);
+    // Only the durations of failed attempts are known. They follow one another until the last stream was open, or until the
+    // error was sent.
+    let mut end = opened.as_ref().map_or(total, |(_, until)| *until);
+    let mut attempts = Vec::with_capacity(failed.len() + 1);
+    if let Some((agent, until)) = opened {
+        let head = timing.response_head.map_or(total, |head| Duration::from_micros(head.into()));
+        attempts.push(EndedAttempt { agent, start: start + until, took: head.saturating_sub(until), failure: None });
+    }
+    for FailedAttempt { agent, reason, took } in failed.iter().take(ATTEMPTS_MAX).rev() {
+        end = end.saturating_sub(*took);
+        attempts.push(EndedAttempt { agent: agent.clone(), start: start + end, took: *took, failure: Some(*reason) });
+    }
+    attempts.reverse();
+    attempts
 }
 
 fn recorded(attempt: &FailedAttempt) -> RecordedAttempt {
@@ -167,7 +202,37 @@ fn owned(authority: &Authority) -> Option<Authority> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
+    use crate::http_message::AttemptFailure;
+
+    #[test]
+    fn failed_attempts_precede_the_last_one() {
+        let agents: Vec<AgentId> = (0..3).map(|_| AgentId::random()).collect();
+        let failed = |agent: usize, micros| FailedAttempt {
+            agent: agents[agent].clone(),
+            reason: AttemptFailure::BackendUnreachable,
+            took: Duration::from_micros(micros),
+        };
+        let times = |failed: &[FailedAttempt], opened, timing: &Timing| -> Vec<(usize, u128, u128, bool)> {
+            let of = |attempt: EndedAttempt| {
+                let agent = agents.iter().position(|agent| *agent == attempt.agent).unwrap();
+                let start = attempt.start.duration_since(UNIX_EPOCH).unwrap().as_micros();
+                (agent, start, attempt.took.as_micros(), attempt.failure.is_some())
+            };
+            ended_attempts(failed, opened, UNIX_EPOCH, timing).into_iter().map(of).collect()
+        };
+        let opened = || Some((agents[2].clone(), Duration::from_micros(100)));
+        let answered = Timing { response_head: Some(150), total: 200, ..Timing::default() };
+        let both = [failed(0, 30), failed(1, 20)];
+        assert_eq!(times(&both, opened(), &answered), [(0, 50, 30, true), (1, 80, 20, true), (2, 100, 50, false)]);
+        let refused = Timing { total: 200, ..Timing::default() };
+        assert_eq!(times(&both, None, &refused), [(0, 150, 30, true), (1, 180, 20, true)]);
+        assert_eq!(times(&[], opened(), &answered), []);
+        // More time than the gateway measured.
+        assert_eq!(times(&[failed(0, 500)], opened(), &answered)[0], (0, 0, 500, true));
+    }
 
     #[test]
     fn values_of_the_query_are_left_out() {

@@ -1,4 +1,5 @@
-//! The gateway's span of a request, from its head to the end of its response.
+//! The gateway's spans: of a request, from its head to the end of its response, and of each attempt of a request that was sent to
+//! several agents.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -12,19 +13,20 @@ use gw_shared::telemetry::trace::{self, Finished, KeyValue, Queue, Span, SpanCon
 use http::Method;
 use http::uri::Authority;
 
+use crate::http_message::AttemptFailure;
 use crate::telemetry::request_log::{Ended, Protocol, Timing};
 
 /// Destination of a worker's spans, and the share of traces that begin here that is recorded.
 #[derive(Clone)]
 pub(crate) struct SpanDestination {
-    pub(crate) queue: Queue<GatewaySpan>,
+    pub(crate) queue: Queue<FinishedSpan>,
     pub(crate) sample_ratio: f64,
     pub(crate) masker: Masker,
 }
 
 /// Tracing on one worker. Without a collector it does nothing and trace fields are forwarded unchanged.
 #[derive(Default)]
-pub(crate) struct Tracing(Option<Rc<Tracer<GatewaySpan>>>, Masker);
+pub(crate) struct Tracing(Option<Rc<Tracer<FinishedSpan>>>, Masker);
 
 impl Tracing {
     pub(crate) fn new(destination: Option<SpanDestination>) -> Self {
@@ -42,11 +44,19 @@ impl Tracing {
         self.0.as_ref().map(|tracer| tracer.begin(headers))
     }
 
-    /// Adds the span of an ended request if its trace is recorded.
-    pub(crate) fn end(&self, span: GatewaySpan) {
-        if let Some(tracer) = self.0.as_ref().filter(|_| span.context.is_recorded()) {
-            tracer.end(span);
+    /// Adds the span of an ended request, and those of its attempts, if its trace is recorded.
+    pub(crate) fn end(&self, span: GatewaySpan, attempts: Vec<EndedAttempt>) {
+        let Some(tracer) = self.0.as_ref().filter(|_| span.context.is_recorded()) else { return };
+        for (attempt, number) in attempts.into_iter().zip(1..) {
+            tracer.end(FinishedSpan::Attempt(AttemptSpan {
+                context: tracer.within(&span.context),
+                id: span.id,
+                service: span.service.clone(),
+                number,
+                attempt,
+            }));
         }
+        tracer.end(FinishedSpan::Request(span));
     }
 
     /// Sends all finished spans to the exporting thread.
@@ -59,6 +69,75 @@ impl Tracing {
     /// Flushes finished spans periodically while the worker runs.
     pub(crate) fn keep_flushing(&self) -> Option<impl Future<Output = ()> + use<>> {
         self.0.as_ref().map(|tracer| Rc::clone(tracer).keep_flushing())
+    }
+}
+
+/// A finished span.
+#[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "almost all spans are of requests")]
+pub(crate) enum FinishedSpan {
+    Request(GatewaySpan),
+    Attempt(AttemptSpan),
+}
+
+/// An attempt to send a request to an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EndedAttempt {
+    pub(crate) agent: AgentId,
+    pub(crate) start: SystemTime,
+    pub(crate) took: Duration,
+    /// Why it failed; `None` of the attempt that the response came from.
+    pub(crate) failure: Option<AttemptFailure>,
+}
+
+/// Span of an attempt, within that of the request.
+#[derive(Debug, Clone)]
+pub(crate) struct AttemptSpan {
+    context: SpanContext,
+    id: RequestId,
+    service: Option<Arc<str>>,
+    /// 1 of the first attempt.
+    number: i64,
+    attempt: EndedAttempt,
+}
+
+impl Finished for FinishedSpan {
+    fn into_span(self) -> Span {
+        match self {
+            Self::Request(span) => span.into_span(),
+            Self::Attempt(span) => span.into_span(),
+        }
+    }
+}
+
+impl AttemptSpan {
+    fn into_span(self) -> Span {
+        let EndedAttempt { agent, start, took, failure } = self.attempt;
+        let failure = failure.map(AttemptFailure::as_str);
+        let mut attributes = Vec::with_capacity(6);
+        attributes.push(KeyValue::new("gw.request_id", self.id.to_string()));
+        service(self.service.as_deref(), &mut attributes);
+        attributes.push(KeyValue::new("gw.agent_id", agent.to_string()));
+        attributes.push(KeyValue::new("gw.attempt", self.number));
+        attributes.extend(failure.map(|reason| KeyValue::new("error.type", reason)));
+        Span {
+            context: self.context,
+            kind: SpanKind::Client,
+            name: "attempt".into(),
+            start,
+            end: start + took,
+            attributes,
+            events: Vec::new(),
+            failure: failure.map(str::to_owned),
+        }
+    }
+}
+
+/// Appends the attributes of the service with this label.
+fn service(label: Option<&str>, attributes: &mut Vec<KeyValue>) {
+    if let Some((account, service)) = label.and_then(|label| label.split_once("--")) {
+        attributes.push(KeyValue::new("gw.account", account.to_owned()));
+        attributes.push(KeyValue::new("gw.service", service.to_owned()));
     }
 }
 
@@ -87,7 +166,7 @@ pub(crate) struct GatewaySpan {
     pub(crate) ended: Ended,
 }
 
-impl Finished for GatewaySpan {
+impl GatewaySpan {
     fn into_span(self) -> Span {
         let mut attributes = Vec::with_capacity(24);
         let name = trace::http_method(&self.method, &mut attributes);
@@ -108,10 +187,6 @@ impl Finished for GatewaySpan {
         if let Some(version) = version {
             add("network.protocol.version", version.to_owned());
         }
-        if let Some((account, service)) = self.service.as_deref().and_then(|label| label.split_once("--")) {
-            add("gw.account", account.to_owned());
-            add("gw.service", service.to_owned());
-        }
         if let Some(agent) = &self.agent {
             add("gw.agent_id", agent.to_string());
         }
@@ -120,6 +195,7 @@ impl Finished for GatewaySpan {
             Ended::Cut => add("gw.ended", "cut".to_owned()),
             Ended::CallerGone => add("gw.ended", "caller_gone".to_owned()),
         }
+        service(self.service.as_deref(), &mut attributes);
         if self.protocol == Protocol::Replay {
             attributes.push(KeyValue::new("gw.replay", true));
         }
@@ -242,6 +318,44 @@ mod tests {
     }
 
     #[test]
+    fn attempts_have_spans_within_the_span_of_the_request() {
+        let (queue, batches) = Queue::bounded(1);
+        let tracing = Tracing::new(Some(SpanDestination { queue, sample_ratio: 0.0, masker: Masker::default() }));
+        let request = span(Some(200), None, Ended::Complete);
+        let (id, outer) = (request.id.to_string(), request.context);
+        let attempt = |failure| EndedAttempt {
+            agent: AgentId::new("ag_00000000000000000000").unwrap(),
+            start: UNIX_EPOCH,
+            took: Duration::from_micros(9),
+            failure,
+        };
+        tracing.end(request, vec![attempt(Some(AttemptFailure::BackendTls)), attempt(None)]);
+        tracing.flush();
+        let spans: Vec<Span> = batches.recv().unwrap().into_iter().map(Finished::into_span).collect();
+        let names: Vec<&str> = spans.iter().map(|span| &*span.name).collect();
+        assert_eq!(names, ["attempt", "attempt", "GET"]);
+        let expected = [
+            ("error.type", "backend_tls"),
+            ("gw.account", "acme"),
+            ("gw.agent_id", "ag_00000000000000000000"),
+            ("gw.attempt", "1"),
+            ("gw.request_id", id.as_str()),
+            ("gw.service", "api"),
+        ];
+        let expected: BTreeMap<_, _> = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        assert_eq!(attributes(&spans[0]), expected);
+        assert_eq!(
+            (spans[0].failure.as_deref(), spans[0].end),
+            (Some("backend_tls"), UNIX_EPOCH + Duration::from_micros(9))
+        );
+        assert_eq!((spans[1].failure.as_deref(), attributes(&spans[1]).get("error.type")), (None, None));
+        for attempt in &spans[..2] {
+            assert_eq!((attempt.context.parent, attempt.kind.clone()), (Some(outer.context.span_id), SpanKind::Client));
+            assert_eq!(attempt.context.context.trace_id, outer.context.trace_id);
+        }
+    }
+
+    #[test]
     fn callers_mistakes_are_no_failure() {
         for (status, code, ended, failure, error) in [
             (Some(404), None, Ended::Complete, None, None),
@@ -260,6 +374,6 @@ mod tests {
     #[test]
     fn nothing_is_recorded_without_a_collector() {
         assert_eq!(Tracing::default().begin(&Fields::new()), None);
-        Tracing::default().end(span(None, None, Ended::Complete));
+        Tracing::default().end(span(None, None, Ended::Complete), Vec::new());
     }
 }

@@ -35,6 +35,7 @@ pub struct Span {
 
 impl Span {
     pub(super) fn into_data(self, scope: &InstrumentationScope) -> SpanData {
+        let has_remote_parent = self.context.has_remote_parent();
         let SpanContext { context, parent, .. } = self.context;
         let flags = if context.sampled { TraceFlags::SAMPLED } else { TraceFlags::NOT_SAMPLED };
         let (trace_id, span_id) = (TraceId::from_bytes(context.trace_id), SpanId::from_bytes(context.span_id));
@@ -43,7 +44,7 @@ impl Span {
         SpanData {
             span_context: trace::SpanContext::new(trace_id, span_id, flags, false, TraceState::NONE),
             parent_span_id: parent.map_or(SpanId::INVALID, SpanId::from_bytes),
-            parent_span_is_remote: parent.is_some(),
+            parent_span_is_remote: has_remote_parent,
             span_kind: self.kind,
             name: self.name,
             start_time: self.start,

@@ -36,12 +36,19 @@ enum Origin {
     Continued,
     /// The trace begins here.
     Begun,
+    /// The parent is a span of this program.
+    Inner,
 }
 
 impl SpanContext {
     /// Whether a span is recorded for the request.
     pub fn is_recorded(&self) -> bool {
         self.context.sampled
+    }
+
+    /// Whether the parent is a span of another program.
+    pub(super) fn has_remote_parent(&self) -> bool {
+        self.parent.is_some() && self.origin != Origin::Inner
     }
 
     /// Sets the trace fields of the forwarded request. Removes `tracestate` if the trace begins here.
@@ -92,6 +99,12 @@ impl<T> Tracer<T> {
                 SpanContext { context, parent: None, origin: Origin::Begun }
             }
         }
+    }
+
+    /// Returns the context of a span within the span of `parent`.
+    pub fn within(&self, parent: &SpanContext) -> SpanContext {
+        let context = parent.context.child(self.random.borrow_mut().next_u64());
+        SpanContext { context, parent: Some(parent.context.span_id), origin: Origin::Inner }
     }
 
     /// Adds the finished span of a recorded request.
@@ -165,6 +178,18 @@ mod tests {
             (Some(first.context), &HeaderValue::from_static("v=1"))
         );
         assert!(headers["traceparent"].to_str().unwrap().starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-"));
+    }
+
+    #[test]
+    fn spans_within_a_span_continue_its_trace() {
+        let (tracer, _batches) = tracer(1.0);
+        let outer = tracer.begin(&headers(&[("traceparent", CALLER)]));
+        let inner = [tracer.within(&outer), tracer.within(&outer)];
+        for inner in inner {
+            assert_eq!((inner.context.trace_id, inner.parent), (outer.context.trace_id, Some(outer.context.span_id)));
+            assert!(inner.is_recorded() && outer.has_remote_parent() && !inner.has_remote_parent());
+        }
+        assert!(inner[0].context.span_id != inner[1].context.span_id);
     }
 
     #[test]
