@@ -297,11 +297,22 @@ impl Error {
 
     /// Response of the error.
     pub(crate) fn response(&self, request_id: RequestId) -> Response<Vec<u8>> {
-        let (status, gw_status, code, _) = self.outcome();
+        self.response_after(request_id, 1)
+    }
+
+    /// Response of the error of a request for which so many agents were tried. The text names their number if there were
+    /// several and the error is that of the last one.
+    pub(crate) fn response_after(&self, request_id: RequestId, agents_tried: usize) -> Response<Vec<u8>> {
+        let (status, gw_status, code, fault) = self.outcome();
+        let names_agents = agents_tried >= 2 && matches!(fault, Fault::Agent | Fault::Backend);
         let body = ErrorBody {
             error: ErrorDetail {
                 code: code.as_str().to_owned(),
-                message: self.to_string(),
+                message: if names_agents {
+                    format!("{self}; {agents_tried} agents were tried")
+                } else {
+                    self.to_string()
+                },
                 request_id: request_id.to_string(),
             },
         };
@@ -404,5 +415,27 @@ mod tests {
         assert_eq!(response.headers()[X_GW_REQUEST_ID], id.to_string().as_str());
         assert_eq!(body.error.message, "Rate limit exceeded");
         assert_eq!(response.headers()[header::CONTENT_LENGTH], response.body().len().to_string().as_str());
+    }
+
+    #[test]
+    fn the_text_names_the_number_of_agents_that_were_tried() {
+        let id = RequestIds::new().next_id();
+        let text = |error: &Error, agents_tried| {
+            let response = error.response_after(id, agents_tried);
+            assert_eq!(response.status(), error.response(id).status());
+            let body: ErrorBody = serde_json::from_slice(response.body()).unwrap();
+            (body.error.code, body.error.message)
+        };
+        let full = "Concurrent backend request limit exceeded";
+        for (agents_tried, message) in
+            [(0, full.to_owned()), (1, full.to_owned()), (3, format!("{full}; 3 agents were tried"))]
+        {
+            let expected = ("GW_AGENT_CONCURRENCY_LIMIT".to_owned(), message);
+            assert_eq!(text(&Error::AgentConcurrencyLimit, agents_tried), expected);
+        }
+        let unreachable = Error::from_agent(Some(AgentErrorCode::BackendUnreachable), "connection refused");
+        assert_eq!(text(&unreachable, 2).1, "connection refused; 2 agents were tried");
+        // Not an error of the last agent.
+        assert_eq!(text(&Error::BadRequest("chunk".to_owned()), 2).1, "not valid HTTP: chunk");
     }
 }

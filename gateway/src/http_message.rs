@@ -118,6 +118,13 @@ impl Progress {
     pub(crate) fn opened(&self) -> Option<&OpenedStream> {
         self.stream.as_ref().or_else(|| self.stream_at_owner.as_ref()?.get())
     }
+
+    /// Number of agents whose attempts failed.
+    pub(crate) fn agents_failed(&self) -> usize {
+        let attempts = &self.failed_attempts;
+        let is_first = |at: usize| attempts[..at].iter().all(|earlier| earlier.agent != attempts[at].agent);
+        (0..attempts.len()).filter(|at| is_first(*at)).count()
+    }
 }
 
 /// Head of a relayed response, fields cleaned for the next hop.
@@ -258,4 +265,24 @@ fn date() -> HeaderValue {
 pub(crate) fn dated(mut response: Response<Vec<u8>>) -> Response<Vec<u8>> {
     response.headers_mut().entry(header::DATE).or_insert_with(date);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_are_counted_once() {
+        let agents = [AgentId::random(), AgentId::random()];
+        let failed = |agent: usize| FailedAttempt {
+            agent: agents[agent].clone(),
+            reason: AttemptFailure::NoSlot,
+            took: Duration::ZERO,
+        };
+        let count = |attempts: &[usize]| {
+            let failed_attempts = attempts.iter().map(|agent| failed(*agent)).collect();
+            Progress { failed_attempts, ..Progress::default() }.agents_failed()
+        };
+        assert_eq!([count(&[]), count(&[0]), count(&[0, 0]), count(&[0, 1, 0])], [0, 1, 1, 2]);
+    }
 }

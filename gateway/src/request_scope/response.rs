@@ -21,6 +21,7 @@ pub(crate) async fn respond(
 /// Sends an error of the gateway.
 pub(crate) async fn refuse(scope: &RequestScope, error: &Error, response: &mut impl ResponseSink) -> Outcome {
     scope.note(Stage::Refused(error));
-    let outcome = respond(scope, error.response(scope.id), response).await;
+    let agents_tried = scope.progress.borrow().agents_failed();
+    let outcome = respond(scope, error.response_after(scope.id, agents_tried), response).await;
     if outcome == Outcome::Complete && error.is_before_authentication() { Outcome::Refused } else { outcome }
 }
