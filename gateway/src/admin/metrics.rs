@@ -11,13 +11,17 @@ use crate::control::{Inventory, StoreStatus};
 use crate::limits;
 use crate::region::{NodeState, RegionStatus, Standing};
 use crate::telemetry::counters::services::{CLASSES, OTHER, ServiceReport, merged};
-use crate::telemetry::counters::{TunnelReport, WorkerReport};
+use crate::telemetry::counters::{TUNNEL_STATES, TunnelReport, WorkerReport};
 use crate::telemetry::request_log::LogStats;
 
 /// Name and help of each of a worker's totals. The metric is `gw_{name}_total`.
-const TOTALS: [(&str, &str); 18] = [
+const TOTALS: [(&str, &str); 19] = [
     ("accept_errors", "Failed attempts to accept a connection, because descriptors or memory were exhausted."),
     ("apex_records_left_out", "Unauthenticated requests to the apex that were not recorded in the request log."),
+    (
+        "attempts_over_budget",
+        "Requests that were not sent to another agent because the budget of their service was used up.",
+    ),
     ("connections_abusive", "Connections closed because of their peer's behaviour."),
     ("connections_accepted", "Accepted connections."),
     ("connections_handed_over", "Connections handed over to the worker that owns their service."),
@@ -100,6 +104,12 @@ fn totals(out: &mut Exposition, reports: &[WorkerReport]) {
             "code",
             "Requests that the gateway answered with an error, by code.",
             sums(reports, |report| &report.refusals),
+        ),
+        (
+            "gw_attempts_total",
+            "reason",
+            "Failed attempts to send a request to an agent of a service that has several, by reason.",
+            sums(reports, |report| &report.attempts_failed),
         ),
         (
             "gw_connections_turned_away_total",
@@ -235,14 +245,17 @@ fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory
     let without = inventory.services.iter().filter(|label| !up.contains(label.as_str())).count();
     let help = "Enabled services without a tunnel that takes requests. Counts all services.";
     out.single("gw_services_without_tunnel", Kind::Gauge, help, without);
-    let mut all = 0;
+    let (mut all, mut states) = (0, BTreeMap::from(TUNNEL_STATES.map(|state| (state, 0))));
     for tunnel in reports.iter().flat_map(|report| &report.tunnels) {
         all += 1;
+        *states.entry(tunnel.shown_state()).or_default() += 1;
         let is_counted =
             by_service.len() < limits::SERVICES_COUNTED || by_service.contains_key(tunnel.service.as_str());
         by_service.entry(if is_counted { &tunnel.service } else { OTHER }).or_default().add(tunnel);
     }
     out.single("gw_tunnels", Kind::Gauge, "Open tunnels.", all);
+    let mut family = out.family("gw_tunnel_state", Kind::Gauge, "Open tunnels by state.");
+    states.into_iter().for_each(|(state, count)| family.sample(&[("state", state)], f64::from(count)));
     let mut gauge = |name, help, value: fn(&TunnelSums) -> f64| {
         let mut family = out.family(name, Kind::Gauge, help);
         by_service.iter().for_each(|(service, tunnels)| family.sample(&[("service", service)], value(tunnels)));
@@ -334,6 +347,7 @@ mod tests {
 
     use super::*;
     use crate::clock::Timestamp;
+    use crate::http_message::AttemptFailure;
     use crate::ownership::WorkerId;
     use crate::store::Revision;
     use crate::telemetry::counters::Counters;
@@ -351,10 +365,15 @@ mod tests {
         };
         counters.services.ended(&"acme--api".into(), sample);
         counters.requests.increment();
+        counters.attempts_over_budget.increment();
+        counters.attempt_failed(AttemptFailure::BackendTls);
+        counters.attempt_failed(AttemptFailure::NoSlot);
+        counters.attempt_failed(AttemptFailure::NoSlot);
         WorkerReport {
             worker: WorkerId(worker),
             totals: counters.totals(),
             refusals: BTreeMap::from([("AGENT_UNAVAILABLE", 1)]),
+            attempts_failed: counters.attempts_failed(),
             turned_away: BTreeMap::from([("address_rate", 4)]),
             ended_early: BTreeMap::from([("frames", 1)]),
             tunnels_ended: BTreeMap::from([("silent", 1)]),
@@ -399,6 +418,9 @@ mod tests {
             "gw_region_engine_went_back 0",
             "gw_region_nodes{state=\"live\"} 0",
             "gw_refusals_total{code=\"AGENT_UNAVAILABLE\"} 2",
+            "gw_attempts_total{reason=\"backend_tls\"} 2",
+            "gw_attempts_total{reason=\"no_slot\"} 4",
+            "gw_attempts_over_budget_total 2",
             "gw_connections_turned_away_total{reason=\"address_rate\"} 8",
             "gw_connections_ended_early_total{reason=\"frames\"} 2",
             "gw_tunnels_ended_total{reason=\"silent\"} 2",
@@ -430,25 +452,31 @@ mod tests {
     }
 
     #[test]
+    fn tunnels_are_counted_by_state() {
+        let ready = TunnelReport::example("a--a", "ag");
+        let suspect = TunnelReport { state: "suspect".to_owned(), ..ready.clone() };
+        let draining = TunnelReport { draining: true, ..suspect.clone() };
+        let of = |tunnels| WorkerReport { tunnels, ..report(0) };
+        let reports = [of(vec![ready.clone(), suspect]), of(vec![draining, ready])];
+        let text = render(&reports, &Inventory::default(), &LogStats::default(), None, None);
+        let found: Vec<&str> = text.lines().filter(|line| line.starts_with("gw_tunnel_state{")).collect();
+        let expected = [
+            "gw_tunnel_state{state=\"breaker_open\"} 0",
+            "gw_tunnel_state{state=\"draining\"} 1",
+            "gw_tunnel_state{state=\"probing\"} 0",
+            "gw_tunnel_state{state=\"ready\"} 2",
+            "gw_tunnel_state{state=\"suspect\"} 1",
+            "gw_tunnel_state{state=\"unhealthy\"} 0",
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
     fn tunnels_of_many_services_have_bounded_labels() {
         let tunnel = |service: String| TunnelReport {
-            service,
-            agent_id: "ag".into(),
-            agent_version: "1".into(),
-            update: None,
-            certificate_not_after: None,
-            generation: 1,
-            node: None,
-            worker: 0,
-            age_seconds: 1,
-            idle_seconds: 0,
             round_trip_us: Some(250),
             in_flight: 2,
-            window: 9,
-            held_bytes: 1,
-            slots: Some(128),
-            slots_in_use: Some(3),
-            draining: false,
+            ..TunnelReport::example(&service, "ag")
         };
         let tunnels = (0..limits::SERVICES_COUNTED + 5).map(|number| tunnel(format!("a--{number}"))).collect();
         let text =

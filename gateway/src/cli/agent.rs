@@ -9,7 +9,7 @@ use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, ServiceId};
 use humantime::format_duration;
 
 use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word, yes_or_no};
-use super::{agent_progress, new_list, texts};
+use super::{agent_progress, new_list, texts, tunnel};
 
 #[derive(Subcommand)]
 pub(crate) enum AgentCommand {
@@ -81,6 +81,9 @@ impl Shown for AgentView {
             ("status", word(self.status)),
             ("standby", yes_or_no(self.standby)),
             ("tunnels", self.tunnels.len().to_string()),
+            ("state", joined(self.tunnels.iter().map(state))),
+            ("slots", joined(self.tunnels.iter().map(tunnel::slots))),
+            ("share", joined(self.tunnels.iter().map(tunnel::share))),
             ("version", or_dash(self.version.as_ref())),
             ("update", or_dash(self.update.as_ref())),
             ("release keys", joined(self.update.iter().flat_map(AgentUpdate::short_keys))),
@@ -98,19 +101,22 @@ impl Shown for AgentView {
 
 impl Listed for AgentView {
     const PLURAL: &'static str = "agents";
-    const COLUMNS: usize = 11;
+    const COLUMNS: usize = 14;
+}
+
+fn state(tunnel: &TunnelReport) -> String {
+    let standby = if tunnel.standby { ", standby" } else { "" };
+    format!("{}{standby}", tunnel.state_in_words())
 }
 
 fn in_words(tunnel: &TunnelReport) -> String {
     let TunnelReport { service, age_seconds, idle_seconds, in_flight, .. } = tunnel;
-    let slots = match (tunnel.slots_in_use, tunnel.slots) {
-        (Some(in_use), Some(all)) => format!(", {in_use} of {all} slots in use"),
-        _ => String::new(),
-    };
+    let slots = tunnel.slots.map_or_else(String::new, |_| format!(", {} slots in use", tunnel::slots(tunnel)));
+    let share = tunnel.share_percent.map_or_else(String::new, |percent| format!(", {percent} % of the requests"));
     let round_trip = tunnel.round_trip_us.map(Duration::from_micros);
     let round_trip = round_trip.map_or(String::new(), |time| format!(", round trip {time:.1?}"));
-    let draining = if tunnel.draining { ", draining" } else { "" };
     let [age, idle] = [age_seconds, idle_seconds].map(|seconds| format_duration(Duration::from_secs(*seconds)));
     let node = tunnel.node.map_or(String::new(), |node| format!(" at node {node}"));
-    format!("{service}{node}: up {age}, idle {idle}, {in_flight} requests in flight{slots}{round_trip}{draining}")
+    let state = state(tunnel);
+    format!("{service}{node}: {state}, up {age}, idle {idle}, {in_flight} requests in flight{slots}{share}{round_trip}")
 }

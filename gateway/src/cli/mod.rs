@@ -23,6 +23,7 @@ mod service;
 mod service_access;
 mod signing_key;
 mod table;
+mod tunnel;
 
 use std::io;
 
@@ -39,6 +40,7 @@ use output::CommandError;
 use request::RequestCommand;
 use service::ServiceCommand;
 use signing_key::SigningKeyCommand;
+use tunnel::TunnelCommand;
 
 /// One family of commands for each kind of record.
 #[derive(Subcommand)]
@@ -55,6 +57,8 @@ pub(crate) enum Administration {
     EnrollmentToken(Family<EnrollmentTokenCommand>),
     /// Agents: connectors that run beside the backends.
     Agent(Family<AgentCommand>),
+    /// Tunnels: connections of agents, one for each service.
+    Tunnel(Family<TunnelCommand>),
     /// Signing keys: keys that sign access tokens.
     SigningKey(Family<SigningKeyCommand>),
     /// Requests: the request log of the last 7 days.
@@ -85,6 +89,7 @@ impl Administration {
             Self::Key(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::EnrollmentToken(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Agent(Family { command, connection }) => command.run(&mut connection.open()?),
+            Self::Tunnel(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::SigningKey(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Request(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Audit { query, connection } => query.run(&mut connection.open()?),

@@ -43,7 +43,7 @@ use crate::ownership::WorkerId;
 use crate::rate_limit::Bucket;
 use crate::region::NodeSlot;
 use crate::store::{Directory, PublicKeyHash, Service};
-use crate::telemetry::counters::{AgentUpdate, TunnelReport};
+use crate::telemetry::counters::{AgentUpdate, ShownHealth, TunnelReport};
 
 /// The agent at the other end of a tunnel, and the service that the tunnel is for.
 pub(crate) struct Party {
@@ -440,6 +440,11 @@ impl Session {
         Some(AgentUpdate { state: state.to_owned(), version, error: report.error, release_keys })
     }
 
+    /// Health of the tunnel, as lists and metrics show it.
+    fn shown_health(&self) -> ShownHealth {
+        ShownHealth { state: "ready", state_seconds: 0, state_reason: None, standby: false, requests: 0 }
+    }
+
     pub(crate) fn report(
         &self,
         worker: WorkerId,
@@ -448,6 +453,7 @@ impl Session {
         now: Instant,
     ) -> TunnelReport {
         let certificate = directory.agent(self.agent.as_str()).and_then(|agent| agent.certificate_not_after);
+        let health = self.shown_health();
         TunnelReport {
             service: self.service.label.to_string(),
             agent_id: self.agent.to_string(),
@@ -466,6 +472,12 @@ impl Session {
             slots: self.reported_slots().map(|(slots, _)| slots),
             slots_in_use: self.reported_slots().map(|(_, in_use)| in_use),
             draining: self.closed_to_requests.get(),
+            state: health.state.to_owned(),
+            state_seconds: health.state_seconds,
+            state_reason: health.state_reason.map(str::to_owned),
+            standby: health.standby,
+            requests: health.requests,
+            share_percent: None,
         }
     }
 }

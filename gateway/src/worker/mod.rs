@@ -41,7 +41,7 @@ use crate::relay;
 use crate::request_scope::Observers;
 use crate::route::Router;
 use crate::store::{Directory, Service};
-use crate::telemetry::counters::{Counters, WorkerReport};
+use crate::telemetry::counters::{Counters, WorkerReport, with_shares};
 use crate::telemetry::request_log::LogQueue;
 use crate::telemetry::trace;
 use crate::tls::ServerConfigs;
@@ -350,10 +350,12 @@ impl Worker {
     }
 
     fn report(&self, with_services: bool) -> WorkerReport {
+        let tunnels = self.tunnels.registry.borrow().report(self.id, &self.directory.get(), &self.tunnels.releases);
         WorkerReport {
             worker: self.id,
             totals: self.counters.totals(),
             refusals: self.counters.refusals(),
+            attempts_failed: self.counters.attempts_failed(),
             turned_away: self.counters.turned_away.values(),
             ended_early: self.ended_early(),
             tunnels_ended: self.counters.tunnels_ended.values(),
@@ -367,7 +369,7 @@ impl Worker {
             socket_limit: self.socket_memory.limit(),
             restarts: self.peers.restarts[self.id.0].load(Ordering::Relaxed),
             busy_per_mille: self.peers.busy[self.id.0].load(Ordering::Relaxed),
-            tunnels: self.tunnels.registry.borrow().report(self.id, &self.directory.get(), &self.tunnels.releases),
+            tunnels: with_shares(tunnels),
             refused_versions: self.tunnels.registry.borrow().refused_versions(),
             services: if with_services { self.counters.services.report() } else { Vec::new() },
         }

@@ -1,6 +1,7 @@
 //! Counters of one worker. They are not shared; reports of all workers are merged on request.
 
 pub mod services;
+mod tunnel_state;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,6 +14,8 @@ use crate::error::Error;
 use crate::http_message::{AttemptFailure, Outcome};
 use crate::ownership::WorkerId;
 use services::{ServiceCounters, ServiceReport};
+pub use tunnel_state::TUNNEL_STATES;
+pub(crate) use tunnel_state::with_shares;
 
 /// Counter used by its own worker only.
 #[derive(Debug, Default)]
@@ -63,16 +66,15 @@ pub(crate) struct Counters {
     cut: Counter,
     caller_gone: Counter,
     refused: Reasons,
+    attempts_failed: Reasons,
+    /// Further attempts that the budget of their service did not allow.
+    pub(crate) attempts_over_budget: Counter,
     /// Connections refused at accept, by reason.
     pub(crate) turned_away: Reasons,
     /// Connections that the gateway closed to protect itself or to make room, by reason.
     ended_early: Reasons,
     /// Ended tunnels, by [reason](gw_shared::tunnel::cut_reason::CutReason).
     pub(crate) tunnels_ended: Reasons,
-    /// Failed attempts of requests whose service has several tunnels.
-    attempts: Reasons,
-    /// Requests that were not tried again because their service had used up its further attempts.
-    pub(crate) attempts_over_budget: Counter,
     /// Ended requests of each service.
     pub(crate) services: ServiceCounters,
 }
@@ -93,9 +95,13 @@ impl Counters {
         self.refused.increment(code.as_str());
     }
 
-    /// Counts a failed attempt of a request whose service has several tunnels.
+    /// Counts an attempt that failed, at the owner of the service.
     pub(crate) fn attempt_failed(&self, reason: AttemptFailure) {
-        self.attempts.increment(reason.as_str());
+        self.attempts_failed.increment(reason.as_str());
+    }
+
+    pub(crate) fn attempts_failed(&self) -> BTreeMap<&'static str, u64> {
+        self.attempts_failed.values()
     }
 
     /// Counts a connection closed because of its peer's behaviour.
@@ -129,6 +135,7 @@ impl Counters {
             ("handshake_failures", self.handshake_failures.value()),
             ("connections_abusive", self.abusive.value()),
             ("apex_records_left_out", self.apex_records_left_out.value()),
+            ("attempts_over_budget", self.attempts_over_budget.value()),
             ("tunnels_spliced", self.tunnels_spliced.value()),
             ("tokens_minted", self.tokens_minted.value()),
             ("tokens_denied", self.tokens_denied.value()),
@@ -155,6 +162,8 @@ pub struct WorkerReport {
     pub worker: WorkerId,
     pub totals: BTreeMap<&'static str, u64>,
     pub refusals: BTreeMap<&'static str, u64>,
+    /// Failed attempts, by reason.
+    pub attempts_failed: BTreeMap<&'static str, u64>,
     /// Connections refused at accept, by reason.
     pub turned_away: BTreeMap<&'static str, u64>,
     /// Connections that the gateway closed to protect itself or to make room, by reason.
@@ -274,4 +283,34 @@ pub struct TunnelReport {
     pub slots: Option<u32>,
     pub slots_in_use: Option<u32>,
     pub draining: bool,
+    /// `ready`; `probing`: it failed, and gets one request at a time; `breaker_open`: it failed, and gets none for a while;
+    /// `unhealthy`: the agent reports that no backend takes connections; `suspect`: the agent left a PING unanswered;
+    /// `unknown`: its node does not report it. If a service has no better tunnel, the others get its requests.
+    #[serde(default = "TunnelReport::unknown_state")]
+    #[schema(example = "ready")]
+    pub state: String,
+    /// Seconds since the state began.
+    #[serde(default)]
+    pub state_seconds: u64,
+    /// Why the tunnel is in this state; null of a ready one.
+    #[serde(default)]
+    pub state_reason: Option<String>,
+    /// It gets requests only if no other tunnel of the service can take them.
+    #[serde(default)]
+    pub standby: bool,
+    /// Requests that it got since it was opened.
+    #[serde(default)]
+    pub requests: u64,
+    /// Its part of the requests that the service's open tunnels got, in percent; null before there were any.
+    #[serde(default)]
+    pub share_percent: Option<u8>,
+}
+
+/// What a tunnel knows of its health, for its report.
+pub(crate) struct ShownHealth {
+    pub(crate) state: &'static str,
+    pub(crate) state_seconds: u64,
+    pub(crate) state_reason: Option<&'static str>,
+    pub(crate) standby: bool,
+    pub(crate) requests: u64,
 }

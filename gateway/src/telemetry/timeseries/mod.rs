@@ -241,6 +241,7 @@ mod tests {
             worker: WorkerId(worker),
             totals: BTreeMap::new(),
             refusals: BTreeMap::new(),
+            attempts_failed: BTreeMap::new(),
             turned_away: BTreeMap::new(),
             ended_early: BTreeMap::new(),
             tunnels_ended: BTreeMap::new(),

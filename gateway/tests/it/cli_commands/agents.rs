@@ -28,6 +28,7 @@ fn agents() {
             "service": "acme--api", "agent_id": ID, "agent_version": "0.1.0", "certificate_not_after": null,
             "generation": 1, "worker": 0, "age_seconds": 61, "idle_seconds": 0, "round_trip_us": 250, "in_flight": 2,
             "window": 524288, "held_bytes": 0, "slots": 128, "slots_in_use": 2, "draining": true,
+            "state": "ready", "state_seconds": 9, "requests": 31, "share_percent": 48,
         }],
     });
     let reply = || vec![(200, agent.clone())];
@@ -35,9 +36,10 @@ fn agents() {
 
     let (asked, out) = succeed("agent list acme", vec![(200, page(std::slice::from_ref(&agent)))]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
-    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    STANDBY  TUNNELS  VERSION  \
-                 UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
-                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  yes      1        0.1.0    held back  t4kjPEvq      -\n";
+    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    STANDBY  TUNNELS  STATE     \
+                 SLOTS     SHARE  VERSION  UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
+                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  yes      1        draining  \
+                 2 of 128  48 %   0.1.0    held back  t4kjPEvq      -\n";
     assert_eq!(out, table);
     let (mut absent, mut pending) = (agent.clone(), agent.clone());
     absent["tunnels"] = json!([]);
@@ -66,7 +68,8 @@ fn agents() {
     assert!(out.contains("\n  enrollment token   0123456789abcdef\n"), "{out}");
     assert!(
         out.contains(
-            "  acme--api: up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in use, round trip 250.0µs, draining\n"
+            "  acme--api: draining, up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in use, 48 % of the requests, \
+             round trip 250.0µs\n"
         ),
         "{out}"
     );
@@ -79,4 +82,51 @@ fn agents() {
     assert_eq!(asked, [format!(r#"PATCH {item} {{"standby":false}}"#)]);
     let (asked, _) = succeed(&format!("agent delete acme {ID}"), vec![(204, Value::Null)]);
     assert_eq!(asked, [format!("DELETE {item}")]);
+}
+
+#[test]
+fn tunnels() {
+    let agent = |number: usize, tunnels: Value| {
+        json!({
+            "agent_id": format!("ag_{number:020}"), "account": "acme", "name": "a", "services": ["api"], "status": "approved",
+            "version": "0.2.0", "certificate_not_after": null, "created_at": CREATED_AT, "tunnels": tunnels,
+        })
+    };
+    let tunnel = |service: &str, number: usize, more: Value| {
+        let mut tunnel = json!({
+            "service": service, "agent_id": format!("ag_{number:020}"), "agent_version": "0.2.0",
+            "certificate_not_after": null, "generation": 1, "worker": 0, "age_seconds": 61, "idle_seconds": 0,
+            "round_trip_us": 250, "in_flight": 2, "window": 524288, "held_bytes": 0, "slots": null, "slots_in_use": null,
+            "draining": false,
+        });
+        tunnel.as_object_mut().unwrap().append(more.clone().as_object_mut().unwrap());
+        tunnel
+    };
+    let (ready, of_node_1) = (
+        json!({ "state": "ready", "state_seconds": 60, "requests": 7, "share_percent": 88, "slots": 8, "slots_in_use": 1 }),
+        json!({ "node": 1 }),
+    );
+    let unhealthy = json!({
+        "state": "unhealthy", "state_seconds": 5, "state_reason": "no backend takes connections", "standby": true,
+        "requests": 1, "share_percent": 12,
+    });
+    let first = agent(1, json!([tunnel("acme--web", 1, of_node_1), tunnel("acme--api", 1, unhealthy)]));
+    let mut second = agent(2, json!([tunnel("acme--api", 2, ready)]));
+    second["missing_nodes"] = json!([7]);
+    let replies = || vec![(200, page(&[first.clone(), second.clone()]))];
+    let (asked, out) = succeed("tunnel list acme", replies());
+    assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
+    let table = "\
+SERVICE    AGENT                    STATE                                           STANDBY  SLOTS   REQUESTS  SHARE  IN FLIGHT  UP     NODE  VERSION
+acme--api  ag_00000000000000000001  unhealthy for 5s: no backend takes connections  yes      -       1         12 %   2          1m 1s  -     0.2.0
+acme--api  ag_00000000000000000002  ready for 1m                                    no       1 of 8  7         88 %   2          1m 1s  -     0.2.0
+acme--web  ag_00000000000000000001  unknown                                         no       -       0         -      2          1m 1s  1     0.2.0
+Missing: the tunnels of nodes that do not answer: 7.
+";
+    assert_eq!(out, table);
+    let (_, out) = succeed("tunnel list acme --service web --json", replies());
+    let listed: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((listed["items"].as_array().unwrap().len(), &listed["items"][0]["service"]), (1, &json!("acme--web")));
+    assert_eq!((&listed["items"][0]["state"], &listed["missing_nodes"]), (&json!("unknown"), &json!([7])));
+    assert_eq!(succeed("tunnel list acme", vec![(200, page(&[]))]).1, "No tunnels.\n");
 }

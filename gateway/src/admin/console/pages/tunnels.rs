@@ -32,7 +32,14 @@ pub(crate) struct TunnelRow {
     pub(crate) held: String,
     /// Expiry of the agent's certificate.
     pub(crate) certificate: Option<String>,
-    pub(crate) draining: bool,
+    pub(crate) state: String,
+    /// Style of the state.
+    pub(crate) look: &'static str,
+    /// How long it has been in the state, and why.
+    pub(crate) since: String,
+    pub(crate) standby: bool,
+    /// Share of the requests of the service.
+    pub(crate) share: Option<u8>,
     /// Slot of the node that has the tunnel.
     pub(crate) node: Option<u16>,
 }
@@ -63,10 +70,27 @@ impl From<&TunnelReport> for TunnelRow {
             window: format::bytes(report.window.into()),
             held: format::bytes(report.held_bytes as u64),
             certificate: report.certificate_not_after.as_ref().map(|at| format::relative(at, Timestamp::now())),
-            draining: report.draining,
+            state: report.shown_state().replace('_', " "),
+            look: match report.shown_state() {
+                "ready" => "good",
+                "unknown" => "neutral",
+                "unhealthy" | "breaker_open" | "suspect" => "bad",
+                _ => "warn",
+            },
+            since: since(report),
+            standby: report.standby,
+            share: report.share_percent,
             node: report.node,
         }
     }
+}
+
+fn since(report: &TunnelReport) -> String {
+    if report.draining {
+        return String::new();
+    }
+    let reason = report.state_reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+    format!("for {}{reason}", format::seconds(report.state_seconds))
 }
 
 #[derive(Template)]

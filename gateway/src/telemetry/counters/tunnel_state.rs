@@ -1,0 +1,131 @@
+//! State of tunnels for lists and metrics.
+
+use std::collections::HashMap;
+
+use super::TunnelReport;
+
+/// State of a tunnel that gets its share of requests.
+const READY: &str = "ready";
+/// State of a tunnel that gets no new requests because it is about to end.
+const DRAINING: &str = "draining";
+/// State of the tunnels of a node that does not report it.
+const UNKNOWN: &str = "unknown";
+
+/// States of tunnels in metrics.
+pub const TUNNEL_STATES: [&str; 6] = [READY, "probing", "breaker_open", "unhealthy", "suspect", DRAINING];
+
+impl TunnelReport {
+    /// The state for people and metrics.
+    pub fn shown_state(&self) -> &str {
+        if self.draining { DRAINING } else { &self.state }
+    }
+
+    /// Whether the tunnel gets its share of requests, as far as it is known.
+    pub fn is_ready(&self) -> bool {
+        [READY, UNKNOWN].contains(&self.shown_state())
+    }
+
+    /// Why the tunnel is not ready, and since when: `unhealthy for 5m: the agent reports …`.
+    pub fn state_in_words(&self) -> String {
+        let state = self.shown_state().replace('_', " ");
+        if self.draining || self.state == UNKNOWN {
+            return state;
+        }
+        let since = humantime::format_duration(std::time::Duration::from_secs(self.state_seconds));
+        let reason = self.state_reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+        format!("{state} for {since}{reason}")
+    }
+
+    pub(super) fn unknown_state() -> String {
+        UNKNOWN.to_owned()
+    }
+}
+
+/// Sets the share of each tunnel of the requests of its service. `tunnels` has all tunnels of each service in it.
+pub(crate) fn with_shares(mut tunnels: Vec<TunnelReport>) -> Vec<TunnelReport> {
+    let mut totals: HashMap<String, u64> = HashMap::new();
+    for tunnel in &tunnels {
+        *totals.entry(tunnel.service.clone()).or_default() += tunnel.requests;
+    }
+    for tunnel in &mut tunnels {
+        let total = totals.get(&tunnel.service).copied().unwrap_or_default();
+        tunnel.share_percent = percent(tunnel.requests, total);
+    }
+    tunnels
+}
+
+/// Rounded to the nearest; `None` of nothing.
+fn percent(part: u64, total: u64) -> Option<u8> {
+    let (part, total) = (u128::from(part), u128::from(total));
+    (part * 100 + total / 2).checked_div(total).and_then(|percent| u8::try_from(percent).ok())
+}
+
+#[cfg(test)]
+impl TunnelReport {
+    /// Report of a tunnel of `service` that is ready and idle.
+    pub(crate) fn example(service: &str, agent_id: &str) -> Self {
+        Self {
+            service: service.to_owned(),
+            agent_id: agent_id.to_owned(),
+            agent_version: "1".to_owned(),
+            update: None,
+            certificate_not_after: None,
+            generation: 1,
+            node: None,
+            worker: 0,
+            age_seconds: 1,
+            idle_seconds: 0,
+            round_trip_us: None,
+            in_flight: 0,
+            window: 9,
+            held_bytes: 0,
+            slots: None,
+            slots_in_use: None,
+            draining: false,
+            state: READY.to_owned(),
+            state_seconds: 1,
+            state_reason: None,
+            standby: false,
+            requests: 0,
+            share_percent: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_of_the_requests_of_one_service() {
+        let tunnel = |service, requests| TunnelReport { requests, ..TunnelReport::example(service, "ag") };
+        let tunnels = [("a--a", 1), ("a--b", 5), ("a--a", 2), ("a--c", 0), ("a--d", u64::MAX / 2), ("a--d", 1)];
+        let shares = with_shares(tunnels.map(|(service, requests)| tunnel(service, requests)).to_vec());
+        let shares: Vec<Option<u8>> = shares.iter().map(|tunnel| tunnel.share_percent).collect();
+        assert_eq!(shares, [Some(33), Some(100), Some(67), None, Some(100), Some(0)]);
+    }
+
+    #[test]
+    fn reports_of_earlier_versions_have_an_unknown_state() {
+        let mut report = serde_json::to_value(TunnelReport::example("a--a", "ag")).unwrap();
+        for field in ["state", "state_seconds", "state_reason", "standby", "requests", "share_percent"] {
+            report.as_object_mut().unwrap().remove(field).unwrap();
+        }
+        let report: TunnelReport = serde_json::from_value(report).unwrap();
+        assert_eq!((report.shown_state(), report.is_ready(), report.standby), ("unknown", true, false));
+        assert_eq!(report.state_in_words(), "unknown");
+    }
+
+    #[test]
+    fn a_state_is_told_with_time_and_reason() {
+        let report = TunnelReport {
+            state: "breaker_open".to_owned(),
+            state_seconds: 61,
+            state_reason: Some("no backend takes a connection".to_owned()),
+            ..TunnelReport::example("a--a", "ag")
+        };
+        assert_eq!(report.state_in_words(), "breaker open for 1m 1s: no backend takes a connection");
+        let draining = TunnelReport { draining: true, ..report };
+        assert_eq!((draining.state_in_words().as_str(), draining.is_ready()), ("draining", false));
+    }
+}
