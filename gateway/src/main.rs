@@ -82,7 +82,11 @@ fn serve_unreplaced(path: &Path) -> Result<(), Failure> {
 }
 
 fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
-    doctor::examine(config, |name| std::env::var(name).ok()).print(json)
+    let mut examination = doctor::examine(config, |name| std::env::var(name).ok());
+    if let Some(config) = config {
+        cli::warnings::examine(&mut examination, config);
+    }
+    examination.print(json)
 }
 
 fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {

@@ -24,6 +24,7 @@ mod service_access;
 mod signing_key;
 mod table;
 mod tunnel;
+pub(crate) mod warnings;
 
 use std::io;
 

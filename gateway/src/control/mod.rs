@@ -24,6 +24,7 @@ mod service;
 mod shared_files;
 mod signing_key;
 mod takeover;
+mod warnings;
 mod workers;
 
 use std::fmt;
@@ -64,6 +65,7 @@ pub(crate) use shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub use takeover::MissingChanges;
 use takeover::UnsentChanges;
+pub use warnings::{WarningView, WarningsView};
 pub(crate) use workers::{ViewApplied, Workers};
 
 use crate::clock::Timestamp;

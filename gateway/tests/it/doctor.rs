@@ -3,11 +3,15 @@
 use std::net::TcpListener;
 use std::process::Command;
 
-use serde_json::Value;
+use gw_gateway::demo::{Demo, Options};
+use gw_gateway::store::{AgentRecord, StoredRecord};
+use gw_shared::id::AgentId;
+use serde_json::{Value, json};
 
+use crate::support::admin_api::Api;
 use crate::support::caller::{connect, get};
 use crate::support::process::{Served, config_text, gw_agent, gw_gateway, serve, serve_command};
-use crate::support::{demo, tunnels};
+use crate::support::{demo, options, tunnels};
 
 /// Runs a doctor. Returns a lookup from a check to its verdict and finding, and the exit code.
 fn examine(command: &mut Command) -> (impl Fn(&str) -> (String, String) + use<>, i32) {
@@ -96,4 +100,36 @@ fn doctor_does_not_disturb_a_running_agent() {
     let (look, code) = examine(&mut doctor("http://127.0.0.1:1"));
     assert_eq!((look("backend of demo--echo.eu1.gw.localhost").0.as_str(), code), ("failed", 1));
     demo.stop();
+}
+
+#[test]
+fn a_service_with_one_ready_agent_of_several_has_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
+    std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
+    let demo = Demo::start(&Options { data_dir: Some(data_dir), ..options(None) }).unwrap();
+    let (control, api) = (demo.gateway().control(), Api(&demo.about));
+    let admin = demo.about.admin_url.trim_start_matches("http://").to_owned();
+    let doctor = || {
+        let mut command = gw_gateway();
+        command.arg("doctor").arg("--config").arg(&config).env("GW_ADMIN_LISTEN", &admin);
+        examine(&mut command).0
+    };
+    assert_eq!(api.get("/warnings").body, json!({ "items": [] }));
+    let look = doctor();
+    let all_well = ("ok".to_owned(), "no service with several agents depends on one of them".to_owned());
+    assert_eq!(look("agents of services"), all_well);
+
+    let ready = control.records().agents.into_values().next().unwrap();
+    let lost = AgentRecord { id: AgentId::random(), name: "lost".to_owned(), key: None, ..ready.clone() };
+    control.put(&StoredRecord::Agent(lost.clone())).unwrap();
+    let found = format!("1 of 2 agents is ready, {} ({}); {} (lost): no tunnel", ready.id, ready.name, lost.id);
+    let warning = &api.get("/warnings").body["items"][0];
+    assert_eq!((&warning["account"], &warning["service"]), (&json!("demo"), &json!("echo")));
+    assert_eq!(warning["found"], found);
+    let look = doctor();
+    assert_eq!(look("agents of demo/echo"), ("warning".to_owned(), found));
+    demo.stop();
+    let look = doctor();
+    assert_eq!(look("agents of services").1, "not checked: the gateway does not run");
 }

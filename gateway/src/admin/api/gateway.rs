@@ -1,4 +1,4 @@
-//! `/gateway`
+//! `/gateway` and `/warnings`
 
 use axum::Json;
 use axum::extract::State;
@@ -7,10 +7,10 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{Problem, ReadProblems};
-use crate::control::GatewayAddress;
+use crate::control::{GatewayAddress, WarningsView};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
-    OpenApiRouter::new().routes(routes!(show_gateway))
+    OpenApiRouter::new().routes(routes!(show_gateway)).routes(routes!(show_warnings))
 }
 
 /// Show how agents and callers reach the gateway.
@@ -20,4 +20,13 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
 )]
 async fn show_gateway(State(admin): State<Admin>) -> Result<Json<GatewayAddress>, Problem> {
     Ok(Json(admin.gateway_address().await?))
+}
+
+/// Show which services need attention although they answer requests: those with several agents of which at most one is ready.
+#[utoipa::path(
+    get, path = "/warnings", tag = "gateway",
+    responses((status = 200, description = "The warnings", body = WarningsView), ReadProblems),
+)]
+async fn show_warnings(State(admin): State<Admin>) -> Result<Json<WarningsView>, Problem> {
+    Ok(Json(admin.warnings().await?))
 }

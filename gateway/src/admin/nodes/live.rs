@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::ask::target;
 use crate::admin::problem::Problem;
 use crate::admin::{Admin, Panicked};
-use crate::control::{AgentView, Control};
+use crate::control::{AgentView, Control, WarningsView};
 use crate::telemetry::counters::{RefusedVersion, TunnelReport};
 
 /// Time limit of an answer. A node waits up to two seconds for its own workers.
@@ -94,6 +94,14 @@ impl Admin {
         let here = self.clone().run(move |control| NodeLive::new(control, &query));
         let (here, (others, missing)) = tokio::join!(here, self.live_elsewhere(&target));
         Ok(Live { here: here?, others, missing })
+    }
+
+    /// Services that need attention, by the tunnels of all nodes.
+    pub(in crate::admin) async fn warnings(&self) -> Result<WarningsView, Panicked> {
+        let live = self.live(LiveQuery::default()).await?;
+        let missing_nodes = live.missing.clone();
+        let items = self.clone().run(move |control| control.warnings(live.tunnels())).await?;
+        Ok(WarningsView { items, missing_nodes })
     }
 
     /// Adds the tunnels that the agents have to other nodes.

@@ -103,6 +103,31 @@ fn the_overview_lists_the_errors_of_the_last_hour() {
 }
 
 #[test]
+fn state_of_tunnels_and_lost_redundancy_are_shown() {
+    let demo = demo(None);
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let ready = control.records().agents.into_values().next().unwrap();
+    for page in ["/tunnels".to_owned(), format!("/accounts/demo/agents/{}", ready.id)] {
+        let state = browser.get(&page).between("<td data-label=\"State\">", "</td>");
+        assert!(state.contains("<span class=\"pill good\">ready</span>") && state.contains(">for "), "{page}: {state}");
+    }
+    let service = "/accounts/demo/services/echo";
+    for page in ["/", service] {
+        let page = browser.get(page);
+        assert!(!page.text.contains("class=\"warning\"") && !page.text.contains("not redundant"), "{}", page.text);
+    }
+    let lost = AgentRecord { id: AgentId::random(), name: "<lost>".to_owned(), key: None, ..ready.clone() };
+    control.put(&StoredRecord::Agent(lost.clone())).unwrap();
+    assert!(browser.get("/").text.contains("<span class=\"pill warn\">not redundant</span>"));
+    for page in ["/", service] {
+        let warning = browser.get(page).between("<p class=\"warning\">", "</p>");
+        for holds in ["1 of 2 agents is ready", lost.id.as_str(), "lost&#62;): no tunnel. Remedy: "] {
+            assert!(warning.contains(holds), "{page} has no {holds}: {warning}");
+        }
+    }
+}
+
+#[test]
 fn an_account_is_created_changed_and_deleted_with_forms() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));

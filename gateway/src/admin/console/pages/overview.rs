@@ -14,7 +14,7 @@ use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::admin::nodes::{Live, LiveQuery};
 use crate::admin::{Admin, Failed};
 use crate::clock::Timestamp;
-use crate::control::Control;
+use crate::control::{Control, WarningView};
 use crate::store::ServiceRecord;
 use crate::telemetry::request_log::SearchQuery;
 
@@ -44,6 +44,7 @@ struct Glance {
     tunnels: usize,
     in_flight: usize,
     connections: String,
+    warnings: Vec<WarningView>,
 }
 
 struct Errors {
@@ -61,15 +62,18 @@ struct ServiceRow {
     enabled: bool,
     tunnels: usize,
     in_flight: usize,
+    /// Its redundancy is lost.
+    has_warning: bool,
 }
 
 impl ServiceRow {
     /// Text and style of the service's state.
     fn state(&self) -> (&'static str, &'static str) {
-        match (self.enabled, self.tunnels) {
-            (false, _) => ("disabled", "neutral"),
-            (true, 0) => ("no tunnel", "bad"),
-            (true, _) => ("serving", "good"),
+        match (self.enabled, self.tunnels, self.has_warning) {
+            (false, ..) => ("disabled", "neutral"),
+            (true, 0, _) => ("no tunnel", "bad"),
+            (true, _, true) => ("not redundant", "warn"),
+            (true, _, false) => ("serving", "good"),
         }
     }
 }
@@ -98,6 +102,7 @@ fn glance(control: &Control, live: &Live) -> Glance {
         *count += 1;
         *in_flight += tunnel.in_flight;
     }
+    let warnings = control.warnings(live.tunnels());
     let row = |service: &ServiceRecord| {
         let label = format!("{}--{}", service.account, service.id);
         let (tunnels, in_flight) = by_service.get(label.as_str()).copied().unwrap_or_default();
@@ -108,6 +113,7 @@ fn glance(control: &Control, live: &Live) -> Glance {
             enabled: service.enabled,
             tunnels,
             in_flight,
+            has_warning: warnings.iter().any(|warning| warning.is_of(&service.account, &service.id)),
         }
     };
     let (accounts, services, all_services) = control.look_at(|records| {
@@ -121,6 +127,7 @@ fn glance(control: &Control, live: &Live) -> Glance {
         tunnels: live.nodes().map(|node| node.tunnels).sum(),
         in_flight: live.nodes().map(|node| node.in_flight).sum(),
         connections: format::count(live.nodes().map(|node| node.connections as u64).sum()),
+        warnings,
     }
 }
 

@@ -13,8 +13,9 @@ use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render};
+use crate::admin::nodes::LiveQuery;
 use crate::affinity::Affinity;
-use crate::control::{Actor, Control, Mode, NewService, ServiceChanges, ServiceView};
+use crate::control::{Actor, Control, Mode, NewService, ServiceChanges, ServiceView, WarningView};
 use crate::page::Page;
 
 #[derive(Template)]
@@ -46,6 +47,9 @@ struct ServicePage {
     service: ServiceView,
     label: String,
     tunnels: usize,
+    warning: Option<WarningView>,
+    /// Which tunnels are missing.
+    missing: Option<String>,
     capture_allowed: bool,
     form: Form,
     range: Range,
@@ -123,17 +127,25 @@ async fn page(
     service: String,
     typed: Option<Form>,
 ) -> Result<Response, Failure> {
+    let live = admin.live(LiveQuery { account: Some(account.clone()), ..LiveQuery::default() }).await?;
+    let missing = format::missing("Tunnels", &live.missing);
     let look = move |control: &Control| {
         let capture_allowed = control.account(&account)?.capture_allowed;
-        Ok((control.service(&account, &service)?, capture_allowed, control.tunnels()))
+        let service = control.service(&account, &service)?;
+        let label = format!("{}--{}", service.account, service.id);
+        let tunnels = live.tunnels().filter(|tunnel| tunnel.service == label).count();
+        let warnings = control.warnings(live.tunnels());
+        let warning = warnings.into_iter().find(|warning| warning.is_of(&service.account, &service.id));
+        Ok((service, capture_allowed, label, tunnels, warning))
     };
-    let (service, capture_allowed, tunnels) = admin.look(look).await?;
-    let label = format!("{}--{}", service.account, service.id);
+    let (service, capture_allowed, label, tunnels, warning) = admin.look(look).await?;
     let chrome = visit.chrome(Section::Accounts, service.id.as_str());
     render(&ServicePage {
         chrome,
         crumbs: crumbs(service.account.as_str()),
-        tunnels: tunnels.iter().filter(|tunnel| tunnel.service == label).count(),
+        tunnels,
+        warning,
+        missing,
         capture_allowed,
         form: typed.unwrap_or_else(|| as_it_is(&service)),
         service,
