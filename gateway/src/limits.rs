@@ -315,7 +315,9 @@ const _: () = assert!(LEVELS_WITHIN.as_secs() < TAKEOVER_STEP.as_secs());
 /// Time that requests wait for the first tunnel of a service: after a restart, a move of the service, the loss
 /// of a node, or the end of the last tunnel.
 pub(crate) const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
-/// Requests of one service that wait for a tunnel. Further ones are refused (504).
+/// Time that requests wait for a free slot of the tunnels in order while another tunnel of the service is not.
+pub(crate) const SLOT_WAIT: Duration = Duration::from_secs(1);
+/// Requests of one service that wait for a tunnel or a slot. Further ones are refused (504).
 pub(crate) const WAITING_REQUESTS: usize = KIB;
 /// Time after a restart in which requests wait for a free slot while some tunnels of the service are missing.
 pub(crate) const ALL_TUNNELS_BACK: Duration = Duration::from_secs(2);

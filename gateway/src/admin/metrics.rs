@@ -11,7 +11,7 @@ use crate::control::{Inventory, StoreStatus};
 use crate::limits;
 use crate::region::{NodeState, RegionStatus, Standing};
 use crate::telemetry::counters::services::{CLASSES, OTHER, ServiceReport, merged};
-use crate::telemetry::counters::{TUNNEL_STATES, TunnelReport, WorkerReport};
+use crate::telemetry::counters::{TunnelReport, TunnelState, WorkerReport};
 use crate::telemetry::request_log::LogStats;
 
 /// Name and help of each of a worker's totals. The metric is `gw_{name}_total`.
@@ -245,7 +245,7 @@ fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory
     let without = inventory.services.iter().filter(|label| !up.contains(label.as_str())).count();
     let help = "Enabled services without a tunnel that takes requests. Counts all services.";
     out.single("gw_services_without_tunnel", Kind::Gauge, help, without);
-    let (mut all, mut states) = (0, BTreeMap::from(TUNNEL_STATES.map(|state| (state, 0))));
+    let (mut all, mut states) = (0, BTreeMap::from(TunnelState::ALL.map(|state| (state.as_str(), 0))));
     for tunnel in reports.iter().flat_map(|report| &report.tunnels) {
         all += 1;
         *states.entry(tunnel.shown_state()).or_default() += 1;

@@ -73,6 +73,11 @@ impl Session {
         self.candidacy.standby_by_record.set(is_standby);
     }
 
+    /// Whether the agent or the administrator says that the agent is a standby.
+    pub(super) fn gets_requests_last(&self) -> bool {
+        self.candidacy.standby_by_agent.get() || self.candidacy.standby_by_record.get()
+    }
+
     /// State of the tunnel, since when, and why.
     pub(super) fn condition(&self, now: Instant) -> TunnelCondition {
         self.candidacy.health.borrow().condition(now)
@@ -154,7 +159,7 @@ impl Candidate for Rc<Session> {
     }
 
     fn is_standby(&self) -> bool {
-        self.candidacy.standby_by_agent.get() || self.candidacy.standby_by_record.get()
+        self.gets_requests_last()
     }
 
     fn in_flight(&self) -> usize {
@@ -203,10 +208,12 @@ impl InFlight {
         self.attempt.set(Some(self.session.candidacy.health.borrow_mut().began(self.opened)));
     }
 
-    /// A response has begun.
-    pub(crate) fn succeeded(&self) {
+    /// A response has begun. `is_timed` tells whether the agent and its backend took the time until now.
+    pub(crate) fn succeeded(&self, is_timed: bool) {
         if let Some(attempt) = self.attempt.take() {
-            self.session.candidacy.health.borrow_mut().succeeded(attempt, self.open_for(), Instant::now());
+            let (mut health, now) = (self.session.candidacy.health.borrow_mut(), Instant::now());
+            let latency = if is_timed { self.open_for() } else { health.latency(now) };
+            health.succeeded(attempt, latency, now);
         }
     }
 

@@ -211,9 +211,32 @@ impl Registry {
         self.of_service(label).any(|session| session.takes_requests())
     }
 
-    /// Whether the service has a tunnel that takes one more request.
-    pub(crate) fn has_free_slot(&self, label: &str) -> bool {
-        self.of_service(label).any(|session| session.takes_requests() && session.has_free_slot())
+    /// Whether the service has a tunnel with a free slot, among those in order if there are any.
+    pub(crate) fn has_room(&self, label: &str, now: Instant) -> bool {
+        let serving = || self.of_service(label).filter(|session| session.takes_requests());
+        let is_in_order = |session: &&Rc<Session>| session.tier(true, now) != HealthTier::Impaired;
+        let mut in_order = serving().filter(is_in_order).peekable();
+        match in_order.peek() {
+            Some(_) => in_order.any(|session| session.has_free_slot()),
+            None => serving().any(|session| session.has_free_slot()),
+        }
+    }
+
+    /// Whether the tunnels in order of a service are full while another one is not in order: the slots that are missing may be
+    /// its.
+    pub(crate) fn is_short(&self, label: &str, now: Instant) -> bool {
+        let Some(tunnels) = self.by_service.get(label).filter(|tunnels| tunnels.sessions.len() > 1) else {
+            return false;
+        };
+        let mut is_any_impaired = false;
+        for session in tunnels.sessions.iter().filter(|session| session.takes_requests()) {
+            match session.tier(true, now) {
+                HealthTier::Impaired => is_any_impaired = true,
+                HealthTier::Ready | HealthTier::Probe if session.has_free_slot() => return false,
+                HealthTier::Ready | HealthTier::Probe => {}
+            }
+        }
+        is_any_impaired && !self.has_room(label, now)
     }
 
     /// Checks by PINGs which agents of services with several tunnels answer. Returns whether there are any.

@@ -32,6 +32,7 @@ use super::Tunnels;
 use super::candidate::{Candidacy, InFlight};
 use super::control;
 use super::flow_control::FlowControl;
+use super::health::TunnelCondition;
 use super::openings::Opening;
 use super::waiting::Waiting;
 use crate::agent_releases::AgentReleases;
@@ -43,7 +44,7 @@ use crate::ownership::WorkerId;
 use crate::rate_limit::Bucket;
 use crate::region::NodeSlot;
 use crate::store::{Directory, PublicKeyHash, Service};
-use crate::telemetry::counters::{AgentUpdate, ShownHealth, TunnelReport};
+use crate::telemetry::counters::{AgentUpdate, TunnelReport};
 
 /// The agent at the other end of a tunnel, and the service that the tunnel is for.
 pub(crate) struct Party {
@@ -440,11 +441,6 @@ impl Session {
         Some(AgentUpdate { state: state.to_owned(), version, error: report.error, release_keys })
     }
 
-    /// Health of the tunnel, as lists and metrics show it.
-    fn shown_health(&self) -> ShownHealth {
-        ShownHealth { state: "ready", state_seconds: 0, state_reason: None, standby: false, requests: 0 }
-    }
-
     pub(crate) fn report(
         &self,
         worker: WorkerId,
@@ -453,7 +449,7 @@ impl Session {
         now: Instant,
     ) -> TunnelReport {
         let certificate = directory.agent(self.agent.as_str()).and_then(|agent| agent.certificate_not_after);
-        let health = self.shown_health();
+        let TunnelCondition { state, since, why } = self.condition(now);
         TunnelReport {
             service: self.service.label.to_string(),
             agent_id: self.agent.to_string(),
@@ -472,11 +468,11 @@ impl Session {
             slots: self.reported_slots().map(|(slots, _)| slots),
             slots_in_use: self.reported_slots().map(|(_, in_use)| in_use),
             draining: self.closed_to_requests.get(),
-            state: health.state.to_owned(),
-            state_seconds: health.state_seconds,
-            state_reason: health.state_reason.map(str::to_owned),
-            standby: health.standby,
-            requests: health.requests,
+            state: state.as_str().to_owned(),
+            state_seconds: now.saturating_duration_since(since).as_secs(),
+            state_reason: (!why.is_empty()).then(|| why.to_owned()),
+            standby: self.gets_requests_last(),
+            requests: self.requests(),
             share_percent: None,
         }
     }

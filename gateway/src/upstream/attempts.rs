@@ -86,7 +86,8 @@ impl Attempts {
             failed: Vec::new(),
         };
         let is_withheld = memory.is_some() && matches!(body, Body::Withheld);
-        let Opened { session, began, sender, receiver, in_flight } = search.open(&mut outbound, is_withheld, None)?;
+        let opened = search.open(&mut outbound, is_withheld, None);
+        let Opened { session, began, sender, receiver, in_flight } = opened.map_err(NotOpened::into_error)?;
         let traits = RequestTraits::of(&outbound);
         let response = TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
         let Some(memory) = memory else {
@@ -162,7 +163,8 @@ impl Attempts {
 
     /// Ends the attempts, because a response has begun. Returns those that failed.
     pub(super) fn answered(self, in_flight: &InFlight) -> Vec<FailedAttempt> {
-        in_flight.succeeded();
+        // The time of an upload is that of the caller.
+        in_flight.succeeded(self.upload.as_ref().is_none_or(|upload| upload.is_repeatable()));
         if let Some(upload) = &self.upload {
             upload.settle();
         }
@@ -170,7 +172,12 @@ impl Attempts {
     }
 
     /// Makes another attempt after this one has failed. Fails with the error of the last attempt if there is none.
-    pub(super) fn again(mut self: Box<Self>, failure: Failure, in_flight: &InFlight) -> Result<TunnelResponse, Ended> {
+    /// Waits for a slot if the others are full.
+    pub(super) async fn again(
+        mut self: Box<Self>,
+        failure: Failure,
+        in_flight: &InFlight,
+    ) -> Result<TunnelResponse, Ended> {
         let Failure { error, is_unsent } = failure;
         let Some(reason) = reason_of(&error, self.session.is_suspect()) else {
             return Err(Ended { error, failed: self.search.failed });
@@ -184,9 +191,18 @@ impl Attempts {
             return Err(Ended { error, failed: self.search.failed });
         }
         let is_withheld = self.outbound.headers.contains(AWAIT_ACCEPTANCE);
-        match self.search.open(&mut self.outbound, is_withheld, Some(error)) {
+        let mut opened = self.search.open(&mut self.outbound, is_withheld, Some(error));
+        if matches!(opened, Err(NotOpened::Full(_))) {
+            let Search { tunnels, service, .. } = &self.search;
+            let (tunnels, label) = (Rc::clone(tunnels), Arc::clone(&service.label));
+            let can_open = || tunnels.registry.borrow().has_room(&label, Instant::now());
+            // Without a turn, the second look finds no room either.
+            let _turn = tunnels.waiting.turn(&label, limits::SLOT_WAIT, can_open).await;
+            opened = self.search.open(&mut self.outbound, is_withheld, opened.err().and_then(NotOpened::last));
+        }
+        match opened {
             Ok(opened) => Ok(self.continue_on(opened)),
-            Err(error) => Err(Ended { error, failed: self.search.failed }),
+            Err(not_opened) => Err(Ended { error: not_opened.into_error(), failed: self.search.failed }),
         }
     }
 
@@ -217,6 +233,27 @@ impl From<Error> for Failure {
     }
 }
 
+/// Why no stream was opened.
+enum NotOpened {
+    /// All tunnels that could take the request are full; with the error of the attempt before.
+    Full(Option<Error>),
+    Failed(Error),
+}
+
+impl NotOpened {
+    /// Error of the attempt before, if others are to follow.
+    fn last(self) -> Option<Error> {
+        if let Self::Full(last) = self { last } else { None }
+    }
+
+    fn into_error(self) -> Error {
+        match self {
+            Self::Full(last) => last.unwrap_or(Error::AgentConcurrencyLimit),
+            Self::Failed(error) => error,
+        }
+    }
+}
+
 /// A request whose last attempt has failed.
 pub(super) struct Ended {
     pub(super) error: Error,
@@ -231,7 +268,7 @@ impl Search {
         outbound: &mut OutboundRequest,
         is_withheld: bool,
         mut last: Option<Error>,
-    ) -> Result<Opened, Error> {
+    ) -> Result<Opened, NotOpened> {
         loop {
             let now = Instant::now();
             let session = match (self.choose(now), last.take()) {
@@ -239,13 +276,12 @@ impl Search {
                 (Chosen::Tunnel(session), Some(error)) => {
                     if !self.tunnels.registry.borrow().take_attempt(&self.service.label, now) {
                         self.tunnels.counters.attempts_over_budget.increment();
-                        return Err(error);
+                        return Err(NotOpened::Failed(error));
                     }
                     session
                 }
-                (Chosen::Full, None) => return Err(Error::AgentConcurrencyLimit),
-                (Chosen::None, None) => return Err(Error::AgentUnavailable),
-                (Chosen::Full | Chosen::None, Some(error)) => return Err(error),
+                (Chosen::Full, last) => return Err(NotOpened::Full(last)),
+                (Chosen::None, last) => return Err(NotOpened::Failed(last.unwrap_or(Error::AgentUnavailable))),
             };
             if is_withheld {
                 outbound.headers.insert(AWAIT_ACCEPTANCE, HeaderValue::from_static("1"));
@@ -260,12 +296,14 @@ impl Search {
             let reason = match error {
                 OpenError::StreamLimit => AttemptFailure::NoSlot,
                 OpenError::Congested | OpenError::Lost => AttemptFailure::NotOpened,
-                OpenError::HeadTooLarge | OpenError::Memory => return Err(session.cannot_open(error)),
+                OpenError::HeadTooLarge | OpenError::Memory => {
+                    return Err(NotOpened::Failed(session.cannot_open(error)));
+                }
             };
             self.failed(FailedAttempt { agent: session.agent.clone(), reason, took: Duration::ZERO });
             let error = session.cannot_open(error);
             if !self.rules.may_go_on_after(Transmission::NeverSent) {
-                return Err(error);
+                return Err(NotOpened::Failed(error));
             }
             last = Some(error);
         }

@@ -104,7 +104,8 @@ impl Upstream {
     }
 
     /// Time until which a request of the service waits for a tunnel; `None` if it need not wait. It waits if the service came
-    /// to this node a moment ago, if its last tunnel ended a moment ago, and if this process replaced another.
+    /// to this node a moment ago, if its last tunnel ended a moment ago, if this process replaced another, and if the tunnels in order
+    /// are full while another one is not in order.
     /// While earlier requests wait, later ones go behind them.
     fn wait_until(&self, service: &Service, now: Instant) -> Option<Instant> {
         let Tunnels { grace, registry, waiting, .. } = &*self.tunnels;
@@ -117,15 +118,20 @@ impl Upstream {
             .and_then(|nodes| nodes.peering.arrived_until(&service.hostname, limits::FIRST_TUNNEL_BACK, now));
         let for_first = for_first.max(registry.borrow().lost_until(label, now));
         let for_first = for_first.filter(|_| others_wait || !registry.borrow().has_tunnel(label));
-        for_several.max(for_first)
+        let for_slot = (others_wait || registry.borrow().is_short(label, now)).then(|| now + limits::SLOT_WAIT);
+        for_several.max(for_first).max(for_slot)
     }
 
     /// Waits for the turn of a request, if it [waits](Self::wait_until).
     pub(crate) async fn turn(&self, service: &Service) -> Result<Option<Turn<'_>>, Error> {
         let now = Instant::now();
         let Some(until) = self.wait_until(service, now) else { return Ok(None) };
-        let can_open = || self.tunnels.registry.borrow().has_free_slot(&service.label);
-        self.tunnels.waiting.turn(&service.label, until - now, can_open).await.map(Some)
+        let Tunnels { registry, waiting, .. } = &*self.tunnels;
+        let can_open = || registry.borrow().has_room(&service.label, Instant::now());
+        let turn = waiting.turn(&service.label, until - now, can_open).await;
+        turn.map(Some).map_err(|error| {
+            if registry.borrow().has_tunnel(&service.label) { Error::AgentConcurrencyLimit } else { error }
+        })
     }
 }
 

@@ -190,7 +190,7 @@ impl TunnelResponse {
         let Self { stream, carrier, .. } = self;
         let (head, framing) = match head {
             Ok(head) => head,
-            Err(failure) => return after(failure, attempts, &carrier, progress),
+            Err(failure) => return after(failure, attempts, &carrier, progress).await,
         };
         let body = match head.upgrade {
             Some(_) => ReceivedBody::upgraded(stream),
@@ -199,7 +199,7 @@ impl TunnelResponse {
         let mut download = Download::new(Source::Tunnel { body, has_body: head.has_body, carrier });
         if let Err(error) = download.begin().await {
             let Source::Tunnel { carrier, .. } = &download.source else { return Final::Answer(progress, Err(error)) };
-            return after(error.into(), attempts, carrier, progress);
+            return after(error.into(), attempts, carrier, progress).await;
         }
         if let (Some(attempts), Source::Tunnel { carrier: Carrier::Tunnel(in_flight), .. }) =
             (attempts, &download.source)
@@ -242,11 +242,12 @@ impl TunnelResponse {
 }
 
 /// What follows a failed attempt: another one, or its error.
-fn after(failure: Failure, attempts: Option<Box<Attempts>>, carrier: &Carrier, mut progress: Progress) -> Final {
+async fn after(failure: Failure, attempts: Option<Box<Attempts>>, carrier: &Carrier, mut progress: Progress) -> Final {
     let (Some(attempts), Carrier::Tunnel(in_flight)) = (attempts, carrier) else {
         return Final::Answer(progress, Err(failure.error));
     };
-    match attempts.again(failure, in_flight) {
+    // Boxed: rare, and the task of every request would reserve memory for it.
+    match Box::pin(attempts.again(failure, in_flight)).await {
         Ok(next) => Final::Again(PendingResponse::Tunnel(next)),
         Err(Ended { error, failed }) => {
             progress.failed_attempts = failed;

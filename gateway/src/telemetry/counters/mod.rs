@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::http_message::{AttemptFailure, Outcome};
 use crate::ownership::WorkerId;
 use services::{ServiceCounters, ServiceReport};
-pub use tunnel_state::TUNNEL_STATES;
+pub use tunnel_state::TunnelState;
 pub(crate) use tunnel_state::with_shares;
 
 /// Counter used by its own worker only.
@@ -304,13 +304,4 @@ pub struct TunnelReport {
     /// Its part of the requests that the service's open tunnels got, in percent; null before there were any.
     #[serde(default)]
     pub share_percent: Option<u8>,
-}
-
-/// What a tunnel knows of its health, for its report.
-pub(crate) struct ShownHealth {
-    pub(crate) state: &'static str,
-    pub(crate) state_seconds: u64,
-    pub(crate) state_reason: Option<&'static str>,
-    pub(crate) standby: bool,
-    pub(crate) requests: u64,
 }

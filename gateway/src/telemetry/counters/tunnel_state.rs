@@ -4,25 +4,50 @@ use std::collections::HashMap;
 
 use super::TunnelReport;
 
-/// State of a tunnel that gets its share of requests.
-const READY: &str = "ready";
-/// State of a tunnel that gets no new requests because it is about to end.
-const DRAINING: &str = "draining";
 /// State of the tunnels of a node that does not report it.
 const UNKNOWN: &str = "unknown";
 
-/// States of tunnels in metrics.
-pub const TUNNEL_STATES: [&str; 6] = [READY, "probing", "breaker_open", "unhealthy", "suspect", DRAINING];
+/// State of a tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TunnelState {
+    /// Gets its share of requests.
+    Ready,
+    /// The breaker is half open: one request at a time is let through.
+    Probing,
+    BreakerOpen,
+    /// The agent reports that no backend takes connections.
+    Unhealthy,
+    /// The agent does not answer a PING.
+    Suspect,
+    /// Gets no new requests because it is about to end.
+    Draining,
+}
+
+impl TunnelState {
+    pub const ALL: [Self; 6] =
+        [Self::Ready, Self::Probing, Self::BreakerOpen, Self::Unhealthy, Self::Suspect, Self::Draining];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Probing => "probing",
+            Self::BreakerOpen => "breaker_open",
+            Self::Unhealthy => "unhealthy",
+            Self::Suspect => "suspect",
+            Self::Draining => "draining",
+        }
+    }
+}
 
 impl TunnelReport {
     /// The state for people and metrics.
     pub fn shown_state(&self) -> &str {
-        if self.draining { DRAINING } else { &self.state }
+        if self.draining { TunnelState::Draining.as_str() } else { &self.state }
     }
 
     /// Whether the tunnel gets its share of requests, as far as it is known.
     pub fn is_ready(&self) -> bool {
-        [READY, UNKNOWN].contains(&self.shown_state())
+        [TunnelState::Ready.as_str(), UNKNOWN].contains(&self.shown_state())
     }
 
     /// Why the tunnel is not ready, and since when: `unhealthy for 5m: the agent reports …`.
@@ -82,7 +107,7 @@ impl TunnelReport {
             slots: None,
             slots_in_use: None,
             draining: false,
-            state: READY.to_owned(),
+            state: TunnelState::Ready.as_str().to_owned(),
             state_seconds: 1,
             state_reason: None,
             standby: false,

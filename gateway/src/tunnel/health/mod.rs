@@ -12,6 +12,7 @@ use gw_shared::tunnel::control::BackendHealth;
 
 use self::breaker::{Breaker, BreakerState, Mark};
 use self::latency::Latency;
+use crate::telemetry::counters::TunnelState;
 
 /// Latency of a new tunnel of a service without other ones, until requests have shown another.
 const FIRST_LATENCY: Duration = Duration::from_millis(10);
@@ -41,17 +42,6 @@ pub(crate) enum TunnelFailure {
     NoSlot,
 }
 
-/// State of a tunnel, for metrics and lists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TunnelState {
-    Ready,
-    /// The breaker is half open: one request at a time is let through.
-    Probing,
-    BreakerOpen,
-    Unhealthy,
-    Suspect,
-}
-
 /// State of a tunnel with its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TunnelCondition {
@@ -79,20 +69,6 @@ pub(crate) struct TunnelHealth {
     /// Latency before the first of the failures that opened the breaker. Restored when the agent reports that it is
     /// healthy again, so that it gets its share at once.
     latency_before_failures: Duration,
-}
-
-impl TunnelState {
-    pub(crate) const ALL: [Self; 5] = [Self::Ready, Self::Probing, Self::BreakerOpen, Self::Unhealthy, Self::Suspect];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Ready => "ready",
-            Self::Probing => "probing",
-            Self::BreakerOpen => "breaker_open",
-            Self::Unhealthy => "unhealthy",
-            Self::Suspect => "suspect",
-        }
-    }
 }
 
 impl TunnelHealth {
