@@ -9,6 +9,7 @@ pub mod agent_releases;
 mod apex;
 pub mod auth;
 pub mod backup;
+pub mod caller_session;
 mod client_address;
 pub mod clock;
 mod cluster;

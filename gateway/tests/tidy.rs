@@ -40,6 +40,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "cluster",
             "http_server",
             "config",
+            "caller_session",
             "client_address",
             "memory",
             "telemetry",

@@ -235,6 +235,7 @@ impl Gateway {
         let apex_questions = region_key.as_ref().map(start_questions).transpose().map_err(StartError::Thread)?;
         let peer_shares = listeners.peer_shares(config.workers).map_err(ListenError::from)?;
         let (directory, certificates) = self.control.initial_state()?;
+        let affinity_key = self.control.affinity_key();
         let shared_config = Arc::new(config.clone());
         let agent_releases = AgentReleases::load(&config.agent_releases, &config.data_dir);
         let agent_releases = Arc::new(agent_releases.map_err(StartError::AgentPrograms)?);
@@ -253,6 +254,7 @@ impl Gateway {
             listeners_are_ours: listeners.are_ours,
             directory: Arc::clone(&directory),
             certificates: Arc::clone(&certificates),
+            affinity_key: affinity_key.clone(),
             tunnel_grace: Arc::clone(&carried.tunnel_grace),
             levels: carried.levels.clone(),
             config: Arc::clone(&shared_config),

@@ -98,13 +98,19 @@ impl RegionKey {
         hmac::Key::new(hmac::HMAC_SHA256, &*self.derive_bytes(purpose))
     }
 
-    /// 32 bytes for one purpose: HMAC as a pseudorandom function of the purpose's name.
+    /// 32 bytes for one purpose.
     pub(crate) fn derive_bytes(&self, purpose: &str) -> Zeroizing<[u8; Self::BYTES]> {
-        let secret = hmac::Key::new(hmac::HMAC_SHA256, &**self.0);
-        let mut derived = Zeroizing::new([0; Self::BYTES]);
-        derived.copy_from_slice(hmac::sign(&secret, purpose.as_bytes()).as_ref());
-        derived
+        derive_bytes(&**self.0, purpose)
     }
+}
+
+/// 32 bytes for one purpose, derived from a secret of at least 256 random bits: HMAC as a pseudorandom function of the
+/// purpose's name.
+pub(crate) fn derive_bytes(secret: &[u8], purpose: &str) -> Zeroizing<[u8; RegionKey::BYTES]> {
+    let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
+    let mut derived = Zeroizing::new([0; RegionKey::BYTES]);
+    derived.copy_from_slice(hmac::sign(&secret, purpose.as_bytes()).as_ref());
+    derived
 }
 
 /// Bytes of a key file that are read: more than the longest valid file.

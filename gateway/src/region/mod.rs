@@ -21,6 +21,7 @@ mod view;
 pub(crate) use announcement::{AnnouncementKey, InvalidAnnouncement, TunnelAnnouncement};
 pub use carried::CarriedMembership;
 pub use engine::{Call, CallResult, Join, NodeRow, NodeState, Replaced, Roster, Statement};
+pub(crate) use key::derive_bytes;
 pub use key::{RegionKey, RegionKeyError};
 pub use lease::Isolation;
 pub use membership::{Action, Event, Membership, NodeConfig, PeerState, StopReason};

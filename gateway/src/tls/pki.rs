@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use aws_lc_rs::hmac;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey, VerificationAlgorithm};
 use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId};
@@ -19,7 +20,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::clock::Timestamp;
 use crate::hostname::Region;
-use crate::region::NodeSlot;
+use crate::region::{NodeSlot, derive_bytes};
 
 /// Lifetime of the authorities.
 const AUTHORITY_LIFETIME: Duration = Duration::from_hours(3650 * 24);
@@ -98,6 +99,11 @@ impl Authority {
 
     pub(crate) fn certificate_pem(&self) -> &str {
         &self.certificate_pem
+    }
+
+    /// Key of HMAC-SHA-256 for one purpose, derived from the private key: the same at all nodes of a region.
+    pub(crate) fn derive(&self, purpose: &str) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &*derive_bytes(self.issuer.key().serialized_der(), purpose))
     }
 
     /// Issues a certificate (PEM) for the key of `request`, with which `agent` authenticates its tunnels. It does not
@@ -411,6 +417,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let load = || Authority::load_or_create(directory.path(), "ca", "test").unwrap().certificate_pem;
         assert_eq!(load(), load());
+        let derived = |folder: &Path, purpose| {
+            let key = Authority::load_or_create(folder, "ca", "test").unwrap().derive(purpose);
+            hmac::sign(&key, b"message").as_ref().to_vec()
+        };
+        assert_eq!(derived(directory.path(), "a"), derived(directory.path(), "a"));
+        assert_ne!(derived(directory.path(), "a"), derived(directory.path(), "b"));
+        assert_ne!(derived(directory.path(), "a"), derived(tempfile::tempdir().unwrap().path(), "a"));
         let region = Region::new("eu1", "example.com");
         let server = development_certificate(directory.path(), &region).unwrap();
         let der = CertificateDer::from_pem_slice(server.certificate_pem.as_bytes()).unwrap();

@@ -32,6 +32,7 @@ use self::repeatable_upload::RepeatableUpload;
 pub(crate) use self::response::Final;
 use self::response::{Carrier, TunnelResponse};
 use crate::auth::Authenticated;
+use crate::caller_session::CallerSessions;
 use crate::current::Current;
 use crate::error::Error;
 use crate::http_message::{OpenedStream, Progress, ResponseHead};
@@ -62,6 +63,8 @@ pub(crate) struct Upstream {
     pub(crate) nodes: Option<Rc<Nodes>>,
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) lifecycle: Rc<Lifecycle>,
+    #[expect(dead_code, reason = "the attempts of a request read it")]
+    pub(crate) caller_sessions: CallerSessions,
 }
 
 /// A request after it was opened.

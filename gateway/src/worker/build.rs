@@ -11,6 +11,7 @@ use gw_shared::id::RequestIds;
 use super::{Peers, Setup, Stop, Worker};
 use crate::agent_releases::AgentReleases;
 use crate::apex::{Apex, ApexLimits, NodeQuestions, OtherNodes};
+use crate::caller_session::CallerSessions;
 use crate::cluster::NodeConnections;
 use crate::config::Config;
 use crate::connections::Connections;
@@ -96,6 +97,7 @@ impl Worker {
             nodes: common.nodes.clone(),
             directory: Rc::clone(&common.directory),
             lifecycle: Rc::clone(&common.lifecycle),
+            caller_sessions: CallerSessions::new(setup.affinity_key, common.config.trusted_proxies.clone()),
         });
         let router = Rc::new(common.router(&upstream, &observers));
         let connections = Connections::new(setup.connection_limit, Rc::clone(&common.socket_memory));

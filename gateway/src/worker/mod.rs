@@ -23,6 +23,7 @@ pub(crate) use self::peers::Peers;
 use self::stop::Stop;
 use crate::agent_releases::AgentReleases;
 use crate::apex::NodeQuestions;
+use crate::caller_session::AffinityKey;
 use crate::clock::Timestamp;
 use crate::cluster::NodeConnections;
 use crate::config::Config;
@@ -66,6 +67,7 @@ pub(crate) struct Setup {
     pub(crate) region: Option<RegionSetup>,
     pub(crate) directory: Arc<Directory>,
     pub(crate) certificates: Arc<ServerConfigs>,
+    pub(crate) affinity_key: AffinityKey,
     /// Tunnels that agents had with the predecessor.
     pub(crate) tunnel_grace: Arc<TunnelGrace>,
     /// Levels from the last stop; `None` if a predecessor sends them later.
@@ -116,6 +118,7 @@ impl Setup {
             region: self.region.as_ref().map(of_region).transpose()?,
             directory,
             certificates: Arc::clone(&self.certificates),
+            affinity_key: self.affinity_key.clone(),
             tunnel_grace: Arc::clone(&self.tunnel_grace),
             levels: Some(Arc::default()),
             config: Arc::clone(&self.config),

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ::aws_lc_rs::hmac;
 use bytes::Bytes;
 use gw_shared::http::Part;
 use gw_shared::runtime::{self, Driver};
@@ -19,6 +20,7 @@ use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::{NoClientAuth, ResolvesServerCertUsingSni};
 
+use crate::caller_session::AffinityKey;
 use crate::config::Config;
 use crate::control;
 use crate::hostname::Region;
@@ -110,6 +112,7 @@ fn setup(id: WorkerId, mailbox: &Mailbox<WorkerMessage>, directory: Arc<Director
         region: None,
         directory,
         certificates: Arc::new(no_certificates()?),
+        affinity_key: AffinityKey::new(hmac::Key::new(hmac::HMAC_SHA256, &[0; 32])),
         tunnel_grace: Arc::default(),
         levels: Some(Arc::default()),
         config: Arc::new(Config::new(Region::new("bench", "localhost"), "unused".into())),
