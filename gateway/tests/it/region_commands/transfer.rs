@@ -47,7 +47,7 @@ fn old_gateway(folder: &Path) {
     for line in [
         "account create acme",
         "account create other",
-        "service create acme api",
+        "service create acme api --retries false --affinity cookie:sid",
         "credential create acme --service api --name ci",
         "key create acme --service api",
         "enrollment-token create acme --service api",
@@ -89,6 +89,8 @@ fn a_single_gateway_moves_into_a_region_and_back() {
     assert_eq!(fs::read(data.join("agent-ca.key")).unwrap(), before);
     assert_eq!(fs::read(data.join("admin.token")).unwrap(), fs::read(old_data.join("admin.token")).unwrap());
     assert!(administer(&served, &data, "service list acme").contains("acme--api.eu1.gw.localhost"));
+    let settings = "  retries                no\n  affinity               cookie:sid\n";
+    assert!(administer(&served, &data, "service show acme api").contains(settings));
     administer(&served, &data, "account create more");
     let log = administer(&served, &data, "audit --limit 100");
     assert!(log.contains("account.delete") && log.contains("enrollment_token.create"), "{log}");
@@ -116,6 +118,7 @@ fn a_single_gateway_moves_into_a_region_and_back() {
     fs::write(&config, config_text(&exported, 0)).unwrap();
     let served = serve(&mut serve_command(&config));
     assert!(administer(&served, &exported, "account list").contains("more"));
+    assert!(administer(&served, &exported, "service show acme api").contains(settings));
     assert_eq!(fs::read(exported.join("agent-ca.key")).unwrap(), before);
     let running = second.with_folder("import", &exported);
     assert!(running.err.contains("a gateway is running with this folder; stop it first"), "{}", running.err);
