@@ -6,7 +6,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use gw_agent::identity::enroll::{EnrollError, Options, TokenSource};
+use gw_agent::identity::enroll::{EnrollError, Options, TokenSource, ensure_enrolled};
+use gw_agent::process::Source;
 use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
 
@@ -25,9 +26,13 @@ pub(crate) enum Command {
     /// Enroll this machine as an agent, with a token from the gateway's administrator. Run it again to resume.
     Enroll(EnrollArguments),
     /// Connect to the gateway and forward requests until stopped. SIGTERM finishes running requests first.
+    ///
+    /// With one of the options of an enrollment, it enrolls first unless the state folder has an agent.
     Run {
         #[command(flatten)]
         run: RunArguments,
+        #[command(flatten)]
+        enrolled: RunEnrolledArguments,
         /// Be a worker of the supervisor on standard input.
         #[arg(long, hide = true)]
         supervised: bool,
@@ -83,7 +88,40 @@ pub(crate) struct EnrollmentArguments {
     ca_file: Option<PathBuf>,
 }
 
+/// Options of the commands that enroll if necessary, and run.
+#[derive(Args)]
+pub(crate) struct RunEnrolledArguments {
+    #[command(flatten)]
+    enrollment: EnrollmentArguments,
+    /// Replace the agent in the state folder, which the gateway does not know any more.
+    #[arg(long, hide = true)]
+    enroll_again: bool,
+}
+
+impl RunEnrolledArguments {
+    /// Hidden option of the commands that enroll if necessary, and run.
+    pub(crate) const ENROLL_AGAIN: &str = "--enroll-again";
+
+    /// Whether the options ask for an enrollment. GW_ENROLLMENT_TOKEN alone does not.
+    pub(crate) fn are_given(&self) -> bool {
+        self.enroll_again || self.enrollment.are_given()
+    }
+
+    /// Enrolls the agent of the folder unless it is enrolled. Returns whether it can enroll again.
+    pub(crate) fn enroll(self, state_dir: PathBuf) -> Result<bool, Failure> {
+        let options = Options { force: self.enroll_again, ..self.enrollment.options(state_dir) };
+        let has_token = options.token.is_some();
+        ensure_enrolled(options, |name| std::env::var(name).ok()).map_err(enroll_failure)?;
+        Ok(has_token)
+    }
+}
+
 impl EnrollmentArguments {
+    fn are_given(&self) -> bool {
+        let Self { gateway, token, token_file, name, ca_file } = self;
+        gateway.is_some() || token.is_some() || token_file.is_some() || name.is_some() || ca_file.is_some()
+    }
+
     /// The options of an enrollment in `state_dir`. Arguments take precedence over GW_ENROLLMENT_TOKEN.
     pub(crate) fn options(self, state_dir: PathBuf) -> Options {
         let of_environment = || std::env::var("GW_ENROLLMENT_TOKEN").ok().filter(|token| !token.is_empty());
@@ -127,6 +165,10 @@ pub(crate) struct RunArguments {
 }
 
 impl RunArguments {
+    pub(crate) fn source(&self) -> Source {
+        Source { file: self.config.clone(), state_dir: self.state_dir.clone() }
+    }
+
     /// Arguments of a worker with the same configuration.
     pub(crate) fn of_worker(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["run".into(), "--supervised".into()];

@@ -4,7 +4,10 @@ mod cli;
 #[path = "../../packaging/manual.rs"]
 mod manual;
 
+use std::env;
+use std::ffi::OsString;
 use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver};
 
@@ -12,14 +15,14 @@ use clap::{CommandFactory, Parser};
 use gw_agent::doctor::{self, DoctorOptions};
 use gw_agent::identity::enroll::{Enrolled, Options, enroll};
 use gw_agent::identity::state::DEFAULT;
-use gw_agent::process::{self, Hangup, Source};
+use gw_agent::process::{self, Ended, Hangup};
 use gw_agent::{Config, RelayedService};
 use gw_shared::command::{self, Failure};
 use gw_shared::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::text::escaped;
 
-use cli::{Arguments, Command, EnrollArguments, RunArguments, enroll_failure};
+use cli::{Arguments, Command, EnrollArguments, RunArguments, RunEnrolledArguments, enroll_failure};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -28,8 +31,11 @@ fn main() -> ExitCode {
     core_dump::refuse_at_start("gw-agent");
     let result = match Arguments::parse().command {
         Command::Enroll(arguments) => run_enroll(arguments).map(|()| 0),
-        Command::Run { run, supervised } => run_agent(&run, supervised, Hangup::Reload),
-        Command::Http(arguments) => arguments.enroll().and_then(|arguments| run_agent(&arguments, false, Hangup::Stop)),
+        Command::Run { run, supervised: true, .. } => run_worker(&run).map(|()| 0),
+        Command::Run { run, enrolled, .. } => run_agent(&run, enrolled),
+        Command::Http(arguments) => {
+            arguments.enroll().and_then(|(run, can_enroll)| supervise(&run, Hangup::Stop, can_enroll))
+        }
         Command::Doctor { run, json } => run_doctor(run, json).map(|()| 0),
         Command::Manual { folder } => manual::write(Arguments::command(), &folder)
             .map(|()| 0)
@@ -45,7 +51,7 @@ fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
     logging::start(LogFormat::Text, "info");
     let EnrollArguments { enrollment, state_dir, force } = arguments;
     let options = Options { force, ..enrollment.options(state_dir) };
-    let enrolled = enroll(options, |name| std::env::var(name).ok()).map_err(enroll_failure)?;
+    let enrolled = enroll(options, |name| env::var(name).ok()).map_err(enroll_failure)?;
     print_next_step(&enrolled, &mut io::stdout().lock()).map_err(Failure::run)
 }
 
@@ -64,21 +70,45 @@ fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl
     out.flush()
 }
 
-/// Runs the agent under a supervisor, or as the worker of one.
-fn run_agent(arguments: &RunArguments, supervised: bool, hangup: Hangup) -> Result<u8, Failure> {
-    let RunArguments { config, state_dir, backend, print_addresses } = arguments;
-    if !supervised {
-        let source = Source { file: config.clone(), state_dir: state_dir.clone() };
-        return process::supervise(source, arguments.of_worker(), hangup);
+/// Enrolls the agent if the options ask for that, and runs it under a supervisor.
+fn run_agent(arguments: &RunArguments, enrolled: RunEnrolledArguments) -> Result<u8, Failure> {
+    let can_enroll = enrolled.are_given() && enrolled.enroll(process::state_folder(&arguments.source())?)?;
+    supervise(arguments, Hangup::Reload, can_enroll)
+}
+
+/// Runs the agent under a supervisor. If its record was deleted meanwhile, it enrolls again if it `can_enroll`.
+fn supervise(arguments: &RunArguments, hangup: Hangup, can_enroll: bool) -> Result<u8, Failure> {
+    match process::supervise(arguments.source(), arguments.of_worker(), hangup, can_enroll)? {
+        Ended::Exit(code) => Ok(code),
+        Ended::Deleted => Err(Failure::run(format!("cannot start again to enroll: {}", start_again()))),
     }
-    let environment = |name: &str| std::env::var(name).ok();
+}
+
+/// Begins this program again, to enroll before it runs. Returns only the error. Not a loop: a new program has the default
+/// actions of signals while it enrolls.
+fn start_again() -> io::Error {
+    let mut arguments: Vec<OsString> = env::args_os().skip(1).collect();
+    if !arguments.iter().any(|argument| argument == RunEnrolledArguments::ENROLL_AGAIN) {
+        // Behind the name of the command.
+        arguments.insert(1.min(arguments.len()), RunEnrolledArguments::ENROLL_AGAIN.into());
+    }
+    match env::current_exe() {
+        Ok(program) => std::process::Command::new(program).args(arguments).exec(),
+        Err(error) => error,
+    }
+}
+
+/// Runs the agent as the worker of a supervisor.
+fn run_worker(arguments: &RunArguments) -> Result<(), Failure> {
+    let RunArguments { config, state_dir, backend, print_addresses } = arguments;
+    let environment = |name: &str| env::var(name).ok();
     let loaded = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
     core_dump::allow(loaded.core_dumps).map_err(Failure::run)?;
     logging::start(loaded.log_format, "info");
     let (sender, relayed) = mpsc::channel();
     print_each(relayed).map_err(Failure::run)?;
-    process::work(loaded, print_addresses.then_some(sender)).map(|()| 0)
+    process::work(loaded, print_addresses.then_some(sender))
 }
 
 /// Prints the services that are relayed, until the agent has ended. On a thread of its own, because a reader of the
@@ -96,5 +126,5 @@ fn print_each(relayed: Receiver<RelayedService>) -> io::Result<()> {
 fn run_doctor(arguments: RunArguments, json: bool) -> Result<(), Failure> {
     let RunArguments { config, state_dir, backend, .. } = arguments;
     let options = DoctorOptions { config, state_dir, backends: backend };
-    doctor::examine(&options, |name| std::env::var(name).ok()).print(json)
+    doctor::examine(&options, |name| env::var(name).ok()).print(json)
 }

@@ -28,6 +28,8 @@ pub(crate) enum Event {
     Connected,
     /// The successor has replaced all tunnels.
     Displaced,
+    /// The gateway has deleted the record of this agent.
+    Deleted,
     /// The program was downloaded and checked, and is in the state folder.
     Update { program: SignedProgram },
 }

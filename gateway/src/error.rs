@@ -101,7 +101,9 @@ pub enum Error {
     Overloaded(Overload),
     #[error("a tunnel needs a client certificate issued by this gateway")]
     AgentCertificateRequired,
-    #[error("this agent is unknown or revoked")]
+    #[error("this agent is unknown: its record was deleted; enroll it again with a token")]
+    AgentUnknown,
+    #[error("this agent is revoked")]
     AgentRevoked,
     #[error(
         "the agent's certificate has expired; within 30 days, request a new one at /csr with its key, \
@@ -231,6 +233,7 @@ impl Error {
             Self::AgentChallenge { .. } => {
                 ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentChallenge, Agent)
             }
+            Self::AgentUnknown => ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentUnknown, Policy),
             Self::AgentRevoked => ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentRevoked, Policy),
             Self::AgentNotAllowed(_) => ((StatusCode::FORBIDDEN, "AgentDenied"), ErrorCode::AgentNotAllowed, Policy),
             Self::VersionMismatch(_) => {
@@ -393,6 +396,8 @@ mod tests {
             (Error::BadRequest(String::new()), "400 BadRequest GW_BAD_REQUEST"),
             (Error::Misdirected, "421 Misdirected GW_MISDIRECTED"),
             (Error::Overloaded(Overload::Draining), "503 Overloaded GW_OVERLOADED"),
+            (Error::AgentUnknown, "401 AgentDenied GW_AGENT_UNKNOWN"),
+            (Error::AgentRevoked, "401 AgentDenied GW_AGENT_REVOKED"),
             (Error::VersionMismatch(String::new()), "426 AgentDenied GW_VERSION_MISMATCH"),
         ];
         for (error, expected) in table {

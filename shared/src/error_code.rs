@@ -59,6 +59,7 @@ error_codes! {
     AgentCertificateRequired = "GW_AGENT_CERTIFICATE_REQUIRED",
     AgentCertificateExpired = "GW_AGENT_CERTIFICATE_EXPIRED",
     AgentChallenge = "GW_AGENT_CHALLENGE",
+    AgentUnknown = "GW_AGENT_UNKNOWN",
     AgentRevoked = "GW_AGENT_REVOKED",
     AgentNotAllowed = "GW_AGENT_NOT_ALLOWED",
     VersionMismatch = "GW_VERSION_MISMATCH",

@@ -135,9 +135,10 @@ impl GatewayError {
         }
     }
 
-    /// Whether the agent may not serve the requested service.
-    pub(crate) fn is_not_allowed(&self) -> bool {
-        self.refusal().is_some_and(|refusal| refusal.code == Some(ErrorCode::AgentNotAllowed))
+    /// Whether the records of the gateway do not have the requested service for this agent, or not the agent.
+    pub(crate) fn is_not_in_records(&self) -> bool {
+        let code = self.refusal().and_then(|refusal| refusal.code);
+        matches!(code, Some(ErrorCode::AgentNotAllowed | ErrorCode::AgentUnknown))
     }
 
     /// Whether the agent's certificate has expired by the gateway's clock.

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gw_agent::config::backend_url;
-use gw_agent::identity::enroll::ensure_enrolled;
 use gw_agent::identity::state;
 use gw_shared::command::Failure;
 use gw_shared::telemetry::logging;
 
-use super::{EnrollmentArguments, RunArguments, enroll_failure};
+use super::{RunArguments, RunEnrolledArguments};
 
 #[derive(Args)]
 pub(crate) struct HttpArguments {
@@ -17,7 +16,7 @@ pub(crate) struct HttpArguments {
     #[arg(value_name = "PORT|URL", value_parser = backend_url)]
     backend: String,
     #[command(flatten)]
-    enrollment: EnrollmentArguments,
+    enrolled: RunEnrolledArguments,
     /// Folder in which the agent's identity is stored. Default: gw-agent in $XDG_STATE_HOME or ~/.local/state;
     /// /var/lib/gw-agent for root.
     #[arg(long, env = state::VARIABLE)]
@@ -25,8 +24,8 @@ pub(crate) struct HttpArguments {
 }
 
 impl HttpArguments {
-    /// Enrolls the agent unless it is enrolled. Returns the arguments with which to run it.
-    pub(crate) fn enroll(self) -> Result<RunArguments, Failure> {
+    /// Enrolls the agent unless it is enrolled. Returns the arguments with which to run it, and whether it can enroll again.
+    pub(crate) fn enroll(self) -> Result<(RunArguments, bool), Failure> {
         let environment = |name: &str| std::env::var(name).ok();
         logging::start(environment("GW_LOG_FORMAT").and_then(|text| text.parse().ok()).unwrap_or_default(), "info");
         let is_root = rustix::process::geteuid().is_root();
@@ -34,13 +33,14 @@ impl HttpArguments {
             let message = "--state-dir: missing; HOME and XDG_STATE_HOME are not set, so there is no default folder";
             Failure::Usage(message.to_owned())
         })?;
-        ensure_enrolled(self.enrollment.options(state_dir.clone()), environment).map_err(enroll_failure)?;
-        Ok(RunArguments {
+        let can_enroll = self.enrolled.enroll(state_dir.clone())?;
+        let run = RunArguments {
             config: None,
             state_dir: Some(state_dir),
             backend: vec![self.backend],
             print_addresses: true,
-        })
+        };
+        Ok((run, can_enroll))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gw_shared::error_code::ErrorCode;
 use gw_shared::identity::enrollment::CsrRequest;
 
 use crate::apex_client::ApexClient;
@@ -12,6 +13,12 @@ use crate::identity::state::StateError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecoveryError {
+    #[error(
+        "the gateway does not know this agent: its record was deleted, as that of an ephemeral agent is after an hour without a \
+         tunnel; enroll it again with a token (`gw-agent enroll --force`). `gw-agent run` and `gw-agent http` do so themselves \
+         if they have one"
+    )]
+    Deleted,
     #[error(
         "the agent's certificate has expired and the gateway issues no other ({0}): enroll this agent again with \
          `gw-agent enroll --force`"
@@ -52,6 +59,7 @@ impl CertificateManager {
         let apex = ApexClient::new(name, host, port, &self.proxies, authorities, &self.clock)?;
         let request = CsrRequest { csr, agent_id: Some(to.agent_id.clone()) };
         let reply = apex.sign(&request, None).await.map_err(|error| match error {
+            GatewayError::Refused(refusal) if refusal.code == Some(ErrorCode::AgentUnknown) => RecoveryError::Deleted,
             GatewayError::Refused(refusal) if refusal.is_final() => RecoveryError::Refused(refusal),
             error => RecoveryError::Gateway(error),
         })?;

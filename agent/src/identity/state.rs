@@ -245,12 +245,14 @@ impl StateDir {
         self.replace(IDENTITY, identity_pem.as_bytes())
     }
 
+    /// File with the authorities to trust for the gateway; `None` for those of the system.
+    pub(crate) fn gateway_authorities_file(&self) -> Option<PathBuf> {
+        Some(self.0.join(GATEWAY_CA)).filter(|path| path.exists())
+    }
+
     /// Reads the authorities to trust for the gateway; `None` for those of the system.
     pub fn gateway_authorities(&self) -> Result<Option<Vec<CertificateDer<'static>>>, StateError> {
-        let path = self.0.join(GATEWAY_CA);
-        if !path.exists() {
-            return Ok(None);
-        }
+        let Some(path) = self.gateway_authorities_file() else { return Ok(None) };
         CertificateDer::pem_file_iter(&path)
             .and_then(Iterator::collect)
             .map(Some)

@@ -9,6 +9,7 @@ mod supervisor;
 mod worker;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 
 use gw_shared::command::Failure;
@@ -18,24 +19,35 @@ use tokio::runtime::Builder;
 
 use self::settings::Settings;
 pub use self::settings::Source;
-pub use self::supervisor::Hangup;
 use self::supervisor::{Arguments, Supervisor};
+pub use self::supervisor::{Ended, Hangup};
 use self::worker::WorkError;
 use crate::config::Config;
 use crate::lifecycle::StartError;
 use crate::tunnel::RelayedService;
 
-/// Runs the agent in a worker process until a signal stops it; the exit code. `arguments` make this program a worker with
-/// the configuration of `source`.
-pub fn supervise(source: Source, arguments: Vec<OsString>, hangup: Hangup) -> Result<u8, Failure> {
+/// The state folder of an agent with this configuration. Also starts the log of this process.
+pub fn state_folder(source: &Source) -> Result<PathBuf, Failure> {
+    let settings = settings(source)?;
+    logging::start(settings.log_format, "info");
+    Ok(settings.state.path().to_owned())
+}
+
+fn settings(source: &Source) -> Result<Settings, Failure> {
+    Settings::load(source, environment).map_err(|error| Failure::Usage(error.to_string()))
+}
+
+/// Runs the agent in a worker process until a signal stops it, or until its record was deleted if it `can_enroll` again.
+/// `arguments` make this program a worker with the configuration of `source`.
+pub fn supervise(source: Source, arguments: Vec<OsString>, hangup: Hangup, can_enroll: bool) -> Result<Ended, Failure> {
     let usage = |error: &dyn std::error::Error| Failure::Usage(error.to_string());
-    let settings = Settings::load(&source, environment).map_err(|error| usage(&error))?;
+    let settings = settings(&source)?;
     core_dump::allow(settings.core_dumps).map_err(Failure::run)?;
     logging::start(settings.log_format, "info");
     settings.state.enrollment().map_err(|error| usage(&error))?;
     let _lock = settings.state.lock().map_err(|error| usage(&error))?;
     let runtime = Builder::new_current_thread().enable_all().build().map_err(Failure::run)?;
-    let arguments = Arguments { source, of_worker: arguments, hangup };
+    let arguments = Arguments { source, of_worker: arguments, hangup, can_enroll };
     runtime.block_on(async { Supervisor::new(settings, arguments)?.run().await }).map_err(Failure::run)
 }
 

@@ -51,6 +51,17 @@ pub(super) struct Arguments {
     /// Arguments of a worker.
     pub(super) of_worker: Vec<OsString>,
     pub(super) hangup: Hangup,
+    /// Whether the supervisor ends with [`Ended::Deleted`].
+    pub(super) can_enroll: bool,
+}
+
+/// How an agent has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// With this exit code.
+    Exit(u8),
+    /// The gateway has deleted its record: it can serve again after another enrollment.
+    Deleted,
 }
 
 /// Starts workers and stores what becomes of updates.
@@ -60,6 +71,8 @@ pub(super) struct Supervisor {
     /// The installed program. Its file may have been replaced since this process started.
     installed: PathBuf,
     links: BTreeMap<WorkerId, Link>,
+    /// The agent stops because its record was deleted.
+    is_deleted: bool,
     inputs: mpsc::UnboundedSender<Input>,
     received: mpsc::UnboundedReceiver<Input>,
 }
@@ -84,18 +97,18 @@ impl Supervisor {
     pub(super) fn new(settings: Settings, arguments: Arguments) -> io::Result<Self> {
         let (inputs, received) = mpsc::unbounded_channel();
         let installed = std::env::current_exe()?;
-        Ok(Self { settings, arguments, installed, links: BTreeMap::new(), inputs, received })
+        Ok(Self { settings, arguments, installed, links: BTreeMap::new(), is_deleted: false, inputs, received })
     }
 
-    /// Runs the agent in a worker until it ends; the exit code.
-    pub(super) async fn run(mut self) -> io::Result<u8> {
+    /// Runs the agent in a worker until it ends.
+    pub(super) async fn run(mut self) -> io::Result<Ended> {
         let mut signals = listen(self.arguments.hangup)?;
         let Chosen { program, is_proven } = self.choose(Version::own());
         let (mut supervision, mut actions) = Supervision::new(program, is_proven, Instant::now());
         loop {
             for action in actions {
                 if let Some(code) = self.act(action).await {
-                    return Ok(code);
+                    return Ok(if self.is_deleted { Ended::Deleted } else { Ended::Exit(code) });
                 }
             }
             let due = async {
@@ -117,17 +130,33 @@ impl Supervisor {
             if let Input::Exited { worker, .. } = input {
                 self.links.remove(&worker);
             }
+            let input = self.ends_if_deleted(input);
             actions = supervision.handle(input, Instant::now());
         }
+    }
+
+    /// Stops the agent, once, when its record was deleted and it can enroll again.
+    fn ends_if_deleted(&mut self, input: Input) -> Input {
+        if !matches!(input, Input::Event { event: Event::Deleted, .. }) || !self.arguments.can_enroll || self.is_deleted
+        {
+            return input;
+        }
+        tracing::warn!("the gateway does not know this agent any more: enrolling again with the token");
+        self.is_deleted = true;
+        Input::Stop
     }
 
     async fn signalled(&mut self, signal: Option<ReceivedSignal>) -> Input {
         match signal {
             Some(ReceivedSignal::Stop) | None => {
+                self.is_deleted = false;
+                self.arguments.can_enroll = false;
                 tracing::warn!("stopping after running requests have ended; a second signal aborts them");
                 Input::Stop
             }
             Some(ReceivedSignal::Hangup) => {
+                self.is_deleted = false;
+                self.arguments.can_enroll = false;
                 tracing::warn!("SIGHUP: stopping after running requests have ended");
                 Input::Hangup
             }
@@ -419,7 +448,7 @@ mod tests {
         let settings =
             Settings { state: state.clone(), release_keys, log_format: Default::default(), core_dumps: false };
         let source = Source { file: None, state_dir: None };
-        let arguments = Arguments { source, of_worker: Vec::new(), hangup: Hangup::Stop };
+        let arguments = Arguments { source, of_worker: Vec::new(), hangup: Hangup::Stop, can_enroll: false };
         let mut supervisor = Supervisor::new(settings, arguments).unwrap();
         let chosen = |supervisor: &Supervisor, version: &str| {
             stored(version);

@@ -49,11 +49,14 @@ pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, Dia
             let identity = agent.certificates.recover(&identity).await?;
             open(&agent.config, hostname, &identity, &agent.clock).await
         }
-        // The services may have changed while the agent had no tunnel. The reply to a certificate request lists them.
-        Err(DialError::Gateway(error)) if error.is_not_allowed() => match agent.certificates.recover(&identity).await {
-            Ok(_) | Err(RecoveryError::TooSoon(_)) => Err(error.into()),
-            Err(other) => Err(other.into()),
-        },
+        // The services may have changed while the agent had no tunnel. The reply to a certificate request lists them. It also
+        // decides whether the record of the agent was deleted: a worker may not have the newest records.
+        Err(DialError::Gateway(error)) if error.is_not_in_records() => {
+            match agent.certificates.recover(&identity).await {
+                Ok(_) | Err(RecoveryError::TooSoon(_)) => Err(error.into()),
+                Err(other) => Err(other.into()),
+            }
+        }
         result => result,
     }
 }
@@ -127,7 +130,12 @@ impl DialError {
 
     /// Whether the error persists until an administrator intervenes.
     pub(crate) fn needs_intervention(&self) -> bool {
-        matches!(self, Self::Revoked | Self::Recovery(RecoveryError::Refused(_)))
+        matches!(self, Self::Revoked | Self::Recovery(RecoveryError::Refused(_) | RecoveryError::Deleted))
+    }
+
+    /// Whether the gateway does not have a record of this agent any more.
+    pub(crate) fn is_deleted(&self) -> bool {
+        matches!(self, Self::Recovery(RecoveryError::Deleted))
     }
 
     /// Whether another attempt may succeed as soon as the gateway is available again.
@@ -309,6 +317,28 @@ mod tests {
         });
         assert_eq!(dialled.unwrap(), "abc");
         assert_eq!(requests, ["GET /tunnel HTTP/1.1", "POST /csr HTTP/1.1", "GET /tunnel HTTP/1.1"]);
+    }
+
+    #[test]
+    fn an_agent_is_deleted_if_the_records_of_the_gateway_do_not_have_it() {
+        let unknown = |_: &Authority, _: &Request| refusal(401, "", "GW_AGENT_UNKNOWN");
+        let (dialled, requests) = dial_once(NOW, unknown);
+        let deleted = dialled.unwrap_err();
+        assert!(deleted.is_deleted() && deleted.needs_intervention(), "{deleted}");
+        assert_eq!(requests, ["GET /tunnel HTTP/1.1", "POST /csr HTTP/1.1"]);
+        // An agent that was away for long has a certificate that has expired.
+        let (dialled, _) = dial_once(NOW, move |authority, request| match request.head.starts_with("GET /tunnel ") {
+            true => refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED"),
+            false => unknown(authority, request),
+        });
+        assert!(dialled.unwrap_err().is_deleted());
+        // A worker that does not have the newest records proves nothing.
+        let (dialled, _) = dial_once(NOW, move |authority, request| match request.head.starts_with("POST /csr ") {
+            true => certify(authority, request),
+            false => unknown(authority, request),
+        });
+        let error = dialled.unwrap_err();
+        assert!(!error.is_deleted() && !error.needs_intervention(), "{error}");
     }
 
     #[test]

@@ -94,6 +94,9 @@ impl Service {
     /// Records and logs a failed attempt. Returns the pause before the next one.
     fn dial_failed(&mut self, error: &DialError) -> Pause {
         self.registered.failed();
+        if error.is_deleted() {
+            self.agent.events.send(Event::Deleted);
+        }
         let retry_after = error.retry_after().unwrap_or_default();
         let retry_in = self.backoff.next_delay(random()).max(retry_after);
         if error.needs_intervention() {

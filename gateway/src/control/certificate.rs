@@ -150,7 +150,7 @@ fn entitled<'a>(
             of_enrollment(records, id, enrollment.as_deref(), secret, now)?
         }
         AgentProof::OldKey(_) | AgentProof::Tunnel(_) => {
-            records.agents.get(id).ok_or(ControlError::Refused(Error::AgentRevoked))?
+            records.agents.get(id).ok_or(ControlError::Refused(Error::AgentUnknown))?
         }
     };
     match agent.status {

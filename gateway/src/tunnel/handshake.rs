@@ -147,10 +147,10 @@ fn admit(
     let identity = pki::agent_identity(&certificate, &tunnels.region).ok_or(Error::AgentCertificateRequired)?;
     let key = pki::subject_public_key_info(&certificate).ok_or(Error::AgentCertificateRequired)?;
     let directory = tunnels.directory.get();
-    let agent = directory
-        .agent(identity.agent.as_str())
-        .filter(|agent| agent.status == EnrollmentStatus::Approved && agent.account == identity.account)
-        .ok_or(Error::AgentRevoked)?;
+    let agent = directory.agent(identity.agent.as_str()).ok_or(Error::AgentUnknown)?;
+    if agent.status != EnrollmentStatus::Approved || agent.account != identity.account {
+        return Err(Error::AgentRevoked);
+    }
     if agent.is_expired(Timestamp::now()) {
         return Err(Error::AgentCertificateExpired);
     }

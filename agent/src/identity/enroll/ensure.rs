@@ -5,11 +5,15 @@ use super::{EnrollError, Options, enroll};
 use crate::identity::state::{Enrollment, StateDir};
 
 /// Enrolls an agent, or resumes an interrupted enrollment, unless the state folder contains an enrolled agent. That agent
-/// must be enrolled at `options.gateway`, if given; the token is not used then. `environment` is that of [`enroll`].
+/// must be enrolled at `options.gateway`, if given; the token is not used then. With `options.force`, that agent is replaced by
+/// another one at the same gateway. `environment` is that of [`enroll`].
 pub fn ensure_enrolled(options: Options, environment: impl Fn(&str) -> Option<String>) -> Result<(), EnrollError> {
     let state = StateDir::new(&options.state_dir);
     if !state.is_enrolled() {
         return enroll(options, environment).map(drop);
+    }
+    if options.force {
+        return enroll(at_same_gateway(options, &state)?, environment).map(drop);
     }
     let Enrollment { agent_id, gateway_name, gateway_host, gateway_port, services } = state.enrollment()?;
     if let Some(url) = &options.gateway {
@@ -33,4 +37,18 @@ pub fn ensure_enrolled(options: Options, environment: impl Fn(&str) -> Option<St
         );
     }
     Ok(())
+}
+
+/// Options of another enrollment at the gateway of the enrolled agent, unless they name one.
+fn at_same_gateway(options: Options, state: &StateDir) -> Result<Options, EnrollError> {
+    if options.gateway.is_some() {
+        return Ok(options);
+    }
+    let Enrollment { gateway_name, gateway_host, gateway_port, .. } = state.enrollment()?;
+    Ok(Options {
+        gateway: Some(format!("https://{gateway_name}:{gateway_port}")),
+        connect_to: Some((gateway_host, gateway_port)),
+        ca_file: options.ca_file.or_else(|| state.gateway_authorities_file()),
+        ..options
+    })
 }
