@@ -78,8 +78,9 @@ impl SuccessionWatch {
         self.0.send_replace(succession);
     }
 
-    pub(crate) fn is_expected(&self) -> bool {
-        *self.0.borrow() == Succession::Expected
+    /// Whether another process of this agent takes over or has done so.
+    pub(crate) fn has_successor(&self) -> bool {
+        *self.0.borrow() != Succession::None
     }
 
     /// Waits until no successor is starting.

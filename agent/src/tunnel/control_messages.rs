@@ -36,48 +36,29 @@ pub(super) async fn serve(session: &Session, tunnel: &Tunnel) -> Result<(), Inva
 async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessage> {
     let events = &session.agent.gateway_events;
     while let Some(message) = tunnel.message().await {
-        let phase = match control::decode(&message)? {
+        match control::decode(&message)? {
             ToAgent::Ready { agent_id, generation } => {
                 tracing::info!(agent_id, generation, "tunnel ready");
-                Phase::Ready
+                session.used();
             }
-            ToAgent::Drain => Phase::GatewayDrains,
-            ToAgent::Replaced => {
-                session.displaced.set(true);
-                Phase::Replaced
+            ToAgent::Drain => {
+                session.enter(Phase::GatewayDrains);
             }
+            ToAgent::Replaced => session.replaced(),
             ToAgent::Drained => {
                 session.no_more_requests.send_replace(true);
-                continue;
             }
-            ToAgent::Services { hostnames } => {
-                events.set_services(hostnames);
-                continue;
-            }
-            ToAgent::Certificate(reply) => {
-                events.answer_certificate_request(Ok(reply));
-                continue;
-            }
-            ToAgent::Programs { programs } => {
-                session.agent.updates.offered(programs);
-                continue;
-            }
-            ToAgent::OtherTunnels { exist } => {
-                session.pool.set_other_tunnels(exist);
-                continue;
-            }
-            ToAgent::RenewalRefused { message } => {
-                events.answer_certificate_request(Err(message));
-                continue;
-            }
+            ToAgent::Services { hostnames } => events.set_services(hostnames),
+            ToAgent::Certificate(reply) => events.answer_certificate_request(Ok(reply)),
+            ToAgent::Programs { programs } => session.agent.updates.offered(programs),
+            ToAgent::OtherTunnels { exist } => session.pool.set_other_tunnels(exist),
+            ToAgent::RenewalRefused { message } => events.answer_certificate_request(Err(message)),
             ToAgent::Ended { reason } => {
                 let advice = CutReason::parse(&reason).and_then(CutReason::advice);
                 let reason = printable(reason.as_bytes(), REASON_MAX);
                 tracing::warn!(reason, advice, "the gateway ends the tunnel");
-                continue;
             }
-        };
-        session.phase.send_if_modified(|now| phase > *now && std::mem::replace(now, phase) != phase);
+        }
     }
     Ok(())
 }

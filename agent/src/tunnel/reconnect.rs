@@ -14,11 +14,11 @@ use crate::backoff::Backoff;
 const ATTEMPTS: usize = 32;
 /// Services woken by the success of another one reconnect within this time, evenly spread.
 const WOKEN_WITHIN: Duration = Duration::from_millis(250);
-/// Range of the pause after another process with the same identity replaced the tunnel. The range limits how often two
-/// such processes replace each other, and how long the service is down once one of them stops.
+/// Range of the pause after a reserve tunnel has ended. Another process with the same identity has the newer tunnel, and the
+/// range limits how often the two replace each other.
 const DISPLACED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(30)];
 
-/// The pause after another process with the same identity replaced this tunnel; `random` is between 0 and 1.
+/// The pause after a reserve tunnel has ended; `random` is between 0 and 1.
 pub(crate) fn displaced_pause(random: f64) -> Duration {
     let [least, most] = DISPLACED;
     least + (most - least).mul_f64(random.clamp(0.0, 1.0))

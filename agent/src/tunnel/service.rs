@@ -124,7 +124,14 @@ impl Service {
         });
         self.registered.opened(&session);
         runtime::spawn(session::serve(Rc::clone(&session), stream));
-        let was_ready = follow(&mut watched, &self.stop, || {
+        let displaced = || {
+            tracing::error!(
+                service = %self.hostname,
+                "another process with this agent's identity has a newer tunnel, possibly with a copy of the state folder; \
+                 this one stays open as a reserve; enroll every agent separately"
+            );
+        };
+        let was_ready = follow(&mut watched, &self.stop, displaced, || {
             self.backoff.reset();
             if self.agent.reconnects.record_success() {
                 self.agent.events.send(Event::Connected);
@@ -140,15 +147,11 @@ impl Service {
         if phase != Phase::Ended {
             self.ending.push(watched);
         }
-        if session.displaced.get() && self.agent.succession.is_expected() {
+        if session.displaced.get() && self.agent.succession.has_successor() {
             Pause::Succeeded
         } else if session.displaced.get() {
             let retry_in = displaced_pause(random());
-            tracing::error!(
-                service = %self.hostname, ?retry_in,
-                "another process with this agent's identity replaced the tunnel, possibly with a copy of the state folder; \
-                 enroll every agent separately"
-            );
+            tracing::warn!(service = %self.hostname, ?retry_in, "the reserve tunnel has ended");
             Pause::For(retry_in)
         } else if phase == Phase::GatewayDrains {
             // The old tunnel stays open meanwhile: the gateway's successor may already be running.
@@ -224,8 +227,13 @@ async fn wait_for_gateway(successes: &mut Successes, ending: &mut [watch::Receiv
 }
 
 /// Follows a tunnel until it needs a replacement or the service stops. Calls `on_ready` once if the tunnel becomes ready,
-/// and returns whether it did.
-async fn follow(phase: &mut watch::Receiver<Phase>, stop: &watch::Receiver<bool>, on_ready: impl FnOnce()) -> bool {
+/// and returns whether it did. Calls `on_reserve` each time the tunnel becomes a reserve.
+async fn follow(
+    phase: &mut watch::Receiver<Phase>,
+    stop: &watch::Receiver<bool>,
+    on_reserve: impl Fn(),
+    on_ready: impl FnOnce(),
+) -> bool {
     let mut on_ready = Some(on_ready);
     loop {
         let now = *phase.borrow_and_update();
@@ -234,6 +242,9 @@ async fn follow(phase: &mut watch::Receiver<Phase>, stop: &watch::Receiver<bool>
             && let Some(on_ready) = on_ready.take()
         {
             on_ready();
+        }
+        if now == Phase::Reserve {
+            on_reserve();
         }
         if now >= Phase::GatewayDrains
             || unless_stopped(stop, phase.changed()).await.is_none_or(|change| change.is_err())
@@ -287,21 +298,26 @@ mod tests {
     fn on_ready_is_called_once_and_only_for_a_ready_tunnel() {
         let (_stop, stopped) = watch::channel(false);
         let follow_to = |phases: &'static [Phase]| {
-            let (stopped, mut calls) = (stopped.clone(), 0);
+            let (stopped, mut calls, displaced) = (stopped.clone(), 0, Cell::new(0));
             let was_ready = Driver::choose().unwrap().block_on(async {
                 let (phase, mut watched) = watch::channel(Phase::Starting);
-                let (was_ready, ()) = futures_util::join!(follow(&mut watched, &stopped, || calls += 1), async {
-                    for next in phases {
-                        phase.send_replace(*next);
-                        runtime::yield_now().await;
+                let (was_ready, ()) = futures_util::join!(
+                    follow(&mut watched, &stopped, || displaced.set(displaced.get() + 1), || calls += 1),
+                    async {
+                        for next in phases {
+                            phase.send_replace(*next);
+                            runtime::yield_now().await;
+                        }
                     }
-                });
+                );
                 was_ready
             });
-            (was_ready.unwrap(), calls)
+            (was_ready.unwrap(), calls, displaced.get())
         };
-        assert_eq!(follow_to(&[Phase::Ready, Phase::Closing, Phase::Ended]), (true, 1));
-        assert_eq!(follow_to(&[Phase::Ready, Phase::GatewayDrains]), (true, 1));
-        assert_eq!(follow_to(&[Phase::Ended]), (false, 0));
+        assert_eq!(follow_to(&[Phase::Ready, Phase::Closing, Phase::Ended]), (true, 1, 0));
+        assert_eq!(follow_to(&[Phase::Ready, Phase::GatewayDrains]), (true, 1, 0));
+        assert_eq!(follow_to(&[Phase::Ended]), (false, 0, 0));
+        let twice = &[Phase::Ready, Phase::Reserve, Phase::Ready, Phase::Reserve, Phase::Ended];
+        assert_eq!(follow_to(twice), (true, 1, 2));
     }
 }

@@ -23,15 +23,19 @@ use crate::telemetry::counts::Counts;
 use crate::telemetry::request_scope::RequestScope;
 use crate::tunnel::{Agent, control_messages};
 
-/// Life-cycle phase of a tunnel. Later phases compare as greater.
+/// Life-cycle phase of a tunnel. Later phases compare as greater. Only a [reserve](Self::Reserve) goes back, to
+/// [`Self::Ready`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Starting,
     /// Registered at the gateway.
     Ready,
+    /// Another process with this identity has a newer tunnel, which gets the requests. The gateway uses this one again when the
+    /// newer one has ended.
+    Reserve,
     /// The gateway drains: the agent opens another tunnel, and this one stays open until the gateway closes it.
     GatewayDrains,
-    /// Another tunnel of this identity has replaced this one.
+    /// Another tunnel of this process or of its successor has replaced this one.
     Replaced,
     /// No request is left, and the agent ends the tunnel.
     Closing,
@@ -54,9 +58,37 @@ pub(crate) struct Session {
     pub(crate) stop: watch::Receiver<bool>,
     /// True when the gateway has confirmed that it sends no more requests.
     pub(crate) no_more_requests: watch::Sender<bool>,
-    /// Another tunnel of this identity has replaced this one. Unlike [`Phase::Replaced`], which an idle tunnel leaves at
-    /// once, this flag stays set.
+    /// A newer tunnel of this identity gets the requests. Unlike [`Phase::Replaced`], which an idle tunnel leaves at once, this
+    /// flag stays set.
     pub(crate) displaced: Cell<bool>,
+}
+
+impl Session {
+    /// The gateway uses the tunnel for requests, at first or again.
+    pub(super) fn used(&self) {
+        if self.enter(Phase::Ready) {
+            self.displaced.set(false);
+        }
+    }
+
+    /// A newer tunnel of this identity has replaced this one.
+    pub(super) fn replaced(&self) {
+        self.displaced.set(true);
+        let is_done = *self.stop.borrow() || *self.phase.borrow() >= Phase::GatewayDrains;
+        let is_followed = is_done || self.agent.succession.has_successor();
+        self.enter(if is_followed { Phase::Replaced } else { Phase::Reserve });
+    }
+
+    /// Enters a later phase, or returns from the reserve. Returns whether the phase has changed.
+    pub(super) fn enter(&self, phase: Phase) -> bool {
+        self.phase.send_if_modified(|now| {
+            let is_next = phase > *now || (*now == Phase::Reserve && phase == Phase::Ready);
+            if is_next {
+                *now = phase;
+            }
+            is_next
+        })
+    }
 }
 
 /// Serves a tunnel until it ends.

@@ -28,6 +28,7 @@ use rustls_pki_types::PrivateKeyDer;
 use super::*;
 use crate::backend::Backends;
 use crate::fake_gateway::{self, HOSTNAME, NOW};
+use crate::succession::Succession;
 use crate::tls;
 
 const TIME_LIMIT: Duration = Duration::from_secs(20);
@@ -191,10 +192,62 @@ fn requests_beyond_the_slots_are_refused() {
         let refusal = head::parse_refusal(payload).unwrap();
         assert_eq!((&refusal.code[..], refusal.unsent), (AgentErrorCode::ConcurrencyLimit.as_str().as_bytes(), true));
         assert_eq!(session.slots.in_use(), 1);
-        tell(tunnel, &ToAgent::Replaced);
+        tell(tunnel, &ToAgent::Drained);
         assert_eq!(read(&first.1).await, BODY);
     });
     ended.unwrap();
+}
+
+#[test]
+fn a_tunnel_with_a_newer_one_of_another_process_is_a_reserve_until_the_gateway_uses_it_again() {
+    let ended = with_session(async |tunnel, session, _stop| {
+        let mut phase = session.phase.subscribe();
+        let mut reached = async |wanted: Phase| {
+            phase.wait_for(|phase| *phase == wanted).await.unwrap();
+        };
+        let ready = |generation| ToAgent::Ready { agent_id: "ag_1".to_owned(), generation };
+        tell(tunnel, &ready(1));
+        reached(Phase::Ready).await;
+        let (_sender, receiver) = get(tunnel);
+        for generation in 2..4 {
+            tell(tunnel, &ToAgent::Replaced);
+            reached(Phase::Reserve).await;
+            assert!(session.displaced.get());
+            tell(tunnel, &ready(generation));
+            reached(Phase::Ready).await;
+            assert!(!session.displaced.get());
+        }
+        tell(tunnel, &ToAgent::Replaced);
+        reached(Phase::Reserve).await;
+        // A running request ends as it would have, and the tunnel stays open.
+        assert_eq!(read(&receiver).await, BODY);
+        tell(tunnel, &ToAgent::Drain);
+        reached(Phase::GatewayDrains).await;
+        tell(tunnel, &ready(9));
+        tell(tunnel, &ToAgent::Drained);
+    });
+    ended.unwrap();
+}
+
+#[test]
+fn a_tunnel_that_its_own_process_or_its_successor_has_replaced_ends() {
+    let to_replace: [fn(&Tunnel, &Session, &watch::Sender<bool>); 4] = [
+        |_, session, _| session.agent.succession.set(Succession::Expected),
+        |_, session, _| session.agent.succession.set(Succession::Done),
+        |_, _, stop| {
+            stop.send_replace(true);
+        },
+        |tunnel, _, _| tell(tunnel, &ToAgent::Drain),
+    ];
+    for prepare in to_replace {
+        let ended = with_session(async |tunnel, session, stop| {
+            tell(tunnel, &ToAgent::Ready { agent_id: "ag_1".to_owned(), generation: 1 });
+            prepare(tunnel, session, &stop);
+            tell(tunnel, &ToAgent::Replaced);
+            session.phase.subscribe().wait_for(|phase| *phase == Phase::Ended).await.unwrap();
+        });
+        ended.unwrap();
+    }
 }
 
 /// Changes that wait for the next regular report would take 7 seconds.
@@ -241,7 +294,7 @@ fn a_backend_that_does_not_answer_is_given_up_if_there_are_other_agents() {
         assert!(refusal.unsent);
         assert!(patient.1.poll_receive(&mut Context::from_waker(Waker::noop())).is_pending());
         patient.0.reset();
-        tell(tunnel, &ToAgent::Replaced);
+        tell(tunnel, &ToAgent::Drained);
     });
     ended.unwrap();
 }
