@@ -1,7 +1,6 @@
 //! Tunnels: revocation, replacement, several agents of one service, and fairness.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use gw_gateway::control::Actor;
