@@ -63,7 +63,6 @@ pub(crate) struct Upstream {
     pub(crate) nodes: Option<Rc<Nodes>>,
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) lifecycle: Rc<Lifecycle>,
-    #[expect(dead_code, reason = "the attempts of a request read it")]
     pub(crate) caller_sessions: CallerSessions,
 }
 

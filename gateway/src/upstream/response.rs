@@ -16,7 +16,7 @@ use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, AgentResponse, OutboundRequest, Refusal};
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
 use gw_shared::tunnel::timing::AgentTiming;
-use http::header;
+use http::header::{self, HeaderValue};
 use http::{Method, StatusCode};
 
 use super::attempts::{Attempts, Ended, Failure};
@@ -110,6 +110,8 @@ pub(crate) struct TunnelResponse {
     received: Option<Result<ReceivedPart, Error>>,
     /// `None` if there is no further attempt.
     attempts: Option<Box<Attempts>>,
+    /// Cookie of the gateway for the final head. Boxed because it is rare.
+    pub(super) set_cookie: Option<Box<HeaderValue>>,
 }
 
 /// What follows the interim responses.
@@ -121,7 +123,15 @@ pub(crate) enum Final {
 
 impl TunnelResponse {
     pub(super) fn new(stream: StreamReceiver, carrier: Carrier, request: RequestTraits) -> Self {
-        Self { stream, carrier, request, budget: InterimBudget::default(), received: None, attempts: None }
+        Self {
+            stream,
+            carrier,
+            request,
+            budget: InterimBudget::default(),
+            received: None,
+            attempts: None,
+            set_cookie: None,
+        }
     }
 
     pub(super) fn with_attempts(self, attempts: Box<Attempts>) -> Self {
@@ -181,16 +191,16 @@ impl TunnelResponse {
     /// behind its head is an error: nothing of it was passed on.
     pub(super) async fn head(mut self) -> Final {
         let mut progress = self.progress();
-        let (received, attempts) = (self.received.take(), self.attempts.take());
+        let (received, attempts, set_cookie) = (self.received.take(), self.attempts.take(), self.set_cookie.take());
         let head = match received {
             Some(Ok(part)) => self.receive_head(part, &mut progress),
             Some(Err(error)) => Err(error.into()),
             None => Err(self.carrier.lost().into()),
         };
         let Self { stream, carrier, .. } = self;
-        let (head, framing) = match head {
+        let (mut head, framing) = match head {
             Ok(head) => head,
-            Err(failure) => return after(failure, attempts, &carrier, progress).await,
+            Err(failure) => return after(failure, attempts, &carrier, set_cookie, progress).await,
         };
         let body = match head.upgrade {
             Some(_) => ReceivedBody::upgraded(stream),
@@ -199,12 +209,15 @@ impl TunnelResponse {
         let mut download = Download::new(Source::Tunnel { body, has_body: head.has_body, carrier });
         if let Err(error) = download.begin().await {
             let Source::Tunnel { carrier, .. } = &download.source else { return Final::Answer(progress, Err(error)) };
-            return after(error.into(), attempts, carrier, progress).await;
+            return after(error.into(), attempts, carrier, set_cookie, progress).await;
         }
         if let (Some(attempts), Source::Tunnel { carrier: Carrier::Tunnel(in_flight), .. }) =
             (attempts, &download.source)
         {
             progress.failed_attempts = attempts.answered(in_flight);
+        }
+        if let Some(cookie) = set_cookie {
+            head.headers.append(header::SET_COOKIE, *cookie);
         }
         Final::Answer(progress, Ok((head, download)))
     }
@@ -242,13 +255,19 @@ impl TunnelResponse {
 }
 
 /// What follows a failed attempt: another one, or its error.
-async fn after(failure: Failure, attempts: Option<Box<Attempts>>, carrier: &Carrier, mut progress: Progress) -> Final {
+async fn after(
+    failure: Failure,
+    attempts: Option<Box<Attempts>>,
+    carrier: &Carrier,
+    set_cookie: Option<Box<HeaderValue>>,
+    mut progress: Progress,
+) -> Final {
     let (Some(attempts), Carrier::Tunnel(in_flight)) = (attempts, carrier) else {
         return Final::Answer(progress, Err(failure.error));
     };
     // Boxed: rare, and the task of every request would reserve memory for it.
     match Box::pin(attempts.again(failure, in_flight)).await {
-        Ok(next) => Final::Again(PendingResponse::Tunnel(next)),
+        Ok(next) => Final::Again(PendingResponse::Tunnel(TunnelResponse { set_cookie, ..next })),
         Err(Ended { error, failed }) => {
             progress.failed_attempts = failed;
             Final::Answer(progress, Err(error))
