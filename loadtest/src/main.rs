@@ -1,7 +1,7 @@
 //! `gw-loadtest`: runs a scenario against the product.
 
 mod abuse;
-mod agents;
+mod backend;
 mod bucket;
 mod bulk;
 mod callers;
@@ -9,6 +9,7 @@ mod cancel;
 mod client;
 mod compare;
 mod demo;
+mod enrolled;
 mod expiry;
 mod failure;
 mod http2;

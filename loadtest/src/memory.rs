@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::agents::{self, administer};
+use crate::enrolled::{self, administer};
 use crate::client::{Stream, Target};
 use crate::compare::{LARGE, MEGABYTE, Site};
 use crate::demo::{Demo, Options};
@@ -78,8 +78,8 @@ pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
         ("stalled downloads, HTTP/2", STALLED_STREAMS, &|demo, count| stalled_http2(&demo.target, count)),
         ("unread answers of 1 MB", UNREAD, &|demo, count| stalled(&demo.target, MEGABYTE, count)),
         ("tunnels", TUNNELS, &|demo, count| {
-            let services = agents::create_services(demo, ACCOUNT, count)?;
-            Ok(Box::new(agents::connect(gateway, demo, ACCOUNT, &services, &site.backend_url(), &[])?))
+            let services = enrolled::create_services(demo, ACCOUNT, count)?;
+            Ok(Box::new(enrolled::connect(gateway, demo, ACCOUNT, &services, &site.backend_url(), &[])?))
         }),
     ];
     let mut failed = Vec::new();
@@ -116,13 +116,13 @@ impl OtherAccount {
         let key = administer(gateway, demo, &["key", "create", OTHER_ACCOUNT, "--service", OTHER_SERVICE])?;
         let key = key["service_key"].as_str().ok_or_else(|| Failure::new("no service key in the client's JSON"))?;
         let services = [OTHER_SERVICE.to_owned()];
-        let agent = agents::start(gateway, demo, OTHER_ACCOUNT, &services, backend, &[])?;
+        let agent = enrolled::start(gateway, demo, OTHER_ACCOUNT, &services, backend, &[])?;
         let host = demo.target.host.replacen("demo--echo", &format!("{OTHER_ACCOUNT}--{OTHER_SERVICE}"), 1);
         let target = demo.target.for_service(&host, key)?;
-        let deadline = Instant::now() + agents::TUNNELS_WITHIN;
+        let deadline = Instant::now() + enrolled::TUNNELS_WITHIN;
         while !target.connect()?.ask("/hello").is_ok_and(|answer| answer.head.status == 200) {
             ensure(Instant::now() < deadline, || {
-                format!("no tunnel of the other account within {:?}", agents::TUNNELS_WITHIN)
+                format!("no tunnel of the other account within {:?}", enrolled::TUNNELS_WITHIN)
             })?;
             std::thread::sleep(TICK);
         }

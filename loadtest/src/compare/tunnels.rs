@@ -6,7 +6,7 @@ use super::figures::{Case, Column, Row, Sample, Work};
 use super::load::Generator;
 use super::setups::{Kind, Setup, product};
 use super::{Bench, LOAD_CORE};
-use crate::agents;
+use crate::enrolled;
 use crate::demo::Demo;
 use crate::failure::Failure;
 use crate::process::Process;
@@ -28,7 +28,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let start = || Demo::start(bench.gateway, &product(bench.site.backend_port()));
     let (few, many) = (start()?, start()?);
     // Before the tunnels, so that the memory of services is not counted.
-    let services = agents::create_services(&many, ACCOUNT, TUNNELS_OF_AGENT + count)?;
+    let services = enrolled::create_services(&many, ACCOUNT, TUNNELS_OF_AGENT + count)?;
     let (of_agent, of_gateway) = services.split_at(TUNNELS_OF_AGENT);
     let agent = connect(bench, &many, of_agent)?;
     std::thread::sleep(SETTLES);
@@ -56,5 +56,5 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
 }
 
 fn connect(bench: &Bench<'_>, demo: &Demo, services: &[String]) -> Result<Process, Failure> {
-    agents::connect(bench.gateway, demo, ACCOUNT, services, &bench.site.backend_url(), &[LOAD_CORE])
+    enrolled::connect(bench.gateway, demo, ACCOUNT, services, &bench.site.backend_url(), &[LOAD_CORE])
 }

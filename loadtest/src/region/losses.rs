@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::backend::Received;
+use crate::backend::Received;
 
 use super::haproxy::Balancer;
 use super::nodes::{NODES, Region};

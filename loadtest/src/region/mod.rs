@@ -1,7 +1,6 @@
 //! A region of three nodes: cost of a request that crosses nodes, losses, replacements, revocations, and a store that does
 //! not answer.
 
-mod backend;
 mod crossing;
 mod engine;
 mod haproxy;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::backend::Received;
+use crate::backend::Received;
 use super::haproxy::Balancer;
 use super::nodes::{NODES, Region};
 use crate::callers::{CALLERS, Callers};

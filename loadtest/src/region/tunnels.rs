@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::backend::Received;
+use crate::backend::Received;
 use super::haproxy::Balancer;
 use super::nodes::{NODES, Region};
 use crate::callers::{CALLERS, Callers};

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::agents::{TUNNELS_WITHIN, output};
+use crate::enrolled::{TUNNELS_WITHIN, output};
 use crate::client::Target;
 use crate::demo::UNLIMITED;
 use crate::failure::{Failure, ensure};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::installation::{AGENT, GATEWAY, Installation};
 use super::report;
-use crate::agents::output;
+use crate::enrolled::output;
 use crate::callers::{CALLERS, Callers};
 use crate::failure::{Failure, ensure};
 use crate::report::say;

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Requests that the backend has received.
 #[derive(Clone, Default)]
-pub(super) struct Received {
+pub(crate) struct Received {
     ids: Arc<Mutex<HashSet<String>>>,
     twice: Arc<AtomicUsize>,
 }
 
 impl Received {
     /// Starts a backend on a port chosen by the kernel, until this process ends. Returns its URL.
-    pub(super) fn start(&self) -> io::Result<String> {
+    pub(crate) fn start(&self) -> io::Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let url = format!("http://{}", listener.local_addr()?);
         let received = self.clone();
@@ -57,7 +57,7 @@ impl Received {
     }
 
     /// Requests whose id had arrived before.
-    pub(super) fn twice(&self) -> usize {
+    pub(crate) fn twice(&self) -> usize {
         self.twice.load(Ordering::Relaxed)
     }
 }
