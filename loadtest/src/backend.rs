@@ -1,63 +1,243 @@
-//! A backend that remembers the ids of its requests.
+//! Backends in this process that remember the ids of their requests.
 
 use std::collections::HashSet;
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-/// Requests that the backend has received.
+use socket2::{Domain, Socket, Type};
+
+const BACKLOG: i32 = 1024;
+
+/// Requests that backends have received.
 #[derive(Clone, Default)]
 pub(crate) struct Received {
-    ids: Arc<Mutex<HashSet<String>>>,
-    twice: Arc<AtomicUsize>,
+    seen: Arc<Mutex<Seen>>,
 }
 
-impl Received {
-    /// Starts a backend on a port chosen by the kernel, until this process ends. Returns its URL.
-    pub(crate) fn start(&self) -> io::Result<String> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let url = format!("http://{}", listener.local_addr()?);
-        let received = self.clone();
-        std::thread::Builder::new().name("backend".into()).spawn(move || {
-            for socket in listener.incoming().flatten() {
-                let received = received.clone();
-                // A connection that ends is ignored: the caller sees the failure.
-                let _ = std::thread::Builder::new().name("backend".into()).spawn(move || received.serve(socket));
-            }
-        })?;
-        Ok(url)
+#[derive(Default)]
+struct Seen {
+    ids: HashSet<String>,
+    posts: usize,
+    twice: usize,
+    posts_twice: usize,
+}
+
+/// A running backend, until this process ends.
+pub(crate) struct Backend {
+    pub(crate) url: String,
+    requests: Arc<AtomicUsize>,
+}
+
+/// A port on which no program listens: connections are refused.
+pub(crate) struct Refusing {
+    socket: Socket,
+    address: SocketAddr,
+}
+
+/// A port whose connections are never accepted and not refused: a handshake of TCP gets no answer.
+pub(crate) struct BlackHole {
+    address: SocketAddr,
+    _listener: Socket,
+    /// Connections that fill the listener's queue.
+    _waiting: Vec<Socket>,
+}
+
+/// What a backend does with each request.
+#[derive(Clone)]
+struct Service {
+    received: Received,
+    requests: Arc<AtomicUsize>,
+    delay: Duration,
+    answer: Arc<str>,
+}
+
+impl Refusing {
+    pub(crate) fn new() -> io::Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        let address = address_of(&socket)?;
+        Ok(Self { socket, address })
     }
 
-    /// Answers requests without bodies.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Starts a backend on the port, which answers `answer` after `delay`.
+    pub(crate) fn listen(self, received: &Received, delay: Duration, answer: &str) -> io::Result<Backend> {
+        let url = self.url();
+        self.socket.listen(BACKLOG)?;
+        let listener = TcpListener::from(self.socket);
+        let requests = Arc::<AtomicUsize>::default();
+        let received = received.clone();
+        let service = Service { received, requests: Arc::clone(&requests), delay, answer: answer.into() };
+        std::thread::Builder::new().name("backend".into()).spawn(move || {
+            for socket in listener.incoming().flatten() {
+                let service = service.clone();
+                // A connection that ends is ignored: the caller sees the failure.
+                let _ = std::thread::Builder::new().name("backend".into()).spawn(move || service.serve(socket));
+            }
+        })?;
+        Ok(Backend { url, requests })
+    }
+}
+
+impl BlackHole {
+    pub(crate) fn new() -> io::Result<Self> {
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        listener.listen(0)?;
+        let address = address_of(&listener)?;
+        let connection = || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.set_nonblocking(true)?;
+            // The first ones succeed a moment later, the others never do.
+            let _ = socket.connect(&address.into());
+            Ok(socket)
+        };
+        let waiting = (0..4).map(|_| connection()).collect::<io::Result<_>>()?;
+        Ok(Self { address, _listener: listener, _waiting: waiting })
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+fn address_of(socket: &Socket) -> io::Result<SocketAddr> {
+    socket.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+impl Backend {
+    /// Requests that this backend has received.
+    pub(crate) fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
+    }
+}
+
+impl Service {
     fn serve(&self, mut socket: TcpStream) -> io::Result<()> {
-        let mut lines = BufReader::new(socket.try_clone()?);
-        let mut id = String::new();
+        socket.set_nodelay(true)?;
+        let mut reader = BufReader::with_capacity(64 * 1024, socket.try_clone()?);
+        let answer = &self.answer;
+        let response = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len());
+        while let Some(head) = Head::read(&mut reader)? {
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            self.received.note(head.id, head.is_post);
+            io::copy(&mut reader.by_ref().take(head.length), &mut io::sink())?;
+            if !self.delay.is_zero() {
+                std::thread::sleep(self.delay);
+            }
+            socket.write_all(response.as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// What a backend reads of a request's head.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Head {
+    id: String,
+    is_post: bool,
+    length: u64,
+}
+
+impl Head {
+    /// Reads a head; `None` when the connection has ended.
+    fn read(lines: &mut impl BufRead) -> io::Result<Option<Self>> {
+        let mut head = Self::default();
+        let mut line = String::new();
         loop {
-            let mut line = String::new();
+            line.clear();
             if lines.read_line(&mut line)? == 0 {
-                return Ok(());
+                return Ok(None);
             }
             match line.trim_end().split_once(':') {
-                Some((name, value)) if name.eq_ignore_ascii_case("x-gw-request-id") => value.trim().clone_into(&mut id),
-                None if line == "\r\n" => {
-                    self.note(std::mem::take(&mut id));
-                    socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")?;
+                Some((name, value)) if name.eq_ignore_ascii_case("x-gw-request-id") => {
+                    value.trim().clone_into(&mut head.id)
                 }
-                _ => {}
+                Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                    head.length = value.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+                }
+                None if line == "\r\n" => return Ok(Some(head)),
+                None => head.is_post = line.starts_with("POST "),
+                Some(_) => {}
             }
         }
     }
+}
 
-    fn note(&self, id: String) {
-        let is_new = self.ids.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
-        if !is_new {
-            self.twice.fetch_add(1, Ordering::Relaxed);
+impl Received {
+    /// Starts a backend on a port chosen by the kernel. Returns its URL.
+    pub(crate) fn start(&self) -> io::Result<String> {
+        Ok(self.backend(Duration::ZERO, "ok")?.url)
+    }
+
+    /// Starts a backend that answers `answer` after `delay`.
+    pub(crate) fn backend(&self, delay: Duration, answer: &str) -> io::Result<Backend> {
+        Refusing::new()?.listen(self, delay, answer)
+    }
+
+    fn note(&self, id: String, is_post: bool) {
+        let mut seen = self.seen();
+        let is_new = seen.ids.insert(id);
+        match (is_new, is_post) {
+            (true, true) => seen.posts += 1,
+            (true, false) => {}
+            (false, _) => {
+                seen.twice += 1;
+                seen.posts_twice += usize::from(is_post);
+            }
         }
     }
 
     /// Requests whose id had arrived before.
     pub(crate) fn twice(&self) -> usize {
-        self.twice.load(Ordering::Relaxed)
+        self.seen().twice
+    }
+
+    /// POST requests, and those among them whose id had arrived before.
+    pub(crate) fn posts(&self) -> (usize, usize) {
+        let seen = self.seen();
+        (seen.posts + seen.posts_twice, seen.posts_twice)
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn repeated_requests_are_counted() {
+        let received = Received::default();
+        let mut requests = &b"POST /a HTTP/1.1\r\nX-Gw-Request-Id: 1\r\nContent-Length: 7\r\n\r\n"[..];
+        let head = Head::read(&mut requests).unwrap().unwrap();
+        assert_eq!(head, Head { id: "1".to_owned(), is_post: true, length: 7 });
+        assert_eq!(Head::read(&mut requests).unwrap(), None);
+        for (id, is_post) in [("1", true), ("2", false), ("1", true), ("2", false), ("3", true)] {
+            received.note(id.to_owned(), is_post);
+        }
+        assert_eq!((received.posts(), received.twice()), ((3, 1), 2));
+    }
+
+    #[test]
+    fn ports_that_refuse_or_do_not_answer() {
+        let connect = |address: SocketAddr| TcpStream::connect_timeout(&address, Duration::from_millis(100));
+        let refusing = Refusing::new().unwrap();
+        let address = refusing.address;
+        assert_eq!(connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        let _backend = refusing.listen(&Received::default(), Duration::ZERO, "ok").unwrap();
+        assert!(connect(address).is_ok());
+        let hole = BlackHole::new().unwrap();
+        assert_eq!(connect(hole.address).unwrap_err().kind(), ErrorKind::TimedOut);
     }
 }

@@ -1,7 +1,7 @@
-//! Callers that send requests at a steady rate.
+//! Callers that send requests, at a steady rate or back to back.
 
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -17,11 +17,35 @@ pub(crate) const CALLERS: u32 = 16;
 /// in a hundred has a TLS handshake, so that the 99th percentile has none.
 const PER_CONNECTION: usize = 200;
 
+const PATH: &str = "/hello";
+/// Lengths of request bodies, in turns.
+const BODIES: [u64; 4] = [1, 1024, 16 * 1024, 64 * 1024];
+
+/// What callers send.
+#[derive(Clone)]
+pub(crate) struct Load {
+    /// Addresses of the service, in turns.
+    pub(crate) targets: Vec<Target>,
+    pub(crate) callers: u32,
+    /// Requests per second of all; `None` for requests that follow each other at once.
+    pub(crate) rate: Option<u32>,
+    pub(crate) methods: Methods,
+}
+
+/// Methods of the requests of a caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Methods {
+    Get,
+    /// GET and, every second time, POST with a body of up to 64 KiB.
+    GetAndPost,
+}
+
 /// A request without a response of the backend.
 pub(crate) struct Failed {
     pub(crate) began: Instant,
     pub(crate) ended: Instant,
     pub(crate) what: What,
+    pub(crate) is_post: bool,
 }
 
 /// What was there in place of a response of the backend.
@@ -40,6 +64,8 @@ pub(crate) enum What {
 pub(crate) struct Outcome {
     /// Start and duration of answered requests.
     pub(crate) answered: Vec<(Instant, Duration)>,
+    /// Those of them with a body.
+    pub(crate) posts: usize,
     pub(crate) failed: Vec<Failed>,
     /// Connections that ended after a response and before the next one. The caller sends the request again, as RFC 9112
     /// §9.3.1 allows for GET.
@@ -73,12 +99,19 @@ impl Outcome {
 impl Callers {
     /// `callers` send `rate` requests per second in all. A caller that still waits for a response sends none.
     pub(crate) fn start(target: &Target, callers: u32, rate: u32) -> Self {
+        Self::send(&Load { targets: vec![target.clone()], callers, rate: Some(rate), methods: Methods::Get })
+    }
+
+    pub(crate) fn send(load: &Load) -> Self {
+        let Load { targets, callers, rate, methods } = load;
+        let (callers, methods) = (*callers, *methods);
         let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let every = Duration::from_secs(1) * callers / rate;
+        let every = rate.map_or(Duration::ZERO, |rate| Duration::from_secs(1) * callers / rate);
         let caller = |number: u32| {
-            let (target, stop, sent) = (target.clone(), Arc::clone(&stop), Arc::clone(&sent));
+            let target = targets[number as usize % targets.len()].clone();
+            let (stop, sent) = (Arc::clone(&stop), Arc::clone(&sent));
             let first = Instant::now() + every * number / callers;
-            std::thread::spawn(move || call(&target, first, every, &stop, &sent))
+            std::thread::spawn(move || call(&target, first, every, methods, &stop, &sent))
         };
         let threads = (0..callers).map(caller).collect();
         Self { stop, sent, threads }
@@ -95,6 +128,7 @@ impl Callers {
         for thread in self.threads {
             let one = thread.join().map_err(|_| Failure::new("a caller panicked"))?;
             all.answered.extend(one.answered);
+            all.posts += one.posts;
             all.failed.extend(one.failed);
             all.sent_again += one.sent_again;
         }
@@ -102,36 +136,62 @@ impl Callers {
     }
 }
 
-fn call(target: &Target, first: Instant, every: Duration, stop: &AtomicBool, sent: &AtomicUsize) -> Outcome {
+fn call(
+    target: &Target,
+    first: Instant,
+    every: Duration,
+    methods: Methods,
+    stop: &AtomicBool,
+    sent: &AtomicUsize,
+) -> Outcome {
     let mut outcome = Outcome::default();
     let mut connection: Option<(Connection, usize)> = None;
     let mut due = first;
-    while !stop.load(Ordering::Relaxed) {
+    for number in 0.. {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let body = methods.body(number);
         let began = Instant::now();
         due = (due + every).max(began);
         let is_used = connection.as_ref().is_some_and(|(_, used)| *used > 0);
-        let mut exchanged = exchange(target, &mut connection);
-        if exchanged == Err(What::Ended) && is_used {
+        let mut exchanged = exchange(target, body, &mut connection);
+        if exchanged == Err(What::Ended) && is_used && body.is_none() {
             outcome.sent_again += 1;
-            exchanged = exchange(target, &mut connection);
+            exchanged = exchange(target, body, &mut connection);
         }
+        let is_post = body.is_some();
         match exchanged {
-            Ok(()) => outcome.answered.push((began, began.elapsed())),
-            Err(what) => outcome.failed.push(Failed { began, ended: Instant::now(), what }),
+            Ok(()) => {
+                outcome.answered.push((began, began.elapsed()));
+                outcome.posts += usize::from(is_post);
+            }
+            Err(what) => outcome.failed.push(Failed { began, ended: Instant::now(), what, is_post }),
         }
         sent.fetch_add(1, Ordering::Relaxed);
     }
     outcome
 }
 
+impl Methods {
+    /// Length of the body of a caller's request; `None` for GET.
+    fn body(self, number: usize) -> Option<u64> {
+        let has_body = self == Self::GetAndPost && !number.is_multiple_of(2);
+        has_body.then(|| BODIES[number / 2 % BODIES.len()])
+    }
+}
+
 /// Sends one request on the connection, or on a new one.
-fn exchange(target: &Target, kept: &mut Option<(Connection, usize)>) -> Result<(), What> {
+fn exchange(target: &Target, body: Option<u64>, kept: &mut Option<(Connection, usize)>) -> Result<(), What> {
     let (mut connection, used) = match kept.take() {
         Some(kept) => kept,
         None => (target.connect()?, 0),
     };
-    let answer = connection.ask("/hello")?;
+    let answer = match body {
+        None => connection.ask(PATH)?,
+        Some(length) => connection.upload(PATH, length, &mut io::repeat(b'x').take(length))?,
+    };
     if answer.head.status != 200 {
         return Err(What::Status(format!("{} {}", answer.head.status, answer.error_code().unwrap_or_default())));
     }

@@ -267,6 +267,12 @@ impl Connection {
         Ok(Answer { head, body: self.small_body()? })
     }
 
+    /// Like [`Self::ask`], with further header fields, each ended by CRLF.
+    pub(crate) fn ask_with(&mut self, path: &str, fields: &str) -> Result<Answer, Failure> {
+        self.send_head("GET", path, fields)?;
+        Ok(Answer { head: self.response_head()?, body: self.small_body()? })
+    }
+
     /// Sends `form` to `path` and reads the complete response, which must be small.
     pub(crate) fn post_form(&mut self, path: &str, form: &str) -> Result<Answer, Failure> {
         let fields = format!("Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n", form.len());

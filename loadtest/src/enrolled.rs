@@ -1,10 +1,11 @@
-//! More accounts, services and agents of a running demo.
+//! Services and enrolled agents beside those of a demo.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::demo::Demo;
 use crate::failure::{Failure, ensure};
@@ -61,18 +62,41 @@ pub(crate) fn start(
     create.extend(services.iter().flat_map(|service| ["--service", service]));
     let token = administer(gateway, demo, &create)?;
     let token = token["token"].as_str().ok_or_else(|| Failure::new(format!("no token in {token}")))?;
-    let agent = gateway.with_file_name("gw-agent");
-    let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
-    let mut enroll = Command::new(&agent);
-    enroll.args(["enroll", "--gateway", &demo.base_url, "--ca-file"]).arg(&demo.ca_file);
-    enroll.arg("--state-dir").arg(folder.path()).env("GW_ENROLLMENT_TOKEN", token);
-    output(&mut enroll)?;
-    let mut run = process::command(&agent, cores)?;
-    run.args(["run", "--backend", backend, "--state-dir"])
-        .arg(folder.path())
-        .stdin(Stdio::null())
-        .stderr(Stdio::null());
-    Ok(Process::spawn("gw-agent", &mut run)?.with_folder(folder))
+    let enrolled = Enrolled::new(gateway, &demo.base_url, &demo.ca_file, token)?;
+    let run = enrolled.command(backend, cores)?;
+    enrolled.into_process(run)
+}
+
+/// An agent with the state folder that its enrollment has written.
+pub(crate) struct Enrolled {
+    program: PathBuf,
+    folder: TempDir,
+}
+
+impl Enrolled {
+    /// Enrolls the agent beside `gateway` with the region at `url`.
+    pub(crate) fn new(gateway: &Path, url: &str, ca_file: &Path, token: &str) -> Result<Self, Failure> {
+        let program = gateway.with_file_name("gw-agent");
+        let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
+        let mut enroll = Command::new(&program);
+        enroll.args(["enroll", "--gateway", url, "--ca-file"]).arg(ca_file);
+        enroll.arg("--state-dir").arg(folder.path()).env("GW_ENROLLMENT_TOKEN", token);
+        output(&mut enroll)?;
+        Ok(Self { program, folder })
+    }
+
+    /// Command that runs the agent, without its log.
+    pub(crate) fn command(&self, backend: &str, cores: &[usize]) -> Result<Command, Failure> {
+        let mut run = process::command(&self.program, cores)?;
+        run.args(["run", "--backend", backend, "--state-dir"]).arg(self.folder.path());
+        run.stdin(Stdio::null()).stderr(Stdio::null());
+        Ok(run)
+    }
+
+    /// Runs the agent until the process is dropped, and removes its state folder then.
+    pub(crate) fn into_process(self, mut run: Command) -> Result<Process, Failure> {
+        Ok(Process::spawn("gw-agent", &mut run)?.with_folder(self.folder))
+    }
 }
 
 /// Runs the product's command-line client and parses its JSON output.

@@ -1,6 +1,8 @@
 //! `gw-loadtest`: runs a scenario against the product.
 
 mod abuse;
+mod admin_api;
+mod agents;
 mod backend;
 mod bucket;
 mod bulk;
@@ -80,6 +82,8 @@ enum Scenario {
     Region(region::Options),
     /// Gateway and agents are stopped, started and upgraded under load.
     Restarts(restarts::Options),
+    /// Several agents of one service, of which one is sick, lost, slow or restarted.
+    Agents(agents::Options),
     /// CPU time of the request log's thread, and speed of searches.
     Log(request_log::Options),
 }
@@ -99,6 +103,7 @@ fn main() -> ExitCode {
         Scenario::Services(options) => services::run(&gateway, &options),
         Scenario::Region(options) => region::run(&gateway, &options),
         Scenario::Restarts(options) => restarts::run(&gateway, &options),
+        Scenario::Agents(options) => agents::run(&gateway, &options),
         Scenario::Log(options) => request_log::run(&options),
     };
     match result {

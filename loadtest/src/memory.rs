@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::enrolled::{self, administer};
 use crate::client::{Stream, Target};
 use crate::compare::{LARGE, MEGABYTE, Site};
 use crate::demo::{Demo, Options};
+use crate::enrolled::{self, administer};
 use crate::failure::{Failure, ensure};
 use crate::http2::{self, NO_WINDOW};
 use crate::load;

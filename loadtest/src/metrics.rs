@@ -43,6 +43,14 @@ pub(crate) fn read(admin_url: &str, name: &str) -> Result<u64, Failure> {
     sum(&scrape(admin_url)?, name).ok_or_else(|| Failure::new(format!("the metrics have no {name}")))
 }
 
+/// Current value of the sample of one service; 0 without one.
+pub(crate) fn read_of_service(admin_url: &str, name: &str, label: &str) -> Result<u64, Failure> {
+    let text = scrape(admin_url)?;
+    let label = format!("service=\"{label}\"");
+    let samples: String = text.lines().filter(|line| line.contains(&label)).map(|line| format!("{line}\n")).collect();
+    Ok(sum(&samples, name).unwrap_or_default())
+}
+
 /// Reasons for refused and closed connections, with their counts.
 pub(crate) fn reasons(admin_url: &str) -> Result<String, Failure> {
     let text = scrape(admin_url)?;

@@ -93,6 +93,21 @@ impl Process {
         Ok(())
     }
 
+    /// Kills the program and its children, and waits until it has ended.
+    pub(crate) fn kill(mut self) -> Result<(), Failure> {
+        self.send_all(Signal::KILL);
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Sends a signal to the program and its running children.
+    pub(crate) fn send_all(&self, signal: Signal) {
+        for pid in procfs::tree(self.pid()).into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+            // Fails if it has ended already.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
     fn send(&self, signal: Signal) {
         // Fails if the program has ended already.
         let _ = kill_process(Pid::from_child(&self.child), signal);

@@ -5,7 +5,7 @@ mod crossing;
 mod engine;
 mod haproxy;
 mod losses;
-mod nodes;
+pub(crate) mod nodes;
 mod replacement;
 mod revocations;
 mod tunnels;

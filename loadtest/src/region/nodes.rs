@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::admin_api::AdminApi;
 use crate::client::Target;
 use crate::demo::{UNLIMITED, first_line};
 use crate::failure::{Failure, ensure};
@@ -15,14 +16,12 @@ use crate::metrics;
 use crate::process::{self, Process};
 use crate::procfs::{self, Cpu};
 
-pub(super) const NODES: usize = 3;
+pub(crate) const NODES: usize = 3;
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(20);
-/// Longest answer of the administration API.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// A running region.
-pub(super) struct Region {
+pub(crate) struct Region {
     /// Processes that this program has started in place of killed nodes. Dropped before the demo, which has their data.
     restarted: [Option<Process>; NODES],
     /// Processes that have replaced others.
@@ -31,12 +30,11 @@ pub(super) struct Region {
     demo: Option<Process>,
     gateway: PathBuf,
     data: PathBuf,
-    admin_token: String,
+    api: AdminApi,
     ca_file: PathBuf,
     /// Target of requests at the first node.
     target: Target,
     nodes: [Node; NODES],
-    http: ureq::Agent,
 }
 
 struct Node {
@@ -64,7 +62,7 @@ struct AboutNode {
 
 impl Region {
     /// Starts the product and waits until all nodes serve requests. `backend` is a URL, the demo's echo if `None`.
-    pub(super) fn start(gateway: &Path, backend: Option<&str>) -> Result<Self, Failure> {
+    pub(crate) fn start(gateway: &Path, backend: Option<&str>) -> Result<Self, Failure> {
         ensure(gateway.is_file(), || {
             "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH".to_owned()
         })?;
@@ -82,24 +80,22 @@ impl Region {
         let about: About = serde_json::from_str(&first_line(&mut demo)?)?;
         let nodes: Vec<Node> =
             about.nodes.into_iter().map(|AboutNode { port, admin_url, pid }| Node { pid, port, admin_url }).collect();
-        let http = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(ANSWER_WITHIN));
         let region = Self {
             restarted: Default::default(),
             successors: Vec::new(),
             demo: Some(demo),
             gateway: gateway.to_owned(),
             data,
-            admin_token: about.admin_token,
+            api: AdminApi::new(&about.admin_token),
             target: Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?,
             ca_file: about.ca_file,
             nodes: nodes.try_into().map_err(|_| Failure::new("the demo has another number of nodes"))?,
-            http: http.build().new_agent(),
         };
         region.wait_for_members(NODES)?;
         Ok(region)
     }
 
-    pub(super) fn stop(mut self) -> Result<(), Failure> {
+    pub(crate) fn stop(mut self) -> Result<(), Failure> {
         self.end_successors();
         self.restarted = Default::default();
         self.demo.take().map_or(Ok(()), Process::stop)
@@ -117,35 +113,43 @@ impl Region {
     }
 
     /// Target of requests at a node.
-    pub(super) fn target(&self, node: usize) -> Target {
+    pub(crate) fn target(&self, node: usize) -> Target {
         self.target_at(self.nodes[node].port)
     }
 
     /// Target of requests at another port.
-    pub(super) fn target_at(&self, port: u16) -> Target {
+    pub(crate) fn target_at(&self, port: u16) -> Target {
         self.target.at_port(port)
     }
 
     /// Host of the region's own endpoints.
-    pub(super) fn apex(&self) -> &str {
+    pub(crate) fn apex(&self) -> &str {
         self.target.host.split_once('.').map_or("", |(_, apex)| apex)
     }
 
-    pub(super) fn ca_file(&self) -> &Path {
+    pub(crate) fn ca_file(&self) -> &Path {
         &self.ca_file
     }
 
     /// Tunnels of the nodes that answer.
-    pub(super) fn tunnels(&self) -> u64 {
+    pub(crate) fn tunnels(&self) -> u64 {
         self.nodes.iter().filter_map(|node| metrics::read(&node.admin_url, "gw_tunnels").ok()).sum()
     }
 
-    pub(super) fn ports(&self) -> [u16; NODES] {
+    pub(crate) fn admin_token(&self) -> &str {
+        self.api.token()
+    }
+
+    pub(crate) fn admin_urls(&self) -> [&str; NODES] {
+        std::array::from_fn(|node| self.nodes[node].admin_url.as_str())
+    }
+
+    pub(crate) fn ports(&self) -> [u16; NODES] {
         std::array::from_fn(|node| self.nodes[node].port)
     }
 
     /// The node that has the tunnel of the demo's service.
-    pub(super) fn owner(&self) -> Result<usize, Failure> {
+    pub(crate) fn owner(&self) -> Result<usize, Failure> {
         let deadline = Instant::now() + SETTLED_WITHIN;
         loop {
             for node in 0..NODES {
@@ -159,7 +163,7 @@ impl Region {
     }
 
     /// CPU time of the nodes, without agent, backend and PostgreSQL.
-    pub(super) fn cpu(&self) -> Duration {
+    pub(crate) fn cpu(&self) -> Duration {
         self.nodes.iter().map(|node| Cpu::of(node.pid)).sum::<Cpu>().total()
     }
 
@@ -168,7 +172,7 @@ impl Region {
         kill_process(pid, signal).map_err(|error| Failure::during("a signal", error))
     }
 
-    pub(super) fn kill(&mut self, node: usize) -> Result<(), Failure> {
+    pub(crate) fn kill(&mut self, node: usize) -> Result<(), Failure> {
         self.signal(self.nodes[node].pid, Signal::KILL)?;
         if let Some(mut process) = self.restarted[node].take() {
             process.wait(SETTLED_WITHIN)?;
@@ -177,7 +181,7 @@ impl Region {
     }
 
     /// Starts a killed node, on its ports and with its data folder.
-    pub(super) fn restart(&mut self, node: usize) -> Result<(), Failure> {
+    pub(crate) fn restart(&mut self, node: usize) -> Result<(), Failure> {
         let mut command = process::command(&self.gateway, &[])?;
         command.arg("serve").arg("--config").arg(self.data.join(format!("node-{}.toml", node + 1)));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -188,7 +192,7 @@ impl Region {
     }
 
     /// Replaces the process of a node, and waits until the old one has ended.
-    pub(super) fn replace(&mut self, node: usize) -> Result<(), Failure> {
+    pub(crate) fn replace(&mut self, node: usize) -> Result<(), Failure> {
         let old = self.nodes[node].pid;
         self.signal(old, Signal::USR2)?;
         let deadline = Instant::now() + SETTLED_WITHIN;
@@ -205,7 +209,7 @@ impl Region {
     }
 
     /// Stops (`Signal::STOP`) or continues (`Signal::CONT`) all processes of PostgreSQL.
-    pub(super) fn signal_engine(&self, signal: Signal) -> Result<(), Failure> {
+    pub(crate) fn signal_engine(&self, signal: Signal) -> Result<(), Failure> {
         let is_engine = |pid: &u32| procfs::name(*pid).is_some_and(|name| name.starts_with("postgres"));
         let engine: Vec<u32> = self.demo.iter().flat_map(|demo| procfs::tree(demo.pid())).filter(is_engine).collect();
         ensure(!engine.is_empty(), || "the demo has no process of PostgreSQL".to_owned())?;
@@ -215,34 +219,23 @@ impl Region {
     }
 
     /// Sends a request of the administration API to a node; returns status and JSON.
-    pub(super) fn administer(
+    pub(crate) fn administer(
         &self,
         node: usize,
         method: &str,
         path: &str,
         body: &Value,
     ) -> Result<(u16, Value), Failure> {
-        let url = format!("{}/api/v1{path}", self.nodes[node].admin_url);
-        let request = http::Request::builder()
-            .method(method)
-            .uri(&url)
-            .header("Authorization", format!("Bearer {}", self.admin_token))
-            .header("Content-Type", "application/json");
-        let failed = |error: ureq::Error| Failure::during(&url, error);
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let request = request.body(body).map_err(|error| Failure::during(&url, error))?;
-        let mut response = self.http.run(request).map_err(failed)?;
-        let text = response.body_mut().read_to_string().map_err(failed)?;
-        Ok((response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::Null)))
+        self.api.ask(&self.nodes[node].admin_url, method, path, body)
     }
 
     /// The region as a node sees it.
-    pub(super) fn status(&self, node: usize) -> Result<Value, Failure> {
+    pub(crate) fn status(&self, node: usize) -> Result<Value, Failure> {
         Ok(self.administer(node, "GET", "/region", &Value::Null)?.1)
     }
 
     /// Waits until all nodes know `count` live nodes and no service moves.
-    pub(super) fn wait_for_members(&self, count: usize) -> Result<(), Failure> {
+    pub(crate) fn wait_for_members(&self, count: usize) -> Result<(), Failure> {
         let deadline = Instant::now() + SETTLED_WITHIN;
         for node in 0..NODES {
             loop {

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::backend::Received;
 use super::haproxy::Balancer;
 use super::nodes::{NODES, Region};
+use crate::backend::Received;
 use crate::callers::{CALLERS, Callers};
 use crate::failure::{Failure, ensure};
 use crate::report::{millis, say};

@@ -1,17 +1,17 @@
 //! Thousands of tunnels, of which a third are on a node that is killed.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::backend::Received;
 use super::haproxy::Balancer;
 use super::nodes::{NODES, Region};
+use crate::backend::Received;
 use crate::callers::{CALLERS, Callers};
+use crate::enrolled::Enrolled;
 use crate::failure::{Failure, ensure};
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::report::{millis, per_mille, say};
 
 /// Services of one agent; the most that an enrollment token can have.
@@ -85,19 +85,10 @@ fn start_agent(
     }
     let token = create(&format!("/accounts/{account}/enrollment-tokens"), &json!({ "services": services }))?;
     let token = token["token"].as_str().ok_or_else(|| Failure::new(format!("no token in {token}")))?;
-
-    let agent = gateway.with_file_name("gw-agent");
-    let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
-    let mut enroll = Command::new(&agent);
-    enroll.args(["enroll", "--gateway", &format!("https://{}:{port}", region.apex())]);
-    enroll.arg("--ca-file").arg(region.ca_file()).arg("--state-dir").arg(folder.path());
-    let enrolled = enroll.env("GW_ENROLLMENT_TOKEN", token).output()?;
-    let said = String::from_utf8_lossy(&enrolled.stderr);
-    ensure(enrolled.status.success(), || format!("gw-agent enroll: {said}"))?;
-    let mut run = process::command(&agent, &[])?;
-    run.args(["run", "--backend", backend, "--state-dir"]).arg(folder.path());
-    run.stdin(Stdio::null()).stderr(Stdio::null());
-    Ok(Process::spawn("gw-agent", &mut run)?.with_folder(folder))
+    let url = format!("https://{}:{port}", region.apex());
+    let enrolled = Enrolled::new(gateway, &url, region.ca_file(), token)?;
+    let run = enrolled.command(backend, &[])?;
+    enrolled.into_process(run)
 }
 
 /// Waits until the running nodes have `count` tunnels.

@@ -9,9 +9,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::enrolled::{TUNNELS_WITHIN, output};
 use crate::client::Target;
 use crate::demo::UNLIMITED;
+use crate::enrolled::{TUNNELS_WITHIN, output};
 use crate::failure::{Failure, ensure};
 use crate::metrics;
 use crate::process::{self, Process};

@@ -70,7 +70,7 @@ fn report(what: &str, outcome: &Outcome) {
         millis(slowest),
         outcome.sent_again
     ));
-    for Failed { began, ended, what: failure } in others(outcome).take(10) {
+    for Failed { began, ended, what: failure, .. } in others(outcome).take(10) {
         say(format_args!("restarts: {what}: {failure} after {:.0} ms", millis(*ended - *began)));
     }
 }

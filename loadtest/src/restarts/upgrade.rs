@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::installation::{AGENT, GATEWAY, Installation};
 use super::report;
-use crate::enrolled::output;
 use crate::callers::{CALLERS, Callers};
+use crate::enrolled::output;
 use crate::failure::{Failure, ensure};
 use crate::report::say;
 
