@@ -2,6 +2,7 @@
 
 mod api;
 mod console;
+mod ephemeral_agents;
 mod hosts;
 mod metrics;
 mod nodes;

@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::{Admin, router};
+use super::{Admin, ephemeral_agents, router};
 use crate::http_server;
 use crate::limits;
 use crate::rate_limit::{Claimant, TaskPlace, TaskPlaces};
@@ -59,6 +59,7 @@ pub(crate) async fn serve(
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
+    let mut deleting = pin!(ephemeral_agents::keep_deleting(admin.clone()));
     let mut router = http_server::with_timed_bodies(router(admin), limits::ADMIN_BODY_WITHIN);
     if tls.is_some() {
         router = router.layer(map_request(over_https));
@@ -81,6 +82,7 @@ pub(crate) async fn serve(
                 }
             },
             Some(ended) = tasks.join_next() => check(ended),
+            () = &mut deleting => {}
             () = &mut stopped => break,
         }
     }

@@ -166,6 +166,8 @@ mod tests {
                 services: Default::default(),
                 status: EnrollmentStatus::Pending,
                 standby: false,
+                ephemeral: false,
+                absent_since: None,
                 enrollment_token: None,
                 version: None,
                 enrollment: Some(Box::new(enrollment)),

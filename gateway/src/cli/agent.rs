@@ -88,14 +88,17 @@ impl Shown for AgentView {
             ("update", or_dash(self.update.as_ref())),
             ("release keys", joined(self.update.iter().flat_map(AgentUpdate::short_keys))),
             ("certificate until", or_dash(self.certificate_not_after.as_ref())),
+            ("ephemeral", yes_or_no(self.ephemeral)),
             ("enrollment token", or_dash(self.enrollment_token.as_ref())),
             ("created", self.created_at.clone()),
         ];
         let tunnels = self.tunnels.iter().map(|tunnel| ("tunnel", in_words(tunnel)));
         let missing = (!self.missing_nodes.is_empty())
             .then(|| ("missing", format!("tunnels at nodes that do not answer: {}", joined(&self.missing_nodes))));
+        let absent = self.absent_since.as_ref();
+        let absent = absent.map(|at| ("absent", format!("since {at}; deleted after an hour without a tunnel")));
         let refused = self.refused_version.as_ref().map(|refused| ("refused", refused.to_string()));
-        facts.into_iter().chain(tunnels).chain(refused).chain(missing).collect()
+        facts.into_iter().chain(tunnels).chain(absent).chain(refused).chain(missing).collect()
     }
 }
 

@@ -9,7 +9,7 @@ use gw_shared::id::{AccountId, EnrollmentTokenId, ServiceId};
 use http::Method;
 use serde_json::json;
 
-use super::output::{CommandError, Listed, Output, Shown, joined, word, write_facts};
+use super::output::{CommandError, Listed, Output, Shown, joined, word, write_facts, yes_or_no};
 use super::texts;
 
 #[derive(Subcommand)]
@@ -37,6 +37,10 @@ pub(crate) enum EnrollmentTokenCommand {
         /// Number of agents that may enroll with the token, at most 10000; 1 by default.
         #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(NewEnrollmentToken::USES_MAX)))]
         uses: Option<u32>,
+        /// Delete the agents of this token when they have had no tunnel for an hour: for agents that keep no state, such as
+        /// the replicas of a Deployment.
+        #[arg(long)]
+        ephemeral: bool,
         /// URL by which the agent reaches the gateway; by default the apex of the region with the port of the gateway.
         #[arg(long, value_name = "URL")]
         gateway_url: Option<String>,
@@ -62,11 +66,13 @@ impl EnrollmentTokenCommand {
                 expires_in,
                 expires_in_seconds,
                 uses,
+                ephemeral,
                 gateway_url,
                 backend_port,
             } => {
                 let expires_in_seconds = expires_in.or(expires_in_seconds);
-                let new = NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds, uses };
+                let new =
+                    NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds, uses, ephemeral };
                 let path = format!("/accounts/{account}/enrollment-tokens");
                 let reply = output.api.request_with(Method::POST, &path, &json!(new))?;
                 output.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
@@ -107,6 +113,7 @@ impl Shown for EnrollmentTokenView {
             ("approval", word(self.approval)),
             ("expires", self.expires_at.clone()),
             ("used", format!("{} of {}", self.used, self.uses)),
+            ("ephemeral", yes_or_no(self.ephemeral)),
             ("agents", joined(&self.agents)),
             ("created", self.created_at.clone()),
         ]
@@ -115,5 +122,5 @@ impl Shown for EnrollmentTokenView {
 
 impl Listed for EnrollmentTokenView {
     const PLURAL: &'static str = "enrollment tokens";
-    const COLUMNS: usize = 5;
+    const COLUMNS: usize = 6;
 }

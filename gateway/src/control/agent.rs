@@ -44,6 +44,13 @@ pub struct AgentView {
     /// Its last refused tunnel, if its version is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused_version: Option<RefusedVersion>,
+    /// Whether the agent is deleted when it has had no tunnel for an hour: it enrolled with a token that says so.
+    #[serde(default)]
+    pub ephemeral: bool,
+    /// When an ephemeral agent was first seen without a tunnel; absent while it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    pub absent_since: Option<String>,
     /// The token that it enrolled with, which may no longer exist.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
@@ -93,6 +100,8 @@ impl AgentView {
             services: record.services.clone(),
             status: record.status,
             standby: record.standby,
+            ephemeral: record.ephemeral,
+            absent_since: record.absent_since.map(|at| at.to_string()),
             version: record.version.clone(),
             update: None,
             refused_version: None,

@@ -35,6 +35,9 @@ pub struct EnrollmentTokenView {
     #[schema(value_type = Vec<String>)]
     pub services: BTreeSet<ServiceId>,
     pub approval: Approval,
+    /// Whether its agents are deleted when they have had no tunnel for an hour.
+    #[serde(default)]
+    pub ephemeral: bool,
     #[schema(format = DateTime)]
     pub created_at: String,
     #[schema(format = DateTime)]
@@ -77,6 +80,10 @@ pub struct NewEnrollmentToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 10_000)]
     pub uses: Option<u32>,
+    /// Delete the agents of this token when they have had no tunnel for an hour: for agents that keep no state, such as the
+    /// replicas of a Deployment.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ephemeral: bool,
 }
 
 impl EnrollmentTokenView {
@@ -89,6 +96,7 @@ impl EnrollmentTokenView {
             account: record.account.clone(),
             services: record.services.clone(),
             approval: record.approval,
+            ephemeral: record.ephemeral,
             created_at: record.created_at.to_string(),
             expires_at: record.expires_at.to_string(),
             uses: record.uses,
@@ -159,6 +167,7 @@ impl Control {
                 secret: SecretHash::of(secret.reveal()),
                 services,
                 approval: new.approval,
+                ephemeral: new.ephemeral,
                 created_at: now,
                 expires_at: now.after(lifetime),
                 uses,

@@ -13,6 +13,7 @@ mod certificate;
 mod data_folder;
 mod enrollment;
 mod enrollment_token;
+mod ephemeral_agents;
 mod executor;
 mod feed;
 mod gateway_address;

@@ -65,7 +65,7 @@ mod tests {
             "0".repeat(64)
         );
         let open = token(&unused);
-        assert_eq!((open.uses, open.times_used(), open.is_used_up()), (1, 0, false));
+        assert_eq!((open.uses, open.times_used(), open.is_used_up(), open.ephemeral), (1, 0, false, false));
         let used = token(&unused.replace("null", r#""ag_0123456789abcdefghij""#));
         assert_eq!((used.uses, used.times_used(), used.is_used_up()), (1, 1, true));
     }
@@ -84,13 +84,14 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_of_an_earlier_version_names_no_enrollment_token_and_is_no_standby() {
+    fn an_agent_of_an_earlier_version_has_the_default_of_later_members() {
         let document = r#"{"id":"ag_0123456789abcdefghij","account":"acme","name":"a","services":["api"],
             "status":"approved"}"#;
-        let StoredRecord::Agent(AgentRecord { enrollment_token, standby, .. }) = read("agent", document).unwrap()
+        let StoredRecord::Agent(AgentRecord { enrollment_token, standby, ephemeral, absent_since, .. }) =
+            read("agent", document).unwrap()
         else {
             unreachable!()
         };
-        assert_eq!((enrollment_token, standby), (None, false));
+        assert_eq!((enrollment_token, standby, ephemeral, absent_since), (None, false, false, None));
     }
 }

@@ -97,6 +97,9 @@ pub struct EnrollmentTokenRecord {
     pub secret: SecretHash,
     pub services: BTreeSet<ServiceId>,
     pub approval: Approval,
+    /// Its agents are ephemeral, see [`AgentRecord::ephemeral`].
+    #[serde(default)]
+    pub ephemeral: bool,
     pub created_at: Timestamp,
     pub expires_at: Timestamp,
     /// Number of agents that may use it.
@@ -134,6 +137,12 @@ pub struct AgentRecord {
     /// Gets requests only while no other agent of the service can take them. An agent can also say so itself.
     #[serde(default)]
     pub standby: bool,
+    /// The agent is deleted when it has had no tunnel for an hour, as those of pods without a volume.
+    #[serde(default)]
+    pub ephemeral: bool,
+    /// When an ephemeral agent was first seen without a tunnel; `None` while it has one.
+    #[serde(default)]
+    pub absent_since: Option<Timestamp>,
     /// The token that it enrolled with, which may no longer exist.
     #[serde(default)]
     pub enrollment_token: Option<EnrollmentTokenId>,

@@ -418,6 +418,7 @@ mod tests {
                 secret: SecretHash::of("y"),
                 services: services.clone(),
                 approval: Approval::Manual,
+                ephemeral: true,
                 created_at: Timestamp(3),
                 expires_at: Timestamp(4),
                 uses: 50,
@@ -431,6 +432,8 @@ mod tests {
                 services,
                 status: EnrollmentStatus::Pending,
                 standby: true,
+                ephemeral: true,
+                absent_since: Some(Timestamp(7)),
                 enrollment_token: Some(EnrollmentTokenId::random()),
                 version: Some("0.1.0".into()),
                 enrollment: Some(Box::new(EnrollmentRecord {

@@ -357,6 +357,7 @@ fn enrollment_tokens() {
             "account": "acme",
             "services": ["api"],
             "approval": "manual",
+            "ephemeral": true,
             "created_at": CREATED_AT,
             "expires_at": "2026-01-02T03:14:05Z",
             "uses": 50,
@@ -388,13 +389,14 @@ fn enrollment_tokens() {
     assert_eq!((asked, out), (vec![request.to_owned()], format!("{}\n", created.1)));
 
     let (_, out) = succeed("enrollment-token list acme", vec![(200, page(&[token(None)]))]);
-    let table = "ID                SERVICES  APPROVAL  EXPIRES               USED\n\
-                 0123456789abcdef  api       manual    2026-01-02T03:14:05Z  2 of 50\n";
+    let table = "ID                SERVICES  APPROVAL  EXPIRES               USED     EPHEMERAL\n\
+                 0123456789abcdef  api       manual    2026-01-02T03:14:05Z  2 of 50  yes\n";
     assert_eq!(out, table);
     for (option, member) in [
         ("--expires-in 30d --uses 50", r#""expires_in_seconds":2592000,"#),
         ("--expires-in 90m --uses 50", r#""expires_in_seconds":5400,"#),
         ("--uses 50", ""),
+        ("--uses 50 --ephemeral", r#""ephemeral":true,"#),
     ] {
         let line = format!("enrollment-token create acme --service api {option}");
         let (asked, _) = succeed(&line, vec![created.clone()]);
@@ -402,7 +404,7 @@ fn enrollment_tokens() {
         assert_eq!(asked, [format!("POST /api/v1/accounts/acme/enrollment-tokens {body}")]);
     }
     let (asked, out) = succeed(&format!("enrollment-token show acme {ID}"), vec![(200, token(None))]);
-    assert!(out.contains("  agents    ag_0123456789abcdefghij, ag_1123456789abcdefghij\n"), "{out}");
+    assert!(out.contains("  agents     ag_0123456789abcdefghij, ag_1123456789abcdefghij\n"), "{out}");
     assert_eq!(asked, [format!("GET /api/v1/accounts/acme/enrollment-tokens/{ID}")]);
     let (asked, _) = succeed(&format!("enrollment-token delete acme {ID}"), vec![(204, Value::Null)]);
     assert_eq!(asked, [format!("DELETE /api/v1/accounts/acme/enrollment-tokens/{ID}")]);

@@ -67,6 +67,7 @@ mod region_tunnels;
 mod relay_memory;
 mod relaying;
 mod replaced_keys;
+mod replicas;
 mod request_captures;
 mod request_log_durability;
 mod request_records;

@@ -35,10 +35,10 @@ pub(in crate::admin) struct NodeLive {
     pub(in crate::admin) workers: usize,
     /// Workers that answered in time.
     pub(in crate::admin) workers_answering: usize,
-    list: Vec<TunnelReport>,
+    pub(in crate::admin) list: Vec<TunnelReport>,
     /// Agents that were refused because of their version.
     #[serde(default)]
-    refused_versions: Vec<RefusedVersion>,
+    pub(in crate::admin) refused_versions: Vec<RefusedVersion>,
 }
 
 /// What the workers of all nodes report.

@@ -17,6 +17,8 @@ fn agents() {
         "status": "approved",
         "standby": true,
         "version": "0.1.0",
+        "ephemeral": true,
+        "absent_since": "2026-01-02T03:04:05Z",
         "enrollment_token": "0123456789abcdef",
         "certificate_not_after": null,
         "created_at": CREATED_AT,
@@ -73,6 +75,7 @@ fn agents() {
         ),
         "{out}"
     );
+    assert!(out.contains("since 2026-01-02T03:04:05Z; deleted after an hour without a tunnel\n"), "{out}");
     assert!(out.contains("acme--web: version 0.1.0 is not served by the gateway's 0.2.0, 5s ago"), "{out}");
     assert_eq!(succeed(&format!("agent approve acme {ID}"), reply()).0, [format!("POST {item}/approve")]);
     assert_eq!(succeed(&format!("agent revoke acme {ID}"), reply()).0, [format!("POST {item}/revoke")]);

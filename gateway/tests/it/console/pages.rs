@@ -226,12 +226,12 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     assert!(wrong.between("id=\"expires_in-error\">", "<").contains("from 1 minute to 30 days"));
     assert!(wrong.between("id=\"backend_port-error\">", "<").contains("from 1 to 65535"));
     let (uses, lifetime, port) = (("uses", "50"), ("expires_in", "12h"), ("backend_port", "8080"));
-    let fields = [("services", "api"), ("approval", "manual"), uses, lifetime, port];
+    let fields = [("services", "api"), ("approval", "manual"), ("ephemeral", "on"), uses, lifetime, port];
     let made = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &fields);
     assert!(made.text.contains("It works for 50 agents, until "), "{}", made.text);
     let tokens = control.records().enrollment_tokens;
     let record = tokens.values().find(|token| token.account.as_str() == "acme").unwrap();
-    assert_eq!((record.uses, record.expires_at.0 - record.created_at.0), (50, 12 * 3600));
+    assert_eq!((record.uses, record.expires_at.0 - record.created_at.0, record.ephemeral), (50, 12 * 3600, true));
     let token = made.between("aria-labelledby=\"secret-title\">", "<");
     let command = made.between("aria-labelledby=\"command-title\">", "</pre>");
     let line = format!("GW_ENROLLMENT_TOKEN={token} gw-agent http 8080 --gateway https://eu1.gw.localhost:");

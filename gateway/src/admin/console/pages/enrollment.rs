@@ -76,6 +76,7 @@ pub(crate) async fn create(
         approval: if form.has("approval", "manual") { Approval::Manual } else { Approval::Auto },
         expires_in_seconds,
         uses: form.number("uses", 1..=NewEnrollmentToken::USES_MAX),
+        ephemeral: form.is_ticked("ephemeral"),
     };
     let backend_port = form.number("backend_port", 1..=u16::MAX).unwrap_or(BACKEND_PORT);
     if !form.is_refused() {
