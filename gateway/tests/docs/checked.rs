@@ -22,7 +22,7 @@ const PLACEHOLDERS: [(&str, &str); 5] = [
 ];
 
 /// Programs of others. Their own options are not checked.
-const OTHERS: [&str; 27] = [
+const OTHERS: [&str; 28] = [
     "age",
     "cat",
     "cd",
@@ -37,6 +37,7 @@ const OTHERS: [&str; 27] = [
     "export",
     "grpcurl",
     "install",
+    "jq",
     "pg_basebackup",
     "pg_ctlcluster",
     "pg_dump",
@@ -265,7 +266,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 38] = [
+const NOT_RUN: [(&str, &str, &str); 40] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/agent.md", "gw-agent http", "the page enrolls the machine by other commands; docs/quickstart.md runs it"),
     ("docs/backup.md", "set -o pipefail", "age, and the key of a reader"),
@@ -279,6 +280,8 @@ const NOT_RUN: [(&str, &str, &str); 38] = [
     ("docs/packages.md", "podman run", "podman and images; gateway/tests/packages runs these commands by runc"),
     ("docs/packages.md", "cd packaging", "Docker"),
     ("docs/packages.md", "kubectl apply", "Kubernetes"),
+    ("docs/packages.md", "kubectl create namespace", "Kubernetes"),
+    ("docs/packages.md", "gw-gateway enrollment-token create", "Kubernetes"),
     ("docs/performance.md", "cargo build --release -p", "a release build and minutes"),
     ("docs/performance.md", "cargo install rathole", "minutes, for an optional peer of a comparison"),
     ("docs/recipes.md", "websocat", "a program that is not in Debian"),

@@ -123,7 +123,8 @@ fn manifests_have_the_fields_and_references_of_their_schemas() {
     if programs::usable(&["python3-yaml"]) {
         let check = Path::new(FOLDER).join("manifests.py");
         let said = run(Command::new("python3").arg(check).arg(repository().join("packaging")));
-        assert!(said.contains("StatefulSet gw-gateway"), "{said}");
+        let all = ["StatefulSet gw-gateway", "Deployment gw-agent", "Deployment gw-agent-replicas"];
+        assert!(all.iter().all(|workload| said.lines().any(|line| line == *workload)), "{said}");
     }
 }
 
@@ -133,8 +134,9 @@ fn configuration_files_of_the_manifests_are_valid() {
     let text = fs::read_to_string(path("gateway/gateway.toml")).unwrap();
     gw_gateway::config::Config::parse(&text, |_| None).unwrap();
     let state = tempfile::tempdir().unwrap();
-    let state = Some(state.path().to_owned());
-    // After all keys it looks for the enrolled agent.
-    let agent = gw_agent::Config::load(Some(&path("agent/agent.toml")), state, &[], |_| None);
-    assert!(matches!(agent, Err(ConfigError::State(_))), "{agent:?}");
+    for file in ["agent/agent.toml", "agent-replicas/agent.toml"] {
+        // After all keys it looks for the enrolled agent.
+        let agent = gw_agent::Config::load(Some(&path(file)), Some(state.path().to_owned()), &[], |_| None);
+        assert!(matches!(agent, Err(ConfigError::State(_))), "{file}: {agent:?}");
+    }
 }

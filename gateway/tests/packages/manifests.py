@@ -34,6 +34,14 @@ CONTAINER = {
 }
 POD = {
     "automountServiceAccountToken": FLAG,
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": NUMBER,
+            "topologyKey": TEXT,
+            "whenUnsatisfiable": ("ScheduleAnyway", "DoNotSchedule"),
+            "labelSelector": SELECTOR,
+        }
+    ],
     "terminationGracePeriodSeconds": NUMBER,
     "restartPolicy": ("Never", "OnFailure"),
     "affinity": {
@@ -55,6 +63,7 @@ POD = {
             "configMap": {"name": NAME},
             "secret": {"secretName": NAME, "defaultMode": NUMBER},
             "persistentVolumeClaim": {"claimName": NAME},
+            "emptyDir": {"medium": ("Memory",), "sizeLimit": QUANTITY},
         }
     ],
 }
@@ -96,6 +105,7 @@ SCHEMAS = {
     ("batch/v1", "Job"): {
         "spec": {"backoffLimit": NUMBER, "ttlSecondsAfterFinished": NUMBER, "template": TEMPLATE}
     },
+    ("policy/v1", "PodDisruptionBudget"): {"spec": {"maxUnavailable": NUMBER, "selector": SELECTOR}},
     ("networking.k8s.io/v1", "NetworkPolicy"): {
         "spec": {
             "podSelector": SELECTOR,
@@ -167,12 +177,16 @@ def check_pod(item, where, claims, config_maps, images):
     for volume in pod.get("volumes", []):
         claim = volume.get("persistentVolumeClaim", {}).get("claimName")
         assert claim is None or claim in claims, f"{where}: no claim {claim}"
+        # One process at a time uses the state of an agent.
+        assert claim is None or item["spec"].get("replicas", 1) == 1, f"{where}: replicas share the claim {claim}"
         if claim:
             # Another node could not mount the volume.
             assert not claims[claim] or is_beside(pod, claims[claim]), f"{where}: may be on another node than {claim}"
             claims[claim] = template["metadata"]["labels"].items()
         config_map = volume.get("configMap", {}).get("name")
         assert config_map is None or config_map in config_maps, f"{where}: no config map {config_map}"
+    for spread in pod.get("topologySpreadConstraints", []):
+        assert spread["labelSelector"] == item["spec"]["selector"], f"{where}: spreads other pods"
     for container in pod["containers"]:
         security = container["securityContext"]
         assert security["allowPrivilegeEscalation"] is False, f"{where}: may gain rights"
@@ -218,6 +232,8 @@ def check_kustomization(folder, claims):
             ports = pods.get(frozenset(spec["selector"].items()))
             assert ports is not None, f"{where}: selects no pod"
             assert all(port["targetPort"] in ports for port in spec["ports"]), f"{where}: unknown port"
+        if item["kind"] == "PodDisruptionBudget":
+            assert frozenset(spec["selector"]["matchLabels"].items()) in pods, f"{where}: selects no pod"
         if item["kind"] == "NetworkPolicy":
             ports = pods.get(frozenset(spec["podSelector"]["matchLabels"].items()))
             assert ports is not None, f"{where}: selects no pod"
@@ -245,4 +261,5 @@ packaging = pathlib.Path(sys.argv[1])
 check_kustomization(packaging / "kubernetes/gateway", {})
 state = check_kustomization(packaging / "kubernetes/agent", {})
 check_kustomization(packaging / "kubernetes/agent/enroll", state)
+check_kustomization(packaging / "kubernetes/agent-replicas", {})
 check_compose(packaging / "compose.yaml")
