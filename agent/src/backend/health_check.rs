@@ -38,12 +38,14 @@ pub(crate) enum CheckError {
 impl Pool {
     /// Checks the backends at regular intervals, if the service has a health check. Never returns.
     pub(crate) async fn keep_checking(&self) {
-        while self.health_check != HealthCheck::Off {
+        if self.health_check == HealthCheck::Off {
+            return std::future::pending().await;
+        }
+        loop {
             let next = runtime::sleep(INTERVAL);
             join_all(self.backends.iter().map(async |backend| self.checked(backend, self.check(backend).await))).await;
             next.await;
         }
-        std::future::pending().await
     }
 
     /// Checks each backend once, and returns the results by the URLs.

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use serde_json::Value;
 
 use crate::support::prepared::Prepared;
-use crate::support::process::start_logged;
+use crate::support::process::{Log, start_logged};
 use crate::support::{backend, eventually};
 
 /// Status and body of `/readyz`.
@@ -19,6 +19,14 @@ fn readiness(address: SocketAddr) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.trim().to_owned())
 }
 
+/// The address of the admin endpoints, from the agent's log.
+fn admin_address(log: &Log) -> SocketAddr {
+    log.find(|line| {
+        let is_listening = line["message"] == "serving metrics";
+        is_listening.then(|| line["address"].as_str().unwrap().parse().unwrap())
+    })
+}
+
 #[test]
 fn a_backend_that_is_down_is_logged_once_and_shown_by_readyz_until_it_is_up() {
     let prepared = Prepared::new();
@@ -29,10 +37,7 @@ fn a_backend_that_is_down_is_logged_once_and_shown_by_readyz_until_it_is_up() {
     command.env("GW_AGENT_METRICS_LISTEN", "127.0.0.1:0").env("GW_LOG_FORMAT", "json").env("GW_BAKEND", "misspelt");
     let (_agent, log) = start_logged(&mut command);
     log.line_with("did you mean `GW_BACKEND`?");
-    let admin = log.find(|line| {
-        let is_listening = line["message"] == "serving metrics";
-        is_listening.then(|| line["address"].as_str().unwrap().parse().unwrap())
-    });
+    let admin = admin_address(&log);
     let ask = || {
         let mut caller = prepared.connect(address);
         caller.send(prepared.get("/"));
@@ -58,6 +63,31 @@ fn a_backend_that_is_down_is_logged_once_and_shown_by_readyz_until_it_is_up() {
         (changes.last()? == "the backend is up again").then_some(())
     });
     assert_eq!(changes, ["the backend is down", "the backend is up again"]);
+}
+
+#[test]
+fn a_backend_that_fails_its_health_check_is_down_although_it_takes_connections() {
+    let prepared = Prepared::new();
+    let (_gateway, address) = prepared.serve(0);
+    let url = backend::answering("HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n");
+    let mut command = prepared.agent_command("agent", address.port(), &url);
+    command.env("GW_AGENT_METRICS_LISTEN", "127.0.0.1:0").env("GW_LOG_FORMAT", "json").env("GW_HEALTH_CHECK", "/up");
+    let (_agent, log) = start_logged(&mut command);
+    let admin = admin_address(&log);
+    // One failed check is not enough.
+    eventually("the agent is ready", || (readiness(admin).0 == 200).then_some(()));
+    let error = log.find(|line: &Value| {
+        let is_down = line["message"].as_str()?.starts_with("the backend is down: its health check fails");
+        is_down.then(|| line["error"].as_str().unwrap().to_owned())
+    });
+    assert_eq!(error, "the status is 503 Service Unavailable");
+    let all_down = (503, format!("all backends down: demo--echo.eu1.gw.localhost ({url})"));
+    assert_eq!(readiness(admin), all_down);
+    // There is no other backend, so it gets the request. Its connection does not make it healthy.
+    let mut caller = prepared.connect(address);
+    caller.send(prepared.get("/"));
+    assert_eq!(caller.response().status, 503);
+    assert_eq!(readiness(admin), all_down);
 }
 
 #[test]
