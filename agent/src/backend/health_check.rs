@@ -16,6 +16,9 @@ use super::{ResponseError, ResponseHalf};
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
+/// Interval at which a service without a health check looks for backends that are due for another attempt to connect.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Time limit of a check, from the attempt to connect to the end of the response.
 const WITHIN: Duration = Duration::from_secs(2);
 
@@ -36,12 +39,15 @@ pub(crate) enum CheckError {
 }
 
 impl Pool {
-    /// Checks the backends at regular intervals, if the service has a health check. Never returns.
+    /// Checks the backends at regular intervals. Without a health check, connects to those that are down: the gateway prefers
+    /// other agents, so that no request may come that finds out. Never returns.
     pub(crate) async fn keep_checking(&self) {
-        if self.health_check == HealthCheck::Off {
-            return std::future::pending().await;
-        }
         loop {
+            if self.health_check == HealthCheck::Off {
+                runtime::sleep(RECHECK_INTERVAL).await;
+                self.recheck().await;
+                continue;
+            }
             let next = runtime::sleep(INTERVAL);
             join_all(self.backends.iter().map(async |backend| self.checked(backend, self.check(backend).await))).await;
             next.await;
@@ -122,8 +128,9 @@ fn request(service: &str, path: &PathAndQuery) -> RequestHead {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::unix::net::UnixListener;
+    use std::rc::Rc;
     use std::sync::mpsc;
     use std::thread;
 
@@ -131,9 +138,11 @@ mod tests {
     use gw_shared::net::Socket;
     use gw_shared::runtime::Driver;
     use gw_shared::tunnel::control::BackendHealth;
+    use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
     use crate::backend::{Backends, Stream};
+    use crate::telemetry::request_scope::RequestScope;
 
     const SERVICE: &str = "acme--api.eu1.gw.localhost";
 
@@ -259,6 +268,28 @@ mod tests {
             .unwrap()
             .block_on(async {
                 let mut health = pool.health();
+                let healthy = std::pin::pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
+                assert!(matches!(select(healthy, std::pin::pin!(pool.keep_checking())).await, Either::Left(_)));
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn a_backend_that_was_not_reached_is_found_without_a_request_and_without_a_check() {
+        // Bound but not listening: connections are refused.
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
+        let pool = pool(&format!("urls = 'http://{address}'"));
+        let mut head = request(SERVICE, &PathAndQuery::from_static("/"));
+        let scope = RequestScope::begin(None, &Rc::default(), 0, &mut head);
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                assert!(pool.connect(Offer::Any, &scope).await.is_err());
+                let mut health = pool.health();
+                assert_eq!(*health.borrow_and_update(), BackendHealth::Unhealthy);
+                rustix::net::listen(&socket, 8).unwrap();
                 let healthy = std::pin::pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
                 assert!(matches!(select(healthy, std::pin::pin!(pool.keep_checking())).await, Either::Left(_)));
             })

@@ -37,7 +37,7 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
         pool: Rc::clone(&pool),
         stop,
     };
-    // Boxed, because few services have health checks.
+    // Boxed: without a running check, it takes little memory.
     let checks = Box::pin(async move { pool.keep_checking().await });
     select(pin!(service.run()), checks).await;
 }
