@@ -80,7 +80,7 @@ pub(super) fn stop(site: &Site) -> Result<Vec<Row>, Failure> {
     let slowest = |from: Instant, to: Instant| outcome.durations(from, to).last().copied().unwrap_or_default();
     let held = slowest(began - AROUND, began + AVOIDED_AFTER);
     let later = slowest(began + AVOIDED_AFTER, continued);
-    let late = outcome.durations(began, continued).iter().filter(|took| **took > LONG).count();
+    let late = outcome.durations(began - AROUND, continued).iter().filter(|took| **took > LONG).count();
     Ok(vec![
         Row::new(format!("stop, {CALLERS} callers"), &outcome)
             .check_no_failure(&outcome)
@@ -107,10 +107,13 @@ pub(super) fn cut(site: &Site) -> Result<Vec<Row>, Failure> {
     let outcome = calls.stop()?;
     drop(pool);
     let (in_flight, others) = around(&outcome, &cuts);
+    let began_after = |failed: &&Failed| cuts.iter().any(|cut| failed.began > *cut && failed.began <= *cut + MOMENT);
+    let began_after = outcome.failed.iter().filter(began_after).count();
     let (_, twice) = received.posts();
     Ok(vec![
         Row::new(format!("cut, {RATE} requests/s, {LOSSES} cuts"), &outcome)
             .check(others == 0, format!("{in_flight} in flight on the tunnel failed, {others} others"))
+            .note(format!("{began_after} of them began in the {:.0} ms after the cut", millis(MOMENT)))
             .check(outcome.sent_again == 0, format!("{} connections of callers ended", outcome.sent_again))
             .check(twice == 0, format!("{twice} POSTs twice at a backend")),
     ])

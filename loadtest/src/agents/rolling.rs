@@ -19,11 +19,11 @@ pub(super) fn run(site: &Site, agents: usize) -> Result<Vec<Row>, Failure> {
     let mut pool = site.pool((0..agents).map(|_| Plan::new(&backend.url)).collect())?;
     let calls = pool.call(CALLERS, Some(RATE), Methods::GetAndPost)?;
     let began = Instant::now();
-    for agent in &mut pool.agents {
-        agent.stop()?;
-        agent.start()?;
+    for number in 0..agents {
+        pool.agents[number].stop()?;
+        pool.agents[number].start()?;
+        pool.wait_for_tunnels(agents)?;
     }
-    pool.wait_for_tunnels(agents)?;
     let took = began.elapsed();
     let outcome = calls.stop()?;
     let (posts, twice) = received.posts();
