@@ -74,7 +74,6 @@ impl Tracing {
 
 /// A finished span.
 #[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "almost all spans are of requests")]
 pub(crate) enum FinishedSpan {
     Request(GatewaySpan),
     Attempt(AttemptSpan),

@@ -42,8 +42,8 @@ pub struct RequestView {
     pub bytes_out: u64,
     pub durations_us: Timing,
     pub agent_id: Option<String>,
-    /// Attempts that failed before another agent was tried, in order, at most 3. If the gateway answered with an error of an agent, the
-    /// last of them is the attempt that it comes from. Empty for a service with one tunnel.
+    /// Attempts that failed, in order, at most 3. After an error of an agent, the last of them is the one that the error
+    /// comes from. Empty if the first agent answered, and for a service with one tunnel.
     #[serde(default)]
     pub attempts: Vec<AttemptView>,
     pub replayed_from: Option<String>,

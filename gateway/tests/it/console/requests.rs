@@ -220,7 +220,7 @@ fn failed_attempts_are_found_and_shown() {
     assert!(!found.contains(&plain_id) && found.contains(&id), "{found}");
     let table =
         browser.get(&format!("/requests/{id}")).between("<table class=\"list\" id=\"attempt-table\">", "</table>");
-    for holds in [agents[0].as_str(), agents[1].as_str(), "backend_unreachable", "1.5 ms"] {
+    for holds in [agents[0].as_str(), agents[1].as_str(), "backend_unreachable", "1.5ms"] {
         assert!(table.contains(holds), "no {holds}: {table}");
     }
     assert!(!browser.get(&format!("/requests/{plain_id}")).text.contains("attempt-table"));
