@@ -44,7 +44,13 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
             ToAgent::Drain => {
                 session.enter(Phase::GatewayDrains);
             }
-            ToAgent::Replaced => session.replaced(),
+            ToAgent::Replaced => {
+                session.replaced();
+                if *session.phase.borrow() == Phase::Replaced {
+                    // The tunnel ends after its requests, so it is no reserve.
+                    send(tunnel, &ToGateway::Drain);
+                }
+            }
             ToAgent::Drained => {
                 session.no_more_requests.send_replace(true);
             }

@@ -116,6 +116,11 @@ impl FailedAttempts {
         self.is_repeatable
     }
 
+    /// Whether the request may go to another agent now, although the agent of this attempt has not answered.
+    pub(crate) fn may_leave(&self) -> bool {
+        self.is_repeatable && self.maybe_sent + 1 < MAYBE_SENT_MAX && self.failed + 1 < AGENTS_MAX
+    }
+
     /// Records a failed attempt, and returns whether the request may go to another agent: one that was never sent to three
     /// agents in all, one that may have been sent once more.
     pub(crate) fn may_go_on_after(&mut self, transmission: Transmission) -> bool {

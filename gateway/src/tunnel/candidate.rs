@@ -121,12 +121,13 @@ impl Session {
         let pinged = candidacy.pinged.get().filter(|_| has_others && !was_late);
         match pinged {
             Some(at) if self.flow.last_received() < at => {
-                if now.saturating_duration_since(at) >= limits::PING_UNANSWERED {
+                // The checks are late by up to their interval.
+                if now.saturating_duration_since(at) + limits::PING_CHECK >= limits::PING_UNANSWERED {
                     self.suspect(true, now);
                 }
                 return;
             }
-            Some(at) if now.saturating_duration_since(at) < limits::PING_EVERY => {}
+            Some(at) if now.saturating_duration_since(at) + limits::PING_CHECK < limits::PING_EVERY => {}
             _ if has_others => {
                 self.tunnel.with(|endpoint| endpoint.ping(heartbeat::PAYLOAD));
                 candidacy.pinged.set(Some(now));
@@ -139,6 +140,10 @@ impl Session {
     }
 
     fn suspect(&self, is_suspect: bool, now: Instant) {
+        if is_suspect {
+            // The requests that wait for it look each time whether another agent can take them.
+            self.tunnel.with(Endpoint::wake_receivers);
+        }
         if self.candidacy.is_suspect.replace(is_suspect) == is_suspect {
             return;
         }
@@ -146,7 +151,6 @@ impl Session {
         let (agent, service) = (&self.agent, &self.service.label);
         if is_suspect {
             tracing::warn!(%agent, %service, "the agent does not answer a PING: new requests go to other agents");
-            self.tunnel.with(Endpoint::wake_receivers);
         } else {
             tracing::info!(%agent, %service, "the agent answers again");
         }
@@ -186,12 +190,13 @@ pub(crate) struct InFlight {
     opened: Instant,
     /// The attempt, until it has an outcome. `None` if it is not observed.
     attempt: Cell<Option<BegunAttempt>>,
+    /// The request has no body, so the time since it was opened is that of the agent and its backend.
+    is_timed: Cell<bool>,
 }
 
 impl InFlight {
     pub(super) fn new(session: Rc<Session>) -> Self {
-        session.candidacy.requests.set(session.candidacy.requests.get() + 1);
-        Self { session, opened: Instant::now(), attempt: Cell::default() }
+        Self { session, opened: Instant::now(), attempt: Cell::default(), is_timed: Cell::default() }
     }
 
     pub(crate) fn stream(&self) -> OpenedStream {
@@ -203,16 +208,23 @@ impl InFlight {
         self.opened.elapsed()
     }
 
-    /// Lets the outcome of the request count for the health of the tunnel.
-    pub(crate) fn observe(&self) {
+    /// Counts the request as sent on the tunnel.
+    pub(super) fn count(&self) {
+        let requests = &self.session.candidacy.requests;
+        requests.set(requests.get() + 1);
+    }
+
+    /// Lets the outcome of the request count for the health of the tunnel. `is_timed` tells that the request has no body.
+    pub(crate) fn observe(&self, is_timed: bool) {
+        self.is_timed.set(is_timed);
         self.attempt.set(Some(self.session.candidacy.health.borrow_mut().began(self.opened)));
     }
 
-    /// A response has begun. `is_timed` tells whether the agent and its backend took the time until now.
-    pub(crate) fn succeeded(&self, is_timed: bool) {
+    /// A response has begun. `latency` is the time that the agent and its backend took, if it is known.
+    pub(crate) fn succeeded(&self, latency: Option<Duration>) {
         if let Some(attempt) = self.attempt.take() {
             let (mut health, now) = (self.session.candidacy.health.borrow_mut(), Instant::now());
-            let latency = if is_timed { self.open_for() } else { health.latency(now) };
+            let latency = latency.unwrap_or_else(|| health.latency(now));
             health.succeeded(attempt, latency, now);
         }
     }
@@ -228,7 +240,8 @@ impl InFlight {
 
     fn abandon(&self) {
         if let Some(attempt) = self.attempt.take() {
-            self.session.candidacy.health.borrow_mut().abandoned(attempt, self.open_for(), Instant::now());
+            let after = if self.is_timed.get() { self.open_for() } else { Duration::ZERO };
+            self.session.candidacy.health.borrow_mut().abandoned(attempt, after, Instant::now());
         }
     }
 }

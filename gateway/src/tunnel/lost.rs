@@ -24,6 +24,11 @@ impl LostServices {
         self.since.insert(Arc::clone(label), now);
     }
 
+    /// Forgets old entries, so that requests need not look for their service.
+    pub(super) fn forget(&mut self, now: Instant) {
+        self.since.retain(|_, since| is_recent(*since, now));
+    }
+
     /// Time until which a tunnel of the service is expected; `None` if none ended a moment ago.
     pub(super) fn until(&self, label: &str, now: Instant) -> Option<Instant> {
         if self.since.is_empty() {

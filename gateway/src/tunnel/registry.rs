@@ -34,6 +34,8 @@ pub(crate) struct Registry {
     replaced: Vec<Rc<Session>>,
     /// Services whose last tunnel has ended a moment ago.
     lost: LostServices,
+    /// A service may have several tunnels.
+    has_several: bool,
     generations: u64,
     tunnel_grace: Arc<TunnelGrace>,
     /// Tunnels that are not registered yet.
@@ -70,6 +72,7 @@ impl Registry {
             by_service: HashMap::new(),
             replaced: Vec::new(),
             lost: LostServices::default(),
+            has_several: false,
             generations: 0,
             tunnel_grace,
             openings,
@@ -122,36 +125,50 @@ impl Registry {
         session.begin_with_latency(tunnels.median_latency(now), now);
         tunnels.sessions.push(Rc::clone(session));
         tunnels.tell_of_others();
+        self.has_several |= tunnels.sessions.len() > 1;
         self.tunnel_grace.arrived(&session.service.label);
         Ok(())
     }
 
-    /// Removes a session that has ended. The latest session that it had replaced takes its place.
+    /// Removes a session that has ended.
     pub(crate) fn remove(&mut self, session: &Rc<Session>, reason: CutReason, now: Instant) {
+        // A drained one was retired before.
+        if reason != CutReason::AgentDrained {
+            self.retire(session, reason, now);
+        }
         self.replaced.retain(|other| !Rc::ptr_eq(other, session));
         let label = &session.service.label;
         let Some(tunnels) = self.by_service.get_mut(label) else { return };
-        let Some(at) = tunnels.sessions.iter().position(|other| Rc::ptr_eq(other, session)) else { return };
-        tunnels.sessions.remove(at);
-        let reserve = self.replaced.iter().rposition(|other| other.is_same(session) && other.takes_requests());
-        if let Some(reserve) = reserve {
-            let reserve = self.replaced.remove(reserve);
-            tracing::info!(agent = %reserve.agent, service = %label, generation = reserve.generation, "tunnel ready again");
-            reserve.send_ready();
-            tunnels.sessions.push(reserve);
-        }
+        tunnels.sessions.retain(|other| !Rc::ptr_eq(other, session));
         tunnels.tell_of_others();
         if tunnels.sessions.is_empty() {
             self.by_service.remove(label);
         }
-        self.note_lost(session, reason, now);
     }
 
-    /// Notes that a session takes no more requests: if the service has no other one, requests wait for its next tunnel.
-    pub(super) fn note_lost(&mut self, session: &Session, reason: CutReason, now: Instant) {
+    /// Handles that a session takes no more requests. A reserve takes its place. Without another tunnel, requests wait for the next
+    /// one of the service.
+    pub(super) fn retire(&mut self, session: &Session, reason: CutReason, now: Instant) {
+        self.use_reserve_of(session);
         if reason.agent_may_return() && !self.has_tunnel(&session.service.label) {
             self.lost.note(&session.service.label, now);
         }
+    }
+
+    /// Puts the latest tunnel that `session` has replaced in its place.
+    fn use_reserve_of(&mut self, session: &Session) {
+        let label = &session.service.label;
+        let Some(tunnels) = self.by_service.get_mut(label) else { return };
+        let Some(at) = tunnels.sessions.iter().position(|other| std::ptr::eq(&raw const **other, session)) else {
+            return;
+        };
+        let Some(reserve) = self.replaced.iter().rposition(|other| other.is_same(session) && other.is_reserve()) else {
+            return;
+        };
+        let reserve = self.replaced.remove(reserve);
+        tracing::info!(agent = %reserve.agent, service = %label, generation = reserve.generation, "tunnel ready again");
+        reserve.send_ready();
+        self.replaced.push(std::mem::replace(&mut tunnels.sessions[at], reserve));
     }
 
     /// Time until which a tunnel of the service is expected again, if its last one has ended a moment ago.
@@ -211,10 +228,10 @@ impl Registry {
         self.of_service(label).any(|session| session.takes_requests())
     }
 
-    /// Whether the service has a tunnel with a free slot, among those in order if there are any.
-    pub(crate) fn has_room(&self, label: &str, now: Instant) -> bool {
-        let serving = || self.of_service(label).filter(|session| session.takes_requests());
-        let is_in_order = |session: &&Rc<Session>| session.tier(true, now) != HealthTier::Impaired;
+    /// Whether one of the service's tunnels that `may_take` a request has a free slot; one of those in order, if there are any.
+    pub(crate) fn has_room(&self, label: &str, may_take: impl Fn(&Session) -> bool, now: Instant) -> bool {
+        let serving = || self.of_service(label).filter(|session| session.takes_requests() && may_take(session));
+        let is_in_order = |session: &&Rc<Session>| session.tier(false, now) != HealthTier::Impaired;
         let mut in_order = serving().filter(is_in_order).peekable();
         match in_order.peek() {
             Some(_) => in_order.any(|session| session.has_free_slot()),
@@ -225,31 +242,40 @@ impl Registry {
     /// Whether the tunnels in order of a service are full while another one is not in order: the slots that are missing may be
     /// its.
     pub(crate) fn is_short(&self, label: &str, now: Instant) -> bool {
+        if !self.has_several {
+            return false;
+        }
         let Some(tunnels) = self.by_service.get(label).filter(|tunnels| tunnels.sessions.len() > 1) else {
             return false;
         };
         let mut is_any_impaired = false;
         for session in tunnels.sessions.iter().filter(|session| session.takes_requests()) {
-            match session.tier(true, now) {
+            match session.tier(false, now) {
                 HealthTier::Impaired => is_any_impaired = true,
                 HealthTier::Ready | HealthTier::Probe if session.has_free_slot() => return false,
                 HealthTier::Ready | HealthTier::Probe => {}
             }
         }
-        is_any_impaired && !self.has_room(label, now)
+        is_any_impaired && !self.has_room(label, |_| true, now)
     }
 
     /// Checks by PINGs which agents of services with several tunnels answer. Returns whether there are any.
-    pub(crate) fn watch(&self, was_late: bool, now: Instant) -> bool {
-        let mut has_several = false;
+    pub(crate) fn watch(&mut self, was_late: bool, now: Instant) -> bool {
+        self.has_several = false;
         for tunnels in self.by_service.values() {
             let has_others = tunnels.sessions.len() > 1;
-            has_several |= has_others;
+            self.has_several |= has_others;
             if has_others || tunnels.sessions.first().is_some_and(|session| session.is_watched()) {
                 tunnels.sessions.iter().for_each(|session| session.watch(has_others, was_late, now));
             }
         }
-        has_several
+        self.lost.forget(now);
+        self.has_several
+    }
+
+    /// Services with several tunnels, whose slots can become free without a byte on a tunnel.
+    pub(crate) fn several(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.by_service.iter().filter(|(_, tunnels)| tunnels.sessions.len() > 1).map(|(label, _)| label)
     }
 
     fn of_service(&self, label: &str) -> impl Iterator<Item = &Rc<Session>> {
@@ -264,7 +290,7 @@ impl Registry {
     /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that
     /// loses its tunnel gets the message.
     pub(crate) fn announce(&self, directory: &Directory) {
-        self.sessions().for_each(|session| session.announce_services(directory));
+        self.sessions().chain(&self.replaced).for_each(|session| session.announce_services(directory));
     }
 
     /// Cuts tunnels, including those being opened, of agents that may no longer serve their service.
@@ -282,7 +308,7 @@ impl Registry {
     /// Sends the agents of services that `is_elsewhere` to the node that owns them now, and those whose connection comes
     /// through a node that `has_left` to another node. Running requests finish.
     pub(crate) fn relocate(&self, is_elsewhere: impl Fn(&Service) -> bool, has_left: impl Fn(NodeSlot) -> bool) {
-        for session in self.sessions().filter(|session| session.takes_requests()) {
+        for session in self.sessions().chain(&self.replaced).filter(|session| session.takes_requests()) {
             if is_elsewhere(&session.service) {
                 session.send(&ToAgent::Drain);
                 session.end(CutReason::Moved);
@@ -294,7 +320,8 @@ impl Registry {
 
     /// Tells every agent that this gateway drains.
     pub(crate) fn drain(&self) {
-        self.sessions().for_each(|session| session.send(&ToAgent::Drain));
+        let sessions = self.sessions().chain(&self.replaced).filter(|session| session.takes_requests());
+        sessions.for_each(|session| session.send(&ToAgent::Drain));
     }
 
     /// Ends every tunnel once its running requests have finished.

@@ -86,6 +86,8 @@ pub(crate) struct Session {
     announced: RefCell<BTreeSet<ServiceId>>,
     /// Rate of certificates that the agent may request.
     renewals: RefCell<Bucket>,
+    /// When a newer tunnel replaced this one.
+    replaced_at: Cell<Option<Instant>>,
     /// The agent was told that the service has tunnels of others.
     told_of_others: Cell<bool>,
     opened: Instant,
@@ -135,6 +137,7 @@ pub(super) async fn run(
     }
     tunnels.counters.tunnels_ended.increment(reason.as_str());
     tunnels.registry.borrow_mut().remove(&session, reason, Instant::now());
+    tunnels.waiting.look_again(&session.service.label);
     // An agent that has ended its direction waits for the end of this one.
     let is_awaited = ended.is_ok() && !session.is_cut();
     session.log_end(reason, ended.err());
@@ -208,6 +211,7 @@ impl Session {
             renewing: Cell::new(false),
             announced: RefCell::default(),
             renewals: RefCell::new(Bucket::new(limits::RENEWALS, Instant::now())),
+            replaced_at: Cell::default(),
             told_of_others: Cell::default(),
             opened: Instant::now(),
         })
@@ -233,6 +237,7 @@ impl Session {
             let request_id = request.headers.get(X_GW_REQUEST_ID).and_then(|id| id.to_str().ok());
             tracing::debug!(request_id, agent = %self.agent, %error, "cannot open a stream");
         })?;
+        in_flight.count();
         Ok((sender, receiver, in_flight))
     }
 
@@ -266,6 +271,13 @@ impl Session {
         }
     }
 
+    /// Whether the tunnel, which a newer one has replaced, can take requests again. An agent that ends it says so by a drain, and
+    /// agents of the previous line always end it.
+    pub(super) fn is_reserve(&self) -> bool {
+        let is_alive = self.replaced_at.get().is_some_and(|at| self.flow.last_received() > at);
+        self.takes_requests() && is_alive && self.version.line != version::PREVIOUS
+    }
+
     /// Whether this is a tunnel of the same agent and service.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.agent == other.agent && self.service.label == other.service.label
@@ -295,7 +307,7 @@ impl Session {
             }
             ToGateway::Drain => {
                 self.end(CutReason::AgentDrained);
-                tunnels.registry.borrow_mut().note_lost(self, CutReason::AgentDrained, Instant::now());
+                tunnels.registry.borrow_mut().retire(self, CutReason::AgentDrained, Instant::now());
             }
             // One at a time, at a limited rate. Further requests get no answer, which would need memory.
             ToGateway::Renew { csr } => {
@@ -371,6 +383,9 @@ impl Session {
 
     /// Tells the agent that a newer tunnel replaces this one.
     pub(super) fn replace(&self) {
+        self.replaced_at.set(Some(Instant::now()));
+        // Its answer shows that the agent is still there.
+        self.tunnel.with(|endpoint| endpoint.ping(heartbeat::PAYLOAD));
         self.drains_for(CutReason::Replaced);
         self.send(&ToAgent::Replaced);
     }

@@ -40,11 +40,13 @@ pub(super) struct Attempts {
     /// Tunnel of the current attempt.
     session: Rc<Session>,
     began: Instant,
+    /// The body follows when the agent has accepted the request.
+    is_withheld: bool,
     /// An interim response went to the caller.
     is_passed_on: bool,
-    /// No other tunnel was found when the agent of this one became silent.
-    stays: bool,
-    /// Charge for the head and for the copy of the body.
+    /// The budget has paid for the next attempt.
+    is_paid: bool,
+    /// Charge for the head.
     _memory: Reserved,
 }
 
@@ -77,7 +79,8 @@ impl Attempts {
     ) -> Result<UpstreamRequest, Error> {
         tunnels.registry.borrow().deposit(&service.label, Instant::now());
         let body = Body::of(&outbound);
-        let memory = tunnels.relay_memory.spare(&service.account, size_of_head(&outbound) + body.kept());
+        let spare = |bytes| tunnels.relay_memory.spare(&service.account, bytes);
+        let memory = spare(size_of_head(&outbound) + size_of::<Self>()).zip(spare(body.kept()));
         let mut search = Search {
             tunnels: Rc::clone(tunnels),
             service: Arc::clone(service),
@@ -90,14 +93,14 @@ impl Attempts {
         let Opened { session, began, sender, receiver, in_flight } = opened.map_err(NotOpened::into_error)?;
         let traits = RequestTraits::of(&outbound);
         let response = TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
-        let Some(memory) = memory else {
+        let Some((memory, of_body)) = memory else {
             // Without memory to spare, the first opened attempt is the last one.
             let upload = if outbound.has_body() { Upload::Tunnel(sender) } else { Upload::None };
             return Ok(UpstreamRequest { upload, response: PendingResponse::Tunnel(response) });
         };
         let upload = match body {
             Body::None => None,
-            Body::Kept(length) => Some(Rc::new(RepeatableUpload::kept(sender, length))),
+            Body::Kept(length) => Some(Rc::new(RepeatableUpload::kept(sender, length, of_body))),
             Body::Withheld | Body::Upgraded => Some(Rc::new(RepeatableUpload::withheld(sender))),
         };
         if is_withheld && !session.notifies_of_acceptance() {
@@ -109,8 +112,9 @@ impl Attempts {
             upload: upload.clone(),
             session,
             began,
+            is_withheld,
             is_passed_on: false,
-            stays: false,
+            is_paid: false,
             _memory: memory,
         };
         Ok(UpstreamRequest {
@@ -137,13 +141,17 @@ impl Attempts {
         received
     }
 
-    /// Whether the agent of this attempt is silent and the request can be sent to another one.
+    /// Whether the agent of this attempt is silent and the request goes to another one, which is ready and paid for. Asked again
+    /// while the agent is silent.
     fn leaves_silent_agent(&mut self) -> bool {
-        if !self.session.is_suspect() || self.stays || self.is_passed_on {
+        if self.is_paid {
+            return true;
+        }
+        if !self.session.is_suspect() || self.is_passed_on || !self.search.rules.may_leave() {
             return false;
         }
-        self.stays = !self.search.rules.is_repeatable() || !self.search.has_ready_besides(&self.session);
-        !self.stays
+        self.is_paid = self.search.has_ready_besides(&self.session) && self.search.pay(Instant::now());
+        self.is_paid
     }
 
     /// Takes a notice that the agent has accepted the request: an interim response that goes no further.
@@ -161,10 +169,17 @@ impl Attempts {
         self.is_passed_on = true;
     }
 
+    /// Time that the agent and its backend took for the response that begins now; `None` if it is not known, because the caller
+    /// has not sent the whole body.
+    pub(super) fn latency(&self) -> Option<Duration> {
+        match &self.upload {
+            None => Some(self.began.elapsed()),
+            Some(upload) => upload.ended().map(|ended| ended.elapsed()),
+        }
+    }
+
     /// Ends the attempts, because a response has begun. Returns those that failed.
-    pub(super) fn answered(self, in_flight: &InFlight) -> Vec<FailedAttempt> {
-        // The time of an upload is that of the caller.
-        in_flight.succeeded(self.upload.as_ref().is_none_or(|upload| upload.is_repeatable()));
+    pub(super) fn answered(self) -> Vec<FailedAttempt> {
         if let Some(upload) = &self.upload {
             upload.settle();
         }
@@ -173,16 +188,12 @@ impl Attempts {
 
     /// Makes another attempt after this one has failed. Fails with the error of the last attempt if there is none.
     /// Waits for a slot if the others are full.
-    pub(super) async fn again(
-        mut self: Box<Self>,
-        failure: Failure,
-        in_flight: &InFlight,
-    ) -> Result<TunnelResponse, Ended> {
+    pub(super) async fn again(mut self: Box<Self>, failure: Failure) -> Result<TunnelResponse, Ended> {
         let Failure { error, is_unsent } = failure;
-        let Some(reason) = reason_of(&error, self.session.is_suspect()) else {
+        let is_silent = self.is_paid || self.session.is_suspect();
+        let Some(reason) = reason_of(&error, is_silent) else {
             return Err(Ended { error, failed: self.search.failed });
         };
-        in_flight.failed(verdict(reason, is_unsent));
         let agent = self.session.agent.clone();
         self.search.failed(FailedAttempt { agent, reason, took: self.began.elapsed() });
         let is_whole = self.upload.as_ref().is_none_or(|upload| upload.is_repeatable());
@@ -190,15 +201,15 @@ impl Attempts {
         if !is_whole || !may_go_on {
             return Err(Ended { error, failed: self.search.failed });
         }
-        let is_withheld = self.outbound.headers.contains(AWAIT_ACCEPTANCE);
-        let mut opened = self.search.open(&mut self.outbound, is_withheld, Some(error));
-        if matches!(opened, Err(NotOpened::Full(_))) {
+        let last = Last { error, is_paid: std::mem::take(&mut self.is_paid) };
+        let mut opened = self.search.open(&mut self.outbound, self.is_withheld, Some(last));
+        if let Err(NotOpened::Full(last)) = opened {
             let Search { tunnels, service, .. } = &self.search;
-            let (tunnels, label) = (Rc::clone(tunnels), Arc::clone(&service.label));
-            let can_open = || tunnels.registry.borrow().has_room(&label, Instant::now());
+            let tunnels = Rc::clone(tunnels);
+            let can_open = || self.search.has_room();
             // Without a turn, the second look finds no room either.
-            let _turn = tunnels.waiting.turn(&label, limits::SLOT_WAIT, can_open).await;
-            opened = self.search.open(&mut self.outbound, is_withheld, opened.err().and_then(NotOpened::last));
+            let _turn = tunnels.waiting.turn(&service.label, limits::SLOT_WAIT, can_open).await;
+            opened = self.search.open(&mut self.outbound, self.is_withheld, last);
         }
         match opened {
             Ok(opened) => Ok(self.continue_on(opened)),
@@ -210,11 +221,11 @@ impl Attempts {
         let Opened { session, began, sender, receiver, in_flight } = opened;
         if let Some(upload) = &self.upload {
             upload.repeat_on(sender);
-            if self.outbound.headers.contains(AWAIT_ACCEPTANCE) && !session.notifies_of_acceptance() {
+            if self.is_withheld && !session.notifies_of_acceptance() {
                 upload.pass();
             }
         }
-        (self.session, self.began, self.stays) = (session, began, false);
+        (self.session, self.began) = (session, began);
         let traits = RequestTraits::of(&self.outbound);
         TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits).with_attempts(self)
     }
@@ -233,22 +244,24 @@ impl From<Error> for Failure {
     }
 }
 
+/// The failed attempt before.
+struct Last {
+    error: Error,
+    /// The budget has paid for the next one.
+    is_paid: bool,
+}
+
 /// Why no stream was opened.
 enum NotOpened {
-    /// All tunnels that could take the request are full; with the error of the attempt before.
-    Full(Option<Error>),
+    /// All tunnels that could take the request are full.
+    Full(Option<Last>),
     Failed(Error),
 }
 
 impl NotOpened {
-    /// Error of the attempt before, if others are to follow.
-    fn last(self) -> Option<Error> {
-        if let Self::Full(last) = self { last } else { None }
-    }
-
     fn into_error(self) -> Error {
         match self {
-            Self::Full(last) => last.unwrap_or(Error::AgentConcurrencyLimit),
+            Self::Full(last) => last.map_or(Error::AgentConcurrencyLimit, |last| last.error),
             Self::Failed(error) => error,
         }
     }
@@ -267,28 +280,32 @@ impl Search {
         &mut self,
         outbound: &mut OutboundRequest,
         is_withheld: bool,
-        mut last: Option<Error>,
+        mut last: Option<Last>,
     ) -> Result<Opened, NotOpened> {
         loop {
             let now = Instant::now();
             let session = match (self.choose(now), last.take()) {
                 (Chosen::Tunnel(session), None) => session,
-                (Chosen::Tunnel(session), Some(error)) => {
-                    if !self.tunnels.registry.borrow().take_attempt(&self.service.label, now) {
+                (Chosen::Tunnel(session), Some(Last { error, is_paid })) => {
+                    if !is_paid && !self.pay(now) {
                         self.tunnels.counters.attempts_over_budget.increment();
                         return Err(NotOpened::Failed(error));
                     }
                     session
                 }
                 (Chosen::Full, last) => return Err(NotOpened::Full(last)),
-                (Chosen::None, last) => return Err(NotOpened::Failed(last.unwrap_or(Error::AgentUnavailable))),
+                (Chosen::None, last) => {
+                    return Err(NotOpened::Failed(last.map_or(Error::AgentUnavailable, |last| last.error)));
+                }
             };
-            if is_withheld {
+            if is_withheld && session.notifies_of_acceptance() {
                 outbound.headers.insert(AWAIT_ACCEPTANCE, HeaderValue::from_static("1"));
+            } else if is_withheld {
+                outbound.headers.remove(AWAIT_ACCEPTANCE);
             }
             let error = match session.try_open(outbound) {
                 Ok((sender, receiver, in_flight)) => {
-                    in_flight.observe();
+                    in_flight.observe(!outbound.has_body());
                     return Ok(Opened { session, began: now, sender, receiver, in_flight });
                 }
                 Err(error) => error,
@@ -305,7 +322,7 @@ impl Search {
             if !self.rules.may_go_on_after(Transmission::NeverSent) {
                 return Err(NotOpened::Failed(error));
             }
-            last = Some(error);
+            last = Some(Last { error, is_paid: false });
         }
     }
 
@@ -317,6 +334,17 @@ impl Search {
         };
         let is_untried = |session: &Session| self.is_untried(session);
         self.tunnels.registry.borrow().choose(&self.service.label, is_untried, wanted, now)
+    }
+
+    /// Takes an attempt from the budget of the service.
+    fn pay(&self, now: Instant) -> bool {
+        self.tunnels.registry.borrow().take_attempt(&self.service.label, now)
+    }
+
+    /// Whether an agent that was not tried has room for the request.
+    fn has_room(&self) -> bool {
+        let is_untried = |session: &Session| self.is_untried(session);
+        self.tunnels.registry.borrow().has_room(&self.service.label, is_untried, Instant::now())
     }
 
     fn is_untried(&self, session: &Session) -> bool {
@@ -376,22 +404,8 @@ fn size_of_head(outbound: &OutboundRequest) -> usize {
     outbound.target.as_str().len() + outbound.authority.as_str().len() + size_of_fields(&outbound.headers)
 }
 
-/// What a failed attempt says about the health of its tunnel; `None` for a tunnel that is lost or silent, which says it all.
-fn verdict(reason: AttemptFailure, is_unsent: bool) -> Option<TunnelFailure> {
-    match reason {
-        AttemptFailure::NoSlot => Some(TunnelFailure::NoSlot),
-        AttemptFailure::BackendUnreachable => Some(TunnelFailure::Unreachable),
-        AttemptFailure::BackendTls if is_unsent => Some(TunnelFailure::Unreachable),
-        AttemptFailure::BackendTls
-        | AttemptFailure::BackendReset
-        | AttemptFailure::BackendInvalidResponse
-        | AttemptFailure::Protocol => Some(TunnelFailure::Broken),
-        AttemptFailure::NotOpened | AttemptFailure::TunnelLost | AttemptFailure::Silent => None,
-    }
-}
-
 /// Why an attempt failed; `None` for an error of the gateway itself.
-fn reason_of(error: &Error, is_silent: bool) -> Option<AttemptFailure> {
+pub(super) fn reason_of(error: &Error, is_silent: bool) -> Option<AttemptFailure> {
     Some(match error {
         Error::TunnelLost if is_silent => AttemptFailure::Silent,
         Error::TunnelLost => AttemptFailure::TunnelLost,
@@ -406,4 +420,18 @@ fn reason_of(error: &Error, is_silent: bool) -> Option<AttemptFailure> {
         },
         _ => return None,
     })
+}
+
+/// What a failed attempt says about the health of its tunnel; `None` for a tunnel that is lost or silent, which says it all.
+pub(super) fn verdict(reason: AttemptFailure, is_unsent: bool) -> Option<TunnelFailure> {
+    match reason {
+        AttemptFailure::NoSlot => Some(TunnelFailure::NoSlot),
+        AttemptFailure::BackendUnreachable => Some(TunnelFailure::Unreachable),
+        AttemptFailure::BackendTls if is_unsent => Some(TunnelFailure::Unreachable),
+        AttemptFailure::BackendTls
+        | AttemptFailure::BackendReset
+        | AttemptFailure::BackendInvalidResponse
+        | AttemptFailure::Protocol => Some(TunnelFailure::Broken),
+        AttemptFailure::NotOpened | AttemptFailure::TunnelLost | AttemptFailure::Silent => None,
+    }
 }

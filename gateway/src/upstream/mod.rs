@@ -129,11 +129,18 @@ impl Upstream {
         let now = Instant::now();
         let Some(until) = self.wait_until(service, now) else { return Ok(None) };
         let Tunnels { registry, waiting, .. } = &*self.tunnels;
-        let can_open = || registry.borrow().has_room(&service.label, Instant::now());
-        let turn = waiting.turn(&service.label, until - now, can_open).await;
-        turn.map(Some).map_err(|error| {
-            if registry.borrow().has_tunnel(&service.label) { Error::AgentConcurrencyLimit } else { error }
-        })
+        let can_open = || registry.borrow().has_room(&service.label, |_| true, Instant::now());
+        let mut turn = waiting.turn(&service.label, until - now, can_open).await;
+        if turn.is_err() && registry.borrow().has_tunnel(&service.label) {
+            return Err(Error::AgentConcurrencyLimit);
+        }
+        let now = Instant::now();
+        // The last tunnel may have ended while the request waited for a slot.
+        let lost_until = registry.borrow().lost_until(&service.label, now);
+        if let Some(until) = lost_until.filter(|_| turn.is_err()) {
+            turn = waiting.turn(&service.label, until - now, can_open).await;
+        }
+        turn.map(Some)
     }
 }
 
@@ -148,6 +155,8 @@ pub(crate) enum Upload {
     Tunnel(StreamSender),
     /// To the agent of the current attempt.
     Repeatable(Rc<RepeatableUpload>),
+    /// The whole body was given to the upload already.
+    Complete(Rc<RepeatableUpload>),
     CrossCore(pipe::Sender<Part>),
     /// The request has no body; its stream ended with its head.
     None,
@@ -202,7 +211,7 @@ impl Upload {
                 pipe.send(Part::Data(data)).await?;
                 if last { pipe.send(Part::End).await } else { Ok(()) }
             }
-            Self::None => Err(Closed),
+            Self::Complete(_) | Self::None => Err(Closed),
         }
     }
 
@@ -217,8 +226,13 @@ impl Upload {
             }
             Self::Repeatable(upload) => upload.send(Bytes::new(), Some(trailers)).await,
             Self::CrossCore(pipe) => pipe.send(trailers.map_or(Part::End, Part::Trailers)).await,
-            Self::None => Ok(()),
+            Self::Complete(_) | Self::None => Ok(()),
         }
+    }
+
+    /// The upload after its whole body was sent.
+    fn complete(self) -> Self {
+        if let Self::Repeatable(upload) = self { Self::Complete(upload) } else { Self::None }
     }
 
     /// Ends the request without a body, because the backend declined the upgrade.
@@ -231,7 +245,7 @@ impl Upload {
     /// Sends what is kept of the body to the agent of each later attempt. Never ready.
     pub(crate) async fn repeat(&self) {
         std::future::poll_fn(|cx| {
-            if let Self::Repeatable(upload) = self {
+            if let Self::Repeatable(upload) | Self::Complete(upload) = self {
                 let _ = upload.poll_kept(cx);
             }
             Poll::Pending
@@ -243,7 +257,7 @@ impl Upload {
     pub(crate) fn abort(self) {
         match self {
             Self::Tunnel(stream) => stream.reset(),
-            Self::Repeatable(upload) => upload.abort(),
+            Self::Repeatable(upload) | Self::Complete(upload) => upload.abort(),
             // Dropping a pipe without an end has the same effect.
             Self::CrossCore(_) | Self::None => {}
         }

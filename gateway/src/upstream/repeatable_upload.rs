@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::Fields;
@@ -9,6 +10,7 @@ use gw_shared::tunnel::connection::StreamSender;
 use gw_shared::tunnel::endpoint;
 use gw_shared::tunnel::head::write_trailers;
 
+use crate::memory::relay::Reserved;
 use crate::pipe::Closed;
 
 /// The upload of a request and the stream of its current attempt. Two futures of one task share it: one receives the body from
@@ -18,8 +20,8 @@ pub(crate) struct RepeatableUpload(RefCell<State>);
 struct State {
     stream: StreamSender,
     mode: Mode,
-    /// This direction of the stream has ended.
-    ended: bool,
+    /// When this direction of the stream has ended.
+    ended: Option<Instant>,
     /// The stream takes no more.
     closed: bool,
     /// There will be no further attempt.
@@ -43,16 +45,18 @@ struct Copy {
     /// Bytes behind them, if the stream can take them without another copy.
     next: Bytes,
     end: Option<End>,
+    /// Charge for `data`.
+    _memory: Reserved,
 }
 
 /// End of a body, with its trailers.
 type End = Option<Fields>;
 
 impl RepeatableUpload {
-    /// A body of `length` bytes, of which a copy is kept. The caller charges its memory.
-    pub(super) fn kept(stream: StreamSender, length: usize) -> Self {
+    /// A body of `length` bytes, of which a copy is kept. `memory` is the charge for it.
+    pub(super) fn kept(stream: StreamSender, length: usize, memory: Reserved) -> Self {
         let data = BytesMut::with_capacity(length);
-        Self::new(stream, Mode::Kept(Copy { data, sent: 0, next: Bytes::new(), end: None }))
+        Self::new(stream, Mode::Kept(Copy { data, sent: 0, next: Bytes::new(), end: None, _memory: memory }))
     }
 
     /// A body that follows after [`Self::pass`].
@@ -61,7 +65,7 @@ impl RepeatableUpload {
     }
 
     fn new(stream: StreamSender, mode: Mode) -> Self {
-        Self(RefCell::new(State { stream, mode, ended: false, closed: false, settled: false }))
+        Self(RefCell::new(State { stream, mode, ended: None, closed: false, settled: false }))
     }
 
     /// Whether another attempt can send the body from its beginning.
@@ -71,6 +75,11 @@ impl RepeatableUpload {
 
     pub(super) fn is_withheld(&self) -> bool {
         matches!(self.0.borrow().mode, Mode::Withheld)
+    }
+
+    /// When the whole body was sent on the current stream, if it was.
+    pub(super) fn ended(&self) -> Option<Instant> {
+        self.0.borrow().ended
     }
 
     /// Sends a withheld body to the current stream from now on, which makes the attempt the last one.
@@ -85,7 +94,7 @@ impl RepeatableUpload {
     pub(super) fn repeat_on(&self, stream: StreamSender) {
         let mut state = self.0.borrow_mut();
         state.stream = stream;
-        (state.ended, state.closed) = (false, false);
+        (state.ended, state.closed) = (None, false);
         if let Mode::Kept(copy) = &mut state.mode {
             copy.sent = 0;
             copy.next = Bytes::new();
@@ -114,7 +123,9 @@ impl RepeatableUpload {
                 Mode::Passing => {
                     let is_end = end.is_some();
                     ready!(poll_send(&state.stream, cx, &mut data, &mut end)).map_err(|_| Closed)?;
-                    state.ended |= is_end;
+                    if is_end {
+                        state.ended = Some(Instant::now());
+                    }
                     Poll::Ready(Ok(()))
                 }
             }
@@ -151,12 +162,13 @@ impl State {
         if copy.next.is_empty() {
             copy.next = Bytes::copy_from_slice(&copy.data[copy.sent..]);
         }
-        let mut end = if self.ended { None } else { copy.end.clone() };
+        let mut end = if self.ended.is_some() { None } else { copy.end.clone() };
         let (is_end, before) = (end.is_some(), copy.next.len());
         let polled = poll_send(&self.stream, cx, &mut copy.next, &mut end);
         copy.sent += before - copy.next.len();
         match ready!(polled) {
-            Ok(()) => self.ended |= is_end,
+            Ok(()) if is_end => self.ended = Some(Instant::now()),
+            Ok(()) => {}
             // The response says why, or another attempt sends the body again.
             Err(_) => self.closed = true,
         }
@@ -168,7 +180,7 @@ impl State {
     fn drop_sent_copy(&mut self) {
         if let Mode::Kept(copy) = &self.mode
             && self.settled
-            && (self.closed || copy.sent == copy.data.len() && (copy.end.is_none() || self.ended))
+            && (self.closed || copy.sent == copy.data.len() && (copy.end.is_none() || self.ended.is_some()))
         {
             self.mode = Mode::Passing;
         }

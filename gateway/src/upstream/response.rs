@@ -2,7 +2,7 @@
 //! here.
 
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gw_shared::error_code::AgentErrorCode;
@@ -19,7 +19,7 @@ use gw_shared::tunnel::timing::AgentTiming;
 use http::header::{self, HeaderValue};
 use http::{Method, StatusCode};
 
-use super::attempts::{Attempts, Ended, Failure};
+use super::attempts::{self, Attempts, Ended, Failure};
 use super::cross_node::{OnNode, Refused, read_notice, read_refusal, timing};
 use super::{Download, PendingResponse, Source};
 use crate::error::Error;
@@ -69,6 +69,26 @@ impl Carrier {
         match self {
             Self::Tunnel(_) => Error::TunnelLost,
             Self::Node(_) => Error::NodeLost,
+        }
+    }
+
+    /// Error of a stream that was reset before the response began.
+    fn reset(&self) -> Error {
+        match self {
+            Self::Tunnel(_) => Error::TunnelProtocol,
+            Self::Node(_) => Error::NodeLost,
+        }
+    }
+
+    /// Reports the outcome of the request to the health of its tunnel: the latency of a response if it is known, or the failure.
+    fn observe(&self, outcome: Result<Option<Duration>, &Failure>) {
+        let Self::Tunnel(in_flight) = self else { return };
+        match outcome {
+            Ok(latency) => in_flight.succeeded(latency),
+            Err(Failure { error, is_unsent }) => {
+                let reason = attempts::reason_of(error, false);
+                in_flight.failed(reason.and_then(|reason| attempts::verdict(reason, *is_unsent)));
+            }
         }
     }
 
@@ -168,7 +188,8 @@ impl TunnelResponse {
                 Ok(part) => break Ok(part),
                 // The endpoint had no room for a head.
                 Err(Closed::Here) => break Err(at_account_limit()),
-                Err(Closed::Reset(_) | Closed::Lost) => break Err(self.carrier.lost()),
+                Err(Closed::Reset(_)) => break Err(self.carrier.reset()),
+                Err(Closed::Lost) => break Err(self.carrier.lost()),
             }
         };
         self.received = Some(ended);
@@ -211,10 +232,11 @@ impl TunnelResponse {
             let Source::Tunnel { carrier, .. } = &download.source else { return Final::Answer(progress, Err(error)) };
             return after(error.into(), attempts, carrier, set_cookie, progress).await;
         }
-        if let (Some(attempts), Source::Tunnel { carrier: Carrier::Tunnel(in_flight), .. }) =
-            (attempts, &download.source)
-        {
-            progress.failed_attempts = attempts.answered(in_flight);
+        if let Source::Tunnel { carrier, .. } = &download.source {
+            carrier.observe(Ok(attempts.as_ref().and_then(|attempts| attempts.latency())));
+        }
+        if let Some(attempts) = attempts {
+            progress.failed_attempts = attempts.answered();
         }
         if let Some(cookie) = set_cookie {
             head.headers.append(header::SET_COOKIE, *cookie);
@@ -262,11 +284,10 @@ async fn after(
     set_cookie: Option<Box<HeaderValue>>,
     mut progress: Progress,
 ) -> Final {
-    let (Some(attempts), Carrier::Tunnel(in_flight)) = (attempts, carrier) else {
-        return Final::Answer(progress, Err(failure.error));
-    };
+    carrier.observe(Err(&failure));
+    let Some(attempts) = attempts else { return Final::Answer(progress, Err(failure.error)) };
     // Boxed: rare, and the task of every request would reserve memory for it.
-    match Box::pin(attempts.again(failure, in_flight)).await {
+    match Box::pin(attempts.again(failure)).await {
         Ok(next) => Final::Again(PendingResponse::Tunnel(TunnelResponse { set_cookie, ..next })),
         Err(Ended { error, failed }) => {
             progress.failed_attempts = failed;

@@ -225,7 +225,10 @@ async fn watch_tunnels(worker: Rc<Worker>) {
         runtime::sleep(pause).await;
         let now = Instant::now();
         let was_late = now.saturating_duration_since(checked) > pause + limits::PING_CHECK_LATE;
-        let has_several = worker.tunnels.registry.borrow().watch(was_late, now);
+        let has_several = worker.tunnels.registry.borrow_mut().watch(was_late, now);
+        for label in worker.tunnels.registry.borrow().several() {
+            worker.tunnels.waiting.look_again(label);
+        }
         checked = now;
         pause = if has_several { limits::PING_CHECK } else { limits::PING_EVERY };
     }

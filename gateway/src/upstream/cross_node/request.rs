@@ -144,7 +144,7 @@ impl CrossNodeRequest {
             if opened.upload.send(data, trailers.is_none()).await.is_ok() && trailers.is_some() {
                 let _ = opened.upload.finish(trailers).await;
             }
-            opened.upload = Upload::None;
+            opened.upload = opened.upload.complete();
         }
         Ok(opened)
     }
