@@ -187,7 +187,7 @@ fn a_replica_whose_record_was_deleted_enrolls_again_with_its_token() {
     });
     assert_eq!(it.listed(), after);
     assert_eq!(it.request().response().status, 204);
-    // A second time too: by then, the program has started itself anew.
+    // The program has started itself again. A second deletion has the same effect.
     it.control().delete_agent(&Actor::Admin, "acme", after.first().unwrap()).unwrap();
     eventually("the agent has another record and a tunnel", || {
         Some(it.connected()).filter(|connected| connected.len() == 1 && *connected != after)

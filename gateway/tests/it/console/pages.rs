@@ -238,7 +238,11 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     assert!(command.contains(&line) && command.ends_with(" --ca-file gw-ca.crt"), "{command}");
     assert!(command.contains("-----BEGIN CERTIFICATE-----\n"), "{command}");
     let agents = browser.get("/accounts/acme/agents");
-    assert!(!agents.text.contains(&token) && agents.text.contains(">0 of 50<"), "{}", agents.text);
+    assert!(
+        !agents.text.contains(&token) && agents.text.contains(">0 of 50 <span class=\"muted\">ephemeral</span><"),
+        "{}",
+        agents.text
+    );
     let delete = agents.between("action=\"/accounts/acme/enrollment-tokens/", "\"");
     let path = format!("/accounts/acme/enrollment-tokens/{delete}");
     assert_eq!(browser.submit("/accounts/acme/agents", &path, &[]).status, 303);
