@@ -75,6 +75,8 @@ mod request_replay;
 mod request_targets;
 mod sealed_secrets;
 mod secrets;
+mod several_agents;
+mod several_agents_attempts;
 mod shutdown;
 mod smuggling;
 mod support;

@@ -22,6 +22,7 @@ pub(crate) mod proxy_protocol;
 pub(crate) mod region;
 pub(crate) mod request_log;
 pub(crate) mod setup;
+pub(crate) mod several;
 pub(crate) mod stopwatch;
 pub(crate) mod successor;
 pub(crate) mod supervised_agent;

@@ -11,7 +11,6 @@ use gw_gateway::config::Config;
 use gw_gateway::demo::About;
 use gw_gateway::region::{Member, NodeSlot, Owner, Placement};
 use gw_gateway::telemetry::counters::TunnelReport;
-use serde_json::Value;
 
 use super::caller::{Caller, HOST, connect_to};
 use super::prepared::Prepared;
@@ -48,8 +47,19 @@ impl Nodes {
         Self::start_unplaced_with(count, "")
     }
 
+    /// As [`Self::start`], with agents of these names.
+    pub(crate) fn start_with_agents(count: usize, agents: &[&str]) -> Self {
+        let mut nodes = Self::start_prepared(Prepared::with_agents(agents), count, "");
+        let all: Vec<usize> = (0..count).collect();
+        nodes.place(&all);
+        nodes
+    }
+
     fn start_unplaced_with(count: usize, configuration: &str) -> Self {
-        let prepared = Prepared::new();
+        Self::start_prepared(Prepared::new(), count, configuration)
+    }
+
+    fn start_prepared(prepared: Prepared, count: usize, configuration: &str) -> Self {
         let key = prepared.path("region.key");
         fs::write(&key, KEY).unwrap();
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
@@ -131,10 +141,13 @@ impl Nodes {
 
     /// Starts the agent, which connects to `node`.
     pub(crate) fn run_agent(&self, node: usize, backend: &str) -> AgentHandle {
-        let state = self.prepared.path("agent");
-        let mut enrolled: Value = serde_json::from_slice(&fs::read(state.join("agent.json")).unwrap()).unwrap();
-        enrolled["gateway_port"] = self.gateway(node).address().port().into();
-        fs::write(state.join("agent.json"), enrolled.to_string()).unwrap();
+        self.run_agent_of("agent", node, backend)
+    }
+
+    /// As [`Self::run_agent`], for the agent of this name.
+    pub(crate) fn run_agent_of(&self, name: &str, node: usize, backend: &str) -> AgentHandle {
+        let state = self.prepared.path(name);
+        self.prepared.set_port_of(name, self.gateway(node).address().port());
         let config = gw_agent::Config::load(None, Some(state), &[backend.to_owned()], |_| None).unwrap();
         gw_agent::start(config).unwrap()
     }

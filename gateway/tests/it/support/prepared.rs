@@ -90,7 +90,7 @@ impl Prepared {
         self.set_port_of("agent", port);
     }
 
-    fn set_port_of(&self, name: &str, port: u16) {
+    pub(crate) fn set_port_of(&self, name: &str, port: u16) {
         let path = self.path(name).join("agent.json");
         let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         state["gateway_port"] = port.into();
