@@ -93,8 +93,13 @@ impl TunnelHealth {
         if (before == BackendHealth::Unhealthy) != (health == BackendHealth::Unhealthy) {
             self.reported_since = now;
         }
-        if health == BackendHealth::Healthy && before != health && self.breaker.close(now) {
-            self.latency = Latency::new(self.latency_before_failures, now);
+        if health != BackendHealth::Healthy || before == health {
+            return;
+        }
+        // The report of an unhealthy backend may have come before the failures that open the breaker.
+        if self.breaker.close(now) || before == BackendHealth::Unhealthy {
+            let latency = self.latency_before_failures.min(self.latency.get(now));
+            self.latency = Latency::new(latency, now);
         }
     }
 

@@ -58,6 +58,23 @@ impl Tunnel {
 use TunnelFailure::{Broken, NoSlot, Unreachable};
 
 #[test]
+fn an_agent_that_recovers_by_its_report_gets_its_share_at_once() {
+    let start = Instant::now();
+    let millis = |health: &TunnelHealth, at| health.latency(at).as_millis();
+    for failures in [1, 3] {
+        let mut health = TunnelHealth::new(Some(Duration::from_millis(4)), start);
+        for _ in 0..failures {
+            let attempt = health.began(start);
+            health.failed(attempt, Unreachable, Duration::from_millis(1), start, &mut || 0.5);
+        }
+        health.reported(BackendHealth::Unhealthy, start);
+        assert_eq!(millis(&health, start), 5000, "{failures} failures");
+        health.reported(BackendHealth::Healthy, start);
+        assert_eq!((millis(&health, start), health.tier(true, start)), (4, HealthTier::Ready), "{failures} failures");
+    }
+}
+
+#[test]
 fn the_breaker_opens_after_failures_in_a_row() {
     for (row, opens) in [
         (&[Unreachable; 3][..], true),

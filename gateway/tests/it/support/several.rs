@@ -176,7 +176,14 @@ pub(crate) fn body(tunnel: &mut Tunnel, attempt: &Attempt) -> (Vec<u8>, String) 
             continue;
         }
         match next.kind {
-            Kind::Data => body.extend_from_slice(&next.payload),
+            Kind::Data => {
+                body.extend_from_slice(&next.payload);
+                let read = u32::try_from(next.payload.len()).unwrap();
+                // The last piece may have ended the stream for the gateway.
+                if !next.end {
+                    tunnel.0.send(frame(Kind::Credit, false, attempt.stream, &read.to_be_bytes()));
+                }
+            }
             Kind::Trailers => trailers = String::from_utf8(next.payload.clone()).unwrap(),
             _ => {}
         }
