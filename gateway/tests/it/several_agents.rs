@@ -53,7 +53,9 @@ fn call(about: &About, caller: usize) {
     for number in 0..REQUESTS {
         let (method, rest, pieces, body) = request_of(number);
         let key = &about.service_key;
-        let head = format!("{method} / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nX-Number: {caller}.{number}\r\n");
+        let head = format!(
+            "{method} / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nX-Number: {caller}.{number}\r\n"
+        );
         peer.send(head + &rest);
         for piece in pieces {
             peer.send(piece);

@@ -145,12 +145,7 @@ fn each_request(failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, sta
 
 #[test]
 fn what_was_never_sent_goes_to_another_agent_whatever_the_method() {
-    for code in [
-        "GW_BACKEND_UNREACHABLE",
-        "GW_BACKEND_TLS",
-        "GW_AGENT_CONCURRENCY_LIMIT",
-        "GW_BACKEND_RESET",
-    ] {
+    for code in ["GW_BACKEND_UNREACHABLE", "GW_BACKEND_TLS", "GW_AGENT_CONCURRENCY_LIMIT", "GW_BACKEND_RESET"] {
         each_request(Failing::Unsent(code), |_, _| true, 0);
     }
 }
@@ -303,7 +298,8 @@ fn a_long_body_waits_for_the_acceptance_of_an_agent() {
                     }
                 }
             }
-            let is_intact = body.len() == LONG && body.iter().zip(0u32..).all(|(byte, at)| u32::from(*byte) == at % 251);
+            let is_intact =
+                body.len() == LONG && body.iter().zip(0u32..).all(|(byte, at)| u32::from(*byte) == at % 251);
             tunnel.0.send(answered(attempt, body.len(), is_intact.to_string().as_bytes()));
             true
         });

@@ -13,10 +13,10 @@ use gw_gateway::demo::About;
 use gw_gateway::telemetry::counters::TunnelReport;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
 
-use super::caller::{self, Caller, HOST, Tls, connect_to};
+use super::caller::{Caller, HOST, connect_to};
 use super::modified_agent::{self, Frame, STREAMS, Tunnel};
 use super::prepared::Prepared;
-use super::tunnel_frames::{begun, data, frame, hello, last_data, message};
+use super::tunnel_frames::{begun, credit, data, frame, hello, last_data, message};
 use super::{backend, eventually};
 
 /// A gateway, and enrolled agents of the demo's service that do not run yet.
@@ -70,12 +70,6 @@ impl Several {
         connect_to(&self.about(), HOST, &[b"http/1.1"], None)
     }
 
-    /// The connection of a caller that speaks HTTP/2, before its preface.
-    pub(crate) fn http2_caller(&self) -> Tls {
-        let about = self.about();
-        Tls::new(caller::session(&about, HOST, &[b"h2"], None), caller::socket(&about))
-    }
-
     /// A request head for the demo's service, with its key; `rest` is further fields and the body.
     pub(crate) fn request(&self, line: &str, rest: &str) -> String {
         let key = self.prepared.service_key();
@@ -92,10 +86,6 @@ impl Several {
         let reports =
             eventually("all workers report", || Some(control.reports()).filter(|all| all.len() == control.workers()));
         reports.into_iter().flat_map(|report| report.tunnels).collect()
-    }
-
-    pub(crate) fn total(&self, name: &str) -> u64 {
-        self.gateway.control().reports().iter().map(|report| report.totals[name]).sum()
     }
 
     /// Waits until the gateway counts no request on any tunnel.
@@ -176,12 +166,11 @@ pub(crate) fn body(tunnel: &mut Tunnel, attempt: &Attempt) -> (Vec<u8>, String) 
             continue;
         }
         match next.kind {
+            Kind::Data if next.payload.is_empty() => {}
             Kind::Data => {
                 body.extend_from_slice(&next.payload);
-                let read = u32::try_from(next.payload.len()).unwrap();
-                // The last piece may have ended the stream for the gateway.
                 if !next.end {
-                    tunnel.0.send(frame(Kind::Credit, false, attempt.stream, &read.to_be_bytes()));
+                    tunnel.0.send(credit(next.stream, next.payload.len() as u32));
                 }
             }
             Kind::Trailers => trailers = String::from_utf8(next.payload.clone()).unwrap(),
