@@ -157,7 +157,7 @@ impl Head {
             }
             match line.trim_end().split_once(':') {
                 Some((name, value)) if name.eq_ignore_ascii_case("x-gw-request-id") => {
-                    value.trim().clone_into(&mut head.id)
+                    value.trim().clone_into(&mut head.id);
                 }
                 Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
                     head.length = value.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
