@@ -248,9 +248,9 @@ impl Upload {
             if let Self::Repeatable(upload) | Self::Complete(upload) = self {
                 let _ = upload.poll_kept(cx);
             }
-            Poll::Pending
+            Poll::<()>::Pending
         })
-        .await
+        .await;
     }
 
     /// Resets the stream, so that the backend does not take an incomplete body for a complete one.

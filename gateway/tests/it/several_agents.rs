@@ -103,7 +103,7 @@ fn call_all(gateways: &[About], callers: usize, backends: &[&Recording]) {
             for _ in 0..callers {
                 scope.spawn(|| {
                     let caller = next.fetch_add(1, Ordering::Relaxed);
-                    if caller % 2 == 0 { call(about, caller) } else { call_by_http2(about, caller) }
+                    if caller.is_multiple_of(2) { call(about, caller) } else { call_by_http2(about, caller) }
                 });
             }
         }
