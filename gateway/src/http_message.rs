@@ -110,7 +110,7 @@ pub(crate) struct Progress {
     /// Reported by the agent with its response.
     pub(crate) timing: Option<AgentTiming>,
     /// Attempts before `stream`, or all of them if the request failed.
-    pub(crate) failed_attempts: Vec<FailedAttempt>,
+    pub(crate) failed_attempts: Box<[FailedAttempt]>,
 }
 
 impl Progress {

@@ -38,7 +38,9 @@ impl TunnelRequest {
         let Poll::Ready(Ok(ReceivedPart::Head(Kind::Request, payload))) = part else { return None };
         match head::parse_request(&payload, receiver.ended_with_head()) {
             Ok(mut head) => {
-                let delivery = Delivery::begin(&mut head.headers);
+                // Only a body can wait for the acceptance.
+                let has_body = !receiver.ended_with_head();
+                let delivery = if has_body { Delivery::begin(&mut head.headers) } else { Delivery::Unsent };
                 Some(Self { head, delivery, sender, receiver })
             }
             Err(error) => {

@@ -204,9 +204,13 @@ async fn receive_head(
         while let Some(interim) = pending.interim().await {
             response.interim(interim).await?;
         }
-        match pending.head().await {
+        match pending.head() {
             Final::Answer(progress, received) => break (progress, received),
-            Final::Again(attempt) => pending = attempt,
+            // Boxed: rare, and the task of every request would reserve memory for it.
+            Final::Failed(attempt) => match Box::pin(attempt.again()).await {
+                Ok(next) => pending = next,
+                Err((progress, error)) => break (progress, Err(error)),
+            },
         }
     };
     match scope {

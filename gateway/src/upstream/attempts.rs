@@ -20,6 +20,7 @@ use http::header::HeaderValue;
 use super::repeatable_upload::RepeatableUpload;
 use super::response::{Carrier, RequestTraits, TunnelResponse};
 use super::{PendingResponse, Upload, UpstreamRequest};
+use crate::caller_session::CallerSession;
 use crate::error::Error;
 use crate::http_message::{AttemptFailure, FailedAttempt, size_of_fields};
 use crate::limits;
@@ -74,7 +75,7 @@ impl Attempts {
     pub(super) fn open(
         tunnels: &Rc<Tunnels>,
         service: &Arc<Service>,
-        affinity: Option<u64>,
+        caller: CallerSession,
         mut outbound: OutboundRequest,
     ) -> Result<UpstreamRequest, Error> {
         tunnels.registry.borrow().deposit(&service.label, Instant::now());
@@ -84,7 +85,7 @@ impl Attempts {
         let mut search = Search {
             tunnels: Rc::clone(tunnels),
             service: Arc::clone(service),
-            affinity,
+            affinity: caller.hash,
             rules: FailedAttempts::new(is_safe(&outbound), service.retries),
             failed: Vec::new(),
         };
@@ -92,7 +93,8 @@ impl Attempts {
         let opened = search.open(&mut outbound, is_withheld, None);
         let Opened { session, began, sender, receiver, in_flight } = opened.map_err(NotOpened::into_error)?;
         let traits = RequestTraits::of(&outbound);
-        let response = TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
+        let mut response = TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
+        response.set_cookie = caller.set_cookie.map(Box::new);
         let Some((memory, of_body)) = memory else {
             // Without memory to spare, the first opened attempt is the last one.
             let upload = if outbound.has_body() { Upload::Tunnel(sender) } else { Upload::None };

@@ -1,7 +1,6 @@
 //! Requests of services that this worker owns.
 
 use gw_shared::tunnel::head::OutboundRequest;
-use http::HeaderValue;
 
 use super::attempts::Attempts;
 use super::response::{Carrier, RequestTraits, TunnelResponse};
@@ -25,27 +24,15 @@ impl Upstream {
         let session = match serving {
             Serving::One(session) => session,
             Serving::Several => {
-                let opened = Attempts::open(&self.tunnels, service, hash, outbound)?;
-                return Ok(opened.with_set_cookie(set_cookie));
+                return Attempts::open(&self.tunnels, service, CallerSession { hash, set_cookie }, outbound);
             }
             Serving::None => return Err(Error::AgentUnavailable),
         };
         let (upload, response, in_flight) = session.open_stream(&outbound)?;
         let request = RequestTraits::of(&outbound);
-        let opened = UpstreamRequest {
-            upload: if outbound.has_body() { Upload::Tunnel(upload) } else { Upload::None },
-            response: PendingResponse::Tunnel(TunnelResponse::new(response, Carrier::Tunnel(in_flight), request)),
-        };
-        Ok(opened.with_set_cookie(set_cookie))
-    }
-}
-
-impl UpstreamRequest {
-    /// Adds a cookie of the gateway to the response.
-    fn with_set_cookie(mut self, set_cookie: Option<HeaderValue>) -> Self {
-        if let (Some(set_cookie), PendingResponse::Tunnel(response)) = (set_cookie, &mut self.response) {
-            response.set_cookie = Some(Box::new(set_cookie));
-        }
-        self
+        let mut response = TunnelResponse::new(response, Carrier::Tunnel(in_flight), request);
+        response.set_cookie = set_cookie.map(Box::new);
+        let upload = if outbound.has_body() { Upload::Tunnel(upload) } else { Upload::None };
+        Ok(UpstreamRequest { upload, response: PendingResponse::Tunnel(response) })
     }
 }

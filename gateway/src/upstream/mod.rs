@@ -16,7 +16,7 @@ mod response;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -295,9 +295,9 @@ impl PendingResponse {
 
     /// The final head, or another attempt; call it after the last interim response. A response that is already known to be broken
     /// behind its head is an error: nothing of it was passed on.
-    pub(crate) async fn head(self) -> Final {
+    pub(crate) fn head(self) -> Final {
         let (pipe, has_upload, received, memory) = match self {
-            Self::Tunnel(response) => return response.head().await,
+            Self::Tunnel(response) => return response.head(),
             Self::CrossCore { head: None, .. } => return Final::Answer(self.progress(), Err(Error::TunnelLost)),
             Self::CrossCore { pipe, has_upload, head: Some(received), memory, .. } => {
                 (pipe, has_upload, received, memory)
@@ -307,7 +307,7 @@ impl PendingResponse {
         let begun = match head {
             Ok(head) => {
                 let mut download = Download::new(Source::CrossCore { pipe, has_upload, _memory: memory });
-                download.begin().await.map(|()| (head, download))
+                download.begin().map(|()| (head, download))
             }
             Err(error) => Err(error),
         };
@@ -321,8 +321,9 @@ impl Download {
     }
 
     /// Takes the first part if it was received; fails if the body is already broken.
-    async fn begin(&mut self) -> Result<(), Error> {
-        if let Poll::Ready(first) = futures_util::poll!(std::future::poll_fn(|cx| self.poll_part(cx))) {
+    fn begin(&mut self) -> Result<(), Error> {
+        // Needs no waker: the body is polled again before the task waits for it.
+        if let Poll::Ready(first) = self.poll_part(&mut Context::from_waker(Waker::noop())) {
             self.first = Some(first?);
         }
         Ok(())

@@ -137,8 +137,8 @@ pub(crate) struct TunnelResponse {
 /// What follows the interim responses.
 pub(crate) enum Final {
     Answer(Progress, Result<(ResponseHead, Download), Error>),
-    /// The attempt has failed, and this one is in its place.
-    Again(PendingResponse),
+    /// The attempt has failed, and another one may follow.
+    Failed(Box<FailedResponse>),
 }
 
 impl TunnelResponse {
@@ -160,7 +160,7 @@ impl TunnelResponse {
 
     pub(super) fn progress(&self) -> Progress {
         let failed_attempts = match &self.carrier {
-            Carrier::Tunnel(_) => Vec::new(),
+            Carrier::Tunnel(_) => Box::default(),
             Carrier::Node(on_node) => on_node.notice.failed_attempts.clone(),
         };
         Progress { stream: self.carrier.opened(), failed_attempts, ..Progress::default() }
@@ -210,7 +210,7 @@ impl TunnelResponse {
 
     /// The final head, or another attempt; call it after the last interim response. A response that is already known to be broken
     /// behind its head is an error: nothing of it was passed on.
-    pub(super) async fn head(mut self) -> Final {
+    pub(super) fn head(mut self) -> Final {
         let mut progress = self.progress();
         let (received, attempts, set_cookie) = (self.received.take(), self.attempts.take(), self.set_cookie.take());
         let head = match received {
@@ -221,22 +221,22 @@ impl TunnelResponse {
         let Self { stream, carrier, .. } = self;
         let (mut head, framing) = match head {
             Ok(head) => head,
-            Err(failure) => return after(failure, attempts, &carrier, set_cookie, progress).await,
+            Err(failure) => return after(failure, attempts, &carrier, set_cookie, progress),
         };
         let body = match head.upgrade {
             Some(_) => ReceivedBody::upgraded(stream),
             None => ReceivedBody::new(stream, framing),
         };
         let mut download = Download::new(Source::Tunnel { body, has_body: head.has_body, carrier });
-        if let Err(error) = download.begin().await {
+        if let Err(error) = download.begin() {
             let Source::Tunnel { carrier, .. } = &download.source else { return Final::Answer(progress, Err(error)) };
-            return after(error.into(), attempts, carrier, set_cookie, progress).await;
+            return after(error.into(), attempts, carrier, set_cookie, progress);
         }
         if let Source::Tunnel { carrier, .. } = &download.source {
             carrier.observe(Ok(attempts.as_ref().and_then(|attempts| attempts.latency())));
         }
         if let Some(attempts) = attempts {
-            progress.failed_attempts = attempts.answered();
+            progress.failed_attempts = attempts.answered().into();
         }
         if let Some(cookie) = set_cookie {
             head.headers.append(header::SET_COOKIE, *cookie);
@@ -276,22 +276,39 @@ impl TunnelResponse {
     }
 }
 
-/// What follows a failed attempt: another one, or its error.
-async fn after(
+/// What follows a failed attempt: another one if there is more than one tunnel, or the error.
+fn after(
     failure: Failure,
     attempts: Option<Box<Attempts>>,
     carrier: &Carrier,
     set_cookie: Option<Box<HeaderValue>>,
-    mut progress: Progress,
+    progress: Progress,
 ) -> Final {
     carrier.observe(Err(&failure));
-    let Some(attempts) = attempts else { return Final::Answer(progress, Err(failure.error)) };
-    // Boxed: rare, and the task of every request would reserve memory for it.
-    match Box::pin(attempts.again(failure)).await {
-        Ok(next) => Final::Again(PendingResponse::Tunnel(TunnelResponse { set_cookie, ..next })),
-        Err(Ended { error, failed }) => {
-            progress.failed_attempts = failed;
-            Final::Answer(progress, Err(error))
+    match attempts {
+        Some(attempts) => Final::Failed(Box::new(FailedResponse { failure, attempts, set_cookie, progress })),
+        None => Final::Answer(progress, Err(failure.error)),
+    }
+}
+
+/// A failed attempt of a request that another one may follow.
+pub(crate) struct FailedResponse {
+    failure: Failure,
+    attempts: Box<Attempts>,
+    set_cookie: Option<Box<HeaderValue>>,
+    progress: Progress,
+}
+
+impl FailedResponse {
+    /// Makes another attempt, if there can be one.
+    pub(crate) async fn again(self: Box<Self>) -> Result<PendingResponse, (Progress, Error)> {
+        let Self { failure, attempts, set_cookie, mut progress } = *self;
+        match attempts.again(failure).await {
+            Ok(next) => Ok(PendingResponse::Tunnel(TunnelResponse { set_cookie, ..next })),
+            Err(Ended { error, failed }) => {
+                progress.failed_attempts = failed.into();
+                Err((progress, error))
+            }
         }
     }
 }

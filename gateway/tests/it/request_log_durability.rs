@@ -37,7 +37,7 @@ fn record(id: RequestId, target: &str) -> RequestRecord {
         bytes_out: 0,
         timing: Timing::default(),
         agent: None,
-        attempts: Vec::new(),
+        attempts: Box::default(),
         replayed_from: None,
         trace_id: None,
         capture: None,

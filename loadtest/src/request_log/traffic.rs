@@ -89,7 +89,7 @@ impl Traffic {
                 total: u64::from(backend) + 200 + (draw >> 50 & 0xff),
             },
             agent: Some(agents[draw as usize & 1].clone()),
-            attempts: Vec::new(),
+            attempts: Box::default(),
             replayed_from: None,
             trace_id: (draw & 1 << 60 == 0).then(|| (u128::from(draw) << 64 | u128::from(item)).to_be_bytes()),
             capture: None,

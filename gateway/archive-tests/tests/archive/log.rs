@@ -116,7 +116,7 @@ pub(crate) fn record(id: RequestId) -> RequestRecord {
         bytes_out: 2,
         timing: Timing::default(),
         agent: None,
-        attempts: Vec::new(),
+        attempts: Box::default(),
         replayed_from: None,
         trace_id: None,
         capture: None,

@@ -157,7 +157,7 @@ fn bytes_of(record: &RequestRecord) -> usize {
         let sides = [&capture.request, &capture.response].into_iter().flatten();
         sides.map(|message| message.body.bytes.len() + bytes_of_headers(&message.headers)).sum()
     });
-    let attempts = record.attempts.capacity() * size_of::<RecordedAttempt>();
+    let attempts = record.attempts.len() * size_of::<RecordedAttempt>();
     size_of::<RequestRecord>() + record.target.len() + attempts + captured
 }
 

@@ -51,7 +51,7 @@ pub struct RequestRecord {
     pub timing: Timing,
     pub agent: Option<AgentId>,
     /// Attempts that failed, in order; the log keeps [`ATTEMPTS_MAX`].
-    pub attempts: Vec<RecordedAttempt>,
+    pub attempts: Box<[RecordedAttempt]>,
     pub replayed_from: Option<RequestId>,
     /// W3C trace id, if the request is part of a trace.
     pub trace_id: Option<[u8; 16]>,
@@ -227,7 +227,7 @@ impl RequestRecord {
             bytes_out: 0,
             timing: Timing::default(),
             agent: None,
-            attempts: Vec::new(),
+            attempts: Box::default(),
             replayed_from: None,
             trace_id: None,
             capture: None,

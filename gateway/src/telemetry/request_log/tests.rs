@@ -130,7 +130,7 @@ fn request_is_shown_as_recorded_without_secrets() {
             total: u64::MAX / 2,
         },
         agent: Some(agent.clone()),
-        attempts: vec![RecordedAttempt { agent_id: failed.clone(), reason: "backend_tls", duration_us: 5000 }],
+        attempts: Box::new([RecordedAttempt { agent_id: failed.clone(), reason: "backend_tls", duration_us: 5000 }]),
         replayed_from: Some(original),
         trace_id: Some(*b"0123456789abcdef"),
         capture: Some(Box::new(Capture {
@@ -247,7 +247,7 @@ fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)>
             status: [Some(200), Some(404), Some(502), Some(503), None][number as usize % 5],
             code: (number % 5 == 3).then_some("GW_AGENT_UNAVAILABLE"),
             timing: Timing { total: number * 1000, ..Timing::default() },
-            attempts: if number % 50 == 0 { vec![failed.clone()] } else { Vec::new() },
+            attempts: if number % 50 == 0 { Box::new([failed.clone()]) } else { Box::default() },
             ..RequestRecord::example(id(NOON_MS - age_ms, number))
         };
         let label = labels[number as usize % 7 % 3];

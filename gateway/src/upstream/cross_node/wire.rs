@@ -75,7 +75,7 @@ pub(crate) fn take_principal(headers: &mut Fields) -> Option<Principal> {
 pub(crate) struct Notice {
     /// The tunnel that carries the request.
     pub(crate) opened: Option<OpenedStream>,
-    pub(crate) failed_attempts: Vec<FailedAttempt>,
+    pub(crate) failed_attempts: Box<[FailedAttempt]>,
 }
 
 /// Appends an interim response that tells the node of the caller that the request is accepted, and the progress of it.
@@ -107,7 +107,7 @@ pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
     let opened = agent.zip(since);
     let opened = opened.map(|(agent, since)| OpenedStream { at: now.checked_sub(since).unwrap_or(now), agent });
     let attempts = text(ATTEMPTS).unwrap_or_default();
-    let failed_attempts: Vec<_> = attempts.split(',').take(ATTEMPTS_MAX).filter_map(read_attempt).collect();
+    let failed_attempts: Box<[_]> = attempts.split(',').take(ATTEMPTS_MAX).filter_map(read_attempt).collect();
     (opened.is_some() || !failed_attempts.is_empty()).then_some(Notice { opened, failed_attempts })
 }
 
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn notices_carry_the_tunnel() {
         let (agent, now) = (AgentId::random(), Instant::now());
-        let failed_attempts: Vec<_> = AttemptFailure::ALL
+        let failed_attempts: Box<[_]> = AttemptFailure::ALL
             .into_iter()
             .take(3)
             .map(|reason| FailedAttempt { agent: AgentId::random(), reason, took: Duration::from_micros(1_500) })
@@ -293,7 +293,7 @@ mod tests {
         let stream = Some(OpenedStream { at: now, agent: agent.clone() });
         let passed_on = |stream: Option<OpenedStream>, failed_attempts: &[FailedAttempt]| {
             let mut out = Vec::new();
-            let failed_attempts = failed_attempts.to_vec();
+            let failed_attempts = failed_attempts.into();
             write_notice(&mut out, &Progress { stream, failed_attempts, ..Progress::default() });
             let headers = head::parse_interim(&out.into()).unwrap().headers;
             read_notice(&headers, now + Duration::from_secs(1))

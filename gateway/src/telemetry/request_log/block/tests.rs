@@ -196,7 +196,7 @@ fn a_plain_block_keeps_its_bytes() {
             response_head: Some(50),
             total: 600,
         },
-        attempts: vec![attempt(&AgentId::new("ag_00000000000000000000").unwrap(), 300)],
+        attempts: Box::new([attempt(&AgentId::new("ag_00000000000000000000").unwrap(), 300)]),
         replayed_from: Some(id(9)),
         trace_id: Some(*b"0123456789abcdef"),
         ..RequestRecord::example(id(1))
@@ -214,7 +214,7 @@ fn a_plain_block_keeps_its_bytes() {
             (0..earlier.len() / 2).map(|at| u8::from_str_radix(&earlier[2 * at..][..2], 16).unwrap()).collect();
         let without = |record: &RequestRecord| {
             let bytes_taken = record.bytes_taken.filter(|_| has_bytes_taken);
-            expected(&RequestRecord { bytes_taken, attempts: Vec::new(), ..record.clone() })
+            expected(&RequestRecord { bytes_taken, attempts: Box::default(), ..record.clone() })
         };
         let raw = Unpacker::new().unwrap().unpack(&earlier).unwrap();
         let block = DecodedBlock::read(&raw, |_| true).unwrap();
@@ -227,7 +227,7 @@ fn a_plain_block_keeps_its_bytes() {
 fn more_attempts_than_a_record_keeps_are_left_out() {
     let attempts: Vec<_> = (0..5).map(|number| attempt(&AgentId::random(), number)).collect();
     let id = RequestId::first_of_ms(SECOND_MS);
-    let record = RequestRecord { attempts: attempts.clone(), ..RequestRecord::example(id) };
+    let record = RequestRecord { attempts: attempts.clone().into(), ..RequestRecord::example(id) };
     let mut encoder = Encoder::new().unwrap();
     let mut builder = encoder.begin(SECOND_MS);
     builder.add(3, &record, None, &Masker::default()).unwrap();
