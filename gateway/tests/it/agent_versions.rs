@@ -12,27 +12,31 @@ use std::thread;
 use aws_lc_rs::signature::Ed25519KeyPair;
 use gw_gateway::agent_releases::program_files;
 use gw_gateway::config::Config;
+use gw_gateway::control::Actor;
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::page::PageQuery;
 use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET};
+use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::handshake;
 use gw_shared::version::{AgentVersions, PREVIOUS, VERSION};
 use http::Method;
+use serde_json::Value;
 
 use crate::support::http1_peer::Response;
-use crate::support::modified_agent::{self, ACCOUNT, HOST};
+use crate::support::modified_agent::{self, ACCOUNT, HOST, STREAMS, Tunnel};
 use crate::support::prepared::Prepared;
 use crate::support::process::{Running, config_text, gw_gateway};
+use crate::support::tunnel_frames::{hello, ping};
 use crate::support::{demo, eventually, options};
 
 /// Asks for a tunnel as an agent of this version does. Returns the refusal, if it is refused.
-fn ask(demo: &Demo, agent: &modified_agent::Enrolled, version: &str) -> Result<(), Response> {
+fn ask(demo: &Demo, agent: &modified_agent::Enrolled, version: &str) -> Result<Tunnel, Response> {
     let request = String::from_utf8(handshake::request(HOST, None)).unwrap();
     let mut peer = agent.connection(demo);
     peer.send(request.replace(VERSION, version));
     let head = peer.response_head(&Method::GET).unwrap();
     if head.status == 101 {
-        return Ok(());
+        return Ok(Tunnel(peer));
     }
     let (body, trailers) = peer.body(head.framing).unwrap();
     Err(Response { status: head.status, headers: head.headers, body, trailers, framing: head.framing })
@@ -46,7 +50,7 @@ fn a_refused_version_is_named_with_agent_and_service() {
     let view = || control.agents(ACCOUNT, None, &PageQuery::default()).unwrap().items.remove(0);
     assert_eq!(view().refused_version, None);
     let previous = format!("{PREVIOUS}.0");
-    let answer = ask(&demo, &agent, &previous).unwrap_err();
+    let answer = ask(&demo, &agent, &previous).err().unwrap();
     assert_eq!((answer.status.as_u16(), answer.code().as_str()), (426, "GW_VERSION_MISMATCH"));
     let message = answer.json()["error"]["message"].to_string();
     assert!(message.contains(&previous) && message.contains(VERSION), "{message}");
@@ -64,7 +68,48 @@ fn agents_of_the_previous_line_are_served_on_request() {
     let demo = Demo::start(&Options { adjust, ..options(None) }).unwrap();
     let agent = modified_agent::enroll(&demo);
     assert!(ask(&demo, &agent, &format!("{PREVIOUS}.7")).is_ok());
-    assert_eq!(ask(&demo, &agent, "0.0.9").unwrap_err().status, 426);
+    assert_eq!(ask(&demo, &agent, "0.0.9").err().unwrap().status, 426);
+}
+
+/// Types of the messages that the agent receives until a frame of type `last`, or the end of the tunnel.
+fn messages_until(tunnel: &mut Tunnel, last: Option<Kind>) -> Vec<String> {
+    let mut types = Vec::new();
+    while let Ok(frame) = tunnel.next() {
+        if frame.kind == Kind::Message {
+            let message: Value = serde_json::from_slice(&frame.payload).unwrap();
+            types.push(message["type"].as_str().unwrap().to_owned());
+        }
+        if last == Some(frame.kind) {
+            break;
+        }
+    }
+    types
+}
+
+#[test]
+fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
+    let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
+    let demo = Demo::start(&Options { adjust, ..options(None) }).unwrap();
+    let (previous, current) = (modified_agent::enroll(&demo), modified_agent::enroll(&demo));
+    let mut tunnels = [&previous, &current].map(|agent| {
+        let version = if agent.agent == previous.agent { format!("{PREVIOUS}.0") } else { VERSION.to_owned() };
+        let mut tunnel = ask(&demo, agent, &version).ok().unwrap();
+        tunnel.0.send(hello(STREAMS));
+        eventually("the tunnel is registered", || agent.report(&demo));
+        tunnel
+    });
+    // Each of them has another one beside it, and then ends for a reason that the agent is told.
+    let before = tunnels.each_mut().map(|tunnel| {
+        tunnel.0.send(ping());
+        messages_until(tunnel, Some(Kind::Pong))
+    });
+    for agent in [&previous, &current] {
+        demo.gateway().control().revoke_agent(&Actor::Admin, ACCOUNT, agent.agent.as_str()).unwrap();
+    }
+    let after = tunnels.each_mut().map(|tunnel| messages_until(tunnel, None));
+    assert_eq!(before, [vec!["ready", "services"], vec!["other_tunnels", "ready", "services"]]);
+    let told = |types: &[String], what: &str| types.iter().any(|it| it == what);
+    assert!(told(&after[1], "ended") && !told(&after[0], "ended") && !told(&after[0], "other_tunnels"), "{after:?}");
 }
 
 /// The agent's program as of the last commit of the previous release line; `None` if it is not to be built.
