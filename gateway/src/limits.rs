@@ -363,8 +363,10 @@ pub(crate) const PROGRAM_CHUNK_WITHIN: Duration = Duration::from_secs(20);
 pub(crate) const PROGRAM_WITHIN: Duration = gw_shared::identity::program::DOWNLOAD_WITHIN;
 /// Connections of one agent that are not yet tunnels, beyond [`OPENINGS_PER_TUNNEL`] for each service.
 pub(crate) const OPENINGS_PER_AGENT: usize = 8;
-/// Refusals for the version of an agent that one worker keeps for administrators.
-pub(crate) const REFUSED_VERSIONS: usize = 1000;
+/// Agents and services whose latest event of a kind (a refusal of the version, the end of a tunnel) one worker keeps for
+/// administrators, for each kind, and how long it keeps an event.
+pub(crate) const LATEST_EVENTS: usize = 1000;
+pub(crate) const LATEST_EVENT_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Refused tunnels that are logged as warnings.
 pub(crate) const TUNNEL_REFUSAL_LINES: Rate = Rate::new(60, 60).unwrap();
 

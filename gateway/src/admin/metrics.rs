@@ -389,6 +389,7 @@ mod tests {
             restarts: 0,
             tunnels: Vec::new(),
             refused_versions: Vec::new(),
+            ended_tunnels: Vec::new(),
             services: counters.services.report(),
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use gw_gateway::control::{AgentChanges, AgentView};
-use gw_gateway::telemetry::counters::{AgentUpdate, TunnelReport};
+use gw_gateway::telemetry::counters::{AgentUpdate, EndedTunnel, TunnelReport};
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, ServiceId};
 use humantime::format_duration;
 
@@ -73,6 +73,8 @@ impl AgentCommand {
 
 impl Shown for AgentView {
     fn facts(&self) -> Vec<(&'static str, String)> {
+        let states = self.tunnels.iter().map(state);
+        let ended = self.ended_without_another().map(EndedTunnel::in_short);
         let facts = [
             ("agent", self.agent_id.to_string()),
             ("enrollment", or_dash(self.enrollment_id.as_ref())),
@@ -81,7 +83,7 @@ impl Shown for AgentView {
             ("status", word(self.status)),
             ("standby", yes_or_no(self.standby)),
             ("tunnels", self.tunnels.len().to_string()),
-            ("state", joined(self.tunnels.iter().map(state))),
+            ("state", joined(states.chain(ended))),
             ("slots", joined(self.tunnels.iter().map(tunnel::slots))),
             ("share", joined(self.tunnels.iter().map(tunnel::share))),
             ("version", or_dash(self.version.as_ref())),
@@ -95,10 +97,11 @@ impl Shown for AgentView {
         let tunnels = self.tunnels.iter().map(|tunnel| ("tunnel", in_words(tunnel)));
         let missing = (!self.missing_nodes.is_empty())
             .then(|| ("missing", format!("tunnels at nodes that do not answer: {}", joined(&self.missing_nodes))));
+        let ended = self.ended_tunnels.iter().map(|ended| ("ended", ended.to_string()));
         let absent = self.absent_since.as_ref();
         let absent = absent.map(|at| ("absent", format!("since {at}; deleted after an hour without a tunnel")));
         let refused = self.refused_version.as_ref().map(|refused| ("refused", refused.to_string()));
-        facts.into_iter().chain(tunnels).chain(absent).chain(refused).chain(missing).collect()
+        facts.into_iter().chain(tunnels).chain(ended).chain(absent).chain(refused).chain(missing).collect()
     }
 }
 

@@ -12,7 +12,7 @@ use super::service::{ServiceIdText, checked_list};
 use super::{Actor, Control, ControlError, Plan, account, checked_name};
 use crate::page::{Page, PageQuery};
 use crate::store::{AgentRecord, RecordId, Records, Step, StoredRecord};
-use crate::telemetry::counters::{AgentUpdate, RefusedVersion, TunnelReport};
+use crate::telemetry::counters::{AgentUpdate, EndedTunnel, RefusedVersion, TunnelReport, WorkerReport};
 
 /// A program beside a backend that keeps tunnels to the gateway.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -51,6 +51,9 @@ pub struct AgentView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime)]
     pub absent_since: Option<String>,
+    /// The last tunnel of each service that ended, of the last day.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended_tunnels: Vec<EndedTunnel>,
     /// The token that it enrolled with, which may no longer exist.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
@@ -67,11 +70,16 @@ pub struct AgentView {
     pub missing_nodes: Vec<u16>,
 }
 
-/// What the workers of this node report of agents.
-#[derive(Default)]
-struct LiveAgents {
-    tunnels: Vec<TunnelReport>,
-    refused: Vec<RefusedVersion>,
+/// What the workers of a node report of agents.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct LiveAgents {
+    #[serde(rename = "list")]
+    pub(crate) tunnels: Vec<TunnelReport>,
+    /// Agents that were refused because of their version.
+    #[serde(default)]
+    pub(crate) refused_versions: Vec<RefusedVersion>,
+    #[serde(default)]
+    pub(crate) ended_tunnels: Vec<EndedTunnel>,
 }
 
 /// Changes of an agent. Omitted members keep their values.
@@ -105,28 +113,49 @@ impl AgentView {
             version: record.version.clone(),
             update: None,
             refused_version: None,
+            ended_tunnels: Vec::new(),
             enrollment_token: record.enrollment_token.clone(),
             certificate_not_after: record.certificate_not_after.map(|at| at.to_string()),
             created_at: record.created_at.to_string(),
             tunnels: Vec::new(),
             missing_nodes: Vec::new(),
         };
-        view.add(&live.tunnels, &live.refused);
+        view.add(live);
         view
     }
 
-    /// Adds what a node reports of its tunnels and of agents that it refused.
-    pub(crate) fn add(&mut self, tunnels: &[TunnelReport], refused: &[RefusedVersion]) {
-        let of_agent = tunnels.iter().filter(|tunnel| tunnel.agent_id == self.agent_id.as_str());
+    /// Adds what a node reports.
+    pub(crate) fn add(&mut self, live: &LiveAgents) {
+        let of_agent = live.tunnels.iter().filter(|tunnel| tunnel.agent_id == self.agent_id.as_str());
         self.tunnels.extend(of_agent.cloned());
         // The newest tunnel tells the version that the agent runs now.
         if let Some(newest) = self.tunnels.iter().min_by_key(|tunnel| tunnel.age_seconds) {
             self.version = Some(newest.agent_version.clone());
             self.update.clone_from(&newest.update);
         }
-        let of_agent = refused.iter().filter(|refused| refused.agent_id == self.agent_id.as_str());
+        let of_agent = live.refused_versions.iter().filter(|refused| refused.agent_id == self.agent_id.as_str());
         let last = of_agent.chain(&self.refused_version).min_by_key(|refused| refused.seconds_ago).cloned();
         self.refused_version = last;
+        let of_agent = live.ended_tunnels.iter().filter(|ended| ended.agent_id == self.agent_id.as_str());
+        self.ended_tunnels.extend(of_agent.cloned());
+        // The service may have moved between nodes or workers.
+        self.ended_tunnels
+            .sort_by(|one, other| (&one.service, one.seconds_ago).cmp(&(&other.service, other.seconds_ago)));
+        self.ended_tunnels.dedup_by(|older, newer| older.service == newer.service);
+    }
+
+    /// The ends of tunnels of services to which the agent has no tunnel now.
+    pub fn ended_without_another(&self) -> impl Iterator<Item = &EndedTunnel> {
+        let has_tunnel = |service: &str| self.tunnels.iter().any(|tunnel| tunnel.service == service);
+        self.ended_tunnels.iter().filter(move |ended| !has_tunnel(&ended.service))
+    }
+}
+
+impl LiveAgents {
+    pub(crate) fn add(&mut self, report: WorkerReport) {
+        self.tunnels.extend(report.tunnels);
+        self.refused_versions.extend(report.refused_versions);
+        self.ended_tunnels.extend(report.ended_tunnels);
     }
 }
 
@@ -234,13 +263,10 @@ impl Control {
         Ok(AgentView::new(&edited, &self.live_agents()))
     }
 
-    /// All live tunnels of this node, and the agents that it refused.
+    /// What the workers of this node report of agents.
     fn live_agents(&self) -> LiveAgents {
         let mut live = LiveAgents::default();
-        for report in self.reports() {
-            live.tunnels.extend(report.tunnels);
-            live.refused.extend(report.refused_versions);
-        }
+        self.reports().into_iter().for_each(|report| live.add(report));
         live
     }
 

@@ -41,7 +41,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
 
 pub use account::{AccountChanges, AccountView, NewAccount};
-pub use agent::{AgentChanges, AgentView};
+pub use agent::{AgentChanges, AgentView, LiveAgents};
 pub use audit::AuditEntryView;
 pub use caller_secret::{
     CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, SecretKind,

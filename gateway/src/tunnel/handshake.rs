@@ -198,7 +198,7 @@ fn refuse_version(tunnels: &Tunnels, stream: &TlsStream, head: &RequestHead, mis
             );
         }
         let mut registry = tunnels.registry.borrow_mut();
-        registry.refused_version(identity.agent, service, agent_version.clone(), Instant::now());
+        registry.refused_version(agent, service, agent_version.clone(), Instant::now());
     } else if tunnels.may_log_refusal() {
         tracing::warn!(agent_version = mismatch.agent, gateway_version = VERSION, "tunnel refused: version not served");
     }

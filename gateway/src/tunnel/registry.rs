@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::ToAgent;
 use gw_shared::tunnel::cut_reason::CutReason;
+use gw_shared::version::VERSION;
 
 use super::attempt_budget::AttemptBudget;
 use super::choice::{self, Candidate, Choice, Wanted};
 use super::grace::TunnelGrace;
 use super::health::{HealthTier, median_latency};
+use super::latest::Latest;
 use super::lost::LostServices;
 use super::openings::Openings;
-use super::refused_versions::RefusedVersions;
 use super::session::Session;
 use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
@@ -24,7 +25,7 @@ use crate::limits;
 use crate::ownership::WorkerId;
 use crate::region::NodeSlot;
 use crate::store::{Directory, Service};
-use crate::telemetry::counters::{RefusedVersion, TunnelReport};
+use crate::telemetry::counters::{EndedTunnel, RefusedVersion, TunnelReport};
 
 /// The live tunnels of the services that one worker owns.
 pub(crate) struct Registry {
@@ -40,7 +41,10 @@ pub(crate) struct Registry {
     tunnel_grace: Arc<TunnelGrace>,
     /// Tunnels that are not registered yet.
     openings: Rc<Openings>,
-    refused_versions: RefusedVersions,
+    /// Version of each agent that was refused because of it, until it gets a tunnel.
+    refused_versions: Latest<String>,
+    /// Why the last tunnel ended.
+    ended: Latest<CutReason>,
 }
 
 /// The live tunnels of one service, one of each agent.
@@ -76,7 +80,8 @@ impl Registry {
             generations: 0,
             tunnel_grace,
             openings,
-            refused_versions: RefusedVersions::default(),
+            refused_versions: Latest::default(),
+            ended: Latest::default(),
         }
     }
 
@@ -91,17 +96,48 @@ impl Registry {
     }
 
     /// Records that an agent was refused a tunnel of the service because of its version.
-    pub(super) fn refused_version(&mut self, agent: AgentId, service: &Service, version: String, now: Instant) {
+    pub(super) fn refused_version(&mut self, agent: &AgentId, service: &Service, version: String, now: Instant) {
         self.refused_versions.record(agent, &service.label, version, now);
     }
 
     pub(crate) fn refused_versions(&self) -> Vec<RefusedVersion> {
-        self.refused_versions.report(Instant::now())
+        self.refused_versions.report(Instant::now(), |agent_id, service, version, seconds_ago| RefusedVersion {
+            agent_id,
+            service,
+            agent_version: version.clone(),
+            gateway_version: VERSION.to_owned(),
+            seconds_ago,
+        })
+    }
+
+    /// Records why a tunnel has ended, which may not have been registered.
+    pub(super) fn ended(&mut self, session: &Session, reason: CutReason, directory: &Directory, now: Instant) {
+        // A deletion ends the tunnel after the records of the agent are gone.
+        if directory.agent(session.agent.as_str()).is_some() {
+            self.ended.record(&session.agent, &session.service.label, reason, now);
+        }
+    }
+
+    pub(crate) fn ended_tunnels(&self) -> Vec<EndedTunnel> {
+        self.ended.report(Instant::now(), |agent_id, service, reason, seconds_ago| EndedTunnel {
+            agent_id,
+            service,
+            reason: reason.as_str().to_owned(),
+            advice: reason.advice().map(str::to_owned),
+            seconds_ago,
+        })
+    }
+
+    /// Forgets deleted agents.
+    pub(crate) fn retain(&mut self, directory: &Directory) {
+        let exists = |agent: &AgentId| directory.agent(agent.as_str()).is_some();
+        self.refused_versions.retain(exists);
+        self.ended.retain(exists);
     }
 
     /// Adds a session. It replaces an older one of the same agent, which gets no more requests while the newer one is open.
     pub(crate) fn insert(&mut self, session: &Rc<Session>, now: Instant) -> Result<(), CutReason> {
-        self.refused_versions.accepted(&session.agent, &session.service.label);
+        self.refused_versions.remove(&session.agent, &session.service.label);
         let tunnels = self.by_service.entry(Arc::clone(&session.service.label));
         let tunnels = tunnels.or_insert_with(|| ServiceTunnels::new(now));
         if let Some(at) = tunnels.sessions.iter().position(|other| other.agent == session.agent) {

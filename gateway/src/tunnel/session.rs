@@ -136,7 +136,11 @@ pub(super) async fn run(
         tunnels.counters.abused("tunnel_frames");
     }
     tunnels.counters.tunnels_ended.increment(reason.as_str());
-    tunnels.registry.borrow_mut().remove(&session, reason, Instant::now());
+    {
+        let (mut registry, now) = (tunnels.registry.borrow_mut(), Instant::now());
+        registry.remove(&session, reason, now);
+        registry.ended(&session, reason, &tunnels.directory.get(), now);
+    }
     tunnels.waiting.look_again(&session.service.label);
     // An agent that has ended its direction waits for the end of this one.
     let is_awaited = ended.is_ok() && !session.is_cut();

@@ -304,9 +304,10 @@ impl Worker {
     }
 
     fn use_directory(&self, directory: Arc<Directory>) {
-        let tunnels = self.tunnels.registry.borrow();
+        let mut tunnels = self.tunnels.registry.borrow_mut();
         tunnels.announce(&directory);
         tunnels.enforce(&directory, Timestamp::now());
+        tunnels.retain(&directory);
         self.buckets.borrow_mut().retain(&directory, Instant::now());
         self.counters.services.retain(&directory);
         self.directory.replace(directory);
@@ -377,6 +378,7 @@ impl Worker {
             busy_per_mille: self.peers.busy[self.id.0].load(Ordering::Relaxed),
             tunnels: with_shares(tunnels),
             refused_versions: self.tunnels.registry.borrow().refused_versions(),
+            ended_tunnels: self.tunnels.registry.borrow().ended_tunnels(),
             services: if with_services { self.counters.services.report() } else { Vec::new() },
         }
     }

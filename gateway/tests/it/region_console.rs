@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::console::browser::{Browser, Reply};
 use crate::support::gate::Passage;
 use crate::support::region::Region;
-use crate::support::{backend, eventually};
+use crate::support::{backend, eventually, process};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
@@ -87,6 +87,28 @@ fn live_data_of_all_nodes_is_shown_at_each_of_them() {
     assert!(row.contains("does not answer"), "{row}");
     region.peer_gates[owner].set(Passage::Open);
     eventually("the node answers", || (self::agents(&region, third)[0]["missing_nodes"] == Value::Null).then_some(()));
+}
+
+#[test]
+fn why_the_tunnel_of_a_killed_agent_ended_is_shown_at_all_nodes() {
+    let Some(region) = Region::start(3) else { return };
+    let agent = region.run_agent(&backend::answering(OK));
+    let has_tunnel = |node| agents(&region, node)[0]["tunnels"][0].is_object();
+    eventually("the agent has a tunnel", || has_tunnel(0).then_some(()));
+    // The supervisor neither drains the agent nor starts it again.
+    agent.signal("STOP");
+    assert!(process::workers(agent.id()).into_iter().all(|worker| process::send_signal(worker, "KILL")));
+    for node in 0..3 {
+        let shown = eventually("the tunnel has ended", || {
+            let agents = agents(&region, node);
+            agents[0]["tunnels"][0].is_null().then(|| agents[0]["ended_tunnels"].clone())
+        });
+        assert_eq!(shown.as_array().unwrap().len(), 1, "at node {node}: {shown}");
+        let (service, reason) = (&shown[0]["service"], &shown[0]["reason"]);
+        assert_eq!((service, reason), (&"demo--echo".into(), &"connection_lost".into()), "at node {node}: {shown}");
+        let service = signed_in(&region, node).get("/accounts/demo/services/echo");
+        assert!(service.text.contains("<span class=\"code\">connection_lost</span>"), "{}", service.text);
+    }
 }
 
 #[test]

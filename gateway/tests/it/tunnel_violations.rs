@@ -6,6 +6,8 @@ use std::io::Write;
 
 use gw_gateway::control::Actor;
 use gw_gateway::demo::Demo;
+use gw_gateway::telemetry::counters::EndedTunnel;
+use gw_shared::tunnel::cut_reason::CutReason;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, RESPONSE_HEAD, StreamId};
 use gw_shared::tunnel::window::{FIRST, MOST};
 use http::Method;
@@ -16,7 +18,7 @@ use crate::support::tunnel_frames::{
     begun, credit, data, frame, head_text, hello, interim, last_data, message, of_tunnel, ok, refused, reset, response,
     trailers,
 };
-use crate::support::{demo, tunnels_ended};
+use crate::support::{demo, reports, tunnels_ended};
 
 /// Streams of one tunnel: one without a response, one with the beginning of a response, and one that is over.
 #[derive(Clone, Copy)]
@@ -208,22 +210,46 @@ fn a_tunnel_that_ends_within_a_frame_cuts_its_responses() {
     tunnel.close();
     assert!(caller.body(head.framing).is_err());
     assert_eq!(tunnels_ended(&demo), BTreeMap::from([("connection_lost", 1)]));
+    let ended = last_end(&demo, &enrolled);
+    assert_eq!(
+        (ended.service.as_str(), ended.reason.as_str(), ended.advice),
+        ("mallory--evil", "connection_lost", None)
+    );
+}
+
+/// The only end of a tunnel that administrators are shown of the agent.
+fn last_end(demo: &Demo, enrolled: &Enrolled) -> EndedTunnel {
+    let mut view = demo.gateway().control().agent(ACCOUNT, enrolled.agent.as_str()).unwrap();
+    assert_eq!(view.ended_tunnels.len(), 1, "{:?}", view.ended_tunnels);
+    view.ended_tunnels.remove(0)
 }
 
 #[test]
-fn an_agent_is_told_why_its_tunnel_ends() {
+fn agent_and_administrator_are_told_why_a_tunnel_ends() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let revoke = || demo.gateway().control().revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str()).unwrap();
     let mut violating = enrolled.tunnel(&demo);
     violating.0.send(hello(100));
     assert_eq!(violating.reason_for_the_end(), "protocol_violation");
+    assert_eq!(last_end(&demo, &enrolled).reason, "protocol_violation");
     let mut invalid = enrolled.tunnel(&demo);
     invalid.0.send(message("no JSON"));
     assert_eq!(invalid.reason_for_the_end(), "invalid_message");
     let mut revoked = enrolled.tunnel(&demo);
     revoke();
     assert_eq!(revoked.reason_for_the_end(), "agent_revoked");
+    let ended = last_end(&demo, &enrolled);
+    assert_eq!((ended.reason.as_str(), ended.advice.as_deref()), ("agent_revoked", CutReason::AgentRevoked.advice()));
     let reasons = ["protocol_violation", "invalid_message", "agent_revoked"];
     assert_eq!(tunnels_ended(&demo), reasons.map(|reason| (reason, 1)).into());
+    // A deleted agent leaves nothing behind, also if its tunnel ends by that.
+    let deleted = enroll(&demo);
+    let mut tunnel = deleted.tunnel(&demo);
+    for agent in [&enrolled, &deleted] {
+        demo.gateway().control().delete_agent(&Actor::Admin, ACCOUNT, agent.agent.as_str()).unwrap();
+    }
+    assert_eq!(tunnel.reason_for_the_end(), "agent_revoked");
+    let kept: Vec<_> = reports(&demo).into_iter().flat_map(|report| report.ended_tunnels).collect();
+    assert_eq!(kept, []);
 }

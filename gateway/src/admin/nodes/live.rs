@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::ask::target;
 use crate::admin::problem::Problem;
 use crate::admin::{Admin, Panicked};
-use crate::control::{AgentView, Control, WarningsView};
-use crate::telemetry::counters::{RefusedVersion, TunnelReport};
+use crate::control::{AgentView, Control, LiveAgents, WarningsView};
+use crate::telemetry::counters::{EndedTunnel, TunnelReport};
 
 /// Time limit of an answer. A node waits up to two seconds for its own workers.
 const WITHIN: Duration = Duration::from_secs(3);
@@ -35,10 +35,8 @@ pub(in crate::admin) struct NodeLive {
     pub(in crate::admin) workers: usize,
     /// Workers that answered in time.
     pub(in crate::admin) workers_answering: usize,
-    pub(in crate::admin) list: Vec<TunnelReport>,
-    /// Agents that were refused because of their version.
-    #[serde(default)]
-    pub(in crate::admin) refused_versions: Vec<RefusedVersion>,
+    #[serde(flatten)]
+    pub(in crate::admin) agents: LiveAgents,
 }
 
 /// What the workers of all nodes report.
@@ -55,15 +53,14 @@ impl NodeLive {
         let reports = control.reports();
         let workers_answering = reports.len();
         let connections = reports.iter().map(|report| report.connections).sum();
-        let (mut list, mut refused_versions) = (Vec::new(), Vec::new());
-        for report in reports {
-            list.extend(report.tunnels);
-            refused_versions.extend(report.refused_versions);
-        }
-        let (tunnels, in_flight) = (list.len(), list.iter().map(|tunnel| tunnel.in_flight).sum());
-        list.retain(|tunnel: &TunnelReport| query.lists(&tunnel.service, &tunnel.agent_id));
-        refused_versions.retain(|refused: &RefusedVersion| query.lists(&refused.service, &refused.agent_id));
-        Self { connections, tunnels, in_flight, workers: control.workers(), workers_answering, list, refused_versions }
+        let mut agents = LiveAgents::default();
+        reports.into_iter().for_each(|report| agents.add(report));
+        let tunnels = agents.tunnels.len();
+        let in_flight = agents.tunnels.iter().map(|tunnel| tunnel.in_flight).sum();
+        agents.tunnels.retain(|tunnel| query.lists(&tunnel.service, &tunnel.agent_id));
+        agents.refused_versions.retain(|refused| query.lists(&refused.service, &refused.agent_id));
+        agents.ended_tunnels.retain(|ended| query.lists(&ended.service, &ended.agent_id));
+        Self { connections, tunnels, in_flight, workers: control.workers(), workers_answering, agents }
     }
 }
 
@@ -79,7 +76,17 @@ impl LiveQuery {
 impl Live {
     /// The listed tunnels of all nodes.
     pub(in crate::admin) fn tunnels(&self) -> impl Iterator<Item = &TunnelReport> {
-        self.nodes().flat_map(|node| &node.list)
+        self.nodes().flat_map(|node| &node.agents.tunnels)
+    }
+
+    /// The last ends of tunnels to the service, of agents that have no tunnel to it now, sorted by agent.
+    pub(in crate::admin) fn ended_tunnels(&self, service: &str) -> Vec<EndedTunnel> {
+        let has_tunnel = |agent: &str| self.tunnels().any(|it| it.service == service && it.agent_id == agent);
+        let ended = self.nodes().flat_map(|node| &node.agents.ended_tunnels).filter(|ended| ended.service == service);
+        let mut ended: Vec<_> = ended.filter(|ended| !has_tunnel(&ended.agent_id)).cloned().collect();
+        ended.sort_by(|one, other| (&one.agent_id, one.seconds_ago).cmp(&(&other.agent_id, other.seconds_ago)));
+        ended.dedup_by(|older, newer| older.agent_id == newer.agent_id);
+        ended
     }
 
     /// The nodes that answered.
@@ -112,7 +119,7 @@ impl Admin {
         let query = LiveQuery { account: Some(first.account.to_string()), agent, summary: false };
         let (others, missing) = self.live_elsewhere(&target("/v1/live", &query)).await;
         for agent in agents {
-            others.iter().for_each(|(_, node)| agent.add(&node.list, &node.refused_versions));
+            others.iter().for_each(|(_, node)| agent.add(&node.agents));
             agent.missing_nodes.clone_from(&missing);
         }
     }

@@ -190,6 +190,7 @@ pub struct WorkerReport {
     pub tunnels: Vec<TunnelReport>,
     /// Agents that were refused because of their version.
     pub refused_versions: Vec<RefusedVersion>,
+    pub ended_tunnels: Vec<EndedTunnel>,
     /// Empty unless requested.
     pub services: Vec<ServiceReport>,
 }
@@ -221,6 +222,37 @@ impl fmt::Display for AgentUpdate {
         f.write_str(&self.state.replace('_', " "))?;
         self.version.iter().try_for_each(|version| write!(f, " {version}"))?;
         self.error.iter().try_for_each(|error| write!(f, ": {error}"))
+    }
+}
+
+/// The last end of a tunnel of an agent and service, for a day.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndedTunnel {
+    pub agent_id: String,
+    /// `{account}--{service}`
+    pub service: String,
+    /// Why it ended, as in the log and in `gw_tunnels_ended_total`.
+    #[schema(example = "agent_revoked")]
+    pub reason: String,
+    /// What to do; absent if there is nothing to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+    /// Time since the end.
+    pub seconds_ago: u64,
+}
+
+impl EndedTunnel {
+    /// `ended 5m 2s ago: connection_lost`
+    pub fn in_short(&self) -> String {
+        let ago = humantime::format_duration(std::time::Duration::from_secs(self.seconds_ago));
+        format!("ended {ago} ago: {}", self.reason)
+    }
+}
+
+impl fmt::Display for EndedTunnel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.service, self.in_short())?;
+        self.advice.iter().try_for_each(|advice| write!(f, "; {advice}"))
     }
 }
 

@@ -257,6 +257,7 @@ mod tests {
             restarts: 0,
             tunnels: Vec::new(),
             refused_versions: Vec::new(),
+            ended_tunnels: Vec::new(),
             services: services.iter().map(service).collect(),
         }
     }

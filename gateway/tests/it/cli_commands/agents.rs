@@ -26,6 +26,13 @@ fn agents() {
         "refused_version": {
             "agent_id": ID, "service": "acme--web", "agent_version": "0.1.0", "gateway_version": "0.2.0", "seconds_ago": 5,
         },
+        "ended_tunnels": [
+            {"agent_id": ID, "service": "acme--api", "reason": "moved", "seconds_ago": 61},
+            {
+                "agent_id": ID, "service": "acme--web", "reason": "service_not_assigned", "seconds_ago": 7,
+                "advice": "ask an administrator",
+            },
+        ],
         "tunnels": [{
             "service": "acme--api", "agent_id": ID, "agent_version": "0.1.0", "certificate_not_after": null,
             "generation": 1, "worker": 0, "age_seconds": 61, "idle_seconds": 0, "round_trip_us": 250, "in_flight": 2,
@@ -38,9 +45,9 @@ fn agents() {
 
     let (asked, out) = succeed("agent list acme", vec![(200, page(std::slice::from_ref(&agent)))]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
-    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    STANDBY  TUNNELS  STATE     \
+    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    STANDBY  TUNNELS  STATE                                         \
                  SLOTS     SHARE  VERSION  UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
-                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  yes      1        draining  \
+                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  yes      1        draining, ended 7s ago: service_not_assigned  \
                  2 of 128  48 %   0.1.0    held back  t4kjPEvq      -\n";
     assert_eq!(out, table);
     let (mut absent, mut pending) = (agent.clone(), agent.clone());
@@ -76,6 +83,12 @@ fn agents() {
         "{out}"
     );
     assert!(out.contains("since 2026-01-02T03:04:05Z; deleted after an hour without a tunnel\n"), "{out}");
+    // With a tunnel of the same service, only the details have the one before.
+    for ended in
+        ["acme--api: ended 1m 1s ago: moved\n", "acme--web: ended 7s ago: service_not_assigned; ask an administrator\n"]
+    {
+        assert!(out.contains(ended), "{out}");
+    }
     assert!(out.contains("acme--web: version 0.1.0 is not served by the gateway's 0.2.0, 5s ago"), "{out}");
     assert_eq!(succeed(&format!("agent approve acme {ID}"), reply()).0, [format!("POST {item}/approve")]);
     assert_eq!(succeed(&format!("agent revoke acme {ID}"), reply()).0, [format!("POST {item}/revoke")]);

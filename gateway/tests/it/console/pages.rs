@@ -285,6 +285,15 @@ fn agents_are_renamed_revoked_and_deleted() {
     assert_eq!(browser.submit(&page, &format!("{page}/revoke"), &[("confirm", "edge")]).status, 422);
     let revoked = browser.submit(&page, &format!("{page}/revoke"), &[("confirm", &agent)]);
     assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
+    for shown in [&page, "/accounts/demo/services/echo"] {
+        let row = eventually("the end of the tunnel is shown", || {
+            let shown = browser.get(shown);
+            shown.text.contains("data-label=\"Ended\"").then(|| shown.between("data-label=\"Ended\">", "</tr>"))
+        });
+        assert!(row.contains(">agent_revoked<") && row.contains("enroll it again with a new token"), "{shown}: {row}");
+    }
+    let listed = browser.get("/accounts/demo/agents").between("<td data-label=\"Serves\">", "</td>");
+    assert!(listed.contains("ago: agent_revoked</span>"), "{listed}");
     let approve = browser.submit(&page, &format!("{page}/approve"), &[]);
     assert_eq!((approve.status, approve.text.contains("enroll it again")), (409, true));
     let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);

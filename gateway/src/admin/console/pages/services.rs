@@ -17,6 +17,7 @@ use crate::admin::nodes::LiveQuery;
 use crate::affinity::Affinity;
 use crate::control::{Actor, Control, Mode, NewService, ServiceChanges, ServiceView, WarningView};
 use crate::page::Page;
+use crate::telemetry::counters::EndedTunnel;
 
 #[derive(Template)]
 #[template(path = "services.html")]
@@ -47,6 +48,8 @@ struct ServicePage {
     service: ServiceView,
     label: String,
     tunnels: usize,
+    /// Last ends of tunnels to the service, for agents without one now.
+    ended: Vec<EndedTunnel>,
     warning: Option<WarningView>,
     /// Which tunnels are missing.
     missing: Option<String>,
@@ -134,16 +137,18 @@ async fn page(
         let service = control.service(&account, &service)?;
         let label = format!("{}--{}", service.account, service.id);
         let tunnels = live.tunnels().filter(|tunnel| tunnel.service == label).count();
+        let ended = live.ended_tunnels(&label);
         let warnings = control.warnings(live.tunnels());
         let warning = warnings.into_iter().find(|warning| warning.is_of(&service.account, &service.id));
-        Ok((service, capture_allowed, label, tunnels, warning))
+        Ok((service, capture_allowed, label, tunnels, ended, warning))
     };
-    let (service, capture_allowed, label, tunnels, warning) = admin.look(look).await?;
+    let (service, capture_allowed, label, tunnels, ended, warning) = admin.look(look).await?;
     let chrome = visit.chrome(Section::Accounts, service.id.as_str());
     render(&ServicePage {
         chrome,
         crumbs: crumbs(service.account.as_str()),
         tunnels,
+        ended,
         warning,
         missing,
         capture_allowed,
