@@ -18,7 +18,6 @@ use crate::support::http2_frames::{self, END_HEADERS, END_STREAM, HEADERS, PREFA
 use crate::support::modified_agent::{self, HOST, Tunnel, enroll};
 use crate::support::prepared;
 use crate::support::process::{self, Served, config_text};
-use crate::support::successor::admin;
 use crate::support::tunnel_frames::{
     CHUNKED, data, frame, head, head_text, hello, last_data, last_head, ping, response, trailers,
 };
@@ -104,19 +103,8 @@ impl Setup {
         Attack { tunnel, callers, requests, streams: Vec::new() }
     }
 
-    /// The value of a metric, for a service of this account or in all.
     fn metric(&self, metric: &str, account: &str) -> usize {
-        let of = |line: &&str| line.starts_with(&format!("{metric}{{")) && line.contains(account);
-        let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as usize;
-        let (_, text) = admin(self.gateway.admin_address, "/metrics");
-        text.lines().filter(of).map(value).sum()
-    }
-
-    /// Resident memory of the process.
-    fn resident(&self) -> usize {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.gateway.process.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+        self.gateway.metric(metric, account)
     }
 }
 
@@ -246,12 +234,12 @@ impl Attack {
 fn assert_growth(accounts: &'static [&'static str], protocol: Protocol, send: fn(&mut Attack), most: usize) {
     let setup = Setup::new(accounts);
     let mut attacks: Vec<Attack> = (0..accounts.len()).map(|account| setup.attack(account, protocol)).collect();
-    let before = setup.resident();
+    let before = setup.gateway.resident();
     for (attack, account) in attacks.iter_mut().zip(accounts) {
         attack.open(&setup, account);
         send(attack);
     }
-    let growth = setup.resident() - before;
+    let growth = setup.gateway.resident() - before;
     let opened: usize = attacks.iter().map(|attack| attack.streams.len()).sum();
     let resets = attacks.iter().flat_map(|attack| &attack.streams).filter(|stream| stream.is_reset).count();
     let held: usize = accounts.iter().map(|account| setup.metric("gw_tunnel_held_bytes", account)).sum();

@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use gw_agent::identity::state::StateDir;
 use gw_gateway::demo::About;
 use gw_gateway::{CertificateSource, Gateway};
 use serde_json::Value;
 
-use super::caller::{Caller, connect_to};
+use super::caller::{Caller, HOST, connect_to};
+use super::modified_agent::{self, Tunnel};
 use super::process::{self, Running, Served, config_text, gw_agent};
 use super::{SOON, eventually, setup};
 
@@ -122,12 +124,18 @@ impl Prepared {
     }
 
     pub(crate) fn connect(&self, address: SocketAddr) -> Caller {
-        connect_to(&self.about(address), super::caller::HOST, &[b"http/1.1"], None)
+        connect_to(&self.about(address), HOST, &[b"http/1.1"], None)
+    }
+
+    /// An upgraded connection of the agent of this name, on which it has sent no frame.
+    pub(crate) fn upgraded(&self, name: &str, address: SocketAddr) -> Tunnel {
+        let identity = StateDir::new(self.path(name)).identity().unwrap();
+        let identity = (identity.certificate, identity.key.clone_key());
+        Tunnel::upgrade(modified_agent::connection(&self.about(address), HOST, identity), HOST)
     }
 
     pub(crate) fn get(&self, target: &str) -> String {
-        let host = super::caller::HOST;
-        format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {}\r\n\r\n", self.service_key)
+        format!("GET {target} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n", self.service_key)
     }
 
     pub(crate) fn wait_for_tunnel(&self, address: SocketAddr) {

@@ -1,5 +1,6 @@
 //! Gateway and agent processes.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,6 +10,7 @@ use std::sync::mpsc::{self, Receiver};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use super::successor::admin;
 use super::{SOON, eventually};
 
 pub(crate) fn gw_gateway() -> Command {
@@ -69,13 +71,13 @@ pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
 
 /// Whether a process has ended. Another process than its parent may leave it a zombie.
 pub(crate) fn has_ended(id: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{id}/stat")).map_or(true, |stat| stat.contains(") Z "))
+    fs::read_to_string(format!("/proc/{id}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
 /// Ids of the workers of an agent's supervisor.
 pub(crate) fn workers(supervisor: u32) -> Vec<u32> {
     let path = format!("/proc/{supervisor}/task/{supervisor}/children");
-    let children = std::fs::read_to_string(path).unwrap_or_default();
+    let children = fs::read_to_string(path).unwrap_or_default();
     children.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
@@ -122,6 +124,23 @@ pub(crate) struct Served {
     pub(crate) admin_address: SocketAddr,
     /// Log lines written after the start, by this process and by its successors.
     pub(crate) log: Log,
+}
+
+impl Served {
+    /// The sum of a metric over its series with a label that contains `label`.
+    pub(crate) fn metric(&self, metric: &str, label: &str) -> usize {
+        let of = |line: &&str| line.starts_with(&format!("{metric}{{")) && line.contains(label);
+        let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as usize;
+        let (_, text) = admin(self.admin_address, "/metrics");
+        text.lines().filter(of).map(value).sum()
+    }
+
+    /// Resident memory of the process, in bytes.
+    pub(crate) fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+    }
 }
 
 /// Lines of a log as JSON values; a line that is not JSON is a string.

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use gw_agent::AgentHandle;
-use gw_agent::identity::state::StateDir;
 use gw_gateway::Gateway;
 use gw_gateway::config::Config;
 use gw_gateway::demo::About;
@@ -14,7 +13,7 @@ use gw_gateway::telemetry::counters::TunnelReport;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
 
 use super::caller::{Caller, HOST, connect_to};
-use super::modified_agent::{self, Frame, STREAMS, Tunnel};
+use super::modified_agent::{Frame, STREAMS, Tunnel};
 use super::prepared::Prepared;
 use super::tunnel_frames::{begun, credit, data, frame, hello, last_data, message};
 use super::{backend, eventually};
@@ -52,9 +51,7 @@ impl Several {
     /// A tunnel of an agent that the test controls, which the gateway has registered. An agent may have several.
     pub(crate) fn tunnel(&self, name: &str) -> Tunnel {
         let before: Vec<u64> = self.tunnels().iter().map(|tunnel| tunnel.generation).collect();
-        let identity = StateDir::new(self.prepared.path(name)).identity().unwrap();
-        let identity = (identity.certificate.clone(), identity.key.clone_key());
-        let mut tunnel = Tunnel::upgrade(modified_agent::connection(&self.about(), HOST, identity), HOST);
+        let mut tunnel = self.prepared.upgraded(name, self.gateway.address());
         tunnel.0.send(hello(STREAMS));
         eventually("the tunnel is registered", || {
             self.tunnels().iter().any(|tunnel| !before.contains(&tunnel.generation)).then_some(())
