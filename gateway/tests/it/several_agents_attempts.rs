@@ -111,10 +111,14 @@ fn is_safe(line: &str, body: &[u8]) -> bool {
     body.is_empty() && !line.starts_with("POST") && !line.starts_with("DELETE")
 }
 
+/// As [`each_request_of`], of a new service.
+fn each_request(failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, status: u16) {
+    each_request_of(&Several::start(&["one", "two"]), failing, is_repeated, status);
+}
+
 /// Sends each request to two agents of which the first one to be tried fails. `is_repeated` tells for each request whether it
 /// is sent again.
-fn each_request(failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, status: u16) {
-    let several = Several::start(&["one", "two"]);
+fn each_request_of(several: &Several, failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, status: u16) {
     for (line, rest, wanted) in requests() {
         if line.starts_with("HEAD") && matches!(failing, Failing::BrokenResponse) {
             // There is nothing to break off.
@@ -162,6 +166,36 @@ fn what_may_have_been_sent_goes_to_another_agent_only_if_it_is_safe_and_has_no_b
         Failing::Closed,
     ] {
         each_request(failing, is_safe, 502);
+    }
+}
+
+#[test]
+fn a_service_without_retries_sends_again_only_what_was_never_sent() {
+    let without_retries = || {
+        let several = Several::start(&["one", "two"]);
+        several.set_retries(false);
+        several
+    };
+    for failing in
+        [Failing::Refused("GW_BACKEND_UNREACHABLE"), Failing::Reset, Failing::BrokenResponse, Failing::Closed]
+    {
+        each_request_of(&without_retries(), failing, |_, _| false, 502);
+    }
+    each_request_of(&without_retries(), Failing::Unsent("GW_BACKEND_UNREACHABLE"), |_, _| true, 0);
+}
+
+#[test]
+fn the_setting_retries_applies_to_the_next_request_on_open_tunnels() {
+    let several = Several::start(&["one", "two"]);
+    let scripted = Scripted::new();
+    for (number, name) in ["one", "two"].into_iter().enumerate() {
+        scripted.serve(number, several.tunnel(name), fail_first(Failing::Reset));
+    }
+    let mut caller = several.connect();
+    for (retries, status, attempts) in [(true, 200, 2), (false, 502, 1), (true, 200, 2)] {
+        several.set_retries(retries);
+        caller.send(several.get());
+        assert_eq!((caller.response().status.as_u16(), scripted.attempts().len()), (status, attempts));
     }
 }
 

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gw_gateway::control::Actor;
-use gw_shared::tunnel::frame::Kind;
+use gw_shared::tunnel::frame::{Kind, StreamId};
 
 use crate::support::caller::Caller;
 use crate::support::held_backend::HeldBackend;
@@ -16,16 +16,15 @@ use crate::support::successor::admin;
 use crate::support::tunnel_frames::{frame, ok, ping};
 use crate::support::{eventually, process};
 
-/// GETs that the first of two agents holds when it becomes silent.
-fn held_by_one(several: &Several, one: &mut Tunnel, two: &mut Tunnel, count: usize) -> Vec<Caller> {
+/// GETs that the first of two agents holds when it becomes silent, with their streams.
+fn held_by_one(several: &Several, one: &mut Tunnel, two: &mut Tunnel, count: usize) -> Vec<(Caller, StreamId)> {
     two.0.send(statistics(1000, "unhealthy", false));
     two.until_handled();
     let mut callers = Vec::new();
     for _ in 0..count {
         let mut caller = several.connect();
         caller.send(several.get());
-        one.request();
-        callers.push(caller);
+        callers.push((caller, one.request()));
     }
     two.0.send(statistics(1000, "healthy", false));
     two.until_handled();
@@ -50,7 +49,7 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
         tunnel.0.send(ok(attempt.stream, b"two"));
         true
     });
-    for caller in &mut callers {
+    for (caller, _) in &mut callers {
         assert_eq!(caller.response().body, b"two");
     }
     assert!(silent_since.elapsed() < Duration::from_secs(10), "{:?}", silent_since.elapsed());
@@ -64,6 +63,32 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
     one.0.send([frame(Kind::Uploaded, false, of_post, &1u64.to_be_bytes()), ok(of_post, b"one")].concat());
     assert_eq!(post.response().body, b"one");
     thread::spawn(move || while one.next().is_ok() {});
+    several.wait_until_idle();
+}
+
+#[test]
+fn requests_stay_with_a_silent_agent_if_the_service_has_no_retries() {
+    let several = Several::start(&["one", "two"]);
+    several.set_retries(false);
+    let (mut one, mut two) = (several.tunnel("one"), several.tunnel("two"));
+    let callers = held_by_one(&several, &mut one, &mut two, 3);
+    let scripted = Scripted::new();
+    scripted.serve(1, two, |tunnel, attempt| {
+        tunnel.0.send(ok(attempt.stream, b"two"));
+        true
+    });
+    // Longer than requests with retries take to leave.
+    eventually("the agent is silent", || {
+        several.tunnels().iter().any(|tunnel| tunnel.state == "suspect" && tunnel.state_seconds >= 2).then_some(())
+    });
+    assert_eq!(scripted.attempts().len(), 0);
+    let mut new = several.connect();
+    new.send(several.get());
+    assert_eq!(new.response().body, b"two");
+    for (mut caller, stream) in callers {
+        one.0.send(ok(stream, b"one"));
+        assert_eq!(caller.response().body, b"one");
+    }
     several.wait_until_idle();
 }
 

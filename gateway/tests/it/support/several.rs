@@ -9,8 +9,9 @@ use gw_agent::AgentHandle;
 use gw_gateway::Gateway;
 use gw_gateway::config::Config;
 use gw_gateway::demo::About;
-use gw_gateway::telemetry::counters::TunnelReport;
+use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
+use serde_json::json;
 
 use super::caller::{Caller, HOST, connect_to};
 use super::modified_agent::{Frame, STREAMS, Tunnel};
@@ -79,10 +80,26 @@ impl Several {
 
     /// The tunnels that the workers report.
     pub(crate) fn tunnels(&self) -> Vec<TunnelReport> {
+        self.reports().into_iter().flat_map(|report| report.tunnels).collect()
+    }
+
+    /// Number of requests that were left to a task of the owner and have not ended. A request that waits for a tunnel or a slot
+    /// is one of them.
+    pub(crate) fn left_to_owner(&self) -> usize {
+        self.reports().iter().map(|report| report.crossings_served).sum()
+    }
+
+    fn reports(&self) -> Vec<WorkerReport> {
         let control = self.gateway.control();
-        let reports =
-            eventually("all workers report", || Some(control.reports()).filter(|all| all.len() == control.workers()));
-        reports.into_iter().flat_map(|report| report.tunnels).collect()
+        eventually("all workers report", || Some(control.reports()).filter(|all| all.len() == control.workers()))
+    }
+
+    /// Changes the setting `retries` of the service by the administration API. Returns once it is in force.
+    pub(crate) fn set_retries(&self, retries: bool) {
+        let (address, changes) = (self.gateway.admin_address(), json!({ "retries": retries }));
+        assert_eq!(self.prepared.administer(address, "PATCH", "/accounts/demo/services/echo", &changes), 200);
+        // A worker reports after it has put changes in force.
+        self.reports();
     }
 
     /// Waits until the gateway counts no request on any tunnel.
