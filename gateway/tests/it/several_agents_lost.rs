@@ -4,11 +4,15 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use gw_gateway::control::Actor;
 use gw_shared::tunnel::frame::{Kind, StreamId};
+use http::Method;
 
 use crate::support::caller::Caller;
 use crate::support::held_backend::HeldBackend;
+use crate::support::http2_caller::{self, on_a_reactor};
 use crate::support::modified_agent::Tunnel;
 use crate::support::prepared::Prepared;
 use crate::support::several::{Scripted, Several, answered, body, statistics};
@@ -163,6 +167,46 @@ fn only_requests_in_flight_fail_when_the_only_tunnel_is_cut() {
         assert_eq!((response.status.as_u16(), &response.body[..]), (200, &b"a"[..]));
     }
     assert_eq!(scripted.attempts().len(), 40);
+    several.wait_until_idle();
+}
+
+#[test]
+fn a_bounded_number_of_requests_waits_for_the_next_tunnel() {
+    const WAITING: usize = 1024;
+    const CONNECTIONS: usize = 11;
+    /// Requests on each connection.
+    const REQUESTS: usize = 100;
+    let several = Several::start(&["one"]);
+    let (first, scripted) = (several.tunnel("one"), Scripted::new());
+    on_a_reactor(async {
+        let mut connections = Vec::new();
+        for _ in 0..CONNECTIONS {
+            connections.push(http2_caller::connect_to(&several.about(), &h2::client::Builder::new()).await);
+        }
+        first.close();
+        eventually("the tunnel is gone", || several.tunnels().is_empty().then_some(()));
+        let mut responses = FuturesUnordered::new();
+        for connection in &connections {
+            for _ in 0..REQUESTS {
+                let (response, _) = connection.begin(connection.request(&Method::GET, "/"), true).await;
+                responses.push(http2_caller::whole(response));
+            }
+        }
+        for _ in WAITING..CONNECTIONS * REQUESTS {
+            let refused = responses.next().await.unwrap();
+            assert_eq!((refused.status.as_u16(), refused.header("x-gw-status")), (504, "AgentUnavailable"));
+        }
+        // Those that wait are served, so the others were not refused because their time was over.
+        assert_eq!(several.left_to_owner(), WAITING);
+        scripted.serve(0, several.tunnel("one"), |tunnel, attempt| {
+            tunnel.0.send(ok(attempt.stream, b"one"));
+            true
+        });
+        while let Some(response) = responses.next().await {
+            assert_eq!(response.status, 200, "{}", String::from_utf8_lossy(&response.body));
+        }
+    });
+    assert_eq!(scripted.attempts().len(), WAITING);
     several.wait_until_idle();
 }
 
