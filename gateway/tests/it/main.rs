@@ -77,6 +77,7 @@ mod sealed_secrets;
 mod secrets;
 mod several_agents;
 mod several_agents_attempts;
+mod several_agents_limits;
 mod several_agents_lost;
 mod shutdown;
 mod smuggling;
