@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::enrollment::{enrolled, of_enrollment};
 use super::{Actor, Control, ControlError, Plan};
+use crate::caller_session::AffinityKey;
 use crate::clock::Timestamp;
 use crate::error::{Error, Overload};
 use crate::store::{AgentRecord, PublicKeyHash, Records, Step, StoredRecord};
@@ -31,6 +32,12 @@ pub enum AgentProof {
 }
 
 impl Control {
+    /// Signs the affinity cookies of all services. Derived from the key of the agents' authority, which is as secret, is the
+    /// same at all nodes, and moves with backups and to other stores.
+    pub(crate) fn affinity_key(&self) -> AffinityKey {
+        AffinityKey::new(self.agents.derive(AffinityKey::PURPOSE))
+    }
+
     /// Issues a certificate for the public key of a certificate signing request. Ignores everything else in the
     /// request.
     pub fn sign(&self, proof: &AgentProof, csr: &str) -> Result<CertificateReply, ControlError> {

@@ -69,7 +69,6 @@ use takeover::UnsentChanges;
 pub use warnings::{WarningView, WarningsView};
 pub(crate) use workers::{ViewApplied, Workers};
 
-use crate::caller_session::AffinityKey;
 use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient, UnavailableNode};
 use crate::hostname::Region;
@@ -297,12 +296,6 @@ impl Control {
     /// The directory and TLS configurations that workers start with.
     pub(crate) fn initial_state(&self) -> Result<(Arc<Directory>, Arc<ServerConfigs>), ControlError> {
         Ok((Arc::new(self.state().directory.clone()), Arc::new(self.tls.load()?)))
-    }
-
-    /// Signs the affinity cookies of all services. Derived from the key of the agents' authority, which is as secret, is the
-    /// same at all nodes, and moves with backups and to other stores.
-    pub(crate) fn affinity_key(&self) -> AffinityKey {
-        AffinityKey::new(self.agents.derive(AffinityKey::PURPOSE))
     }
 
     /// The database that the nodes of the region share; `None` with SQLite.
