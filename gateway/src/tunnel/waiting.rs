@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_in_line_is_woken() {
+    fn only_the_first_in_line_is_woken_and_a_line_is_bounded() {
         use std::sync::atomic::{AtomicUsize, Ordering};
         use std::task::{Context, Wake};
 
@@ -168,10 +168,13 @@ mod tests {
                 let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
                 let waker = Waker::from(Arc::clone(&wakes));
                 let mut cx = Context::from_waker(&waker);
-                let mut requests: Vec<_> = (0..5000).map(|_| Box::pin(waiting.turn(&label, LONG, || false))).collect();
+                let mut requests: Vec<_> =
+                    (0..limits::WAITING_REQUESTS).map(|_| Box::pin(waiting.turn(&label, LONG, || false))).collect();
                 for request in &mut requests {
                     assert!(request.as_mut().poll(&mut cx).is_pending());
                 }
+                let beyond = waiting.turn(&label, LONG, || false).await;
+                assert_eq!(beyond.err(), Some(Error::AgentUnavailable));
                 waiting.look_again(&label);
                 waiting.look_again("acme--other");
                 assert_eq!(wakes.0.load(Ordering::Relaxed), 1);

@@ -135,6 +135,7 @@ pub(crate) struct TunnelResponse {
 }
 
 /// What follows the interim responses.
+#[expect(clippy::large_enum_variant, reason = "nearly every response is an answer, which costs no allocation")]
 pub(crate) enum Final {
     Answer(Progress, Result<(ResponseHead, Download), Error>),
     /// The attempt has failed, and another one may follow.
