@@ -23,8 +23,6 @@ pub(super) struct Candidacy {
     health: RefCell<TunnelHealth>,
     /// When the last PING of [`Session::watch`] was queued; `None` while the service has no other tunnel.
     pinged: Cell<Option<Instant>>,
-    /// A PING is unanswered for [`limits::PING_UNANSWERED`].
-    is_suspect: Cell<bool>,
     /// Slots and those in use, as the agent last reported them.
     slots: Cell<Option<(u32, u32)>>,
     /// The agent, or the administrator, says that it gets requests only if no other agent can take them.
@@ -40,7 +38,6 @@ impl Candidacy {
             key: ownership::fnv1a(agent.as_str().as_bytes()),
             health: RefCell::new(TunnelHealth::new(None, now)),
             pinged: Cell::default(),
-            is_suspect: Cell::default(),
             slots: Cell::default(),
             standby_by_agent: Cell::default(),
             standby_by_record: Cell::default(),
@@ -98,8 +95,9 @@ impl Session {
         self.candidacy.pinged.get().is_some()
     }
 
+    /// Whether a PING is unanswered for [`limits::PING_UNANSWERED`].
     pub(crate) fn is_suspect(&self) -> bool {
-        self.candidacy.is_suspect.get()
+        self.candidacy.health.borrow().is_suspect()
     }
 
     /// Whether the agent has a slot for one more request, as far as it is known: the agent may not have reported its slots yet.
@@ -144,10 +142,9 @@ impl Session {
             // The requests that wait for it look each time whether another agent can take them.
             self.tunnel.with(Endpoint::wake_receivers);
         }
-        if self.candidacy.is_suspect.replace(is_suspect) == is_suspect {
+        if !self.candidacy.health.borrow_mut().suspect(is_suspect, now) {
             return;
         }
-        self.candidacy.health.borrow_mut().suspect(is_suspect, now);
         let (agent, service) = (&self.agent, &self.service.label);
         if is_suspect {
             tracing::warn!(%agent, %service, "the agent does not answer a PING: new requests go to other agents");

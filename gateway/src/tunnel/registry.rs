@@ -195,7 +195,7 @@ impl Registry {
     fn use_reserve_of(&mut self, session: &Session) {
         let label = &session.service.label;
         let Some(tunnels) = self.by_service.get_mut(label) else { return };
-        let Some(at) = tunnels.sessions.iter().position(|other| std::ptr::eq(&raw const **other, session)) else {
+        let Some(at) = tunnels.sessions.iter().position(|other| std::ptr::eq(Rc::as_ptr(other), session)) else {
             return;
         };
         let Some(reserve) = self.replaced.iter().rposition(|other| other.is_same(session) && other.is_reserve()) else {
@@ -278,21 +278,10 @@ impl Registry {
     /// Whether the tunnels in order of a service are full while another one is not in order: the slots that are missing may be
     /// its.
     pub(crate) fn is_short(&self, label: &str, now: Instant) -> bool {
-        if !self.has_several {
-            return false;
-        }
-        let Some(tunnels) = self.by_service.get(label).filter(|tunnels| tunnels.sessions.len() > 1) else {
-            return false;
-        };
-        let mut is_any_impaired = false;
-        for session in tunnels.sessions.iter().filter(|session| session.takes_requests()) {
-            match session.tier(false, now) {
-                HealthTier::Impaired => is_any_impaired = true,
-                HealthTier::Ready | HealthTier::Probe if session.has_free_slot() => return false,
-                HealthTier::Ready | HealthTier::Probe => {}
-            }
-        }
-        is_any_impaired && !self.has_room(label, |_| true, now)
+        let is_one_of_several = self.has_several && self.of_service(label).count() > 1;
+        let is_impaired =
+            |session: &Rc<Session>| session.takes_requests() && session.tier(false, now) == HealthTier::Impaired;
+        is_one_of_several && !self.has_room(label, |_| true, now) && self.of_service(label).any(is_impaired)
     }
 
     /// Checks by PINGs which agents of services with several tunnels answer. Returns whether there are any.

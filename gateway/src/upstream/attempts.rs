@@ -125,8 +125,8 @@ impl Attempts {
         })
     }
 
-    /// The next part of the response. Meanwhile sends what is kept of the body. Fails as if the tunnel was lost once its agent is
-    /// silent and another one can take the request.
+    /// The next part of the response. Also sends the kept bytes of the body on the current stream. Fails with [`Closed::Lost`] once
+    /// the agent is silent and another one can take the request.
     pub(super) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -158,7 +158,8 @@ impl Attempts {
 
     /// Takes a notice that the agent has accepted the request: an interim response that goes no further.
     pub(super) fn take_acceptance(&mut self, payload: &Bytes) -> bool {
-        let Some(upload) = self.upload.as_ref().filter(|upload| upload.is_withheld()) else { return false };
+        let upload = self.upload.as_ref().filter(|upload| self.is_withheld && upload.is_withheld());
+        let Some(upload) = upload else { return false };
         let is_notice = head::parse_interim(payload).is_ok_and(|head| head::is_acceptance(&head));
         if is_notice {
             upload.pass();

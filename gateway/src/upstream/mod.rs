@@ -242,7 +242,7 @@ impl Upload {
         Self::None
     }
 
-    /// Sends what is kept of the body to the agent of each later attempt. Never ready.
+    /// Sends the kept copy of the body on the stream of each later attempt. Never ready.
     pub(crate) async fn repeat(&self) {
         std::future::poll_fn(|cx| {
             if let Self::Repeatable(upload) | Self::Complete(upload) = self {

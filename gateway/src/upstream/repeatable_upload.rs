@@ -37,7 +37,7 @@ enum Mode {
     Passing,
 }
 
-/// What was received of a short body.
+/// Copy of the received bytes of a short body.
 struct Copy {
     data: BytesMut,
     /// Bytes of `data` that the stream has taken.

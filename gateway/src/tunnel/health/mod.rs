@@ -103,11 +103,17 @@ impl TunnelHealth {
         }
     }
 
-    /// Takes whether a PING is unanswered for longer than a tunnel in order needs.
-    pub(crate) fn suspect(&mut self, is_suspect: bool, now: Instant) {
-        if self.is_suspect != is_suspect {
+    /// Takes whether a PING is unanswered for longer than a tunnel in order needs. Returns whether that has changed.
+    pub(crate) fn suspect(&mut self, is_suspect: bool, now: Instant) -> bool {
+        let has_changed = self.is_suspect != is_suspect;
+        if has_changed {
             (self.is_suspect, self.suspect_since) = (is_suspect, now);
         }
+        has_changed
+    }
+
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.is_suspect
     }
 
     /// Records that a request is sent on the tunnel.
