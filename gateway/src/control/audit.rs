@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{Actor, COMMIT_ATTEMPTS, Control, ControlError, ReplayEdits};
+use super::change::COMMIT_ATTEMPTS;
+use super::{Actor, Control, ControlError, ReplayEdits};
 use crate::clock::Timestamp;
 use crate::page::Page;
 use crate::store::{AuditEntry, AuditQuery, NumberedEntry, StoreError};

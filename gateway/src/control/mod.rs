@@ -10,10 +10,12 @@ mod audit;
 mod backup;
 mod caller_secret;
 mod certificate;
+mod change;
 mod data_folder;
 mod enrollment;
 mod enrollment_token;
 mod ephemeral_agents;
+mod error;
 mod executor;
 mod feed;
 mod gateway_address;
@@ -28,13 +30,11 @@ mod takeover;
 mod warnings;
 mod workers;
 
-use std::fmt;
-use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
+use gw_shared::id::random_base62;
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::AgentVersions;
 use tokio::sync::mpsc::UnboundedSender;
@@ -48,10 +48,13 @@ pub use caller_secret::{
     ServiceKeyView,
 };
 pub use certificate::AgentProof;
+pub use change::Actor;
+use change::{ControlState, Plan};
 pub(crate) use data_folder::INCOMPLETE_RESTORE;
 #[cfg(any(test, feature = "fuzz_support"))]
 pub(crate) use enrollment_token::parse_token;
 pub use enrollment_token::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+pub use error::ControlError;
 pub(crate) use executor::{Executor, JobQueue, executor};
 use feed::EngineHealth;
 pub(crate) use feed::{Feed, StoreStatus, read_copy};
@@ -65,35 +68,25 @@ pub use service::{Mode, NewService, ServiceChanges, ServiceView};
 pub(crate) use shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub use takeover::MissingChanges;
-use takeover::UnsentChanges;
 pub use warnings::{WarningView, WarningsView};
 pub(crate) use workers::{ViewApplied, Workers};
 
 use crate::clock::Timestamp;
-use crate::cluster::{LocalNode, NodeClient, UnavailableNode};
+use crate::cluster::{LocalNode, NodeClient};
 use crate::hostname::Region;
-use crate::limits;
-use crate::page::InvalidLimit;
 use crate::rate::Rate;
-use crate::rate_limit::{ClientLimits, Level};
+use crate::rate_limit::Level;
 use crate::region::View;
-use crate::store::{
-    AuditEntry, Directory, History, Position, PostgresSource, Records, Revision, Snapshot, Step, Store, StoreError,
-    StoreSource, StoredRecord,
-};
+use crate::store::{Directory, PostgresSource, Records, Revision, Step, Store, StoreSource, StoredRecord};
 use crate::telemetry::counters::WorkerReport;
-use crate::telemetry::request_log::LogError;
 use crate::tls::admin::AdminTls;
 use crate::tls::certificate::Mistakes;
 use crate::tls::node::NodeTls;
-use crate::tls::pki::{Authority, NodeIdentity, PkiError};
-use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
+use crate::tls::pki::{Authority, NodeIdentity};
+use crate::tls::{ServerConfigs, TlsMaterial};
 
 /// Length of every generated secret: 43 base62 characters hold 256 bits.
 pub(crate) const SECRET_LENGTH: usize = 43;
-
-/// How often a change is planned again after changes of other nodes, before it is refused.
-const COMMIT_ATTEMPTS: usize = 32;
 
 /// Administration of one gateway process.
 pub struct Control {
@@ -123,173 +116,6 @@ pub struct Control {
     /// The revision that the workers use.
     applied: watch::Sender<Revision>,
     workers: Arc<dyn Workers>,
-}
-
-/// The records as of one position of the store.
-struct ControlState {
-    position: Position,
-    records: Records,
-    /// Indexes `records`.
-    directory: Directory,
-    /// Certificates that each agent may still request. Limited because each one costs a synced write to the disk.
-    issuance: ClientLimits<AgentId>,
-    /// The last snapshots published to the workers. Kept alive here so that a worker that keeps up never frees a whole
-    /// snapshot.
-    published: [Arc<Directory>; 2],
-    /// Changes for a process that follows; `None` if there is none.
-    unsent: Option<UnsentChanges>,
-}
-
-/// The originator of a change, as the audit log names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Actor {
-    /// The holder of the admin token.
-    Admin,
-    /// The gateway itself: key rotation by age, deletion of expired records.
-    Gateway,
-    Agent(AgentId),
-    EnrollmentToken(EnrollmentTokenId),
-}
-
-impl fmt::Display for Actor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Admin => f.write_str("admin"),
-            Self::Gateway => f.write_str("gateway"),
-            Self::Agent(id) => write!(f, "agent {id}"),
-            Self::EnrollmentToken(id) => write!(f, "enrollment-token {id}"),
-        }
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    #[error("no {kind} {id}")]
-    NotFound { kind: &'static str, id: String },
-    /// An invalid value, with the name of its field.
-    #[error("{field}: {message}")]
-    Invalid { field: &'static str, message: String },
-    #[error("{0}")]
-    Conflict(String),
-    #[error("another process is taking over from this one; try again")]
-    HandedOver,
-    #[error("the gateway stopped before the replay ended")]
-    Stopping,
-    /// Nodes of the region that are needed for an answer.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    NodesUnavailable(Vec<UnavailableNode>),
-    /// The request of an agent was refused.
-    #[error("{0}")]
-    Refused(crate::error::Error),
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Pki(#[from] PkiError),
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error(transparent)]
-    RequestLog(LogError),
-    /// The data folder cannot be used.
-    #[error("data_dir {}: {reason}", path.display())]
-    DataFolder { path: PathBuf, reason: String },
-    /// Another process uses the data folder.
-    #[error("data_dir {}: {reason}", path.display())]
-    DataFolderInUse { path: PathBuf, reason: String },
-    #[error("cryptography: {0}")]
-    Crypto(#[from] aws_lc_rs::error::Unspecified),
-}
-
-impl ControlError {
-    fn not_found(kind: &'static str, id: impl fmt::Display) -> Self {
-        Self::NotFound { kind, id: id.to_string() }
-    }
-
-    pub(crate) fn invalid(field: &'static str, message: impl Into<String>) -> Self {
-        Self::Invalid { field, message: message.into() }
-    }
-
-    pub(crate) fn bad_id(field: &'static str) -> impl Fn(InvalidId) -> Self {
-        move |error| Self::invalid(field, error.to_string())
-    }
-}
-
-impl From<InvalidLimit> for ControlError {
-    fn from(error: InvalidLimit) -> Self {
-        Self::invalid("limit", error.to_string())
-    }
-}
-
-impl From<LogError> for ControlError {
-    fn from(error: LogError) -> Self {
-        match error {
-            LogError::Invalid { field, message } => Self::Invalid { field, message },
-            error => Self::RequestLog(error),
-        }
-    }
-}
-
-/// A planned change that is not made yet.
-struct Plan<T> {
-    /// Empty if nothing needs to change.
-    steps: Vec<Step>,
-    action: &'static str,
-    account: Option<AccountId>,
-    target: String,
-    detail: serde_json::Value,
-    /// The result for the caller once the change is made.
-    output: T,
-}
-
-impl<T> Plan<T> {
-    /// A plan without any change.
-    fn already(output: T) -> Self {
-        Self {
-            steps: Vec::new(),
-            action: "",
-            account: None,
-            target: String::new(),
-            detail: serde_json::Value::Null,
-            output,
-        }
-    }
-}
-
-impl ControlState {
-    fn new(snapshot: Snapshot, region: &Region, workers: usize) -> Self {
-        let mut state = Self {
-            position: Position::default(),
-            records: Records::default(),
-            directory: Directory::default(),
-            issuance: ClientLimits::new(limits::CERTIFICATES),
-            published: Default::default(),
-            unsent: None,
-        };
-        state.replace(snapshot, region, workers);
-        state.unsent = Some(UnsentChanges::after(state.position.clone()));
-        state
-    }
-
-    fn replace(&mut self, snapshot: Snapshot, region: &Region, workers: usize) {
-        self.directory = Directory::new(&snapshot.records, region, workers);
-        self.records = snapshot.records;
-        self.position = snapshot.position;
-        if let Some(unsent) = &mut self.unsent {
-            unsent.break_off();
-        }
-    }
-
-    fn apply(&mut self, position: Position, steps: Vec<Step>, region: &Region, workers: usize) {
-        for step in &steps {
-            self.records.apply(step.clone());
-        }
-        self.directory.apply(&steps, &self.records, region, workers);
-        self.position = position.clone();
-        if let Some(unsent) = &mut self.unsent {
-            unsent.push(position, steps);
-        }
-    }
 }
 
 impl Control {
@@ -379,119 +205,6 @@ impl Control {
         self.rotate_signing_key_by_age(now)?;
         self.forget_old_signing_keys(now)?;
         self.forget_old_enrollments(now)
-    }
-
-    /// Makes a change: plans it, stores it with its audit entry, publishes it to every worker. On success the change is
-    /// durable and the workers apply it at once; on an error nothing has changed. `plan` runs again if another node has
-    /// changed the records meanwhile. Only other changes wait for the store.
-    fn change<T>(
-        &self,
-        actor: &Actor,
-        plan: impl Fn(&Records, Timestamp) -> Result<Plan<T>, ControlError>,
-    ) -> Result<T, ControlError> {
-        let now = Timestamp::now();
-        let mut store = self.store();
-        for _ in 0..COMMIT_ATTEMPTS {
-            let (plan, after) = {
-                let state = self.state();
-                (plan(&state.records, now)?, state.position.clone())
-            };
-            if plan.steps.is_empty() {
-                return Ok(plan.output);
-            }
-            let entry = AuditEntry {
-                at: now,
-                actor: actor.to_string(),
-                action: plan.action.into(),
-                account: plan.account,
-                target: plan.target,
-                detail: plan.detail,
-            };
-            if let Some(position) = self.commit(&mut store, &after, &plan.steps, &entry)? {
-                tracing::info!(actor = entry.actor, action = plan.action, target = entry.target, "changed");
-                self.apply(vec![(position, plan.steps)]);
-                return Ok(plan.output);
-            }
-        }
-        Err(StoreError::Stale.into())
-    }
-
-    /// Commits steps that were planned on revision `after`. `None` if another node has committed a change since: its
-    /// change is applied here, and the caller has to plan again.
-    fn commit(
-        &self,
-        store: &mut Option<Box<dyn Store>>,
-        after: &Position,
-        steps: &[Step],
-        entry: &AuditEntry,
-    ) -> Result<Option<Position>, ControlError> {
-        let store = store.as_mut().ok_or(ControlError::HandedOver)?;
-        match store.commit(after, steps, entry) {
-            Ok(position) => Ok(Some(position)),
-            Err(StoreError::Stale) => {
-                self.follow_changes(store.as_mut())?;
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Applies changes that other nodes have committed. Returns whether there were any.
-    fn follow_changes(&self, store: &mut dyn Store) -> Result<bool, StoreError> {
-        let position = self.position();
-        match store.changes_after(&position)? {
-            History::Changes(changes) if changes.is_empty() => return Ok(false),
-            History::Changes(changes) => self.apply(changes),
-            History::Forgotten => {
-                let snapshot = store.load()?;
-                if snapshot.position.revision > self.position().revision {
-                    self.replace(snapshot);
-                }
-            }
-            History::Replaced => {
-                let snapshot = store.load()?;
-                tracing::error!(
-                    before = position.revision.0,
-                    now = snapshot.position.revision.0,
-                    "the database was replaced or restored from a backup: using its records"
-                );
-                self.replace(snapshot);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Applies committed changes and publishes them. Skips those that were applied before.
-    fn apply(&self, changes: Vec<(Position, Vec<Step>)>) {
-        let mut state = self.state();
-        let mut has_steps = false;
-        for (position, steps) in changes {
-            if position.revision > state.position.revision {
-                has_steps |= !steps.is_empty();
-                state.apply(position, steps, &self.region, self.workers.count());
-            }
-        }
-        if has_steps {
-            self.publish(&mut state);
-        }
-        self.applied.send_replace(state.position.revision);
-    }
-
-    /// Replaces all records and publishes them.
-    fn replace(&self, snapshot: Snapshot) {
-        let mut state = self.state();
-        state.replace(snapshot, &self.region, self.workers.count());
-        self.publish(&mut state);
-        self.applied.send_replace(state.position.revision);
-    }
-
-    /// Publishes the records to every worker. Requires the lock, so that snapshots arrive in the order of their
-    /// changes.
-    fn publish(&self, state: &mut ControlState) {
-        let directory = Arc::new(state.directory.clone());
-        state.published.rotate_right(1);
-        state.published[0] = Arc::clone(&directory);
-        self.workers.publish_directory(&directory);
     }
 
     /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.
