@@ -86,7 +86,7 @@ impl Authority {
             // Reuses a key without a certificate: certificates it signed stay valid under a new CA certificate of the
             // same name.
             let pair = if key.exists() { KeyPair::from_pem(&key_file.read(&key)?)? } else { KeyPair::generate()? };
-            let authority = authority_params(common_name).self_signed(&pair)?;
+            let authority = authority_params(common_name, Timestamp::now()).self_signed(&pair)?;
             // Written last, because the certificate marks the authority as complete.
             key_file.write(&key, &pair.serialize_pem())?;
             files::write_private(&certificate, authority.pem().as_bytes())?;
@@ -95,6 +95,15 @@ impl Authority {
         let pair = KeyPair::from_pem(&key_file.read(&key)?)?;
         let issuer = Issuer::from_ca_cert_pem(&certificate_pem, pair)?;
         Ok(Self { certificate_pem, issuer })
+    }
+
+    /// An authority as a node makes it whose clock says `now`.
+    #[cfg(test)]
+    pub(crate) fn made_at(now: Timestamp) -> Self {
+        let pair = KeyPair::generate().unwrap();
+        let certificate_pem = authority_params("test", now).self_signed(&pair).unwrap().pem();
+        let issuer = Issuer::from_ca_cert_pem(&certificate_pem, pair).unwrap();
+        Self { certificate_pem, issuer }
     }
 
     pub(crate) fn certificate_pem(&self) -> &str {
@@ -117,17 +126,17 @@ impl Authority {
         now: Timestamp,
         not_after: Timestamp,
     ) -> Result<String, PkiError> {
-        let mut params = leaf_params(agent.as_str(), now, not_after, ExtendedKeyUsagePurpose::ClientAuth);
+        let validity = Validity::from_now(now, not_after);
+        let mut params = leaf_params(agent.as_str(), validity, ExtendedKeyUsagePurpose::ClientAuth);
         params.subject_alt_names = vec![SanType::URI(agent_uri(region, account, agent).try_into()?)];
         Ok(params.signed_by(&request.0, &self.issuer)?.pem())
     }
 
     /// Issues a certificate with which a process of a node authenticates itself to other nodes, as server and as client.
-    /// It lives as long as the authority: its key exists in the memory of that process only.
+    /// It lives as long as the authority: its key exists in the memory of that process only, and no clock takes part.
     pub(crate) fn issue_node(&self, region: &Region, node: NodeIdentity) -> Result<Issued, PkiError> {
-        let now = Timestamp::now();
         let name = format!("node {}", node.slot.get());
-        let mut params = leaf_params(&name, now, now.after(AUTHORITY_LIFETIME), ExtendedKeyUsagePurpose::ServerAuth);
+        let mut params = leaf_params(&name, self.validity()?, ExtendedKeyUsagePurpose::ServerAuth);
         params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
         params.subject_alt_names = vec![SanType::URI(node_uri(region, node).try_into()?)];
         let pair = KeyPair::generate()?;
@@ -135,11 +144,16 @@ impl Authority {
         Ok(Issued { certificate_pem: certificate.pem(), key_pem: pair.serialize_pem() })
     }
 
+    fn validity(&self) -> Result<Validity, PkiError> {
+        let certificate = CertificateDer::from_pem_slice(self.certificate_pem.as_bytes()).map_err(io::Error::other)?;
+        Ok(validity(&certificate).ok_or_else(|| io::Error::other("its certificate cannot be parsed"))?)
+    }
+
     /// Issues a server certificate for the apex of the region and all of its tenants.
     fn issue_region(&self, region: &Region) -> Result<Issued, PkiError> {
         let now = Timestamp::now();
-        let not_after = now.after(DEVELOPMENT_LIFETIME);
-        let mut params = leaf_params(region.apex(), now, not_after, ExtendedKeyUsagePurpose::ServerAuth);
+        let validity = Validity::from_now(now, now.after(DEVELOPMENT_LIFETIME));
+        let mut params = leaf_params(region.apex(), validity, ExtendedKeyUsagePurpose::ServerAuth);
         params.subject_alt_names = vec![
             SanType::DnsName(region.apex().try_into()?),
             SanType::DnsName(format!("*.{}", region.apex()).try_into()?),
@@ -257,10 +271,30 @@ pub(crate) fn subject_public_key_info(certificate: &CertificateDer<'_>) -> Optio
     Some(certificate.public_key().raw.to_vec())
 }
 
+/// The time in which a certificate is valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Validity {
+    pub(crate) not_before: Timestamp,
+    pub(crate) not_after: Timestamp,
+}
+
+impl Validity {
+    fn from_now(now: Timestamp, not_after: Timestamp) -> Self {
+        Self { not_before: Timestamp(now.0.saturating_sub_unsigned(CLOCK_SKEW.as_secs())), not_after }
+    }
+}
+
+/// Validity of a certificate; `None` if it cannot be parsed.
+pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let validity = certificate.validity();
+    let [not_before, not_after] = [validity.not_before, validity.not_after].map(|time| Timestamp(time.timestamp()));
+    Some(Validity { not_before, not_after })
+}
+
 /// Expiry of a certificate; `None` if it cannot be parsed.
 pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Option<Timestamp> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    Some(Timestamp(certificate.validity().not_after.timestamp()))
+    validity(certificate).map(|validity| validity.not_after)
 }
 
 /// Verifies a signature by the key of `certificate`, on P-256 (SHA-256, DER) or Ed25519.
@@ -284,21 +318,15 @@ fn node_path(node: NodeIdentity) -> String {
     format!("node/{}/{:032x}", node.slot.get(), node.session)
 }
 
-fn authority_params(common_name: &str) -> CertificateParams {
-    let now = Timestamp::now();
-    let mut params = named_params(common_name, now, now.after(AUTHORITY_LIFETIME));
+fn authority_params(common_name: &str, now: Timestamp) -> CertificateParams {
+    let mut params = named_params(common_name, Validity::from_now(now, now.after(AUTHORITY_LIFETIME)));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params
 }
 
-fn leaf_params(
-    common_name: &str,
-    now: Timestamp,
-    not_after: Timestamp,
-    usage: ExtendedKeyUsagePurpose,
-) -> CertificateParams {
-    let mut params = named_params(common_name, now, not_after);
+fn leaf_params(common_name: &str, validity: Validity, usage: ExtendedKeyUsagePurpose) -> CertificateParams {
+    let mut params = named_params(common_name, validity);
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![usage];
@@ -306,13 +334,13 @@ fn leaf_params(
     params
 }
 
-fn named_params(common_name: &str, now: Timestamp, not_after: Timestamp) -> CertificateParams {
+fn named_params(common_name: &str, validity: Validity) -> CertificateParams {
     let mut name = DistinguishedName::new();
     name.push(DnType::CommonName, common_name);
     let mut params = CertificateParams::default();
     params.distinguished_name = name;
-    params.not_before = now.to_datetime() - CLOCK_SKEW;
-    params.not_after = not_after.to_datetime();
+    params.not_before = validity.not_before.to_datetime();
+    params.not_after = validity.not_after.to_datetime();
     params
 }
 
@@ -359,6 +387,8 @@ mod tests {
         let der = CertificateDer::from_pem_slice(issued.certificate_pem.as_bytes()).unwrap();
         assert_eq!((node_identity(&der, &region), agent_identity(&der, &region)), (Some(node), None));
         assert_eq!(node_identity(&der, &Region::new("eu2", "example.com")), None);
+        let authority = CertificateDer::from_pem_slice(authority.certificate_pem().as_bytes()).unwrap();
+        assert_eq!(validity(&der), validity(&authority));
         let (agent, ..) = issue(&csr(&CertificateParams::default(), &KeyPair::generate().unwrap()));
         assert_eq!(node_identity(&agent, &region), None);
     }
