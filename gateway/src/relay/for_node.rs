@@ -24,7 +24,7 @@ use http::StatusCode;
 
 use super::carry::{Stopped, carry};
 use crate::auth::Authenticated;
-use crate::error::{Error, Overload};
+use crate::error::Error;
 use crate::hostname::Destination;
 use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink};
 use crate::limits;
@@ -145,7 +145,7 @@ async fn owned(nodes: &Nodes, head: &RequestHead) -> Result<String, Refused> {
         match nodes.peering.accepts(&hostname, Instant::now()) {
             Some(Ok(())) => return Ok(label.to_string()),
             Some(Err(epoch)) => return Err(Refused::NotOwner { epoch }),
-            None if Instant::now() >= deadline => return Err(Refused::Error(Error::Overloaded(Overload::QueueFull))),
+            None if Instant::now() >= deadline => return Err(Refused::Error(Error::NodeUnavailable)),
             None => drop(runtime::timeout(limits::LEASE_CHECK, nodes.peering.changed()).await),
         }
     }

@@ -146,8 +146,12 @@ pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refu
         Refused::NotOwner { epoch } => (NOT_OWNER, epoch.to_string()),
         Refused::Ending => (ENDING, String::new()),
         Refused::Error(error) => {
-            let (.., code, _) = error.outcome();
+            let code = match error {
+                Error::NodeUnavailable => ErrorCode::Overloaded,
+                error => error.outcome().2,
+            };
             let message = match error {
+                Error::NodeUnavailable => SUSPENDED.to_owned(),
                 Error::RateLimited { retry_after } => retry_after.as_micros().to_string(),
                 Error::Overloaded(reason) => reason.as_str().to_owned(),
                 Error::AuthModeNotAllowed(kind) => (*kind).to_owned(),
@@ -163,6 +167,9 @@ pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refu
 
 /// Message of an error that means that the tunnel was lost.
 const LOST: &str = "lost";
+/// Message of an overload that means that the node is not sure to own the service. A node of the previous version takes it for
+/// an overload.
+const SUSPENDED: &str = "suspended";
 
 pub(crate) fn read_refusal(refusal: &Refusal) -> Refused {
     let message = printable(&refusal.message, limits::AGENT_MESSAGE);
@@ -191,6 +198,7 @@ fn error(code: &[u8], message: &str) -> Option<Error> {
         ErrorCode::ServiceDisabled => Error::ServiceDisabled,
         ErrorCode::HeadersTooLarge => Error::HeadersTooLarge(InvalidHead::HeadTooLarge(frame::REQUEST_HEAD.head)),
         ErrorCode::AgentUnavailable => Error::AgentUnavailable,
+        ErrorCode::Overloaded if message == SUSPENDED => Error::NodeUnavailable,
         ErrorCode::Overloaded => Error::Overloaded(Overload::from_owner(message)),
         ErrorCode::RelayError if message == LOST => Error::TunnelLost,
         ErrorCode::AgentConcurrencyLimit
@@ -228,6 +236,7 @@ mod tests {
             Error::ServiceDisabled,
             Error::HeadersTooLarge(InvalidHead::HeadTooLarge(frame::REQUEST_HEAD.head)),
             Error::AgentUnavailable,
+            Error::NodeUnavailable,
             Error::TunnelLost,
             Error::TunnelProtocol,
             Error::AgentConcurrencyLimit,
