@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, to_bytes};
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, header};
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
@@ -128,7 +128,7 @@ impl NodeClient {
         self.exchange_on(sender, destination, request).await.map_err(|failed| failed.error)
     }
 
-    /// Sends a request on a connection, and keeps the connection for the next one.
+    /// Sends a request on a connection, and keeps the connection for the next one unless the node refuses this one.
     async fn exchange_on(
         &self,
         mut sender: SendRequest<Body>,
@@ -145,7 +145,10 @@ impl NodeClient {
         let body = to_bytes(Body::new(body), limits::CLUSTER_RESPONSE).await;
         let cut = |error| Failed { error: NodeCallError::ResponseBody(error), may_repeat: false };
         let response = Response::from_parts(head, body.map_err(cut)?);
-        self.keep(destination, sender);
+        // The other end does not know the session of the certificate that the connection shows, and will not.
+        if response.status() != StatusCode::FORBIDDEN {
+            self.keep(destination, sender);
+        }
         Ok(response)
     }
 

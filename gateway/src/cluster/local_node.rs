@@ -1,9 +1,11 @@
 //! This process as a node of the region.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::hostname::Region;
-use crate::region::{Placement, View};
+use crate::limits;
+use crate::region::{NodeSlot, Placement, View};
 use crate::tls::node::NodeTls;
 use crate::tls::pki::NodeIdentity;
 
@@ -20,6 +22,8 @@ struct Latest {
     /// Number of TLS configurations so far, each with a certificate of its own.
     certificates_used: u64,
     view: Option<Arc<View>>,
+    /// Processes whose requests were refused since the last epoch.
+    refused: BTreeSet<(NodeSlot, u128)>,
 }
 
 impl LocalNode {
@@ -44,6 +48,13 @@ impl LocalNode {
         self.latest().view.as_ref().is_some_and(|view| view.knows(node.slot, node.session))
     }
 
+    /// Notes that a request of this process is refused. Returns whether it is the first one since the last change of the
+    /// members, so that a node that tries every second does not fill the log.
+    pub(super) fn refuses_first(&self, node: NodeIdentity) -> bool {
+        let mut latest = self.latest();
+        latest.refused.len() < limits::CLUSTER_CONNECTIONS && latest.refused.insert((node.slot, node.session))
+    }
+
     /// Uses this configuration for new connections.
     pub(crate) fn use_tls(&self, tls: Arc<NodeTls>) {
         let mut latest = self.latest();
@@ -52,7 +63,11 @@ impl LocalNode {
     }
 
     pub(crate) fn use_view(&self, view: Arc<View>) {
-        self.latest().view = Some(view);
+        let mut latest = self.latest();
+        if latest.view.as_ref().is_none_or(|last| last.epoch() != view.epoch()) {
+            latest.refused.clear();
+        }
+        latest.view = Some(view);
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {

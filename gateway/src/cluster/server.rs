@@ -117,10 +117,12 @@ async fn only_nodes(
         return next.run(request).await;
     }
     let slot = caller.slot.get();
-    tracing::warn!(
-        node = slot,
-        "request of a control plane refused: its process has ended, or the table of nodes does not list it"
-    );
+    if node.refuses_first(caller) {
+        tracing::warn!(
+            node = slot,
+            "request of a control plane refused: its process has ended, or the table of nodes does not list it"
+        );
+    }
     (StatusCode::FORBIDDEN, "the process of this certificate is not known as a node\n").into_response()
 }
 

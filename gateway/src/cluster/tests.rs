@@ -84,6 +84,7 @@ impl World {
         let router = Router::new()
             .route("/caller", get(caller))
             .route("/length", post(|body: Bytes| async move { body.len().to_string() }))
+            .route("/refused", get(|| async { StatusCode::FORBIDDEN }))
             .route("/never", get(std::future::pending::<()>))
             .route("/unlucky", get(unlucky.clone()).post(unlucky));
         let node = world.local_node(0, 100);
@@ -126,6 +127,16 @@ fn get_request(path: &str) -> Request<Bytes> {
 async fn text(client: &NodeClient, to: &Member, request: Request<Bytes>) -> (StatusCode, String) {
     let response = client.send(to, request, LONG).await.unwrap();
     (response.status(), String::from_utf8(response.body().to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn a_connection_whose_request_was_refused_is_not_used_again() {
+    let world = World::start(ServerLimits::default()).await;
+    let (client, to) = (world.client(), world.member());
+    assert_eq!(text(&client, &to, get_request("/refused")).await.0, StatusCode::FORBIDDEN);
+    assert!(!client.has_idle());
+    assert_eq!(text(&client, &to, get_request("/caller")).await.0, StatusCode::OK);
+    assert_eq!(world.connections(), 2);
 }
 
 #[tokio::test]

@@ -500,3 +500,23 @@ fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
     );
     assert!(of(204) > 0);
 }
+
+#[test]
+fn a_node_with_another_session_opens_links_with_its_certificate() {
+    let nodes = Nodes::start(2);
+    let (owner, other) = nodes.owner_and_other();
+    let _agent = nodes.run_agent(owner, &any_path());
+    nodes.wait_for_tunnel(owner);
+    let links = || nodes.gateway(other).control().reports().iter().map(|report| report.node_links).sum::<usize>();
+    let send = || {
+        let mut caller = nodes.connect(other);
+        caller.send(nodes.request("GET /none", "\r\n"));
+        assert_eq!(caller.response().status, 204);
+    };
+    send();
+    assert_eq!(links(), 1);
+    nodes.renew(other, &[0, 1]);
+    assert_eq!(links(), 0, "the link shows the certificate of the earlier session");
+    send();
+    assert_eq!(links(), 1);
+}

@@ -120,6 +120,11 @@ impl Nodes {
         self.set_placement(self.gateway(node), self.placement(node, members), Self::session(node));
     }
 
+    /// Gives the process of `node` its next session, as when it joins again.
+    pub(crate) fn renew(&self, node: usize, members: &[usize]) {
+        self.set_placement(self.gateway(node), self.placement(node, members), Self::session(node) + 1);
+    }
+
     fn set_placement(&self, gateway: &Gateway, placement: Placement, session: u128) {
         let processes: Vec<_> = (0..self.gateways.len()).map(|node| (Self::slot(node), Self::session(node))).collect();
         gateway.set_placement(placement, session, &processes).unwrap();
