@@ -146,6 +146,12 @@ impl DialError {
         }
     }
 
+    /// Whether another node of the gateway may open the tunnel: the node that was reached cannot serve for the moment.
+    pub(crate) fn is_of_one_node(&self) -> bool {
+        let Self::Gateway(error) = self else { return false };
+        error.refusal().and_then(|refusal| refusal.code) == Some(ErrorCode::NodeUnavailable)
+    }
+
     /// Least time until the next attempt, as requested by the gateway.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -351,5 +357,8 @@ mod tests {
         let (busy, _) = dial_once(NOW, |_, _| refusal(503, "retry-after: 9\r\n", "GW_OVERLOADED"));
         let busy = busy.unwrap_err();
         assert!(!busy.needs_intervention() && busy.retry_after() == Some(Duration::from_secs(9)));
+        assert!(!busy.is_of_one_node());
+        let (suspended, _) = dial_once(NOW, |_, _| refusal(503, "retry-after: 1\r\n", "GW_NODE_UNAVAILABLE"));
+        assert!(suspended.unwrap_err().is_of_one_node());
     }
 }

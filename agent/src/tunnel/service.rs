@@ -20,6 +20,8 @@ use crate::tunnel::registry::RegisteredService;
 use crate::tunnel::session::{self, Phase, Session};
 use crate::tunnel::{Agent, RelayedService};
 
+/// Longest pause after a refusal by a node that cannot serve for the moment: the next attempt may reach another node.
+const OTHER_NODE_WITHIN: Duration = Duration::from_secs(10);
 /// The agents of a draining gateway reconnect to its successor spread over this time.
 const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 
@@ -98,7 +100,8 @@ impl Service {
             self.agent.events.send(Event::Deleted);
         }
         let retry_after = error.retry_after().unwrap_or_default();
-        let retry_in = self.backoff.next_delay(random()).max(retry_after);
+        let delay = self.backoff.next_delay(random());
+        let retry_in = retry_pause(delay, retry_after, error.is_of_one_node());
         if error.needs_intervention() {
             tracing::error!(service = %self.hostname, %error, ?retry_in, "cannot open a tunnel");
         } else {
@@ -181,6 +184,12 @@ impl Service {
             }
         }
     }
+}
+
+/// The pause after a failed attempt with this delay of the backoff.
+fn retry_pause(delay: Duration, retry_after: Duration, is_of_one_node: bool) -> Duration {
+    let delay = if is_of_one_node { delay.min(OTHER_NODE_WITHIN) } else { delay };
+    delay.max(retry_after)
 }
 
 /// Pause before the next attempt.
@@ -271,6 +280,15 @@ mod tests {
     use crate::tunnel::reconnect::Reconnects;
 
     const LONG: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn the_pause_after_a_refusal_by_one_node_stays_short() {
+        let seconds = Duration::from_secs;
+        assert_eq!(retry_pause(seconds(120), seconds(1), true), seconds(10));
+        assert_eq!(retry_pause(seconds(120), seconds(1), false), seconds(120));
+        assert_eq!(retry_pause(Duration::ZERO, seconds(1), true), seconds(1));
+        assert_eq!(retry_pause(Duration::ZERO, seconds(60), true), seconds(60), "the gateway decides");
+    }
 
     #[test]
     fn pause_ends_with_the_tunnel_of_a_drained_gateway_but_not_with_its_drain() {

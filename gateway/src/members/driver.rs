@@ -296,6 +296,7 @@ impl Driver {
                 stop = Some((reason, Instant::now() + LAST_MESSAGES));
             }
             self.signals.set(self.machine.admit_until());
+            self.signals.set_suspended(self.machine.is_stale(Instant::now()));
             self.log_went_back();
             if let Some((reason, until)) = stop
                 && (self.outbox.is_idle() || Instant::now() >= until)

@@ -73,6 +73,14 @@ impl Lease {
         self.contact
     }
 
+    /// Whether the node refuses requests because its contact is too long ago. Not while it only waits for its first call
+    /// after a pause. `peers` as in [`Self::until`].
+    pub(super) fn is_stale(&self, peers: Option<Instant>, now: Instant) -> bool {
+        let (Isolation::Refuse { max_staleness }, Some(contact)) = (self.isolation, self.contact) else { return false };
+        let contact = peers.map_or(contact, |peers| peers.max(contact));
+        self.failed.is_some_and(|failed| now < failed + LEASE) && now >= contact + max_staleness
+    }
+
     /// End of the time to admit. `peers` is the time since which all other owners were heard. With `is_outdated` a
     /// later epoch exists, so failures of the engine extend nothing.
     pub(super) fn until(&self, peers: Option<Instant>, is_outdated: bool) -> Option<Instant> {
@@ -89,5 +97,44 @@ impl Lease {
             }
         };
         Some(lease.max(isolated))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn isolated(isolation: Isolation, start: Instant) -> Lease {
+        let mut lease = Lease::new(isolation);
+        lease.beat(start);
+        lease.tick();
+        lease
+    }
+
+    #[test]
+    fn a_node_that_refuses_is_stale_once_the_last_contact_is_too_long_ago() {
+        let start = Instant::now();
+        let mut lease = isolated(Isolation::Refuse { max_staleness: 10 * SECOND }, start);
+        lease.failed(start + 9 * SECOND, start + 10 * SECOND);
+        assert!(!lease.is_stale(None, start + 9 * SECOND) && lease.is_stale(None, start + 10 * SECOND));
+        assert!(!lease.is_stale(Some(start + SECOND), start + 10 * SECOND), "the other owners were heard later");
+        assert!(lease.is_stale(Some(start + SECOND), start + 11 * SECOND));
+        // The call before the pause says nothing about the engine now.
+        assert!(!lease.is_stale(None, start + 60 * SECOND), "the process was paused, and has not called yet");
+        lease.beat(start + 61 * SECOND);
+        lease.tick();
+        lease.failed(start + 62 * SECOND, start + 63 * SECOND);
+        assert!(!lease.is_stale(None, start + 63 * SECOND), "it was in contact again");
+    }
+
+    #[test]
+    fn a_node_that_serves_on_is_never_stale() {
+        let start = Instant::now();
+        let mut lease = isolated(Isolation::Serve, start);
+        lease.failed(start + 999 * SECOND, start + 1000 * SECOND);
+        assert!(!lease.is_stale(None, start + 1000 * SECOND));
+        assert!(!Lease::new(Isolation::Refuse { max_staleness: SECOND }).is_stale(None, start), "it owns nothing yet");
     }
 }

@@ -467,7 +467,7 @@ impl Membership {
     }
 
     /// Since when all other owners were heard.
-    fn heard_all(&self) -> Option<Instant> {
+    pub(super) fn heard_all(&self) -> Option<Instant> {
         let others = self.roster().rows.iter().filter(|row| row.state.owns() && row.session != self.session);
         others.map(|row| self.heard.get(&row.session).copied()).min().flatten()
     }

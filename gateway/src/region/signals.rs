@@ -1,6 +1,6 @@
 //! What the membership and the workers tell each other without messages.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use tokio::sync::Notify;
@@ -12,6 +12,8 @@ pub struct RegionSignals {
     base: Instant,
     /// Nanoseconds after `base`; 0 before the first lease.
     until: AtomicU64,
+    /// This node is suspended: agents are to connect to other nodes.
+    suspended: AtomicBool,
     /// Latest epoch that another node has named.
     named_epoch: AtomicU64,
     /// Notified when a link to another node has broken.
@@ -21,7 +23,13 @@ pub struct RegionSignals {
 impl RegionSignals {
     /// Without a lease.
     pub fn new(now: Instant) -> Self {
-        Self { base: now, until: AtomicU64::new(0), named_epoch: AtomicU64::new(0), link_broken: Notify::new() }
+        Self {
+            base: now,
+            until: AtomicU64::new(0),
+            suspended: AtomicBool::new(false),
+            named_epoch: AtomicU64::new(0),
+            link_broken: Notify::new(),
+        }
     }
 
     /// Replaces the end of the lease; `None` ends it.
@@ -33,6 +41,15 @@ impl RegionSignals {
     /// Replaces the end of the lease by none.
     pub fn set_endless(&self) {
         self.until.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Whether this node refuses requests because its last contact is too long ago.
+    pub fn set_suspended(&self, is_suspended: bool) {
+        self.suspended.store(is_suspended, Ordering::Relaxed);
+    }
+
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.load(Ordering::Relaxed)
     }
 
     /// Another node has refused a request because it knows this epoch.

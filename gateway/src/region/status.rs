@@ -85,6 +85,11 @@ impl Membership {
         }
     }
 
+    /// Whether this node refuses requests because it reached neither the engine nor all other owners for too long.
+    pub fn is_stale(&self, now: Instant) -> bool {
+        self.view().is_some_and(|view| view.is_member()) && self.lease.is_stale(self.heard_all(), now)
+    }
+
     fn standing(&self, now: Instant) -> Standing {
         if let Some(reason) = self.stopped {
             return Standing::Stopped(reason);

@@ -166,6 +166,10 @@ fn admit(
     if service.owner != tunnels.worker {
         return Err(Error::Misdirected);
     }
+    // The agent is to find the next owner through another node.
+    if tunnels.is_suspended() {
+        return Err(Error::NodeUnavailable);
+    }
     let now = Instant::now();
     tunnels.take_admission(now)?;
     tunnels.registry.borrow().openings().admit(&identity.agent, service, now)?;

@@ -39,6 +39,7 @@ use crate::lifecycle::Lifecycle;
 use crate::memory::relay::RelayMemory;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Bucket;
+use crate::region::RegionSignals;
 use crate::store::Directory;
 use crate::telemetry::counters::Counters;
 use crate::tls::ServerConfigs;
@@ -57,6 +58,8 @@ pub(crate) struct Tunnels {
     /// Rate at which this worker admits tunnels of all services, in a region of several nodes: when services move to
     /// this node, the agents of all of them connect at once.
     pub(crate) admissions: Option<RefCell<Bucket>>,
+    /// Whether this node of a region is suspended; `None` if it is the only one.
+    pub(crate) signals: Option<Arc<RegionSignals>>,
     /// Requests that wait for a tunnel.
     pub(crate) waiting: Rc<Waiting>,
     /// Tunnels that agents had with the predecessor.
@@ -75,6 +78,11 @@ impl Tunnels {
     /// Whether a refusal of a tunnel may be logged as a warning. Limited by a rate, so that agents cannot fill the log.
     pub(crate) fn may_log_refusal(&self) -> bool {
         self.registry.borrow().openings().may_log_refusal()
+    }
+
+    /// Whether agents are to connect to other nodes.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.signals.as_ref().is_some_and(|signals| signals.is_suspended())
     }
 
     fn take_admission(&self, now: Instant) -> Result<(), Error> {

@@ -154,6 +154,7 @@ impl Common {
             releases: Arc::clone(&self.agent_releases),
             downloads: Rc::default(),
             admissions: self.nodes.is_some().then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
+            signals: self.nodes.as_ref().map(|nodes| Arc::clone(&nodes.peering.signals)),
             waiting: Rc::default(),
             grace,
             directory: Rc::clone(&self.directory),

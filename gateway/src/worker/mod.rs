@@ -51,8 +51,8 @@ use crate::tunnel::grace::TunnelGrace;
 use crate::upstream::Upstream;
 use crate::upstream::cross_node::Nodes;
 
-/// Interval of the check for expired certificates of tunnels.
-const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of the check for tunnels that are to end.
+const TUNNELS_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of the check whether the last requests have ended.
 const LAST_REQUESTS_TICK: Duration = Duration::from_millis(10);
 
@@ -185,7 +185,7 @@ async fn serve(mut setup: Setup, inbox: Inbox<WorkerMessage>, up: crossbeam_chan
     worker.ingress.accept_all();
     runtime::spawn_essential(keep_deadlines(Rc::clone(&worker)));
     runtime::spawn_essential(Rc::clone(&worker.socket_memory).keep_within_budget());
-    runtime::spawn_essential(cut_expired_tunnels(Rc::clone(&worker)));
+    runtime::spawn_essential(end_tunnels(Rc::clone(&worker)));
     runtime::spawn_essential(watch_tunnels(Rc::clone(&worker)));
     runtime::spawn_essential(publish_busy_share(Rc::clone(&worker)));
     if let Some(flushing) = worker.observers.tracing.keep_flushing() {
@@ -209,11 +209,16 @@ async fn keep_deadlines(worker: Rc<Worker>) {
     }
 }
 
-/// Ends the tunnels of agents with an expired certificate. Agents renew their certificates long before.
-async fn cut_expired_tunnels(worker: Rc<Worker>) {
+/// Ends the tunnels of agents with an expired certificate, which agents renew long before, and all tunnels while this node is
+/// suspended.
+async fn end_tunnels(worker: Rc<Worker>) {
     loop {
-        runtime::sleep(EXPIRY_INTERVAL).await;
-        worker.tunnels.registry.borrow().enforce(&worker.directory.get(), Timestamp::now());
+        runtime::sleep(TUNNELS_INTERVAL).await;
+        let registry = worker.tunnels.registry.borrow();
+        registry.enforce(&worker.directory.get(), Timestamp::now());
+        if worker.tunnels.is_suspended() {
+            registry.relocate(|_| true, |_| false);
+        }
     }
 }
 

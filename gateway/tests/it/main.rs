@@ -63,6 +63,7 @@ mod region_records;
 mod region_requests;
 mod region_store;
 mod region_strangers;
+mod region_suspended;
 mod region_tunnels;
 mod relay_memory;
 mod relaying;

@@ -28,6 +28,8 @@ pub(crate) struct Region {
     token: String,
     balancer: Balancer,
     is_gated: bool,
+    /// Further lines of each node's configuration.
+    configuration: String,
     /// Connections of each node to PostgreSQL, and of the others to it.
     pub(crate) engine_gates: Vec<Gate>,
     pub(crate) peer_gates: Vec<Gate>,
@@ -78,15 +80,16 @@ impl Region {
     /// Starts a region with the demo's account and service, and `count` nodes that are all members; `None` if
     /// PostgreSQL is not installed and may be missing.
     pub(crate) fn start(count: usize) -> Option<Self> {
-        Self::start_with(count, false)
+        Self::start_with(count, false, "")
     }
 
     /// As [`Self::start`]; the connections to PostgreSQL and between nodes go through gates.
     pub(crate) fn start_gated(count: usize) -> Option<Self> {
-        Self::start_with(count, true)
+        Self::start_with(count, true, "")
     }
 
-    fn start_with(count: usize, is_gated: bool) -> Option<Self> {
+    /// As [`Self::start`] or [`Self::start_gated`], with further lines of configuration.
+    pub(crate) fn start_with(count: usize, is_gated: bool, configuration: &str) -> Option<Self> {
         let postgres = Postgres::with_region()?;
         let folder = tempfile::tempdir().unwrap();
         let gateway = Gateway::start(&postgres.config(&folder.path().join("setup"))).unwrap();
@@ -102,6 +105,7 @@ impl Region {
             token,
             balancer: Balancer::start(),
             is_gated,
+            configuration: configuration.to_owned(),
             engine_gates: Vec::new(),
             peer_gates: Vec::new(),
             ports: Vec::new(),
@@ -132,7 +136,7 @@ impl Region {
             port
         });
         let text = self.postgres.config_text(&self.data(node));
-        let text = text.replace("127.0.0.1:0\"\nadmin", &format!("127.0.0.1:{port}\"\nadmin"));
+        let text = text.replace("127.0.0.1:0\"\nadmin", &format!("127.0.0.1:{port}\"\nadmin")) + &self.configuration;
         let listen = format!("peer_listen = \"127.0.0.1:{peer_port}\"\n");
         if !self.is_gated {
             fs::write(self.config(node), text + &listen).unwrap();
