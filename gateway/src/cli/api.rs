@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::connection::AdminEndpoint;
+use super::pending_nodes;
 
 const BASE_PATH: &str = "/api/v1";
 /// Longer than any request to the API takes.
@@ -204,10 +205,9 @@ impl Api {
         }
         if let Some(nodes) = headers.get("x-gw-pending-nodes").and_then(|value| value.to_str().ok()) {
             // The change is made. A failure to say so must not look like a failure to make it.
-            let warning = format_args!(
-                "warning: not yet in use at node {nodes}, which does not answer; `gw-gateway region status` shows it"
-            );
-            command::note("gw-gateway", warning);
+            for warning in pending_nodes::warnings(nodes) {
+                command::note("gw-gateway", format_args!("warning: {warning}"));
+            }
         }
         Ok((status, headers, bytes))
     }

@@ -17,6 +17,7 @@ mod enrollment_token;
 pub(crate) mod init;
 mod interrupt;
 mod output;
+mod pending_nodes;
 pub(crate) mod region;
 mod request;
 mod service;

@@ -19,11 +19,12 @@ use super::messenger;
 use super::node_file::NodeFile;
 pub(crate) use super::outbox::Delivery;
 use super::outbox::Outbox;
+use super::pending::{DeadNodes, OtherNodes};
 use crate::control::{Control, ViewApplied};
 use crate::ownership::WorkerId;
 use crate::region::{
-    Action, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeRow, NodeSlot, NodeState,
-    PeerState, RegionSignals, RegionStatus, Statement, StopReason, View,
+    Action, Call, CallResult, CarriedMembership, Event, Isolation, Member, Membership, NodeConfig, NodeRow, NodeSlot,
+    NodeState, PeerState, RegionSignals, RegionStatus, Statement, StopReason, View,
 };
 use crate::store::{Directory, PostgresStore, StoreError};
 
@@ -56,7 +57,7 @@ enum Input {
         delivery: Delivery,
     },
     Status(Sender<(RegionStatus, Option<Arc<View>>)>),
-    Others(Sender<Vec<Member>>),
+    Others(Sender<OtherNodes>),
     Leave,
     /// End, and leave the membership to another process.
     HandOver(Sender<Option<CarriedMembership>>),
@@ -102,8 +103,8 @@ impl RegionInputs {
         answer.recv_timeout(ANSWER_WITHIN).ok()
     }
 
-    /// The other nodes that have not ended, as far as this node knows. `None` if the loop does not answer.
-    pub(crate) fn others(&self) -> Option<Vec<Member>> {
+    /// The other nodes, as far as this node knows. `None` if the loop does not answer.
+    pub(crate) fn others(&self) -> Option<OtherNodes> {
         let (reply, answer) = bounded(1);
         self.send(Input::Others(reply));
         answer.recv_timeout(ANSWER_WITHIN).ok()
@@ -131,6 +132,10 @@ impl Members {
         let file = NodeFile::open(&data_dir)?;
         node.slot = file.slot();
         let carried = carried.or_else(|| membership_in(&file, &mut store));
+        let max_staleness = match node.isolation {
+            Isolation::Serve => None,
+            Isolation::Refuse { max_staleness } => Some(max_staleness),
+        };
         let now = Instant::now();
         let machine = match carried {
             Some(carried) => Membership::resume(node, carried, now),
@@ -160,7 +165,8 @@ impl Members {
             inputs,
             sender: sender.clone(),
             publications: Publications::new(),
-            outbox: Outbox::default(),
+            outbox: Outbox::new(max_staleness),
+            dead: DeadNodes::default(),
             stopped,
             ended: Arc::clone(&ended),
         };
@@ -282,6 +288,7 @@ struct Driver {
     sender: RegionInputs,
     publications: Publications,
     outbox: Outbox,
+    dead: DeadNodes,
     stopped: Sender<StopReason>,
     ended: Arc<Notify>,
 }
@@ -376,7 +383,8 @@ impl Driver {
         let now = Instant::now();
         match input {
             Input::Event(event) => self.machine.on(now, event),
-            Input::Message(StateMessage { state, levels }, used) => {
+            Input::Message(StateMessage { state, levels, max_staleness }, used) => {
+                self.dead.told(state.session, max_staleness, self.machine.roster());
                 if !levels.is_empty() {
                     self.control.publish_levels(&Arc::new(levels));
                 }
@@ -392,9 +400,8 @@ impl Driver {
                 let _ = reply.try_send((status, self.machine.view().cloned()));
             }
             Input::Others(reply) => {
-                let rows = self.machine.roster().rows.iter();
-                let others = rows.filter(|row| row.session != self.machine.session() && !row.state.is_over());
-                let _ = reply.try_send(others.map(NodeRow::member).collect());
+                let others = self.dead.others(self.machine.roster(), self.machine.session(), now);
+                let _ = reply.try_send(others);
             }
             Input::Leave => self.machine.leave(),
             Input::HandOver(_) | Input::End => {}
@@ -447,6 +454,7 @@ impl Driver {
     fn tell(&mut self, state: &PeerState) {
         self.last_told = Some((state.clone(), Instant::now()));
         let rows = &state.roster.rows;
+        self.dead.note(&state.roster, Instant::now());
         self.outbox.retain(|session| rows.iter().any(|row| row.session == session));
         // A node that was declared dead may live, and learns of it from its peers if it does not reach PostgreSQL.
         let listens = |row: &&NodeRow| row.session != state.session && row.state != NodeState::Left;

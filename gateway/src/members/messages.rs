@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,8 @@ use crate::region::{CarriedMembership, NodeRow, NodeSlot, NodeState, PeerState, 
 pub(crate) struct StateMessage {
     pub(crate) state: PeerState,
     pub(crate) levels: Vec<Level>,
+    /// Time without contact after which the sender refuses requests; `None` if it serves without a limit.
+    pub(crate) max_staleness: Option<Duration>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -24,6 +27,8 @@ struct Wire {
     epoch: u64,
     nodes: Vec<WireNode>,
     levels: Vec<Level>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_staleness_ms: Option<u64>,
 }
 
 /// A [`CarriedMembership`] in a file, or in a message between two processes of a node.
@@ -95,14 +100,16 @@ impl StateMessage {
             epoch: roster.epoch,
             nodes: roster.rows.iter().map(wire_node).collect(),
             levels: self.levels.clone(),
+            max_staleness_ms: self.max_staleness.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         })
     }
 
     pub(crate) fn parse(json: &[u8]) -> Result<Self, InvalidMessage> {
-        let Wire { slot, session, acknowledged, epoch, nodes, levels } = serde_json::from_slice(json)?;
+        let Wire { slot, session, acknowledged, epoch, nodes, levels, max_staleness_ms } =
+            serde_json::from_slice(json)?;
         let roster = Arc::new(roster(epoch, nodes)?);
         let state = PeerState { slot: parse_slot(slot)?, session: session.0, acknowledged, roster };
-        Ok(Self { state, levels })
+        Ok(Self { state, levels, max_staleness: max_staleness_ms.map(Duration::from_millis) })
     }
 }
 
@@ -190,13 +197,22 @@ mod tests {
         let roster = Arc::new(Roster { epoch: 11, rows: slots.iter().map(row).collect() });
         let state = PeerState { slot: NodeSlot::new(5).unwrap(), session: 12, acknowledged: 10, roster };
         let rate = Rate::new(10, 60).unwrap();
-        StateMessage { state, levels: vec![Level { service: "a--b".into(), rate, until_full_ms: 13 }] }
+        let levels = vec![Level { service: "a--b".into(), rate, until_full_ms: 13 }];
+        StateMessage { state, levels, max_staleness: Some(Duration::from_secs(60)) }
     }
 
     #[test]
     fn messages_pass_unchanged() {
         let message = message(&[0, 5, 1023]);
         assert_eq!(StateMessage::parse(&message.to_json().unwrap()).unwrap(), message);
+    }
+
+    #[test]
+    fn a_node_of_the_previous_version_does_not_say_that_it_refuses() {
+        let serves = StateMessage { max_staleness: None, ..message(&[0]) };
+        let json = String::from_utf8(serves.to_json().unwrap()).unwrap();
+        assert!(!json.contains("staleness"), "{json}");
+        assert_eq!(StateMessage::parse(json.as_bytes()).unwrap(), serves);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod messages;
 mod messenger;
 mod node_file;
 mod outbox;
+mod pending;
 
 pub(crate) use acknowledgment::nodes_behind;
 pub(crate) use driver::{Members, MembersSetup, RegionInputs};

@@ -18,8 +18,9 @@ pub(crate) enum Delivery {
     Failed,
 }
 
-#[derive(Default)]
 pub(super) struct Outbox {
+    /// Told with each message, as of this node.
+    max_staleness: Option<Duration>,
     parcels: HashMap<u128, Parcel>,
 }
 
@@ -36,6 +37,11 @@ struct Parcel {
 }
 
 impl Outbox {
+    /// `max_staleness` as in [`StateMessage`], for this node.
+    pub(super) fn new(max_staleness: Option<Duration>) -> Self {
+        Self { max_staleness, parcels: HashMap::new() }
+    }
+
     /// Adds levels for a session; they go with its next message. Drops those beyond [`limits::LEVELS`].
     pub(super) fn add_level(&mut self, session: u128, level: Level, now: Instant) {
         let parcel = self.parcels.entry(session).or_default();
@@ -53,7 +59,7 @@ impl Outbox {
         }
         parcel.under_way = Some(parcel.levels.len());
         let levels = parcel.levels.iter().filter_map(|(read, level)| refilled(level, now.duration_since(*read)));
-        Some(StateMessage { state: state.clone(), levels: levels.collect() })
+        Some(StateMessage { state: state.clone(), levels: levels.collect(), max_staleness: self.max_staleness })
     }
 
     /// The message under way to this session has arrived or failed. Returns the one that waited, and whether the node
@@ -114,7 +120,7 @@ mod tests {
 
     #[test]
     fn one_message_is_under_way_and_the_latest_state_follows() {
-        let (mut outbox, now, to) = (Outbox::default(), Instant::now(), member(5));
+        let (mut outbox, now, to) = (Outbox::new(None), Instant::now(), member(5));
         assert_eq!(outbox.message(&to, &state(1), now).unwrap().state, state(1));
         assert!(outbox.message(&to, &state(2), now).is_none() && outbox.message(&to, &state(3), now).is_none());
         assert!(!outbox.is_idle());
@@ -124,7 +130,7 @@ mod tests {
 
     #[test]
     fn levels_are_sent_until_they_arrive_and_refill_meanwhile() {
-        let (mut outbox, now, to) = (Outbox::default(), Instant::now(), member(5));
+        let (mut outbox, now, to) = (Outbox::new(None), Instant::now(), member(5));
         outbox.add_level(5, level(1000), now);
         outbox.add_level(6, level(7), now);
         assert_eq!(outbox.message(&to, &state(1), now).unwrap().levels, [level(1000)]);
@@ -138,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_node_that_was_reached_and_then_refuses_has_gone() {
-        let (mut outbox, now, to) = (Outbox::default(), Instant::now(), member(5));
+        let (mut outbox, now, to) = (Outbox::new(None), Instant::now(), member(5));
         for (delivery, has_gone) in [
             (Delivery::Refused, false),
             (Delivery::Delivered, false),

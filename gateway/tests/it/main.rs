@@ -59,6 +59,7 @@ mod region_load;
 mod region_logs;
 mod region_members;
 mod region_partitions;
+mod region_pending;
 mod region_records;
 mod region_requests;
 mod region_store;

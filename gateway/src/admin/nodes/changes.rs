@@ -8,11 +8,11 @@ use axum::response::Response;
 use crate::admin::Admin;
 use crate::members::nodes_behind;
 
-/// Slots of nodes that do not use a change yet.
+/// Slots of nodes that may serve without a change.
 const X_GW_PENDING_NODES: HeaderName = HeaderName::from_static("x-gw-pending-nodes");
 
-/// Delays the response to a change until all nodes of the region use it. Names nodes that do not say so in time: they use
-/// it once they reach PostgreSQL.
+/// Delays the response to a change until all nodes of the region use it. Names nodes that do not say so in time, and
+/// dead ones that may still serve: they use it once they reach PostgreSQL.
 pub(in crate::admin) async fn await_other_nodes(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     let is_change = !request.method().is_safe() && !request.uri().path().ends_with("/replay");
     let (is_api, before) = (request.uri().path().starts_with("/api/"), admin.control.revision());
@@ -26,13 +26,12 @@ pub(in crate::admin) async fn await_other_nodes(State(admin): State<Admin>, requ
         return response;
     }
     let others = tokio::task::spawn_blocking(move || region.others()).await.ok().flatten().unwrap_or_default();
-    let behind = nodes_behind(admin.control.node_client(), &others, revision).await;
-    if behind.is_empty() {
-        return response;
+    let behind = nodes_behind(admin.control.node_client(), &others.alive, revision).await;
+    if !behind.is_empty() {
+        tracing::warn!(revision = revision.0, nodes = ?behind, "a change is not in use at all nodes yet");
     }
-    tracing::warn!(revision = revision.0, nodes = ?behind, "a change is not in use at all nodes yet");
-    let slots: Vec<String> = behind.iter().map(|slot| slot.get().to_string()).collect();
-    if let Ok(value) = HeaderValue::try_from(slots.join(", ")) {
+    let Some(pending) = others.pending(&behind) else { return response };
+    if let Ok(value) = HeaderValue::try_from(pending) {
         response.headers_mut().insert(X_GW_PENDING_NODES, value);
     }
     response
