@@ -86,6 +86,9 @@ fn region(out: &mut Exposition, region: Option<&RegionStatus>) {
     let help = "Whether PostgreSQL has older members than this node: it was restored, or is not the primary any more.";
     let went_back = region.is_some_and(|region| region.engine_went_back);
     out.single("gw_region_engine_went_back", Kind::Gauge, help, u8::from(went_back));
+    let help = "Other nodes of the region that refuse the messages of this one.";
+    let refuse = region.map_or(0, |region| region.nodes.iter().filter(|node| node.refusal.is_some()).count());
+    out.single("gw_region_refused_by", Kind::Gauge, help, refuse);
     let mut nodes = out.family("gw_region_nodes", Kind::Gauge, "Nodes of the region by state.");
     for state in NodeState::ALL {
         let count = region.map_or(0, |region| region.nodes.iter().filter(|node| node.state == state).count());
@@ -417,6 +420,7 @@ mod tests {
             "gw_store_refused_records 2",
             "gw_region_admits 1",
             "gw_region_engine_went_back 0",
+            "gw_region_refused_by 0",
             "gw_region_nodes{state=\"live\"} 0",
             "gw_refusals_total{code=\"AGENT_UNAVAILABLE\"} 2",
             "gw_attempts_total{reason=\"backend_tls\"} 2",

@@ -162,17 +162,25 @@ pub(crate) fn between_nodes(admin: Admin) -> Router {
     nodes::routes().with_state(admin)
 }
 
-/// Ready: accepting requests, and every worker answers.
+/// Ready: accepting requests, every worker answers, and the other nodes do not shut this one out.
 async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     if admin.draining.load(Ordering::Relaxed) {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
     }
     let workers = admin.control.workers();
-    let answered = tokio::task::spawn_blocking(move || admin.control.reports().len()).await.unwrap_or(0);
-    if answered == workers {
-        (StatusCode::OK, "ready\n".to_owned())
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, format!("{answered} of {workers} workers answer\n"))
+    let asked = tokio::task::spawn_blocking(move || {
+        let region = admin.region.as_ref().and_then(RegionInputs::status);
+        (admin.control.reports().len(), region.is_some_and(|region| region.is_shut_out))
+    });
+    match asked.await.unwrap_or_default() {
+        (answered, _) if answered < workers => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("{answered} of {workers} workers answer\n"))
+        }
+        (_, true) => {
+            let refused = "all other nodes refuse the messages of this one: see gw-gateway region status\n";
+            (StatusCode::SERVICE_UNAVAILABLE, refused.to_owned())
+        }
+        _ => (StatusCode::OK, "ready\n".to_owned()),
     }
 }
 

@@ -121,6 +121,11 @@ impl Api {
         self.send(method, path, None, Some(TIMEOUT))
     }
 
+    /// As [`Self::request`], for a listener that may not answer.
+    pub(crate) fn request_within(&self, method: Method, path: &str, within: Duration) -> Result<Reply, ApiError> {
+        self.send(method, path, None, Some(within))
+    }
+
     /// Sends a request with `body`.
     pub(crate) fn request_with(&self, method: Method, path: &str, body: &Value) -> Result<Reply, ApiError> {
         self.send(method, path, Some(body), Some(TIMEOUT))

@@ -24,6 +24,7 @@ mod service;
 mod service_access;
 mod signing_key;
 mod table;
+mod this_node;
 mod tunnel;
 pub(crate) mod warnings;
 

@@ -14,6 +14,7 @@ use gw_shared::text::escaped_json;
 use super::connection::load_config;
 use super::output::{or_dash, yes_or_no};
 use super::table;
+use super::this_node::ThisNode;
 
 #[derive(Subcommand)]
 pub(crate) enum RegionCommand {
@@ -29,7 +30,8 @@ pub(crate) enum RegionCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Show the database of the region, its nodes, its revision and the size of its records.
+    /// Show the database of the region, its nodes, its revision and the size of its records, and what the node on this
+    /// machine says.
     Status {
         /// Configuration file of this node.
         #[arg(long, value_name = "FILE")]
@@ -112,12 +114,14 @@ impl RegionCommand {
             }
             Self::Status { config, json: true } => {
                 let status = region::status(&load(&config)?)?;
-                let json = serde_json::to_string(&status).map_err(Failure::run)?;
-                print(writeln!(out, "{}", escaped_json(&json)))
+                let mut status = serde_json::to_value(&status).map_err(Failure::run)?;
+                ThisNode::ask(&config).add_to(&mut status);
+                print(writeln!(out, "{}", escaped_json(&status.to_string())))
             }
             Self::Status { config, json: false } => {
                 let status = region::status(&load(&config)?)?;
-                print(write_status(&mut out, &status))
+                let node = ThisNode::ask(&config);
+                print(write_status(&mut out, &status).and_then(|()| node.write(&mut out)))
             }
             Self::Drain { config, no_wait, node } => {
                 let drained = region::drain(&load(&config)?, node, !no_wait)?;

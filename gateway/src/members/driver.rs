@@ -20,6 +20,7 @@ use super::node_file::NodeFile;
 pub(crate) use super::outbox::Delivery;
 use super::outbox::Outbox;
 use super::pending::{DeadNodes, OtherNodes};
+use super::refusals::{RefusalChange, Refusals};
 use crate::control::{Control, ViewApplied};
 use crate::ownership::WorkerId;
 use crate::region::{
@@ -167,6 +168,7 @@ impl Members {
             publications: Publications::new(),
             outbox: Outbox::new(max_staleness),
             dead: DeadNodes::default(),
+            refusals: Refusals::default(),
             stopped,
             ended: Arc::clone(&ended),
         };
@@ -289,6 +291,7 @@ struct Driver {
     publications: Publications,
     outbox: Outbox,
     dead: DeadNodes,
+    refusals: Refusals,
     stopped: Sender<StopReason>,
     ended: Arc<Notify>,
 }
@@ -385,17 +388,19 @@ impl Driver {
             Input::Event(event) => self.machine.on(now, event),
             Input::Message(StateMessage { state, levels, max_staleness }, used) => {
                 self.dead.told(state.session, max_staleness, self.machine.roster());
+                self.refusals.heard(state.session, now);
                 if !levels.is_empty() {
                     self.control.publish_levels(&Arc::new(levels));
                 }
                 self.machine.on(now, Event::Peer(state));
                 drop(used);
             }
-            Input::Delivered { to, delivery } => self.delivered(&to, delivery, now),
+            Input::Delivered { to, delivery } => self.delivered(&to, &delivery, now),
             Input::Status(reply) => {
                 let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
                 // Counting the services would hold up the membership.
-                let status = self.machine.status(now, revision, std::iter::empty());
+                let mut status = self.machine.status(now, revision, std::iter::empty());
+                self.refusals.show(&mut status, self.machine.roster(), self.machine.session(), now);
                 // Fails if the answer comes too late.
                 let _ = reply.try_send((status, self.machine.view().cloned()));
             }
@@ -455,6 +460,7 @@ impl Driver {
         self.last_told = Some((state.clone(), Instant::now()));
         let rows = &state.roster.rows;
         self.dead.note(&state.roster, Instant::now());
+        self.refusals.retain(&state.roster);
         self.outbox.retain(|session| rows.iter().any(|row| row.session == session));
         // A node that was declared dead may live, and learns of it from its peers if it does not reach PostgreSQL.
         let listens = |row: &&NodeRow| row.session != state.session && row.state != NodeState::Left;
@@ -469,13 +475,23 @@ impl Driver {
         }
     }
 
-    fn delivered(&mut self, to: &Member, delivery: Delivery, now: Instant) {
+    fn delivered(&mut self, to: &Member, delivery: &Delivery, now: Instant) {
+        let (node, address) = (to.slot.get(), to.peer_address);
+        match self.refusals.note(to.session, delivery, now) {
+            Some(RefusalChange::Lasts(reason)) => {
+                tracing::warn!(node, %address, reason = &*reason, "another node refuses the messages of this one");
+            }
+            Some(RefusalChange::Ended) => {
+                tracing::info!(node, %address, "another node accepts the messages of this one again");
+            }
+            None => {}
+        }
         let (waiting, has_gone) = self.outbox.ended(to.session, delivery);
         if has_gone {
             let told = self.last_told.as_ref().and_then(|(state, _)| state.roster.slot(to.slot));
             // A node that was declared dead is told until its row is removed, in case that it lives.
             if told.is_none_or(|row| row.session != to.session || !row.state.is_over()) {
-                tracing::warn!(node = to.slot.get(), address = %to.peer_address, "another node does not listen any more");
+                tracing::warn!(node, %address, "another node does not listen any more");
             }
             self.machine.on(now, Event::Refused { slot: to.slot, session: to.session });
         }

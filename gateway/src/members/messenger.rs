@@ -8,7 +8,8 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::put;
-use http::{Request, StatusCode};
+use gw_shared::text::printable;
+use http::{Request, Response, StatusCode};
 
 use super::acknowledgment;
 use super::driver::{Delivery, RegionInputs};
@@ -23,6 +24,8 @@ use crate::tls::pki::NodeIdentity;
 const PATH: &str = "/v1/state";
 /// Longest exchange.
 const WITHIN: Duration = Duration::from_secs(2);
+/// Longest text of another node that is shown.
+const REASON_MAX: usize = 200;
 /// Longest message: all rows, and all levels.
 const BYTES: usize = 1024 * 1024 + limits::LEVELS * limits::LEVEL_BYTES;
 
@@ -40,16 +43,19 @@ async fn deliver(client: &NodeClient, to: &Member, message: &StateMessage) -> De
     let Ok(request) = Request::put(PATH).body(Bytes::from(json)) else { return Delivery::Failed };
     match client.send(to, request, WITHIN).await {
         Ok(response) if response.status().is_success() => Delivery::Delivered,
-        Ok(response) => {
-            tracing::warn!(node = to.slot.get(), status = %response.status(), "another node refuses the state of this one");
-            Delivery::Failed
-        }
+        Ok(response) => Delivery::Denied(reason(&response)),
         Err(NodeCallError::Refused) => Delivery::Refused,
         Err(error) => {
             tracing::debug!(node = to.slot.get(), %error, "cannot tell another node the state of this one");
             Delivery::Failed
         }
     }
+}
+
+/// Why a node has refused a message.
+fn reason(response: &Response<Bytes>) -> Arc<str> {
+    let text = printable(response.body().trim_ascii_end(), REASON_MAX);
+    format!("{}: {text}", response.status()).into()
 }
 
 /// Routes for other nodes. A handler finds the sender in an `Extension<NodeIdentity>`.

@@ -8,6 +8,7 @@ mod messenger;
 mod node_file;
 mod outbox;
 mod pending;
+mod refusals;
 
 pub(crate) use acknowledgment::nodes_behind;
 pub(crate) use driver::{Members, MembersSetup, RegionInputs};

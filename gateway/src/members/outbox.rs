@@ -1,6 +1,7 @@
 //! Messages of the membership on their way to other nodes: at most one to each node at a time.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::messages::StateMessage;
@@ -9,12 +10,14 @@ use crate::rate_limit::Level;
 use crate::region::{Member, PeerState};
 
 /// What became of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Delivery {
     Delivered,
     /// No process listens at the address of the node.
     Refused,
-    /// No answer, or an error.
+    /// The node has answered with an error, for this reason.
+    Denied(Arc<str>),
+    /// No answer.
     Failed,
 }
 
@@ -64,7 +67,7 @@ impl Outbox {
 
     /// The message under way to this session has arrived or failed. Returns the one that waited, and whether the node
     /// has stopped to listen since the last message arrived.
-    pub(super) fn ended(&mut self, session: u128, delivery: Delivery) -> (Option<(Member, PeerState)>, bool) {
+    pub(super) fn ended(&mut self, session: u128, delivery: &Delivery) -> (Option<(Member, PeerState)>, bool) {
         let Some(parcel) = self.parcels.get_mut(&session) else { return (None, false) };
         let count = parcel.under_way.take().unwrap_or(0);
         let mut has_gone = false;
@@ -74,7 +77,7 @@ impl Outbox {
                 parcel.was_reached = true;
             }
             Delivery::Refused => has_gone = parcel.was_reached,
-            Delivery::Failed => {}
+            Delivery::Denied(_) | Delivery::Failed => {}
         }
         (parcel.waiting.take(), has_gone)
     }
@@ -99,8 +102,6 @@ fn refilled(level: &Level, after: Duration) -> Option<Level> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::rate::Rate;
     use crate::region::{NodeSlot, Roster};
@@ -124,7 +125,7 @@ mod tests {
         assert_eq!(outbox.message(&to, &state(1), now).unwrap().state, state(1));
         assert!(outbox.message(&to, &state(2), now).is_none() && outbox.message(&to, &state(3), now).is_none());
         assert!(!outbox.is_idle());
-        assert_eq!(outbox.ended(5, Delivery::Delivered), (Some((to, state(3))), false));
+        assert_eq!(outbox.ended(5, &Delivery::Delivered), (Some((to, state(3))), false));
         assert!(outbox.is_idle());
     }
 
@@ -135,10 +136,10 @@ mod tests {
         outbox.add_level(6, level(7), now);
         assert_eq!(outbox.message(&to, &state(1), now).unwrap().levels, [level(1000)]);
         outbox.add_level(5, level(5000), now);
-        outbox.ended(5, Delivery::Failed);
+        outbox.ended(5, &Delivery::Failed);
         let later = now + Duration::from_millis(400);
         assert_eq!(outbox.message(&to, &state(1), later).unwrap().levels, [level(600), level(4600)]);
-        outbox.ended(5, Delivery::Delivered);
+        outbox.ended(5, &Delivery::Delivered);
         assert_eq!(outbox.message(&to, &state(1), later).unwrap().levels, []);
     }
 
@@ -149,12 +150,13 @@ mod tests {
             (Delivery::Refused, false),
             (Delivery::Delivered, false),
             (Delivery::Failed, false),
+            (Delivery::Denied("403".into()), false),
             (Delivery::Refused, true),
         ] {
             outbox.message(&to, &state(1), now).unwrap();
-            assert_eq!(outbox.ended(5, delivery), (None, has_gone), "{delivery:?}");
+            assert_eq!(outbox.ended(5, &delivery), (None, has_gone), "{delivery:?}");
         }
         outbox.retain(|_| false);
-        assert_eq!(outbox.ended(5, Delivery::Refused), (None, false));
+        assert_eq!(outbox.ended(5, &Delivery::Refused), (None, false));
     }
 }

@@ -29,5 +29,5 @@ pub(crate) use peering::{Destination, Peering};
 pub use placement::{Member, NodeSlot, Owner, Placement};
 pub use requests::OperatorError;
 pub use signals::RegionSignals;
-pub use status::{NodeStatus, RegionStatus, Standing};
+pub use status::{NodeStatus, RegionStatus, Standing, StateRefusal};
 pub use view::{Arrival, Attempts, Decision, Retry, View};

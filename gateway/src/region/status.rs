@@ -21,6 +21,8 @@ pub struct RegionStatus {
     pub engine_went_back: bool,
     /// Joins or drains are under way, or services wait for their earlier owner.
     pub is_moving: bool,
+    /// All other owners refuse the messages of this node, which accepts those of at least one of them.
+    pub is_shut_out: bool,
     /// In ascending order of slots.
     pub nodes: Vec<NodeStatus>,
 }
@@ -52,10 +54,21 @@ pub struct NodeStatus {
     pub revision_lag: u64,
     /// Time since this node saw the beat change; `None` before the first read.
     pub silence: Option<Duration>,
+    /// The node refuses the messages of the one that answers.
+    pub refusal: Option<StateRefusal>,
+}
+
+/// A node refuses the messages of another one: it does not learn of the members that this one knows, nor of the levels of
+/// services that have moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateRefusal {
+    pub reason: Arc<str>,
+    /// Time since the first refusal.
+    pub lasts: Duration,
 }
 
 impl Membership {
-    /// The status, with the number of `hostnames` that each node owns. `revision` is the last known revision of the
+    /// The status, with the number of `hostnames` that each node owns, and without refusals of messages. `revision` is the last known revision of the
     /// records.
     pub fn status<'a>(&self, now: Instant, revision: u64, hostnames: impl Iterator<Item = &'a str>) -> RegionStatus {
         let roster = self.roster();
@@ -73,6 +86,7 @@ impl Membership {
             epoch_lag: if row.state.is_over() { 0 } else { roster.epoch.saturating_sub(row.acknowledged) },
             revision_lag: if row.state.is_over() { 0 } else { revision.saturating_sub(row.applied_revision) },
             silence: self.observer.last_change(row).map(|at| now.saturating_duration_since(at)),
+            refusal: None,
         });
         RegionStatus {
             epoch: roster.epoch,
@@ -81,6 +95,7 @@ impl Membership {
             engine_silence: self.contact().map(|at| now.saturating_duration_since(at)),
             engine_went_back: self.went_back,
             is_moving: self.view().is_some_and(|view| view.next().is_some() || view.is_moving()),
+            is_shut_out: false,
             nodes: nodes.collect(),
         }
     }

@@ -61,6 +61,7 @@ mod region_members;
 mod region_partitions;
 mod region_pending;
 mod region_records;
+mod region_refusals;
 mod region_requests;
 mod region_store;
 mod region_strangers;

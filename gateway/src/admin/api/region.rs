@@ -30,6 +30,8 @@ pub(in crate::admin) struct RegionView {
     engine_went_back: bool,
     /// Services move between nodes.
     moving: bool,
+    /// All other owners have refused this node's messages for 10 s, while it accepts those of one of them: it is not ready.
+    shut_out: bool,
     /// In the order of their slots.
     nodes: Vec<NodeView>,
 }
@@ -49,6 +51,17 @@ pub(in crate::admin) struct NodeView {
     revision_lag: u64,
     /// Seconds since this node saw its last sign of life in PostgreSQL; absent before the first.
     silence_seconds: Option<f64>,
+    /// Present while the node refuses the messages of the one that answers.
+    refusal: Option<RefusalView>,
+}
+
+/// A node refuses the messages of another one.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::admin) struct RefusalView {
+    /// Its last answer.
+    reason: String,
+    /// Seconds since the first refusal.
+    seconds: f64,
 }
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -71,7 +84,8 @@ async fn show_region(State(admin): State<Admin>) -> Result<Json<RegionView>, Pro
 
 impl From<RegionStatus> for RegionView {
     fn from(status: RegionStatus) -> Self {
-        let RegionStatus { epoch, here, standing, engine_silence, engine_went_back, is_moving, nodes } = status;
+        let RegionStatus { epoch, here, standing, engine_silence, engine_went_back, is_moving, is_shut_out, nodes } =
+            status;
         Self {
             epoch,
             node: here.map(|slot| slot.get()),
@@ -86,6 +100,7 @@ impl From<RegionStatus> for RegionView {
             engine_silence_seconds: engine_silence.as_ref().map(Duration::as_secs_f64),
             engine_went_back,
             moving: is_moving,
+            shut_out: is_shut_out,
             nodes: nodes.into_iter().map(NodeView::from).collect(),
         }
     }
@@ -93,7 +108,7 @@ impl From<RegionStatus> for RegionView {
 
 impl From<NodeStatus> for NodeView {
     fn from(node: NodeStatus) -> Self {
-        let NodeStatus { slot, state, version, services, epoch_lag, revision_lag, silence } = node;
+        let NodeStatus { slot, state, version, services, epoch_lag, revision_lag, silence, refusal } = node;
         Self {
             slot: slot.get(),
             state: state.as_str(),
@@ -102,6 +117,10 @@ impl From<NodeStatus> for NodeView {
             epoch_lag,
             revision_lag,
             silence_seconds: silence.as_ref().map(Duration::as_secs_f64),
+            refusal: refusal.map(|refusal| RefusalView {
+                reason: refusal.reason.to_string(),
+                seconds: refusal.lasts.as_secs_f64(),
+            }),
         }
     }
 }

@@ -1,18 +1,19 @@
 //! A peer on the listener of a node for other nodes, with any certificate.
 
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 
 use http::Method;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::caller::HOST;
 use super::http1_peer::Peer;
 use super::nodes::Nodes;
+use super::process;
 
 pub(crate) type Identity = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
@@ -23,11 +24,43 @@ pub(crate) fn certificate(nodes: &Nodes, uri: &str) -> Identity {
 
 /// As [`certificate`], of the authority in this data folder.
 pub(crate) fn certificate_in(data_dir: &Path, uri: &str) -> Identity {
+    certificate_for(data_dir, uri, ExtendedKeyUsagePurpose::ClientAuth)
+}
+
+/// A listener at `address` in place of a node with this URI, which answers every request of a control plane with `answer`.
+pub(crate) fn serve_in_place(
+    data_dir: &Path,
+    uri: &str,
+    address: SocketAddr,
+    answer: impl Fn() -> &'static str + Send + Sync + 'static,
+) {
+    let (certificate, key) = certificate_for(data_dir, uri, ExtendedKeyUsagePurpose::ServerAuth);
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let mut config = builder.with_no_client_auth().with_single_cert(vec![certificate], key).unwrap();
+    config.alpn_protocols = vec![ALPN_CONTROL.to_vec()];
+    let (config, answer) = (Arc::new(config), Arc::new(answer));
+    let socket = process::hold(address);
+    socket.listen(16).unwrap();
+    std::thread::spawn(move || {
+        for connection in TcpListener::from(socket).incoming().flatten() {
+            let (session, answer) = (ServerConnection::new(Arc::clone(&config)).unwrap(), Arc::clone(&answer));
+            std::thread::spawn(move || {
+                let mut peer = Peer::new(StreamOwned::new(session, connection));
+                while peer.request().is_ok() {
+                    peer.send(answer());
+                }
+            });
+        }
+    });
+}
+
+fn certificate_for(data_dir: &Path, uri: &str, usage: ExtendedKeyUsagePurpose) -> Identity {
     let read = |name: &str| std::fs::read_to_string(data_dir.join(name)).unwrap();
     let key = KeyPair::from_pem(&read("agent-ca.key")).unwrap();
     let issuer = Issuer::from_ca_cert_pem(&read("agent-ca.crt"), key).unwrap();
     let mut params = CertificateParams::default();
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params.extended_key_usages = vec![usage];
     params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
     let pair = KeyPair::generate().unwrap();
     let certificate = params.signed_by(&pair, &issuer).unwrap();

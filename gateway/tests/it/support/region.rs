@@ -125,6 +125,13 @@ impl Region {
         self.folder.path().join(format!("node{node}"))
     }
 
+    /// Address at which a node listens for other nodes.
+    pub(crate) fn peer_listen(&self, node: usize) -> SocketAddr {
+        let text = fs::read_to_string(self.config(node)).unwrap();
+        let address = text.lines().find_map(|line| line.strip_prefix("peer_listen = "));
+        address.unwrap().trim_matches('"').parse().unwrap()
+    }
+
     /// Starts another node. Returns its number.
     pub(crate) fn add(&mut self) -> usize {
         let node = self.nodes.len();

@@ -107,6 +107,7 @@ fn warnings(status: &RegionStatus) -> Vec<&'static str> {
 impl NodeRow {
     fn new(node: &NodeStatus, is_here: bool, live: Option<&NodeLive>, is_missing: bool) -> Self {
         let health = match live {
+            _ if node.refusal.is_some() => ("refuses the messages of this node".to_owned(), "bad"),
             None if is_missing => ("does not answer".to_owned(), "bad"),
             // It is no member, and was not asked.
             None => ("–".to_owned(), "neutral"),
