@@ -304,6 +304,8 @@ pub(crate) const CHARGES: usize = 16 * KIB;
 /// Steps of changes, and one more for each change, that wait to be sent to a predecessor, besides those of the last change.
 /// Beyond, the predecessor gets no further changes and accepts no more requests.
 pub(crate) const UNSENT_STEPS: usize = 64 * KIB;
+/// Last changes that a node of a region knows by their ids. The question whether it uses a change comes within a second.
+pub(crate) const RECENT_CHANGES: usize = 1024;
 /// Time for the successor to answer. If exceeded, the predecessor assumes that it has failed.
 pub(crate) const CHARGED_WITHIN: Duration = Duration::from_secs(2);
 /// Time for each step of a takeover.

@@ -81,9 +81,9 @@ impl Apex {
         &self,
         change: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
     ) -> Result<T, Error> {
-        let (reply, revision) = self.executor.run(move |control| Ok((change(control)?, control.revision()))).await?;
+        let (reply, position) = self.executor.run(move |control| Ok((change(control)?, control.position()))).await?;
         if let Some(nodes) = &self.other_nodes {
-            nodes.use_revision(revision).await;
+            nodes.keep(position).await;
         }
         Ok(reply)
     }

@@ -28,7 +28,7 @@ use crate::mailbox::Post;
 use crate::members::nodes_behind;
 use crate::rate_limit::Exhausted;
 use crate::region::{Member, NodeSlot, Peering};
-use crate::store::Revision;
+use crate::store::Position;
 
 /// Time limit of an answer. A caller waits for it.
 const WITHIN: Duration = Duration::from_millis(500);
@@ -50,8 +50,8 @@ enum Question {
         /// `None` if the owner does not answer.
         reply: oneshot::Sender<Option<Verdict>>,
     },
-    /// Whether the nodes use a revision of the records; answered when they do, or after a second.
-    Use { nodes: Vec<Member>, revision: Revision, reply: oneshot::Sender<()> },
+    /// Whether the nodes keep the change that made a position; answered when they do, or after a second.
+    Keep { nodes: Vec<Member>, position: Position, reply: oneshot::Sender<()> },
 }
 
 /// Whether a request was taken out of the owner's bucket.
@@ -100,13 +100,14 @@ impl OtherNodes {
         }
     }
 
-    /// Waits until the other nodes use the records of `revision`, for a second at most.
-    pub(super) async fn use_revision(&self, revision: Revision) {
+    /// Waits until the other nodes keep the change that made `position`, for a second at most.
+    pub(super) async fn keep(&self, position: Position) {
         let Some(view) = self.peering.view() else { return };
         let nodes = view.placement().others().cloned().collect();
         let (reply, answer) = oneshot::channel();
-        if self.questions.0.try_send(Question::Use { nodes, revision, reply }).is_err() {
-            return tracing::warn!(revision = revision.0, "an enrollment may not be known at all nodes yet");
+        let revision = position.revision.0;
+        if self.questions.0.try_send(Question::Keep { nodes, position, reply }).is_err() {
+            return tracing::warn!(revision, "an enrollment may not be known at all nodes yet");
         }
         // The sender is dropped when the process ends.
         let _ = answer.await;
@@ -147,11 +148,11 @@ impl Question {
                     drop(permit);
                 });
             }
-            Self::Use { nodes, revision, reply } => {
+            Self::Keep { nodes, position, reply } => {
                 tokio::spawn(async move {
-                    let behind = nodes_behind(&client, &nodes, revision).await;
+                    let behind = nodes_behind(&client, &nodes, &position).await;
                     if !behind.is_empty() {
-                        tracing::warn!(revision = revision.0, nodes = ?behind, "an enrollment is not known at all nodes yet");
+                        tracing::warn!(revision = position.revision.0, nodes = ?behind, "an enrollment is not known at all nodes yet");
                     }
                     let _ = reply.send(());
                 });

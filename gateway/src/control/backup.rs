@@ -27,7 +27,7 @@ impl Control {
         // Locked in this order, so that no change is between its commit and its publication.
         let _store = self.store();
         let state = self.state();
-        Ok(Snapshot { position: state.position.clone(), records: state.records.clone() })
+        Ok(Snapshot { position: state.position.clone(), records: state.records.clone(), recent: Vec::new() })
     }
 
     /// At most `limit` entries of the audit log with a lower number than `before`, the newest first.

@@ -1,5 +1,6 @@
 //! Changes of the records: planned in memory, committed to the store, then published to the workers.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -67,6 +68,8 @@ impl<T> Plan<T> {
 /// The records as of one position of the store.
 pub(super) struct ControlState {
     pub(super) position: Position,
+    /// The last positions of the history, up to `position`.
+    recent: VecDeque<Position>,
     pub(super) records: Records,
     /// Indexes `records`.
     pub(super) directory: Directory,
@@ -83,6 +86,7 @@ impl ControlState {
     pub(super) fn new(snapshot: Snapshot, region: &Region, workers: usize) -> Self {
         let mut state = Self {
             position: Position::default(),
+            recent: VecDeque::new(),
             records: Records::default(),
             directory: Directory::default(),
             issuance: ClientLimits::new(limits::CERTIFICATES),
@@ -97,7 +101,8 @@ impl ControlState {
     fn replace(&mut self, snapshot: Snapshot, region: &Region, workers: usize) {
         self.directory = Directory::new(&snapshot.records, region, workers);
         self.records = snapshot.records;
-        self.position = snapshot.position;
+        self.recent = snapshot.recent.into();
+        self.reach(snapshot.position);
         if let Some(unsent) = &mut self.unsent {
             unsent.break_off();
         }
@@ -108,10 +113,26 @@ impl ControlState {
             self.records.apply(step.clone());
         }
         self.directory.apply(&steps, &self.records, region, workers);
-        self.position = position.clone();
+        self.reach(position.clone());
         if let Some(unsent) = &mut self.unsent {
             unsent.push(position, steps);
         }
+    }
+
+    fn reach(&mut self, position: Position) {
+        if self.recent.back() != Some(&position) {
+            self.recent.push_back(position.clone());
+        }
+        if self.recent.len() > limits::RECENT_CHANGES {
+            self.recent.pop_front();
+        }
+        self.position = position;
+    }
+
+    /// Whether the records include the change that made `position`. A change of another history with the same revision is not
+    /// included, nor is one that is too old to be known.
+    pub(super) fn includes(&self, position: &Position) -> bool {
+        self.recent.iter().rev().any(|recent| recent == position)
     }
 }
 

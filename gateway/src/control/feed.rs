@@ -106,6 +106,20 @@ impl Control {
         self.applied.subscribe()
     }
 
+    /// Waits until the workers use the change that made `position`.
+    pub(crate) async fn keeps(&self, position: &Position) {
+        let mut progress = self.applied_revision();
+        while !self.includes(position) {
+            if progress.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    fn includes(&self, position: &Position) -> bool {
+        self.state().includes(position)
+    }
+
     /// The revision of the records.
     pub fn revision(&self) -> Revision {
         self.state().position.revision
@@ -253,5 +267,5 @@ pub(crate) fn read_copy(data_dir: &Path, source: &PostgresSource) -> Result<Opti
     if has_tags {
         source.known.expect_tags();
     }
-    Ok(Some(Snapshot { position, records: records.into_iter().collect() }))
+    Ok(Some(Snapshot { position, records: records.into_iter().collect(), recent: Vec::new() }))
 }

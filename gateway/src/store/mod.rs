@@ -74,6 +74,8 @@ pub struct Position {
 pub struct Snapshot {
     pub position: Position,
     pub records: Records,
+    /// The last positions of the history up to `position`, as far as they are known.
+    pub recent: Vec<Position>,
 }
 
 /// The changes after a revision.

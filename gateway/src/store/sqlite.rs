@@ -298,7 +298,7 @@ impl Store for SqliteStore {
             let (kind, document): (String, String) = (row.get(0)?, row.get(1)?);
             records.put(self.sealing.open_record(document::read(&kind, &document)?)?);
         }
-        Ok(Snapshot { position: self.newest()?, records })
+        Ok(Snapshot { position: self.newest()?, records, recent: Vec::new() })
     }
 
     /// `after` is always the newest revision, because one process has the database open.

@@ -48,6 +48,7 @@ mod proxy_protocol;
 mod rate_limit;
 mod refusals;
 mod refused_uploads;
+mod region_acknowledgment;
 mod region_apex;
 mod region_commands;
 mod region_console;

@@ -102,6 +102,20 @@ fn a_change_is_stored_with_its_entry_and_its_steps() {
 }
 
 #[test]
+fn a_load_knows_the_authentic_changes_before_it() {
+    let Some(postgres) = Postgres::with_region() else { return };
+    let mut store = open(&postgres, "a");
+    let mut position = at(&postgres, 0);
+    ["red", "green", "blue"].iter().for_each(|id| create(&mut store, &mut position, id));
+    let recent = |store: &mut PostgresStore| store.load().unwrap().recent;
+    assert_eq!(recent(&mut store), [1, 2, 3].map(|revision| at(&postgres, revision)));
+    postgres.sql("UPDATE gw.changes SET change_id = gen_random_uuid() WHERE revision = 1");
+    assert_eq!(recent(&mut store), [2, 3].map(|revision| at(&postgres, revision)));
+    postgres.sql("DELETE FROM gw.changes");
+    assert_eq!(recent(&mut store), [position]);
+}
+
+#[test]
 fn concurrent_writers_lose_and_double_no_change() {
     const EACH: usize = 100;
     let Some(postgres) = Postgres::with_region() else { return };

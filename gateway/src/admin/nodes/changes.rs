@@ -15,20 +15,20 @@ const X_GW_PENDING_NODES: HeaderName = HeaderName::from_static("x-gw-pending-nod
 /// dead ones that may still serve: they use it once they reach PostgreSQL.
 pub(in crate::admin) async fn await_other_nodes(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     let is_change = !request.method().is_safe() && !request.uri().path().ends_with("/replay");
-    let (is_api, before) = (request.uri().path().starts_with("/api/"), admin.control.revision());
+    let (is_api, before) = (request.uri().path().starts_with("/api/"), admin.control.position());
     let mut response = next.run(request).await;
     let is_made = response.status().is_success() || response.status().is_redirection();
     let Some(region) = admin.region.clone().filter(|_| is_change && is_made) else { return response };
-    let revision = admin.control.revision();
+    let position = admin.control.position();
     // A request of the API was authenticated, and may repeat a change that is not in use everywhere yet. The console also
     // redirects requests that change nothing, such as those without a session.
-    if !is_api && revision == before {
+    if !is_api && position == before {
         return response;
     }
     let others = tokio::task::spawn_blocking(move || region.others()).await.ok().flatten().unwrap_or_default();
-    let behind = nodes_behind(admin.control.node_client(), &others.alive, revision).await;
+    let behind = nodes_behind(admin.control.node_client(), &others.alive, &position).await;
     if !behind.is_empty() {
-        tracing::warn!(revision = revision.0, nodes = ?behind, "a change is not in use at all nodes yet");
+        tracing::warn!(revision = position.revision.0, nodes = ?behind, "a change is not in use at all nodes yet");
     }
     let Some(pending) = others.pending(&behind) else { return response };
     if let Ok(value) = HeaderValue::try_from(pending) {

@@ -6,6 +6,7 @@ use tokio_postgres::{Row, Transaction};
 use super::super::{Position, Records, Revision, Sealer, Snapshot, StoreError, document};
 use super::authenticity::{Authenticator, RecordSet, RefusedRows, SetMember, forged_set, is_tag};
 use super::column;
+use crate::limits;
 
 /// Reads all records with their position, and verifies them. The inner error is about what was read.
 pub(super) async fn read_all(
@@ -13,6 +14,8 @@ pub(super) async fn read_all(
     sealer: &Sealer,
     authenticator: &Authenticator,
 ) -> Result<Result<(Snapshot, RecordSet), StoreError>, tokio_postgres::Error> {
+    const RECENT: &str = "
+        SELECT revision, change_id::text, steps, tag FROM gw.changes WHERE revision <= $1 ORDER BY revision DESC LIMIT $2";
     const REGION: &str = "SELECT id::text, revision, coalesce(last_change::text, ''), tag FROM gw.region";
     let region = transaction.query_one(REGION, &[]).await?;
     let mut read = match AuthenticRecords::at(&region, sealer, authenticator) {
@@ -31,7 +34,9 @@ pub(super) async fn read_all(
             return Ok(Err(error));
         }
     }
-    Ok(read.finish(&region))
+    let (newest, most) = (read.position.revision.0, limits::RECENT_CHANGES as i64);
+    let recent = transaction.query(RECENT, &[&newest, &most]).await?;
+    Ok(read.finish(&region, &recent))
 }
 
 /// Records that are read and verified, one row after the other.
@@ -72,15 +77,40 @@ impl<'a> AuthenticRecords<'a> {
         Ok(())
     }
 
-    /// Verifies that no record is missing.
-    fn finish(self, region: &Row) -> Result<(Snapshot, RecordSet), StoreError> {
-        let Self { position, records, set, refused, .. } = self;
+    /// Verifies that no record is missing. `recent` are the last changes, the newest first.
+    fn finish(self, region: &Row, recent: &[Row]) -> Result<(Snapshot, RecordSet), StoreError> {
+        let Self { position, records, set, refused, authenticator, .. } = self;
         refused.check()?;
         if !is_tag(&self.authenticator.region(&position, set.sum()), column(region, 3)?) {
             return Err(forged_set(position.revision));
         }
-        Ok((Snapshot { position, records }, set))
+        let recent = history(authenticator, &position, recent)?;
+        Ok((Snapshot { position, records, recent }, set))
     }
+}
+
+/// The positions before `newest`, and itself, the oldest first. Each change names the one before it by its tag, so rows that no
+/// gateway wrote end the history.
+fn history(authenticator: &Authenticator, newest: &Position, changes: &[Row]) -> Result<Vec<Position>, StoreError> {
+    let mut history = vec![newest.clone()];
+    let mut at = newest.clone();
+    for (row, earlier) in changes.iter().zip(changes.iter().skip(1)) {
+        let (revision, change): (i64, &str) = (column(row, 0)?, column(row, 1)?);
+        let before = Position {
+            origin: at.origin.clone(),
+            revision: Revision(column(earlier, 0)?),
+            change: column(earlier, 1)?,
+        };
+        let tag = authenticator.change(&before, &at, column(row, 2)?);
+        let is_genuine = (revision, change) == (at.revision.0, &at.change) && is_tag(&tag, column(row, 3)?);
+        if !is_genuine || before.revision.0 + 1 != revision {
+            break;
+        }
+        history.push(before.clone());
+        at = before;
+    }
+    history.reverse();
+    Ok(history)
 }
 
 /// Reads a row that begins with id, revision and last change of the region.

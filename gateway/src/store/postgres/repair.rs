@@ -80,7 +80,7 @@ impl PostgresStore {
 
     /// The records after the authentic changes that follow `snapshot` in the database.
     fn with_later_changes(&mut self, snapshot: Snapshot, may_discard: bool) -> Result<(Position, Records), StoreError> {
-        let Snapshot { mut position, mut records } = snapshot;
+        let Snapshot { mut position, mut records, .. } = snapshot;
         // Changes are read from a known position on. Its digest is not needed here.
         self.source.known.forget();
         self.source.known.load(RecordSet::at(position.clone()));
