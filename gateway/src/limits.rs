@@ -196,6 +196,8 @@ pub(crate) const LINKS_SERVED: usize = 4 * KIB;
 pub(crate) const NODE_HANDSHAKES: usize = KIB;
 /// Such connections of one address that is not that of a node.
 pub(crate) const NODE_HANDSHAKES_PER_ADDRESS: usize = 256;
+/// Nodes without a sign of life that a node probes at once. Others wait.
+pub(crate) const PROBES: usize = 256;
 /// Connections that wait for the control plane: from addresses of nodes, and as many from other addresses. More are closed.
 pub(crate) const CLUSTER_WAITING: usize = 64;
 /// Connections of control planes of other nodes. More are closed.

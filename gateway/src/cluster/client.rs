@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use super::{LocalNode, transport};
 use crate::limits;
 use crate::region::{Member, NodeSlot};
+use crate::tls::pki::NodeIdentity;
 
 /// Calls the control planes of other nodes. Cheap to clone; clones share their idle connections.
 ///
@@ -57,7 +58,7 @@ pub(crate) enum NodeCallError {
     Refused,
     /// The certificate there has another slot or session.
     #[error("another process than the member answers there")]
-    OtherProcess,
+    OtherProcess(Option<NodeIdentity>),
     #[error("no answer in time")]
     TimedOut,
     #[error("connection: {0}")]
@@ -94,10 +95,24 @@ impl NodeClient {
         mut request: Request<Bytes>,
         within: Duration,
     ) -> Result<Response<Bytes>, NodeCallError> {
-        if let Ok(host) = HeaderValue::try_from(to.peer_address.to_string()) {
-            request.headers_mut().insert(header::HOST, host);
-        }
+        name_host(to, &mut request);
         timeout(within, self.exchange(to, request)).await.unwrap_or(Err(NodeCallError::TimedOut))
+    }
+
+    /// As [`Self::send`], on a connection that is opened for this request and not kept: a kept one to a lost machine looks
+    /// open for long.
+    pub(crate) async fn send_on_new_connection(
+        &self,
+        to: &Member,
+        mut request: Request<Bytes>,
+        within: Duration,
+    ) -> Result<Response<Bytes>, NodeCallError> {
+        name_host(to, &mut request);
+        let exchanged = async {
+            let mut sender = self.connect(to).await?;
+            exchange_once(&mut sender, request).await.map_err(|failed| failed.error)
+        };
+        timeout(within, exchanged).await.unwrap_or(Err(NodeCallError::TimedOut))
     }
 
     async fn exchange(&self, to: &Member, request: Request<Bytes>) -> Result<Response<Bytes>, NodeCallError> {
@@ -118,6 +133,11 @@ impl NodeClient {
                 Ok(response) => return Ok(response),
             }
         }
+        let sender = self.connect(to).await?;
+        self.exchange_on(sender, destination, request).await.map_err(|failed| failed.error)
+    }
+
+    async fn connect(&self, to: &Member) -> Result<SendRequest<Body>, NodeCallError> {
         let stream = transport::connect(to, &self.0.node).await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
@@ -125,7 +145,7 @@ impl NodeClient {
                 tracing::debug!(%error, "connection to another control plane ended");
             }
         });
-        self.exchange_on(sender, destination, request).await.map_err(|failed| failed.error)
+        Ok(sender)
     }
 
     /// Sends a request on a connection, and keeps the connection for the next one unless the node refuses this one.
@@ -135,23 +155,13 @@ impl NodeClient {
         destination: Destination,
         request: Request<Bytes>,
     ) -> Result<Response<Bytes>, Failed> {
-        let is_idempotent = request.method().is_idempotent();
-        let response: Response<Incoming> =
-            sender.try_send_request(request.map(Body::from)).await.map_err(|mut error| {
-                let may_repeat = is_idempotent || error.take_message().is_some();
-                Failed { error: error.into_error().into(), may_repeat }
-            })?;
-        let (head, body) = response.into_parts();
-        let body = to_bytes(Body::new(body), limits::CLUSTER_RESPONSE).await;
-        let cut = |error| Failed { error: NodeCallError::ResponseBody(error), may_repeat: false };
-        let response = Response::from_parts(head, body.map_err(cut)?);
+        let response = exchange_once(&mut sender, request).await?;
         // The other end does not know the session of the certificate that the connection shows, and will not.
         if response.status() != StatusCode::FORBIDDEN {
             self.keep(destination, sender);
         }
         Ok(response)
     }
-
     fn take_idle(&self, destination: &Destination) -> Option<SendRequest<Body>> {
         let mut idle = self.idle();
         let kept = idle.get_mut(destination)?;
@@ -181,6 +191,26 @@ impl NodeClient {
         // Any connection can be missing.
         self.0.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn name_host(to: &Member, request: &mut Request<Bytes>) {
+    if let Ok(host) = HeaderValue::try_from(to.peer_address.to_string()) {
+        request.headers_mut().insert(header::HOST, host);
+    }
+}
+
+/// Sends a request on a connection and receives the whole response.
+async fn exchange_once(sender: &mut SendRequest<Body>, request: Request<Bytes>) -> Result<Response<Bytes>, Failed> {
+    let is_idempotent = request.method().is_idempotent();
+    let response: Response<Incoming> =
+        sender.try_send_request(request.map(Body::from)).await.map_err(|mut error| {
+            let may_repeat = is_idempotent || error.take_message().is_some();
+            Failed { error: error.into_error().into(), may_repeat }
+        })?;
+    let (head, body) = response.into_parts();
+    let body = to_bytes(Body::new(body), limits::CLUSTER_RESPONSE).await;
+    let cut = |error| Failed { error: NodeCallError::ResponseBody(error), may_repeat: false };
+    Ok(Response::from_parts(head, body.map_err(cut)?))
 }
 
 impl Idle {

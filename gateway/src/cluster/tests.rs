@@ -160,7 +160,7 @@ async fn only_the_process_that_is_meant_gets_a_request() {
     let client = world.client();
     for to in [Member { session: 99, ..world.member() }, Member { slot: slot(2), ..world.member() }] {
         let error = client.send(&to, get_request("/caller"), LONG).await.unwrap_err();
-        assert!(matches!(error, NodeCallError::OtherProcess), "{error:?}");
+        assert!(matches!(error, NodeCallError::OtherProcess(_)), "{error:?}");
     }
 }
 

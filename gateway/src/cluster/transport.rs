@@ -121,8 +121,9 @@ pub(super) async fn connect(to: &Member, node: &LocalNode) -> Result<client::Tls
     let name = ServerName::IpAddress(to.peer_address.ip().into());
     let stream = TlsConnector::from(tls.control_client.clone()).connect(name, socket).await?;
     let member = NodeIdentity { slot: to.slot, session: to.session };
-    if identity(stream.get_ref().1, node) != Some(member) {
-        return Err(NodeCallError::OtherProcess);
+    let other = identity(stream.get_ref().1, node);
+    if other != Some(member) {
+        return Err(NodeCallError::OtherProcess(other));
     }
     Ok(stream)
 }

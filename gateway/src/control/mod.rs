@@ -69,7 +69,7 @@ pub(crate) use shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub use takeover::MissingChanges;
 pub use warnings::{WarningView, WarningsView};
-pub(crate) use workers::{ViewApplied, Workers};
+pub(crate) use workers::{LostNode, ViewApplied, Workers};
 
 use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient};
@@ -263,6 +263,11 @@ impl Control {
     /// Makes every worker continue the buckets of services that come to this node at these levels.
     pub(crate) fn publish_levels(&self, levels: &Arc<Vec<Level>>) {
         self.workers.publish_levels(levels);
+    }
+
+    /// Makes every worker end its connections with a lost node.
+    pub(crate) fn end_connections(&self, lost: LostNode) {
+        self.workers.end_connections(lost);
     }
 
     /// Requests the counters and tunnels of every worker; omits workers that do not answer in time.

@@ -1,13 +1,14 @@
 //! The workers, as the control plane reaches them.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Replay;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Level;
-use crate::region::View;
+use crate::region::{NodeSlot, View};
 use crate::store::Directory;
 use crate::telemetry::counters::WorkerReport;
 use crate::tls::ServerConfigs;
@@ -23,6 +24,15 @@ pub(crate) struct ViewApplied {
     pub(crate) levels: Vec<Level>,
 }
 
+/// A process of another node that is dead by the table of nodes, or whose slot another one has, and that does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LostNode {
+    pub(crate) slot: NodeSlot,
+    pub(crate) session: u128,
+    /// Tunnels that came through the slot later came through another process.
+    pub(crate) until: Instant,
+}
+
 /// Messages of the control plane to the workers. Methods may block until a worker has room in its mailbox.
 pub(crate) trait Workers: Send + Sync {
     fn count(&self) -> usize;
@@ -35,6 +45,8 @@ pub(crate) trait Workers: Send + Sync {
     fn publish_levels(&self, levels: &Arc<Vec<Level>>);
     /// Makes every worker use this configuration for new links to other nodes.
     fn publish_node_tls(&self, tls: &Arc<NodeTls>);
+    /// Makes every worker end its connections with a lost node: links, and tunnels that one of the two nodes splices.
+    fn end_connections(&self, lost: LostNode);
     /// Makes every worker use these certificates for new connections.
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>);
     /// Reports of the workers that answer in time.

@@ -83,6 +83,9 @@ impl Ingress {
                 guard.busy();
                 self.counters.tunnels_spliced.increment();
                 tracing::debug!(%agent, node, "tunnel spliced to the owner of its service");
+                // Its TLS is the agent's: nothing here tells whether the owner lives.
+                let ends = [greeting.socket.closer(), owner.closer()];
+                let _attached = ends.map(|end| nodes.attach(to.owner.session, end));
                 let ended = splice::carry(&greeting.socket, &owner).await;
                 tracing::debug!(%agent, node, error = ended.err().map(tracing::field::display), "spliced tunnel ended");
             }

@@ -171,6 +171,26 @@ mod tests {
     }
 
     #[test]
+    fn both_ends_of_a_tunnel_to_a_lost_node_are_closed_at_once() {
+        let ((mut agent, agent_here), (_silent, owner_here)) = (pair(), pair());
+        let ended = Driver::choose().unwrap().block_on(async move {
+            let socket = |stream: TcpStream| Socket::from_fd(stream.into()).unwrap();
+            let (agent, owner) = (socket(agent_here), socket(owner_here));
+            let ends = [agent.closer(), owner.closer()];
+            let carried = pin!(carry(&agent, &owner));
+            let closed = pin!(async {
+                ends.iter().for_each(gw_shared::net::Closer::abort);
+                std::future::pending::<()>().await;
+            });
+            // Not after a time limit.
+            let Either::Left((ended, _)) = select(carried, closed).await else { panic!("never ready") };
+            ended
+        });
+        assert!(ended.is_ok());
+        assert_eq!(agent.read(&mut [0; 8]).unwrap(), 0);
+    }
+
+    #[test]
     fn the_end_of_one_peer_ends_the_other() {
         spliced(&Driver::choose().unwrap(), |agent, mut owner| {
             drop(agent);

@@ -20,6 +20,7 @@ use super::node_file::NodeFile;
 pub(crate) use super::outbox::Delivery;
 use super::outbox::Outbox;
 use super::pending::{DeadNodes, OtherNodes};
+use super::probes::{Probes, Verdict};
 use super::refusals::{RefusalChange, Refusals};
 use crate::control::{Control, ViewApplied};
 use crate::ownership::WorkerId;
@@ -57,6 +58,8 @@ enum Input {
         to: Member,
         delivery: Delivery,
     },
+    /// A probe of this session has ended.
+    Probed(u128, Option<Verdict>),
     Status(Sender<(RegionStatus, Option<Arc<View>>)>),
     Others(Sender<OtherNodes>),
     Leave,
@@ -80,6 +83,10 @@ impl RegionInputs {
 
     pub(crate) fn delivered(&self, to: Member, delivery: Delivery) {
         self.send(Input::Delivered { to, delivery });
+    }
+
+    pub(super) fn probed(&self, session: u128, verdict: Option<Verdict>) {
+        self.send(Input::Probed(session, verdict));
     }
 
     /// The region as this node sees it, without the services of each node; `None` if the loop does not answer.
@@ -169,6 +176,7 @@ impl Members {
             outbox: Outbox::new(max_staleness),
             dead: DeadNodes::default(),
             refusals: Refusals::default(),
+            probes: Probes::default(),
             stopped,
             ended: Arc::clone(&ended),
         };
@@ -292,6 +300,7 @@ struct Driver {
     outbox: Outbox,
     dead: DeadNodes,
     refusals: Refusals,
+    probes: Probes,
     stopped: Sender<StopReason>,
     ended: Arc<Notify>,
 }
@@ -308,6 +317,7 @@ impl Driver {
             self.signals.set(self.machine.admit_until());
             self.signals.set_suspended(self.machine.is_stale(Instant::now()));
             self.log_went_back();
+            let probe_due = self.probes.run(&self.machine, &self.control, &self.sender);
             if let Some((reason, until)) = stop
                 && (self.outbox.is_idle() || Instant::now() >= until)
             {
@@ -316,7 +326,8 @@ impl Driver {
                 self.ended.notify_one();
             }
             let now = Instant::now();
-            let deadline = self.machine.next_deadline().into_iter().chain(stop.map(|(_, until)| until)).min();
+            let deadline =
+                self.machine.next_deadline().into_iter().chain(stop.map(|(_, until)| until)).chain(probe_due).min();
             let wait = deadline.map_or(ANSWER_WITHIN, |deadline| deadline.saturating_duration_since(now));
             let next = async {
                 tokio::select! {
@@ -396,6 +407,7 @@ impl Driver {
                 drop(used);
             }
             Input::Delivered { to, delivery } => self.delivered(&to, &delivery, now),
+            Input::Probed(session, verdict) => self.probes.ended(session, verdict),
             Input::Status(reply) => {
                 let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
                 // Counting the services would hold up the membership.

@@ -8,6 +8,7 @@ mod messenger;
 mod node_file;
 mod outbox;
 mod pending;
+mod probes;
 mod refusals;
 
 pub(crate) use acknowledgment::nodes_behind;

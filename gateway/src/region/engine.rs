@@ -82,6 +82,12 @@ impl NodeRow {
     }
 }
 
+/// Whether the process with the session `earlier` has joined again with this one: each rejoin uses the next number, and
+/// each process begins with a random one.
+pub(crate) fn is_rejoin(earlier: u128, session: u128) -> bool {
+    (1..=u128::from(u32::MAX)).contains(&session.wrapping_sub(earlier))
+}
+
 /// All rows at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roster {

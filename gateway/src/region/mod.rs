@@ -20,6 +20,7 @@ mod view;
 
 pub(crate) use announcement::{AnnouncementKey, InvalidAnnouncement, TunnelAnnouncement};
 pub use carried::CarriedMembership;
+pub(crate) use engine::is_rejoin;
 pub use engine::{Call, CallResult, Join, NodeRow, NodeState, Replaced, Roster, Statement};
 pub(crate) use key::derive_bytes;
 pub use key::{RegionKey, RegionKeyError};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::engine::{NodeRow, Roster};
 use super::placement::NodeSlot;
-use super::timing::{DEAD_AFTER, ENGINE_GRACE, READ_GAP_MAX, REFUSED_DEAD_AFTER};
+use super::timing::{DEAD_AFTER, ENGINE_GRACE, READ_GAP_MAX, REFUSED_DEAD_AFTER, SUSPECT_AFTER};
 
 /// Beats of the other nodes, as one node saw them.
 #[derive(Debug, Default)]
@@ -101,8 +101,85 @@ impl Observer {
         })
     }
 
+    /// Nodes other than the one with the session `own` whose beats have not changed for a while.
+    pub(super) fn suspects<'a>(
+        &self,
+        now: Instant,
+        roster: &'a Roster,
+        own: u128,
+    ) -> impl Iterator<Item = &'a NodeRow> {
+        // After an outage of the engine the silence of before proves nothing.
+        let good_for = self.good_for(now).unwrap_or_default();
+        let others = roster.rows.iter().filter(move |row| row.session != own && !row.state.is_over());
+        others.filter(move |row| {
+            self.seen.get(&row.slot).is_some_and(|seen| {
+                let silence = now.saturating_duration_since(seen.since).min(good_for);
+                (seen.session, seen.beat) == (row.session, row.beat) && silence >= SUSPECT_AFTER
+            })
+        })
+    }
+
     /// When the beat of a node last changed, as seen here.
     pub(super) fn last_change(&self, row: &NodeRow) -> Option<Instant> {
         self.seen.get(&row.slot).filter(|seen| seen.session == row.session).map(|seen| seen.since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::engine::NodeState;
+    use super::*;
+
+    fn roster(beats: [u64; 3]) -> Roster {
+        let row = |(slot, beat): (u16, u64)| NodeRow {
+            slot: NodeSlot::new(slot).unwrap(),
+            session: slot.into(),
+            state: NodeState::Live,
+            beat,
+            acknowledged: 1,
+            peer_address: ([127, 0, 0, 1], 7000 + slot).into(),
+            version: "1".into(),
+            applied_revision: 1,
+            tag: [0; 16],
+        };
+        Roster { epoch: 1, rows: (0..).zip(beats).map(row).collect() }
+    }
+
+    fn suspects(observer: &Observer, now: Instant, roster: &Roster) -> Vec<u128> {
+        observer.suspects(now, roster, 0).map(|row| row.session).collect()
+    }
+
+    #[test]
+    fn a_node_whose_beat_stands_still_is_suspect_before_it_is_dead() {
+        let (mut observer, start) = (Observer::default(), Instant::now());
+        for second in 0..=5 {
+            let now = start + Duration::from_secs(second);
+            let roster = roster([second, second, 7]);
+            observer.read(now, now, &roster);
+            observer.ticked(now);
+            let expected: &[u128] = if second >= SUSPECT_AFTER.as_secs() { &[2] } else { &[] };
+            assert_eq!(suspects(&observer, now, &roster), expected, "after {second} s");
+        }
+        let mut over = roster([5, 5, 7]);
+        over.rows[2].state = NodeState::Dead;
+        assert_eq!(suspects(&observer, start + Duration::from_secs(5), &over), []);
+    }
+
+    #[test]
+    fn no_node_is_suspect_because_this_one_could_not_read() {
+        let (mut observer, start) = (Observer::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let roster = roster([1, 1, 1]);
+        observer.read(start, start, &roster);
+        observer.ticked(start);
+        assert_eq!(suspects(&observer, at(20), &roster), [], "the last read is long ago");
+        observer.failed();
+        for second in 20..23 {
+            observer.read(at(second), at(second), &roster);
+            observer.ticked(at(second));
+            assert_eq!(suspects(&observer, at(second), &roster), [], "calls succeed since 20 s");
+        }
+        observer.read(at(23), at(23), &roster);
+        assert_eq!(suspects(&observer, at(23), &roster), [1, 2]);
     }
 }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::engine::NodeState;
+use super::engine::{NodeRow, NodeState};
 use super::membership::{Membership, StopReason};
-use super::placement::NodeSlot;
+use super::placement::{Member, NodeSlot};
+#[cfg(doc)]
+use super::timing::SUSPECT_AFTER;
 
 /// The region as one node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +70,13 @@ pub struct StateRefusal {
 }
 
 impl Membership {
-    /// The status, with the number of `hostnames` that each node owns, and without refusals of messages. `revision` is the last known revision of the
+    /// Other nodes that have given no sign of life for [`SUSPECT_AFTER`], and are not declared dead.
+    pub(crate) fn suspects(&self, now: Instant) -> Vec<Member> {
+        self.observer.suspects(now, self.roster(), self.session).map(NodeRow::member).collect()
+    }
+
+    /// The status, with the number of `hostnames` that each node owns, and without refusals of messages. `revision` is the
+    /// last known revision of the
     /// records.
     pub fn status<'a>(&self, now: Instant, revision: u64, hostnames: impl Iterator<Item = &'a str>) -> RegionStatus {
         let roster = self.roster();

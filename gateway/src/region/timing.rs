@@ -8,6 +8,9 @@ pub const BEAT: Duration = Duration::from_secs(1);
 /// Longest time for a call to the engine.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Silence after which the other nodes probe a node, on the clock of the observer. Longer than a beat with a slow call.
+pub const SUSPECT_AFTER: Duration = Duration::from_secs(3);
+
 /// Silence after which a node is declared dead, on the clock of the observer.
 pub const DEAD_AFTER: Duration = Duration::from_secs(5);
 
@@ -39,4 +42,5 @@ const _: () = {
     let cycle = BEAT.as_millis() + CALL_TIMEOUT.as_millis();
     assert!(READ_GAP_MAX.as_millis() > cycle, "slow calls are not taken for a pause");
     assert!(READ_GAP_MAX.as_millis() < DEAD_AFTER.as_millis());
+    assert!(SUSPECT_AFTER.as_millis() > cycle && SUSPECT_AFTER.as_millis() < DEAD_AFTER.as_millis());
 };

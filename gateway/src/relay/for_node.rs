@@ -53,7 +53,7 @@ impl Drop for Counted<'_> {
 /// Serves a link that another node has opened, until it ends.
 pub(crate) async fn serve_link(upstream: Rc<Upstream>, nodes: Rc<Nodes>, stream: TlsStream, node: NodeIdentity) {
     let _counted = Counted::new(&nodes.links_served);
-    let _attached = nodes.attach(stream.closer());
+    let _attached = nodes.attach(node.session, stream.closer());
     let node = node.slot.get();
     tracing::info!(node, "link of another node opened");
     let ended = drive(&upstream, &nodes, &stream).await;

@@ -343,6 +343,13 @@ impl Registry {
         }
     }
 
+    /// Cuts the tunnels that come through a lost node, unless they were opened after `until`.
+    pub(crate) fn lose_node(&self, node: NodeSlot, until: Instant) {
+        let is_lost = |session: &&Rc<Session>| session.via.get() == Some(node) && session.opened() <= until;
+        let lost = self.sessions().chain(&self.replaced).filter(is_lost);
+        lost.for_each(|session| session.cut(CutReason::ConnectionLost));
+    }
+
     /// Tells every agent that this gateway drains.
     pub(crate) fn drain(&self) {
         let sessions = self.sessions().chain(&self.replaced).filter(|session| session.takes_requests());

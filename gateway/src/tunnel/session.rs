@@ -408,6 +408,11 @@ impl Session {
         }
     }
 
+    /// When the tunnel was opened.
+    pub(super) fn opened(&self) -> Instant {
+        self.opened
+    }
+
     /// Why the tunnel has ended, whose connection has `ended`.
     fn reason(&self, ended: &Result<(), TunnelError>) -> CutReason {
         if let Some(reason) = self.cut_for.get() {

@@ -6,7 +6,7 @@ use crossbeam_channel::Sender;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::apex::ApexCharge;
-use crate::control::{Replay, ViewApplied};
+use crate::control::{LostNode, Replay, ViewApplied};
 use crate::ingress::HandedOver;
 use crate::pipe;
 use crate::rate_limit::{Level, PredecessorCharge, SuccessorBuckets};
@@ -37,6 +37,8 @@ pub(crate) enum WorkerMessage {
     NodeLevels(Arc<Vec<Level>>),
     /// Ask the agents whose tunnels come through the node `via` to connect again.
     MoveTunnels { via: NodeSlot },
+    /// End the connections with this node, and the tunnels that come through it.
+    NodeLost(LostNode),
     /// Use this configuration for new links to other nodes.
     NodeTls(Arc<NodeTls>),
     /// Use these certificates for new connections.

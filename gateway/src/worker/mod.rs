@@ -28,7 +28,7 @@ use crate::clock::Timestamp;
 use crate::cluster::NodeConnections;
 use crate::config::Config;
 use crate::connections::Connections;
-use crate::control::{Executor, ViewApplied};
+use crate::control::{Executor, LostNode, ViewApplied};
 use crate::current::Current;
 use crate::ingress::Ingress;
 use crate::lifecycle::Lifecycle;
@@ -272,6 +272,10 @@ impl Worker {
             }
             WorkerMessage::MoveTunnels { via } => {
                 self.tunnels.registry.borrow().relocate(|_| false, |node| node == via);
+            }
+            WorkerMessage::NodeLost(LostNode { slot, session, until }) => {
+                self.nodes.iter().for_each(|nodes| nodes.end_connections(session));
+                self.tunnels.registry.borrow().lose_node(slot, until);
             }
             WorkerMessage::NodeTls(tls) => self.nodes.iter().for_each(|nodes| nodes.use_tls(Arc::clone(&tls))),
             WorkerMessage::Certificates(certificates) => self.certificates.replace(certificates),

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::{NewView, WorkerMessage};
 use crate::apex::ApexCharge;
-use crate::control::{Replay, ViewApplied, Workers};
+use crate::control::{LostNode, Replay, ViewApplied, Workers};
 use crate::ingress::{HandedOver, Load};
 use crate::mailbox::{Mailbox, Post};
 use crate::ownership::WorkerId;
@@ -131,6 +131,10 @@ impl Workers for Peers {
     fn publish_node_tls(&self, tls: &Arc<NodeTls>) {
         self.latest().node_tls = Some(Arc::clone(tls));
         self.tell_all(|| WorkerMessage::NodeTls(Arc::clone(tls)));
+    }
+
+    fn end_connections(&self, lost: LostNode) {
+        self.tell_all(|| WorkerMessage::NodeLost(lost));
     }
 
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>) {

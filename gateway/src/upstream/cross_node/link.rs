@@ -146,7 +146,7 @@ async fn run(nodes: Rc<Nodes>, link: Rc<Link>) {
     let connected = runtime::timeout(limits::NODE_CONNECT, connect(&nodes, &link.to)).await;
     match connected.unwrap_or_else(|_| Err(late())) {
         Ok(stream) => {
-            let _attached = nodes.attach(stream.closer());
+            let _attached = nodes.attach(link.to.session, stream.closer());
             tracing::info!(node, %address, "link to another node opened");
             let ended = drive(&nodes, &link, &stream).await;
             if ended.is_err() {

@@ -25,7 +25,7 @@ use crate::hostname::Region;
 use crate::region::{NodeSlot, Peering, View};
 use crate::tls::node::NodeTls;
 
-/// A connection that [`Nodes::cut`] ends.
+/// A connection with another node that [`Nodes::cut`] and [`Nodes::end_connections`] end.
 pub(crate) struct Attached<'a> {
     nodes: &'a Nodes,
     key: usize,
@@ -46,8 +46,9 @@ pub(crate) struct Nodes {
     tls: RefCell<Option<Rc<Arc<NodeTls>>>>,
     /// Links for new requests, by slot and session of the other node.
     links: RefCell<HashMap<(NodeSlot, u128), Rc<Link>>>,
-    /// Connections of all links, of this worker to other nodes and the other way round.
-    connections: RefCell<Slab<Closer>>,
+    /// Connections of all links, of this worker to other nodes and the other way round, and both ends of spliced tunnels, with
+    /// the session of the other node.
+    connections: RefCell<Slab<(u128, Closer)>>,
     /// Open links of other nodes to this worker.
     pub(crate) links_served: Cell<usize>,
     /// Requests that this worker serves for other nodes.
@@ -96,14 +97,22 @@ impl Nodes {
         left
     }
 
-    /// Ends all links at once.
+    /// Ends all connections at once.
     pub(crate) fn cut(&self) {
-        self.connections.borrow().iter().for_each(|(_, connection)| connection.abort());
+        self.connections.borrow().iter().for_each(|(_, (_, connection))| connection.abort());
     }
 
-    /// Lets [`Self::cut`] end a connection until the returned value is dropped.
-    pub(crate) fn attach(&self, connection: Closer) -> Attached<'_> {
-        Attached { nodes: self, key: self.connections.borrow_mut().insert(connection) }
+    /// Ends the connections with the process of this session at once.
+    pub(crate) fn end_connections(&self, session: u128) {
+        let connections = self.connections.borrow();
+        let lost = connections.iter().filter(|(_, (with, _))| *with == session);
+        lost.for_each(|(_, (_, connection))| connection.abort());
+    }
+
+    /// Lets [`Self::cut`] and [`Self::end_connections`] end a connection with the process of this session until the returned
+    /// value is dropped.
+    pub(crate) fn attach(&self, session: u128, connection: Closer) -> Attached<'_> {
+        Attached { nodes: self, key: self.connections.borrow_mut().insert((session, connection)) }
     }
 
     /// Links to other nodes that take requests.

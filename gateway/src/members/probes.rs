@@ -1,0 +1,459 @@
+//! Probes of nodes without a sign of life: which sessions are probed, and which of them are lost, so that the workers end
+//! their connections.
+//!
+//! A lost machine sends no packets, and TCP notices that after [`TCP_DEAD_AFTER`] only. So a session whose beat has not
+//! changed for [`SUSPECT_AFTER`] is probed with a new connection. When it is declared dead and the probe had no answer, its
+//! connections end. A node that answers has only lost PostgreSQL: its requests finish, and it is probed for [`WATCHED`]
+//! more, in case that its machine follows.
+//!
+//! # Load
+//!
+//! Each node probes each such session by one connection at a time, [`PROBES`](limits::PROBES) sessions at once. A lost
+//! machine gets a SYN a second from each node: 1,023 a second in a region of 1,024. A node that answers does one handshake
+//! a second with each of up to 100 nodes. In a larger region the time between two probes grows with the number of nodes, so
+//! that there are 100 handshakes a second, but for the first second, in which each node begins.
+//!
+//! [`TCP_DEAD_AFTER`]: gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER
+//! [`SUSPECT_AFTER`]: crate::region::timing::SUSPECT_AFTER
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Request;
+use tokio::time::{sleep, timeout};
+
+use super::driver::RegionInputs;
+use crate::cluster::{NodeCallError, NodeClient};
+use crate::control::{Control, LostNode};
+use crate::limits;
+use crate::region::{Member, Membership, NodeSlot, NodeState, Roster, is_rejoin};
+
+/// Time limit of a probe.
+const WITHIN: Duration = Duration::from_secs(2);
+/// Least time between the beginnings of two probes of a session.
+const EVERY: Duration = Duration::from_secs(1);
+/// Time between them for each node of the region, if the session answers.
+const EVERY_PER_NODE: Duration = Duration::from_millis(10);
+/// Time for which a session is probed after it was declared dead, or another process took its slot.
+const WATCHED: Duration = Duration::from_secs(30);
+/// Time between two looks at the table of nodes.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Pause after an attempt without a route.
+const ROUTE_AGAIN: Duration = Duration::from_millis(200);
+
+const _: () = {
+    let known = crate::region::timing::SUSPECT_AFTER.as_millis() + WITHIN.as_millis();
+    assert!(
+        known <= crate::region::timing::DEAD_AFTER.as_millis(),
+        "a lost machine has a verdict when it is declared dead"
+    );
+};
+
+/// What a probe has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The process answers, whatever it says.
+    Answers,
+    /// No answer, or no such process at its address: a process that is dead by the table of nodes is lost.
+    Silent,
+}
+
+/// The sessions that are probed.
+#[derive(Default)]
+pub(super) struct Probes {
+    watched: BTreeMap<u128, Watched>,
+    /// The process in each slot at the last look.
+    seen: BTreeMap<NodeSlot, (Member, NodeState)>,
+    looked: Option<Instant>,
+    nodes: u32,
+}
+
+struct Watched {
+    member: Member,
+    standing: Standing,
+    /// Beginning of the next probe.
+    due: Instant,
+    /// Beginning of the probe under way.
+    began: Option<Instant>,
+    verdict: Option<Verdict>,
+    /// The workers know the last verdict.
+    is_told: bool,
+    is_known_lost: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// No sign of life, but not declared dead.
+    Suspect,
+    /// Declared dead.
+    Dead { since: Instant },
+    /// Another process has the slot.
+    Replaced { since: Instant },
+    /// Not probed any more. The probe under way has yet to end.
+    Released,
+}
+
+impl Probes {
+    /// Looks at the table of nodes, begins the probes that are due and tells the workers of lost nodes. Returns when to call
+    /// it again. Must be called on a tokio runtime.
+    pub(super) fn run(&mut self, machine: &Membership, control: &Control, inputs: &RegionInputs) -> Option<Instant> {
+        let now = Instant::now();
+        if self.looked.is_none_or(|at| now.saturating_duration_since(at) >= LOOK_EVERY) {
+            let suspects = machine.suspects(now);
+            self.look(now, machine.roster(), machine.slot(), &suspects);
+        }
+        for to in self.begin(now) {
+            let (client, inputs) = (control.node_client().clone(), inputs.clone());
+            tokio::spawn(async move {
+                let verdict = probe(&client, &to).await;
+                inputs.probed(to.session, verdict);
+            });
+        }
+        for (lost, is_first) in self.lost(now) {
+            if is_first {
+                let node = lost.slot.get();
+                tracing::warn!(node, "another node is dead and does not answer: its connections with this node end");
+            }
+            control.end_connections(lost);
+        }
+        self.next_deadline()
+    }
+
+    /// Takes note of the rows, and of those without a sign of life. `here` is the slot of this node.
+    fn look(&mut self, now: Instant, roster: &Roster, here: Option<NodeSlot>, suspects: &[Member]) {
+        self.looked = Some(now);
+        self.nodes = u32::try_from(roster.rows.len()).unwrap_or(u32::MAX);
+        for (slot, (member, state)) in std::mem::take(&mut self.seen) {
+            // A process that has left has finished its requests, or is about to.
+            let Some(row) = roster.slot(slot).filter(|_| !matches!(state, NodeState::Leaving | NodeState::Left)) else {
+                continue;
+            };
+            if row.session == member.session {
+                if row.state == NodeState::Dead && state != NodeState::Dead {
+                    self.watch(now, &member, Standing::Dead { since: now });
+                }
+            } else if is_rejoin(member.session, row.session) {
+                self.release(member.session);
+            } else {
+                self.watch(now, &member, Standing::Replaced { since: now });
+            }
+        }
+        let others = roster.rows.iter().filter(|row| Some(row.slot) != here);
+        self.seen = others.map(|row| (row.slot, (row.member(), row.state))).collect();
+        for watched in self.watched.values_mut() {
+            let is_suspect = suspects.iter().any(|suspect| suspect.session == watched.member.session);
+            watched.standing = match watched.standing {
+                Standing::Suspect if !is_suspect => Standing::Released,
+                Standing::Dead { since } | Standing::Replaced { since }
+                    if now.saturating_duration_since(since) >= WATCHED =>
+                {
+                    Standing::Released
+                }
+                standing => standing,
+            };
+        }
+        suspects.iter().for_each(|suspect| self.watch(now, suspect, Standing::Suspect));
+        self.watched.retain(|_, watched| watched.standing != Standing::Released || watched.began.is_some());
+    }
+
+    fn watch(&mut self, now: Instant, member: &Member, standing: Standing) {
+        let fresh = || Watched {
+            member: member.clone(),
+            standing,
+            due: now,
+            began: None,
+            verdict: None,
+            is_told: false,
+            is_known_lost: false,
+        };
+        let watched = self.watched.entry(member.session).or_insert_with(fresh);
+        watched.standing = standing;
+    }
+
+    fn release(&mut self, session: u128) {
+        if let Some(watched) = self.watched.get_mut(&session) {
+            watched.standing = Standing::Released;
+        }
+    }
+
+    /// The members to probe now. [`Self::ended`] follows for each.
+    fn begin(&mut self, now: Instant) -> Vec<Member> {
+        let under_way = self.watched.values().filter(|watched| watched.began.is_some()).count();
+        let is_due = |watched: &&mut Watched| {
+            watched.standing != Standing::Released && watched.began.is_none() && now >= watched.due
+        };
+        let due = self.watched.values_mut().filter(is_due).take(limits::PROBES.saturating_sub(under_way));
+        let begun = due.map(|watched| {
+            watched.began = Some(now);
+            watched.member.clone()
+        });
+        begun.collect()
+    }
+
+    /// The probe of this session has ended; without a verdict if this node could not make it.
+    pub(super) fn ended(&mut self, session: u128, verdict: Option<Verdict>) {
+        let Some(watched) = self.watched.get_mut(&session) else { return };
+        let Some(began) = watched.began.take() else { return };
+        let pause = match verdict {
+            Some(Verdict::Answers) => EVERY.max(EVERY_PER_NODE * self.nodes),
+            Some(Verdict::Silent) | None => EVERY,
+        };
+        watched.due = began + pause;
+        watched.verdict = verdict.or(watched.verdict);
+        watched.is_told &= verdict != Some(Verdict::Silent);
+    }
+
+    /// Processes that are over and silent, again after each probe without an answer: a connection to them may have been
+    /// opened meanwhile. The second value tells whether it is the first time.
+    fn lost(&mut self, now: Instant) -> Vec<(LostNode, bool)> {
+        let mut lost = Vec::new();
+        for watched in self.watched.values_mut() {
+            let until = match watched.standing {
+                Standing::Dead { .. } => now,
+                Standing::Replaced { since } => since,
+                Standing::Suspect | Standing::Released => continue,
+            };
+            if watched.verdict == Some(Verdict::Silent) && !watched.is_told {
+                watched.is_told = true;
+                let is_first = !std::mem::replace(&mut watched.is_known_lost, true);
+                let Member { slot, session, .. } = watched.member;
+                lost.push((LostNode { slot, session, until }, is_first));
+            }
+        }
+        lost
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let waiting = self.watched.values().filter(|watched| watched.began.is_none()).map(|watched| watched.due);
+        let look = self.looked.filter(|_| !self.watched.is_empty()).map(|at| at + LOOK_EVERY);
+        waiting.chain(look).min()
+    }
+}
+
+/// Asks a process for an answer, on a new connection. `None` if this node cannot ask.
+async fn probe(client: &NodeClient, to: &Member) -> Option<Verdict> {
+    let answer = async {
+        loop {
+            let Ok(request) = Request::get("/v1/alive").body(Bytes::new()) else { return None };
+            match client.send_on_new_connection(to, request, WITHIN).await {
+                // A route can come back: it is an answer only when the time is up.
+                Err(NodeCallError::Io(error)) if is_without_route(&error) => sleep(ROUTE_AGAIN).await,
+                answer => return verdict(to, answer.err().as_ref()),
+            }
+        }
+    };
+    timeout(WITHIN, answer).await.unwrap_or(Some(Verdict::Silent))
+}
+
+fn is_without_route(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable)
+}
+
+fn verdict(to: &Member, error: Option<&NodeCallError>) -> Option<Verdict> {
+    match error {
+        Some(NodeCallError::NoCertificate) => None,
+        Some(NodeCallError::TimedOut | NodeCallError::Refused) => Some(Verdict::Silent),
+        Some(NodeCallError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => Some(Verdict::Silent),
+        Some(NodeCallError::OtherProcess(Some(other)))
+            if other.slot == to.slot && is_rejoin(to.session, other.session) =>
+        {
+            Some(Verdict::Answers)
+        }
+        Some(NodeCallError::OtherProcess(_)) => Some(Verdict::Silent),
+        // A connection that was closed, or an answer that is no HTTP, is a sign of life.
+        Some(NodeCallError::Io(_) | NodeCallError::Http(_) | NodeCallError::ResponseBody(_)) | None => {
+            Some(Verdict::Answers)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::NodeRow;
+    use crate::tls::pki::NodeIdentity;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Probes of node 0, with time since their beginning.
+    struct World {
+        probes: Probes,
+        start: Instant,
+        roster: Roster,
+    }
+
+    impl World {
+        /// A region of nodes with these sessions, in the slots from 0. Node 0 looks.
+        fn of(sessions: &[u128]) -> Self {
+            let rows = (0..).zip(sessions).map(|(slot, session)| row(slot, *session, NodeState::Live)).collect();
+            let mut world =
+                Self { probes: Probes::default(), start: Instant::now(), roster: Roster { epoch: 1, rows } };
+            world.look(Duration::ZERO, &[]);
+            world
+        }
+
+        /// Looks with the sessions that give no sign of life.
+        fn look(&mut self, after: Duration, suspects: &[u128]) {
+            let suspects: Vec<Member> =
+                suspects.iter().filter_map(|session| self.roster.session(*session)).map(NodeRow::member).collect();
+            self.probes.look(self.start + after, &self.roster, NodeSlot::new(0), &suspects);
+        }
+
+        fn begin(&mut self, after: Duration) -> Vec<u128> {
+            self.probes.begin(self.start + after).into_iter().map(|member| member.session).collect()
+        }
+
+        /// Sessions whose connections end now.
+        fn lost(&mut self, after: Duration) -> Vec<u128> {
+            self.probes.lost(self.start + after).into_iter().map(|(lost, _)| lost.session).collect()
+        }
+
+        fn set(&mut self, slot: usize, session: u128, state: NodeState) {
+            self.roster.rows[slot] = row(slot as u16, session, state);
+        }
+    }
+
+    fn row(slot: u16, session: u128, state: NodeState) -> NodeRow {
+        NodeRow {
+            slot: NodeSlot::new(slot).unwrap(),
+            session,
+            state,
+            beat: 1,
+            acknowledged: 1,
+            peer_address: ([127, 0, 0, 1], 7000 + slot).into(),
+            version: "1".into(),
+            applied_revision: 1,
+            tag: [0; 16],
+        }
+    }
+
+    #[test]
+    fn only_a_suspect_is_probed_and_by_one_connection_at_a_time() {
+        let mut world = World::of(&[10, 20, 30]);
+        assert_eq!((world.begin(SECOND), world.probes.next_deadline()), (vec![], None));
+        world.look(3 * SECOND, &[20]);
+        assert_eq!(world.begin(3 * SECOND), [20]);
+        assert_eq!(world.begin(4 * SECOND), []);
+        world.probes.ended(20, Some(Verdict::Silent));
+        assert_eq!(world.begin(5 * SECOND), [20], "a second after the beginning of the last one, at the earliest");
+        world.probes.ended(20, Some(Verdict::Answers));
+        assert_eq!((world.begin(5 * SECOND), world.begin(6 * SECOND)), (vec![], vec![20]));
+        // It lives. The probe under way keeps its place until it ends.
+        world.look(7 * SECOND, &[]);
+        world.probes.ended(20, Some(Verdict::Silent));
+        assert_eq!((world.begin(9 * SECOND), world.lost(9 * SECOND)), (vec![], vec![]));
+    }
+
+    #[test]
+    fn connections_with_a_silent_node_end_once_it_is_declared_dead() {
+        let mut world = World::of(&[10, 20, 30]);
+        world.look(3 * SECOND, &[20]);
+        world.begin(3 * SECOND);
+        world.probes.ended(20, Some(Verdict::Silent));
+        assert_eq!(world.lost(5 * SECOND), [], "not declared dead");
+        world.set(1, 20, NodeState::Dead);
+        world.look(6 * SECOND, &[]);
+        assert_eq!((world.lost(6 * SECOND), world.lost(6 * SECOND)), (vec![20], vec![]));
+        // Again after each probe: a connection may have been opened meanwhile.
+        assert_eq!(world.begin(6 * SECOND), [20]);
+        world.probes.ended(20, Some(Verdict::Silent));
+        assert_eq!(world.lost(8 * SECOND), [20]);
+        world.look(6 * SECOND + WATCHED, &[]);
+        assert_eq!((world.begin(60 * SECOND), world.probes.next_deadline()), (vec![], None));
+    }
+
+    #[test]
+    fn a_dead_node_that_answers_keeps_its_connections_until_it_is_silent() {
+        let mut world = World::of(&[10, 20, 30]);
+        world.look(3 * SECOND, &[20]);
+        world.begin(3 * SECOND);
+        world.probes.ended(20, Some(Verdict::Answers));
+        world.set(1, 20, NodeState::Dead);
+        world.look(6 * SECOND, &[]);
+        assert_eq!((world.lost(6 * SECOND), world.begin(6 * SECOND)), (vec![], vec![20]));
+        // A probe that this node cannot make says nothing.
+        world.probes.ended(20, None);
+        assert_eq!((world.lost(7 * SECOND), world.begin(7 * SECOND)), (vec![], vec![20]));
+        world.probes.ended(20, Some(Verdict::Silent));
+        assert_eq!(world.lost(9 * SECOND), [20]);
+    }
+
+    #[test]
+    fn a_node_that_was_dead_before_is_not_probed() {
+        let mut world = World::of(&[10, 20]);
+        world.set(1, 20, NodeState::Dead);
+        let roster = world.roster.clone();
+        let mut later = World { roster, ..World::of(&[10]) };
+        later.look(SECOND, &[]);
+        later.look(2 * SECOND, &[]);
+        assert_eq!(later.begin(2 * SECOND), []);
+    }
+
+    #[test]
+    fn the_session_of_a_process_that_was_replaced_is_probed_but_not_that_of_one_that_joined_again() {
+        let mut world = World::of(&[10, 20, 30, 40]);
+        world.set(1, 21, NodeState::Joining);
+        world.set(2, 7, NodeState::Joining);
+        world.set(3, 40, NodeState::Left);
+        world.look(SECOND, &[]);
+        assert_eq!(world.begin(SECOND), [30]);
+        world.set(3, 8, NodeState::Joining);
+        world.probes.ended(30, Some(Verdict::Silent));
+        world.look(3 * SECOND, &[]);
+        let lost = world.probes.lost(world.start + 3 * SECOND);
+        // Tunnels through the slot since then come through the next process.
+        let until = world.start + SECOND;
+        assert_eq!(lost, [(LostNode { slot: NodeSlot::new(2).unwrap(), session: 30, until }, true)]);
+        assert_eq!(world.begin(3 * SECOND), [30], "a process that has left is not probed");
+    }
+
+    #[test]
+    fn a_dead_node_that_joins_again_is_released() {
+        let mut world = World::of(&[10, 20]);
+        world.set(1, 20, NodeState::Dead);
+        world.look(SECOND, &[]);
+        assert_eq!(world.begin(SECOND), [20]);
+        world.set(1, 21, NodeState::Joining);
+        world.look(2 * SECOND, &[]);
+        world.probes.ended(20, Some(Verdict::Silent));
+        assert_eq!((world.lost(3 * SECOND), world.begin(4 * SECOND)), (vec![], vec![]));
+    }
+
+    #[test]
+    fn probes_at_once_are_bounded_and_rarer_in_a_large_region() {
+        let sessions: Vec<u128> = (0..1024).map(|number| number << 64).collect();
+        let mut world = World::of(&sessions);
+        world.look(3 * SECOND, &sessions[1..=limits::PROBES + 5]);
+        assert_eq!(world.begin(3 * SECOND).len(), limits::PROBES);
+        for session in &sessions[1..=limits::PROBES] {
+            world.probes.ended(*session, Some(Verdict::Answers));
+        }
+        assert_eq!(world.begin(4 * SECOND).len(), 5);
+        assert_eq!(world.begin(13 * SECOND), [], "each of 1,024 nodes probes every 10.24 s");
+        assert_eq!(world.begin(14 * SECOND).len(), limits::PROBES - 5);
+    }
+
+    #[test]
+    fn any_sign_of_the_process_is_an_answer() {
+        let to = row(1, 20, NodeState::Dead).member();
+        let other = |slot: u16, session| Some(NodeIdentity { slot: NodeSlot::new(slot).unwrap(), session });
+        let io = |kind: io::ErrorKind| NodeCallError::Io(kind.into());
+        for (error, expected) in [
+            (NodeCallError::NoCertificate, None),
+            (NodeCallError::TimedOut, Some(Verdict::Silent)),
+            (NodeCallError::Refused, Some(Verdict::Silent)),
+            (io(io::ErrorKind::TimedOut), Some(Verdict::Silent)),
+            (io(io::ErrorKind::ConnectionReset), Some(Verdict::Answers)),
+            (io(io::ErrorKind::UnexpectedEof), Some(Verdict::Answers)),
+            (NodeCallError::OtherProcess(other(1, 21)), Some(Verdict::Answers)),
+            (NodeCallError::OtherProcess(other(1, 19)), Some(Verdict::Silent)),
+            (NodeCallError::OtherProcess(other(2, 21)), Some(Verdict::Silent)),
+            (NodeCallError::OtherProcess(None), Some(Verdict::Silent)),
+        ] {
+            assert_eq!(verdict(&to, Some(&error)), expected, "{error:?}");
+        }
+        assert_eq!(verdict(&to, None), Some(Verdict::Answers));
+    }
+}
