@@ -40,10 +40,11 @@ pub(crate) struct OpenedStream {
     pub(crate) agent: AgentId,
 }
 
-/// An attempt on a tunnel that brought no response. Recorded only for a service with several tunnels.
+/// An attempt that brought no response: on a tunnel of a service with several, or at the node that owned the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FailedAttempt {
-    pub(crate) agent: AgentId,
+    /// `None` if the node was lost before it had named the agent.
+    pub(crate) agent: Option<AgentId>,
     pub(crate) reason: AttemptFailure,
     /// From the opening of the stream, or the failure to open one, to the failure.
     pub(crate) took: Duration,
@@ -67,10 +68,12 @@ pub(crate) enum AttemptFailure {
     Silent,
     /// The agent's answer was not valid on the tunnel.
     Protocol,
+    /// The link to the node that owned the service ended before the response began.
+    NodeLost,
 }
 
 impl AttemptFailure {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::NoSlot,
         Self::NotOpened,
         Self::BackendUnreachable,
@@ -80,6 +83,7 @@ impl AttemptFailure {
         Self::TunnelLost,
         Self::Silent,
         Self::Protocol,
+        Self::NodeLost,
     ];
 
     pub(crate) const fn as_str(self) -> &'static str {
@@ -93,6 +97,7 @@ impl AttemptFailure {
             Self::TunnelLost => "tunnel_lost",
             Self::Silent => "silent",
             Self::Protocol => "protocol",
+            Self::NodeLost => "node_lost",
         }
     }
 
@@ -275,7 +280,7 @@ mod tests {
     fn agents_are_counted_once() {
         let agents = [AgentId::random(), AgentId::random()];
         let failed = |agent: usize| FailedAttempt {
-            agent: agents[agent].clone(),
+            agent: Some(agents[agent].clone()),
             reason: AttemptFailure::NoSlot,
             took: Duration::ZERO,
         };

@@ -231,7 +231,8 @@ impl Shown for RequestView {
         ];
         facts.extend(self.attempts.iter().map(|attempt| {
             let AttemptView { agent_id, reason, duration_us } = attempt;
-            ("failed attempt", format!("{agent_id}: {reason} after {} ms", millis((*duration_us).into())))
+            let agent = if agent_id.is_empty() { "unknown agent" } else { agent_id };
+            ("failed attempt", format!("{agent}: {reason} after {} ms", millis((*duration_us).into())))
         }));
         let waterfall = self.durations_us.waterfall();
         facts.extend(waterfall.into_iter().map(|stage| {

@@ -28,7 +28,8 @@ pub(super) async fn open_on_node(
         }
         None => None,
     };
-    match select(pin!(request.send(short)), pin!(body.gone())).await {
+    let on_lost = |failed| scope.note(Stage::NodeLost(failed));
+    match select(pin!(request.send(short, on_lost)), pin!(body.gone())).await {
         Either::Left((Ok(request), _)) => {
             scope.note(Stage::Upstream(request.response.progress()));
             Ok(request)

@@ -20,7 +20,7 @@ use http::{Method, StatusCode};
 pub(crate) use self::response::{refuse, respond};
 use crate::auth::Principal;
 use crate::error::Error;
-use crate::http_message::{Outcome, Progress, ResponseHead};
+use crate::http_message::{AttemptFailure, FailedAttempt, Outcome, Progress, ResponseHead};
 use crate::lifecycle::Lifecycle;
 use crate::rate_limit::Bucket;
 use crate::store::Service;
@@ -122,6 +122,8 @@ pub(crate) enum Stage<'a> {
     Opening(&'a RequestHead),
     /// Progress upstream: the stream is open, or the agent has answered.
     Upstream(Progress),
+    /// The node that owned the service was lost with the request.
+    NodeLost(FailedAttempt),
     /// A piece of the request body was received.
     RequestData { data: &'a Bytes, last: bool },
     /// The request body was received whole.
@@ -234,7 +236,12 @@ impl RequestScope {
             Stage::ApexAuthenticated => self.apex.set(Some(ApexRequest::Authenticated)),
             Stage::Authenticated(by) => self.note_authenticated(by),
             Stage::Opening(request) => self.begin_capture(request),
-            Stage::Upstream(progress) => drop(self.progress.replace(progress)),
+            Stage::Upstream(progress) => self.note_progress(progress),
+            Stage::NodeLost(failed) => {
+                let mut progress = self.progress.borrow_mut();
+                let failed_attempts = std::mem::take(&mut progress.failed_attempts);
+                progress.failed_attempts = failed_attempts.into_iter().chain([failed]).collect();
+            }
             Stage::RequestData { data, last } => {
                 self.bytes_in.set(self.bytes_in.get() + data.len() as u64);
                 self.capturing.request_data(data);
@@ -271,6 +278,17 @@ impl RequestScope {
         if let Some(span) = &self.span {
             span.write_to(headers);
         }
+    }
+
+    fn note_progress(&self, mut progress: Progress) {
+        let mut before = self.progress.borrow_mut();
+        // The next owner knows of its own attempts only.
+        if before.failed_attempts.iter().any(is_of_lost_node) {
+            let lost = std::mem::take(&mut before.failed_attempts).into_iter().filter(is_of_lost_node);
+            let later = std::mem::take(&mut progress.failed_attempts);
+            progress.failed_attempts = lost.chain(later).collect();
+        }
+        *before = progress;
     }
 
     fn note_authenticated(&self, by: Option<&Principal>) {
@@ -343,6 +361,10 @@ impl Drop for RequestScope {
         let cut_here = std::thread::panicking() || self.observers.lifecycle.is_ending();
         self.account(if cut_here { Outcome::Cut } else { Outcome::CallerGone });
     }
+}
+
+fn is_of_lost_node(attempt: &FailedAttempt) -> bool {
+    attempt.reason == AttemptFailure::NodeLost
 }
 
 fn protocol_of(version: Version) -> Protocol {

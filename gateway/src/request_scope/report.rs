@@ -151,7 +151,12 @@ fn ended_attempts(
     let mut attempts = Vec::with_capacity(failed.len() + 1);
     if let Some((agent, until)) = opened {
         let head = timing.response_head.map_or(total, |head| Duration::from_micros(head.into()));
-        attempts.push(EndedAttempt { agent, start: start + until, took: head.saturating_sub(until), failure: None });
+        attempts.push(EndedAttempt {
+            agent: Some(agent),
+            start: start + until,
+            took: head.saturating_sub(until),
+            failure: None,
+        });
     }
     for FailedAttempt { agent, reason, took } in failed.iter().take(ATTEMPTS_MAX).rev() {
         end = end.saturating_sub(*took);
@@ -211,13 +216,13 @@ mod tests {
     fn failed_attempts_precede_the_last_one() {
         let agents: Vec<AgentId> = (0..3).map(|_| AgentId::random()).collect();
         let failed = |agent: usize, micros| FailedAttempt {
-            agent: agents[agent].clone(),
+            agent: Some(agents[agent].clone()),
             reason: AttemptFailure::BackendUnreachable,
             took: Duration::from_micros(micros),
         };
         let times = |failed: &[FailedAttempt], opened, timing: &Timing| -> Vec<(usize, u128, u128, bool)> {
             let of = |attempt: EndedAttempt| {
-                let agent = agents.iter().position(|agent| *agent == attempt.agent).unwrap();
+                let agent = agents.iter().position(|agent| Some(agent) == attempt.agent.as_ref()).unwrap();
                 let start = attempt.start.duration_since(UNIX_EPOCH).unwrap().as_micros();
                 (agent, start, attempt.took.as_micros(), attempt.failure.is_some())
             };

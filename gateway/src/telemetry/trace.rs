@@ -82,7 +82,8 @@ pub(crate) enum FinishedSpan {
 /// An attempt to send a request to an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EndedAttempt {
-    pub(crate) agent: AgentId,
+    /// `None` if the node with its tunnel was lost before it had named the agent.
+    pub(crate) agent: Option<AgentId>,
     pub(crate) start: SystemTime,
     pub(crate) took: Duration,
     /// Why it failed; `None` of the attempt that the response came from.
@@ -116,7 +117,7 @@ impl AttemptSpan {
         let mut attributes = Vec::with_capacity(6);
         attributes.push(KeyValue::new("gw.request_id", self.id.to_string()));
         service(self.service.as_deref(), &mut attributes);
-        attributes.push(KeyValue::new("gw.agent_id", agent.to_string()));
+        attributes.extend(agent.map(|agent| KeyValue::new("gw.agent_id", agent.to_string())));
         attributes.push(KeyValue::new("gw.attempt", self.number));
         attributes.extend(failure.map(|reason| KeyValue::new("error.type", reason)));
         Span {
@@ -323,7 +324,7 @@ mod tests {
         let request = span(Some(200), None, Ended::Complete);
         let (id, outer) = (request.id.to_string(), request.context);
         let attempt = |failure| EndedAttempt {
-            agent: AgentId::new("ag_00000000000000000000").unwrap(),
+            agent: Some(AgentId::new("ag_00000000000000000000").unwrap()),
             start: UNIX_EPOCH,
             took: Duration::from_micros(9),
             failure,

@@ -1,6 +1,8 @@
 //! Bound on further attempts: which failed attempts may be followed by another one, and how many of a service's requests, as
 //! the retry budgets of Finagle and linkerd. No I/O, no clock.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Agents that a request is sent to, at most.
@@ -39,6 +41,11 @@ impl AttemptBudget {
     /// Deposits for a request. Called once for each request, not for its further attempts.
     pub(crate) fn request(&mut self, now: Instant) {
         self.add(1, now);
+    }
+
+    /// Whether everything is forgotten.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.start).as_secs() >= self.second + MEMORY_SECONDS as u64
     }
 
     /// Takes one further attempt, if the budget has one.
@@ -93,6 +100,34 @@ impl Transmission {
             (false, true) => Self::NeverSent,
             (false, false) => Self::MaybeSent,
         }
+    }
+}
+
+/// Budgets of services that this worker has no tunnels of: their requests go to another node.
+#[derive(Default)]
+pub(crate) struct AttemptBudgets {
+    by_service: HashMap<Arc<str>, AttemptBudget>,
+    /// Number of entries at which idle ones are removed.
+    removed_at: usize,
+}
+
+impl AttemptBudgets {
+    /// As [`AttemptBudget::request`], for the service with this label.
+    pub(crate) fn request(&mut self, label: &Arc<str>, now: Instant) {
+        const LEAST: usize = 64;
+        if let Some(budget) = self.by_service.get_mut(label) {
+            return budget.request(now);
+        }
+        if self.by_service.len() >= self.removed_at {
+            self.by_service.retain(|_, budget| !budget.is_idle(now));
+            self.removed_at = LEAST.max(2 * self.by_service.len());
+        }
+        self.by_service.entry(Arc::clone(label)).or_insert_with(|| AttemptBudget::new(now)).request(now);
+    }
+
+    /// As [`AttemptBudget::try_take`].
+    pub(crate) fn try_take(&mut self, label: &Arc<str>, now: Instant) -> bool {
+        self.by_service.entry(Arc::clone(label)).or_insert_with(|| AttemptBudget::new(now)).try_take(now)
     }
 }
 
@@ -172,11 +207,24 @@ mod tests {
         assert_eq!(taken(&mut budget, after(10_000)), 0, "the deposits are forgotten, the attempts are not");
         assert_eq!(taken(&mut budget, after(18_999)), 0);
         assert_eq!(taken(&mut budget, after(19_000)), RESERVE_ATTEMPTS);
+        assert!(!budget.is_idle(after(28_999)) && budget.is_idle(after(29_000)));
         let day = start + Duration::from_secs(86_400);
         budget.request(day);
         assert_eq!(budget.balance, 1, "all is forgotten after a pause");
         budget.request(start);
         assert_eq!(budget.balance, 2, "a clock that goes back forgets nothing");
+    }
+
+    #[test]
+    fn each_service_has_its_budget_and_idle_ones_are_forgotten() {
+        let (mut budgets, start) = (AttemptBudgets::default(), Instant::now());
+        let (one, other) = (Arc::from("a--one"), Arc::from("a--other"));
+        (0..5).for_each(|_| budgets.request(&one, start));
+        let mut taken = |label| (0..1000).take_while(|_| budgets.try_take(label, start)).count();
+        assert_eq!((taken(&one), taken(&other)), (RESERVE_ATTEMPTS + 1, RESERVE_ATTEMPTS));
+        let later = |service: u64| start + Duration::from_secs(20 * service);
+        (1..1000).for_each(|service| budgets.request(&format!("a--{service}").into(), later(service)));
+        assert!(budgets.by_service.len() <= 64);
     }
 
     proptest! {

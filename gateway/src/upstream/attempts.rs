@@ -197,7 +197,7 @@ impl Attempts {
         let Some(reason) = reason_of(&error, is_silent) else {
             return Err(Ended { error, failed: self.search.failed });
         };
-        let agent = self.session.agent.clone();
+        let agent = Some(self.session.agent.clone());
         self.search.failed(FailedAttempt { agent, reason, took: self.began.elapsed() });
         let is_whole = self.upload.as_ref().is_none_or(|upload| upload.is_repeatable());
         let may_go_on = self.search.rules.may_go_on_after(Transmission::of(is_unsent, self.is_passed_on));
@@ -320,7 +320,7 @@ impl Search {
                     return Err(NotOpened::Failed(session.cannot_open(error)));
                 }
             };
-            self.failed(FailedAttempt { agent: session.agent.clone(), reason, took: Duration::ZERO });
+            self.failed(FailedAttempt { agent: Some(session.agent.clone()), reason, took: Duration::ZERO });
             let error = session.cannot_open(error);
             if !self.rules.may_go_on_after(Transmission::NeverSent) {
                 return Err(NotOpened::Failed(error));
@@ -351,7 +351,7 @@ impl Search {
     }
 
     fn is_untried(&self, session: &Session) -> bool {
-        self.failed.iter().all(|failed| failed.agent != session.agent)
+        self.failed.iter().all(|failed| failed.agent.as_ref() != Some(&session.agent))
     }
 
     /// Whether another agent than that of `current` is ready to take the request.
@@ -397,7 +397,7 @@ impl Body {
 
 /// Whether the request can be sent again although a backend may have processed it: its method is safe (RFC 9110 §9.2.1) and it
 /// has no body.
-fn is_safe(outbound: &OutboundRequest) -> bool {
+pub(super) fn is_safe(outbound: &OutboundRequest) -> bool {
     let is_safe = matches!(outbound.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
     is_safe && !outbound.has_body()
 }
@@ -435,6 +435,8 @@ pub(super) fn verdict(reason: AttemptFailure, is_unsent: bool) -> Option<TunnelF
         | AttemptFailure::BackendReset
         | AttemptFailure::BackendInvalidResponse
         | AttemptFailure::Protocol => Some(TunnelFailure::Broken),
-        AttemptFailure::NotOpened | AttemptFailure::TunnelLost | AttemptFailure::Silent => None,
+        AttemptFailure::NotOpened | AttemptFailure::TunnelLost | AttemptFailure::Silent | AttemptFailure::NodeLost => {
+            None
+        }
     }
 }

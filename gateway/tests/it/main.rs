@@ -58,6 +58,7 @@ mod region_forgery;
 mod region_isolation;
 mod region_load;
 mod region_logs;
+mod region_lost_nodes;
 mod region_members;
 mod region_partitions;
 mod region_pending;

@@ -217,7 +217,7 @@ impl<'e, 'r> Builder<'e, 'r> {
 
     fn attempts(&mut self, record: &'r RequestRecord) -> Vec<AttemptRow> {
         let encoded = record.attempts.iter().take(ATTEMPTS_MAX).map(|attempt| AttemptRow {
-            agent: self.intern(attempt.agent_id.as_str()),
+            agent: self.intern(attempt.shown_agent()),
             reason: self.intern(attempt.reason),
             duration_us: attempt.duration_us,
         });

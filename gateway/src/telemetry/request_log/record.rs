@@ -9,7 +9,7 @@ use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, RequestId};
 use gw_shared::telemetry::mask::Masker;
 use http::Method;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::timing::Timing;
@@ -81,9 +81,21 @@ impl RequestRecord {
 /// An attempt that failed, with the names that the API and the access log use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RecordedAttempt {
-    pub agent_id: AgentId,
+    /// `None`, shown as an empty text, if the node with the tunnel was lost before it had named the agent.
+    #[serde(serialize_with = "or_empty")]
+    pub agent_id: Option<AgentId>,
     pub reason: &'static str,
     pub duration_us: u32,
+}
+
+impl RecordedAttempt {
+    pub(super) fn shown_agent(&self) -> &str {
+        self.agent_id.as_ref().map_or("", AgentId::as_str)
+    }
+}
+
+fn or_empty<S: Serializer>(agent: &Option<AgentId>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(agent.as_ref().map_or("", AgentId::as_str))
 }
 
 /// Protocol of the caller. Kept by position: append only.

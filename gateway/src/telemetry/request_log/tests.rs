@@ -130,7 +130,11 @@ fn request_is_shown_as_recorded_without_secrets() {
             total: u64::MAX / 2,
         },
         agent: Some(agent.clone()),
-        attempts: Box::new([RecordedAttempt { agent_id: failed.clone(), reason: "backend_tls", duration_us: 5000 }]),
+        attempts: Box::new([RecordedAttempt {
+            agent_id: Some(failed.clone()),
+            reason: "backend_tls",
+            duration_us: 5000,
+        }]),
         replayed_from: Some(original),
         trace_id: Some(*b"0123456789abcdef"),
         capture: Some(Box::new(Capture {
@@ -232,7 +236,7 @@ fn request_is_shown_as_recorded_without_secrets() {
 fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)> {
     let labels = [LABEL, "acme--other", "globex--api"];
     let (client, key) = (ClientId::new("gw_ci_00000000000000000000").unwrap(), KeyId::new("0000000000000000").unwrap());
-    let failed = RecordedAttempt { agent_id: AgentId::random(), reason: "silent", duration_us: 7 };
+    let failed = RecordedAttempt { agent_id: Some(AgentId::random()), reason: "silent", duration_us: 7 };
     let mut all = BTreeMap::new();
     for number in 0..600_u64 {
         let age_ms = number * number * 331 % DAY_MS;

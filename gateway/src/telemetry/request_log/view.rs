@@ -58,9 +58,10 @@ pub struct RequestView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Attempt)]
 pub struct AttemptView {
+    /// Empty if the node with the tunnel was lost before it had named the agent.
     pub agent_id: String,
     /// `no_slot`, `not_opened`, `backend_unreachable`, `backend_tls`, `backend_reset`, `backend_invalid_response`,
-    /// `tunnel_lost`, `silent` or `protocol`
+    /// `tunnel_lost`, `silent`, `protocol` or `node_lost`
     pub reason: String,
     /// Time from the beginning of the attempt to its failure, in microseconds.
     pub duration_us: u32,

@@ -3,6 +3,9 @@
 //! The node of the caller sends the request to the owner over a link: a TLS connection between the two nodes with the
 //! frames of the tunnel protocol, on which the node of the caller opens streams. The owner checks the access again, admits
 //! the request and serves it on a tunnel of its own, or answers that it is not the owner. It never passes the request on.
+//!
+//! If the link is lost while a request waits for its answer, the node of the caller sends it to the next owner by the rules of
+//! `attempts`: the owner is gone, and with it what it knew of its attempts.
 
 mod link;
 mod request;
@@ -24,6 +27,7 @@ pub(super) use self::wire::{Refused, read_notice, read_refusal, timing};
 use crate::hostname::Region;
 use crate::region::{NodeSlot, Peering, View};
 use crate::tls::node::NodeTls;
+use crate::tunnel::attempt_budget::AttemptBudgets;
 
 /// A connection with another node that [`Nodes::cut`] and [`Nodes::end_connections`] end.
 pub(crate) struct Attached<'a> {
@@ -49,6 +53,8 @@ pub(crate) struct Nodes {
     /// Connections of all links, of this worker to other nodes and the other way round, and both ends of spliced tunnels, with
     /// the session of the other node.
     connections: RefCell<Slab<(u128, Closer)>>,
+    /// For requests that are sent again after their node was lost.
+    attempt_budgets: RefCell<AttemptBudgets>,
     /// Open links of other nodes to this worker.
     pub(crate) links_served: Cell<usize>,
     /// Requests that this worker serves for other nodes.
@@ -63,6 +69,7 @@ impl Nodes {
             tls: RefCell::default(),
             links: RefCell::default(),
             connections: RefCell::default(),
+            attempt_budgets: RefCell::default(),
             links_served: Cell::default(),
             requests_served: Cell::default(),
         })

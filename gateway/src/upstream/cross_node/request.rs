@@ -1,13 +1,14 @@
 //! The node of the caller: sends a request to the owner of its service, and to another node if the owner has changed.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gw_shared::http::{Fields, InvalidHead};
 use gw_shared::runtime;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
-use gw_shared::tunnel::endpoint::{OpenError, ReceivedPart};
+use gw_shared::tunnel::endpoint::{Closed, OpenError, ReceivedPart};
 use gw_shared::tunnel::frame::{Kind, REQUEST_HEAD};
 use gw_shared::tunnel::head::{OutboundRequest, parse_refusal, write_trailers};
 use gw_shared::tunnel::window;
@@ -16,9 +17,12 @@ use super::wire::{self, Notice, Refused};
 use super::{Nodes, link};
 use crate::auth::Authenticated;
 use crate::error::{Error, Overload};
+use crate::http_message::{AttemptFailure, FailedAttempt};
 use crate::limits;
 use crate::memory::relay::Reserved;
 use crate::region::{Destination, Member};
+use crate::tunnel::attempt_budget::{FailedAttempts, Transmission};
+use crate::upstream::attempts::is_safe;
 use crate::upstream::response::{Carrier, RequestTraits, TunnelResponse};
 use crate::upstream::{PendingResponse, Upload, Upstream, UpstreamRequest};
 
@@ -54,6 +58,10 @@ enum Failed {
     Refused(Error),
     /// Nothing of the request has reached a tunnel.
     Retry(Retry),
+    /// The link was lost before an answer.
+    Lost {
+        after: Duration,
+    },
 }
 
 #[derive(Debug)]
@@ -87,17 +95,26 @@ impl CrossNodeRequest {
     }
 
     /// Sends the request to the owner. Returns when the owner has accepted it, or with its first answer; then nothing is
-    /// sent again. `body` is present if [`Self::short_body`] says so.
-    pub(crate) async fn send(mut self, body: Option<ShortBody>) -> Result<UpstreamRequest, Error> {
-        let hostname = self.request.service.hostname.clone();
-        let deadline = Instant::now() + limits::NODE_WAIT;
+    /// sent again. `body` is present if [`Self::short_body`] says so. Calls `on_lost` for each attempt that ends with the link.
+    pub(crate) async fn send(
+        mut self,
+        body: Option<ShortBody>,
+        on_lost: impl Fn(FailedAttempt),
+    ) -> Result<UpstreamRequest, Error> {
+        let service = Arc::clone(&self.request.service);
+        let hostname = &service.hostname;
+        let mut deadline = Instant::now() + limits::NODE_WAIT;
+        self.nodes.attempt_budgets.borrow_mut().request(&service.label, Instant::now());
         wire::put_principal(&mut self.outbound, &self.request.by);
+        let mut rules = FailedAttempts::new(is_safe(&self.outbound), service.retries);
+        // Answer if the request is served by no node.
+        let mut error = Error::NodeUnavailable;
         let mut retries = 0;
         loop {
-            let (owner, epoch) = match self.nodes.peering.destination(&hostname, Instant::now()) {
+            let (owner, epoch) = match self.nodes.peering.destination(hostname, Instant::now()) {
                 Destination::Node { owner, epoch } => (owner, epoch),
                 Destination::Here => return self.send_here(body).await,
-                Destination::Unknown if Instant::now() >= deadline => return Err(Error::NodeUnavailable),
+                Destination::Unknown if Instant::now() >= deadline => return Err(error),
                 Destination::Unknown => {
                     // The end of a lease can change without a view.
                     let _ = runtime::timeout(limits::LEASE_CHECK, self.nodes.peering.changed()).await;
@@ -108,16 +125,43 @@ impl CrossNodeRequest {
                 Ok(request) => return Ok(request),
                 Err(Failed::Refused(error)) => return Err(error),
                 Err(Failed::Retry(retry)) => retry,
+                Err(Failed::Lost { after }) => {
+                    on_lost(FailedAttempt { agent: None, reason: AttemptFailure::NodeLost, took: after });
+                    if !self.may_move(&mut rules) {
+                        return Err(Error::NodeLost);
+                    }
+                    // The next owner is known already if this one was declared dead.
+                    (error, deadline) = (Error::NodeLost, Instant::now() + limits::NODE_WAIT);
+                    continue;
+                }
             };
             tracing::debug!(node = owner.slot.get(), epoch, ?retry, "not served by the node of the service");
             if retries == limits::NODE_RETRIES || Instant::now() >= deadline {
-                return Err(Error::NodeUnavailable);
+                return Err(error);
             }
             // A node that cannot be reached is about to be replaced as the owner, which takes its time.
             retries += usize::from(matches!(retry, Retry::NotOwner { .. }));
             self.upstream.counters.node_retries.increment();
             self.wait(&retry, epoch, deadline).await;
         }
+    }
+
+    /// Whether the request is sent again after its link was lost.
+    fn may_move(&self, rules: &mut FailedAttempts) -> bool {
+        let counters = &self.upstream.counters;
+        counters.attempt_failed(AttemptFailure::NodeLost);
+        // The owner sends INTERIM 100 at once when it accepts the request. Before, the backend has the head at most, and not the
+        // request. A protocol is switched without a body.
+        let is_unsent = self.waits_for_acceptance() && self.outbound.upgrade.is_none();
+        if !rules.may_go_on_after(Transmission::of(is_unsent, false)) {
+            return false;
+        }
+        let label = &self.request.service.label;
+        let is_paid = self.nodes.attempt_budgets.borrow_mut().try_take(label, Instant::now());
+        if !is_paid {
+            counters.attempts_over_budget.increment();
+        }
+        is_paid
     }
 
     /// Waits for a later placement, but not long: the other node may be the one that is late.
@@ -175,7 +219,7 @@ impl CrossNodeRequest {
         if let Some(body) = body {
             send_short(&sender, body).await;
         }
-        let first = first_part(&receiver).await.inspect_err(|failed| {
+        let first = first_part(&receiver, sent).await.inspect_err(|failed| {
             if matches!(failed, Failed::Retry(Retry::Ending)) {
                 self.nodes.forget(&link);
                 link.retire();
@@ -203,7 +247,7 @@ async fn send_short(sender: &StreamSender, body: &ShortBody) {
 }
 
 /// Waits for the first part of the answer, without a time limit: it may be the backend's.
-async fn first_part(receiver: &StreamReceiver) -> Result<ReceivedPart, Failed> {
+async fn first_part(receiver: &StreamReceiver, sent: Instant) -> Result<ReceivedPart, Failed> {
     match receiver.receive().await {
         Ok(ReceivedPart::Head(Kind::Refused, payload)) => {
             let refusal = parse_refusal(payload).ok_or(Failed::Refused(Error::TunnelProtocol))?;
@@ -215,6 +259,7 @@ async fn first_part(receiver: &StreamReceiver) -> Result<ReceivedPart, Failed> {
         }
         Ok(part) => Ok(part),
         // The owner may have passed the request on before the link was lost.
-        Err(_) => Err(Failed::Refused(Error::NodeLost)),
+        Err(Closed::Lost) => Err(Failed::Lost { after: sent.elapsed() }),
+        Err(Closed::Reset(_) | Closed::Here) => Err(Failed::Refused(Error::NodeLost)),
     }
 }

@@ -81,9 +81,12 @@ pub(crate) struct Notice {
 /// Appends an interim response that tells the node of the caller that the request is accepted, and the progress of it.
 pub(crate) fn write_notice(out: &mut Vec<u8>, progress: &Progress) {
     let mut headers = Fields::new();
-    let describe =
-        |failed: &FailedAttempt| format!("{} {} {}", failed.agent, failed.reason.as_str(), micros(failed.took));
-    let attempts: Vec<_> = progress.failed_attempts.iter().map(describe).collect();
+    // The owner knows the agent of each of its attempts.
+    let describe = |failed: &FailedAttempt| {
+        let agent = failed.agent.as_ref()?;
+        Some(format!("{agent} {} {}", failed.reason.as_str(), micros(failed.took)))
+    };
+    let attempts: Vec<_> = progress.failed_attempts.iter().filter_map(describe).collect();
     if let Ok(attempts) = HeaderValue::try_from(attempts.join(","))
         && !attempts.is_empty()
     {
@@ -113,7 +116,7 @@ pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
 
 fn read_attempt(text: &str) -> Option<FailedAttempt> {
     let mut parts = text.split(' ');
-    let agent = AgentId::new(parts.next()?).ok()?;
+    let agent = Some(AgentId::new(parts.next()?).ok()?);
     let reason = AttemptFailure::parse(parts.next()?)?;
     let took = Duration::from_micros(parts.next()?.parse().ok()?);
     Some(FailedAttempt { agent, reason, took })
@@ -297,7 +300,7 @@ mod tests {
         let failed_attempts: Box<[_]> = AttemptFailure::ALL
             .into_iter()
             .take(3)
-            .map(|reason| FailedAttempt { agent: AgentId::random(), reason, took: Duration::from_micros(1_500) })
+            .map(|reason| FailedAttempt { agent: Some(AgentId::random()), reason, took: Duration::from_micros(1_500) })
             .collect();
         let stream = Some(OpenedStream { at: now, agent: agent.clone() });
         let passed_on = |stream: Option<OpenedStream>, failed_attempts: &[FailedAttempt]| {

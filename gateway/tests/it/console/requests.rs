@@ -201,7 +201,11 @@ fn failed_attempts_are_found_and_shown() {
         agent: Some(AgentId::random()),
         attempts: attempts
             .iter()
-            .map(|agent| RecordedAttempt { agent_id: agent.clone(), reason: "backend_unreachable", duration_us: 1500 })
+            .map(|agent| RecordedAttempt {
+                agent_id: Some(agent.clone()),
+                reason: "backend_unreachable",
+                duration_us: 1500,
+            })
             .collect(),
         replayed_from: None,
         trace_id: None,

@@ -69,6 +69,10 @@ impl Balancer {
     fn add(&self, node: SocketAddr) {
         self.nodes.lock().unwrap().push(node);
     }
+
+    fn set(&self, nodes: Vec<SocketAddr>) {
+        *self.nodes.lock().unwrap() = nodes;
+    }
 }
 
 fn carry(from: &mut TcpStream, to: &mut TcpStream) {
@@ -259,6 +263,11 @@ impl Region {
             };
             self.running().all(is_settled).then_some(())
         });
+    }
+
+    /// Lets the balancer pass new connections to these nodes only.
+    pub(crate) fn balance_to(&self, nodes: &[usize]) {
+        self.balancer.set(nodes.iter().map(|node| self.node(*node).address).collect());
     }
 
     /// The number of the node that owns the demo's service.

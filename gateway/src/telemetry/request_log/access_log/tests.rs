@@ -53,7 +53,7 @@ fn a_line_has_the_fields_of_the_request_log_without_messages() {
         },
         agent: Some(AgentId::random()),
         attempts: (0..5)
-            .map(|duration_us| RecordedAttempt { agent_id: AgentId::random(), reason: "no_slot", duration_us })
+            .map(|duration_us| RecordedAttempt { agent_id: Some(AgentId::random()), reason: "no_slot", duration_us })
             .collect(),
         replayed_from: Some(ids.next_id()),
         trace_id: Some(*b"0123456789abcdef"),
