@@ -155,6 +155,20 @@ async fn requests_share_connections_and_tell_the_node() {
 }
 
 #[tokio::test]
+async fn a_probe_has_a_connection_of_its_own() {
+    let world = World::start(ServerLimits::default()).await;
+    let (client, to) = (world.client(), world.member());
+    for count in [1, 2] {
+        let response = client.send_on_new_connection(&to, get_request("/caller"), LONG).await.unwrap();
+        assert_eq!((response.status(), world.connections(), client.has_idle()), (StatusCode::OK, count, false));
+    }
+    text(&client, &to, get_request("/caller")).await;
+    assert!(client.has_idle());
+    client.send_on_new_connection(&to, get_request("/caller"), LONG).await.unwrap();
+    assert_eq!(world.connections(), 4);
+}
+
+#[tokio::test]
 async fn only_the_process_that_is_meant_gets_a_request() {
     let world = World::start(ServerLimits::default()).await;
     let client = world.client();

@@ -1,13 +1,16 @@
 //! Connections between nodes of the region: tunnels that one node splices to the owner of their service, links that
 //! carry requests to it, and HTTP between control planes.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{Buf, BytesMut};
+use futures_util::future::{Either, select};
 use gw_shared::net::Socket;
 use gw_shared::net::TlsStream;
 use gw_shared::net::tls::{ClientHello, Greeting};
@@ -20,7 +23,7 @@ use crate::connections::ConnectionGuard;
 use crate::hostname::Destination;
 use crate::limits;
 use crate::rate_limit::Claimant;
-use crate::region::{InvalidAnnouncement, Owner, Peering, TunnelAnnouncement};
+use crate::region::{InvalidAnnouncement, Member, Owner, Peering, TunnelAnnouncement};
 use crate::relay;
 use crate::tls::node::{ALPN_CONTROL, ALPN_NODE};
 use crate::tls::pki::{self, NodeIdentity};
@@ -59,7 +62,11 @@ impl Ingress {
         let Some(nodes) = self.nodes.clone() else { return };
         let deadline = Instant::now() + limits::NODE_WAIT;
         let connected = loop {
-            let connected = splice::connect(&to, agent, &greeting.received, &nodes.peering.announcements).await;
+            let connecting = splice::connect(&to, agent, &greeting.received, &nodes.peering.announcements);
+            let connected = match select(pin!(connecting), pin!(self.moved(&nodes, &greeting.hello, &to.owner))).await {
+                Either::Left((connected, _)) => connected,
+                Either::Right(((), _)) => Err(io::Error::other("another node owns the service now")),
+            };
             let left = deadline.saturating_duration_since(Instant::now());
             if connected.is_ok() || left.is_zero() {
                 break connected;
@@ -96,6 +103,14 @@ impl Ingress {
                     tracing::warn!(%agent, node, %address, %error, "cannot splice a tunnel to the owner of its service");
                 }
             }
+        }
+    }
+
+    /// Waits until another process than `owner` owns the service of a tunnel. A machine that is lost does not refuse
+    /// connections.
+    async fn moved(&self, nodes: &Nodes, hello: &ClientHello, owner: &Member) {
+        while self.node_for(hello).is_some_and(|to| to.owner == *owner) {
+            nodes.peering.changed().await;
         }
     }
 
@@ -250,7 +265,7 @@ enum NotANode {
     #[error(transparent)]
     Announcement(#[from] InvalidAnnouncement),
     #[error(transparent)]
-    Io(#[from] std::io::Error),
+    Io(#[from] io::Error),
     #[error("the connection ended at its beginning")]
     CutOff,
     #[error("a TLS connection that offers neither gw-peer nor gw-control/1")]

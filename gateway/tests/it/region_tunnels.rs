@@ -1,7 +1,8 @@
 //! A region of several nodes: tunnels that are spliced to the node that owns their service.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
 
 use aws_lc_rs::hmac;
 
@@ -151,6 +152,54 @@ fn a_tunnel_whose_owner_is_lost_moves_to_the_next_one() {
     nodes.place(&left);
     let (next, _) = nodes.owner_and_other();
     nodes.wait_for_tunnel(next);
+}
+
+/// An address that answers no connection, as a lost machine: the queue of its listener is full.
+fn silent() -> (Vec<socket2::Socket>, SocketAddr) {
+    let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    listener.listen(0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut sockets = vec![listener];
+    loop {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        if socket.connect_timeout(&address, Duration::from_millis(200)).is_err() {
+            return (sockets, address.as_socket().unwrap());
+        }
+        sockets.push(socket);
+    }
+}
+
+/// Whether a connection of this process to `address` waits for an answer to its SYN.
+fn is_connecting(address: SocketAddr) -> bool {
+    const SYN_SENT: &str = "02";
+    let remote = format!("0100007F:{:04X}", address.port());
+    let sockets = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    sockets.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(2) == Some(&remote.as_str()) && fields.get(3) == Some(&SYN_SENT)
+    })
+}
+
+#[test]
+fn a_tunnel_does_not_wait_for_a_silent_owner_after_its_service_has_moved() {
+    let (full, address) = silent();
+    let is_fast = || {
+        let mut nodes = Nodes::start(3);
+        let (owner, other) = nodes.owner_and_other();
+        nodes.place_with(other, &[0, 1, 2], owner, address);
+        let agent = nodes.run_agent(other, &backend::answering(OK));
+        eventually("the node connects to the owner", || is_connecting(address).then_some(()));
+        let moved = Instant::now();
+        let left: Vec<usize> = (0..3).filter(|node| *node != owner).collect();
+        nodes.place(&left);
+        eventually("the tunnel is open", || left.iter().any(|node| !nodes.tunnels(*node).is_empty()).then_some(()));
+        drop(agent);
+        moved.elapsed() < Duration::from_secs(1)
+    };
+    // A connection without an answer is given up after two seconds, more than one of which is left at least once.
+    assert!((0..5).any(|_| is_fast()));
+    drop(full);
 }
 
 #[test]

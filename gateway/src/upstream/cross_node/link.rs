@@ -61,14 +61,7 @@ impl Nodes {
     /// The link to this member. Begins to open it if there is none.
     pub(super) fn link(self: &Rc<Self>, to: &Member) -> Rc<Link> {
         Rc::clone(self.links.borrow_mut().entry((to.slot, to.session)).or_insert_with(|| {
-            let link = Rc::new(Link {
-                to: to.clone(),
-                state: RefCell::new(LinkState::Opening),
-                changed: Notify::new(),
-                requests: Cell::new(0),
-                idle_since: Cell::new(Instant::now()),
-                retired: Cell::new(false),
-            });
+            let link = Link::opening(to);
             runtime::spawn(run(Rc::clone(self), Rc::clone(&link)));
             link
         }))
@@ -85,6 +78,17 @@ impl Nodes {
 }
 
 impl Link {
+    fn opening(to: &Member) -> Rc<Self> {
+        Rc::new(Self {
+            to: to.clone(),
+            state: RefCell::new(LinkState::Opening),
+            changed: Notify::new(),
+            requests: Cell::new(0),
+            idle_since: Cell::new(Instant::now()),
+            retired: Cell::new(false),
+        })
+    }
+
     /// Waits until the link is open.
     pub(super) async fn tunnel(&self) -> Result<Tunnel, Unreachable> {
         loop {
@@ -103,9 +107,13 @@ impl Link {
         OnLink(Rc::clone(self))
     }
 
-    /// Ends the link after its running requests.
+    /// Ends the link after its running requests. Those that wait until it is open fail at once: the node may be lost.
     pub(super) fn retire(&self) {
         self.retired.set(true);
+        let is_opening = matches!(&*self.state.borrow(), LinkState::Opening);
+        if is_opening {
+            self.set(LinkState::Ended);
+        }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -215,4 +223,22 @@ async fn drive(nodes: &Nodes, link: &Rc<Link>, stream: &TlsStream) -> Result<(),
         let _ = runtime::timeout(CLOSED_WITHIN, stream.close()).await;
     }
     ended
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::region::NodeSlot;
+
+    #[test]
+    fn requests_do_not_wait_for_a_link_to_a_node_that_is_no_member() {
+        let to = Member { slot: NodeSlot::new(1).unwrap(), session: 1, peer_address: ([127, 0, 0, 1], 1).into() };
+        let link = Link::opening(&to);
+        let mut waiting = pin!(link.tunnel());
+        assert!(waiting.as_mut().now_or_never().is_none());
+        link.retire();
+        assert!(matches!(waiting.now_or_never(), Some(Err(Unreachable))));
+    }
 }

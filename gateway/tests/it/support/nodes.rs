@@ -1,7 +1,7 @@
 //! A region of several gateways in this process, which share their records by copies of one data folder.
 
 use std::fs;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -112,6 +112,19 @@ impl Nodes {
                 self.set_placement(gateway, self.placement(node, members), Self::session(node));
             }
         }
+    }
+
+    /// Makes one node use a placement with another address of one of these members.
+    pub(crate) fn place_with(&mut self, node: usize, members: &[usize], moved: usize, peer_address: SocketAddr) {
+        self.epoch += 1;
+        let placement = self.placement(node, members);
+        let at = |member: &Member| match member.slot == Self::slot(moved) {
+            true => Member { peer_address, ..member.clone() },
+            false => member.clone(),
+        };
+        let members = placement.members().iter().map(at).collect();
+        let placement = Placement::new(self.epoch, Self::slot(node), members);
+        self.set_placement(self.gateway(node), placement, Self::session(node));
     }
 
     /// Makes one node use these members.
