@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use bytes::Bytes;
+use gw_shared::clock;
 use gw_shared::http::{Fields, InvalidBody, Part, UpgradeProtocol};
 use gw_shared::id::AgentId;
 use gw_shared::runtime;
@@ -254,7 +255,7 @@ pub(crate) fn set_date(headers: &mut Fields) {
 
 /// The value of `Date`.
 fn date() -> HeaderValue {
-    let now = SystemTime::now();
+    let now = clock::now();
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     DATE.with_borrow_mut(|date| {
         if date.0 != seconds

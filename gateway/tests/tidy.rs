@@ -117,6 +117,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "signal",
             "version",
             "id",
+            "clock",
             "allocator",
         ],
     ),

@@ -9,6 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::clock;
+
 /// Text that is not a valid identifier of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not {expected}")]
@@ -233,7 +235,7 @@ impl RequestIds {
     }
 
     pub fn next_id(&self) -> RequestId {
-        self.next_at(SystemTime::now())
+        self.next_at(clock::now())
     }
 
     fn next_at(&self, now: SystemTime) -> RequestId {

@@ -15,9 +15,10 @@
 //! - [`command`]: outcome of a command
 //! - [`error_body`], [`error_code`]: error responses
 //! - [`text`]: text from outside, made safe for terminals and logs
-//! - [`files`], [`signal`], [`version`], [`id`], [`allocator`]
+//! - [`files`], [`signal`], [`version`], [`id`], [`clock`], [`allocator`]
 
 pub mod allocator;
+pub mod clock;
 pub mod command;
 pub mod config;
 pub mod core_dump;

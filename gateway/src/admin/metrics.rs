@@ -7,6 +7,7 @@ use gw_shared::telemetry::metrics::{Exposition, Kind, process};
 use gw_shared::telemetry::trace::SpanCounts;
 use gw_shared::version;
 
+use crate::clock::ClockDifference;
 use crate::control::{Inventory, StoreStatus};
 use crate::limits;
 use crate::region::{NodeState, RegionStatus, Standing};
@@ -74,6 +75,9 @@ fn store(out: &mut Exposition, store: StoreStatus) {
     out.single("gw_store_away_seconds", Kind::Gauge, help, store.away_for.unwrap_or_default().as_secs_f64());
     let help = "Stored records that are not used because they are not authentic; the log names them.";
     out.single("gw_store_refused_records", Kind::Gauge, help, store.refused_records);
+    let help = "Seconds by which the system's clock is ahead of PostgreSQL's, which the node follows; 0 with SQLite.";
+    let seconds = ClockDifference::now().map_or(0.0, ClockDifference::seconds);
+    out.single("gw_clock_difference_seconds", Kind::Gauge, help, seconds);
 }
 
 /// `None` for a gateway without other nodes, which always admits.
@@ -418,6 +422,7 @@ mod tests {
             "gw_store_revision 7",
             "gw_store_away_seconds 1.5",
             "gw_store_refused_records 2",
+            "gw_clock_difference_seconds 0",
             "gw_region_admits 1",
             "gw_region_engine_went_back 0",
             "gw_region_refused_by 0",

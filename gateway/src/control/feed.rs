@@ -16,6 +16,7 @@ use gw_shared::identity::secret::Secret;
 use tokio::sync::watch;
 
 use super::{Control, ControlError};
+use crate::clock::ClockWatch;
 use crate::store::{
     Position, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, StoreError, StoreSource, StoredRecord,
 };
@@ -26,6 +27,8 @@ const POLL: Duration = Duration::from_millis(250);
 const FORGED_PAUSE: Duration = Duration::from_secs(10);
 /// Interval at which old changes are deleted.
 const FORGET: Duration = Duration::from_secs(600);
+/// Interval at which the clock of PostgreSQL is read.
+const READ_CLOCK: Duration = Duration::from_secs(1);
 /// File in the data folder with a copy of the records, for a start while PostgreSQL does not answer.
 const COPY_FILE: &str = "records.sealed";
 /// Member of the copy: the database of these records had tags.
@@ -146,6 +149,8 @@ impl Feed {
             copy: RecordsCopy::new(data_dir, source),
             source: source.clone(),
             next_forget: Instant::now() + FORGET,
+            clock: ClockWatch::default(),
+            next_clock: Instant::now(),
             paused_until: Instant::now(),
         };
         let stopped = Arc::<AtomicBool>::default();
@@ -169,6 +174,8 @@ struct Follower {
     source: PostgresSource,
     copy: RecordsCopy,
     next_forget: Instant,
+    clock: ClockWatch,
+    next_clock: Instant,
     /// No attempt is made before this time.
     paused_until: Instant,
 }
@@ -206,6 +213,10 @@ impl Follower {
     fn follow(&mut self, store: &mut PostgresStore) -> Result<(), StoreError> {
         store.wait_for_changes(POLL, &self.control.look_for_changes)?;
         while self.control.follow_changes(store)? {}
+        if Instant::now() >= self.next_clock {
+            self.clock.note(&store.read_clock()?);
+            self.next_clock = Instant::now() + READ_CLOCK;
+        }
         if Instant::now() >= self.next_forget {
             store.forget_changes()?;
             self.next_forget = Instant::now() + FORGET;

@@ -141,6 +141,8 @@ fn load_from_postgres(
         Err(StoreError::OlderSchema { .. }) => drop(read_copy(&config.data_dir, source)?),
         checked => drop(checked?),
     }
+    // Before anything is made that has a time.
+    secrets.read_clock()?.follow();
     let snapshot = store.load()?;
     fetch_shared_files(&mut secrets, config)?;
     Ok(snapshot)

@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
+use super::clock_gate::ClockGate;
 use super::messages::StateMessage;
 use super::messenger;
 use super::node_file::NodeFile;
@@ -22,6 +23,7 @@ use super::outbox::Outbox;
 use super::pending::{DeadNodes, OtherNodes};
 use super::probes::{Probes, Verdict};
 use super::refusals::{RefusalChange, Refusals};
+use crate::clock::ClockDifference;
 use crate::control::{Control, ViewApplied};
 use crate::ownership::WorkerId;
 use crate::region::{
@@ -307,9 +309,12 @@ struct Driver {
 
 impl Driver {
     async fn run(mut self) {
-        self.machine.on(Instant::now(), Event::Ready);
+        let mut clock_gate = ClockGate::default();
         let mut stop = None;
         loop {
+            if clock_gate.opens(ClockDifference::now()) {
+                self.machine.on(Instant::now(), Event::Ready);
+            }
             let reason = self.act();
             if let Some(reason) = reason {
                 stop = Some((reason, Instant::now() + LAST_MESSAGES));

@@ -2,6 +2,7 @@
 //! nodes.
 
 mod acknowledgment;
+mod clock_gate;
 mod driver;
 mod messages;
 mod messenger;

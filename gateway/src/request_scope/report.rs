@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use gw_shared::clock;
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::timing::micros;
 use http::uri::Authority;
@@ -77,7 +78,7 @@ impl RequestScope {
 
     fn end_span(&self, timing: Timing, outcome: Outcome) {
         let (Some(context), Some(summary)) = (&self.span, self.summary.get()) else { return };
-        let now = SystemTime::now();
+        let now = clock::now();
         let start = now.checked_sub(Duration::from_micros(timing.total)).unwrap_or(now);
         let span = GatewaySpan {
             context: *context,

@@ -18,7 +18,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use self::certificate::{Mistakes, Pair, PairKeys};
 use self::pki::{Issued, PkiError};
-use crate::clock::Timestamp;
+use crate::clock::{ProcessClock, Timestamp};
 use crate::hostname::Region;
 
 /// ALPN identifier of HTTP/2 over TLS (RFC 9113 §3.3).
@@ -141,6 +141,7 @@ impl TlsMaterial {
         }
         .with_single_cert(chain, key)?;
         tunnel.alpn_protocols = vec![tunnel::ALPN.to_vec()];
+        tunnel.time_provider = Arc::new(ProcessClock);
         // A resumed session would accept a certificate that has expired since.
         tunnel.send_tls13_tickets = 0;
         // A chain expires with the first of its certificates.

@@ -18,11 +18,11 @@ use gw_shared::version::{VERSION, Version, VersionMismatch};
 use http::StatusCode;
 use http::header::{self, HeaderValue};
 use rustls::CertificateError;
-use rustls_pki_types::{CertificateDer, UnixTime};
+use rustls_pki_types::CertificateDer;
 
 use super::session::{self, Party};
 use super::{Tunnels, downloads};
-use crate::clock::Timestamp;
+use crate::clock::{self, Timestamp};
 use crate::connections::ConnectionGuard;
 use crate::control::SECRET_LENGTH;
 use crate::error::{Error, Overload};
@@ -266,7 +266,7 @@ fn proved_certificate(
         });
     };
     let certificate = CertificateDer::from(proof.certificate);
-    tunnels.certificates.get().agents.verify_client_cert(&certificate, &[], UnixTime::now()).map_err(|error| {
+    tunnels.certificates.get().agents.verify_client_cert(&certificate, &[], clock::unix_time()).map_err(|error| {
         match error {
             rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
                 Error::AgentCertificateExpired

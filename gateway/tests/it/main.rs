@@ -50,6 +50,7 @@ mod refusals;
 mod refused_uploads;
 mod region_acknowledgment;
 mod region_apex;
+mod region_clocks;
 mod region_commands;
 mod region_console;
 mod region_control;

@@ -1,13 +1,12 @@
 //! Messages of the upgrade from an agent's TLS connection to a tunnel (RFC 9110 §7.8), without I/O.
 
-use std::time::SystemTime;
-
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 
+use crate::clock;
 use crate::http::fields::X_GW_VERSION;
 use crate::http::head::{self, HeadLimits, RequestHead};
 use crate::http::{Connection, Fields, Framing, UpgradeProtocol};
@@ -148,7 +147,7 @@ pub fn check(request: &RequestHead, served: AgentVersions) -> Result<AgentReques
 /// certificate is issued and checked.
 pub fn acceptance() -> Vec<u8> {
     let mut headers = Fields::new();
-    let date = HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now()));
+    let date = HeaderValue::try_from(httpdate::fmt_http_date(clock::now()));
     headers.extend(date.ok().map(|date| (header::DATE, date)));
     let mut out = Vec::with_capacity(160);
     let connection = Connection::Upgrade(&UPGRADE);
@@ -158,6 +157,8 @@ pub fn acceptance() -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use bytes::Bytes;
 
     use super::*;

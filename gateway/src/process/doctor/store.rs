@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gw_shared::doctor::Examination;
 
+use crate::clock::{ClockDifference, DIFFERENCE_MAX};
 use crate::config::Config;
 use crate::control::{node_name, postgres_source};
 use crate::region::{NodeRow, RegionKey, Roster};
@@ -35,6 +36,7 @@ pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &Postgre
         Err(error) => return out.failed(STORE, reason(&error), "see the log of PostgreSQL"),
     }
     notifications(out, inspector.is_notified());
+    clock(out, inspector.clock().map(|reading| reading.difference()));
     match inspector.region() {
         Ok(Some(state)) => {
             region(out, config, &state, key.as_ref());
@@ -213,6 +215,23 @@ fn notifications(out: &mut Examination, is_notified: Result<bool, StoreError>) {
         Ok(true) => out.ok(CHECK, "arrive"),
         Ok(false) => out.failed(CHECK, "do not arrive: a connection pool such as PgBouncer is in between", ADVICE),
         Err(error) => out.failed(CHECK, reason(&error), ADVICE),
+    }
+}
+
+/// Compares the clock of this machine with that of the server.
+fn clock(out: &mut Examination, difference: Result<ClockDifference, StoreError>) {
+    const CHECK: &str = "store: clock";
+    const ADVICE: &str = "set the clock that is wrong, and synchronise both with NTP";
+    match difference {
+        Ok(difference) if difference.is_small() => {
+            out.ok(CHECK, format!("differs by {:.3} s", difference.seconds().abs()));
+        }
+        Ok(difference) if difference.is_allowed() => out.warning(CHECK, difference.to_string(), ADVICE),
+        Ok(difference) => {
+            let most = DIFFERENCE_MAX.as_secs();
+            out.failed(CHECK, format!("{difference}; a node joins with {most} s at most"), ADVICE);
+        }
+        Err(error) => out.failed(CHECK, reason(&error), "see the log of PostgreSQL"),
     }
 }
 

@@ -10,8 +10,9 @@ use super::super::{Revision, StoreError};
 use super::engine::{CALL, Engine, Session};
 use super::nodes;
 use super::schema::{self, MIGRATIONS, SERVER_LEAST};
+use super::server_clock;
 use super::settings::PostgresSettings;
-use crate::clock::Timestamp;
+use crate::clock::{ClockReading, Timestamp};
 use crate::region::{RegionKey, Roster};
 
 /// Longest count of all rows.
@@ -172,6 +173,11 @@ impl PostgresInspector {
             action: row.get(3),
             node: row.get(4),
         }))
+    }
+
+    /// Reads the clock of the server.
+    pub(crate) fn clock(&mut self) -> Result<ClockReading, StoreError> {
+        server_clock::read(&mut self.engine)
     }
 
     /// Whether notifications arrive. They do not through a connection pool that gives the connection of a waiting session

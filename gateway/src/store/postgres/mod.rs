@@ -12,6 +12,7 @@ mod nodes;
 mod repair;
 mod schema;
 mod secrets;
+mod server_clock;
 mod settings;
 mod steps;
 

@@ -15,6 +15,8 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use crate::clock::ProcessClock;
+
 /// Longest wait for a new connection, for each host and address.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
@@ -68,7 +70,8 @@ impl PostgresSettings {
         }
         config.connect_timeout(CONNECT_WITHIN);
         let roots = authorities.map_or_else(|| Ok(system_roots()), private_roots)?;
-        let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let mut tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        tls.time_provider = Arc::new(ProcessClock);
         Ok(Self {
             config: Box::new(config),
             tls: MakeRustlsConnect::new(tls),

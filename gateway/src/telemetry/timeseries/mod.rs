@@ -17,6 +17,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
+use gw_shared::clock;
 
 use self::counter_diff::CounterDiff;
 pub use self::file::FileError;
@@ -184,7 +185,7 @@ impl Sampler {
         let (stop, stopped) = crossbeam_channel::bounded::<()>(1);
         let thread = Builder::new().name("gw-series".to_owned()).spawn(move || {
             loop {
-                let ended = stopped.recv_timeout(until_next(SystemTime::now()));
+                let ended = stopped.recv_timeout(until_next(clock::now()));
                 if ended != Err(RecvTimeoutError::Disconnected) {
                     series.take(reports(), Timestamp::now());
                 }

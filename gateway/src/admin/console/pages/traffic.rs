@@ -1,11 +1,10 @@
 //! Charts of rate, latency, status, errors and bytes, for one service or all.
 
-use std::time::SystemTime;
-
 use askama::Template;
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use gw_shared::clock;
 use gw_shared::id::{AccountId, ServiceId};
 use serde::{Deserialize, Serialize};
 
@@ -209,7 +208,7 @@ pub(crate) async fn series(
 
 /// Counts of all nodes that answer, and the slots of the others.
 async fn columns(admin: &Admin, query: TrafficQuery) -> Result<(ChartColumns, Vec<u16>), Failure> {
-    let span = ChartSpan::new(query.range, timeseries::recorded_until(SystemTime::now()));
+    let span = ChartSpan::new(query.range, timeseries::recorded_until(clock::now()));
     let ChartSpan { since, until, step_seconds, .. } = span;
     let selection = if query.service.is_empty() { Selection::All } else { Selection::Service(query.service) };
     let plan = SeriesPlan::new(selection, since, until, step_seconds.into(), Timestamp::now());
