@@ -148,7 +148,7 @@ impl From<ControlError> for Problem {
             },
             ControlError::HandedOver
             | ControlError::Stopping
-            | ControlError::Store(StoreError::Unavailable(_) | StoreError::Stale) => {
+            | ControlError::Store(StoreError::Unavailable(_) | StoreError::Stale | StoreError::NewerSchema { .. }) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
             }
             ControlError::Store(StoreError::Full) => Self::new(StatusCode::INSUFFICIENT_STORAGE, detail),

@@ -145,7 +145,10 @@ pub enum StoreError {
     SealKey(String),
     #[error("store: the disk is full; nothing was changed")]
     Full,
-    #[error("store: the database has schema {found}, but this program supports at most {known}; run a newer version")]
+    #[error(
+        "store: the database has schema {found}, which is too new for this program, of schema {known}: install the version of \
+         gw-gateway that upgraded the database, and replace the process"
+    )]
     NewerSchema { found: usize, known: usize },
     #[error(
         "store: the database has schema {found}, of an older version, and this program has schema {known}: use the program of \

@@ -249,3 +249,30 @@ fn an_operator_drains_and_removes_a_node() {
     let (_, out, _) = run(&region, &["status"]);
     assert!(out.contains("EPOCHS BEHIND") && !out.contains(" left "), "{out}");
 }
+
+#[test]
+fn changes_are_refused_while_the_tables_are_two_versions_newer() {
+    let Some(region) = Region::start(1) else { return };
+    let change = |burst: usize| {
+        let config = ureq::Agent::config_builder().http_status_as_error(false).build();
+        let url = format!("http://{}/api/v1/accounts/demo/services/echo", region.node(0).admin_address);
+        let authorization = format!("Bearer {}", region.admin_token().trim());
+        let request = ureq::Agent::from(config).patch(url).header("Authorization", authorization);
+        let mut response = request.send_json(serde_json::json!({ "burst": burst })).unwrap();
+        (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+    };
+    let known: usize = region.postgres.sql("SELECT schema FROM gw.region").parse().unwrap();
+    for newer in [1, 2, 0] {
+        region.postgres.sql(&format!("UPDATE gw.region SET schema = {}", known + newer));
+        if newer == 2 {
+            region.node(0).log.line_with("relaying goes on; changes are refused");
+            let (status, problem) = change(100 + newer);
+            assert_eq!(status, 503, "{problem}");
+            let words = [format!("schema {}", known + 2), format!("schema {known}"), "replace the process".to_owned()];
+            assert!(words.iter().all(|words| problem.contains(words)), "{problem}");
+        } else {
+            // The version is read every second.
+            eventually("changes are made", || (change(100 + newer).0 == 200).then_some(()));
+        }
+    }
+}

@@ -205,6 +205,8 @@ struct Known {
     set: Option<RecordSet>,
     /// The tables had tags before: tables without tags are not trusted any more.
     had_tags: bool,
+    /// Version of the tables, if it is too new for this program.
+    newer_schema: Option<usize>,
 }
 
 impl KnownRecords {
@@ -220,6 +222,16 @@ impl KnownRecords {
 
     pub(super) fn had_tags(&self) -> bool {
         self.lock().had_tags
+    }
+
+    /// Notes the version of the tables, if it is too new for this program. Returns what was noted before.
+    pub(super) fn note_newer_schema(&self, found: Option<usize>) -> Option<usize> {
+        std::mem::replace(&mut self.lock().newer_schema, found)
+    }
+
+    /// Version of the tables, if it is too new for this program.
+    pub(super) fn newer_schema(&self) -> Option<usize> {
+        self.lock().newer_schema
     }
 
     /// Uses a set that was loaded, unless a newer one of the same region is known.

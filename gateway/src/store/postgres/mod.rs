@@ -330,9 +330,16 @@ impl Store for PostgresStore {
     }
 
     fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
+        self.refuse_newer()?;
         let steps = FinalSteps::of(steps, self.codec(&after.origin))?;
         let deadline = Instant::now() + COMMIT;
-        Limited::until(deadline, self).0.commit_by(deadline, after, steps, entry)
+        let committed = Limited::until(deadline, self).0.commit_by(deadline, after, steps, entry);
+        if matches!(committed, Err(StoreError::Postgres(_))) {
+            // A newer program may just have changed the tables.
+            self.read_clock()?;
+            self.refuse_newer()?;
+        }
+        committed
     }
 
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {

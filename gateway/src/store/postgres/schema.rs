@@ -140,8 +140,7 @@ pub(super) fn check(
         let problem = "the database holds no region: create one with `gw-gateway region init`";
         return Err(StoreError::Region(problem.to_owned()));
     };
-    // Tables of the next version can be used: nodes are upgraded one after another.
-    if found > known + 1 {
+    if !is_usable(found) {
         return Err(StoreError::NewerSchema { found, known });
     }
     if found < AUTHENTICATED && had_tags {
@@ -174,6 +173,11 @@ pub(super) fn belongs_to(
         return Err(StoreError::Region("the region key differs from the key of the other nodes".to_owned()));
     }
     Ok(())
+}
+
+/// Whether this program can use tables of version `found`, also of the next version: nodes are upgraded one after another.
+pub(super) fn is_usable(found: usize) -> bool {
+    found <= MIGRATIONS.len() + 1
 }
 
 /// Fails if the tables have to be migrated.
