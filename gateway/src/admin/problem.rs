@@ -148,9 +148,9 @@ impl From<ControlError> for Problem {
             },
             ControlError::HandedOver
             | ControlError::Stopping
-            | ControlError::Store(StoreError::Unavailable(_) | StoreError::Stale | StoreError::NewerSchema { .. }) => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-            }
+            | ControlError::Store(
+                StoreError::Unavailable(_) | StoreError::Stale | StoreError::Pooled | StoreError::NewerSchema { .. },
+            ) => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
             ControlError::Store(StoreError::Full) => Self::new(StatusCode::INSUFFICIENT_STORAGE, detail),
             _ => {
                 tracing::error!(error = detail, "a request of the admin listener failed");

@@ -15,7 +15,8 @@ use crate::cluster::{LocalNode, NodeClient};
 use crate::config::{Config, StoreSettings};
 use crate::region::RegionKey;
 use crate::store::{
-    KnownRecords, PostgresSettings, PostgresSource, PostgresStore, Sealing, Snapshot, Store, StoreError, StoreSource,
+    KnownRecords, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, Sealing, Snapshot, Store,
+    StoreError, StoreSource,
 };
 use crate::tls::admin::AdminTls;
 use crate::tls::pki::{self, Authority};
@@ -135,6 +136,9 @@ fn load_from_postgres(
     source: &PostgresSource,
     config: &Config,
 ) -> Result<Snapshot, ControlError> {
+    if !PostgresInspector::connect(&source.settings, &source.node)?.is_notified()? {
+        return Err(StoreError::Pooled.into());
+    }
     let mut secrets = PostgresStore::new(source)?;
     match secrets.check_unmigrated() {
         // The load migrates the tables, and trusts them unless the copy is of tables with tags.

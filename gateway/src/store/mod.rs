@@ -122,6 +122,10 @@ pub struct AuditQuery {
     pub limit: usize,
 }
 
+/// What a pool of connections does that is not of use to a node.
+pub(crate) const POOLED: &str =
+    "a connection pool gives the sessions of this node to others, such as PgBouncer with pool_mode = transaction";
+
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("store: {0}")]
@@ -134,6 +138,8 @@ pub enum StoreError {
     Unavailable(String),
     #[error("store: PostgreSQL: {0}")]
     Postgres(String),
+    #[error("store: {POOLED}: connect to PostgreSQL itself, or set pool_mode = session for this database")]
+    Pooled,
     #[error("store: {0}")]
     Region(String),
     #[error(

@@ -12,8 +12,8 @@ use crate::config::Config;
 use crate::control::{node_name, postgres_source};
 use crate::region::{NodeRow, RegionKey, Roster};
 use crate::store::{
-    EngineState, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, RegionState, Replication, Store,
-    StoreError,
+    EngineState, POOLED, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, RegionState, Replication,
+    Store, StoreError,
 };
 
 const STORE: &str = "store";
@@ -31,11 +31,14 @@ pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &Postgre
         Ok(inspector) => inspector,
         Err(error) => return without_primary(out, settings, &error),
     };
+    if !notifications(out, inspector.is_notified()) {
+        // What other checks find through a pool is of no use.
+        return;
+    }
     match inspector.engine() {
         Ok(state) => engine(out, settings, &state),
         Err(error) => return out.failed(STORE, reason(&error), "see the log of PostgreSQL"),
     }
-    notifications(out, inspector.is_notified());
     clock(out, inspector.clock().map(|reading| reading.difference()));
     match inspector.region() {
         Ok(Some(state)) => {
@@ -208,14 +211,19 @@ fn standby(out: &mut Examination, state: &EngineState) {
     }
 }
 
-fn notifications(out: &mut Examination, is_notified: Result<bool, StoreError>) {
+/// Whether the connections are sessions of this node alone.
+fn notifications(out: &mut Examination, is_notified: Result<bool, StoreError>) -> bool {
     const CHECK: &str = "store: notifications";
     const ADVICE: &str = "connect to PostgreSQL itself, or through PgBouncer with pool_mode = session: LISTEN needs a session of its own";
     match is_notified {
-        Ok(true) => out.ok(CHECK, "arrive"),
-        Ok(false) => out.failed(CHECK, "do not arrive: a connection pool such as PgBouncer is in between", ADVICE),
+        Ok(true) => {
+            out.ok(CHECK, "arrive");
+            return true;
+        }
+        Ok(false) => out.failed(CHECK, format!("do not arrive: {POOLED}"), ADVICE),
         Err(error) => out.failed(CHECK, reason(&error), ADVICE),
     }
+    false
 }
 
 /// Compares the clock of this machine with that of the server.
@@ -390,10 +398,11 @@ mod tests {
 
     #[test]
     fn lost_notifications_are_a_connection_pool() {
-        let found = finding("store: notifications", |out| notifications(out, Ok(false)));
+        let found = finding("store: notifications", |out| assert!(!notifications(out, Ok(false))));
         assert_eq!(found.verdict, Verdict::Failed);
         assert!(found.found.contains("PgBouncer") && found.advice.unwrap().contains("pool_mode = session"));
-        assert_eq!(finding("store: notifications", |out| notifications(out, Ok(true))).verdict, Verdict::Ok);
+        let found = finding("store: notifications", |out| assert!(notifications(out, Ok(true))));
+        assert_eq!(found.verdict, Verdict::Ok);
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Engine {
             Ok(Err(error)) => store_error(&error),
             Err(_) => unavailable(&format!("no answer within {within:.1?}")),
         };
-        if matches!(error, StoreError::Unavailable(_)) {
+        if matches!(error, StoreError::Unavailable(_) | StoreError::Pooled) {
             self.session = None;
         }
         Err(error)
@@ -234,6 +234,8 @@ fn store_error(error: &tokio_postgres::Error) -> StoreError {
     let text = with_cause(error);
     match error.code() {
         Some(&SqlState::DISK_FULL) => StoreError::Full,
+        // The session has statements of another client, or has not those of this one.
+        Some(&(SqlState::DUPLICATE_PSTATEMENT | SqlState::INVALID_SQL_STATEMENT_NAME)) => StoreError::Pooled,
         Some(code) if !is_of_connection(code) => StoreError::Postgres(text),
         _ => StoreError::Unavailable(text),
     }

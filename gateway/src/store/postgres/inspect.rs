@@ -20,6 +20,9 @@ const COUNT: Duration = Duration::from_secs(30);
 /// Longest wait for a notification.
 const NOTIFICATION: Duration = Duration::from_secs(2);
 
+/// Waits for no standby.
+const NOTIFY: &str = "BEGIN; SET LOCAL synchronous_commit = off; NOTIFY gw_probe; COMMIT";
+
 const ENGINE: &str = "
     SELECT host(inet_server_addr()), inet_server_port(), current_setting('server_version'),
         current_setting('server_version_num')::integer, pg_is_in_recovery(),
@@ -185,7 +188,7 @@ impl PostgresInspector {
     pub fn is_notified(&mut self) -> Result<bool, StoreError> {
         let mut other = Engine::new(self.settings.clone(), &self.node)?;
         self.engine.call(CALL, async |session: &mut Session| session.client.batch_execute("LISTEN gw_probe").await)?;
-        other.call(CALL, async |session: &mut Session| session.client.batch_execute("NOTIFY gw_probe").await)?;
+        other.call(CALL, async |session: &mut Session| session.client.batch_execute(NOTIFY).await)?;
         Ok(self.engine.wait_for_notification(NOTIFICATION, &Notify::new()) && self.engine.is_connected())
     }
 }

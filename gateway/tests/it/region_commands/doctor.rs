@@ -5,10 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
-use super::{Node, end};
+use super::{Ended, Node, end};
 use crate::support::eventually;
 use crate::support::postgres::Postgres;
-use crate::support::process::gw_gateway;
+use crate::support::process::{gw_gateway, serve, serve_command};
 use crate::support::programs;
 
 /// The result of a check.
@@ -103,17 +103,38 @@ fn doctor_says_why_a_store_cannot_be_used() {
     server.sql("CREATE ROLE other LOGIN");
     assert_finding(&examine(&node)("region"), "failed", "permission denied for schema gw", "give the schema gw");
 
-    // Notifications are lost in a pool.
-    node.configure(&format!("postgres://gw@{}/postgres", server.pool()), "");
-    let look = examine(&node);
-    assert_finding(&look("store: notifications"), "failed", "do not arrive", "pool_mode = session");
-    assert_eq!(look("region key").verdict, "ok");
-
     server.sql("ALTER ROLE gw SET synchronous_commit = off");
     node.configure(&server.url(), "");
     assert_finding(&examine(&node)("store: durability"), "warning", "a crash can lose", "set both to on");
     server.stop();
     assert_finding(&examine(&node)("store"), "failed", "error connecting to server", "start PostgreSQL");
+}
+
+#[test]
+fn a_pool_of_connections_is_found() {
+    if !programs::usable(&["pgbouncer", "postgresql"]) {
+        return;
+    }
+    let server = Postgres::start();
+    let node = Node::new(&server.url());
+    node.succeed("init");
+    let (pool, url) = server.pool("transaction");
+    node.configure(&url, "");
+    let words =
+        "a connection pool gives the sessions of this node to others, such as PgBouncer with pool_mode = transaction";
+    // Also while other clients use the connections.
+    for _ in 0..3 {
+        assert_finding(&examine(&node)("store: notifications"), "failed", words, "pool_mode = session");
+        let Ended { code, out, .. } = node.region("join");
+        assert!(code == 1 && out.contains(words), "{out}");
+        let Ended { code, err, .. } = end(&mut serve_command(&node.config()));
+        assert!(code == 1 && err.contains(words) && err.contains("or set pool_mode = session"), "{err}");
+    }
+    drop(pool);
+    let (_pool, url) = server.pool("session");
+    node.configure(&url, "");
+    assert_eq!(examine(&node)("store: notifications").verdict, "ok");
+    drop(serve(&mut serve_command(&node.config())));
 }
 
 #[test]

@@ -157,19 +157,22 @@ impl Postgres {
         String::from_utf8(run(command.stdout(Stdio::piped())).stdout).unwrap()
     }
 
-    /// A proxy that passes everything but notifications, as a pool of connections between transactions does.
-    pub(crate) fn pool(&self) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (address, server) = (listener.local_addr().unwrap(), self.socket().join(".s.PGSQL.5432"));
-        std::thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
-                let Ok(server) = UnixStream::connect(&server) else { continue };
-                let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                std::thread::spawn(move || io::copy(&mut from_client, &mut to_server));
-                std::thread::spawn(move || without_notifications(server, client));
-            }
-        });
-        address
+    /// PgBouncer in front of the server, on a Unix socket; returns it with its URL. Sessions of clients share connections to
+    /// the server if `pool_mode` is `transaction`.
+    pub(crate) fn pool(&self, pool_mode: &str) -> (Running, String) {
+        let socket = self.socket();
+        let path = self.folder.path().join(format!("{pool_mode}.ini"));
+        let text = format!(
+            "[databases]\npostgres = host={} user=gw\n[pgbouncer]\nlisten_addr =\nlisten_port = 6432\n\
+             unix_socket_dir = {}\nauth_type = any\npool_mode = {pool_mode}\n",
+            socket.display(),
+            socket.display()
+        );
+        fs::write(&path, text).unwrap();
+        let mut command = self.program("/usr/sbin/pgbouncer");
+        let process = Running::new(command.arg("-q").arg(path).stderr(Stdio::null()).spawn().unwrap());
+        eventually("PgBouncer listens", || UnixStream::connect(socket.join(".s.PGSQL.6432")).ok());
+        (process, self.url().replace("/postgres", ":6432/postgres"))
     }
 }
 
@@ -229,21 +232,6 @@ impl Drop for Postgres {
     fn drop(&mut self) {
         if self.process.is_some() {
             self.stop();
-        }
-    }
-}
-
-/// Passes messages of the server (PostgreSQL 15, §55.7) but for NotificationResponse.
-fn without_notifications(mut server: UnixStream, mut client: TcpStream) -> io::Result<()> {
-    loop {
-        let mut head = [0; 5];
-        server.read_exact(&mut head)?;
-        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
-        let mut body = vec![0; length - 4];
-        server.read_exact(&mut body)?;
-        if head[0] != b'A' {
-            client.write_all(&head)?;
-            client.write_all(&body)?;
         }
     }
 }
