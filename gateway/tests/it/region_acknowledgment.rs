@@ -46,7 +46,9 @@ fn a_node_with_another_history_does_not_acknowledge_a_change() {
          COMMIT"
     ));
     eventually("one node follows the other history", || (region.metric(0, "gw_store_revision") == kept).then_some(()));
-    assert_eq!(enable_key(&region, 0, false), named);
+    // On a slow machine it is declared dead meanwhile.
+    let pending = enable_key(&region, 0, false);
+    assert_eq!(pending.as_deref().map(|node| node.trim_end_matches(";dead")), named.as_deref());
     assert!(region.metric(1, "gw_store_revision") > region.metric(0, "gw_store_revision"));
 
     region.engine_gates[1].set(Passage::Open);
