@@ -308,6 +308,10 @@ pub(crate) const CHARGES: usize = 16 * KIB;
 pub(crate) const UNSENT_STEPS: usize = 64 * KIB;
 /// Last changes that a node of a region knows by their ids. The question whether it uses a change comes within a second.
 pub(crate) const RECENT_CHANGES: usize = 1024;
+/// Bytes of the journal of changes in the data folder. A copy of all records is written when it is half full.
+pub(crate) const JOURNAL: usize = 32 * MIB;
+/// Steps of changes, and one more for each change, that wait to be written to it. Beyond, a copy is written.
+pub(crate) const JOURNAL_STEPS: usize = 64 * KIB;
 /// Time for the successor to answer. If exceeded, the predecessor assumes that it has failed.
 pub(crate) const CHARGED_WITHIN: Duration = Duration::from_secs(2);
 /// Time for each step of a takeover.

@@ -78,6 +78,8 @@ fn store(out: &mut Exposition, store: StoreStatus) {
     let help = "Seconds by which the system's clock is ahead of PostgreSQL's, which the node follows; 0 with SQLite.";
     let seconds = ClockDifference::now().map_or(0.0, ClockDifference::seconds);
     out.single("gw_clock_difference_seconds", Kind::Gauge, help, seconds);
+    let help = "1 while the records cannot be written to the data folder, for a start without PostgreSQL.";
+    out.single("gw_store_copy_failing", Kind::Gauge, help, u8::from(store.is_copy_failing));
 }
 
 /// `None` for a gateway without other nodes, which always admits.
@@ -412,6 +414,7 @@ mod tests {
                 revision: Revision(7),
                 away_for: Some(Duration::from_millis(1500)),
                 refused_records: 2,
+                is_copy_failing: true,
             },
         };
         let text =
@@ -423,6 +426,7 @@ mod tests {
             "gw_store_away_seconds 1.5",
             "gw_store_refused_records 2",
             "gw_clock_difference_seconds 0",
+            "gw_store_copy_failing 1",
             "gw_region_admits 1",
             "gw_region_engine_went_back 0",
             "gw_region_refused_by 0",

@@ -7,7 +7,9 @@ pub(super) fn warnings(nodes: &str) -> Vec<String> {
     let silent: Vec<&str> = nodes().filter(|node| !node.ends_with(";dead")).collect();
     let silent = (!silent.is_empty()).then(|| {
         let silent = silent.join(", ");
-        format!("not yet in use at node {silent}, which does not answer; `gw-gateway region status` shows it")
+        format!(
+            "not yet in use at node {silent}, which does not answer or cannot write to its data_dir; `gw-gateway region status` and its log show it"
+        )
     });
     let dead = (!dead.is_empty()).then(|| {
         let dead = dead.join(", ");

@@ -224,6 +224,9 @@ impl Control {
         for (position, steps) in changes {
             if position.revision > state.position.revision {
                 has_steps |= !steps.is_empty();
+                if let Some(journal) = &self.journal {
+                    journal.push(&state.position, &position, &steps);
+                }
                 state.apply(position, steps, &self.region, self.workers.count());
             }
         }
@@ -237,6 +240,9 @@ impl Control {
     pub(super) fn replace(&self, snapshot: Snapshot) {
         let mut state = self.state();
         state.replace(snapshot, &self.region, self.workers.count());
+        if let Some(journal) = &self.journal {
+            journal.break_off();
+        }
         self.publish(&mut state);
         self.applied.send_replace(state.position.revision);
     }

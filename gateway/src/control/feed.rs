@@ -3,18 +3,19 @@
 //! A notification announces a change within milliseconds. Polling guarantees it, because a connection can break without
 //! a sign. While PostgreSQL does not answer, the node works from memory and refuses changes.
 
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
 use tokio::sync::watch;
 
+use super::journal::{self, Journal};
 use super::{Control, ControlError};
 use crate::clock::ClockWatch;
 use crate::store::{
@@ -47,6 +48,8 @@ pub(crate) struct StoreStatus {
     pub(crate) away_for: Option<Duration>,
     /// Records that are stored, and not used because they are not authentic.
     pub(crate) refused_records: usize,
+    /// The records cannot be written to the data folder.
+    pub(crate) is_copy_failing: bool,
 }
 
 /// Whether PostgreSQL answers, as far as this node knows.
@@ -96,7 +99,8 @@ impl Control {
             .map_or((None, 0), |failure| (Some(failure.since.elapsed()), failure.refused_rows));
         let state = self.state();
         let refused_records = state.directory.refused_signing_keys() + refused_rows;
-        StoreStatus { revision: state.position.revision, away_for, refused_records }
+        let is_copy_failing = self.journal.as_ref().is_some_and(Journal::is_failing);
+        StoreStatus { revision: state.position.revision, away_for, refused_records, is_copy_failing }
     }
 
     /// Looks for changes of other nodes now. Does not wait.
@@ -104,15 +108,18 @@ impl Control {
         self.look_for_changes.notify_one();
     }
 
-    /// The revision that the workers use.
+    /// The revision that the workers use. Also sent when a copy of the records was written.
     pub(crate) fn applied_revision(&self) -> watch::Receiver<Revision> {
         self.applied.subscribe()
     }
 
-    /// Waits until the workers use the change that made `position`.
-    pub(crate) async fn keeps(&self, position: &Position) {
+    /// Waits until the workers use the change that made `position`, and a start without PostgreSQL would know it.
+    pub(crate) async fn keeps(self: &Arc<Self>, position: &Position) {
         let mut progress = self.applied_revision();
-        while !self.includes(position) {
+        loop {
+            if self.includes(position) && self.flush_journal().await {
+                return;
+            }
             if progress.changed().await.is_err() {
                 return std::future::pending().await;
             }
@@ -121,6 +128,13 @@ impl Control {
 
     fn includes(&self, position: &Position) -> bool {
         self.state().includes(position)
+    }
+
+    /// Returns whether all changes so far are durable.
+    async fn flush_journal(self: &Arc<Self>) -> bool {
+        let control = Arc::clone(self);
+        let flush = move || control.journal.as_ref().is_none_or(|journal| journal.flush().is_ok());
+        tokio::task::spawn_blocking(flush).await.unwrap_or(false)
     }
 
     /// The revision of the records.
@@ -186,10 +200,11 @@ impl Follower {
             Ok(store) => store,
             Err(error) => return tracing::error!(%error, "cannot follow changes of other nodes"),
         };
+        self.keep_records();
         while !stopped.load(Ordering::Relaxed) {
             let began = Instant::now();
             if began < self.paused_until {
-                self.copy.write_if_due(&self.control);
+                self.keep_records();
                 std::thread::sleep(POLL);
                 continue;
             }
@@ -206,8 +221,16 @@ impl Follower {
                     std::thread::sleep(POLL.saturating_sub(began.elapsed()));
                 }
             }
-            self.copy.write_if_due(&self.control);
+            self.keep_records();
         }
+    }
+
+    /// Writes the changes of this round to the data folder, and a copy of the records if it is due.
+    fn keep_records(&mut self) {
+        let Some(journal) = &self.control.journal else { return };
+        // Without success, a copy is due.
+        let _ = journal.flush();
+        self.copy.write_if_due(&self.control, journal);
     }
 
     fn follow(&mut self, store: &mut PostgresStore) -> Result<(), StoreError> {
@@ -230,47 +253,64 @@ struct RecordsCopy {
     path: PathBuf,
     sealer: Result<Sealer, StoreError>,
     written: Option<Position>,
+    has_failed: bool,
     next: Instant,
 }
 
 impl RecordsCopy {
     fn new(data_dir: &Path, source: &PostgresSource) -> Self {
         let sealer = Sealer::new(&source.key);
-        Self { path: data_dir.join(COPY_FILE), sealer, written: None, next: Instant::now() }
+        Self { path: data_dir.join(COPY_FILE), sealer, written: None, has_failed: false, next: Instant::now() }
     }
 
-    fn write_if_due(&mut self, control: &Control) {
-        if self.written.as_ref() == Some(&control.position()) || Instant::now() < self.next {
+    fn write_if_due(&mut self, control: &Control, journal: &Journal) {
+        let needs_copy = journal.needs_copy();
+        let is_due = needs_copy || self.written.as_ref() != Some(&control.position());
+        if !is_due || ((self.has_failed || !needs_copy) && Instant::now() < self.next) {
             return;
         }
         let began = Instant::now();
-        match self.write(control) {
-            Ok(position) => self.written = Some(position),
-            Err(error) => tracing::warn!(%error, path = %self.path.display(), "cannot write the copy of the records"),
+        let written = self.write(control, journal);
+        self.has_failed = written.is_err();
+        match written {
+            Ok(Some(position)) => {
+                self.written = Some(position);
+                journal.succeeded();
+                // Changes can be durable now.
+                control.applied.send_modify(|_| ());
+            }
+            Ok(None) => {}
+            Err(error) => journal.failed(&self.path, &error),
         }
         self.next = Instant::now() + COPY_INTERVAL.max(began.elapsed() * COPY_SHARE);
     }
 
-    fn write(&self, control: &Control) -> Result<Position, ControlError> {
+    /// Returns the position of the copy; `None` if another process has the data folder.
+    fn write(&self, control: &Control, journal: &Journal) -> Result<Option<Position>, ControlError> {
+        let Some(mut copying) = journal.copy() else { return Ok(None) };
         let (position, records) = {
             let state = control.state();
+            copying.begin();
             (state.position.clone(), state.records.clone())
         };
         let text = serde_json::to_string(&(&position, records.into_vec(), HAS_TAGS)).map_err(io::Error::other)?;
         let text = Secret::new(text);
         let sealer = self.sealer.as_ref().map_err(|error| io::Error::other(error.to_string()))?;
         files::write_private(&self.path, sealer.seal(COPY_FILE, text.reveal().as_bytes())?.as_bytes())?;
-        Ok(position)
+        copying.finish(&position)?;
+        Ok(Some(position))
     }
 }
 
-/// Reads the copy of the records; `None` if there is none. A copy of a database with tags makes `source` expect them.
+/// Reads the copy of the records and applies the changes of the journal; `None` if there is no copy. A copy of a database
+/// with tags makes `source` expect them.
 pub(crate) fn read_copy(data_dir: &Path, source: &PostgresSource) -> Result<Option<Snapshot>, ControlError> {
     let path = data_dir.join(COPY_FILE);
     if !path.exists() {
         return Ok(None);
     }
-    let opened = Sealer::new(&source.key)?.open(COPY_FILE, &files::read_text(&path)?)?;
+    let (sealer, changes) = (Sealer::new(&source.key)?, journal::read(data_dir)?);
+    let opened = sealer.open(COPY_FILE, &files::read_text(&path)?)?;
     // Earlier versions wrote two members.
     let read = serde_json::from_slice::<(Position, Vec<StoredRecord>, bool)>(&opened)
         .or_else(|_| serde_json::from_slice(&opened).map(|(position, records)| (position, records, false)));
@@ -278,5 +318,10 @@ pub(crate) fn read_copy(data_dir: &Path, source: &PostgresSource) -> Result<Opti
     if has_tags {
         source.known.expect_tags();
     }
-    Ok(Some(Snapshot { position, records: records.into_iter().collect(), recent: Vec::new() }))
+    let mut snapshot = Snapshot { position, records: records.into_iter().collect(), recent: Vec::new() };
+    for entry in journal::changes_after(&sealer, &changes, &snapshot.position) {
+        entry.steps.into_iter().for_each(|step| snapshot.records.apply(step));
+        snapshot.recent.push(mem::replace(&mut snapshot.position, entry.after));
+    }
+    Ok(Some(snapshot))
 }

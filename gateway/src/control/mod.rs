@@ -20,6 +20,7 @@ mod executor;
 mod feed;
 mod gateway_address;
 mod inventory;
+mod journal;
 mod name;
 mod open;
 mod replay;
@@ -60,6 +61,7 @@ use feed::EngineHealth;
 pub(crate) use feed::{Feed, StoreStatus, read_copy};
 pub use gateway_address::{BACKEND_PORT, GatewayAddress};
 pub use inventory::Inventory;
+use journal::Journal;
 use name::checked_name;
 pub(crate) use open::{node_name, postgres_source};
 pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
@@ -100,6 +102,8 @@ pub struct Control {
     /// Makes the changes of this process one at a time. Locked before `state`, never after it.
     store: Mutex<Option<Box<dyn Store>>>,
     state: Mutex<ControlState>,
+    /// Changes for a start without PostgreSQL; `None` with SQLite.
+    journal: Option<Journal>,
     agents: Authority,
     tls: TlsMaterial,
     /// TLS of the admin listener; `None` if it speaks plain HTTP.
@@ -113,7 +117,7 @@ pub struct Control {
     engine_health: EngineHealth,
     /// Ends the wait of the feed for the next change.
     look_for_changes: Arc<Notify>,
-    /// The revision that the workers use.
+    /// The revision that the workers use. Also sent when a copy of the records was written.
     applied: watch::Sender<Revision>,
     workers: Arc<dyn Workers>,
 }
@@ -209,12 +213,19 @@ impl Control {
 
     /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.
     pub(crate) fn close_store(&self) {
+        // First, while no other process uses the data folder.
+        if let Some(journal) = &self.journal {
+            journal.hand_over();
+        }
         *self.store() = None;
     }
 
     /// Reopens the store and loads changes made by another process.
     pub(crate) fn reopen_store(&self) -> Result<(), ControlError> {
         let mut reopened = self.store_source.open()?;
+        if let Some(journal) = &self.journal {
+            journal.take_back();
+        }
         let mut store = self.store();
         self.follow_changes(reopened.as_mut())?;
         *store = Some(reopened);

@@ -9,13 +9,13 @@ use tokio::sync::watch;
 use super::data_folder;
 use super::feed::{EngineHealth, read_copy};
 use super::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
-use super::{Control, ControlError, ControlState, Workers, new_secret};
+use super::{Control, ControlError, ControlState, Journal, Workers, new_secret};
 use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient};
 use crate::config::{Config, StoreSettings};
 use crate::region::RegionKey;
 use crate::store::{
-    KnownRecords, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, Sealing, Snapshot, Store,
+    KnownRecords, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, Sealer, Sealing, Snapshot, Store,
     StoreError, StoreSource,
 };
 use crate::tls::admin::AdminTls;
@@ -49,6 +49,10 @@ impl Control {
             agents.certificate_pem(),
             config.agent_mtls,
         )?;
+        let journal = match &store_source {
+            StoreSource::Sqlite(..) => None,
+            StoreSource::Postgres(source) => Some(Journal::new(&config.data_dir, Sealer::new(&source.key)?)),
+        };
         let (applied, _) = watch::channel(snapshot.position.revision);
         let control = Self {
             store_source,
@@ -58,6 +62,7 @@ impl Control {
             certificate_lifetime: config.agent_certificate_lifetime,
             agent_versions: config.agent_releases.served,
             state: Mutex::new(ControlState::new(snapshot, &config.region, workers.count())),
+            journal,
             store: Mutex::new(Some(store)),
             agents,
             tls,

@@ -4,7 +4,7 @@
 //! once, so that it does not depend on the notification of PostgreSQL. It names the change by its id and region: a node whose
 //! history is another one, for example after a failover that has lost changes, can be at the same or at a later revision.
 //!
-//! A node says yes when its workers use the change.
+//! A node says yes when its workers use the change, and the change is in its data folder, for a start without PostgreSQL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,8 @@ use crate::control::Control;
 use crate::region::{Member, NodeSlot};
 use crate::store::{Position, Revision};
 
-/// Longest wait of a change for the other nodes.
-const WITHIN: Duration = Duration::from_secs(1);
+/// Longest wait of a change for all nodes.
+pub(crate) const WITHIN: Duration = Duration::from_secs(1);
 /// Longest wait of a node that was asked, so that its answer arrives in time.
 const ANSWER_WITHIN: Duration = Duration::from_millis(900);
 

@@ -12,7 +12,8 @@ mod pending;
 mod probes;
 mod refusals;
 
-pub(crate) use acknowledgment::nodes_behind;
+pub(crate) use acknowledgment::{WITHIN as CHANGED_WITHIN, nodes_behind};
 pub(crate) use driver::{Members, MembersSetup, RegionInputs};
 pub(crate) use messages::CarriedNode;
 pub(crate) use messenger::routes;
+pub(crate) use pending::OtherNodes;

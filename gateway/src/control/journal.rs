@@ -1,0 +1,521 @@
+//! The journal in the data folder: the changes since the copy of the records. A node acknowledges a change when it is synced
+//! here, so that a start without PostgreSQL knows it.
+//!
+//! Each line is an entry, sealed with the region key: a change with the positions before and after it. The entries that follow
+//! the position of the copy, without a gap, belong to it. A crash can leave an incomplete entry at the end, which no
+//! acknowledgment depends on.
+//!
+//! Changes wait in a queue. The first caller of [`Journal::flush`] writes all of them and syncs once; callers that come
+//! meanwhile wait for it, and find their changes on the disk or write theirs together.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::mem;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gw_shared::files;
+use gw_shared::identity::secret::Secret;
+use serde::{Deserialize, Serialize};
+
+use super::ControlError;
+use crate::limits;
+use crate::store::{Position, Sealer, Step, StoreError};
+
+/// Name of the file in the data folder, and of its entries for the sealer.
+const FILE: &str = "records.journal";
+
+pub(super) struct Journal {
+    path: PathBuf,
+    sealer: Sealer,
+    /// Locked after the other two, and after the records.
+    queue: Mutex<Queue>,
+    /// Open once the first copy is written.
+    file: Mutex<Option<JournalFile>>,
+    /// Whether this process writes the files: it has the store. Locked while a copy is written, before the others.
+    owns_files: Mutex<bool>,
+    is_failing: AtomicBool,
+}
+
+/// Changes that are not written yet.
+#[derive(Default)]
+struct Queue {
+    entries: Vec<Entry>,
+    /// Number of their steps, and of the changes themselves.
+    steps: usize,
+    base: Base,
+}
+
+/// What the changes in the queue follow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Base {
+    /// Nothing on the disk: changes are not kept before the next copy begins.
+    #[default]
+    Missing,
+    /// A copy that is being written.
+    Copying,
+    /// The last entry of the journal, or the copy.
+    Stored,
+}
+
+struct JournalFile {
+    file: File,
+    /// Length in bytes.
+    length: usize,
+}
+
+/// A change, as a line has it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Entry {
+    before: Position,
+    pub(super) after: Position,
+    pub(super) steps: Vec<Step>,
+}
+
+/// Not all changes are on the disk: a copy of the records has to be written first.
+#[derive(Debug)]
+pub(super) struct NotStored;
+
+impl Queue {
+    fn push(&mut self, entry: Entry) {
+        self.steps += 1 + entry.steps.len();
+        if self.steps > limits::JOURNAL_STEPS {
+            return self.break_off();
+        }
+        self.entries.push(entry);
+    }
+
+    fn break_off(&mut self) {
+        *self = Self::default();
+    }
+
+    fn take(&mut self) -> Result<Vec<Entry>, NotStored> {
+        if self.base != Base::Stored {
+            return Err(NotStored);
+        }
+        self.steps = 0;
+        Ok(mem::take(&mut self.entries))
+    }
+}
+
+impl Journal {
+    pub(super) fn new(data_dir: &Path, sealer: Sealer) -> Self {
+        Self {
+            path: data_dir.join(FILE),
+            sealer,
+            queue: Mutex::default(),
+            file: Mutex::default(),
+            owns_files: Mutex::new(true),
+            is_failing: AtomicBool::default(),
+        }
+    }
+
+    /// Queues a change. The caller holds the lock of the records, so that changes arrive in their order.
+    pub(super) fn push(&self, before: &Position, after: &Position, steps: &[Step]) {
+        let mut queue = lock(&self.queue);
+        if queue.base != Base::Missing {
+            queue.push(Entry { before: before.clone(), after: after.clone(), steps: steps.to_vec() });
+        }
+    }
+
+    /// Notes that the records have changed in another way than by a change. The caller holds the lock of the records.
+    pub(super) fn break_off(&self) {
+        lock(&self.queue).break_off();
+    }
+
+    /// Writes and syncs all changes that wait. On success, every change that was queued before the call is durable.
+    pub(super) fn flush(&self) -> Result<(), NotStored> {
+        let mut file = lock(&self.file);
+        let entries = lock(&self.queue).take()?;
+        if entries.is_empty() {
+            return Ok(());
+        }
+        match self.append(&mut file, &entries) {
+            Ok(true) => return Ok(()),
+            // Too long: the next copy has them.
+            Ok(false) => {}
+            Err(error) => self.failed(&self.path, &error),
+        }
+        // After a failed write or sync the end of the file is unknown.
+        lock(&self.queue).break_off();
+        Err(NotStored)
+    }
+
+    /// Returns whether there was room.
+    fn append(&self, file: &mut Option<JournalFile>, entries: &[Entry]) -> Result<bool, ControlError> {
+        let Some(JournalFile { file, length }) = file else { return Ok(false) };
+        let mut lines = Vec::new();
+        for entry in entries {
+            let text = Secret::new(serde_json::to_string(entry).map_err(io::Error::other)?);
+            lines.extend(self.sealer.seal(FILE, text.reveal().as_bytes())?.into_bytes());
+            lines.push(b'\n');
+        }
+        if *length + lines.len() > limits::JOURNAL {
+            return Ok(false);
+        }
+        file.write_all(&lines)?;
+        file.sync_data()?;
+        *length += lines.len();
+        Ok(true)
+    }
+
+    /// Whether a copy of the records is due: changes are not kept, or the file is half full.
+    pub(super) fn needs_copy(&self) -> bool {
+        let is_long = lock(&self.file).as_ref().is_some_and(|file| file.length > limits::JOURNAL / 2);
+        is_long || lock(&self.queue).base == Base::Missing
+    }
+
+    /// The right to write a copy of the records; `None` if another process has the data folder.
+    pub(super) fn copy(&self) -> Option<Copying<'_>> {
+        let owns_files = lock(&self.owns_files);
+        owns_files.then_some(Copying { journal: self, keeps_entries: false, _owns_files: owns_files })
+    }
+
+    /// Ends all writes, so that another process can use the data folder. Every change so far is written, if it can be.
+    pub(super) fn hand_over(&self) {
+        let mut owns_files = lock(&self.owns_files);
+        // A failure is logged, and the changes are in the database.
+        let _ = self.flush();
+        self.break_off();
+        // Waits for a flush that has begun.
+        *lock(&self.file) = None;
+        *owns_files = false;
+    }
+
+    /// Continues after [`Self::hand_over`]: no other process uses the data folder any more.
+    pub(super) fn take_back(&self) {
+        *lock(&self.owns_files) = true;
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        self.is_failing.load(Ordering::Relaxed)
+    }
+
+    /// Logs that a file cannot be written, once.
+    pub(super) fn failed(&self, path: &Path, error: &ControlError) {
+        if !self.is_failing.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                %error,
+                path = %path.display(),
+                "cannot write the records to the data folder: a start without PostgreSQL would lack the latest changes, so \
+                 X-Gw-Pending-Nodes names this node; check the free space and the owner of data_dir"
+            );
+        }
+    }
+
+    /// Notes that a copy was written.
+    pub(super) fn succeeded(&self) {
+        if self.is_failing.swap(false, Ordering::Relaxed) {
+            tracing::info!("the records are written to the data folder again");
+        }
+    }
+
+    /// Begins the file again after a copy of `position`, with the entries after it if they are to be kept.
+    fn rotate(&self, position: &Position, keeps_entries: bool) -> Result<(), ControlError> {
+        let mut file = lock(&self.file);
+        let stored = if keeps_entries { read_file(&self.path)? } else { Vec::new() };
+        let kept: Vec<u8> =
+            chain(&self.sealer, &stored, position).into_iter().flat_map(|(line, _)| line).copied().collect();
+        files::write_private(&self.path, &kept)?;
+        let opened = OpenOptions::new().append(true).open(&self.path)?;
+        *file = Some(JournalFile { file: opened, length: kept.len() });
+        Ok(())
+    }
+}
+
+/// A copy of the records that is being written. A drop before [`Self::finish`] gives it up.
+pub(super) struct Copying<'a> {
+    journal: &'a Journal,
+    /// The entries after the copy are on the disk.
+    keeps_entries: bool,
+    _owns_files: MutexGuard<'a, bool>,
+}
+
+impl Copying<'_> {
+    /// Marks the position of the copy. The caller holds the lock of the records that it copies.
+    pub(super) fn begin(&mut self) {
+        let mut queue = lock(&self.journal.queue);
+        self.keeps_entries = queue.base == Base::Stored;
+        if queue.base == Base::Missing {
+            queue.base = Base::Copying;
+        }
+    }
+
+    /// Removes the entries up to `position` after the copy of it is durable.
+    pub(super) fn finish(self, position: &Position) -> Result<(), ControlError> {
+        let rotated = self.journal.rotate(position, self.keeps_entries);
+        let mut queue = lock(&self.journal.queue);
+        match &rotated {
+            Ok(()) if queue.base == Base::Copying => queue.base = Base::Stored,
+            Ok(()) => {}
+            // The file may not be the one that is open.
+            Err(_) => queue.break_off(),
+        }
+        rotated
+    }
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.journal.queue);
+        if queue.base == Base::Copying {
+            queue.break_off();
+        }
+    }
+}
+
+/// Reads the file in a data folder; empty if there is none. A caller that also reads the copy reads it afterwards: a copy that
+/// is written meanwhile is newer than these entries, or one that they follow.
+pub(super) fn read(data_dir: &Path) -> io::Result<Vec<u8>> {
+    read_file(&data_dir.join(FILE))
+}
+
+/// The changes that follow `position` in a file.
+pub(super) fn changes_after(sealer: &Sealer, stored: &[u8], position: &Position) -> Vec<Entry> {
+    chain(sealer, stored, position).into_iter().map(|(_, entry)| entry).collect()
+}
+
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut stored = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(limits::JOURNAL as u64).read_to_end(&mut stored));
+    match read {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+        }
+        _ => Ok(stored),
+    }
+}
+
+/// The entries that follow `position` without a gap, with their lines. Ends at the first line that is no entry: a crash has left
+/// it, or something else than a gateway of this region.
+fn chain<'a>(sealer: &Sealer, stored: &'a [u8], position: &Position) -> Vec<(&'a [u8], Entry)> {
+    let (mut chain, mut at) = (Vec::new(), position.clone());
+    for line in stored.split_inclusive(|byte| *byte == b'\n') {
+        let Ok(entry) = open(sealer, line) else {
+            tracing::warn!(
+                file = FILE,
+                bytes = line.len(),
+                "the journal ends with an incomplete entry, which is not used"
+            );
+            break;
+        };
+        if entry.before == at {
+            at = entry.after.clone();
+            chain.push((line, entry));
+        } else if !chain.is_empty() {
+            break;
+        }
+    }
+    chain
+}
+
+fn open(sealer: &Sealer, line: &[u8]) -> Result<Entry, StoreError> {
+    let sealed = line.strip_suffix(b"\n").and_then(|line| str::from_utf8(line).ok());
+    let sealed = sealed.ok_or_else(|| StoreError::Corrupt(format!("{FILE} has an incomplete line")))?;
+    serde_json::from_slice(&sealer.open(FILE, sealed)?).map_err(|error| StoreError::Corrupt(error.to_string()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing under these locks panics: it reads and writes files, and text of its own making.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::region::RegionKey;
+    use crate::store::{RecordId, Revision};
+
+    fn sealer() -> Sealer {
+        Sealer::new(&RegionKey::new([7; 32])).unwrap()
+    }
+
+    fn at(revision: i64) -> Position {
+        Position { origin: "region".to_owned(), revision: Revision(revision), change: format!("change {revision}") }
+    }
+
+    fn journal(folder: &tempfile::TempDir) -> Journal {
+        Journal::new(folder.path(), sealer())
+    }
+
+    /// Queues the changes that lead from one revision to the other.
+    fn push(journal: &Journal, from: i64, to: i64) {
+        let steps = [Step::Delete(RecordId::Account("acme".parse().unwrap()))];
+        (from..to).for_each(|revision| journal.push(&at(revision), &at(revision + 1), &steps));
+    }
+
+    fn write_copy(journal: &Journal, revision: i64) {
+        let mut copying = journal.copy().unwrap();
+        copying.begin();
+        copying.finish(&at(revision)).unwrap();
+    }
+
+    /// The revisions that a start from a copy of `revision` knows in addition.
+    fn known_after(folder: &tempfile::TempDir, revision: i64) -> Vec<i64> {
+        let entries = changes_after(&sealer(), &read(folder.path()).unwrap(), &at(revision));
+        entries.iter().inspect(|entry| assert_eq!(entry.steps.len(), 1)).map(|entry| entry.after.revision.0).collect()
+    }
+
+    #[test]
+    fn flushed_changes_are_known_after_a_crash() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = journal(&folder);
+        push(&first, 1, 3);
+        assert!(first.flush().is_err() && first.needs_copy(), "there is no copy yet");
+        write_copy(&first, 3);
+        assert!(first.flush().is_ok() && !first.needs_copy());
+        push(&first, 3, 6);
+        assert!(first.flush().is_ok());
+        assert_eq!(known_after(&folder, 3), [4, 5, 6]);
+        assert_eq!(known_after(&folder, 4), [5, 6], "a later copy");
+        assert!(known_after(&folder, 6).is_empty() && known_after(&folder, 2).is_empty());
+        let other = Position { change: "other".to_owned(), ..at(3) };
+        assert!(changes_after(&sealer(), &read(folder.path()).unwrap(), &other).is_empty(), "another history");
+        // Changes while a copy is written follow it.
+        let mut copying = first.copy().unwrap();
+        copying.begin();
+        push(&first, 6, 7);
+        assert!(first.flush().is_ok());
+        push(&first, 7, 8);
+        copying.finish(&at(6)).unwrap();
+        assert_eq!(known_after(&folder, 6), [7]);
+        assert!(first.flush().is_ok());
+        assert_eq!(known_after(&folder, 6), [7, 8]);
+    }
+
+    #[test]
+    fn a_torn_or_foreign_tail_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = journal(&folder);
+        write_copy(&first, 1);
+        push(&first, 1, 4);
+        first.flush().unwrap();
+        let path = folder.path().join(FILE);
+        let whole = fs::read(&path).unwrap();
+        let ends: Vec<_> = whole.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1).collect();
+        for length in 0..whole.len() {
+            fs::write(&path, &whole[..length]).unwrap();
+            let complete = ends.iter().filter(|end| **end <= length).count();
+            assert_eq!(known_after(&folder, 1).len(), complete, "{length} bytes");
+        }
+        // A page that did not reach the disk, and an entry twice.
+        let mut damaged = whole.clone();
+        damaged[ends[0]..ends[0] + 8].fill(0);
+        fs::write(&path, damaged).unwrap();
+        assert_eq!(known_after(&folder, 1), [2]);
+        fs::write(&path, [&whole[..ends[0]], &whole].concat()).unwrap();
+        assert_eq!(known_after(&folder, 1), [2]);
+        fs::write(&path, &whole).unwrap();
+        let other = Sealer::new(&RegionKey::new([8; 32])).unwrap();
+        assert!(changes_after(&other, &whole, &at(1)).is_empty());
+        // The next process begins the file again: its changes need not follow those of this one.
+        let next = journal(&folder);
+        write_copy(&next, 1);
+        assert!(known_after(&folder, 1).is_empty());
+    }
+
+    #[test]
+    fn a_replaced_history_needs_a_copy() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = journal(&folder);
+        write_copy(&first, 1);
+        push(&first, 1, 3);
+        first.break_off();
+        push(&first, 3, 4);
+        assert!(first.flush().is_err() && first.needs_copy());
+        // It is replaced again while the copy is written.
+        let mut copying = first.copy().unwrap();
+        copying.begin();
+        first.break_off();
+        copying.finish(&at(4)).unwrap();
+        assert!(first.flush().is_err() && first.needs_copy());
+        write_copy(&first, 4);
+        push(&first, 4, 5);
+        assert!(first.flush().is_ok());
+        assert_eq!(known_after(&folder, 4), [5]);
+        // A copy that cannot be written.
+        first.break_off();
+        let mut copying = first.copy().unwrap();
+        copying.begin();
+        push(&first, 5, 6);
+        drop(copying);
+        assert!(first.flush().is_err() && first.needs_copy());
+    }
+
+    #[test]
+    fn a_full_disk_is_named_until_a_copy_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = journal(&folder);
+        write_copy(&first, 1);
+        let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
+        lock(&first.file).as_mut().unwrap().file = full;
+        push(&first, 1, 2);
+        assert!(first.flush().is_err() && first.is_failing());
+        push(&first, 2, 3);
+        assert!(first.flush().is_err() && first.needs_copy(), "the changes before it are not stored");
+        write_copy(&first, 3);
+        first.succeeded();
+        assert!(first.flush().is_ok() && !first.is_failing());
+    }
+
+    #[test]
+    fn queue_and_file_are_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = journal(&folder);
+        write_copy(&first, 1);
+        let steps = vec![Step::Delete(RecordId::Account("acme".parse().unwrap())); limits::JOURNAL_STEPS];
+        first.push(&at(1), &at(2), &steps);
+        assert!(lock(&first.queue).entries.is_empty() && first.flush().is_err());
+        write_copy(&first, 2);
+        push(&first, 2, 3);
+        lock(&first.file).as_mut().unwrap().length = limits::JOURNAL / 2 + 1;
+        assert!(first.needs_copy() && first.flush().is_ok());
+        lock(&first.file).as_mut().unwrap().length = limits::JOURNAL;
+        push(&first, 3, 4);
+        assert!(first.flush().is_err() && !first.is_failing());
+    }
+
+    #[test]
+    fn only_the_process_with_the_store_writes() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = journal(&folder);
+        write_copy(&first, 1);
+        push(&first, 1, 3);
+        first.hand_over();
+        assert_eq!(known_after(&folder, 1), [2, 3], "the successor knows all changes");
+        push(&first, 3, 4);
+        assert!(first.flush().is_err() && first.copy().is_none());
+        // The successor has failed.
+        first.take_back();
+        write_copy(&first, 4);
+        push(&first, 4, 5);
+        assert!(first.flush().is_ok());
+        assert_eq!(known_after(&folder, 4), [5]);
+    }
+
+    #[test]
+    fn concurrent_changes_are_all_stored_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = journal(&folder);
+        write_copy(&first, 0);
+        let order = Mutex::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        {
+                            let mut revision = lock(&order);
+                            push(&first, *revision, *revision + 1);
+                            *revision += 1;
+                        }
+                        first.flush().unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(known_after(&folder, 0), (1..=160).collect::<Vec<_>>());
+    }
+}
