@@ -22,6 +22,7 @@ pub mod demo;
 mod downstream;
 pub mod error;
 pub mod file_owner;
+mod freeze;
 pub mod hostname;
 mod http1;
 mod http2;

@@ -40,6 +40,12 @@ pub(crate) const DISCARDED_PART: usize = KIB;
 pub(crate) const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(60);
 /// Interval between checks of deadlines.
 pub(crate) const DEADLINE_TICK: Duration = Duration::from_millis(250);
+/// Pause of a worker from which its process counts as frozen.
+pub(crate) const FREEZE: Duration = Duration::from_secs(1);
+/// Time for which requests wait after a freeze until the records were read.
+pub(crate) const FREEZE_WAIT: Duration = Duration::from_millis(1500);
+/// Requests and tunnel handshakes of one worker that wait so. More are refused (503).
+pub(crate) const FREEZE_WAITING: usize = CROSS_CORE_REQUESTS;
 
 /// Bytes of pipelined requests that are read while a response is sent, beyond one read.
 pub(crate) const READ_AHEAD: usize = 32 * KIB;
@@ -319,6 +325,7 @@ pub(crate) const TAKEOVER_STEP: Duration = Duration::from_secs(15);
 /// Time for workers to report levels of rate limits at a takeover or a stop. Below [`TAKEOVER_STEP`], after which the
 /// successor gives up.
 pub(crate) const LEVELS_WITHIN: Duration = Duration::from_secs(10);
+const _: () = assert!(4 * DEADLINE_TICK.as_millis() <= FREEZE.as_millis());
 const _: () = assert!(LEVELS_WITHIN.as_secs() < TAKEOVER_STEP.as_secs());
 /// Time that requests wait for the first tunnel of a service: after a restart, a move of the service, the loss
 /// of a node, or the end of the last tunnel.

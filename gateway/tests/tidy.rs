@@ -48,6 +48,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "auth",
             "store",
             "tls",
+            "freeze",
             "pipe",
             "mailbox",
             "http_message",

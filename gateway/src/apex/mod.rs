@@ -24,6 +24,7 @@ pub(crate) use other_nodes::{NodeQuestions, OtherNodes, routes as routes_between
 use crate::control::Executor;
 use crate::current::Current;
 use crate::error::{Error, request_id_value};
+use crate::freeze::Freeze;
 use crate::hostname::Region;
 use crate::http_message::{CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
 use crate::mailbox::Post;
@@ -45,6 +46,7 @@ pub(crate) struct Apex {
     pub(crate) issuer: String,
     pub(crate) token_lifetime: Duration,
     pub(crate) directory: Rc<Current<Directory>>,
+    pub(crate) freeze: Rc<Freeze>,
     pub(crate) executor: Executor,
     pub(crate) limits: ApexLimits,
     /// Mailboxes of the workers that own buckets.

@@ -61,6 +61,8 @@ pub(crate) enum Denial {
     Unavailable(&'static str),
 }
 
+const OVERLOADED: Denial = Denial::Unavailable("the gateway is overloaded; try again");
+
 impl Apex {
     pub(super) async fn serve_token(
         &self,
@@ -70,9 +72,10 @@ impl Apex {
     ) -> Result<Response<Vec<u8>>, CallerGone> {
         let minted = match self.charge_token_request(request, request_scope.client).await {
             Ok(()) => match body::read(body).await? {
-                Ok(body) => parse(&request.headers, &body).and_then(|token_request| {
-                    mint(&self.directory.get(), &self.issuer, &token_request, Timestamp::now(), self.token_lifetime)
-                }),
+                Ok(body) => match parse(&request.headers, &body) {
+                    Ok(token_request) => self.mint(&token_request).await,
+                    Err(denial) => Err(denial),
+                },
                 Err(error) => Err(Denial::InvalidRequest(error.to_string())),
             },
             Err(denial) => Err(denial),
@@ -99,8 +102,13 @@ impl Apex {
         }
         self.charge(ApexBucket::Token(client)).await.map_err(|error| match error.retry_after_seconds() {
             Some(seconds) if matches!(error, Error::ApexRateLimited { .. }) => Denial::RateLimited { seconds },
-            _ => Denial::Unavailable("the gateway is overloaded; try again"),
+            _ => OVERLOADED,
         })
+    }
+
+    async fn mint(&self, request: &TokenRequest) -> Result<TokenResponse, Denial> {
+        self.freeze.over().await.map_err(|_| OVERLOADED)?;
+        mint(&self.directory.get(), &self.issuer, request, Timestamp::now(), self.token_lifetime)
     }
 }
 

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::journal::{self, Journal};
 use super::{Control, ControlError};
 use crate::clock::ClockWatch;
+use crate::freeze::AwaitedRead;
 use crate::store::{
     Position, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, StoreError, StoreSource, StoredRecord,
 };
@@ -108,6 +109,11 @@ impl Control {
         self.look_for_changes.notify_one();
     }
 
+    /// The read of the records that the workers wait for; `None` with SQLite.
+    pub(crate) fn awaited_read(&self) -> Option<&Arc<AwaitedRead>> {
+        self.postgres_source().map(|_| &self.awaited_read)
+    }
+
     /// The revision that the workers use. Also sent when a copy of the records was written.
     pub(crate) fn applied_revision(&self) -> watch::Receiver<Revision> {
         self.applied.subscribe()
@@ -165,6 +171,7 @@ impl Feed {
             next_forget: Instant::now() + FORGET,
             clock: ClockWatch::default(),
             next_clock: Instant::now(),
+            read_began: Instant::now(),
             paused_until: Instant::now(),
         };
         let stopped = Arc::<AtomicBool>::default();
@@ -190,6 +197,8 @@ struct Follower {
     next_forget: Instant,
     clock: ClockWatch,
     next_clock: Instant,
+    /// Start of the last read of changes.
+    read_began: Instant,
     /// No attempt is made before this time.
     paused_until: Instant,
 }
@@ -208,9 +217,12 @@ impl Follower {
                 std::thread::sleep(POLL);
                 continue;
             }
+            self.read_began = began;
+            let had_connection = store.is_connected();
             // A panic here must not end the thread: nothing else would notice that changes are not followed.
             let followed = catch_unwind(AssertUnwindSafe(|| self.follow(&mut store)))
                 .unwrap_or_else(|_| Err(StoreError::Corrupt("a row made the reader panic".to_owned())));
+            self.tell_workers(&followed, had_connection);
             match followed {
                 Ok(()) => self.control.engine_health.answered(self.control.revision()),
                 Err(error) => {
@@ -235,6 +247,7 @@ impl Follower {
 
     fn follow(&mut self, store: &mut PostgresStore) -> Result<(), StoreError> {
         store.wait_for_changes(POLL, &self.control.look_for_changes)?;
+        self.read_began = Instant::now();
         while self.control.follow_changes(store)? {}
         if Instant::now() >= self.next_clock {
             self.clock.note(&store.read_clock()?);
@@ -245,6 +258,18 @@ impl Follower {
             self.next_forget = Instant::now() + FORGET;
         }
         Ok(())
+    }
+
+    /// Tells the workers about a read that they wait for.
+    fn tell_workers(&self, followed: &Result<(), StoreError>, had_connection: bool) {
+        // An earlier connection may have broken while the process was frozen: the next attempt makes another one.
+        let is_over = !had_connection || !matches!(followed, Err(StoreError::Unavailable(_)));
+        if is_over && self.control.awaited_read.is_answered_by(self.read_began) {
+            tracing::warn!(
+                "this process did not run for a second or longer: requests waited until the records were read again"
+            );
+            self.control.workers.publish_read(self.read_began);
+        }
     }
 }
 

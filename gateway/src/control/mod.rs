@@ -75,6 +75,7 @@ pub(crate) use workers::{LostNode, ViewApplied, Workers};
 
 use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient};
+use crate::freeze::AwaitedRead;
 use crate::hostname::Region;
 use crate::rate::Rate;
 use crate::rate_limit::Level;
@@ -117,6 +118,8 @@ pub struct Control {
     engine_health: EngineHealth,
     /// Ends the wait of the feed for the next change.
     look_for_changes: Arc<Notify>,
+    /// Read of the records that the workers wait for.
+    awaited_read: Arc<AwaitedRead>,
     /// The revision that the workers use. Also sent when a copy of the records was written.
     applied: watch::Sender<Revision>,
     workers: Arc<dyn Workers>,

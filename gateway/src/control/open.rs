@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use gw_shared::identity::secret::Secret;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::data_folder;
 use super::feed::{EngineHealth, read_copy};
@@ -13,6 +14,7 @@ use super::{Control, ControlError, ControlState, Journal, Workers, new_secret};
 use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient};
 use crate::config::{Config, StoreSettings};
+use crate::freeze::AwaitedRead;
 use crate::region::RegionKey;
 use crate::store::{
     KnownRecords, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, Sealer, Sealing, Snapshot, Store,
@@ -54,6 +56,7 @@ impl Control {
             StoreSource::Postgres(source) => Some(Journal::new(&config.data_dir, Sealer::new(&source.key)?)),
         };
         let (applied, _) = watch::channel(snapshot.position.revision);
+        let look_for_changes = Arc::<Notify>::default();
         let control = Self {
             store_source,
             region: config.region.clone(),
@@ -72,7 +75,8 @@ impl Control {
             certified_node: Mutex::default(),
             node_client: NodeClient::new(LocalNode::new(config.region.clone())),
             engine_health: EngineHealth::default(),
-            look_for_changes: Arc::default(),
+            awaited_read: Arc::new(AwaitedRead::new(Arc::clone(&look_for_changes), Instant::now())),
+            look_for_changes,
             applied,
             workers,
         };

@@ -38,6 +38,9 @@ pub(crate) trait Workers: Send + Sync {
     fn count(&self) -> usize;
     /// Makes every worker use this directory from now on.
     fn publish_directory(&self, directory: &Arc<Directory>);
+    /// Tells every worker that a read of the records that began at this time is over. Directories with what was read were
+    /// published before.
+    fn publish_read(&self, began: Instant);
     /// Makes every worker use this view of the region from now on. Each worker then sends a message with `number` on
     /// `applied`.
     fn publish_view(&self, number: u64, view: &Arc<View>, applied: &UnboundedSender<ViewApplied>);

@@ -253,6 +253,7 @@ impl Gateway {
             }),
             listeners_are_ours: listeners.are_ours,
             directory: Arc::clone(&directory),
+            awaited_read: self.control.awaited_read().cloned(),
             certificates: Arc::clone(&certificates),
             affinity_key: affinity_key.clone(),
             tunnel_grace: Arc::clone(&carried.tunnel_grace),

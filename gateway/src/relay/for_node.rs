@@ -95,7 +95,7 @@ async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (St
         return refuse(&sender, None, &Refused::Ending);
     }
     let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
-    let Either::Left((owned, _)) = select(pin!(owned(&nodes, &head)), reset).await else { return };
+    let Either::Left((owned, _)) = select(pin!(after_freeze(&upstream, &nodes, &head)), reset).await else { return };
     let is_upgrade = head.upgrade.is_some();
     let framing = if is_upgrade { Framing::None } else { head.framing };
     let has_body = framing.has_body() || is_upgrade;
@@ -132,6 +132,17 @@ fn read_head(receiver: &StreamReceiver) -> Option<RequestHead> {
             None
         }
     }
+}
+
+/// As [`owned`], for a request that may have queued while this process was frozen.
+async fn after_freeze(upstream: &Upstream, nodes: &Nodes, head: &RequestHead) -> Result<String, Refused> {
+    let label = owned(nodes, head).await?;
+    let freeze = &upstream.tunnels.freeze;
+    if freeze.is_over(Instant::now()) {
+        return Ok(label);
+    }
+    freeze.over().await.map_err(Refused::Error)?;
+    owned(nodes, head).await
 }
 
 /// The label of the request's service, once this node knows that it owns the service.

@@ -1,5 +1,6 @@
 //! The path of a relayed request, top to bottom: find the service, authenticate, admit, open, stream.
 
+mod after_freeze;
 mod authenticate;
 mod carry;
 mod for_node;
@@ -58,8 +59,17 @@ impl Relay {
         response: &mut impl ResponseSink,
     ) -> impl Future<Output = Outcome> {
         let upgrade = request.upgrade.as_ref().map(|_| request.version);
-        let opening = self.open(scope, label, request, peer, body.was_taken_back());
+        let opening = if self.upstream.tunnels.freeze.is_over(scope.began()) {
+            Ok(self.open(scope, label, request, peer, body.was_taken_back()))
+        } else {
+            Err(Box::new(request))
+        };
         async move {
+            let opening = match opening {
+                Ok(opening) => opening,
+                // Boxed, as below.
+                Err(request) => Box::pin(self.open_after_freeze(scope, label, *request, peer, body)).await,
+            };
             let opened = match opening {
                 Ok(Opening::Opened(request)) => Ok(request),
                 // Boxed: a gateway without other nodes never needs the memory.

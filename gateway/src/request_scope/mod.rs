@@ -215,6 +215,11 @@ impl RequestScope {
         }
     }
 
+    /// When the head of the request had arrived.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
     /// Notes that the request has reached `stage`, for all observers.
     pub(crate) fn note(&self, stage: Stage<'_>) {
         match stage {

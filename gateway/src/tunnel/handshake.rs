@@ -52,14 +52,14 @@ pub(crate) async fn serve(
     let identity = stream.peer_certificate().and_then(|certificate| pki::agent_identity(&certificate, &tunnels.region));
     let known = identity.map(|identity| begin(identity.agent));
     let mut buffer = BytesMut::new();
-    let Some(upgrade) = read_upgrade(&stream, &mut buffer, &guard).await else { return };
+    let Some(upgrade) = read_upgrade(&tunnels, &stream, &mut buffer, &guard).await else { return };
     let mut admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, None));
     if let Err(challenged @ Error::AgentChallenge { challenge }) = &admitted {
         let response = dated(challenged.response(tunnels.ids.next_id()));
         if http1::write_response(&stream, response, Connection::Persists).await.is_err() {
             return;
         }
-        let Some(upgrade) = read_upgrade(&stream, &mut buffer, &guard).await else { return };
+        let Some(upgrade) = read_upgrade(&tunnels, &stream, &mut buffer, &guard).await else { return };
         admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, Some(challenge)));
     }
     let Admission { agent, key, service, version, purpose } = match admitted {
@@ -98,13 +98,19 @@ pub(crate) async fn serve(
     runtime::spawn(session::run(tunnels, stream, Party { agent, key, version, service }, opening, via));
 }
 
-/// Reads the head of an upgrade request. `None` if the agent has closed the connection.
+/// Reads the head of an upgrade request, which may have queued while this process was frozen. `None` if the agent has closed
+/// the connection.
 async fn read_upgrade(
+    tunnels: &Tunnels,
     stream: &TlsStream,
     buffer: &mut BytesMut,
     guard: &ConnectionGuard,
 ) -> Option<Result<RequestHead, Error>> {
-    http1::read_head(stream, buffer, guard, HEAD_LIMITS).await.map_err(Error::invalid_head).transpose()
+    let head = match http1::read_head(stream, buffer, guard, HEAD_LIMITS).await {
+        Ok(head) => head?,
+        Err(error) => return Some(Err(Error::invalid_head(error))),
+    };
+    Some(tunnels.freeze.over().await.map(|()| head))
 }
 
 /// Answers with an error and closes the connection.

@@ -34,6 +34,7 @@ use crate::agent_releases::AgentReleases;
 use crate::control::Executor;
 use crate::current::Current;
 use crate::error::{Error, Overload};
+use crate::freeze::Freeze;
 use crate::hostname::Region;
 use crate::lifecycle::Lifecycle;
 use crate::memory::relay::RelayMemory;
@@ -65,6 +66,7 @@ pub(crate) struct Tunnels {
     /// Tunnels that agents had with the predecessor.
     pub(crate) grace: Arc<TunnelGrace>,
     pub(crate) directory: Rc<Current<Directory>>,
+    pub(crate) freeze: Rc<Freeze>,
     pub(crate) certificates: Rc<Current<ServerConfigs>>,
     pub(crate) executor: Executor,
     pub(crate) replaced_keys: ReplacedKeys,

@@ -18,6 +18,7 @@ use crate::connections::Connections;
 use crate::connections::handshakes::Handshakes;
 use crate::control::Executor;
 use crate::current::Current;
+use crate::freeze::Freeze;
 use crate::ingress::{Acceptor, Ingress};
 use crate::lifecycle::Lifecycle;
 use crate::limits;
@@ -47,6 +48,7 @@ struct Common {
     peers: Arc<Peers>,
     executor: Executor,
     directory: Rc<Current<Directory>>,
+    freeze: Rc<Freeze>,
     certificates: Rc<Current<ServerConfigs>>,
     counters: Rc<Counters>,
     ids: Rc<RequestIds>,
@@ -76,6 +78,7 @@ impl Worker {
             peers,
             executor,
             directory: Current::new(setup.directory),
+            freeze: Freeze::new(setup.awaited_read, Instant::now()),
             certificates: Current::new(setup.certificates),
             counters: Rc::default(),
             ids: Rc::new(RequestIds::new()),
@@ -158,6 +161,7 @@ impl Common {
             waiting: Rc::default(),
             grace,
             directory: Rc::clone(&self.directory),
+            freeze: Rc::clone(&self.freeze),
             certificates: Rc::clone(&self.certificates),
             executor: self.executor.clone(),
             replaced_keys: ReplacedKeys::default(),
@@ -188,6 +192,7 @@ impl Common {
             region: config.region.clone(),
             token_lifetime: config.token_lifetime,
             directory: Rc::clone(&self.directory),
+            freeze: Rc::clone(&self.freeze),
             executor: self.executor.clone(),
             limits: ApexLimits::new(config.token_requests, config.enrollment_requests),
             owners: self.peers.clone(),

@@ -1,6 +1,7 @@
 //! Messages to a worker.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam_channel::Sender;
 use tokio::sync::mpsc::UnboundedSender;
@@ -31,6 +32,8 @@ pub(crate) enum WorkerMessage {
     ChargeApex(Box<ApexCharge>),
     /// Use this directory from now on.
     Directory(Arc<Directory>),
+    /// The feed has read the records, or failed to; it began at this time. What it read was sent before.
+    RecordsRead(Instant),
     /// Use this view of the region from now on.
     View(Box<NewView>),
     /// Continue the buckets of services that come to this node at these levels.

@@ -30,6 +30,7 @@ use crate::config::Config;
 use crate::connections::Connections;
 use crate::control::{Executor, LostNode, ViewApplied};
 use crate::current::Current;
+use crate::freeze::AwaitedRead;
 use crate::ingress::Ingress;
 use crate::lifecycle::Lifecycle;
 use crate::limits;
@@ -66,6 +67,8 @@ pub(crate) struct Setup {
     /// `None` if this gateway is the only node of its region.
     pub(crate) region: Option<RegionSetup>,
     pub(crate) directory: Arc<Directory>,
+    /// `None` if no other process changes the records.
+    pub(crate) awaited_read: Option<Arc<AwaitedRead>>,
     pub(crate) certificates: Arc<ServerConfigs>,
     pub(crate) affinity_key: AffinityKey,
     /// Tunnels that agents had with the predecessor.
@@ -117,6 +120,7 @@ impl Setup {
             listeners_are_ours: self.listeners_are_ours,
             region: self.region.as_ref().map(of_region).transpose()?,
             directory,
+            awaited_read: self.awaited_read.clone(),
             certificates: Arc::clone(&self.certificates),
             affinity_key: self.affinity_key.clone(),
             tunnel_grace: Arc::clone(&self.tunnel_grace),
@@ -204,6 +208,7 @@ async fn serve(mut setup: Setup, inbox: Inbox<WorkerMessage>, up: crossbeam_chan
 async fn keep_deadlines(worker: Rc<Worker>) {
     loop {
         runtime::sleep(limits::DEADLINE_TICK).await;
+        worker.tunnels.freeze.look(Instant::now());
         worker.connections.sweep(Instant::now());
         worker.observers.recorder.borrow_mut().flush();
     }
@@ -265,6 +270,7 @@ impl Worker {
             WorkerMessage::Replay(replay) => runtime::spawn(Rc::clone(&self.router.relay).replay(*replay)),
             WorkerMessage::Wake(wake) => wake.deliver(),
             WorkerMessage::Directory(directory) => self.use_directory(directory),
+            WorkerMessage::RecordsRead(began) => self.tunnels.freeze.records_were_read(began, Instant::now()),
             WorkerMessage::ChargeApex(charge) => self.router.apex.limits.serve(*charge),
             WorkerMessage::View(new) => self.use_view(*new),
             WorkerMessage::NodeLevels(levels) => {

@@ -117,6 +117,10 @@ impl Workers for Peers {
         self.tell_all(|| WorkerMessage::Directory(Arc::clone(directory)));
     }
 
+    fn publish_read(&self, began: Instant) {
+        self.tell_all(|| WorkerMessage::RecordsRead(began));
+    }
+
     fn publish_view(&self, number: u64, view: &Arc<View>, applied: &UnboundedSender<ViewApplied>) {
         self.latest().view = Some((number, Arc::clone(view), applied.clone()));
         self.tell_all(|| {

@@ -56,6 +56,7 @@ mod region_console;
 mod region_control;
 mod region_failover;
 mod region_forgery;
+mod region_freezes;
 mod region_isolation;
 mod region_load;
 mod region_logs;

@@ -154,6 +154,11 @@ impl PostgresStore {
         self.check()
     }
 
+    /// Whether there is a connection, as far as this node knows.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.engine.is_connected()
+    }
+
     /// The engine, connected to a checked database.
     fn checked(&mut self) -> Result<&mut Engine, StoreError> {
         if !self.engine.is_connected() {

@@ -111,6 +111,7 @@ fn setup(id: WorkerId, mailbox: &Mailbox<WorkerMessage>, directory: Arc<Director
         listeners_are_ours: true,
         region: None,
         directory,
+        awaited_read: None,
         certificates: Arc::new(no_certificates()?),
         affinity_key: AffinityKey::new(hmac::Key::new(hmac::HMAC_SHA256, &[0; 32])),
         tunnel_grace: Arc::default(),

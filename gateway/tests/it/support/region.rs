@@ -240,7 +240,7 @@ impl Region {
     /// Waits until every node has a copy of the records in its data folder that is younger than the agent.
     pub(crate) fn wait_for_copies(&self) {
         let written = |path: PathBuf| fs::metadata(path).unwrap().modified().unwrap();
-        let enrolled = written(self.folder.path().join("agent/agent.json"));
+        let enrolled = written(self.agent_folder().join("agent.json"));
         eventually("the nodes have copies", || {
             self.running().all(|node| written(self.data(node).join("records.sealed")) > enrolled).then_some(())
         });
@@ -287,6 +287,11 @@ impl Region {
     /// Starts the agent, which connects through the balancer.
     pub(crate) fn run_agent(&self, backend: &str) -> Running {
         self.run_agent_in("agent", || self.token.clone(), backend)
+    }
+
+    /// State folder of the agent.
+    pub(crate) fn agent_folder(&self) -> PathBuf {
+        self.folder.path().join("agent")
     }
 
     /// As [`Self::run_agent`], with another state folder and enrollment token.
