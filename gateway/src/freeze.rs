@@ -246,7 +246,7 @@ mod tests {
                 freeze.look(Instant::now());
             }
         });
-        let Either::Left((waited, _)) = select(pin!(freeze.over()), ticks).await else { unreachable!() };
+        let Either::Left((waited, _)) = select(pin!(freeze.over()), ticks).await;
         assert!(waited.is_ok() && now.elapsed() >= limits::FREEZE_WAIT, "PostgreSQL does not answer");
         assert!(freeze.is_over(Instant::now()));
         assert_eq!(freeze.waiting.get(), 0);
