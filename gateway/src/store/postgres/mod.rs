@@ -328,7 +328,10 @@ impl Store for PostgresStore {
             let begin = session.client.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
             let transaction = begin.read_only(true).start().await?;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
-            read_all(&transaction, sealer, authenticator).await
+            let read = read_all(&transaction, sealer, authenticator).await?;
+            // A dropped transaction would end with the next call, and keep its locks until then.
+            transaction.commit().await?;
+            Ok(read)
         })??;
         self.source.known.load(set);
         Ok(snapshot)
