@@ -227,6 +227,7 @@ impl Control {
                 if let Some(journal) = &self.journal {
                     journal.push(&state.position, &position, &steps);
                 }
+                self.service_counts.note(&steps, &state.records, &self.region);
                 state.apply(position, steps, &self.region, self.workers.count());
             }
         }
@@ -243,6 +244,7 @@ impl Control {
         if let Some(journal) = &self.journal {
             journal.break_off();
         }
+        self.service_counts.begin_again(&state.directory);
         self.publish(&mut state);
         self.applied.send_replace(state.position.revision);
     }

@@ -25,6 +25,7 @@ mod name;
 mod open;
 mod replay;
 mod service;
+mod service_counts;
 mod shared_files;
 mod signing_key;
 mod takeover;
@@ -67,6 +68,7 @@ pub(crate) use open::{node_name, postgres_source};
 pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
 pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
+use service_counts::ServiceCounts;
 pub(crate) use shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub use takeover::MissingChanges;
@@ -115,6 +117,7 @@ pub struct Control {
     node_client: NodeClient,
     admin_token: Secret,
     admin_hosts: Vec<String>,
+    service_counts: ServiceCounts,
     engine_health: EngineHealth,
     /// Ends the wait of the feed for the next change.
     look_for_changes: Arc<Notify>,
@@ -268,6 +271,7 @@ impl Control {
             self.workers.publish_node_tls(&tls);
             *certified = Some(node);
         }
+        self.count_services_by(view.placement());
         // Under the lock, so that views arrive in order.
         self.local_node().use_view(Arc::clone(view));
         self.workers.publish_view(number, view, applied);

@@ -9,6 +9,7 @@ use tokio::sync::{Notify, watch};
 
 use super::data_folder;
 use super::feed::{EngineHealth, read_copy};
+use super::service_counts::ServiceCounts;
 use super::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
 use super::{Control, ControlError, ControlState, Journal, Workers, new_secret};
 use crate::clock::Timestamp;
@@ -74,6 +75,7 @@ impl Control {
             admin_hosts: config.admin_hosts.clone(),
             certified_node: Mutex::default(),
             node_client: NodeClient::new(LocalNode::new(config.region.clone())),
+            service_counts: ServiceCounts::default(),
             engine_health: EngineHealth::default(),
             awaited_read: Arc::new(AwaitedRead::new(Arc::clone(&look_for_changes), Instant::now())),
             look_for_changes,

@@ -30,12 +30,14 @@ use crate::region::{
     Action, Call, CallResult, CarriedMembership, Event, Isolation, Member, Membership, NodeConfig, NodeRow, NodeSlot,
     NodeState, PeerState, RegionSignals, RegionStatus, Statement, StopReason, View,
 };
-use crate::store::{Directory, PostgresStore, StoreError};
+use crate::store::{PostgresStore, StoreError};
 
 /// Longest wait for the last messages before the membership ends.
 const LAST_MESSAGES: Duration = Duration::from_secs(1);
 /// Least time between two messages to all nodes because of a broken link.
 const TELL_AGAIN: Duration = Duration::from_millis(50);
+/// Longest wait for the number of services of each node, after the members have changed.
+const COUNTED_WITHIN: Duration = Duration::from_millis(200);
 /// Longest wait for an answer of the loop.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
@@ -62,7 +64,7 @@ enum Input {
     },
     /// A probe of this session has ended.
     Probed(u128, Option<Verdict>),
-    Status(Sender<(RegionStatus, Option<Arc<View>>)>),
+    Status(Sender<RegionStatus>),
     Others(Sender<OtherNodes>),
     Leave,
     /// End, and leave the membership to another process.
@@ -93,24 +95,19 @@ impl RegionInputs {
 
     /// The region as this node sees it, without the services of each node; `None` if the loop does not answer.
     pub(crate) fn status(&self) -> Option<RegionStatus> {
-        self.status_and_view().map(|(status, _)| status)
-    }
-
-    /// As [`Self::status`], with the number of services in `directory` that each node owns.
-    pub(crate) fn status_with_services(&self, directory: &Directory) -> Option<RegionStatus> {
-        let (mut status, view) = self.status_and_view()?;
-        for service in directory.services() {
-            let owner = view.as_ref().and_then(|view| view.placement().owning_member(&service.hostname));
-            let node = owner.and_then(|owner| status.nodes.iter_mut().find(|node| node.slot == owner.slot));
-            node.into_iter().for_each(|node| node.services += 1);
-        }
-        Some(status)
-    }
-
-    fn status_and_view(&self) -> Option<(RegionStatus, Option<Arc<View>>)> {
         let (reply, answer) = bounded(1);
         self.send(Input::Status(reply));
         answer.recv_timeout(ANSWER_WITHIN).ok()
+    }
+
+    /// As [`Self::status`], with the number of services of each node.
+    pub(crate) fn status_with_services(&self, control: &Control) -> Option<RegionStatus> {
+        let mut status = self.status()?;
+        let services = control.services_by_node(COUNTED_WITHIN);
+        for node in &mut status.nodes {
+            node.services = services.as_ref().map(|services| services.get(&node.slot).copied().unwrap_or(0));
+        }
+        Some(status)
     }
 
     /// The other nodes, as far as this node knows. `None` if the loop does not answer.
@@ -415,11 +412,10 @@ impl Driver {
             Input::Probed(session, verdict) => self.probes.ended(session, verdict),
             Input::Status(reply) => {
                 let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
-                // Counting the services would hold up the membership.
                 let mut status = self.machine.status(now, revision, std::iter::empty());
                 self.refusals.show(&mut status, self.machine.roster(), self.machine.session(), now);
                 // Fails if the answer comes too late.
-                let _ = reply.try_send((status, self.machine.view().cloned()));
+                let _ = reply.try_send(status);
             }
             Input::Others(reply) => {
                 let others = self.dead.others(self.machine.roster(), self.machine.session(), now);

@@ -49,8 +49,8 @@ pub struct NodeStatus {
     pub slot: NodeSlot,
     pub state: NodeState,
     pub version: Arc<str>,
-    /// Services that the node owns by the placement.
-    pub services: usize,
+    /// Services that the node owns by the placement; `None` while they are being counted.
+    pub services: Option<usize>,
     /// Epochs and revisions that the node is behind.
     pub epoch_lag: u64,
     pub revision_lag: u64,
@@ -90,7 +90,7 @@ impl Membership {
             slot: row.slot,
             state: row.state,
             version: Arc::clone(&row.version),
-            services,
+            services: Some(services),
             epoch_lag: if row.state.is_over() { 0 } else { roster.epoch.saturating_sub(row.acknowledged) },
             revision_lag: if row.state.is_over() { 0 } else { revision.saturating_sub(row.applied_revision) },
             silence: self.observer.last_change(row).map(|at| now.saturating_duration_since(at)),

@@ -43,8 +43,8 @@ pub(in crate::admin) struct NodeView {
     /// `joining`, `live`, `draining`, `leaving`, `left` or `dead`.
     state: &'static str,
     version: String,
-    /// Services that the node owns.
-    services: usize,
+    /// Services that the node owns; absent for a moment after the members have changed, while they are counted.
+    services: Option<usize>,
     /// Epochs that its workers are behind.
     epoch_lag: u64,
     /// Changes of the records that it is behind.
@@ -77,7 +77,7 @@ async fn show_region(State(admin): State<Admin>) -> Result<Json<RegionView>, Pro
     let Some(region) = admin.region.clone() else {
         return Err(Problem::new(StatusCode::NOT_FOUND, "this gateway is the only node: `peer_listen` is not set"));
     };
-    let status = admin.ask(move |control| Ok(region.status_with_services(&control.directory()))).await?;
+    let status = admin.ask(move |control| Ok(region.status_with_services(control))).await?;
     let status = status.ok_or_else(|| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the membership does not answer"));
     status.map(|status| Json(status.into()))
 }

@@ -433,7 +433,7 @@ fn the_status_counts_services() {
     run(&mut world, 5_000);
     let services = world.services.clone();
     let status = machine(&world, 0).status(world.clock(0), 5, services.iter().map(String::as_str));
-    assert_eq!(status.nodes.iter().map(|node| node.services).sum::<usize>(), services.len());
+    assert_eq!(status.nodes.iter().map(|node| node.services.unwrap()).sum::<usize>(), services.len());
     assert!(status.nodes.iter().all(|node| node.revision_lag == 5 && node.state == NodeState::Live), "{status:?}");
     assert!(!status.is_moving);
 }

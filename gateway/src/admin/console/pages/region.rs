@@ -35,7 +35,7 @@ struct NodeRow {
     is_here: bool,
     state: NodeState,
     version: String,
-    services: usize,
+    services: String,
     /// Text and style.
     health: (String, &'static str),
     /// `None` if the node does not answer.
@@ -53,7 +53,7 @@ struct Counts {
 pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
     let Some(inputs) = admin.region.clone() else { return Err(Failure::nothing_here()) };
     let live = admin.live(LiveQuery { summary: true, ..LiveQuery::default() }).await?;
-    let status = admin.look(move |control| Ok(inputs.status_with_services(&control.directory()))).await?;
+    let status = admin.look(move |control| Ok(inputs.status_with_services(control))).await?;
     let region = status.map(|status| RegionSummary::new(&status, &live));
     render(&RegionPage { chrome: visit.chrome(Section::Region, "Region"), region })
 }
@@ -126,7 +126,7 @@ impl NodeRow {
             is_here,
             state: node.state,
             version: node.version.to_string(),
-            services: node.services,
+            services: node.services.map_or_else(|| "–".to_owned(), |services| services.to_string()),
             health,
             live: live.map(Counts::from),
             behind,

@@ -1,0 +1,243 @@
+//! The number of services that each node of the region owns.
+//!
+//! All services are counted once when the members change, on a thread of its own: a million of them take most of a second.
+//! After that, each change of the records changes the numbers.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::Control;
+use crate::hostname::Region;
+use crate::ownership::owner_node;
+use crate::region::{NodeSlot, Placement};
+use crate::store::{Directory, RecordId, Records, Step, StoredRecord};
+
+/// Services between two looks whether the members have changed again.
+const BATCH: usize = 10_000;
+
+/// Cheap to clone; the clones share the numbers.
+#[derive(Clone, Default)]
+pub(super) struct ServiceCounts(Arc<(Mutex<Counts>, Condvar)>);
+
+#[derive(Default)]
+struct Counts {
+    /// Members that own services.
+    slots: Arc<[NodeSlot]>,
+    /// Number of services of each member. Until all are counted, only those that came since, less those that went.
+    services: Vec<isize>,
+    /// Number of the count that is under way or done.
+    count: u64,
+    is_complete: bool,
+}
+
+impl Control {
+    /// Counts by the members of this placement from now on.
+    pub(super) fn count_services_by(&self, placement: &Placement) {
+        let slots: Arc<[NodeSlot]> = placement.members().iter().map(|member| member.slot).collect();
+        let state = self.state();
+        if self.service_counts.lock().slots != slots {
+            self.service_counts.begin(&state.directory, slots);
+        }
+    }
+
+    /// The number of services of each node that owns some. `None` if they are still being counted after `within`.
+    pub(crate) fn services_by_node(&self, within: Duration) -> Option<BTreeMap<NodeSlot, usize>> {
+        self.service_counts.complete(within)
+    }
+}
+
+impl ServiceCounts {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        // Every change is of one number, or is followed by a new count.
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts the services of `directory` on another thread.
+    fn begin(&self, directory: &Directory, slots: Arc<[NodeSlot]>) {
+        let (counts, directory) = (self.clone(), directory.clone());
+        let count = {
+            let mut counts = self.lock();
+            let services = vec![0; slots.len()];
+            *counts = Counts { slots, services, count: counts.count + 1, is_complete: false };
+            counts.count
+        };
+        let run = move || counts.count_all(&directory, count);
+        if let Err(error) = std::thread::Builder::new().name("gw-count".to_owned()).spawn(run) {
+            tracing::warn!(%error, "cannot count the services of each node");
+        }
+    }
+
+    /// Counts again, because all records were replaced.
+    pub(super) fn begin_again(&self, directory: &Directory) {
+        let slots = Arc::clone(&self.lock().slots);
+        self.begin(directory, slots);
+    }
+
+    /// Counts all services. Gives up when another count has begun.
+    fn count_all(&self, directory: &Directory, count: u64) {
+        let slots = Arc::clone(&self.lock().slots);
+        let mut services = vec![0; slots.len()];
+        for (number, service) in directory.services().enumerate() {
+            if number % BATCH == 0 && self.lock().count != count {
+                return;
+            }
+            if let Some(owner) = owner(&service.hostname, &slots) {
+                services[owner] += 1;
+            }
+        }
+        let mut counts = self.lock();
+        if counts.count == count {
+            counts.services.iter_mut().zip(services).for_each(|(all, counted)| *all += counted);
+            counts.is_complete = true;
+            self.0.1.notify_all();
+        }
+    }
+
+    /// Notes the services that come and go with `steps`. `records` are those before them.
+    pub(super) fn note(&self, steps: &[Step], records: &Records, region: &Region) {
+        let mut counts = self.lock();
+        if counts.slots.is_empty() {
+            return;
+        }
+        // One change may have several steps of one service.
+        let mut exists = BTreeMap::new();
+        for step in steps {
+            let (key, comes) = match step {
+                Step::Put(StoredRecord::Service(record)) => ((record.account.clone(), record.id.clone()), true),
+                Step::Delete(RecordId::Service(account, id)) => ((account.clone(), id.clone()), false),
+                _ => continue,
+            };
+            let Some(hostname) = region.tenant_hostname(&key.0, &key.1) else { continue };
+            let existed = exists.get(&key).copied().unwrap_or_else(|| records.services.contains_key(&key));
+            exists.insert(key, comes);
+            if let Some(owner) = owner(&hostname, &counts.slots) {
+                counts.services[owner] += isize::from(comes) - isize::from(existed);
+            }
+        }
+    }
+
+    fn complete(&self, within: Duration) -> Option<BTreeMap<NodeSlot, usize>> {
+        let (counts, _) = self
+            .0
+            .1
+            .wait_timeout_while(self.lock(), within, |counts| !counts.is_known())
+            .unwrap_or_else(PoisonError::into_inner);
+        let number = |services: &isize| usize::try_from(*services).unwrap_or(0);
+        let of_nodes = || counts.slots.iter().copied().zip(counts.services.iter().map(number)).collect();
+        counts.is_known().then(of_nodes)
+    }
+}
+
+impl Counts {
+    fn is_known(&self) -> bool {
+        self.is_complete || self.slots.is_empty()
+    }
+}
+
+/// Index of the member that owns the service with this hostname.
+fn owner(hostname: &str, slots: &[NodeSlot]) -> Option<usize> {
+    owner_node(hostname, slots.iter().map(|slot| u64::from(slot.get())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use gw_shared::id::{AccountId, ServiceId};
+
+    use super::*;
+    use crate::affinity::Affinity;
+    use crate::clock::Timestamp;
+    use crate::rate::Rate;
+    use crate::store::{Modes, ServiceRecord};
+
+    const SOON: Duration = Duration::from_secs(60);
+
+    fn region() -> Region {
+        Region::new("eu1", "example.com")
+    }
+
+    fn service(number: usize) -> StoredRecord {
+        StoredRecord::Service(ServiceRecord {
+            account: AccountId::new("acme").unwrap(),
+            id: ServiceId::new(&format!("api{number}")).unwrap(),
+            modes: Modes { jwt: true, service_key: true },
+            enabled: true,
+            rate: Rate::new(1, 1).unwrap(),
+            request_logging: false,
+            capture_request_body: false,
+            capture_response_body: false,
+            retries: false,
+            affinity: Affinity::None,
+            created_at: Timestamp(1),
+        })
+    }
+
+    fn slots(slots: &[u16]) -> Arc<[NodeSlot]> {
+        slots.iter().map(|slot| NodeSlot::new(*slot).unwrap()).collect()
+    }
+
+    /// Records and their directory, whose services are counted.
+    struct World {
+        records: Records,
+        directory: Directory,
+        counts: ServiceCounts,
+    }
+
+    impl World {
+        fn with_services(count: usize) -> Self {
+            let records: Records = (0..count).map(service).collect();
+            let directory = Directory::new(&records, &region(), 1);
+            Self { records, directory, counts: ServiceCounts::default() }
+        }
+
+        fn change(&mut self, steps: &[Step]) {
+            self.counts.note(steps, &self.records, &region());
+            steps.iter().for_each(|step| self.records.apply(step.clone()));
+            self.directory.apply(steps, &self.records, &region(), 1);
+        }
+
+        /// Asserts that the numbers are those of a count of all services.
+        fn check(&self, expected: usize) {
+            let counted = self.counts.complete(SOON).unwrap();
+            assert_eq!(counted.values().sum::<usize>(), expected);
+            let other = ServiceCounts::default();
+            other.begin(&self.directory, Arc::clone(&self.counts.lock().slots));
+            assert_eq!(other.complete(SOON).unwrap(), counted);
+        }
+    }
+
+    #[test]
+    fn numbers_follow_changes_of_records_and_members() {
+        let mut world = World::with_services(100);
+        assert_eq!(world.counts.complete(Duration::ZERO), Some(BTreeMap::new()), "without members");
+        world.counts.begin(&world.directory, slots(&[0, 3, 7]));
+        // Counted or not: changes come at any time.
+        world.change(&[Step::Put(service(100)), Step::Put(service(5)), Step::Delete(service(6).id())]);
+        world.check(100);
+        world.change(&[Step::Delete(service(7).id()), Step::Delete(service(7).id()), Step::Put(service(7))]);
+        world.change(&[Step::Put(service(200)), Step::Delete(service(200).id()), Step::Delete(service(300).id())]);
+        world.check(100);
+        world.counts.begin(&world.directory, slots(&[3]));
+        world.check(100);
+        let [world_of_two, world_of_one] = [World::with_services(2), World::with_services(1)];
+        world.counts.begin_again(&world_of_two.directory);
+        world.counts.begin_again(&world_of_one.directory);
+        assert_eq!(world.counts.complete(SOON).unwrap().into_values().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    #[ignore = "measures; run it in a release build"]
+    fn a_million_services_are_counted_off_the_request() {
+        let mut world = World::with_services(1_000_000);
+        let began = Instant::now();
+        world.counts.begin(&world.directory, slots(&[0, 1, 2]));
+        world.counts.complete(SOON).unwrap();
+        let all = began.elapsed();
+        world.change(&[Step::Put(service(1_000_000))]);
+        let began = Instant::now();
+        world.counts.complete(SOON).unwrap();
+        println!("all: {all:?}, a request: {:?}", began.elapsed());
+    }
+}
