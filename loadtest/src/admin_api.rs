@@ -14,6 +14,14 @@ pub(crate) struct AdminApi {
     http: ureq::Agent,
 }
 
+/// Answer to a request.
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) body: Value,
+    /// Slots of the nodes that do not use a change yet.
+    pub(crate) pending: Vec<usize>,
+}
+
 impl AdminApi {
     pub(crate) fn new(token: &str) -> Self {
         let http = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(ANSWER_WITHIN));
@@ -26,6 +34,12 @@ impl AdminApi {
 
     /// Sends a request to the gateway whose admin listener is `admin_url`; returns status and JSON.
     pub(crate) fn ask(&self, admin_url: &str, method: &str, path: &str, body: &Value) -> Result<(u16, Value), Failure> {
+        let reply = self.exchange(admin_url, method, path, body)?;
+        Ok((reply.status, reply.body))
+    }
+
+    /// Like [`Self::ask`], with the nodes that the reply names.
+    pub(crate) fn exchange(&self, admin_url: &str, method: &str, path: &str, body: &Value) -> Result<Reply, Failure> {
         let url = format!("{admin_url}/api/v1{path}");
         let request = http::Request::builder()
             .method(method)
@@ -36,8 +50,11 @@ impl AdminApi {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let request = request.body(body).map_err(|error| Failure::during(&url, error))?;
         let mut response = self.http.run(request).map_err(failed)?;
+        let pending = response.headers().get("X-Gw-Pending-Nodes").and_then(|names| names.to_str().ok());
+        let pending = pending.unwrap_or_default().split(',').filter_map(|slot| slot.trim().parse().ok()).collect();
         let text = response.body_mut().read_to_string().map_err(failed)?;
-        Ok((response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::Null)))
+        let body = serde_json::from_str(&text).unwrap_or(Value::Null);
+        Ok(Reply { status: response.status().as_u16(), body, pending })
     }
 
     /// Like [`Self::ask`], and fails unless the status is that of a success.

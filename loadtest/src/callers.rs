@@ -117,13 +117,18 @@ impl Callers {
         Self { stop, sent, threads }
     }
 
+    /// Lets the callers end after their current requests.
+    pub(crate) fn end(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
     /// Requests that have ended.
     pub(crate) fn sent(&self) -> usize {
         self.sent.load(Ordering::Relaxed)
     }
 
     pub(crate) fn stop(self) -> Result<Outcome, Failure> {
-        self.stop.store(true, Ordering::Relaxed);
+        self.end();
         let mut all = Outcome::default();
         for thread in self.threads {
             let one = thread.join().map_err(|_| Failure::new("a caller panicked"))?;

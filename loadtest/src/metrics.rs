@@ -1,5 +1,6 @@
 //! The Prometheus metrics of the product.
 
+use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -49,6 +50,17 @@ pub(crate) fn read_of_service(admin_url: &str, name: &str, label: &str) -> Resul
     let label = format!("service=\"{label}\"");
     let samples: String = text.lines().filter(|line| line.contains(&label)).map(|line| format!("{line}\n")).collect();
     Ok(sum(&samples, name).unwrap_or_default())
+}
+
+/// Services that have a sample of this metric above 0.
+pub(crate) fn services_with(admin_url: &str, name: &str) -> Result<HashSet<String>, Failure> {
+    let text = scrape(admin_url)?;
+    let labels = text.lines().filter_map(|line| {
+        let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
+        let label = labels.split_once("service=\"")?.1.split('"').next()?;
+        (value.trim() != "0").then(|| label.to_owned())
+    });
+    Ok(labels.collect())
 }
 
 /// Reasons for refused and closed connections, with their counts.

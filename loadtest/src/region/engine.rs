@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(20);
 pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
     let mut region = Region::start(gateway, None)?;
     let owner = region.owner()?;
-    let balancer = Balancer::start(region.ports())?;
+    let balancer = Balancer::start(&region.addresses())?;
     let epoch = region.status(owner)?["epoch"].clone();
     let callers = Callers::start(&region.target_at(balancer.port), CALLERS, RATE);
     let began = Instant::now();

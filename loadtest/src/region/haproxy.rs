@@ -5,7 +5,6 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use super::nodes::NODES;
 use crate::failure::{Failure, ensure};
 use crate::process::{self, Process};
 
@@ -18,12 +17,12 @@ pub(super) struct Balancer {
 }
 
 impl Balancer {
-    /// Starts HAProxy in front of the nodes on these ports.
-    pub(super) fn start(nodes: [u16; NODES]) -> Result<Self, Failure> {
+    /// Starts HAProxy in front of the nodes at these addresses.
+    pub(super) fn start(nodes: &[SocketAddr]) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
         let [port] = process::free_ports()?;
         let servers: String =
-            nodes.iter().enumerate().map(|(node, port)| format!("  server node{node} 127.0.0.1:{port}\n")).collect();
+            nodes.iter().enumerate().map(|(node, address)| format!("  server node{node} {address}\n")).collect();
         let file = folder.path().join("haproxy.cfg");
         fs::write(
             &file,

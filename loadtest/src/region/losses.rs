@@ -21,7 +21,7 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
     let received = Received::default();
     let mut region = Region::start(gateway, Some(&received.start()?))?;
     region.owner()?;
-    let balancer = Balancer::start(region.ports())?;
+    let balancer = Balancer::start(&region.addresses())?;
     let callers = Callers::start(&region.target_at(balancer.port), CALLERS, RATE);
     let began = Instant::now();
     let mut kills: Vec<Instant> = Vec::new();

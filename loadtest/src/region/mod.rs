@@ -1,8 +1,9 @@
-//! A region of three nodes: cost of a request that crosses nodes, losses, replacements, revocations, and a store that does
-//! not answer.
+//! A region of three nodes: cost of a request that crosses nodes, losses, replacements, revocations, a store that does not
+//! answer, and faults of machines and links.
 
 mod crossing;
 mod engine;
+mod faults;
 mod haproxy;
 mod losses;
 pub(crate) mod nodes;
@@ -15,7 +16,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use self::faults::Fault;
 use crate::failure::Failure;
+use crate::report::say;
 
 /// A part of the scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -26,6 +29,21 @@ enum Part {
     Revocations,
     Tunnels,
     Engine,
+    /// A node without packets
+    Lost,
+    /// A node is frozen, declared dead, and rejoins
+    Rejoin,
+}
+
+impl Part {
+    /// The fault that the part tries in network namespaces.
+    fn fault(self) -> Option<Fault> {
+        match self {
+            Self::Lost => Some(Fault::Lost),
+            Self::Rejoin => Some(Fault::Rejoin),
+            Self::Crossing | Self::Losses | Self::Replacement | Self::Revocations | Self::Tunnels | Self::Engine => None,
+        }
+    }
 }
 
 #[derive(Args)]
@@ -43,6 +61,8 @@ pub(crate) struct Options {
     revocations: usize,
     #[arg(long, default_value_t = 2000)]
     tunnels: usize,
+    #[command(flatten)]
+    faults: faults::FaultOptions,
 }
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
@@ -66,5 +86,11 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     if is_chosen(Part::Engine) {
         engine::run(gateway, length)?;
     }
-    Ok(())
+    let chosen = Part::value_variants().iter().filter(|part| is_chosen(**part));
+    let chosen: Vec<Fault> = chosen.filter_map(|part| part.fault()).collect();
+    if options.only.is_empty() && !faults::is_possible() {
+        say(format_args!("region: faults of machines are left out: network namespaces need root"));
+        return Ok(());
+    }
+    if chosen.is_empty() { Ok(()) } else { faults::run(gateway, &chosen, &options.faults) }
 }

@@ -1,5 +1,6 @@
 //! The product under test, started as `gw-gateway demo --nodes 3`.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -142,6 +143,10 @@ impl Region {
 
     pub(crate) fn admin_urls(&self) -> [&str; NODES] {
         std::array::from_fn(|node| self.nodes[node].admin_url.as_str())
+    }
+
+    pub(super) fn addresses(&self) -> [SocketAddr; NODES] {
+        self.ports().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 
     pub(crate) fn ports(&self) -> [u16; NODES] {

@@ -23,7 +23,7 @@ pub(super) fn run(gateway: &Path, requests: usize) -> Result<(), Failure> {
         region.wait_for_members(NODES)?;
     }
     region.owner()?;
-    let balancer = Balancer::start(region.ports())?;
+    let balancer = Balancer::start(&region.addresses())?;
     let callers = Callers::start(&region.target_at(balancer.port), CALLERS, RATE);
     let wait_for = |share: usize| {
         while callers.sent() < requests * share / (NODES + 1) {

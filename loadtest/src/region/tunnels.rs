@@ -30,7 +30,7 @@ pub(super) fn run(gateway: &Path, count: usize) -> Result<(), Failure> {
     let backend = Received::default().start()?;
     let mut region = Region::start(gateway, None)?;
     let owner = region.owner()?;
-    let balancer = Balancer::start(region.ports())?;
+    let balancer = Balancer::start(&region.addresses())?;
     let mut agents = Vec::new();
     for number in 0..count.div_ceil(OF_AGENT) {
         let services = OF_AGENT.min(count - number * OF_AGENT);
