@@ -33,6 +33,12 @@ enum Part {
     Lost,
     /// A node is frozen, declared dead, and rejoins
     Rejoin,
+    /// Keys are revoked during faults of ten kinds
+    Revoked,
+    /// One-way cuts between machines
+    Cuts,
+    /// The clock of a node is wrong
+    Clock,
 }
 
 impl Part {
@@ -41,6 +47,9 @@ impl Part {
         match self {
             Self::Lost => Some(Fault::Lost),
             Self::Rejoin => Some(Fault::Rejoin),
+            Self::Revoked => Some(Fault::Revoked),
+            Self::Cuts => Some(Fault::Cuts),
+            Self::Clock => Some(Fault::Clock),
             Self::Crossing | Self::Losses | Self::Replacement | Self::Revocations | Self::Tunnels | Self::Engine => None,
         }
     }
@@ -92,5 +101,5 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         say(format_args!("region: faults of machines are left out: network namespaces need root"));
         return Ok(());
     }
-    if chosen.is_empty() { Ok(()) } else { faults::run(gateway, &chosen, &options.faults) }
+    if chosen.is_empty() { Ok(()) } else { faults::run(gateway, &chosen, &options.faults, options.revocations) }
 }

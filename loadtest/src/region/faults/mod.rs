@@ -1,8 +1,11 @@
 //! Faults of nodes, links and clocks, on machines that are Linux network namespaces. Needs root.
 
+mod clock;
+mod cuts;
 mod engine;
 mod lost;
 mod rejoin;
+mod revoked;
 mod site;
 mod table;
 mod watch;
@@ -10,16 +13,20 @@ mod world;
 
 use std::path::Path;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
+use self::revoked::Kind;
 use self::table::{Row, Table};
 use crate::failure::Failure;
 
-/// A fault, or a group of them.
+/// A group of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     Lost,
     Rejoin,
+    Revoked,
+    Cuts,
+    Clock,
 }
 
 #[derive(Args)]
@@ -30,6 +37,26 @@ pub(super) struct FaultOptions {
     /// Time without PostgreSQL, after a node has rejoined
     #[arg(long, default_value_t = 25)]
     away_seconds: u64,
+    /// Length of each one-way cut
+    #[arg(long, default_value_t = 30)]
+    cut_seconds: u64,
+    /// Time in which links are cut again and again
+    #[arg(long, default_value_t = 180)]
+    flap_seconds: u64,
+    /// Length of the load beside each wrong clock
+    #[arg(long, default_value_t = 15)]
+    clock_seconds: u64,
+    /// Faults during which keys are revoked; all if not given
+    #[arg(long, value_delimiter = ',', value_enum)]
+    kinds: Vec<Kind>,
+}
+
+impl FaultOptions {
+    /// In the order of their declaration.
+    fn kinds(&self) -> Vec<Kind> {
+        let is_chosen = |kind: &&Kind| self.kinds.is_empty() || self.kinds.contains(kind);
+        Kind::value_variants().iter().filter(is_chosen).copied().collect()
+    }
 }
 
 /// Whether this process may make network namespaces.
@@ -37,14 +64,22 @@ pub(super) fn is_possible() -> bool {
     world::is_possible()
 }
 
-/// Runs faults, each in a region of its own, and fails if a figure is missed.
-pub(super) fn run(gateway: &Path, faults: &[Fault], options: &FaultOptions) -> Result<(), Failure> {
+/// Tries faults, each group in a region of its own, and fails if a figure is missed.
+pub(super) fn run(
+    gateway: &Path,
+    faults: &[Fault],
+    options: &FaultOptions,
+    revocations: usize,
+) -> Result<(), Failure> {
     gw_shared::runtime::raise_open_file_limit();
     let mut table = Table::default();
     for fault in faults {
         let rows = match fault {
             Fault::Lost => lost::run(gateway, options),
             Fault::Rejoin => rejoin::run(gateway, options),
+            Fault::Revoked => revoked::run(gateway, options, revocations),
+            Fault::Cuts => cuts::run(gateway, options),
+            Fault::Clock => clock::run(gateway, options),
         };
         table.add(rows.unwrap_or_else(|failure| vec![Row::failed(&format!("{fault:?}"), &failure)]));
     }

@@ -57,7 +57,7 @@ pub(super) struct Site {
     gateway: PathBuf,
     ca_file: PathBuf,
     backend: String,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 struct Node {
@@ -101,7 +101,7 @@ impl Site {
             gateway: gateway.to_owned(),
             ca_file: folder.path().join("server.crt"),
             backend,
-            _folder: folder,
+            folder,
         };
         site.start_nodes(&plan)?;
         site.administer(0, "POST", "/accounts", &json!({ "id": "demo" }))?;
@@ -110,7 +110,7 @@ impl Site {
     }
 
     fn start_nodes(&mut self, plan: &Plan) -> Result<(), Failure> {
-        let folder = self._folder.path().to_owned();
+        let folder = self.folder.path().to_owned();
         let names = [APEX.to_owned(), format!("*.{APEX}")];
         let failed = |error| Failure::during("making a certificate", error);
         let rcgen::CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(names).map_err(failed)?;
@@ -136,7 +136,7 @@ impl Site {
     }
 
     fn config(&self, number: usize, plan: &Plan) -> String {
-        let folder = self._folder.path().display();
+        let folder = self.folder.path().display();
         let hosts: Vec<String> = self.engines.iter().map(|engine| engine.machine().address().to_string()).collect();
         let isolation = plan.refuse_after.map(|seconds| format!("isolation = \"refuse\"\nmax_staleness_seconds = {seconds}\n"));
         format!(
@@ -180,12 +180,6 @@ impl Site {
         let (_, key) = self.new_key("key of the callers")?;
         self.key = key;
         self.wait_for_tunnels()
-    }
-
-    /// Stops everything in order.
-    pub(super) fn stop(mut self) -> Result<(), Failure> {
-        self.agents.clear();
-        (0..NODES).try_for_each(|node| self.stop_node(node))
     }
 
     /// Id and secret of a new key for all services.

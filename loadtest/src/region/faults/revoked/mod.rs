@@ -1,0 +1,56 @@
+//! Revocations of keys during faults: a node that a reply did not name never accepts the key afterwards.
+
+mod kinds;
+mod trial;
+
+use std::path::Path;
+
+pub(in crate::region) use self::kinds::Kind;
+use self::trial::Trial;
+use super::FaultOptions;
+use super::site::{Plan, Site};
+use super::table::Row;
+use crate::failure::{Failure, ensure};
+use crate::region::nodes::NODES;
+
+/// Services of each agent: enough for each node to own one whose agent connects to it.
+const SERVICES: usize = 12;
+
+pub(super) fn run(gateway: &Path, options: &FaultOptions, revocations: usize) -> Result<Vec<Row>, Failure> {
+    let plan = Plan { services: SERVICES, has_standby: true, ..Plan::default() };
+    let mut site = Site::start(gateway, plan)?;
+    let kinds = options.kinds();
+    let each = revocations.div_ceil(kinds.len());
+    let mut rows = Vec::new();
+    for kind in kinds {
+        let row = one(&mut site, kind, each);
+        rows.push(row.unwrap_or_else(|failure| Row::failed(&name(kind), &failure)));
+        // The faults of the next kind begin in a region that is well.
+        site.wait_until_well()?;
+    }
+    Ok(rows)
+}
+
+fn one(site: &mut Site, kind: Kind, each: usize) -> Result<Row, Failure> {
+    let local = local_services(site)?;
+    let mut trial = Trial::new(site, local, each)?;
+    kind.run(&mut trial)?;
+    trial.row(name(kind))
+}
+
+fn name(kind: Kind) -> String {
+    format!("revoked: {kind:?}")
+}
+
+/// A service of each node, whose agent connects to the node: it serves them when it reaches no other machine.
+fn local_services(site: &Site) -> Result<[usize; NODES], Failure> {
+    let owners = site.owners()?;
+    let mut local = [0; NODES];
+    for (node, local) in local.iter_mut().enumerate() {
+        let is_local = |it: &usize| owners[*it] == Some(node) && site.services[*it].entry == Some(node);
+        let found = (0..owners.len()).find(is_local);
+        ensure(found.is_some(), || format!("node {node} owns no service of its agent"))?;
+        *local = found.unwrap_or_default();
+    }
+    Ok(local)
+}
