@@ -4,11 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
-
 use super::FaultOptions;
-use super::site::{Plan, Site, text};
-use super::table::Row;
+use super::site::{Plan, Site};
+use super::table::{Row, Table};
 use super::watch::{self, Watch};
 use super::world::Machine;
 use crate::client::Target;
@@ -41,7 +39,7 @@ enum Start {
     Neither,
 }
 
-pub(super) fn run(gateway: &Path, options: &FaultOptions) -> Result<Vec<Row>, Failure> {
+pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
     ensure(Path::new(LIBRARY).is_file(), || "libfaketime is not installed: apt-get install faketime".to_owned())?;
     let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
     let clock = Clock(folder.path().join("offset"));
@@ -55,23 +53,22 @@ pub(super) fn run(gateway: &Path, options: &FaultOptions) -> Result<Vec<Row>, Fa
     ];
     let mut site = Site::start(gateway, Plan { services: SERVICES, environment, ..Plan::default() })?;
     let length = Duration::from_secs(options.clock_seconds);
-    let mut rows = Vec::new();
     for offset in OFFSETS {
         let row = running(&site, &clock, offset, length);
-        rows.push(row.unwrap_or_else(|failure| Row::failed(&format!("clock {} while running", hours(offset)), &failure)));
+        table.add_or_failed(&format!("clock {} while running", hours(offset)), row);
         clock.set(0)?;
         site.wait_until_well()?;
     }
     for offset in OFFSETS {
         let row = at_start(&mut site, &clock, offset, length);
-        rows.push(row.unwrap_or_else(|failure| Row::failed(&format!("clock {} at start", hours(offset)), &failure)));
+        table.add_or_failed(&format!("clock {} at start", hours(offset)), row);
         clock.set(0)?;
         if site.has_ended(WRONG)? {
             site.start_node(WRONG)?;
         }
         site.wait_until_well()?;
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// Requests with keys and with tokens of both sides of the clock go on.
@@ -182,19 +179,13 @@ fn with(token: &str) -> impl Fn(Target) -> Result<Target, Failure> {
 
 /// An access token for all services, which a node has issued.
 fn token(site: &Site, node: usize) -> Result<String, Failure> {
-    let ids: Vec<&str> = site.services.iter().map(|service| service.id.as_str()).collect();
-    let new = json!({ "name": "", "allowed_services": ids });
-    let credential = site.change(0, "POST", "/accounts/demo/credentials", &new)?;
-    let form = format!(
-        "grant_type=client_credentials&client_id={}&client_secret={}",
-        text(&credential, "client_id"),
-        text(&credential, "client_secret")
-    );
+    let (client, secret) = site.new_client()?;
+    let form = format!("grant_type=client_credentials&client_id={client}&client_secret={secret}");
     let apex = site.apex()?;
     let answer = site.world.on(Machine::Node(node), || apex.connect()?.post_form("/oauth/token", &form))?;
     let body: serde_json::Value = serde_json::from_slice(&answer.body)?;
     ensure(answer.head.status == 200, || format!("no access token: {body}"))?;
-    Ok(text(&body, "access_token"))
+    Ok(body["access_token"].as_str().unwrap_or_default().to_owned())
 }
 
 fn hours(seconds: i64) -> String {

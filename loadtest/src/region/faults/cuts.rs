@@ -8,7 +8,7 @@ use serde_json::json;
 use super::FaultOptions;
 use super::site::Site;
 use super::site::Plan;
-use super::table::Row;
+use super::table::{Row, Table};
 use super::watch::{self, Pair, Seen, Watch};
 use super::world::Machine;
 use crate::callers::{Failed, What};
@@ -46,17 +46,16 @@ struct Deaths {
     count: usize,
 }
 
-pub(super) fn run(gateway: &Path, options: &FaultOptions) -> Result<Vec<Row>, Failure> {
+pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
     let site = Site::start(gateway, Plan { services: SERVICES, ..Plan::default() })?;
     let limits = json!({ "burst": BURST, "refill_per_minute": 60 * REFILL_PER_SECOND });
     site.change(0, "PATCH", &format!("/accounts/demo/services/{}", site.services[LIMITED].id), &limits)?;
-    let mut rows = each_pair(&site, Duration::from_secs(options.cut_seconds))?;
+    each_pair(&site, Duration::from_secs(options.cut_seconds), table)?;
     site.wait_until_well()?;
-    rows.extend(flapping(&site, Duration::from_secs(options.flap_seconds))?);
-    Ok(rows)
+    flapping(&site, Duration::from_secs(options.flap_seconds), table)
 }
 
-fn each_pair(site: &Site, length: Duration) -> Result<Vec<Row>, Failure> {
+fn each_pair(site: &Site, length: Duration, table: &mut Table) -> Result<(), Failure> {
     let owners = site.owners()?;
     let load = Load::start(site)?;
     let mut deaths = Deaths::default();
@@ -82,10 +81,12 @@ fn each_pair(site: &Site, length: Duration) -> Result<Vec<Row>, Failure> {
         .note(format!("{} of their own ({}) in {} requests", own.len(), kinds(own), watch::requests(&seen)))
         .note(format!("{} deaths", deaths.count))
         .note(format!("all served again at most {:.1} s after a cut", slowest.as_secs_f64()));
-    Ok(vec![row, bucket.row("bucket during one-way cuts")])
+    table.add(row);
+    table.add(bucket.row("bucket during one-way cuts"));
+    Ok(())
 }
 
-fn flapping(site: &Site, length: Duration) -> Result<Vec<Row>, Failure> {
+fn flapping(site: &Site, length: Duration, table: &mut Table) -> Result<(), Failure> {
     let load = Load::start(site)?;
     let mut deaths = Deaths::default();
     let deadline = Instant::now() + length;
@@ -113,7 +114,9 @@ fn flapping(site: &Site, length: Duration) -> Result<Vec<Row>, Failure> {
             ),
         )
         .note(format!("{} deaths", deaths.count));
-    Ok(vec![row, bucket.row("bucket while links flap")])
+    table.add(row);
+    table.add(bucket.row("bucket while links flap"));
+    Ok(())
 }
 
 /// Requests to all services at all nodes, and more than its rate to the limited one.

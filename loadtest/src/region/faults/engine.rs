@@ -80,6 +80,17 @@ impl Engine {
         Ok(String::from_utf8_lossy(&said).trim().to_owned())
     }
 
+    /// Waits until this standby has what `primary` has now.
+    pub(super) fn wait_for(&self, primary: &Self, world: &World) -> Result<(), Failure> {
+        let position = primary.sql(world, "SELECT pg_current_wal_lsn()")?;
+        let deadline = Instant::now() + READY_WITHIN;
+        while self.sql(world, &format!("SELECT pg_last_wal_replay_lsn() >= '{position}'"))? != "t" {
+            ensure(Instant::now() < deadline, || "the standby does not follow".to_owned())?;
+            std::thread::sleep(TICK);
+        }
+        Ok(())
+    }
+
     pub(super) fn machine(&self) -> Machine {
         self.machine
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::FaultOptions;
 use super::site::{Plan, Site};
-use super::table::Row;
+use super::table::{Row, Table};
 use super::watch::{self, Watch};
 use super::world::Machine;
 use crate::failure::{Failure, ensure};
@@ -19,7 +19,7 @@ const CALLERS: u32 = 60;
 const BEFORE: Duration = Duration::from_secs(5);
 const WAIT_MAX: Duration = Duration::from_secs(9);
 
-pub(super) fn run(gateway: &Path, options: &FaultOptions) -> Result<Vec<Row>, Failure> {
+pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
     let site = Site::start(gateway, Plan { services: SERVICES, has_balanced_agent: true, ..Plan::default() })?;
     let owners = site.owners()?;
     let is_spliced = |service: &usize, node| {
@@ -53,7 +53,7 @@ pub(super) fn run(gateway: &Path, options: &FaultOptions) -> Result<Vec<Row>, Fa
     let [through_living, balanced] = [slowest(true), slowest(false)].map(Option::unwrap_or_default);
     let figure = |at: Duration| if at == Duration::MAX { "never".to_owned() } else { format!("{:.1} s", at.as_secs_f64()) };
     let failed = watch::failures(&seen).map(|(_, failed)| failed);
-    Ok(vec![
+    table.add(
         Row::new(format!("lost machine, {RATE} requests/s"))
             .check(early == 0, format!("{early} failures before"))
             .check(longest <= WAIT_MAX, format!("longest wait {:.1} s", millis(longest) / 1e3))
@@ -68,5 +68,6 @@ pub(super) fn run(gateway: &Path, options: &FaultOptions) -> Result<Vec<Row>, Fa
             )
             .check(late == 0, format!("{late} failures of requests that began {} s after the loss", WAIT_MAX.as_secs()))
             .note(format!("{} requests; failures: {}", watch::requests(&seen), watch::kinds(failed))),
-    ])
+    );
+    Ok(())
 }

@@ -74,14 +74,16 @@ pub(super) fn run(
     gw_shared::runtime::raise_open_file_limit();
     let mut table = Table::default();
     for fault in faults {
-        let rows = match fault {
-            Fault::Lost => lost::run(gateway, options),
-            Fault::Rejoin => rejoin::run(gateway, options),
-            Fault::Revoked => revoked::run(gateway, options, revocations),
-            Fault::Cuts => cuts::run(gateway, options),
-            Fault::Clock => clock::run(gateway, options),
+        let done = match fault {
+            Fault::Lost => lost::run(gateway, options, &mut table),
+            Fault::Rejoin => rejoin::run(gateway, options, &mut table),
+            Fault::Revoked => revoked::run(gateway, options, revocations, &mut table),
+            Fault::Cuts => cuts::run(gateway, options, &mut table),
+            Fault::Clock => clock::run(gateway, options, &mut table),
         };
-        table.add(rows.unwrap_or_else(|failure| vec![Row::failed(&format!("{fault:?}"), &failure)]));
+        if let Err(failure) = done {
+            table.add(Row::new(format!("{fault:?}")).check(false, failure.to_string()));
+        }
     }
     table.conclude()
 }

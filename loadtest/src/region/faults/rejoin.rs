@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::FaultOptions;
 use super::site::{Plan, Site};
-use super::table::Row;
+use super::table::{Row, Table};
 use super::watch::{self, Watch};
 use super::world::Machine;
 use crate::failure::{Failure, ensure};
@@ -26,34 +26,60 @@ const BURST: usize = 20;
 const REFUSAL: &str = "another node refuses the state of this one";
 const REJOINED_WITHIN: Duration = Duration::from_secs(30);
 
-pub(super) fn run(gateway: &Path, options: &FaultOptions) -> Result<Vec<Row>, Failure> {
+pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
     let plan = Plan { services: SERVICES, refuse_after: Some(REFUSE_AFTER_SECONDS), ..Plan::default() };
     let mut site = Site::start(gateway, plan)?;
     let frozen = NODES - 1;
     freeze(&site, frozen)?;
-    Ok(vec![refusals(&site)?, engine_away(&site, options)?, levels(&mut site, frozen)?])
+    table.add(refusals(&site, format!("rejoin after {} s frozen", FROZEN.as_secs()))?);
+    cut_from_engine(&site, 0)?;
+    table.add(refusals(&site, format!("rejoin after {} s without PostgreSQL", FROZEN.as_secs()))?);
+    table.add(engine_away(&site, options)?);
+    table.add(levels(&mut site, frozen)?);
+    Ok(())
 }
 
 /// Freezes a node until the others have declared it dead, and waits until it has rejoined.
 fn freeze(site: &Site, node: usize) -> Result<(), Failure> {
     site.signal_node(node, Signal::STOP);
     std::thread::sleep(FROZEN);
-    let rows = site.status(0)["nodes"].as_array().cloned().unwrap_or_default();
-    let is_dead = rows.iter().any(|row| row["slot"] == node && row["state"] == "dead");
+    let is_dead = is_dead(site, node);
     site.signal_node(node, Signal::CONT);
     ensure(is_dead, || "the frozen node was not declared dead".to_owned())?;
+    wait_for_return(site)
+}
+
+/// Cuts a node off from PostgreSQL until the others have declared it dead, and waits until it has rejoined.
+fn cut_from_engine(site: &Site, node: usize) -> Result<(), Failure> {
+    let (machine, engine) = (Machine::Node(node), Machine::Engine(0));
+    site.world.cut(machine, engine)?;
+    std::thread::sleep(FROZEN);
+    let is_dead = is_dead(site, node);
+    site.world.heal(machine, engine)?;
+    ensure(is_dead, || "the node without PostgreSQL was not declared dead".to_owned())?;
+    wait_for_return(site)
+}
+
+/// Whether another node knows this one as dead.
+fn is_dead(site: &Site, node: usize) -> bool {
+    let rows = site.status((node + 1) % NODES)["nodes"].as_array().cloned().unwrap_or_default();
+    rows.iter().any(|row| row["slot"] == node && row["state"] == "dead")
+}
+
+fn wait_for_return(site: &Site) -> Result<(), Failure> {
     let continued = Instant::now();
     std::thread::sleep(RETURN);
     site.wait_until_well()?;
     ensure(continued.elapsed() < REJOINED_WITHIN, || "the node did not rejoin in time".to_owned())
 }
 
-fn refusals(site: &Site) -> Result<Row, Failure> {
+/// Counts messages between nodes that are refused after a return.
+fn refusals(site: &Site, situation: String) -> Result<Row, Failure> {
     let count = || (0..NODES).map(|node| Ok(site.log(node)?.matches(REFUSAL).count())).sum::<Result<usize, Failure>>();
     let before = count()?;
     std::thread::sleep(LISTEN);
     let after = count()? - before;
-    Ok(Row::new(format!("rejoin after {} s frozen", FROZEN.as_secs()))
+    Ok(Row::new(situation)
         .check(after == 0, format!("{after} refusals in {} s, {before} until 2 s after its return", LISTEN.as_secs())))
 }
 

@@ -1,5 +1,6 @@
 //! A region whose nodes, databases and agents have machines of their own.
 
+use std::cell::Cell;
 use std::fs::{self, OpenOptions};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -57,6 +58,8 @@ pub(super) struct Site {
     gateway: PathBuf,
     ca_file: PathBuf,
     backend: String,
+    /// Keys and credentials that were made.
+    secrets: Cell<usize>,
     folder: TempDir,
 }
 
@@ -101,6 +104,7 @@ impl Site {
             gateway: gateway.to_owned(),
             ca_file: folder.path().join("server.crt"),
             backend,
+            secrets: Cell::new(0),
             folder,
         };
         site.start_nodes(&plan)?;
@@ -177,17 +181,27 @@ impl Site {
             self.agents.push(agent);
             self._balancers.push(balancer);
         }
-        let (_, key) = self.new_key("key of the callers")?;
-        self.key = key;
+        self.key = self.new_key()?.1;
         self.wait_for_tunnels()
     }
 
     /// Id and secret of a new key for all services.
-    pub(super) fn new_key(&self, name: &str) -> Result<(String, String), Failure> {
-        let ids: Vec<&str> = self.services.iter().map(|service| service.id.as_str()).collect();
-        let new = json!({ "name": name, "allowed_services": ids });
-        let key = self.change(0, "POST", "/accounts/demo/service-keys", &new)?;
+    pub(super) fn new_key(&self) -> Result<(String, String), Failure> {
+        let key = self.change(0, "POST", "/accounts/demo/service-keys", &self.secret_of_all())?;
         Ok((text(&key, "key_id"), text(&key, "service_key")))
+    }
+
+    /// Id and secret of a new client of the token endpoint, for all services.
+    pub(super) fn new_client(&self) -> Result<(String, String), Failure> {
+        let client = self.change(0, "POST", "/accounts/demo/credentials", &self.secret_of_all())?;
+        Ok((text(&client, "client_id"), text(&client, "client_secret")))
+    }
+
+    /// Description of a key or credential with a name that no other has.
+    fn secret_of_all(&self) -> Value {
+        let ids: Vec<&str> = self.services.iter().map(|service| service.id.as_str()).collect();
+        self.secrets.set(self.secrets.get() + 1);
+        json!({ "name": format!("secret {}", self.secrets.get()), "allowed_services": ids })
     }
 
     /// Target of requests that are sent on the machine of a node.
@@ -317,6 +331,6 @@ impl Site {
 }
 
 /// A member of a JSON object that is a text.
-pub(super) fn text(object: &Value, member: &str) -> String {
+fn text(object: &Value, member: &str) -> String {
     object[member].as_str().unwrap_or_default().to_owned()
 }

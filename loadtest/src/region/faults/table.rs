@@ -20,11 +20,6 @@ impl Row {
         Self { situation: situation.into(), figures: Vec::new(), missed: Vec::new() }
     }
 
-    /// A part that could not be measured.
-    pub(super) fn failed(situation: &str, failure: &Failure) -> Self {
-        Self::new(situation).check(false, failure.to_string())
-    }
-
     /// Adds a figure that must hold.
     pub(super) fn check(mut self, holds: bool, figure: String) -> Self {
         let list = if holds { &mut self.figures } else { &mut self.missed };
@@ -45,9 +40,14 @@ impl Row {
 }
 
 impl Table {
-    pub(super) fn add(&mut self, rows: Vec<Row>) {
-        rows.iter().for_each(Row::say);
-        self.rows.extend(rows);
+    pub(super) fn add(&mut self, row: Row) {
+        row.say();
+        self.rows.push(row);
+    }
+
+    /// Adds a row that could perhaps not be measured.
+    pub(super) fn add_or_failed(&mut self, situation: &str, row: Result<Row, Failure>) {
+        self.add(row.unwrap_or_else(|failure| Row::new(situation).check(false, failure.to_string())));
     }
 
     /// Prints all rows. Fails if one has missed a figure.

@@ -192,6 +192,7 @@ fn wait_for_tunnel(trial: &Trial<'_>) {
 }
 
 fn diverged(trial: &mut Trial<'_>) -> Result<(), Failure> {
+    trial.site.engines[1].wait_for(&trial.site.engines[0], &trial.site.world)?;
     trial.site.world.cut(Machine::Engine(0), Machine::Engine(1))?;
     for number in 0..LOST + trial.left() {
         let reply = trial.site.administer(

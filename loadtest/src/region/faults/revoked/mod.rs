@@ -9,26 +9,30 @@ pub(in crate::region) use self::kinds::Kind;
 use self::trial::Trial;
 use super::FaultOptions;
 use super::site::{Plan, Site};
-use super::table::Row;
+use super::table::{Row, Table};
 use crate::failure::{Failure, ensure};
 use crate::region::nodes::NODES;
 
 /// Services of each agent: enough for each node to own one whose agent connects to it.
 const SERVICES: usize = 12;
 
-pub(super) fn run(gateway: &Path, options: &FaultOptions, revocations: usize) -> Result<Vec<Row>, Failure> {
+pub(super) fn run(
+    gateway: &Path,
+    options: &FaultOptions,
+    revocations: usize,
+    table: &mut Table,
+) -> Result<(), Failure> {
     let plan = Plan { services: SERVICES, has_standby: true, ..Plan::default() };
     let mut site = Site::start(gateway, plan)?;
     let kinds = options.kinds();
     let each = revocations.div_ceil(kinds.len());
-    let mut rows = Vec::new();
     for kind in kinds {
-        let row = one(&mut site, kind, each);
-        rows.push(row.unwrap_or_else(|failure| Row::failed(&name(kind), &failure)));
-        // The faults of the next kind begin in a region that is well.
+        // The faults of the kind before have an end.
         site.wait_until_well()?;
+        let row = one(&mut site, kind, each);
+        table.add_or_failed(&name(kind), row);
     }
-    Ok(rows)
+    Ok(())
 }
 
 fn one(site: &mut Site, kind: Kind, each: usize) -> Result<Row, Failure> {

@@ -53,7 +53,7 @@ enum Verdict {
 impl<'a> Trial<'a> {
     /// Makes `count` keys, while the region is well.
     pub(super) fn new(site: &'a mut Site, local: [usize; NODES], count: usize) -> Result<Self, Failure> {
-        let keys = (0..count).map(|_| site.new_key("")).collect::<Result<_, _>>()?;
+        let keys = (0..count).map(|_| site.new_key()).collect::<Result<_, _>>()?;
         let (running, checks, named) = Default::default();
         Ok(Self { site, victim: NODES - 1, local, keys, named, running, checks, refused_changes: 0, addresses: 0 })
     }
