@@ -39,6 +39,8 @@ enum Part {
     Cuts,
     /// The clock of a node is wrong
     Clock,
+    /// The token endpoint of a node that is cut off
+    Tokens,
 }
 
 impl Part {
@@ -50,6 +52,7 @@ impl Part {
             Self::Revoked => Some(Fault::Revoked),
             Self::Cuts => Some(Fault::Cuts),
             Self::Clock => Some(Fault::Clock),
+            Self::Tokens => Some(Fault::Tokens),
             Self::Crossing | Self::Losses | Self::Replacement | Self::Revocations | Self::Tunnels | Self::Engine => None,
         }
     }

@@ -8,6 +8,7 @@ mod rejoin;
 mod revoked;
 mod site;
 mod table;
+mod tokens;
 mod watch;
 mod world;
 
@@ -27,6 +28,7 @@ pub(super) enum Fault {
     Revoked,
     Cuts,
     Clock,
+    Tokens,
 }
 
 #[derive(Args)]
@@ -80,6 +82,7 @@ pub(super) fn run(
             Fault::Revoked => revoked::run(gateway, options, revocations, &mut table),
             Fault::Cuts => cuts::run(gateway, options, &mut table),
             Fault::Clock => clock::run(gateway, options, &mut table),
+            Fault::Tokens => tokens::run(gateway, &mut table),
         };
         if let Err(failure) = done {
             table.add(Row::new(format!("{fault:?}")).check(false, failure.to_string()));

@@ -191,10 +191,22 @@ impl Site {
         Ok((text(&key, "key_id"), text(&key, "service_key")))
     }
 
-    /// Id and secret of a new client of the token endpoint, for all services.
-    pub(super) fn new_client(&self) -> Result<(String, String), Failure> {
+    /// Request of a new client to the token endpoint, for all services.
+    pub(super) fn token_form(&self) -> Result<String, Failure> {
         let client = self.change(0, "POST", "/accounts/demo/credentials", &self.secret_of_all())?;
-        Ok((text(&client, "client_id"), text(&client, "client_secret")))
+        let services: String = self.services.iter().map(|service| format!("%20service%3A{}", service.id)).collect();
+        let (id, secret) = (text(&client, "client_id"), text(&client, "client_secret"));
+        let scope = format!("account%3Ademo{services}");
+        Ok(format!("grant_type=client_credentials&client_id={id}&client_secret={secret}&scope={scope}"))
+    }
+
+    /// An access token that a node issues.
+    pub(super) fn token(&self, node: usize, form: &str) -> Result<String, Failure> {
+        let apex = self.apex()?;
+        let answer = self.world.on(Machine::Node(node), || apex.connect()?.post_form("/oauth/token", form))?;
+        let body: Value = serde_json::from_slice(&answer.body)?;
+        ensure(answer.head.status == 200, || format!("no access token: {body}"))?;
+        Ok(text(&body, "access_token"))
     }
 
     /// Description of a key or credential with a name that no other has.
@@ -211,7 +223,7 @@ impl Site {
     }
 
     /// Target of the region's own endpoints.
-    pub(super) fn apex(&self) -> Result<Target, Failure> {
+    fn apex(&self) -> Result<Target, Failure> {
         Target::new(&format!("https://{APEX}:{PORT}"), &self.ca_file, "")
     }
 

@@ -16,7 +16,7 @@ const SERVES_WITHIN: Duration = Duration::from_secs(15);
 const MOMENT: Duration = Duration::from_millis(500);
 const TICK: Duration = Duration::from_millis(50);
 
-/// A fault of a node, or of the database. `Diverged` is the last one: the first database is lost then.
+/// A fault of a node, or of the database. The last ones are failovers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(in crate::region) enum Kind {
     /// Cut off for two seconds at a time
@@ -39,6 +39,10 @@ pub(in crate::region) enum Kind {
     Killed,
     /// A failover of PostgreSQL loses changes that the node, which is cut off, has applied
     Diverged,
+    /// PostgreSQL fails over and the node is killed at the same moment
+    FailoverKilled,
+    /// The standby was promoted, and the node reaches the earlier primary only
+    TwoPrimaries,
 }
 
 impl Kind {
@@ -54,7 +58,14 @@ impl Kind {
             Self::EngineRestarted => engine_restarted(trial),
             Self::Killed => killed(trial),
             Self::Diverged => diverged(trial),
+            Self::FailoverKilled => failover_killed(trial),
+            Self::TwoPrimaries => two_primaries(trial),
         }
+    }
+
+    /// Whether the primary is another one afterwards.
+    pub(super) fn is_failover(self) -> bool {
+        matches!(self, Self::Diverged | Self::FailoverKilled | Self::TwoPrimaries)
     }
 }
 
@@ -213,4 +224,34 @@ fn diverged(trial: &mut Trial<'_>) -> Result<(), Failure> {
     trial.heal(&engines)?;
     trial.try_all(trial.victim)?;
     trial.finish()
+}
+
+fn failover_killed(trial: &mut Trial<'_>) -> Result<(), Failure> {
+    trial.site.engines[1].wait_for(&trial.site.engines[0], &trial.site.world)?;
+    trial.revoke(trial.left() / 2)?;
+    trial.site.kill_node(trial.victim)?;
+    trial.site.engines[0].kill()?;
+    trial.site.engines[1].promote(&trial.site.world)?;
+    trial.site.start_node(trial.victim)?;
+    trial.revoke(trial.left())?;
+    trial.try_all_everywhere()?;
+    trial.finish()?;
+    trial.site.wait_until_well()
+}
+
+fn two_primaries(trial: &mut Trial<'_>) -> Result<(), Failure> {
+    trial.site.engines[1].wait_for(&trial.site.engines[0], &trial.site.world)?;
+    let [earlier, later] = [Machine::Engine(0), Machine::Engine(1)];
+    trial.site.world.cut(earlier, later)?;
+    trial.site.world.cut(trial.machine(), later)?;
+    trial.peers().iter().try_for_each(|peer| trial.site.world.cut(*peer, earlier))?;
+    trial.site.engines[1].promote(&trial.site.world)?;
+    trial.revoke(trial.left())?;
+    trial.try_all_everywhere()?;
+    trial.finish()?;
+    trial.site.engines[0].kill()?;
+    trial.site.world.heal(trial.machine(), later)?;
+    trial.try_all(trial.victim)?;
+    trial.finish()?;
+    trial.site.wait_until_well()
 }

@@ -22,15 +22,21 @@ pub(super) fn run(
     revocations: usize,
     table: &mut Table,
 ) -> Result<(), Failure> {
-    let plan = Plan { services: SERVICES, has_standby: true, ..Plan::default() };
-    let mut site = Site::start(gateway, plan)?;
+    let start = || Site::start(gateway, Plan { services: SERVICES, has_standby: true, ..Plan::default() });
+    let mut site = None;
     let kinds = options.kinds();
     let each = revocations.div_ceil(kinds.len());
     for kind in kinds {
+        let mut region = match site.take() {
+            Some(region) => region,
+            None => start()?,
+        };
         // The faults of the kind before have an end.
-        site.wait_until_well()?;
-        let row = one(&mut site, kind, each);
+        region.wait_until_well()?;
+        let row = one(&mut region, kind, each);
         table.add_or_failed(&name(kind), row);
+        // The standby is used up by a failover.
+        site = Some(region).filter(|_| !kind.is_failover());
     }
     Ok(())
 }
