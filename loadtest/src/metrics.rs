@@ -54,13 +54,16 @@ pub(crate) fn read_of_service(admin_url: &str, name: &str, label: &str) -> Resul
 
 /// Services that have a sample of this metric above 0.
 pub(crate) fn services_with(admin_url: &str, name: &str) -> Result<HashSet<String>, Failure> {
-    let text = scrape(admin_url)?;
+    Ok(services_in(&scrape(admin_url)?, name))
+}
+
+fn services_in(text: &str, name: &str) -> HashSet<String> {
     let labels = text.lines().filter_map(|line| {
         let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
         let label = labels.split_once("service=\"")?.1.split('"').next()?;
         (value.trim() != "0").then(|| label.to_owned())
     });
-    Ok(labels.collect())
+    labels.collect()
 }
 
 /// Reasons for refused and closed connections, with their counts.
@@ -104,5 +107,12 @@ mod tests {
         assert_eq!(sum(text, "gw_slots"), Some(5));
         assert_eq!(sum(text, "gw_total"), Some(7));
         assert_eq!(sum(text, "gw_other"), None);
+    }
+
+    #[test]
+    fn services_with_a_sample_above_0() {
+        let text =
+            "gw_tunnels{service=\"a--b\"} 1\ngw_tunnels{service=\"a--c\"} 0\ngw_tunnels_max{service=\"a--d\"} 1\n";
+        assert_eq!(services_in(text, "gw_tunnels"), HashSet::from(["a--b".to_owned()]));
     }
 }

@@ -53,7 +53,9 @@ impl Part {
             Self::Cuts => Some(Fault::Cuts),
             Self::Clock => Some(Fault::Clock),
             Self::Tokens => Some(Fault::Tokens),
-            Self::Crossing | Self::Losses | Self::Replacement | Self::Revocations | Self::Tunnels | Self::Engine => None,
+            Self::Crossing | Self::Losses | Self::Replacement | Self::Revocations | Self::Tunnels | Self::Engine => {
+                None
+            }
         }
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> 
         // Only the time of day is wrong.
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
     ];
-    let mut site = Site::start(gateway, Plan { services: SERVICES, environment, ..Plan::default() })?;
+    let mut site = Site::start(gateway, &Plan { services: SERVICES, environment, ..Plan::default() })?;
     let length = Duration::from_secs(options.clock_seconds);
     for offset in OFFSETS {
         let row = running(&site, &clock, offset, length);
@@ -62,10 +62,10 @@ pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> 
     for offset in OFFSETS {
         let row = at_start(&mut site, &clock, offset, length);
         table.add_or_failed(&format!("clock {} at start", hours(offset)), row);
+        // The next trial begins with a node that has never seen a wrong clock.
         clock.set(0)?;
-        if site.has_ended(WRONG)? {
-            site.start_node(WRONG)?;
-        }
+        site.kill_node(WRONG)?;
+        site.start_node(WRONG)?;
         site.wait_until_well()?;
     }
     Ok(())
@@ -74,17 +74,18 @@ pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> 
 /// Requests with keys and with tokens of both sides of the clock go on.
 fn running(site: &Site, clock: &Clock, offset: i64, length: Duration) -> Result<Row, Failure> {
     let services: Vec<usize> = (0..site.services.len()).collect();
-    let form = site.token_form()?;
+    let form = site.token_form(0)?;
     let tokens = [site.token(0, &form)?, site.token(WRONG, &form)?];
     let keys = Watch::start(site, &watch::pairs(&[0, 1, WRONG], &services), RATE, CALLERS)?;
     clock.set(offset)?;
     std::thread::sleep(NOTICED);
     let minted = site.token(WRONG, &form);
-    let here = Watch::with(site, &watch::pairs(&[WRONG], &services), RATE, CALLERS, with(&tokens[0]))?;
-    let there = Watch::with(site, &watch::pairs(&[0], &services), RATE, CALLERS, with(&tokens[1]))?;
-    let fresh = minted.as_ref().ok().map(|token| {
-        Watch::with(site, &watch::pairs(&[0, WRONG], &services), RATE, CALLERS, with(token))
-    });
+    let here = Watch::with(site, &watch::pairs(&[WRONG], &[0]), RATE, CALLERS, with(&tokens[0]))?;
+    let there = Watch::with(site, &watch::pairs(&[0], &[0]), RATE, CALLERS, with(&tokens[1]))?;
+    let fresh = minted
+        .as_ref()
+        .ok()
+        .map(|token| Watch::with(site, &watch::pairs(&[0, WRONG], &[0]), RATE, CALLERS, with(token)));
     std::thread::sleep(length);
     clock.set(0)?;
     std::thread::sleep(NOTICED);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::FaultOptions;
-use super::site::Site;
 use super::site::Plan;
+use super::site::Site;
 use super::table::{Row, Table};
 use super::watch::{self, Pair, Seen, Watch};
 use super::world::Machine;
@@ -47,7 +47,7 @@ struct Deaths {
 }
 
 pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
-    let site = Site::start(gateway, Plan { services: SERVICES, ..Plan::default() })?;
+    let site = Site::start(gateway, &Plan { services: SERVICES, ..Plan::default() })?;
     let limits = json!({ "burst": BURST, "refill_per_minute": 60 * REFILL_PER_SECOND });
     site.change(0, "PATCH", &format!("/accounts/demo/services/{}", site.services[LIMITED].id), &limits)?;
     each_pair(&site, Duration::from_secs(options.cut_seconds), table)?;
@@ -224,4 +224,26 @@ fn wait_until_served(site: &Site, deaths: &mut Deaths) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_concerns_requests_and_tunnels_that_pass_it() {
+        let now = Instant::now();
+        let cut = |from, to| Cut { from, to, began: now, well: now };
+        let at = |node| Pair { node, service: 0 };
+        let nodes = cut(Machine::Node(0), Machine::Node(1));
+        assert!(nodes.is_passed(at(0), Some(1), Some(1)));
+        assert!(nodes.is_passed(at(1), Some(0), Some(0)));
+        // The tunnel of a service that is called at a third node.
+        assert!(nodes.is_passed(at(2), Some(1), Some(0)));
+        assert!(!nodes.is_passed(at(0), Some(0), Some(0)));
+        assert!(!nodes.is_passed(at(0), Some(2), Some(2)));
+        let engine = cut(Machine::Engine(0), Machine::Node(1));
+        assert!(engine.is_passed(at(1), Some(0), Some(0)));
+        assert!(!engine.is_passed(at(2), Some(0), Some(0)));
+    }
 }

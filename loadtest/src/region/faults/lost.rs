@@ -20,7 +20,7 @@ const BEFORE: Duration = Duration::from_secs(5);
 const WAIT_MAX: Duration = Duration::from_secs(9);
 
 pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
-    let site = Site::start(gateway, Plan { services: SERVICES, has_balanced_agent: true, ..Plan::default() })?;
+    let site = Site::start(gateway, &Plan { services: SERVICES, has_balanced_agent: true, ..Plan::default() })?;
     let owners = site.owners()?;
     let is_spliced = |service: &usize, node| {
         owners[*service] == Some(node) && site.services[*service].entry.is_some_and(|entry| entry != node)
@@ -51,7 +51,8 @@ pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> 
     let again: Vec<(bool, Duration)> = again.collect();
     let slowest = |spliced: bool| again.iter().filter(|(it, _)| *it == spliced).map(|(_, at)| *at).max();
     let [through_living, balanced] = [slowest(true), slowest(false)].map(Option::unwrap_or_default);
-    let figure = |at: Duration| if at == Duration::MAX { "never".to_owned() } else { format!("{:.1} s", at.as_secs_f64()) };
+    let figure =
+        |at: Duration| if at == Duration::MAX { "never".to_owned() } else { format!("{:.1} s", at.as_secs_f64()) };
     let failed = watch::failures(&seen).map(|(_, failed)| failed);
     table.add(
         Row::new(format!("lost machine, {RATE} requests/s"))

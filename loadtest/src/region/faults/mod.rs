@@ -67,12 +67,7 @@ pub(super) fn is_possible() -> bool {
 }
 
 /// Tries faults, each group in a region of its own, and fails if a figure is missed.
-pub(super) fn run(
-    gateway: &Path,
-    faults: &[Fault],
-    options: &FaultOptions,
-    revocations: usize,
-) -> Result<(), Failure> {
+pub(super) fn run(gateway: &Path, faults: &[Fault], options: &FaultOptions, revocations: usize) -> Result<(), Failure> {
     gw_shared::runtime::raise_open_file_limit();
     let mut table = Table::default();
     for fault in faults {

@@ -28,7 +28,7 @@ const REJOINED_WITHIN: Duration = Duration::from_secs(30);
 
 pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
     let plan = Plan { services: SERVICES, refuse_after: Some(REFUSE_AFTER_SECONDS), ..Plan::default() };
-    let mut site = Site::start(gateway, plan)?;
+    let mut site = Site::start(gateway, &plan)?;
     let frozen = NODES - 1;
     freeze(&site, frozen)?;
     table.add(refusals(&site, format!("rejoin after {} s frozen", FROZEN.as_secs()))?);

@@ -78,7 +78,7 @@ pub(super) struct Service {
 }
 
 impl Site {
-    pub(super) fn start(gateway: &Path, plan: Plan) -> Result<Self, Failure> {
+    pub(super) fn start(gateway: &Path, plan: &Plan) -> Result<Self, Failure> {
         ensure(gateway.is_file(), || {
             "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH".to_owned()
         })?;
@@ -107,9 +107,9 @@ impl Site {
             secrets: Cell::new(0),
             folder,
         };
-        site.start_nodes(&plan)?;
+        site.start_nodes(plan)?;
         site.administer(0, "POST", "/accounts", &json!({ "id": "demo" }))?;
-        site.start_agents(&plan)?;
+        site.start_agents(plan)?;
         Ok(site)
     }
 
@@ -142,7 +142,8 @@ impl Site {
     fn config(&self, number: usize, plan: &Plan) -> String {
         let folder = self.folder.path().display();
         let hosts: Vec<String> = self.engines.iter().map(|engine| engine.machine().address().to_string()).collect();
-        let isolation = plan.refuse_after.map(|seconds| format!("isolation = \"refuse\"\nmax_staleness_seconds = {seconds}\n"));
+        let isolation =
+            plan.refuse_after.map(|seconds| format!("isolation = \"refuse\"\nmax_staleness_seconds = {seconds}\n"));
         format!(
             "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{folder}/node-{number}\"\nlisten = \"0.0.0.0:{PORT}\"\n\
              workers = 1\ntls_certificate = \"{folder}/server.crt\"\ntls_key = \"{folder}/server.key\"\n\
@@ -191,12 +192,11 @@ impl Site {
         Ok((text(&key, "key_id"), text(&key, "service_key")))
     }
 
-    /// Request of a new client to the token endpoint, for all services.
-    pub(super) fn token_form(&self) -> Result<String, Failure> {
+    /// Request of a new client to the token endpoint.
+    pub(super) fn token_form(&self, service: usize) -> Result<String, Failure> {
         let client = self.change(0, "POST", "/accounts/demo/credentials", &self.secret_of_all())?;
-        let services: String = self.services.iter().map(|service| format!("%20service%3A{}", service.id)).collect();
         let (id, secret) = (text(&client, "client_id"), text(&client, "client_secret"));
-        let scope = format!("account%3Ademo{services}");
+        let scope = format!("account%3Ademo%20service%3A{}", self.services[service].id);
         Ok(format!("grant_type=client_credentials&client_id={id}&client_secret={secret}&scope={scope}"))
     }
 
@@ -328,7 +328,9 @@ impl Site {
                 if status["standing"] == "member" && status["moving"] == false && live == nodes.len() {
                     break;
                 }
-                ensure(Instant::now() < deadline, || format!("node {node} does not have {nodes:?} as members: {status}"))?;
+                ensure(Instant::now() < deadline, || {
+                    format!("node {node} does not have {nodes:?} as members: {status}")
+                })?;
                 std::thread::sleep(TICK);
             }
         }

@@ -73,7 +73,8 @@ pub(super) fn failures(seen: &[Seen]) -> impl Iterator<Item = (Pair, &Failed)> {
 pub(super) fn longest(seen: &[Seen], since: Instant) -> Duration {
     let answered = seen.iter().flat_map(|seen| &seen.outcome.answered);
     let answered = answered.filter(|(began, took)| *began + *took >= since).map(|(_, took)| *took);
-    let failed = failures(seen).filter(|(_, failed)| failed.ended >= since).map(|(_, failed)| failed.ended - failed.began);
+    let failed =
+        failures(seen).filter(|(_, failed)| failed.ended >= since).map(|(_, failed)| failed.ended - failed.began);
     answered.chain(failed).max().unwrap_or_default()
 }
 

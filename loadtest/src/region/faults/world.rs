@@ -3,11 +3,11 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use std::os::fd::AsFd;
 
 use crate::enrolled::output;
 use crate::failure::{Failure, ensure};
@@ -18,6 +18,7 @@ use crate::region::nodes::NODES;
 const PREFIX: &str = "gwlt-";
 const ENGINES: usize = 2;
 const MACHINES: usize = NODES + ENGINES + 1;
+const FIRST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 10);
 /// Held while the namespaces are in use.
 const LOCK: &str = "/run/gw-loadtest.lock";
 /// Link-layer address that no machine has.
@@ -59,7 +60,7 @@ impl Machine {
     }
 
     pub(super) fn address(self) -> Ipv4Addr {
-        Ipv4Addr::new(10, 250, 0, 10 + self.number() as u8)
+        Ipv4Addr::from_bits(FIRST_ADDRESS.to_bits() + self.number() as u32)
     }
 
     fn link_address(self) -> String {

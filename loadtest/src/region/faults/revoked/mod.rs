@@ -22,7 +22,7 @@ pub(super) fn run(
     revocations: usize,
     table: &mut Table,
 ) -> Result<(), Failure> {
-    let start = || Site::start(gateway, Plan { services: SERVICES, has_standby: true, ..Plan::default() });
+    let start = || Site::start(gateway, &Plan { services: SERVICES, has_standby: true, ..Plan::default() });
     let mut site = None;
     let kinds = options.kinds();
     let each = revocations.div_ceil(kinds.len());

@@ -93,7 +93,9 @@ impl<'a> Trial<'a> {
                         break;
                     }
                     Ok(reply) => {
-                        ensure(Instant::now() < deadline, || format!("revoking a key: {} {}", reply.status, reply.body))?;
+                        ensure(Instant::now() < deadline, || {
+                            format!("revoking a key: {} {}", reply.status, reply.body)
+                        })?;
                     }
                     Err(failure) => ensure(Instant::now() < deadline, || format!("revoking a key: {failure}"))?,
                 }
@@ -117,8 +119,7 @@ impl<'a> Trial<'a> {
         let target = self.site.target(self.local[node])?;
         let first = self.addresses;
         self.addresses += keys.len();
-        let tries: Vec<(usize, Target)> =
-            keys.map(|key| (key, target.with_key(self.keys[key].1.clone()))).collect();
+        let tries: Vec<(usize, Target)> = keys.map(|key| (key, target.with_key(self.keys[key].1.clone()))).collect();
         let checks = move || {
             let mut checks = Vec::new();
             for (number, (key, target)) in tries.into_iter().enumerate() {
@@ -152,10 +153,22 @@ impl<'a> Trial<'a> {
         Ok(Row::new(name)
             .check(
                 keys.is_empty(),
-                format!("{} of {revoked} keys accepted ({} times) at a node that was not named", keys.len(), not_named.len()),
+                format!(
+                    "{} of {revoked} keys accepted ({} times) at a node that was not named",
+                    keys.len(),
+                    not_named.len()
+                ),
             )
-            .note(format!("{} replies named nodes, which accepted keys {} times", self.named.iter().filter(|it| !it.is_empty()).count(), named.len()))
-            .note(format!("{} tries refused, {} without an answer of either kind", of(Verdict::Refused).count(), of(Verdict::Other).count()))
+            .note(format!(
+                "{} replies named nodes, which accepted keys {} times",
+                self.named.iter().filter(|it| !it.is_empty()).count(),
+                named.len()
+            ))
+            .note(format!(
+                "{} tries refused, {} without an answer of either kind",
+                of(Verdict::Refused).count(),
+                of(Verdict::Other).count()
+            ))
             .note(format!("{} changes had to be repeated", self.refused_changes)))
     }
 }
