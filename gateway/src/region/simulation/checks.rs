@@ -21,12 +21,20 @@ pub(super) struct Checks {
     pub(super) handovers: u64,
     pub(super) handovers_without_levels: u64,
     pub(super) deaths: u64,
+    /// Full buckets that each service has had, and how many of them a disturbed handover explains.
+    bursts: Vec<(u64, u64)>,
     admitting: Vec<u32>,
 }
 
 impl World {
     /// A statement was applied.
     pub(super) fn check_statement(&mut self, statement: &Statement, long_outage_end: Option<Duration>) {
+        if let Statement::GoLive { session, .. } = *statement
+            && let Some(host) = self.host_of(session)
+            && self.hosts[host].links.began_with_wrong_clock
+        {
+            self.fail(&format!("host {host} goes live with a wrong clock"));
+        }
         let Statement::DeclareDead { session, .. } = *statement else { return };
         self.checks.deaths += 1;
         let is_target = |process: &Process| process.machine.session() == session;
@@ -90,6 +98,7 @@ impl World {
     pub(super) fn check_admission(&mut self, host: usize) {
         self.checks.admitting.resize(self.hosts.len(), 0);
         self.checks.last_admitted.resize(self.services.len(), None);
+        self.checks.bursts.resize(self.services.len(), (0, 0));
         let admitted = self.admitted(host);
         let begun = admitted & !self.checks.admitting[host];
         self.checks.admitting[host] = admitted;
@@ -113,19 +122,31 @@ impl World {
         let session = process.session;
         let epoch = view.epoch();
         let earlier = self.checks.last_admitted[service].replace((host, session));
-        let Some((_, earlier)) = earlier.filter(|(_, earlier)| *earlier != session) else { return };
-        if self.engine.ended.contains_key(&earlier) {
-            return;
-        }
+        let earlier = match earlier {
+            Some((_, earlier)) if earlier == session && !self.flaws.forgets_levels => return,
+            Some((_, earlier)) if earlier != session && !self.engine.ended.contains_key(&earlier) => earlier,
+            _ => return self.check_burst(service),
+        };
         // After two changes in a row the levels can be on their way to the owner between.
         let is_direct = self.owning_session(epoch - 1, service) == Some(earlier);
         let has_levels = process.levels.get(&earlier).is_some_and(|levels| *levels >= epoch);
         self.checks.handovers += 1;
         if !has_levels {
             self.checks.handovers_without_levels += 1;
+            self.checks.bursts[service].1 += 1;
+            self.check_burst(service);
             if is_direct && !self.peers_disturbed {
                 self.fail(&format!("host {host} admits for service {service} without levels of {earlier:x}"));
             }
+        }
+    }
+
+    /// A service starts with a full bucket: once, and once for each session that has ended without handing its level over.
+    fn check_burst(&mut self, service: usize) {
+        let (bursts, explained) = &mut self.checks.bursts[service];
+        *bursts += 1;
+        if *bursts > 1 + *explained + self.engine.ended.len() as u64 {
+            self.fail(&format!("service {service} has had more than one burst and one for each death"));
         }
     }
 
@@ -172,6 +193,10 @@ impl World {
             return Err("it reaches the engine for too long");
         }
         if end.kind != EndKind::Silence {
+            return Ok(());
+        }
+        // What peers sent before the end of the session has queued in a pause. Their later messages follow.
+        if node.is_resumed && self.now - self.hosts[older].resumed <= WORKER_DELAY {
             return Ok(());
         }
         // A failure is known one second after the start of its call, and counts for four seconds after that start, on

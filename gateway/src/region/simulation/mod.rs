@@ -4,6 +4,8 @@
 
 mod checks;
 mod engine;
+mod flaws;
+mod model_scenarios;
 pub(crate) mod random;
 mod scenarios;
 mod schedule;
@@ -12,6 +14,7 @@ mod world;
 use std::time::Duration;
 
 use self::checks::Checks;
+use self::flaws::Flaws;
 use self::random::Random;
 use self::schedule::Schedule;
 use self::world::World;
@@ -32,9 +35,11 @@ struct Run {
     has_silent_row: bool,
     checks: Checks,
     answered: u64,
+    revoked: u64,
+    pending: u64,
 }
 
-fn run(seed: u64, trace: bool) -> Result<Run, String> {
+fn run(seed: u64, flaws: Flaws, trace: bool) -> Result<Run, String> {
     let mut random = Random::new(seed);
     let schedule = Schedule::random(&mut random);
     let isolation = if random.percent(70) {
@@ -43,6 +48,7 @@ fn run(seed: u64, trace: bool) -> Result<Run, String> {
         Isolation::Refuse { max_staleness: random.millis(1_000, 8_000) }
     };
     let mut world = World::new(seed, &schedule, isolation, trace);
+    world.flaws = flaws;
     let result = run_world(&mut world, schedule.heal, random.percent(50));
     if let Some(trace) = &world.trace {
         let from = trace.len().saturating_sub(3_000);
@@ -83,7 +89,8 @@ fn run_world(world: &mut World, heal: Duration, restarts: bool) -> Result<Run, S
         let state = world.has_converged().err().unwrap_or_else(|| format!("converged after {converged_after:?}"));
         return Err(format!("not converged within {limit:?}: {state}"));
     };
-    Ok(Run { converged_after, has_silent_row, checks: world.checks.clone(), answered: world.answered })
+    let (checks, answered, (revoked, pending)) = (world.checks.clone(), world.answered, world.revoked());
+    Ok(Run { converged_after, has_silent_row, checks, answered, revoked, pending })
 }
 
 /// Counts of several schedules.
@@ -94,6 +101,9 @@ struct Totals {
     handovers_without_levels: u64,
     deaths: u64,
     answered: u64,
+    revoked: u64,
+    /// Slots that answers to revocations have named.
+    pending: u64,
     slowest: Duration,
     slowest_after_death: Duration,
 }
@@ -105,6 +115,8 @@ impl Totals {
         self.handovers_without_levels += run.checks.handovers_without_levels;
         self.deaths += run.checks.deaths;
         self.answered += run.answered;
+        self.revoked += run.revoked;
+        self.pending += run.pending;
         let slowest = if run.has_silent_row { &mut self.slowest_after_death } else { &mut self.slowest };
         *slowest = run.converged_after.max(*slowest);
     }
@@ -117,7 +129,7 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn random_schedules_keep_one_owner_and_converge() {
     if let Some(seed) = number("GW_REGION_SEED") {
-        run(seed, true).map(|_| ()).unwrap();
+        run(seed, Flaws::default(), true).map(|_| ()).unwrap();
         return;
     }
     let schedules = number("GW_REGION_SCHEDULES").unwrap_or(SCHEDULES);
@@ -125,7 +137,7 @@ fn random_schedules_keep_one_owner_and_converge() {
     let mut totals = Totals::default();
     let mut failures = Vec::new();
     for seed in first..first + schedules {
-        match run(seed, false) {
+        match run(seed, Flaws::default(), false) {
             Ok(run) => totals.add(&run),
             Err(failure) => failures.push(format!("GW_REGION_SEED={seed}: {failure}")),
         }
@@ -137,4 +149,5 @@ fn random_schedules_keep_one_owner_and_converge() {
     assert!(failures.is_empty(), "{} schedules failed:\n{}", failures.len(), failures.join("\n"));
     // The checks have something to check.
     assert!(totals.overlaps > 0 && totals.handovers > 0 && totals.deaths > 0 && totals.answered > 0, "{totals:?}");
+    assert!(totals.revoked > totals.pending && totals.pending > 0, "{totals:?}");
 }

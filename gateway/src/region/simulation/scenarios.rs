@@ -15,21 +15,21 @@ use super::world::World;
 const ALL: u32 = 0xff;
 
 /// A region of hosts that start together, with these faults.
-fn region(hosts: usize, faults: &[(u64, Fault)]) -> World {
+pub(super) fn region(hosts: usize, faults: &[(u64, Fault)]) -> World {
     region_with(Isolation::Serve, hosts, faults)
 }
 
-fn region_with(isolation: Isolation, hosts: usize, faults: &[(u64, Fault)]) -> World {
+pub(super) fn region_with(isolation: Isolation, hosts: usize, faults: &[(u64, Fault)]) -> World {
     let faults = faults.iter().map(|(millis, fault)| (Duration::from_millis(*millis), *fault));
     World::new(7, &Schedule::of(hosts, faults), isolation, false)
 }
 
-fn started(hosts: usize, faults: &[(u64, Fault)]) -> World {
+pub(super) fn started(hosts: usize, faults: &[(u64, Fault)]) -> World {
     let starts = (0..hosts).map(|host| (0, Fault::Start(host)));
     region(hosts, &starts.chain(faults.iter().copied()).collect::<Vec<_>>())
 }
 
-fn run(world: &mut World, millis: u64) {
+pub(super) fn run(world: &mut World, millis: u64) {
     world.run_until(Duration::from_millis(millis));
     assert_eq!(world.violation, None);
 }
@@ -52,11 +52,11 @@ fn config() -> NodeConfig {
     }
 }
 
-fn cut_engine(host: usize) -> Fault {
+pub(super) fn cut_engine(host: usize) -> Fault {
     Fault::CutEngine { host, requests: true, replies: true }
 }
 
-fn cut_peers(host: usize, hosts: usize) -> impl Iterator<Item = (u64, Fault)> {
+pub(super) fn cut_peers(host: usize, hosts: usize) -> impl Iterator<Item = (u64, Fault)> {
     let peers = (0..hosts).filter(move |peer| *peer != host);
     peers
         .flat_map(move |peer| [Fault::CutPeer { from: host, to: peer }, Fault::CutPeer { from: peer, to: host }])

@@ -7,6 +7,15 @@ use super::random::Random;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
     Start(usize),
+    /// As `Start`, without waiting for the engine: the process continues the membership of the last one.
+    StartAlone(usize),
+    /// Sets the wall clock of a host this many seconds ahead.
+    Clock {
+        host: usize,
+        error: i64,
+    },
+    /// An asynchronous failover loses the last changes of the records.
+    LoseChanges(usize),
     Crash(usize),
     Pause(usize),
     Resume(usize),
@@ -63,18 +72,22 @@ pub(super) struct Schedule {
     pub(super) has_twin: bool,
     pub(super) faults: Vec<(Duration, Fault)>,
     pub(super) heal: Duration,
+    /// Changes of the records: when, and by which host.
+    pub(super) revocations: Vec<(Duration, usize)>,
 }
 
 impl Schedule {
     pub(super) fn of(hosts: usize, faults: impl Iterator<Item = (Duration, Fault)>) -> Self {
-        Self { hosts, has_twin: false, faults: faults.collect(), heal: Duration::ZERO }
+        Self { hosts, has_twin: false, faults: faults.collect(), heal: Duration::ZERO, revocations: Vec::new() }
     }
 
     pub(super) fn random(random: &mut Random) -> Self {
         let heal = Duration::from_secs(20);
         let hosts = 2 + random.index(4);
         let has_twin = random.percent(10);
-        let mut schedule = Self { hosts: hosts + usize::from(has_twin), has_twin, faults: Vec::new(), heal };
+        let hosts_in_all = hosts + usize::from(has_twin);
+        let (faults, revocations) = (Vec::new(), Vec::new());
+        let mut schedule = Self { hosts: hosts_in_all, has_twin, faults, heal, revocations };
         let latest_start = if random.percent(50) { 1 } else { 6_000 };
         for host in 0..hosts {
             let at = random.millis(0, latest_start);
@@ -87,7 +100,42 @@ impl Schedule {
             let at = random.millis(1_500, 19_000);
             schedule.push_random(random, at);
         }
+        schedule.push_failover(random);
+        if random.percent(25) {
+            let (host, at) = (random.index(hosts), random.millis(0, 12_000));
+            let error = random.below(4 * 86_400) as i64 - 2 * 86_400;
+            let at = if random.percent(50) { Duration::ZERO } else { at };
+            // Before the host starts.
+            schedule.faults.insert(0, (at, Fault::Clock { host, error }));
+            schedule.faults.push((at + random.millis(500, 8_000), Fault::Clock { host, error: 0 }));
+        }
+        for _ in 0..random.below(12) {
+            schedule.revocations.push((random.millis(1_000, 21_000), random.index(hosts)));
+        }
         schedule
+    }
+
+    /// Outages of the engine may end with an asynchronous failover, and crashed hosts may start before the engine is back.
+    fn push_failover(&mut self, random: &mut Random) {
+        let outages = self.faults.iter().filter(|(_, fault)| matches!(fault, Fault::EngineDown { .. }));
+        let outages: Vec<_> = outages.map(|(at, _)| *at).collect();
+        for at in outages {
+            if random.percent(50) {
+                self.faults.push((at, Fault::LoseChanges(1 + random.index(4))));
+                // A host that knows the lost changes, and reads no later ones.
+                let (host, cut) = (random.index(self.hosts), at.saturating_sub(random.millis(10, 500)));
+                self.faults.push((cut, Fault::CutEngine { host, requests: true, replies: true }));
+                self.faults.push((cut + random.millis(1_000, 12_000), Fault::HealEngine(host)));
+                for _ in 0..4 {
+                    self.revocations.push((at + random.millis(0, 10_000), random.index(self.hosts)));
+                }
+            }
+            if random.percent(50) {
+                let host = random.index(self.hosts);
+                self.faults.push((at + random.millis(0, 300), Fault::Crash(host)));
+                self.faults.push((at + random.millis(350, 1_000), Fault::StartAlone(host)));
+            }
+        }
     }
 
     fn push_random(&mut self, random: &mut Random, at: Duration) {

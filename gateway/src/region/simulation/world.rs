@@ -1,23 +1,32 @@
 //! Hosts, links and the engine on virtual time.
 
 mod faults;
+mod links;
+mod records;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::carried::CarriedMembership;
 use super::super::engine::{Call, CallResult, NodeState};
 use super::super::lease::Isolation;
 use super::super::membership::{Action, Event, Membership, PeerState};
 use super::super::placement::NodeSlot;
 use super::super::view::{Arrival, Attempts, Decision, Retry, View};
 use super::engine::{FakeEngine, Mode};
+use super::flaws::Flaws;
 use super::random::Random;
 use super::schedule::{Fault, Schedule};
+use links::{Certificate, Links};
+use records::{Records, RecordsEvent};
 
 /// Longest time until the workers of a host use a new view.
 pub(super) const WORKER_DELAY: Duration = Duration::from_millis(50);
+
+/// Interval at which a node with a wrong clock looks at it again before it goes live.
+const CLOCK_CHECK: Duration = Duration::from_secs(1);
 
 /// Something that happens at a time.
 #[derive(Debug)]
@@ -42,7 +51,15 @@ enum Work {
     },
     Deliver {
         to: usize,
+        from: usize,
+        shown: Certificate,
         state: PeerState,
+    },
+    /// Something happens to the records of a host, by this process if the number is not 0.
+    Records {
+        host: usize,
+        process: u64,
+        event: RecordsEvent,
     },
     /// The workers use a view.
     Applied {
@@ -78,6 +95,8 @@ struct Request {
 #[derive(Debug)]
 pub(super) struct Process {
     number: u64,
+    /// It continues the membership of the last process.
+    pub(super) is_resumed: bool,
     pub(super) machine: Membership,
     /// The view that the workers use.
     pub(super) view: Option<Arc<View>>,
@@ -94,8 +113,6 @@ pub(super) struct Process {
     pub(super) failed: Option<Duration>,
     /// A call is outstanding since then.
     called: Duration,
-    /// When the process last came out of a pause.
-    pub(super) resumed: Duration,
     /// When another node's answer named an epoch after that of the workers' view.
     pub(super) hinted: Option<(u64, Duration)>,
     /// When a peer first told of an epoch after that of the workers' view.
@@ -108,10 +125,18 @@ pub(super) struct Process {
 pub(super) struct Host {
     pub(super) process: Option<Process>,
     pub(super) is_paused: bool,
+    /// Start of the last pause, and its end.
+    paused: Duration,
+    pub(super) resumed: Duration,
     inbox: VecDeque<Work>,
     /// Rate of the clock against true time, in parts per million.
     drift: i64,
     slot: Option<NodeSlot>,
+    /// Seconds by which the wall clock is ahead.
+    clock_error: i64,
+    /// Membership of the last process, for one that starts without the engine.
+    carried: Option<CarriedMembership>,
+    pub(super) links: Links,
     pub(super) requests_pass: bool,
     pub(super) replies_pass: bool,
     is_slow: bool,
@@ -135,6 +160,8 @@ pub(super) struct World {
     sequence: u64,
     processes: u64,
     isolation: Isolation,
+    pub(super) flaws: Flaws,
+    records: Records,
     pub(super) services: Vec<String>,
     /// Peer messages were lost, delayed or cut at some time.
     pub(super) peers_disturbed: bool,
@@ -156,9 +183,14 @@ impl World {
             Host {
                 process: None,
                 is_paused: false,
+                paused: Duration::ZERO,
+                resumed: Duration::ZERO,
                 inbox: VecDeque::new(),
                 drift: random.below(60_000) as i64 - 30_000,
                 slot: has_slot.then(|| NodeSlot::new(slot).unwrap()),
+                clock_error: 0,
+                carried: None,
+                links: Links::default(),
                 requests_pass: true,
                 replies_pass: true,
                 is_slow: false,
@@ -180,6 +212,8 @@ impl World {
             sequence: 0,
             processes: 0,
             isolation,
+            flaws: Flaws::default(),
+            records: Records::new(seed, schedule.hosts),
             services: (0..8).map(|n| format!("acme{n}--api.eu1.example.com")).collect(),
             peers_disturbed: false,
             falsely_refused: Vec::new(),
@@ -192,6 +226,9 @@ impl World {
         };
         for (at, fault) in &schedule.faults {
             world.push(*at, Work::Fault(*fault));
+        }
+        for (at, host) in &schedule.revocations {
+            world.revoke(*at, *host);
         }
         for _ in 0..20 {
             let at = world.random.millis(1_000, 21_000);
@@ -278,7 +315,10 @@ impl World {
             }
             Work::Request(request) => request.ingress,
             Work::Deliver { to, .. } => *to,
-            Work::Answer { host, .. } | Work::Applied { host, .. } | Work::Input { host, .. } => *host,
+            Work::Answer { host, .. }
+            | Work::Applied { host, .. }
+            | Work::Input { host, .. }
+            | Work::Records { host, .. } => *host,
         };
         if self.hosts[host].is_paused {
             self.hosts[host].inbox.push_back(work);
@@ -288,7 +328,7 @@ impl World {
         self.drive(host);
     }
 
-    fn host_of(&self, session: u128) -> Option<usize> {
+    pub(super) fn host_of(&self, session: u128) -> Option<usize> {
         let has = |host: &Host| host.process.as_ref().is_some_and(|process| process.machine.session() == session);
         self.hosts.iter().position(has)
     }
@@ -305,10 +345,19 @@ impl World {
                 process.machine.on(clock, Event::Result { call, result });
                 self.check_answer(host);
             }
-            Work::Deliver { state, .. } => self.deliver(host, state),
+            Work::Deliver { from, shown, state, .. } => self.deliver(host, from, shown, state),
+            Work::Records { process, event, .. } => self.records_event(host, process, event),
             Work::Applied { process, view, .. } => self.apply(host, process, &view),
+            Work::Input { process, event: Event::Ready, .. }
+                if self.clock_is_wrong(host) && !self.flaws.ignores_clock =>
+            {
+                self.push(self.now + CLOCK_CHECK, Work::Input { host, process, event: Event::Ready });
+            }
             Work::Input { process, event, .. } => {
                 let now = self.now;
+                if matches!(event, Event::Ready) {
+                    self.hosts[host].links.began_with_wrong_clock = self.clock_is_wrong(host);
+                }
                 let Some(process) = self.process(host, process) else { return };
                 if let (Event::Hint { epoch }, Some(view)) = (&event, &process.view)
                     && *epoch > view.epoch()
@@ -323,7 +372,10 @@ impl World {
         }
     }
 
-    fn deliver(&mut self, host: usize, state: PeerState) {
+    fn deliver(&mut self, host: usize, from: usize, shown: Certificate, state: PeerState) {
+        if self.hosts[host].process.is_none() || self.is_refused(host, from, shown, &state) {
+            return;
+        }
         let (clock, now) = (self.clock(host), self.now);
         let Some(process) = &mut self.hosts[host].process else { return };
         let epoch = state.roster.epoch;
@@ -470,6 +522,7 @@ impl World {
             }
             Action::Publish(view) => {
                 self.note(|| format!("host {host} publishes {view:?}"));
+                self.certify(host);
                 let delay = self.random.millis(0, 20);
                 let now = self.now;
                 let Some(process) = self.process(host, process) else { return };
@@ -484,7 +537,10 @@ impl World {
                         continue;
                     }
                     let at = self.now + self.peer_delay();
-                    self.push(at, Work::Deliver { to, state: state.clone() });
+                    let peer = self.hosts[to].process.as_ref().map(|process| process.machine.session());
+                    if let Some(shown) = peer.and_then(|peer| self.shown_to(host, peer)) {
+                        self.push(at, Work::Deliver { to, from: host, shown, state: state.clone() });
+                    }
                 }
             }
             Action::Stop(reason) => {

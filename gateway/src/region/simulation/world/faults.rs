@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::super::super::carried::CarriedMembership;
 use super::super::super::membership::{Event, Membership, NodeConfig};
 use super::super::engine::Mode;
 use super::super::schedule::Fault;
@@ -13,9 +14,12 @@ impl World {
     pub(super) fn fault(&mut self, fault: Fault) {
         self.note(|| format!("{fault:?}"));
         match fault {
-            Fault::Start(host) => self.start(host),
+            Fault::Start(host) => self.start(host, false),
+            Fault::StartAlone(host) => self.start(host, true),
+            Fault::Clock { host, error } => self.hosts[host].clock_error = error,
+            Fault::LoseChanges(changes) => self.records.lose(changes),
             Fault::Crash(host) => self.crash(host),
-            Fault::Pause(host) => self.hosts[host].is_paused = true,
+            Fault::Pause(host) => self.pause(host),
             Fault::Resume(host) => self.resume(host),
             Fault::EngineDown { loses_beats } => {
                 self.engine.set_mode(self.now, Mode::Down);
@@ -95,7 +99,14 @@ impl World {
         self.hosts.iter_mut().for_each(|host| host.disturbed = now.max(host.disturbed));
     }
 
-    fn start(&mut self, host: usize) {
+    fn pause(&mut self, host: usize) {
+        if !std::mem::replace(&mut self.hosts[host].is_paused, true) {
+            self.hosts[host].paused = self.now;
+        }
+    }
+
+    /// Starts a process. One that starts alone does not wait for the engine, and continues the membership of the last one.
+    fn start(&mut self, host: usize, is_alone: bool) {
         if self.hosts[host].process.is_some() {
             return;
         }
@@ -108,9 +119,21 @@ impl World {
             version: "1".into(),
             isolation: self.isolation,
         };
-        let machine = Membership::new(config, self.clock(host));
+        let clock = self.clock(host);
+        let carried = self.hosts[host].carried.take().filter(|_| is_alone);
+        let is_resumed = carried.is_some();
+        let machine = match carried {
+            Some(carried) => Membership::resume(config, CarriedMembership { has_lease: false, ..carried }, clock),
+            None => Membership::new(config, clock),
+        };
+        self.drop_links(host);
+        if is_resumed {
+            // Hosts may know that the last process of this session refused connections.
+            self.falsely_refused.push(machine.session());
+        }
         self.hosts[host].process = Some(Process {
             number,
+            is_resumed,
             session: machine.session(),
             machine,
             view: None,
@@ -121,13 +144,13 @@ impl World {
             last_answer: Default::default(),
             failed: None,
             called: Duration::ZERO,
-            resumed: Duration::ZERO,
             told: None,
             hinted: None,
             levels: BTreeMap::new(),
         });
         self.hosts[host].disturbed = self.now;
         self.hosts[host].wake = None;
+        self.load_records(host, number, is_resumed);
         let at = self.now + self.random.millis(50, 1_000);
         self.push(at, Work::Input { host, process: number, event: Event::Ready });
         if !self.hosts[host].is_paused {
@@ -139,6 +162,8 @@ impl World {
         self.hosts[host].inbox.clear();
         self.hosts[host].is_paused = false;
         let Some(process) = self.hosts[host].process.take() else { return };
+        self.hosts[host].carried = process.machine.carry(self.clock(host));
+        self.drop_links(host);
         for by in 0..self.hosts.len() {
             // A peer that cannot reach the host gets no refusal either.
             if by != host && !self.links_cut[by][host] && !self.links_cut[host][by] && self.random.percent(50) {
@@ -162,9 +187,8 @@ impl World {
         }
         self.hosts[host].disturbed = self.now;
         self.hosts[host].wake = None;
-        if let Some(process) = &mut self.hosts[host].process {
-            process.resumed = self.now;
-        }
+        self.hosts[host].resumed = self.now;
+        self.thaw(host, self.hosts[host].paused);
         // The clock has gone on. Workers and timers may run before the messages that arrived meanwhile.
         self.check_admission(host);
         let inbox = std::mem::take(&mut self.hosts[host].inbox);
@@ -190,9 +214,10 @@ impl World {
         for host in 0..self.hosts.len() {
             self.fault(Fault::HealEngine(host));
             self.hosts[host].is_slow = false;
+            self.hosts[host].clock_error = 0;
             self.resume(host);
             if restarts {
-                self.start(host);
+                self.start(host, false);
             }
         }
     }
