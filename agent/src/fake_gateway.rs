@@ -49,6 +49,7 @@ impl Authority {
 
     fn sign(&self, key: &impl PublicKeyData, names: &[&str], years: Range<i32>) -> String {
         let mut params = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        params.use_authority_key_identifier_extension = true;
         (params.not_before, params.not_after) = (date_time_ymd(years.start, 1, 1), date_time_ymd(years.end, 1, 1));
         params.signed_by(key, &self.issuer).unwrap().pem()
     }

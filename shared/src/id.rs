@@ -150,6 +150,21 @@ text_id!(
     |text| text.len() == 43 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 );
 
+text_id!(
+    /// Id of an authority of agents and nodes: the subject key identifier of its certificate (RFC 5280 §4.2.1.2), which the
+    /// certificates that it issues name. Lowercase hexadecimal digits.
+    AuthorityId,
+    "an id of an authority: 40 characters of 0-9 and a-f",
+    |text| text.len() == 40 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+);
+
+impl AuthorityId {
+    /// The id from a key identifier; `None` if it does not have 20 bytes.
+    pub fn of_key_identifier(identifier: &[u8]) -> Option<Self> {
+        Self::new(&identifier.iter().map(|byte| format!("{byte:02x}")).collect::<String>()).ok()
+    }
+}
+
 /// Longest label of a DNS name (RFC 1035 §2.3.4).
 const LABEL_MAX: usize = 63;
 
@@ -352,6 +367,9 @@ mod tests {
         assert!(EnrollmentTokenId::new(EnrollmentTokenId::random().as_str()).is_ok());
         assert!(EnrollmentId::new(EnrollmentId::random().as_str()).is_ok());
         assert!(SigningKeyId::new(&random_base62(43)).is_ok() && SigningKeyId::new("x").is_err());
+        let authority = AuthorityId::of_key_identifier(&[0xab; 20]).unwrap();
+        assert_eq!((authority.as_str(), AuthorityId::new("AB").is_err()), (&*"ab".repeat(20), true));
+        assert_eq!(AuthorityId::of_key_identifier(&[1; 19]), None);
         assert_ne!(random_base62(43), random_base62(43));
         assert_eq!(random_base62(200).len(), 200);
     }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use gw_shared::id::AuthorityId;
 use gw_shared::identity::enrollment::CertificateReply;
 use gw_shared::tunnel::handshake::{self, Proof};
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
@@ -9,7 +10,7 @@ use rustls::SignatureScheme;
 use rustls::crypto::aws_lc_rs::sign;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem};
-use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::prelude::{FromDer, ParsedExtension, X509Certificate};
 
 use crate::clock::GatewayClock;
 use crate::tls::ClientAuth;
@@ -79,6 +80,16 @@ impl Identity {
         };
         let validity = certificate.validity();
         Ok(Validity { not_before: time(validity.not_before), not_after: time(validity.not_after) })
+    }
+
+    /// The authority that has issued the certificate, as the certificate names it.
+    pub(crate) fn authority(&self) -> Option<AuthorityId> {
+        let (_, certificate) = X509Certificate::from_der(&self.certificate).ok()?;
+        let named = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::AuthorityKeyIdentifier(named) => named.key_identifier.as_ref(),
+            _ => None,
+        });
+        AuthorityId::of_key_identifier(named?.0)
     }
 
     /// Time until the certificate expires by the gateway's clock; `None` while that clock is unknown.

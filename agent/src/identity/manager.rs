@@ -5,12 +5,13 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use rustls_pki_types::CertificateDer;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 
 use crate::clock::GatewayClock;
 use crate::gateway_events::GatewayEvents;
 use crate::identity::certificate::Identity;
 use crate::identity::issuance::Issuance;
+use crate::identity::renewal::WantedRenewal;
 use crate::identity::state::{Enrollment, StateDir, StateError};
 use crate::proxy::ProxySettings;
 
@@ -31,6 +32,10 @@ pub(crate) struct CertificateManager {
     pub(crate) expiry: Cell<Option<SystemTime>>,
     pub(crate) renewals: Cell<u64>,
     pub(crate) failed_renewals: Cell<u64>,
+    /// An early renewal that the gateway wants.
+    pub(super) wanted: RefCell<Option<WantedRenewal>>,
+    /// Ends the wait for the next renewal.
+    pub(super) look_again: Notify,
 }
 
 impl CertificateManager {
@@ -53,6 +58,8 @@ impl CertificateManager {
             expiry: Cell::default(),
             renewals: Cell::default(),
             failed_renewals: Cell::default(),
+            wanted: RefCell::default(),
+            look_again: Notify::new(),
         }
     }
 

@@ -1,8 +1,11 @@
 //! Renewal of the agent's certificate through its tunnels, before it expires. Open tunnels keep the certificate that they
 //! were opened with; new ones use the renewed certificate.
 
-use std::time::{Duration, SystemTime};
+use std::pin::pin;
+use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::future::select;
+use gw_shared::id::AuthorityId;
 use gw_shared::identity::enrollment::CertificateReply;
 use gw_shared::runtime;
 use gw_shared::text::error_line;
@@ -31,12 +34,28 @@ enum RenewalError {
     State(#[from] StateError),
 }
 
+/// A renewal before its time, because another authority issues certificates now.
+pub(super) struct WantedRenewal {
+    authority: AuthorityId,
+    at: Instant,
+}
+
 enum Outcome {
     NotDue(Duration),
     Renewed(CertificateReply),
 }
 
 impl CertificateManager {
+    /// Renews the certificate after a random part of `within`, unless `authority` has issued it.
+    pub(crate) fn renew_within(&self, authority: AuthorityId, within: Duration) {
+        let mut wanted = self.wanted.borrow_mut();
+        // Every tunnel gets the message.
+        if wanted.as_ref().is_none_or(|wanted| wanted.authority != authority) {
+            *wanted = Some(WantedRenewal { authority, at: Instant::now() + within.mul_f64(random()) });
+            self.look_again.notify_one();
+        }
+    }
+
     /// Renews the certificate whenever it is due. Never returns.
     pub(crate) async fn keep_fresh(&self) {
         // Both are drawn once per certificate. A new random number at every check would make an early renewal more likely
@@ -45,7 +64,10 @@ impl CertificateManager {
         let mut backoff = Backoff::default();
         loop {
             match self.renew_if_due(jitter, &mut key).await {
-                Ok(Outcome::NotDue(wait)) => runtime::sleep(wait.min(CHECK_INTERVAL)).await,
+                Ok(Outcome::NotDue(wait)) => {
+                    let wait = pin!(runtime::sleep(wait.min(CHECK_INTERVAL)));
+                    select(wait, pin!(self.look_again.notified())).await;
+                }
                 Ok(Outcome::Renewed(reply)) => {
                     tracing::info!(not_after = reply.not_after, "certificate renewed");
                     self.renewals.set(self.renewals.get() + 1);
@@ -65,10 +87,17 @@ impl CertificateManager {
 
     async fn renew_if_due(&self, jitter: f64, key: &mut Option<KeyPair>) -> Result<Outcome, RenewalError> {
         // Read each time, because recovery may have replaced it.
-        let validity = self.state.identity()?.validity()?;
+        let identity = self.state.identity()?;
+        let validity = identity.validity()?;
         self.expiry.set(Some(validity.not_after));
+        let mut due = due(validity, jitter).duration_since(self.clock.now()).unwrap_or_default();
+        let wanted = self.wanted.borrow().as_ref().map(|wanted| (wanted.authority.clone(), wanted.at));
+        if let Some((authority, at)) = wanted
+            && identity.authority().as_ref() != Some(&authority)
+        {
+            due = due.min(at.saturating_duration_since(Instant::now()));
+        }
         // The rate limit applies as well, in case the gateway's clock is wrong.
-        let due = due(validity, jitter).duration_since(self.clock.now()).unwrap_or_default();
         let wait = due.max(self.issuance.wait());
         if !wait.is_zero() {
             return Ok(Outcome::NotDue(wait));
@@ -106,6 +135,7 @@ mod tests {
 
     use super::*;
     use crate::fake_gateway::{self, Authority, LONG_AGO, NOW};
+    use crate::identity::Identity;
 
     #[test]
     fn renewal_is_due_after_about_two_thirds_of_the_lifetime() {
@@ -130,7 +160,7 @@ mod tests {
             let renewed = async {
                 // Without a tunnel the renewal request stays queued.
                 let renewal = std::pin::pin!(async { certificates.renew_if_due(0.5, &mut None).await });
-                match futures_util::future::select(renewal, std::pin::pin!(runtime::yield_now())).await {
+                match select(renewal, std::pin::pin!(runtime::yield_now())).await {
                     futures_util::future::Either::Left((outcome, _)) => Some(outcome.unwrap()),
                     futures_util::future::Either::Right(_) => None,
                 }
@@ -147,6 +177,46 @@ mod tests {
         // A certificate has just been issued.
         certificates.issuance.record(None);
         assert!(matches!(outcome(), Some(Outcome::NotDue(_))));
+    }
+
+    #[test]
+    fn a_certificate_of_another_authority_is_renewed_when_the_gateway_says_so() {
+        let ([authority, next], directory) = ([(); 2].map(|()| Authority::new()), tempfile::tempdir().unwrap());
+        let certificates =
+            fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), 0).certificates;
+        let identity = |authority: &Authority| Identity::from_pem(authority.identity_pem(NOW).as_bytes()).unwrap();
+        let [current, next_id] = [&authority, &next].map(|authority| identity(authority).authority().unwrap());
+        let renewed = async |key: &mut Option<KeyPair>| {
+            let renewal = std::pin::pin!(certificates.renew_if_due(0.5, key));
+            let answer = std::pin::pin!(async {
+                while certificates.gateway_events.take_certificate_request().is_none_or(|csr| {
+                    certificates.gateway_events.answer_certificate_request(Ok(next.certify(&csr, NOW)));
+                    true
+                }) {
+                    runtime::yield_now().await;
+                }
+            });
+            match select(renewal, answer).await {
+                futures_util::future::Either::Left((outcome, _)) => matches!(outcome.unwrap(), Outcome::Renewed(_)),
+                futures_util::future::Either::Right(_) => false,
+            }
+        };
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                assert!(!renewed(&mut None).await, "not asked");
+                certificates.renew_within(current.clone(), Duration::ZERO);
+                assert!(!renewed(&mut None).await, "of this authority already");
+                certificates.renew_within(next_id.clone(), Duration::from_hours(1));
+                certificates.renew_within(next_id.clone(), Duration::ZERO);
+                assert!(!renewed(&mut None).await, "the time is drawn once");
+                certificates.renew_within(current.clone(), Duration::ZERO);
+                certificates.renew_within(next_id.clone(), Duration::ZERO);
+                assert!(renewed(&mut None).await);
+                assert_eq!(certificates.state.identity().unwrap().authority(), Some(next_id));
+                assert!(!renewed(&mut None).await, "once");
+            })
+            .unwrap();
     }
 
     #[test]

@@ -56,6 +56,9 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
             }
             ToAgent::Services { hostnames } => events.set_services(hostnames),
             ToAgent::Certificate(reply) => events.answer_certificate_request(Ok(reply)),
+            ToAgent::RenewalWanted { authority, within_seconds } => {
+                session.agent.certificates.renew_within(authority, Duration::from_secs(within_seconds.into()));
+            }
             ToAgent::Programs { programs } => session.agent.updates.offered(programs),
             ToAgent::OtherTunnels { exist } => session.pool.set_other_tunnels(exist),
             ToAgent::RenewalRefused { message } => events.answer_certificate_request(Err(message)),

@@ -109,6 +109,19 @@ pub mod revealed {
     }
 }
 
+/// As [`revealed`], for a secret that may be absent.
+pub mod revealed_if_present {
+    use super::{Deserialize, Deserializer, Secret, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(secret: &Option<Secret>, serializer: S) -> Result<S::Ok, S::Error> {
+        secret.as_ref().map(Secret::reveal).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Secret>, D::Error> {
+        Option::deserialize(deserializer)
+    }
+}
+
 impl fmt::Debug for SecretHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[hash]")

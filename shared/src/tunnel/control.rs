@@ -4,6 +4,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::id::AuthorityId;
 use crate::identity::enrollment::CertificateReply;
 use crate::identity::program::{SignedProgram, UpdateReport};
 use crate::text::error_line;
@@ -38,6 +39,9 @@ pub enum ToAgent {
     OtherTunnels { exist: bool },
     /// Programs of the gateway's version, for agents that update themselves. Not sent to agents of a line before 0.2.
     Programs { programs: Vec<SignedProgram> },
+    /// Renew the certificate unless this authority has issued it, after a random part of `within_seconds`: another authority
+    /// issues the certificates of agents now. Not sent to agents of a line before 0.2.
+    RenewalWanted { authority: AuthorityId, within_seconds: u32 },
     /// The gateway ends this tunnel now, for this [reason](super::cut_reason::CutReason). Not sent to agents of a line
     /// before 0.2.
     Ended { reason: String },
@@ -129,6 +133,7 @@ mod tests {
             ToAgent::Replaced,
             ToAgent::Services { hostnames: vec!["a".into(), "b".into()] },
             ToAgent::Ended { reason: "agent_revoked".into() },
+            ToAgent::RenewalWanted { authority: AuthorityId::new(&"0".repeat(40)).unwrap(), within_seconds: 9 },
         ] {
             assert_eq!(decode::<ToAgent>(&encode(&sent).unwrap()).unwrap(), sent);
         }
