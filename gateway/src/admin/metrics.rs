@@ -397,6 +397,7 @@ mod tests {
             busy_per_mille: 10,
             restarts: 0,
             tunnels: Vec::new(),
+            tunnels_of_another_authority: 0,
             refused_versions: Vec::new(),
             ended_tunnels: Vec::new(),
             services: counters.services.report(),

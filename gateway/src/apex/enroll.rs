@@ -174,6 +174,7 @@ mod tests {
                 key: None,
                 previous_key: None,
                 certificate_not_after: None,
+                authority: None,
                 created_at: Timestamp(1),
             })
         });

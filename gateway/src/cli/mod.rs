@@ -6,7 +6,8 @@ pub(crate) mod demo;
 
 mod account;
 mod agent;
-pub(crate) mod agent_program;
+pub(crate) mod agent_ca;
+mod agent_program;
 mod agent_progress;
 mod api;
 mod audit;
@@ -36,6 +37,7 @@ use gw_shared::id::{ClientId, KeyId, ServiceId};
 
 use account::AccountCommand;
 use agent::AgentCommand;
+use agent_ca::AgentCaCommand;
 use caller_secret::CallerSecretCommand;
 use connection::AdminConnection;
 use enrollment_token::EnrollmentTokenCommand;
@@ -60,6 +62,8 @@ pub(crate) enum Administration {
     EnrollmentToken(Family<EnrollmentTokenCommand>),
     /// Agents: connectors that run beside the backends.
     Agent(Family<AgentCommand>),
+    /// The authority that issues the certificates of agents and nodes, and its replacement.
+    AgentCa(Family<AgentCaCommand>),
     /// Tunnels: connections of agents, one for each service.
     Tunnel(Family<TunnelCommand>),
     /// Signing keys: keys that sign access tokens.
@@ -92,6 +96,7 @@ impl Administration {
             Self::Key(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::EnrollmentToken(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Agent(Family { command, connection }) => command.run(&mut connection.open()?),
+            Self::AgentCa(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Tunnel(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::SigningKey(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Request(Family { command, connection }) => command.run(&mut connection.open()?),

@@ -11,6 +11,8 @@ use axum::{Extension, Router};
 use bytes::{Bytes, BytesMut};
 use http::{Request, StatusCode};
 use rustls::ClientConnection;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -103,7 +105,8 @@ impl World {
     /// Gives a node the certificate of a session, as when it joins again.
     fn certify(&self, node: &LocalNode, number: u16, session: u128) {
         let issued = self.authority.issue_node(&region(), NodeIdentity { slot: slot(number), session }).unwrap();
-        node.use_tls(Arc::new(NodeTls::new(self.authority.certificate_pem(), &issued).unwrap()));
+        let authority = CertificateDer::from_pem_slice(self.authority.certificate_pem().as_bytes()).unwrap();
+        node.use_tls(Arc::new(NodeTls::new(&[authority], &issued).unwrap()));
     }
 
     fn client(&self) -> NodeClient {

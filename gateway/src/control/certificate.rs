@@ -9,7 +9,6 @@ use serde_json::json;
 
 use super::enrollment::{enrolled, of_enrollment};
 use super::{Actor, Control, ControlError, Plan};
-use crate::caller_session::AffinityKey;
 use crate::clock::Timestamp;
 use crate::error::{Error, Overload};
 use crate::store::{AgentRecord, PublicKeyHash, Records, Step, StoredRecord};
@@ -32,12 +31,6 @@ pub enum AgentProof {
 }
 
 impl Control {
-    /// Signs the affinity cookies of all services. Derived from the key of the agents' authority, which is as secret, is the
-    /// same at all nodes, and moves with backups and to other stores.
-    pub(crate) fn affinity_key(&self) -> AffinityKey {
-        AffinityKey::new(self.agents.derive(AffinityKey::PURPOSE))
-    }
-
     /// Issues a certificate for the public key of a certificate signing request. Ignores everything else in the
     /// request.
     pub fn sign(&self, proof: &AgentProof, csr: &str) -> Result<CertificateReply, ControlError> {
@@ -60,7 +53,9 @@ impl Control {
             self.take_issuance(agent.id.clone())?;
         }
         let not_after = now.after(self.certificate_lifetime);
-        let certificate = self.agents.issue_agent(&self.region, &agent.account, &agent.id, &request, now, not_after)?;
+        let authorities = self.authorities();
+        let issuing = &authorities.issuing;
+        let certificate = issuing.issue_agent(&self.region, &agent.account, &agent.id, &request, now, not_after)?;
         self.change(&Actor::Agent(agent.id.clone()), |records, _| {
             // The record may have changed in the meantime.
             let mut agent = entitled(records, &id, proof, now)?.clone();
@@ -69,13 +64,14 @@ impl Control {
                 agent.previous_key = agent.key.replace(key.clone());
             }
             agent.certificate_not_after = Some(not_after);
+            agent.authority.clone_from(&authorities.trusted.issuing);
             if let (Some(enrollment), AgentProof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
                 enrollment.expires_at = enrollment.expires_at.min(now.after(ASK_AGAIN));
             }
             let services = agent.services.iter().filter_map(|id| self.region.tenant_hostname(&agent.account, id));
             let reply = CertificateReply {
                 certificate: certificate.clone(),
-                chain: self.agents.certificate_pem().to_owned(),
+                chain: issuing.certificate_pem().to_owned(),
                 not_after: not_after.to_string(),
                 agent_id: agent.id.clone(),
                 services: services.collect(),

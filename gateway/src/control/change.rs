@@ -220,7 +220,7 @@ impl Control {
     /// Applies committed changes and publishes them. Skips those that were applied before.
     pub(super) fn apply(&self, changes: Vec<(Position, Vec<Step>)>) {
         let mut state = self.state();
-        let mut has_steps = false;
+        let (mut has_steps, mut has_authorities) = (false, false);
         for (position, steps) in changes {
             if position.revision > state.position.revision {
                 has_steps |= !steps.is_empty();
@@ -228,8 +228,12 @@ impl Control {
                     journal.push(&state.position, &position, &steps);
                 }
                 self.service_counts.note(&steps, &state.records, &self.region);
+                has_authorities |= steps.iter().any(Step::is_of_authority);
                 state.apply(position, steps, &self.region, self.workers.count());
             }
+        }
+        if has_authorities {
+            self.use_authorities(&state.records);
         }
         if has_steps {
             self.publish(&mut state);
@@ -245,6 +249,7 @@ impl Control {
             journal.break_off();
         }
         self.service_counts.begin_again(&state.directory);
+        self.use_authorities(&state.records);
         self.publish(&mut state);
         self.applied.send_replace(state.position.revision);
     }

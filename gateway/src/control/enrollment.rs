@@ -72,6 +72,7 @@ impl Control {
                 key: None,
                 previous_key: None,
                 certificate_not_after: None,
+                authority: None,
                 created_at: now,
             };
             let used = EnrollmentTokenRecord {
@@ -193,6 +194,7 @@ mod tests {
                 key: None,
                 previous_key: None,
                 certificate_not_after: None,
+                authority: None,
                 created_at: Timestamp(1),
             })
         });

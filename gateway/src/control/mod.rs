@@ -7,6 +7,7 @@
 mod account;
 mod agent;
 mod audit;
+mod authority;
 mod backup;
 mod caller_secret;
 mod certificate;
@@ -45,6 +46,8 @@ use tokio::sync::{Notify, watch};
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView, LiveAgents};
 pub use audit::AuditEntryView;
+use authority::Authorities;
+pub use authority::{AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView, LeftAgent};
 pub use caller_secret::{
     CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, SecretKind,
     ServiceKeyView,
@@ -86,7 +89,6 @@ use crate::store::{Directory, PostgresSource, Records, Revision, Step, Store, St
 use crate::telemetry::counters::WorkerReport;
 use crate::tls::admin::AdminTls;
 use crate::tls::certificate::Mistakes;
-use crate::tls::node::NodeTls;
 use crate::tls::pki::{Authority, NodeIdentity};
 use crate::tls::{ServerConfigs, TlsMaterial};
 
@@ -107,7 +109,9 @@ pub struct Control {
     state: Mutex<ControlState>,
     /// Changes for a start without PostgreSQL; `None` with SQLite.
     journal: Option<Journal>,
-    agents: Authority,
+    /// The authority of the data folder, which counts until it is replaced for the first time.
+    first_authority: Arc<Authority>,
+    authorities: Mutex<Arc<Authorities>>,
     tls: TlsMaterial,
     /// TLS of the admin listener; `None` if it speaks plain HTTP.
     admin_tls: Option<Arc<AdminTls>>,
@@ -131,7 +135,7 @@ pub struct Control {
 impl Control {
     /// The directory and TLS configurations that workers start with.
     pub(crate) fn initial_state(&self) -> Result<(Arc<Directory>, Arc<ServerConfigs>), ControlError> {
-        Ok((Arc::new(self.state().directory.clone()), Arc::new(self.tls.load()?)))
+        Ok((Arc::new(self.state().directory.clone()), self.tls.load()?))
     }
 
     /// The database that the nodes of the region share; `None` with SQLite.
@@ -245,7 +249,7 @@ impl Control {
     /// Reloads the server certificate and that of the admin listener. One that cannot be used stays as it was, and the
     /// other is replaced all the same.
     pub fn reload_certificates(&self) -> Result<(), ControlError> {
-        let server = self.tls.reload().map(|certificates| self.workers.publish_certificates(&Arc::new(certificates)));
+        let server = self.tls.reload(|certificates| self.workers.publish_certificates(certificates));
         let admin = self.admin_tls.as_ref().map_or(Ok(()), |tls| tls.reload());
         Ok(match (server, admin) {
             (Err(server), Err(admin)) => Err(Mistakes(vec![server.to_string(), admin.to_string()]).into()),
@@ -265,10 +269,7 @@ impl Control {
         let node = NodeIdentity { slot: view.placement().here(), session };
         let mut certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
         if *certified != Some(node) {
-            let tls = NodeTls::new(self.agents.certificate_pem(), &self.agents.issue_node(&self.region, node)?)?;
-            let tls = Arc::new(tls);
-            self.local_node().use_tls(Arc::clone(&tls));
-            self.workers.publish_node_tls(&tls);
+            self.certify(&self.authorities(), node)?;
             *certified = Some(node);
         }
         self.count_services_by(view.placement());

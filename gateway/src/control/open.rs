@@ -7,6 +7,7 @@ use std::time::Instant;
 use gw_shared::identity::secret::Secret;
 use tokio::sync::{Notify, watch};
 
+use super::authority::{Authorities, COMMON_NAME};
 use super::data_folder;
 use super::feed::{EngineHealth, read_copy};
 use super::service_counts::ServiceCounts;
@@ -45,11 +46,13 @@ impl Control {
         let sealing = store_source.sealing();
         seal_files(&sealing, &config.data_dir)?;
         let snapshot = load(store.as_mut(), &store_source, config)?;
-        let agents = Authority::load_or_create_with(&sealing, &config.data_dir, AGENT_CA_NAME, "Gw agents")?;
+        let first = Authority::load_or_create_with(&sealing, &config.data_dir, AGENT_CA_NAME, COMMON_NAME)?;
+        let first_authority = Arc::new(first);
+        let authorities = Authorities::of(&snapshot.records, &first_authority)?;
         let tls = TlsMaterial::new(
             config.certificate.clone(),
             config.region.clone(),
-            agents.certificate_pem(),
+            authorities.trusted.clone(),
             config.agent_mtls,
         )?;
         let journal = match &store_source {
@@ -68,7 +71,8 @@ impl Control {
             state: Mutex::new(ControlState::new(snapshot, &config.region, workers.count())),
             journal,
             store: Mutex::new(Some(store)),
-            agents,
+            first_authority,
+            authorities: Mutex::new(Arc::new(authorities)),
             tls,
             admin_tls: config.admin_certificate.clone().map(AdminTls::load).transpose()?.map(Arc::new),
             admin_token: admin_token(&sealing, &config.data_dir.join(ADMIN_TOKEN_FILE))?,
@@ -167,7 +171,7 @@ fn load_from_postgres(
 fn fetch_shared_files(store: &mut PostgresStore, config: &Config) -> Result<(), ControlError> {
     let folder = &config.data_dir;
     fetch(store, folder, &AGENT_CA, || {
-        Authority::load_or_create(folder, AGENT_CA_NAME, "Gw agents").map(drop).map_err(ControlError::from)
+        Authority::load_or_create(folder, AGENT_CA_NAME, COMMON_NAME).map(drop).map_err(ControlError::from)
     })?;
     fetch(store, folder, &ADMIN_TOKEN, || {
         Ok(admin_token(&Sealing::default(), &folder.join(ADMIN_TOKEN_FILE)).map(drop)?)

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use gw_shared::id::{AccountId, AgentId, ClientId, KeyId, ServiceId, SigningKeyId};
+use gw_shared::id::{AccountId, AgentId, AuthorityId, ClientId, KeyId, ServiceId, SigningKeyId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::SecretHash;
 
@@ -73,6 +73,8 @@ pub struct Agent {
     pub standby: bool,
     /// Expiry of the newest certificate; `None` while there is none.
     pub certificate_not_after: Option<Timestamp>,
+    /// As [`AgentRecord::authority`].
+    pub(crate) authority: Option<AuthorityId>,
     /// Key of the newest certificate, while the key before it is stored too.
     pub(crate) replacing_key: Option<PublicKeyHash>,
     /// Secret of its enrollment, which may have expired.
@@ -132,8 +134,9 @@ impl Directory {
                 Step::Put(StoredRecord::SigningKey(_)) | Step::Delete(RecordId::SigningKey(_)) => {
                     self.put_signing_keys(records);
                 }
-                // Admission does not use enrollment tokens.
-                Step::Put(StoredRecord::EnrollmentToken(_)) | Step::Delete(RecordId::EnrollmentToken(_)) => {}
+                // Admission does not use enrollment tokens. Authorities reach the workers as TLS configurations.
+                Step::Put(StoredRecord::EnrollmentToken(_) | StoredRecord::Authority(_))
+                | Step::Delete(RecordId::EnrollmentToken(_) | RecordId::Authority(_)) => {}
             }
         }
     }
@@ -214,6 +217,11 @@ impl Directory {
         self.agents.get(id)
     }
 
+    /// Number of agents.
+    pub(crate) fn agents(&self) -> usize {
+        self.agents.size()
+    }
+
     /// Finds the agent by the secret of its enrollment, which may have expired.
     pub fn enrolled(&self, secret: &SecretHash) -> Option<&AgentId> {
         self.enrollments.get(secret)
@@ -257,6 +265,7 @@ impl From<&AgentRecord> for Agent {
             status: record.status,
             standby: record.standby,
             certificate_not_after: record.certificate_not_after,
+            authority: record.authority.clone(),
             replacing_key: record.previous_key.as_ref().and(record.key.clone()),
             enrollment: record.enrollment.as_ref().map(|enrollment| enrollment.secret.clone()),
         }
@@ -393,6 +402,7 @@ mod tests {
                         key: None,
                         previous_key: None,
                         certificate_not_after: None,
+                        authority: None,
                         created_at: Timestamp(1),
                     })
                 }

@@ -14,6 +14,7 @@ pub(super) fn key(id: &RecordId) -> (&'static str, String) {
         RecordId::EnrollmentToken(id) => ("enrollment_token", id.to_string()),
         RecordId::Agent(id) => ("agent", id.to_string()),
         RecordId::SigningKey(id) => ("signing_key", id.to_string()),
+        RecordId::Authority(id) => ("authority", id.to_string()),
     }
 }
 
@@ -26,6 +27,7 @@ pub(super) fn write(record: &StoredRecord) -> Result<String, StoreError> {
         StoredRecord::EnrollmentToken(record) => serde_json::to_string(record),
         StoredRecord::Agent(record) => serde_json::to_string(record),
         StoredRecord::SigningKey(record) => serde_json::to_string(record),
+        StoredRecord::Authority(record) => serde_json::to_string(record),
     }
     .map_err(StoreError::corrupt)
 }
@@ -42,6 +44,7 @@ pub(super) fn read(kind: &str, document: &str) -> Result<StoredRecord, StoreErro
         "enrollment_token" => StoredRecord::EnrollmentToken(parse(kind, document)?),
         "agent" => StoredRecord::Agent(parse(kind, document)?),
         "signing_key" => StoredRecord::SigningKey(parse(kind, document)?),
+        "authority" => StoredRecord::Authority(parse(kind, document)?),
         other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
     })
 }

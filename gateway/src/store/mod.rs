@@ -27,8 +27,9 @@ pub use postgres::{
     RecordsOfKind, RegionIdentity, RegionState, Replication,
 };
 pub use records::{
-    AccountRecord, AgentRecord, Approval, CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord, Modes,
-    PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, SigningKeyRecord, Step, StoredRecord,
+    AccountRecord, AgentRecord, Approval, AuthorityRecord, AuthorityRole, CallerSecretRecord, EnrollmentRecord,
+    EnrollmentTokenRecord, Modes, PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, SigningKeyRecord,
+    Step, StoredRecord,
 };
 pub(crate) use sealed::Sealer;
 pub(crate) use sealing::CREDENTIAL as SEAL_KEY_CREDENTIAL;

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gw_shared::id::{AccountId, AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId};
+use gw_shared::id::{
+    AccountId, AgentId, AuthorityId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId,
+};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::{Secret, SecretHash};
 use serde::{Deserialize, Serialize};
@@ -162,6 +164,9 @@ pub struct AgentRecord {
     /// Expiry of the newest certificate.
     #[serde(default)]
     pub certificate_not_after: Option<Timestamp>,
+    /// Authority that has issued the newest certificate; absent in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<AuthorityId>,
     #[serde(default)]
     pub created_at: Timestamp,
 }
@@ -198,6 +203,34 @@ pub struct SigningKeyRecord {
     pub active_from: Timestamp,
 }
 
+/// An authority of agents and nodes. There are none until the authority of the data folder is replaced for the first time; from
+/// then on, only these count.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AuthorityRecord {
+    pub id: AuthorityId,
+    pub role: AuthorityRole,
+    /// PEM.
+    pub certificate: String,
+    /// PKCS #8, PEM. Present while the authority issues certificates, or will.
+    #[serde(with = "gw_shared::identity::secret::revealed_if_present", default)]
+    pub private_key: Option<Secret>,
+    pub created_at: Timestamp,
+}
+
+/// What an authority is for. Its role changes from top to bottom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AuthorityRole {
+    /// Trusted, and issues nothing until every node trusts it.
+    Next,
+    /// Issues all certificates.
+    Issuing,
+    /// Trusted, and issues nothing any more.
+    Earlier,
+    /// Not trusted any more. Its certificates count as expired, so that their agents ask for others.
+    Ended,
+}
+
 /// One record of any kind.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -209,6 +242,7 @@ pub enum StoredRecord {
     EnrollmentToken(EnrollmentTokenRecord),
     Agent(AgentRecord),
     SigningKey(SigningKeyRecord),
+    Authority(AuthorityRecord),
 }
 
 /// The identity of a record.
@@ -222,6 +256,7 @@ pub enum RecordId {
     EnrollmentToken(EnrollmentTokenId),
     Agent(AgentId),
     SigningKey(SigningKeyId),
+    Authority(AuthorityId),
 }
 
 /// One step of a change. The steps of a change take effect together or not at all.
@@ -243,6 +278,7 @@ pub struct Records {
     pub enrollment_tokens: BTreeMap<EnrollmentTokenId, EnrollmentTokenRecord>,
     pub agents: BTreeMap<AgentId, AgentRecord>,
     pub signing_keys: BTreeMap<SigningKeyId, SigningKeyRecord>,
+    pub authorities: BTreeMap<AuthorityId, AuthorityRecord>,
 }
 
 impl StoredRecord {
@@ -255,7 +291,28 @@ impl StoredRecord {
             Self::EnrollmentToken(record) => RecordId::EnrollmentToken(record.id.clone()),
             Self::Agent(record) => RecordId::Agent(record.id.clone()),
             Self::SigningKey(record) => RecordId::SigningKey(record.id.clone()),
+            Self::Authority(record) => RecordId::Authority(record.id.clone()),
         }
+    }
+
+    /// The secret of a record that is stored as it is, with its name; `None` if there is none. Of other secrets only hashes are
+    /// stored.
+    pub(super) fn secret_mut(&mut self) -> Option<(String, &mut Secret)> {
+        match self {
+            Self::SigningKey(key) => Some((format!("signing_key {}", key.id), &mut key.private_key)),
+            Self::Authority(authority) => {
+                let name = format!("authority {}", authority.id);
+                authority.private_key.as_mut().map(|key| (name, key))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Step {
+    /// Whether the step changes the authorities of agents and nodes.
+    pub(crate) fn is_of_authority(&self) -> bool {
+        matches!(self, Self::Put(StoredRecord::Authority(_)) | Self::Delete(RecordId::Authority(_)))
     }
 }
 
@@ -269,7 +326,16 @@ impl FromIterator<StoredRecord> for Records {
 
 impl Records {
     pub fn into_vec(self) -> Vec<StoredRecord> {
-        let Self { accounts, services, credentials, service_keys, enrollment_tokens, agents, signing_keys } = self;
+        let Self {
+            accounts,
+            services,
+            credentials,
+            service_keys,
+            enrollment_tokens,
+            agents,
+            signing_keys,
+            authorities,
+        } = self;
         let mut all: Vec<StoredRecord> = accounts.into_values().map(StoredRecord::Account).collect();
         all.extend(services.into_values().map(StoredRecord::Service));
         all.extend(credentials.into_values().map(StoredRecord::Credential));
@@ -277,6 +343,7 @@ impl Records {
         all.extend(enrollment_tokens.into_values().map(StoredRecord::EnrollmentToken));
         all.extend(agents.into_values().map(StoredRecord::Agent));
         all.extend(signing_keys.into_values().map(StoredRecord::SigningKey));
+        all.extend(authorities.into_values().map(StoredRecord::Authority));
         all
     }
 
@@ -304,6 +371,7 @@ impl Records {
             StoredRecord::EnrollmentToken(record) => drop(self.enrollment_tokens.insert(record.id.clone(), record)),
             StoredRecord::Agent(record) => drop(self.agents.insert(record.id.clone(), record)),
             StoredRecord::SigningKey(record) => drop(self.signing_keys.insert(record.id.clone(), record)),
+            StoredRecord::Authority(record) => drop(self.authorities.insert(record.id.clone(), record)),
         }
     }
 
@@ -316,6 +384,7 @@ impl Records {
             RecordId::EnrollmentToken(id) => drop(self.enrollment_tokens.remove(id)),
             RecordId::Agent(id) => drop(self.agents.remove(id)),
             RecordId::SigningKey(id) => drop(self.signing_keys.remove(id)),
+            RecordId::Authority(id) => drop(self.authorities.remove(id)),
         }
     }
 }

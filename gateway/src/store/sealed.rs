@@ -40,17 +40,16 @@ impl Sealer {
     /// Seals the secret parts of a record. Hashes of secrets are stored as they are.
     pub(super) fn seal_record(&self, record: &StoredRecord) -> Result<StoredRecord, StoreError> {
         let mut sealed = record.clone();
-        if let StoredRecord::SigningKey(key) = &mut sealed {
-            let name = format!("signing_key {}", key.id);
-            key.private_key = Secret::new(self.seal(&name, key.private_key.reveal().as_bytes())?);
+        if let Some((name, secret)) = sealed.secret_mut() {
+            *secret = Secret::new(self.seal(&name, secret.reveal().as_bytes())?);
         }
         Ok(sealed)
     }
 
     pub(super) fn open_record(&self, mut record: StoredRecord) -> Result<StoredRecord, StoreError> {
-        if let StoredRecord::SigningKey(key) = &mut record {
-            let opened = self.open(&format!("signing_key {}", key.id), key.private_key.reveal())?;
-            key.private_key = Secret::new(String::from_utf8(opened).map_err(StoreError::corrupt)?);
+        if let Some((name, secret)) = record.secret_mut() {
+            let opened = self.open(&name, secret.reveal())?;
+            *secret = Secret::new(String::from_utf8(opened).map_err(StoreError::corrupt)?);
         }
         Ok(record)
     }

@@ -53,26 +53,25 @@ impl Sealing {
         opened.ok_or_else(other_key)
     }
 
-    /// Seals the private key of a signing key. Hashes of secrets are stored as they are.
+    /// Seals the private key of a record. Hashes of secrets are stored as they are.
     pub(super) fn seal_record(&self, record: &StoredRecord) -> Result<StoredRecord, StoreError> {
         let mut record = record.clone();
-        if let StoredRecord::SigningKey(key) = &mut record {
-            let name = format!("signing_key {}", key.id);
-            key.private_key = Secret::new(self.seal(&name, key.private_key.reveal())?);
+        if let Some((name, secret)) = record.secret_mut() {
+            *secret = Secret::new(self.seal(&name, secret.reveal())?);
         }
         Ok(record)
     }
 
     pub(super) fn open_record(&self, mut record: StoredRecord) -> Result<StoredRecord, StoreError> {
-        if let StoredRecord::SigningKey(key) = &mut record {
-            let name = format!("signing_key {}", key.id);
-            key.private_key = Secret::new(self.open(&name, key.private_key.reveal())?);
+        if let Some((name, secret)) = record.secret_mut() {
+            *secret = Secret::new(self.open(&name, secret.reveal())?);
         }
         Ok(record)
     }
 
-    pub(super) fn is_sealed(record: &StoredRecord) -> bool {
-        matches!(record, StoredRecord::SigningKey(key) if key.private_key.reveal().starts_with(SEALED))
+    /// Whether the record has a secret that is not sealed.
+    pub(super) fn is_plain(record: &mut StoredRecord) -> bool {
+        record.secret_mut().is_some_and(|(_, secret)| !secret.reveal().starts_with(SEALED))
     }
 
     /// Reads a file of the data folder.

@@ -151,12 +151,14 @@ impl SqliteStore {
     }
 
     fn seal_stored(&mut self) -> Result<(), StoreError> {
-        let mut statement = self.connection.prepare("SELECT document FROM records WHERE kind = 'signing_key'")?;
-        let documents = statement.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
+        let select = "SELECT kind, document FROM records WHERE kind IN ('signing_key', 'authority')";
+        let mut statement = self.connection.prepare(select)?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let rows = rows.collect::<Result<Vec<(String, String)>, _>>()?;
         drop(statement);
-        let keys = documents.iter().map(|document| document::read("signing_key", document));
-        let mut plain = keys.collect::<Result<Vec<StoredRecord>, _>>()?;
-        plain.retain(|key| !Sealing::is_sealed(key));
+        let records = rows.iter().map(|(kind, document)| document::read(kind, document));
+        let mut plain = records.collect::<Result<Vec<StoredRecord>, _>>()?;
+        plain.retain_mut(Sealing::is_plain);
         if plain.is_empty() {
             return Ok(());
         }
@@ -172,7 +174,7 @@ impl SqliteStore {
         }
         transaction.commit()?;
         self.connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")?;
-        tracing::info!(count = plain.len(), "sealed the private signing keys in the database with seal_key");
+        tracing::info!(count = plain.len(), "sealed the private keys in the database with seal_key");
         Ok(())
     }
 
@@ -360,7 +362,9 @@ impl Store for SqliteStore {
 mod tests {
     use std::collections::BTreeSet;
 
-    use gw_shared::id::{AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId};
+    use gw_shared::id::{
+        AgentId, AuthorityId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId,
+    };
     use gw_shared::identity::enrollment::EnrollmentStatus;
     use gw_shared::identity::secret::{Secret, SecretHash};
 
@@ -444,6 +448,7 @@ mod tests {
                 key: Some(PublicKeyHash::of(b"key")),
                 previous_key: None,
                 certificate_not_after: Some(Timestamp(10)),
+                authority: Some(AuthorityId::new(&"a".repeat(40)).unwrap()),
                 created_at: Timestamp(6),
             }),
             StoredRecord::SigningKey(SigningKeyRecord {
@@ -451,6 +456,13 @@ mod tests {
                 private_key: Secret::new("private".into()),
                 created_at: Timestamp(1),
                 active_from: Timestamp(2),
+            }),
+            StoredRecord::Authority(AuthorityRecord {
+                id: AuthorityId::new(&"b".repeat(40)).unwrap(),
+                role: AuthorityRole::Issuing,
+                certificate: "certificate".into(),
+                private_key: Some(Secret::new("private".into())),
+                created_at: Timestamp(1),
             }),
         ]
     }
@@ -466,6 +478,7 @@ mod tests {
         all.extend(records.enrollment_tokens.into_values().map(StoredRecord::EnrollmentToken));
         all.extend(records.agents.into_values().map(StoredRecord::Agent));
         all.extend(records.signing_keys.into_values().map(StoredRecord::SigningKey));
+        all.extend(records.authorities.into_values().map(StoredRecord::Authority));
         all.iter().map(|record| document::write(record).unwrap()).collect()
     }
 

@@ -2,20 +2,22 @@
 //! nodes of a region.
 
 pub(crate) mod admin;
+pub(crate) mod agents;
 pub(crate) mod certificate;
 pub(crate) mod node;
 pub(crate) mod pki;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gw_shared::tunnel;
+use rustls::server::ProducesTickets;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{ProducesTickets, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig, crypto};
+use rustls::{ServerConfig, crypto};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use self::agents::TrustedAuthorities;
 use self::certificate::{Mistakes, Pair, PairKeys};
 use self::pki::{Issued, PkiError};
 use crate::clock::{ProcessClock, Timestamp};
@@ -33,6 +35,8 @@ pub(crate) struct ServerConfigs {
     pub(crate) tunnel: Arc<ServerConfig>,
     /// Verifies the certificates of agents.
     pub(crate) agents: Arc<dyn ClientCertVerifier>,
+    /// The authorities of those certificates.
+    pub(crate) authorities: TrustedAuthorities,
 }
 
 /// The source of the server certificate.
@@ -63,61 +67,97 @@ pub enum TlsError {
     Pki(#[from] PkiError),
 }
 
-/// Builds [`ServerConfigs`], at start and on every reload. Session tickets survive a reload, because their keys are
-/// created once.
+/// Builds [`ServerConfigs`], at start, on every reload and when other authorities are trusted. Session tickets survive that,
+/// because their keys are created once.
 pub(crate) struct TlsMaterial {
     source: CertificateSource,
     region: Region,
-    agent_authority: CertificateDer<'static>,
     agent_mtls: bool,
     tickets: Arc<dyn ProducesTickets>,
-    /// Expiry of the certificate loaded last.
-    not_after: Mutex<Option<Timestamp>>,
+    parts: Mutex<Parts>,
+}
+
+/// What [`ServerConfigs`] are built from.
+struct Parts {
+    authorities: TrustedAuthorities,
+    /// The certificate loaded last.
+    loaded: Option<Pair>,
+    /// Its expiry.
+    not_after: Option<Timestamp>,
 }
 
 impl TlsMaterial {
     pub(crate) fn new(
         source: CertificateSource,
         region: Region,
-        agent_authority_pem: &str,
+        authorities: TrustedAuthorities,
         agent_mtls: bool,
     ) -> Result<Self, TlsError> {
-        let agent_authority = CertificateDer::from_pem_slice(agent_authority_pem.as_bytes())
-            .map_err(|error| TlsError::Pem { path: "agent-ca.crt".into(), error })?;
         let tickets = crypto::aws_lc_rs::Ticketer::new()?;
-        Ok(Self { source, region, agent_authority, agent_mtls, tickets, not_after: Mutex::default() })
+        let parts = Mutex::new(Parts { authorities, loaded: None, not_after: None });
+        Ok(Self { source, region, agent_mtls, tickets, parts })
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        // Every write is a single assignment.
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Expiry of the certificate loaded last, or of an authority in its chain, whichever comes first.
     pub(crate) fn not_after(&self) -> Option<Timestamp> {
-        *self.not_after.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parts().not_after
     }
 
     /// Reads the certificate and builds both configurations. A certificate that some callers refuse is served with a
     /// warning, because the clock of the gateway may be wrong.
-    pub(crate) fn load(&self) -> Result<ServerConfigs, TlsError> {
+    pub(crate) fn load(&self) -> Result<Arc<ServerConfigs>, TlsError> {
         let pair = self.read()?;
         if let CertificateSource::Files { certificate, .. } = &self.source {
             for warning in pair.warnings(PairKeys::CALLERS, certificate, Timestamp::now()) {
                 tracing::warn!("{warning}");
             }
         }
-        self.build(pair)
+        self.use_pair(pair, |_| ())
     }
 
-    /// As [`Self::load`], for a running gateway: refuses a certificate that is not valid now.
-    pub(crate) fn reload(&self) -> Result<ServerConfigs, TlsError> {
+    /// As [`Self::load`], for a running gateway: refuses a certificate that is not valid now. Configurations are published in
+    /// the order in which they are built.
+    pub(crate) fn reload(&self, publish: impl FnOnce(&Arc<ServerConfigs>)) -> Result<(), TlsError> {
         let pair = self.read()?;
         if let CertificateSource::Files { certificate, .. } = &self.source
             && let Some(untimely) = pair.untimely(Timestamp::now())
         {
             return Err(Mistakes(vec![format!("tls_certificate: {}: {untimely}", certificate.display())]).into());
         }
-        self.build(pair)
+        self.use_pair(pair, publish).map(drop)
     }
 
-    fn build(&self, Pair { chain, key }: Pair) -> Result<ServerConfigs, TlsError> {
-        let expiry = chain.iter().filter_map(pki::not_after).min();
+    /// Trusts these authorities of agents from now on. Publishes nothing before the first [`Self::load`].
+    pub(crate) fn trust(
+        &self,
+        authorities: TrustedAuthorities,
+        publish: impl FnOnce(&Arc<ServerConfigs>),
+    ) -> Result<(), TlsError> {
+        let mut parts = self.parts();
+        if let Some(pair) = &parts.loaded {
+            publish(&Arc::new(self.build(pair, authorities.clone())?));
+        }
+        parts.authorities = authorities;
+        Ok(())
+    }
+
+    fn use_pair(&self, pair: Pair, publish: impl FnOnce(&Arc<ServerConfigs>)) -> Result<Arc<ServerConfigs>, TlsError> {
+        let mut parts = self.parts();
+        let built = Arc::new(self.build(&pair, parts.authorities.clone())?);
+        publish(&built);
+        // A chain expires with the first of its certificates.
+        parts.not_after = pair.chain.iter().filter_map(pki::not_after).min();
+        parts.loaded = Some(pair);
+        Ok(built)
+    }
+
+    fn build(&self, pair: &Pair, authorities: TrustedAuthorities) -> Result<ServerConfigs, TlsError> {
+        let (chain, key) = (pair.chain.clone(), pair.key.clone_key());
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
         let mut public = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?
@@ -127,11 +167,7 @@ impl TlsMaterial {
         public.ticketer = Arc::clone(&self.tickets);
         public.send_tls13_tickets = 2;
 
-        let mut roots = RootCertStore::empty();
-        roots.add(self.agent_authority.clone())?;
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-            .allow_unauthenticated()
-            .build()?;
+        let verifier = authorities.verifier(&provider)?;
         let tunnel =
             ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
         let mut tunnel = if self.agent_mtls {
@@ -144,9 +180,7 @@ impl TlsMaterial {
         tunnel.time_provider = Arc::new(ProcessClock);
         // A resumed session would accept a certificate that has expired since.
         tunnel.send_tls13_tickets = 0;
-        // A chain expires with the first of its certificates.
-        *self.not_after.lock().unwrap_or_else(PoisonError::into_inner) = expiry;
-        Ok(ServerConfigs { public: Arc::new(public), tunnel: Arc::new(tunnel), agents: verifier })
+        Ok(ServerConfigs { public: Arc::new(public), tunnel: Arc::new(tunnel), agents: verifier, authorities })
     }
 
     /// The file of the development authority; `None` if the server certificate comes from a file.

@@ -38,13 +38,15 @@ pub(crate) struct NodeTls {
 }
 
 impl NodeTls {
-    /// `issued` is the certificate of this node.
-    pub(crate) fn new(authority_pem: &str, issued: &Issued) -> Result<Self, TlsError> {
+    /// `issued` is the certificate of this node. Nodes with certificates of the `trusted` authorities are trusted.
+    pub(crate) fn new(trusted: &[CertificateDer<'static>], issued: &Issued) -> Result<Self, TlsError> {
         let pem = |error| TlsError::Pem { path: "certificate of this node".into(), error };
         let chain = vec![CertificateDer::from_pem_slice(issued.certificate_pem.as_bytes()).map_err(pem)?];
         let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes()).map_err(pem)?;
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority_pem.as_bytes()).map_err(pem)?)?;
+        for authority in trusted {
+            roots.add(authority.clone())?;
+        }
         let roots = Arc::new(roots);
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
 

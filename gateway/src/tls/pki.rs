@@ -8,7 +8,8 @@ use std::time::Duration;
 use aws_lc_rs::hmac;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey, VerificationAlgorithm};
 use gw_shared::files;
-use gw_shared::id::{AccountId, AgentId};
+use gw_shared::id::{AccountId, AgentId, AuthorityId};
+use gw_shared::identity::secret::Secret;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PublicKeyData, SanType, SubjectPublicKeyInfo,
@@ -16,7 +17,7 @@ use rcgen::{
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, CertificateSigningRequestDer};
 use x509_parser::certification_request::X509CertificationRequest;
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509Certificate};
 
 use crate::clock::Timestamp;
 use crate::hostname::Region;
@@ -104,6 +105,26 @@ impl Authority {
         let certificate_pem = authority_params("test", now).self_signed(&pair).unwrap().pem();
         let issuer = Issuer::from_ca_cert_pem(&certificate_pem, pair).unwrap();
         Self { certificate_pem, issuer }
+    }
+
+    /// Creates an authority that is stored elsewhere. Also returns its private key, in PEM.
+    pub(crate) fn generate(common_name: &str) -> Result<(Self, Secret), PkiError> {
+        let pair = KeyPair::generate()?;
+        let certificate_pem = authority_params(common_name, Timestamp::now()).self_signed(&pair)?.pem();
+        let key_pem = Secret::new(pair.serialize_pem());
+        let issuer = Issuer::from_ca_cert_pem(&certificate_pem, pair)?;
+        Ok((Self { certificate_pem, issuer }, key_pem))
+    }
+
+    /// The authority of a certificate and its private key, both in PEM.
+    pub(crate) fn from_pem(certificate_pem: &str, key_pem: &Secret) -> Result<Self, PkiError> {
+        let issuer = Issuer::from_ca_cert_pem(certificate_pem, KeyPair::from_pem(key_pem.reveal())?)?;
+        Ok(Self { certificate_pem: certificate_pem.to_owned(), issuer })
+    }
+
+    /// The private key, in PEM.
+    pub(crate) fn key_pem(&self) -> Secret {
+        Secret::new(self.issuer.key().serialize_pem())
     }
 
     pub(crate) fn certificate_pem(&self) -> &str {
@@ -263,6 +284,26 @@ fn path_in_region(certificate: &CertificateDer<'_>, region: &Region) -> Option<S
     });
     let (Some(uri), None) = (uris.next(), uris.next()) else { return None };
     uri.strip_prefix("gw://")?.strip_prefix(region.apex())?.strip_prefix('/').map(str::to_owned)
+}
+
+/// The authority that has issued a certificate, as the certificate names it.
+pub(crate) fn issuer(certificate: &CertificateDer<'_>) -> Option<AuthorityId> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let named = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::AuthorityKeyIdentifier(named) => named.key_identifier.as_ref(),
+        _ => None,
+    });
+    AuthorityId::of_key_identifier(named?.0)
+}
+
+/// Id of the authority with this certificate; `None` if it has no subject key identifier.
+pub(crate) fn authority_id(certificate: &CertificateDer<'_>) -> Option<AuthorityId> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let named = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::SubjectKeyIdentifier(named) => Some(named),
+        _ => None,
+    });
+    AuthorityId::of_key_identifier(named?.0)
 }
 
 /// The SubjectPublicKeyInfo of a certificate; `None` if it cannot be parsed.

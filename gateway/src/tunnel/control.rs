@@ -38,13 +38,15 @@ async fn exchange(
         return Ok(());
     }
     // The records may have changed since the handshake.
-    if let Some(reason) = session.not_allowed(&tunnels.directory.get(), Timestamp::now()) {
+    let not_allowed = session.not_allowed(&tunnels.directory.get(), Timestamp::now());
+    if let Some(reason) = not_allowed.or_else(|| tunnels.distrusted(session)) {
         return Err(reason);
     }
     tunnels.registry.borrow_mut().insert(session, Instant::now())?;
     drop(opening);
     replaced_keys::used(tunnels, &session.agent, key);
     session.send_ready();
+    tunnels.check_issuer(session, Instant::now());
     session.announce_services(&tunnels.directory.get());
     session.flow.announce();
     tunnels.waiting.look_again(&session.service.label);

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::{Connection, Fields, Framing, RequestHead, head};
-use gw_shared::id::{AccountId, AgentId, random_base62};
+use gw_shared::id::{AccountId, AgentId, AuthorityId, random_base62};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
@@ -62,7 +62,7 @@ pub(crate) async fn serve(
         let Some(upgrade) = read_upgrade(&tunnels, &stream, &mut buffer, &guard).await else { return };
         admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, Some(challenge)));
     }
-    let Admission { agent, key, service, version, purpose } = match admitted {
+    let Admission { agent, key, issuer, service, version, purpose } = match admitted {
         Ok(admission) => admission,
         Err(error) => {
             // Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can
@@ -95,7 +95,7 @@ pub(crate) async fn serve(
     // From here on the heartbeat replaces the deadline.
     drop(guard);
     // A new task: the tunnel does not keep the memory of the handshake.
-    runtime::spawn(session::run(tunnels, stream, Party { agent, key, version, service }, opening, via));
+    runtime::spawn(session::run(tunnels, stream, Party { agent, key, issuer, version, service }, opening, via));
 }
 
 /// Reads the head of an upgrade request, which may have queued while this process was frozen. `None` if the agent has closed
@@ -128,6 +128,8 @@ struct Admission {
     agent: AgentId,
     /// Key of its certificate.
     key: PublicKeyHash,
+    /// Authority that has issued the certificate.
+    issuer: Option<AuthorityId>,
     service: Arc<Service>,
     version: Version,
     purpose: Purpose,
@@ -182,6 +184,7 @@ fn admit(
     Ok(Admission {
         agent: identity.agent,
         key: PublicKeyHash::of(&key),
+        issuer: pki::issuer(&certificate),
         service: Arc::clone(service),
         version: request.version,
         purpose: request.purpose,

@@ -1,6 +1,7 @@
 //! Tunnels, at the gateway.
 
 pub(crate) mod attempt_budget;
+mod authorities;
 mod candidate;
 pub(crate) mod choice;
 mod control;

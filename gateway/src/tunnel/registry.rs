@@ -308,20 +308,24 @@ impl Registry {
     }
 
     /// The sessions that are not replaced.
-    fn sessions(&self) -> impl Iterator<Item = &Rc<Session>> {
+    pub(super) fn sessions(&self) -> impl Iterator<Item = &Rc<Session>> {
         self.by_service.values().flat_map(|tunnels| &tunnels.sessions)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Rc<Session>> {
+        self.sessions().chain(&self.replaced)
     }
 
     /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that
     /// loses its tunnel gets the message.
     pub(crate) fn announce(&self, directory: &Directory) {
-        self.sessions().chain(&self.replaced).for_each(|session| session.announce_services(directory));
+        self.all().for_each(|session| session.announce_services(directory));
     }
 
     /// Cuts tunnels, including those being opened, of agents that may no longer serve their service.
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         self.openings.enforce(directory, now);
-        for session in self.sessions().chain(&self.replaced) {
+        for session in self.all() {
             if !session.is_cut()
                 && let Some(reason) = session.not_allowed(directory, now)
             {
@@ -333,7 +337,7 @@ impl Registry {
     /// Sends the agents of services that `is_elsewhere` to the node that owns them now, and those whose connection comes
     /// through a node that `has_left` to another node. Running requests finish.
     pub(crate) fn relocate(&self, is_elsewhere: impl Fn(&Service) -> bool, has_left: impl Fn(NodeSlot) -> bool) {
-        for session in self.sessions().chain(&self.replaced).filter(|session| session.takes_requests()) {
+        for session in self.all().filter(|session| session.takes_requests()) {
             if is_elsewhere(&session.service) {
                 session.send(&ToAgent::Drain);
                 session.end(CutReason::Moved);
@@ -352,19 +356,19 @@ impl Registry {
 
     /// Tells every agent that this gateway drains.
     pub(crate) fn drain(&self) {
-        let sessions = self.sessions().chain(&self.replaced).filter(|session| session.takes_requests());
+        let sessions = self.all().filter(|session| session.takes_requests());
         sessions.for_each(|session| session.send(&ToAgent::Drain));
     }
 
     /// Ends every tunnel once its running requests have finished.
     pub(crate) fn end(&self) {
-        self.sessions().chain(&self.replaced).for_each(|session| session.end(CutReason::GatewayDrains));
+        self.all().for_each(|session| session.end(CutReason::GatewayDrains));
     }
 
     /// Cuts every tunnel: the gateway stops.
     pub(crate) fn cut(&self) {
         self.openings.cut();
-        self.sessions().chain(&self.replaced).for_each(|session| session.cut(CutReason::GatewayStops));
+        self.all().for_each(|session| session.cut(CutReason::GatewayStops));
     }
 
     pub(crate) fn report(

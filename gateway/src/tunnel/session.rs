@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::{Either, select};
 use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
-use gw_shared::id::{AgentId, ServiceId};
+use gw_shared::id::{AgentId, AuthorityId, ServiceId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::program::{ReleaseKeys, UpdateReport, UpdateState};
 use gw_shared::net::{Socket, TlsStream};
@@ -51,6 +51,8 @@ pub(crate) struct Party {
     pub(crate) agent: AgentId,
     /// Key of the certificate that the tunnel was opened with.
     pub(crate) key: PublicKeyHash,
+    /// Authority that has issued this certificate.
+    pub(crate) issuer: Option<AuthorityId>,
     pub(crate) version: Version,
     pub(crate) service: Arc<Service>,
 }
@@ -60,6 +62,10 @@ pub(crate) struct Session {
     pub(crate) agent: AgentId,
     /// Version of the agent.
     pub(super) version: Version,
+    /// Authority that has issued the certificate that the tunnel was opened with.
+    pub(super) issuer: Option<AuthorityId>,
+    /// When the agent, which has a certificate of another authority by now, is asked to connect again.
+    pub(super) move_at: Cell<Option<Instant>>,
     /// As the agent last reported it.
     update: RefCell<Option<UpdateReport>>,
     pub(crate) service: Arc<Service>,
@@ -192,7 +198,7 @@ fn charge(bucket: &mut Bucket, frames: u32) -> Result<(), TunnelError> {
 impl Session {
     /// A session on the connection of `socket`, which is not registered yet.
     pub(crate) fn new(tunnels: &Tunnels, socket: &Socket, party: Party) -> Rc<Self> {
-        let Party { agent, version, service, .. } = party;
+        let Party { agent, issuer, version, service, .. } = party;
         let memory = tunnels.relay_memory.account(&service.account);
         let tunnel = Tunnel::new(endpoint(version, Rc::clone(memory.share())));
         let flow = FlowControl::new(tunnel.clone(), socket, memory);
@@ -200,6 +206,8 @@ impl Session {
         Rc::new(Self {
             agent,
             version,
+            issuer,
+            move_at: Cell::default(),
             update: RefCell::default(),
             service,
             generation: tunnels.registry.borrow_mut().next_generation(),

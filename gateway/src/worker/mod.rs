@@ -215,15 +215,18 @@ async fn keep_deadlines(worker: Rc<Worker>) {
 }
 
 /// Ends the tunnels of agents with an expired certificate, which agents renew long before, and all tunnels while this node is
-/// suspended.
+/// suspended. Also has agents use a certificate of another authority.
 async fn end_tunnels(worker: Rc<Worker>) {
     loop {
         runtime::sleep(TUNNELS_INTERVAL).await;
-        let registry = worker.tunnels.registry.borrow();
-        registry.enforce(&worker.directory.get(), Timestamp::now());
-        if worker.tunnels.is_suspended() {
-            registry.relocate(|_| true, |_| false);
+        {
+            let registry = worker.tunnels.registry.borrow();
+            registry.enforce(&worker.directory.get(), Timestamp::now());
+            if worker.tunnels.is_suspended() {
+                registry.relocate(|_| true, |_| false);
+            }
         }
+        worker.tunnels.move_renewed(Instant::now());
     }
 }
 
@@ -284,7 +287,10 @@ impl Worker {
                 self.tunnels.registry.borrow().lose_node(slot, until);
             }
             WorkerMessage::NodeTls(tls) => self.nodes.iter().for_each(|nodes| nodes.use_tls(Arc::clone(&tls))),
-            WorkerMessage::Certificates(certificates) => self.certificates.replace(certificates),
+            WorkerMessage::Certificates(certificates) => {
+                self.certificates.replace(certificates);
+                self.tunnels.use_authorities();
+            }
             WorkerMessage::Levels(levels) => {
                 self.buckets.borrow_mut().take_over(&levels, &self.directory.get(), self.id, Instant::now());
             }
@@ -392,6 +398,7 @@ impl Worker {
             restarts: self.peers.restarts[self.id.0].load(Ordering::Relaxed),
             busy_per_mille: self.peers.busy[self.id.0].load(Ordering::Relaxed),
             tunnels: with_shares(tunnels),
+            tunnels_of_another_authority: self.tunnels.of_another_authority(),
             refused_versions: self.tunnels.registry.borrow().refused_versions(),
             ended_tunnels: self.tunnels.registry.borrow().ended_tunnels(),
             services: if with_services { self.counters.services.report() } else { Vec::new() },

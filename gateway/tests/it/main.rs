@@ -8,6 +8,7 @@ mod admin;
 mod admin_abuse;
 mod admin_tls;
 mod agent_abuse;
+mod agent_ca;
 mod agent_downloads;
 mod agent_errors;
 mod agent_http;

@@ -2,6 +2,7 @@
 //! generated.
 
 mod accounts;
+mod agent_ca;
 mod agents;
 mod audit_log;
 mod backup;
@@ -63,6 +64,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(caller_secrets::routes())
         .merge(enrollment_tokens::routes())
         .merge(agents::routes())
+        .merge(agent_ca::routes())
         .merge(gateway::routes())
         .merge(signing_keys::routes())
         .merge(audit_log::routes())

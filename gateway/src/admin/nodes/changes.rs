@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use crate::admin::Admin;
 use crate::members::{CHANGED_WITHIN, OtherNodes, nodes_behind};
-use crate::region::Placement;
+use crate::region::{NodeSlot, Placement};
 use crate::store::Position;
 
 /// Slots of nodes that may serve without a change, or would not know it after a crash.
@@ -27,33 +27,36 @@ pub(in crate::admin) async fn await_all_nodes(State(admin): State<Admin>, reques
     if !is_change || !is_made || (!is_api && position == before) {
         return response;
     }
-    let Some(pending) = nodes_without(&admin, &position).await else { return response };
+    let (others, behind) = admin.nodes_behind(&position).await;
+    if !behind.is_empty() {
+        tracing::warn!(revision = position.revision.0, nodes = ?behind, "a change is not in use at all nodes yet, or not stored");
+    }
+    let Some(pending) = others.pending(&behind) else { return response };
     if let Ok(value) = HeaderValue::try_from(pending) {
         response.headers_mut().insert(X_GW_PENDING_NODES, value);
     }
     response
 }
 
-/// The nodes that do not keep the change that made `position` within a second, and dead ones that may serve without it; `None` if
-/// there are none. This node has slot 0 if it has no `peer_listen`.
-async fn nodes_without(admin: &Admin, position: &Position) -> Option<String> {
-    let placement = admin.control.local_node().placement();
-    let others = match admin.region.clone() {
-        Some(region) => tokio::task::spawn_blocking(move || region.others()).await.ok().flatten(),
-        None => Some(OtherNodes::default()),
-    };
-    // If the membership does not answer, the members that it knew last are asked.
-    let others = others.unwrap_or_else(|| OtherNodes {
-        alive: placement.iter().flat_map(|placement| placement.others().cloned()).collect(),
-        dead: Vec::new(),
-    });
-    let asked = nodes_behind(admin.control.node_client(), &others.alive, position);
-    let (mut behind, kept) = tokio::join!(asked, timeout(CHANGED_WITHIN, admin.control.keeps(position)));
-    if kept.is_err() {
-        behind.push(placement.as_deref().map(Placement::here).unwrap_or_default());
+impl Admin {
+    /// The other nodes of the region, and the nodes that do not keep the change that made `position` within a second. This node has
+    /// slot 0 if it has no `peer_listen`.
+    pub(in crate::admin) async fn nodes_behind(&self, position: &Position) -> (OtherNodes, Vec<NodeSlot>) {
+        let placement = self.control.local_node().placement();
+        let others = match self.region.clone() {
+            Some(region) => tokio::task::spawn_blocking(move || region.others()).await.ok().flatten(),
+            None => Some(OtherNodes::default()),
+        };
+        // If the membership does not answer, the members that it knew last are asked.
+        let others = others.unwrap_or_else(|| OtherNodes {
+            alive: placement.iter().flat_map(|placement| placement.others().cloned()).collect(),
+            dead: Vec::new(),
+        });
+        let asked = nodes_behind(self.control.node_client(), &others.alive, position);
+        let (mut behind, kept) = tokio::join!(asked, timeout(CHANGED_WITHIN, self.control.keeps(position)));
+        if kept.is_err() {
+            behind.push(placement.as_deref().map(Placement::here).unwrap_or_default());
+        }
+        (others, behind)
     }
-    if !behind.is_empty() {
-        tracing::warn!(revision = position.revision.0, nodes = ?behind, "a change is not in use at all nodes yet, or not stored");
-    }
-    others.pending(&behind)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Query, State};
 use futures_util::future::join_all;
+use gw_shared::id::AuthorityId;
 use serde::{Deserialize, Serialize};
 
 use super::ask::target;
@@ -35,6 +36,12 @@ pub(in crate::admin) struct NodeLive {
     pub(in crate::admin) workers: usize,
     /// Workers that answered in time.
     pub(in crate::admin) workers_answering: usize,
+    /// Tunnels whose certificate is of another authority than the one that issues now.
+    #[serde(default)]
+    pub(in crate::admin) tunnels_of_another_authority: usize,
+    /// The authority that issues certificates at the node, and has issued its own.
+    #[serde(default)]
+    pub(in crate::admin) authority: Option<AuthorityId>,
     #[serde(flatten)]
     pub(in crate::admin) agents: LiveAgents,
 }
@@ -53,6 +60,7 @@ impl NodeLive {
         let reports = control.reports();
         let workers_answering = reports.len();
         let connections = reports.iter().map(|report| report.connections).sum();
+        let of_another_authority = reports.iter().map(|report| report.tunnels_of_another_authority).sum();
         let mut agents = LiveAgents::default();
         reports.into_iter().for_each(|report| agents.add(report));
         let tunnels = agents.tunnels.len();
@@ -60,7 +68,16 @@ impl NodeLive {
         agents.tunnels.retain(|tunnel| query.lists(&tunnel.service, &tunnel.agent_id));
         agents.refused_versions.retain(|refused| query.lists(&refused.service, &refused.agent_id));
         agents.ended_tunnels.retain(|ended| query.lists(&ended.service, &ended.agent_id));
-        Self { connections, tunnels, in_flight, workers: control.workers(), workers_answering, agents }
+        Self {
+            connections,
+            tunnels,
+            in_flight,
+            workers: control.workers(),
+            workers_answering,
+            tunnels_of_another_authority: of_another_authority,
+            authority: control.issuing_authority(),
+            agents,
+        }
     }
 }
 

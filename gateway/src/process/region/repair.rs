@@ -8,7 +8,9 @@ use super::{RegionError, source, store};
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::control::{ADMIN_TOKEN, AGENT_CA, read_copy};
-use crate::store::{AuditEntry, NamedSecret, PostgresSource, Revision, Snapshot};
+use crate::store::{
+    AuditEntry, NamedSecret, PostgresSource, PostgresStore, RecordId, Revision, Snapshot, Step, Store, StoreError,
+};
 
 /// Records that were written back.
 #[derive(Debug)]
@@ -53,11 +55,34 @@ pub enum ReplaceableSecret {
     AgentCa,
 }
 
-/// Deletes a secret that all nodes share. The next node that starts without its files makes another one.
+/// Deletes a secret that all nodes share. The next node that starts without its files makes another one. Authorities that have
+/// replaced the first one are deleted before it.
 pub fn forget(config: &Config, secret: ReplaceableSecret) -> Result<(), RegionError> {
+    let mut store = store(config)?;
     let stored = match secret {
         ReplaceableSecret::AdminToken => ADMIN_TOKEN,
         ReplaceableSecret::AgentCa => AGENT_CA,
     };
-    Ok(store(config)?.forget_secret(stored.name)?)
+    if matches!(secret, ReplaceableSecret::AgentCa) {
+        forget_authorities(&mut store)?;
+    }
+    Ok(store.forget_secret(stored.name)?)
+}
+
+fn forget_authorities(store: &mut PostgresStore) -> Result<(), StoreError> {
+    let Snapshot { position, records } = store.load()?;
+    let ids: Vec<String> = records.authorities.keys().map(ToString::to_string).collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let entry = AuditEntry {
+        at: Timestamp::now(),
+        actor: "operator".to_owned(),
+        action: "agent_ca.forget".into(),
+        account: None,
+        target: ids.join(" "),
+        detail: serde_json::json!({}),
+    };
+    let steps: Vec<Step> = records.authorities.into_keys().map(|id| Step::Delete(RecordId::Authority(id))).collect();
+    store.commit(&position, &steps, &entry).map(drop)
 }

@@ -133,6 +133,7 @@ fn record_id(kind: &str, id: &str) -> Result<RecordId, StoreError> {
         "enrollment_token" => RecordId::EnrollmentToken(parse(id)?),
         "agent" => RecordId::Agent(parse(id)?),
         "signing_key" => RecordId::SigningKey(parse(id)?),
+        "authority" => RecordId::Authority(parse(id)?),
         other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
     })
 }

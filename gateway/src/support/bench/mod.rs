@@ -34,6 +34,7 @@ use crate::telemetry::counters::Scrape;
 use crate::telemetry::counters::services::{Sample, ServiceCounters};
 use crate::telemetry::request_log::LogQueue;
 use crate::tls::ServerConfigs;
+use crate::tls::agents::TrustedAuthorities;
 use crate::upstream::Frame;
 use crate::worker::{self, Peers, Setup, WorkerMessage};
 
@@ -143,7 +144,12 @@ fn no_certificates() -> io::Result<ServerConfigs> {
         .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
     let config = Arc::new(config);
     let agents = Arc::new(NoClientAuth);
-    Ok(ServerConfigs { public: Arc::clone(&config), tunnel: config, agents })
+    Ok(ServerConfigs {
+        public: Arc::clone(&config),
+        tunnel: config,
+        agents,
+        authorities: TrustedAuthorities::default(),
+    })
 }
 
 /// Passes `frames` frames of `size` bytes back and forth between two workers through a pipe each way, `hops` hops in

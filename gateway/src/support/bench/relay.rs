@@ -64,7 +64,7 @@ impl Gateway {
         let directory = worker.directory.get();
         let service = directory.service("acme--api").ok_or(io::ErrorKind::NotFound)?;
         let (agent, key) = (AgentId::random(), PublicKeyHash::of(&[]));
-        let party = Party { agent, key, version: Version::own(), service: Arc::clone(service) };
+        let party = Party { agent, key, issuer: None, version: Version::own(), service: Arc::clone(service) };
         let session = Session::new(&worker.tunnels, &idle_socket()?, party);
         let driven = Rc::clone(&session);
         runtime::spawn(async move {

@@ -188,6 +188,8 @@ pub struct WorkerReport {
     /// How often the worker has started again after a panic.
     pub restarts: u32,
     pub tunnels: Vec<TunnelReport>,
+    /// Tunnels, replaced ones included, whose certificate is of another authority than the one that issues now.
+    pub tunnels_of_another_authority: usize,
     /// Agents that were refused because of their version.
     pub refused_versions: Vec<RefusedVersion>,
     pub ended_tunnels: Vec<EndedTunnel>,

@@ -257,6 +257,7 @@ mod tests {
             busy_per_mille: 0,
             restarts: 0,
             tunnels: Vec::new(),
+            tunnels_of_another_authority: 0,
             refused_versions: Vec::new(),
             ended_tunnels: Vec::new(),
             services: services.iter().map(service).collect(),

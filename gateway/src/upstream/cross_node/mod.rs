@@ -80,8 +80,8 @@ impl Nodes {
         self.tls.borrow().clone()
     }
 
-    /// Uses this configuration for new links. Earlier ones show the certificate of an earlier session of this process, and end
-    /// after their running requests.
+    /// Uses this configuration for new links. Earlier ones show an earlier certificate of this process, and end after their running
+    /// requests.
     pub(crate) fn use_tls(&self, tls: Arc<NodeTls>) {
         self.tls.replace(Some(Rc::new(tls)));
         self.links.borrow_mut().drain().for_each(|(_, link)| link.retire());
