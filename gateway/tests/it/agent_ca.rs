@@ -12,6 +12,7 @@ use std::time::Duration;
 use gw_agent::identity::Identity;
 use gw_agent::identity::state::StateDir;
 use gw_gateway::demo::About;
+use gw_shared::files;
 use gw_shared::tunnel::{self, handshake};
 use http::Method;
 use serde_json::{Value, json};
@@ -19,8 +20,9 @@ use serde_json::{Value, json};
 use crate::support::caller::{HOST, connect_to};
 use crate::support::gate::Passage;
 use crate::support::prepared::Prepared;
+use crate::support::process::{Served, gw_gateway};
 use crate::support::region::Region;
-use crate::support::{SOON, backend, eventually};
+use crate::support::{SOON, backend, eventually, successor};
 
 const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const PAUSE: Duration = Duration::from_millis(10);
@@ -109,6 +111,9 @@ impl Callers {
                         assert_eq!(response.status, 200, "{response:?}");
                         answered += 1;
                         thread::sleep(PAUSE);
+                        if response.header("connection") == "close" {
+                            break;
+                        }
                     }
                 }
                 answered
@@ -158,6 +163,8 @@ fn the_authority_is_replaced_while_an_agent_serves_requests() {
     assert_eq!(status, 409, "{problem}");
     assert!(problem["detail"].as_str().unwrap().contains("1 agents"), "{problem}");
     is_accepted(&about, &before).unwrap();
+    // A process that takes over has both authorities, and the one that drains still follows.
+    let _successor = successor::replace(served.process.id(), &served.log);
 
     let _late = prepared.run_agent_of("late", served.address.port(), &backend::answering(ANSWER));
     api.wait_until_left(0);
@@ -177,19 +184,20 @@ fn the_authority_is_replaced_while_an_agent_serves_requests() {
     let replacement: Vec<_> = new.iter().rev().filter(|action| action.starts_with("agent_ca")).collect();
     assert_eq!(replacement, ["agent_ca.add", "agent_ca.switch", "agent_ca.end"]);
 
-    // The records have the authority.
-    let port = served.address.port();
-    drop(served);
-    let (_process, address) = prepared.serve(port);
-    prepared.wait_for_tunnel(address);
+    prepared.wait_for_tunnel(served.address);
 }
 
 #[test]
 fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
     let prepared = Prepared::new();
-    let (served, agent) = prepared.start(&backend::answering(ANSWER));
-    drop(agent);
-    let api = Api::new(served.admin_address, &prepared.path("data"));
+    let seal_key = prepared.path("seal.key");
+    files::write_private(&seal_key, &[7; 32]).unwrap();
+    let config = format!("seal_key = {seal_key:?}\n{}", prepared.config());
+    // Later it is sealed too.
+    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
+    let served = prepared.serve_with(&config);
+    let api = |served: &Served| Api { address: served.admin_address, token: token.trim().to_owned() };
+    let (api_of, api) = (&api, api(&served));
     let identity = || StateDir::new(prepared.path("agent")).identity().unwrap();
     let before = identity();
     let issuing = id(&api.replace(), "issuing");
@@ -215,6 +223,16 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
         (identity().certificate != after.certificate).then_some(())
     });
     prepared.wait_for_tunnel(served.address);
+
+    // The records have the authority, and no private key as it is.
+    for file in ["gw.sqlite", "gw.sqlite-wal"] {
+        let bytes = fs::read(prepared.path("data").join(file)).unwrap();
+        assert!(!bytes.windows(11).any(|bytes| bytes == b"PRIVATE KEY"), "{file}");
+    }
+    let view = api.status();
+    drop(served);
+    let served = prepared.serve_with(&config);
+    assert_eq!(api_of(&served).status()["authorities"], view["authorities"]);
 }
 
 #[test]
@@ -259,4 +277,27 @@ fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
     region.engine_gates[1].set(Passage::Stalled);
     region.restart(1);
     assert_eq!(id(&api(&region, 1).status(), "issuing"), issuing);
+}
+
+#[test]
+fn a_region_forgets_authorities_that_have_replaced_the_first_one() {
+    let Some(mut region) = Region::start(1) else { return };
+    let issuing = |region: &Region| {
+        let view = Api::new(region.node(0).admin_address, &region.data(0)).status();
+        (id(&view, "issuing"), view["authorities"].as_array().unwrap().len())
+    };
+    let first = issuing(&region).0;
+    Api::new(region.node(0).admin_address, &region.data(0)).replace();
+    let (replacing, authorities) = issuing(&region);
+    assert_eq!((replacing == first, authorities), (false, 2));
+    region.kill(0);
+    let forget = ["region", "forget", "--config"];
+    let ended = gw_gateway().args(forget).arg(region.config(0)).arg("agent-ca").output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    for file in ["agent-ca.crt", "agent-ca.key"] {
+        fs::remove_file(region.data(0).join(file)).unwrap();
+    }
+    region.restart(0);
+    let (new, authorities) = issuing(&region);
+    assert_eq!((new == first, new == replacing, authorities), (false, false, 1));
 }
