@@ -238,6 +238,6 @@ mod tests {
         world.change(&[Step::Put(service(1_000_000))]);
         let began = Instant::now();
         world.counts.complete(SOON).unwrap();
-        println!("all: {all:?}, a request: {:?}", began.elapsed());
+        eprintln!("all: {all:?}, a request: {:?}", began.elapsed());
     }
 }

@@ -204,7 +204,8 @@ mod tests {
             let authority = Authority::made_at(Timestamp(now.0 + ahead));
             let of_node = |slot| {
                 let node = NodeIdentity { slot: NodeSlot::new(slot).unwrap(), session: 1 };
-                NodeTls::new(authority.certificate_pem(), &authority.issue_node(&region, node).unwrap()).unwrap()
+                let trusted = CertificateDer::from_pem_slice(authority.certificate_pem().as_bytes()).unwrap();
+                NodeTls::new(&[trusted], &authority.issue_node(&region, node).unwrap()).unwrap()
             };
             let (one, two) = (of_node(0), of_node(1));
             let name = ServerName::try_from("127.0.0.1").unwrap();

@@ -70,7 +70,7 @@ pub fn forget(config: &Config, secret: ReplaceableSecret) -> Result<(), RegionEr
 }
 
 fn forget_authorities(store: &mut PostgresStore) -> Result<(), StoreError> {
-    let Snapshot { position, records } = store.load()?;
+    let Snapshot { position, records, .. } = store.load()?;
     let ids: Vec<String> = records.authorities.keys().map(ToString::to_string).collect();
     if ids.is_empty() {
         return Ok(());
