@@ -94,6 +94,7 @@ fn requests_and_tunnels_leave_a_lost_owner_when_it_is_declared_dead() {
     }
     // The request without a body is sent again, on the tunnel that the agent has opened to the next owner.
     world.backend.wait_for_held();
+    eprintln!("served again {:?} after the loss", lost.elapsed());
     assert!(lost.elapsed() < NOTICED_WITHIN, "{:?}", lost.elapsed());
     (0..3).for_each(|_| world.backend.release());
     for (caller, body) in [(&mut waiting, b"00000000"), (&mut long, b"00100000")] {
