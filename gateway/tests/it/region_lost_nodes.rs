@@ -13,8 +13,8 @@ use crate::support::held_backend::HeldBackend;
 use crate::support::process::Running;
 use crate::support::region::Region;
 
-/// Longest time until a lost node costs nothing any more, on a slow machine. Without probes, connections to it end when
-/// TCP or a heartbeat notices the silence.
+/// Longest time until a lost node costs nothing any more, on a slow machine: a region that has just started declares no
+/// node dead in its first 10 seconds. Without probes, connections to it end when TCP or a heartbeat notices the silence.
 const NOTICED_WITHIN: Duration = Duration::from_secs(15);
 
 const _: () = assert!(NOTICED_WITHIN.as_secs() < TCP_DEAD_AFTER.as_secs());
