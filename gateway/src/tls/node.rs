@@ -73,8 +73,8 @@ impl NodeTls {
     }
 }
 
-/// Verifies that a server has a certificate of the region's authority, by no clock. Ignores the name that the client asked for: a node
-/// is identified by its slot and session, which the link checks after the handshake.
+/// Verifies that a server has a certificate of the region's authority, by no clock. Ignores the name that the client asked
+/// for: a node is identified by its slot and session, which the link checks after the handshake.
 #[derive(Debug)]
 struct RegionVerifier {
     roots: Arc<RootCertStore>,
