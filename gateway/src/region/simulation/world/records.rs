@@ -13,8 +13,6 @@ use super::{Work, World};
 
 /// Interval at which a host reads changes.
 const POLL: Duration = Duration::from_millis(250);
-/// Longest time of a read that is not lost.
-const READ_WITHIN: Duration = Duration::from_millis(10);
 /// Longest wait of a change for the other hosts.
 const REPLY_WITHIN: Duration = Duration::from_secs(1);
 /// Interval at which a host that was asked looks at its records again.
@@ -68,8 +66,8 @@ struct Revocation {
     asked: Duration,
     /// Slots whose nodes do not say that they have the change.
     pending: BTreeSet<NodeSlot>,
-    /// Slots of the nodes that the committing node knew.
-    known: BTreeSet<NodeSlot>,
+    /// Processes that the committing node knew by its newest roster.
+    known: BTreeSet<u128>,
     replied: Option<Duration>,
 }
 
@@ -94,6 +92,11 @@ pub(super) struct Records {
     hosts: Vec<HostRecords>,
     revocations: Vec<Revocation>,
     random: Random,
+}
+
+/// What all sessions of a process have in common: a rejoin takes the next one.
+fn process_of(session: u128) -> u128 {
+    session >> 32
 }
 
 impl Records {
@@ -210,8 +213,9 @@ impl World {
         self.note(|| format!("host {host} commits change {change} at {position}"));
         // No read that began before the commit, or at the same time, replaces it.
         self.changes_were_read(host, number, self.now + Duration::from_micros(1), history);
-        let mut pending = BTreeSet::new();
+        let (mut pending, mut known) = (BTreeSet::new(), BTreeSet::new());
         for row in roster.rows {
+            known.insert(process_of(row.session));
             // A dead node may serve on. It is not asked.
             let is_dead = row.state == NodeState::Dead;
             if row.state == NodeState::Left || (is_dead && self.flaws.omits_dead) {
@@ -226,7 +230,7 @@ impl World {
                 self.push(self.now + delay, Work::Records { host: to, process: 0, event });
             }
         }
-        let (by, asked, known) = ((host, number), self.now, pending.clone());
+        let (by, asked) = ((host, number), self.now);
         self.records.revocations.push(Revocation { change, position, by, asked, pending, known, replied: None });
         if !self.flaws.waits_for_all {
             self.push_records(REPLY_WITHIN, host, number, RecordsEvent::ReplyDue { change });
@@ -314,10 +318,9 @@ impl World {
                 continue;
             }
             let accepts = |revocation: &&Revocation| {
-                // A node that has joined meanwhile was not asked. It reads the change as any other.
-                let is_late = revocation.known.contains(&slot) || self.now - revocation.asked > POLL + READ_WITHIN;
-                let is_answered = is_late && revocation.replied.is_some_and(|at| at < self.now);
-                is_answered
+                // A process that the committing node does not know yet is not asked. It reads the change when it can.
+                revocation.known.contains(&process_of(session))
+                    && revocation.replied.is_some_and(|at| at < self.now)
                     && !revocation.pending.contains(&slot)
                     && !memory.contains(&revocation.change)
                     && self.records.history.contains(&revocation.change)
