@@ -122,6 +122,10 @@ impl World {
         let session = process.session;
         let epoch = view.epoch();
         let earlier = self.checks.last_admitted[service].replace((host, session));
+        if self.engine.ended.contains_key(&session) {
+            // An isolated node serves beside the next owner, with a bucket of its own.
+            self.checks.bursts[service].1 += 1;
+        }
         let earlier = match earlier {
             Some((_, earlier)) if earlier == session && !self.flaws.forgets_levels => return,
             Some((_, earlier)) if earlier != session && !self.engine.ended.contains_key(&earlier) => earlier,

@@ -311,7 +311,7 @@ impl World {
         for host in 0..self.hosts.len() {
             let (Some(slot), Some(process)) = (self.hosts[host].slot, &self.hosts[host].process) else { continue };
             let session = process.machine.session();
-            // Of a removed node, the operator knows that it does not run.
+            // The row of a node is removed once the node does not run any more.
             let has_row = || self.engine.rows().any(|row| row.session == session);
             let HostRecords { memory, is_loaded, .. } = &self.records.hosts[host];
             if self.admitted(host) == 0 || !is_loaded || !has_row() {
