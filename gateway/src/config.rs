@@ -12,6 +12,8 @@ use gw_shared::core_dump;
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace;
 
+use self::nodes::RegionKeyFiles;
+pub(crate) use self::nodes::{REGION_KEY, REGION_KEY_NEXT};
 use crate::agent_releases::ReleaseSettings;
 pub use crate::client_address::{ProxyProtocol, TrustedProxies};
 use crate::clock::Timestamp;
@@ -34,6 +36,10 @@ pub struct Config {
     pub store: StoreSettings,
     /// File with the secret of the region. Present if the store is PostgreSQL, or if the request log is archived.
     pub region_key: Option<PathBuf>,
+    /// File with the next key of the region, while the key is replaced.
+    pub region_key_next: Option<PathBuf>,
+    /// File with the key before the last replacement, for the archive.
+    pub region_key_previous: Option<PathBuf>,
     /// File with the key that seals secrets in the data folder; `None` with PostgreSQL, or if they are not sealed.
     pub seal_key: Option<PathBuf>,
     pub listen: SocketAddr,
@@ -122,6 +128,8 @@ impl Config {
             data_dir,
             store: StoreSettings::Sqlite,
             region_key: None,
+            region_key_next: None,
+            region_key_previous: None,
             seal_key: None,
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
@@ -220,7 +228,7 @@ impl Config {
         let domain = keys.required("domain", "a domain such as \"example.com\"", parse_domain);
         let data_dir = keys.required("data_dir", "a folder", |text| Some(PathBuf::from(text)));
         let store = nodes::store_settings(&mut keys);
-        let region_key = keys.text("region_key", "a file", |text| Some(PathBuf::from(text)));
+        let region_keys = RegionKeyFiles::take(&mut keys);
         let seal_key = nodes::seal_key(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))));
         let listen = keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
         let admin_listen = keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
@@ -250,12 +258,7 @@ impl Config {
         let access_log = AccessLogTarget::take(&mut keys);
         let archive = ArchiveSettings::take(&mut keys);
         let traces = trace::Settings::take(&mut keys);
-        if matches!(store, Some(StoreSettings::Postgres(_))) && region_key.is_none() {
-            keys.errors.push("region_key: missing; a region on PostgreSQL needs the file of its key".to_owned());
-        }
-        if archive.is_some() && region_key.is_none() {
-            keys.errors.push("region_key: missing; the archive is encrypted with a key derived from it".to_owned());
-        }
+        region_keys.check(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))), archive.is_some());
         if let Some(CertificateFiles { certificate, key }) = &certificate {
             let region = region.as_deref().zip(domain.as_deref()).map(|(region, domain)| Region::new(region, domain));
             keys.errors.extend(check_certificate(PairKeys::CALLERS, certificate, key, region.as_ref()));
@@ -272,7 +275,9 @@ impl Config {
         let defaults = Self::new(Region::new(&region, &domain), data_dir);
         Ok(Self {
             store: store.unwrap_or(defaults.store),
-            region_key,
+            region_key: region_keys.in_use,
+            region_key_next: region_keys.next,
+            region_key_previous: region_keys.previous,
             seal_key,
             listen: listen.unwrap_or(defaults.listen),
             admin_listen: admin_listen.unwrap_or(defaults.admin_listen),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use gw_gateway::config::Config;
-use gw_gateway::process::region::{self, Created, Drained, KeyFile, Moved, ReplaceableSecret, Status};
+use gw_gateway::process::region::{self, Created, Drained, KeyFile, Moved, ReplaceableSecret, Replaced, Status};
 use gw_gateway::store::{ContentsSummary, Replication};
 use gw_shared::command::Failure;
 use gw_shared::text::escaped_json;
@@ -68,6 +68,15 @@ pub(crate) enum RegionCommand {
         /// Write also if the database does not have all later changes any more, which are then lost.
         #[arg(long)]
         discard_later_changes: bool,
+    },
+    /// Replace the region key by `region_key_next`, which all nodes must have. Nodes may run.
+    Rekey {
+        /// Configuration file of any node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Replace it also if a node that runs does not have the next key. That node then works from memory.
+        #[arg(long)]
+        force: bool,
     },
     /// Delete a shared secret from the database, to replace it. All nodes must be stopped, and its files be deleted.
     Forget {
@@ -144,6 +153,10 @@ impl RegionCommand {
                     "Wrote the records of revision {known} back, as revision {revision}. All nodes load them."
                 ))
             }
+            Self::Rekey { config, force } => {
+                let replaced = region::rekey(&load(&config)?, force)?;
+                print(write_replaced(&mut out, &replaced))
+            }
             Self::Forget { config, secret } => {
                 region::forget(&load(&config)?, secret)?;
                 print(writeln!(out, "Deleted it. The first node that starts without its files makes another one."))
@@ -199,8 +212,21 @@ fn write_created(out: &mut impl Write, created: &Created, config: &Path) -> io::
     writeln!(out, "     and start it:  gw-gateway serve --config {config}")
 }
 
+fn write_replaced(out: &mut impl Write, replaced: &Replaced) -> io::Result<()> {
+    let Replaced { revision, records } = replaced;
+    writeln!(out, "Replaced the region key, as revision {}; {records} records were written again.", revision.0)?;
+    writeln!(
+        out,
+        "Next, on each node: set region_key to the file of region_key_next, remove region_key_next, and replace the process"
+    )?;
+    writeln!(
+        out,
+        "with SIGUSR2. With [archive], set region_key_previous to the old file until its objects have expired."
+    )
+}
+
 fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
-    let Status { database, engine, region, key_problem, nodes, records, last_change } = status;
+    let Status { database, engine, region, key_in_use, key_problem, nodes, records, last_change } = status;
     let standby = match engine.replication {
         Replication::Synchronous => "synchronous",
         Replication::SynchronousMissing => "synchronous, but none is connected: changes are not acknowledged",
@@ -229,7 +255,7 @@ fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
         &[
             ("region", region.name.clone()),
             ("region id", region.id.clone()),
-            ("region key of this node", key_problem.clone().unwrap_or_else(|| "equal".to_owned())),
+            ("region key of this node", key_problem.clone().unwrap_or_else(|| equal_key(*key_in_use))),
             ("revision", region.revision.0.to_string()),
             ("last change", or_dash(change.as_ref())),
             ("schema", region.schema.to_string()),
@@ -237,12 +263,13 @@ fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
         ],
     )?;
     if !nodes.is_empty() {
-        let header =
-            ["  NODE", "STATE", "VERSION", "ADDRESS", "EPOCHS BEHIND", "CHANGES BEHIND"].map(str::to_owned).into();
+        let header = ["  NODE", "STATE", "VERSION", "ADDRESS", "EPOCHS BEHIND", "CHANGES BEHIND", "REGION KEYS"];
+        let header = header.map(str::to_owned).into();
         let rows = nodes.iter().map(|node| {
             let (epochs, changes) = (node.epoch_lag.to_string(), node.revision_lag.to_string());
             let slot = format!("  {}", node.slot);
-            vec![slot, node.state.to_owned(), node.version.clone(), node.peer_address.clone(), epochs, changes]
+            let keys = or_dash(Some(node.keys.join(", ")).filter(|keys| !keys.is_empty()).as_ref());
+            vec![slot, node.state.to_owned(), node.version.clone(), node.peer_address.clone(), epochs, changes, keys]
         });
         writeln!(out, "Nodes:")?;
         table::write(out, &std::iter::once(header).chain(rows).collect::<Vec<_>>())?;
@@ -253,6 +280,15 @@ fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
         .map(|of_kind| vec![format!("  {}", of_kind.kind), of_kind.count.to_string(), of_kind.bytes.to_string()]);
     writeln!(out, "Records:")?;
     table::write(out, &std::iter::once(header).chain(rows).collect::<Vec<_>>())
+}
+
+fn equal_key(in_use: Option<&str>) -> String {
+    match in_use {
+        Some("region_key") | None => "equal".to_owned(),
+        Some(setting) => {
+            format!("equal ({setting}): set region_key to its file on all nodes, and replace their processes")
+        }
+    }
 }
 
 /// Writes the summaries of source and destination beside each other.

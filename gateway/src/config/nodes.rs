@@ -6,10 +6,15 @@ use std::time::Duration;
 
 use gw_shared::config::Keys;
 
-use super::StoreSettings;
+use super::{Config, StoreSettings};
 use crate::limits;
-use crate::region::Isolation;
+use crate::region::{Isolation, RegionKey, RegionKeyError, RegionKeys};
 use crate::store::{PostgresSettings, PostgresUrlError, SEAL_KEY_CREDENTIAL};
+
+/// Settings of the keys of a region.
+pub(crate) const REGION_KEY: &str = "region_key";
+pub(crate) const REGION_KEY_NEXT: &str = "region_key_next";
+const REGION_KEY_PREVIOUS: &str = "region_key_previous";
 
 /// How the nodes of a region reach each other.
 pub(super) struct PeerSettings {
@@ -31,6 +36,51 @@ pub(super) fn seal_key(keys: &mut Keys<'_>, is_postgres: bool) -> Option<PathBuf
         let credential = PathBuf::from(keys.environment()("CREDENTIALS_DIRECTORY")?).join(SEAL_KEY_CREDENTIAL);
         credential.exists().then_some(credential)
     })
+}
+
+/// Files with keys of the region.
+pub(super) struct RegionKeyFiles {
+    pub(super) in_use: Option<PathBuf>,
+    pub(super) next: Option<PathBuf>,
+    pub(super) previous: Option<PathBuf>,
+}
+
+impl RegionKeyFiles {
+    pub(super) fn take(keys: &mut Keys<'_>) -> Self {
+        let mut file = |key| keys.text(key, "a file", |text| Some(PathBuf::from(text)));
+        Self { in_use: file(REGION_KEY), next: file(REGION_KEY_NEXT), previous: file(REGION_KEY_PREVIOUS) }
+    }
+
+    /// Reports keys that are missing or have no use.
+    pub(super) fn check(&self, keys: &mut Keys<'_>, is_postgres: bool, has_archive: bool) {
+        let Self { in_use, next, previous } = self;
+        let mut refuse = |problem: &str| keys.errors.push(problem.to_owned());
+        if is_postgres && in_use.is_none() {
+            refuse("region_key: missing; a region on PostgreSQL needs the file of its key");
+        }
+        if has_archive && in_use.is_none() {
+            refuse("region_key: missing; the archive is encrypted with a key derived from it");
+        }
+        if next.is_some() && !is_postgres {
+            refuse("region_key_next: only for a store on PostgreSQL, whose key it replaces");
+        }
+        if previous.is_some() && !has_archive {
+            refuse("region_key_previous: only with [archive], whose earlier objects it opens");
+        }
+    }
+}
+
+impl Config {
+    /// Reads the files with the keys of the region; `None` without `region_key`.
+    pub fn region_keys(&self) -> Result<Option<RegionKeys>, RegionKeyError> {
+        let Some(key) = &self.region_key else { return Ok(None) };
+        let load = |setting: &'static str, path: &Option<PathBuf>| {
+            path.as_deref().map(|path| RegionKey::load_from(setting, path)).transpose()
+        };
+        let next = load(REGION_KEY_NEXT, &self.region_key_next)?;
+        let previous = load(REGION_KEY_PREVIOUS, &self.region_key_previous)?;
+        Ok(Some(RegionKeys::new(RegionKey::load(key)?, next, previous)))
+    }
 }
 
 pub(super) fn peer_settings(keys: &mut Keys<'_>, has_region: bool) -> PeerSettings {

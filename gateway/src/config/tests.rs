@@ -1,4 +1,5 @@
 use super::*;
+use crate::region::RegionKey;
 
 const MINIMAL: &str = "region = \"eu1\"\ndomain = \"example.com\"\ndata_dir = \"/var/lib/gw\"\n";
 
@@ -256,6 +257,26 @@ fn an_admin_listener_that_others_reach_without_tls_is_warned_about() {
     let admin = CertificateFiles { certificate: "c".into(), key: "k".into() };
     let config = Config { admin_certificate: Some(admin), ..parse(MINIMAL).unwrap() };
     assert_eq!(config.open_admin_listener("0.0.0.0:1".parse().unwrap()), None);
+}
+
+#[test]
+fn further_region_keys_are_for_postgresql_and_the_archive() {
+    let refused = |text: &str| parse(&format!("{MINIMAL}region_key = \"k\"\n{text}")).unwrap_err().to_string();
+    let next = refused("region_key_next = \"n\"\n");
+    assert!(next.contains("region_key_next: only for a store on PostgreSQL"), "{next}");
+    let previous = refused("region_key_previous = \"p\"\n");
+    assert!(previous.contains("region_key_previous: only with [archive]"), "{previous}");
+    let postgres = "store = \"postgres://gw@localhost/gw\"\nregion_key = \"k\"\nregion_key_next = \"n\"\n";
+    let config = parse(&format!("{MINIMAL}{postgres}")).unwrap();
+    assert_eq!((config.region_key, config.region_key_next), (Some("k".into()), Some("n".into())));
+    // A file that is missing is named with its setting.
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("region.key");
+    RegionKey::create(&key).unwrap();
+    let next = Some(folder.path().join("none"));
+    let config = Config { region_key: Some(key), region_key_next: next, ..parse(MINIMAL).unwrap() };
+    let missing = config.region_keys().err().unwrap().to_string();
+    assert!(missing.starts_with("region_key_next: ") && missing.contains("none: No such file"), "{missing}");
 }
 
 #[test]

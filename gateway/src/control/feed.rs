@@ -284,7 +284,7 @@ struct RecordsCopy {
 
 impl RecordsCopy {
     fn new(data_dir: &Path, source: &PostgresSource) -> Self {
-        let sealer = Sealer::new(&source.key);
+        let sealer = Sealer::new(&source.keys);
         Self { path: data_dir.join(COPY_FILE), sealer, written: None, has_failed: false, next: Instant::now() }
     }
 
@@ -334,7 +334,7 @@ pub(crate) fn read_copy(data_dir: &Path, source: &PostgresSource) -> Result<Opti
     if !path.exists() {
         return Ok(None);
     }
-    let (sealer, changes) = (Sealer::new(&source.key)?, journal::read(data_dir)?);
+    let (sealer, changes) = (Sealer::new(&source.keys)?, journal::read(data_dir)?);
     let opened = sealer.open(COPY_FILE, &files::read_text(&path)?)?;
     // Earlier versions wrote two members.
     let read = serde_json::from_slice::<(Position, Vec<StoredRecord>, bool)>(&opened)

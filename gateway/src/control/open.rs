@@ -17,7 +17,7 @@ use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient};
 use crate::config::{Config, StoreSettings};
 use crate::freeze::AwaitedRead;
-use crate::region::RegionKey;
+use crate::region::RegionKeys;
 use crate::store::{
     KnownRecords, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, Sealer, Sealing, Snapshot, Store,
     StoreError, StoreSource,
@@ -104,20 +104,19 @@ fn store_source(config: &Config) -> Result<StoreSource, ControlError> {
             StoreSource::Sqlite(StoreSource::sqlite_in(&config.data_dir), Sealing::load(config.seal_key.as_deref())?)
         }
         StoreSettings::Postgres(settings) => {
-            let key = config.region_key.as_deref().map(RegionKey::load).transpose();
-            let key = key.map_err(|error| StoreError::Region(error.to_string()))?;
-            let key = key.ok_or_else(|| StoreError::Region("region_key: missing".to_owned()))?;
-            StoreSource::Postgres(postgres_source(config, settings, key))
+            let keys = config.region_keys().map_err(|error| StoreError::Region(error.to_string()))?;
+            let keys = keys.ok_or_else(|| StoreError::Region("region_key: missing".to_owned()))?;
+            StoreSource::Postgres(postgres_source(config, settings, keys))
         }
     })
 }
 
 /// The database of a node with this configuration.
-pub(crate) fn postgres_source(config: &Config, settings: &PostgresSettings, key: RegionKey) -> PostgresSource {
+pub(crate) fn postgres_source(config: &Config, settings: &PostgresSettings, keys: RegionKeys) -> PostgresSource {
     PostgresSource {
         settings: settings.clone(),
         apex: config.region.apex().to_owned(),
-        key,
+        keys,
         node: node_name(),
         lock: config.data_dir.join(data_folder::LOCK_FILE),
         known: KnownRecords::default(),

@@ -14,7 +14,7 @@ use gw_shared::tunnel::connection::UNSENT;
 use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
 
 use crate::limits;
-use crate::region::{AnnouncementKey, Member, NodeSlot, TunnelAnnouncement};
+use crate::region::{AnnouncementKeys, Member, NodeSlot, TunnelAnnouncement};
 
 thread_local! {
     /// Receive buffer of all spliced connections of a worker: one that is idle has none of its own.
@@ -34,7 +34,7 @@ pub(super) async fn connect(
     to: &SpliceTo,
     agent: SocketAddr,
     received: &[u8],
-    key: &AnnouncementKey,
+    key: &AnnouncementKeys,
 ) -> io::Result<Socket> {
     let mut nonce = [0; 16];
     aws_lc_rs::rand::fill(&mut nonce).map_err(|_| io::Error::other("no random numbers"))?;

@@ -17,7 +17,7 @@ use super::messages::StateMessage;
 use crate::cluster::{NodeCallError, NodeClient};
 use crate::control::Control;
 use crate::limits;
-use crate::region::Member;
+use crate::region::{DerivedKeys, Member};
 use crate::store::Authenticator;
 use crate::tls::pki::NodeIdentity;
 
@@ -61,8 +61,8 @@ fn reason(response: &Response<Bytes>) -> Arc<str> {
 /// Routes for other nodes. A handler finds the sender in an `Extension<NodeIdentity>`.
 pub(crate) fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
     // A gateway without a region has no other nodes.
-    let authenticator = control.postgres_source().map(|source| Arc::new(Authenticator::new(&source.key)));
-    let receiver = Receiver { inputs, authenticator };
+    let authenticators = control.postgres_source().map(|source| Arc::new(source.keys.derive(Authenticator::new)));
+    let receiver = Receiver { inputs, authenticators };
     let state = Router::new().route(PATH, put(receive)).layer(DefaultBodyLimit::max(BYTES)).with_state(receiver);
     state.merge(acknowledgment::routes(control))
 }
@@ -71,11 +71,12 @@ pub(crate) fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
 #[derive(Clone)]
 struct Receiver {
     inputs: RegionInputs,
-    authenticator: Option<Arc<Authenticator>>,
+    /// One for each region key that this node accepts.
+    authenticators: Option<Arc<DerivedKeys<Authenticator>>>,
 }
 
 async fn receive(
-    State(Receiver { inputs, authenticator }): State<Receiver>,
+    State(Receiver { inputs, authenticators }): State<Receiver>,
     Extension(sender): Extension<NodeIdentity>,
     body: Bytes,
 ) -> Result<StatusCode, (StatusCode, String)> {
@@ -84,7 +85,8 @@ async fn receive(
         return Err((StatusCode::FORBIDDEN, "the message is not that of the node of the certificate\n".to_owned()));
     }
     // The certificate of a node does not suffice to add members, or to send requests to other addresses.
-    if !message.state.roster.rows.iter().all(|row| authenticator.as_ref().is_some_and(|key| key.has_written(row))) {
+    let accepted = authenticators.as_ref().map_or(&[][..], |keys| keys.all());
+    if !message.state.roster.rows.iter().all(|row| accepted.iter().any(|key| key.has_written(row))) {
         return Err((StatusCode::FORBIDDEN, "a member in the message has no valid tag\n".to_owned()));
     }
     // Ends when the message was used, or the membership has ended.

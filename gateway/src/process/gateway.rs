@@ -28,7 +28,7 @@ use crate::members::Members;
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::Level;
-use crate::region::{CarriedMembership, NodeSlot, Placement, RegionKey, RegionKeyError, RegionSignals, View};
+use crate::region::{CarriedMembership, NodeSlot, Placement, RegionKeyError, RegionKeys, RegionSignals, View};
 use crate::telemetry::request_log::archive::ArchiveError;
 use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
@@ -151,7 +151,7 @@ impl Gateway {
         gateway.start_workers(setups, inboxes, &driver)?;
         gateway.start_sampler()?;
         gateway.feed = Feed::start(&gateway.control, &config.data_dir).map_err(StartError::Thread)?;
-        gateway.member_settings = MemberSettings::of(config, gateway.peer_address)?;
+        gateway.member_settings = MemberSettings::of(config, gateway.peer_address);
         gateway.start_members(carried.membership)?;
         gateway.serve_administration()?;
         // After all steps that can fail, so that a failed start keeps the file for the next one. A predecessor leaves
@@ -179,9 +179,13 @@ impl Gateway {
         let masker = Masker::new([control.admin_token()]);
         let requests = config.data_dir.join("requests");
         let request_log = Arc::new(RequestLog::open_with(&requests, masker.clone(), config.access_log.as_ref())?);
-        if let (Some(settings), Some(key), None) = (&config.archive, &config.region_key, config.peer_listen) {
+        let region_keys = match control.postgres_source() {
+            Some(source) => Some(source.keys.clone()),
+            None => config.region_keys()?,
+        };
+        if let (Some(settings), Some(keys), None) = (&config.archive, &region_keys, config.peer_listen) {
             // In a region of several nodes it starts when the node has its slot.
-            request_log.archive_to(settings, &RegionKey::load(key)?, config.region.apex(), NodeSlot::default())?;
+            request_log.archive_to(settings, keys, config.region.apex(), NodeSlot::default())?;
         }
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
         let (executor, jobs) = control::executor();
@@ -230,9 +234,10 @@ impl Gateway {
     ) -> Result<Vec<Setup>, StartError> {
         let Some(listeners) = &self.listeners else { return Ok(Vec::new()) };
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
-        let region_key = config.peer_listen.and(config.region_key.as_deref()).map(RegionKey::load).transpose()?;
-        let start_questions = |_: &RegionKey| NodeQuestions::start(self.control.node_client().clone());
-        let apex_questions = region_key.as_ref().map(start_questions).transpose().map_err(StartError::Thread)?;
+        let region_keys = self.control.postgres_source().filter(|_| config.peer_listen.is_some());
+        let region_keys = region_keys.map(|source| source.keys.clone());
+        let start_questions = |_: &RegionKeys| NodeQuestions::start(self.control.node_client().clone());
+        let apex_questions = region_keys.as_ref().map(start_questions).transpose().map_err(StartError::Thread)?;
         let peer_shares = listeners.peer_shares(config.workers).map_err(ListenError::from)?;
         let (directory, certificates) = self.control.initial_state()?;
         let affinity_key = self.control.affinity_key();
@@ -244,8 +249,8 @@ impl Gateway {
             id: WorkerId(number),
             peers: Arc::clone(&self.peers),
             listeners: listeners_share,
-            region: region_key.clone().zip(apex_questions.clone()).map(|(key, apex_questions)| RegionSetup {
-                key,
+            region: region_keys.clone().zip(apex_questions.clone()).map(|(keys, apex_questions)| RegionSetup {
+                keys,
                 signals: Arc::clone(&self.signals),
                 listeners: peer_listeners,
                 control_plane: nodes.clone(),

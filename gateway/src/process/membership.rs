@@ -9,7 +9,7 @@ use super::gateway::{Gateway, StartError};
 use crate::config::Config;
 use crate::control::ControlError;
 use crate::members::{Members, MembersSetup};
-use crate::region::{CarriedMembership, Isolation, NodeConfig, NodeSlot, RegionKey, RegionKeyError};
+use crate::region::{CarriedMembership, Isolation, NodeConfig, NodeSlot, RegionKeys};
 use crate::store::PostgresStore;
 use crate::telemetry::request_log::archive::ArchiveSettings;
 
@@ -21,21 +21,18 @@ pub(super) struct MemberSettings {
     peer_address: SocketAddr,
     isolation: Isolation,
     data_dir: PathBuf,
-    /// With the key that seals it.
-    archive: Option<(ArchiveSettings, RegionKey)>,
+    archive: Option<ArchiveSettings>,
 }
 
 impl MemberSettings {
     /// `None` without a listener for other nodes, whose address is `listener`.
-    pub(super) fn of(config: &Config, listener: Option<SocketAddr>) -> Result<Option<Self>, RegionKeyError> {
-        let Some(peer_address) = config.peer_address.or(listener) else { return Ok(None) };
-        let key = config.region_key.as_deref().map(RegionKey::load).transpose()?;
-        Ok(Some(Self {
-            peer_address,
+    pub(super) fn of(config: &Config, listener: Option<SocketAddr>) -> Option<Self> {
+        Some(Self {
+            peer_address: config.peer_address.or(listener)?,
             isolation: config.isolation,
             data_dir: config.data_dir.clone(),
-            archive: config.archive.clone().zip(key),
-        }))
+            archive: config.archive.clone(),
+        })
     }
 }
 
@@ -59,18 +56,18 @@ impl Gateway {
             carried,
             signals: Arc::clone(&self.signals),
             data_dir: data_dir.clone(),
-            on_slot: self.archive_at_slot(archive.clone()),
+            on_slot: self.archive_at_slot(archive.clone().map(|archive| (archive, source.keys.clone()))),
         };
         self.members = Some(Members::start(setup).map_err(StartError::Membership)?);
         Ok(())
     }
 
     /// Starts the archive of the request log once this node has its slot.
-    fn archive_at_slot(&self, archive: Option<(ArchiveSettings, RegionKey)>) -> Box<dyn Fn(NodeSlot) + Send> {
+    fn archive_at_slot(&self, archive: Option<(ArchiveSettings, RegionKeys)>) -> Box<dyn Fn(NodeSlot) + Send> {
         let (log, apex) = (Arc::clone(&self.request_log), self.control.region().apex().to_owned());
         Box::new(move |slot| {
-            let Some((settings, key)) = &archive else { return };
-            if let Err(error) = log.archive_to(settings, key, &apex, slot) {
+            let Some((settings, keys)) = &archive else { return };
+            if let Err(error) = log.archive_to(settings, keys, &apex, slot) {
                 tracing::error!(%error, "the request log is not archived");
             }
         })

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use aws_lc_rs::hmac;
 use ppp::v2::{Addresses, Builder, Command, Header, PROTOCOL_PREFIX, ParseError, Protocol, Version};
 
-use super::{NodeSlot, RegionKey};
+use super::{DerivedKeys, NodeSlot, RegionKeys};
 
 /// Type of the extension, from the range for private use (proxy-protocol.txt §2.2.8).
 const EXTENSION: u8 = 0xe0;
@@ -23,9 +23,8 @@ const VALUE: usize = 1 + 2 + 16 + NONCE + TAG;
 /// Bytes of a header with the longer addresses.
 const ANNOUNCEMENT_MAX: usize = 16 + 36 + 3 + VALUE;
 
-/// Key that authenticates announcements.
-#[derive(Clone)]
-pub(crate) struct AnnouncementKey(hmac::Key);
+/// Keys that authenticate announcements: made with the region key in use, accepted with each that this node has.
+pub(crate) struct AnnouncementKeys(DerivedKeys<hmac::Key>);
 
 /// A tunnel that another node splices to this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,9 +47,9 @@ pub(crate) enum InvalidAnnouncement {
     Forged,
 }
 
-impl AnnouncementKey {
-    pub(crate) fn new(key: &RegionKey) -> Self {
-        Self(key.derive("gw announcement of a spliced tunnel"))
+impl AnnouncementKeys {
+    pub(crate) fn new(keys: &RegionKeys) -> Self {
+        Self(keys.derive(|key| key.derive("gw announcement of a spliced tunnel")))
     }
 
     /// The header. `nonce` is random.
@@ -69,7 +68,7 @@ impl AnnouncementKey {
         let builder = Builder::with_addresses(Version::Two | Command::Proxy, Protocol::Stream, addresses);
         let mut header = builder.write_tlv(EXTENSION, &value)?.build()?;
         let tag_at = header.len() - TAG;
-        let tag = hmac::sign(&self.0, &header[..tag_at]);
+        let tag = hmac::sign(self.0.in_use(), &header[..tag_at]);
         header[tag_at..].copy_from_slice(tag.as_ref());
         Ok(header)
     }
@@ -94,7 +93,9 @@ impl AnnouncementKey {
             return Err(InvalidAnnouncement::NotANode);
         };
         let (signed, tag) = bytes.split_at(bytes.len() - TAG);
-        hmac::verify(&self.0, signed, tag).map_err(|_| InvalidAnnouncement::Forged)?;
+        if !self.0.all().iter().any(|key| hmac::verify(key, signed, tag).is_ok()) {
+            return Err(InvalidAnnouncement::Forged);
+        }
         let (sender, owner_session) = contents(value).ok_or(InvalidAnnouncement::NotANode)?;
         Ok(Some((TunnelAnnouncement { agent, sender, owner_session }, bytes.len())))
     }
@@ -135,9 +136,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::region::RegionKey;
 
-    fn key(byte: u8) -> AnnouncementKey {
-        AnnouncementKey::new(&RegionKey::new([byte; 32]))
+    fn key(byte: u8) -> AnnouncementKeys {
+        AnnouncementKeys::new(&RegionKey::new([byte; 32]).into())
     }
 
     fn announcement(agent: &str) -> TunnelAnnouncement {
@@ -160,6 +162,23 @@ mod tests {
             let with_more = [&header[..], b"\x16\x03\x01"].concat();
             assert_eq!(key(1).parse(&with_more), Ok(Some((sent, header.len()))));
         }
+    }
+
+    #[test]
+    fn while_the_key_is_replaced_either_is_accepted() {
+        let [old, new] = [1, 2].map(|byte| RegionKey::new([byte; 32]));
+        let both = RegionKeys::new(old, Some(new), None);
+        let keys = AnnouncementKeys::new(&both);
+        let sent = announcement("198.51.100.7:4660");
+        for (in_use, only) in [(0, key(1)), (1, key(2))] {
+            both.switch_to(in_use);
+            let header = keys.write(&sent, [7; NONCE]).unwrap();
+            assert_eq!(only.parse(&header), Ok(Some((sent, header.len()))), "made with the key in use");
+            let header = only.write(&sent, [7; NONCE]).unwrap();
+            assert_eq!(keys.parse(&header), Ok(Some((sent, header.len()))));
+        }
+        let other = key(3).write(&sent, [7; NONCE]).unwrap();
+        assert_eq!(keys.parse(&other), Err(InvalidAnnouncement::Forged));
     }
 
     #[test]

@@ -47,8 +47,8 @@ impl RegionKey {
         Self::load_from("seal_key", path)
     }
 
-    /// `setting` is the key of the configuration that names the file.
-    fn load_from(setting: &'static str, path: &Path) -> Result<Self, RegionKeyError> {
+    /// As [`Self::load`]. `setting` is the key of the configuration that names the file.
+    pub(crate) fn load_from(setting: &'static str, path: &Path) -> Result<Self, RegionKeyError> {
         let name = || path.display().to_string();
         let failed = |error| RegionKeyError::Io { setting, path: name(), error };
         let file = File::open(path).map_err(failed)?;

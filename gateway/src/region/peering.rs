@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::{AnnouncementKey, Arrival, Decision, Member, NodeSlot, Owner, Placement, RegionKey, RegionSignals, View};
+use super::{AnnouncementKeys, Arrival, Decision, Member, NodeSlot, Owner, Placement, RegionKeys, RegionSignals, View};
 
 /// Earlier placements that are kept.
 const EARLIER: usize = 16;
@@ -23,7 +23,7 @@ pub(crate) struct Peering {
     pub(crate) signals: Arc<RegionSignals>,
     /// Wakes tasks that wait for another view.
     changed: Notify,
-    pub(crate) announcements: AnnouncementKey,
+    pub(crate) announcements: AnnouncementKeys,
 }
 
 /// The node that a request goes to now.
@@ -38,13 +38,13 @@ pub(crate) enum Destination {
 }
 
 impl Peering {
-    pub(crate) fn new(key: &RegionKey, signals: Arc<RegionSignals>) -> Rc<Self> {
+    pub(crate) fn new(keys: &RegionKeys, signals: Arc<RegionSignals>) -> Rc<Self> {
         Rc::new(Self {
             view: RefCell::default(),
             earlier: RefCell::default(),
             signals,
             changed: Notify::new(),
-            announcements: AnnouncementKey::new(key),
+            announcements: AnnouncementKeys::new(keys),
         })
     }
 
@@ -149,11 +149,12 @@ impl Peering {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::region::RegionKey;
 
     const HERE: u16 = 3;
 
     fn peering(now: Instant) -> Rc<Peering> {
-        Peering::new(&RegionKey::new([1; 32]), Arc::new(RegionSignals::new(now)))
+        Peering::new(&RegionKey::new([1; 32]).into(), Arc::new(RegionSignals::new(now)))
     }
 
     fn member(slot: u16, session: u128) -> Member {

@@ -21,10 +21,11 @@ use serde::{Deserialize, Serialize};
 
 pub use contents::{Contents, ContentsSummary};
 pub use directory::{Agent, Captures, Directory, Service};
+pub(crate) use postgres::Rekeyed;
 pub(crate) use postgres::{Authenticator, NamedSecret};
 pub use postgres::{
     EngineState, KnownRecords, LastChange, PostgresInspector, PostgresSettings, PostgresStore, PostgresUrlError,
-    RecordsOfKind, RegionIdentity, RegionState, Replication,
+    ProvenKeys, RecordsOfKind, RegionIdentity, RegionState, Replication,
 };
 pub use records::{
     AccountRecord, AgentRecord, Approval, AuthorityRecord, AuthorityRole, CallerSecretRecord, EnrollmentRecord,

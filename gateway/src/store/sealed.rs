@@ -6,35 +6,47 @@ use base64::engine::general_purpose::STANDARD;
 use gw_shared::identity::secret::Secret;
 
 use super::{StoreError, StoredRecord};
-use crate::region::RegionKey;
+use crate::region::{DerivedKeys, RegionKeys};
 
 /// Name of the derived key.
 const PURPOSE: &str = "gw store 1";
 
-/// Seals and opens secrets. Each is bound to the name that it is stored under.
-pub(crate) struct Sealer(RandomizedNonceKey);
+/// Seals and opens secrets: seals with the region key in use, opens with each that this node has. Each secret is bound to the name
+/// that it is stored under.
+pub(crate) struct Sealer(DerivedKeys<RandomizedNonceKey>);
 
 impl Sealer {
-    pub(crate) fn new(key: &RegionKey) -> Result<Self, StoreError> {
-        let key = RandomizedNonceKey::new(&AES_256_GCM, &*key.derive_bytes(PURPOSE));
-        key.map(Self).map_err(|_| StoreError::Corrupt("the region key cannot be used".to_owned()))
+    pub(crate) fn new(keys: &RegionKeys) -> Result<Self, StoreError> {
+        let derived = keys.try_derive(|key| RandomizedNonceKey::new(&AES_256_GCM, &*key.derive_bytes(PURPOSE)));
+        derived.map(Self).map_err(|_| StoreError::Corrupt("the region key cannot be used".to_owned()))
     }
 
     /// The nonce, the ciphertext and the tag, in base64.
     pub(crate) fn seal(&self, name: &str, secret: &[u8]) -> Result<String, StoreError> {
         let mut sealed = secret.to_vec();
-        let nonce = self.0.seal_in_place_append_tag(Aad::from(name.as_bytes()), &mut sealed);
+        let nonce = self.0.in_use().seal_in_place_append_tag(Aad::from(name.as_bytes()), &mut sealed);
         let nonce = nonce.map_err(|_| StoreError::Corrupt(format!("cannot seal {name}")))?;
         Ok(STANDARD.encode([&nonce.as_ref()[..], &sealed].concat()))
     }
 
     pub(crate) fn open(&self, name: &str, sealed: &str) -> Result<Vec<u8>, StoreError> {
         let refused = || StoreError::Corrupt(format!("{name} does not open with this region key"));
-        let mut bytes = STANDARD.decode(sealed).map_err(|_| refused())?;
-        let (nonce, ciphertext) = bytes.split_at_mut_checked(NONCE_LEN).ok_or_else(refused)?;
-        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| refused())?;
-        let opened = self.0.open_in_place(nonce, Aad::from(name.as_bytes()), ciphertext).map_err(|_| refused())?;
-        Ok(opened.to_vec())
+        let bytes = STANDARD.decode(sealed).map_err(|_| refused())?;
+        let (nonce, ciphertext) = bytes.split_at_checked(NONCE_LEN).ok_or_else(refused)?;
+        let open = |key: &RandomizedNonceKey| {
+            // A failed attempt leaves no ciphertext.
+            let mut ciphertext = ciphertext.to_vec();
+            let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
+            let opened = key.open_in_place(nonce, Aad::from(name.as_bytes()), &mut ciphertext).ok()?.len();
+            ciphertext.truncate(opened);
+            Some(ciphertext)
+        };
+        self.0.all().iter().find_map(open).ok_or_else(refused)
+    }
+
+    /// Whether parts of a record are sealed.
+    pub(super) fn seals(record: &StoredRecord) -> bool {
+        matches!(record, StoredRecord::SigningKey(_))
     }
 
     /// Seals the secret parts of a record. Hashes of secrets are stored as they are.
@@ -58,9 +70,22 @@ impl Sealer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::region::RegionKey;
 
     fn sealer(byte: u8) -> Sealer {
-        Sealer::new(&RegionKey::new([byte; 32])).unwrap()
+        Sealer::new(&RegionKey::new([byte; 32]).into()).unwrap()
+    }
+
+    #[test]
+    fn while_the_key_is_replaced_either_opens_and_the_one_in_use_seals() {
+        let [old, new] = [1, 2].map(|byte| RegionKey::new([byte; 32]));
+        let keys = RegionKeys::new(old, Some(new), None);
+        let both = Sealer::new(&keys).unwrap();
+        for (in_use, only) in [(0, sealer(1)), (1, sealer(2))] {
+            keys.switch_to(in_use);
+            assert_eq!(only.open("a", &both.seal("a", b"secret").unwrap()).unwrap(), b"secret");
+            assert_eq!(both.open("a", &only.seal("a", b"secret").unwrap()).unwrap(), b"secret");
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl Sealing {
     pub fn load(seal_key: Option<&Path>) -> Result<Self, StoreError> {
         let Some(path) = seal_key else { return Ok(Self::default()) };
         let key = RegionKey::load_seal_key(path).map_err(|error| StoreError::SealKey(error.to_string()))?;
-        Ok(Self(Some(Arc::new(Sealer::new(&key)?))))
+        Ok(Self(Some(Arc::new(Sealer::new(&key.into())?))))
     }
 
     pub(super) fn has_key(&self) -> bool {

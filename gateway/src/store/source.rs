@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{KnownRecords, PostgresSettings, PostgresStore, Sealing, SqliteStore, Store, StoreError};
-use crate::region::RegionKey;
+use crate::region::RegionKeys;
 
 /// What is needed to open the store, also again later.
 #[derive(Clone)]
@@ -19,7 +19,7 @@ pub struct PostgresSource {
     pub settings: PostgresSettings,
     /// `{region}.{domain}`
     pub apex: String,
-    pub key: RegionKey,
+    pub keys: RegionKeys,
     /// Name of this node in the database.
     pub node: String,
     /// File that is locked while a process uses the store, because the data folder is for one process.

@@ -69,7 +69,7 @@ impl Worker {
         let nodes = setup
             .region
             .as_ref()
-            .map(|region| Nodes::new(config.region.clone(), Peering::new(&region.key, Arc::clone(&region.signals))));
+            .map(|region| Nodes::new(config.region.clone(), Peering::new(&region.keys, Arc::clone(&region.signals))));
         let apex_questions = setup.region.as_ref().map(|region| region.apex_questions.clone());
         let common = Common {
             id,

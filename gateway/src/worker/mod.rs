@@ -38,7 +38,7 @@ use crate::mailbox::Inbox;
 use crate::memory::sockets::{SocketBudget, SocketMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::{self, Buckets, Level};
-use crate::region::{RegionKey, RegionSignals};
+use crate::region::{RegionKeys, RegionSignals};
 use crate::relay;
 use crate::request_scope::Observers;
 use crate::route::Router;
@@ -90,7 +90,7 @@ pub(crate) struct Setup {
 
 /// What a worker of a node in a region of several nodes starts with.
 pub(crate) struct RegionSetup {
-    pub(crate) key: RegionKey,
+    pub(crate) keys: RegionKeys,
     pub(crate) signals: Arc<RegionSignals>,
     /// For other nodes.
     pub(crate) listeners: Vec<TcpListener>,
@@ -106,7 +106,7 @@ impl Setup {
             |listeners: &[TcpListener]| listeners.iter().map(TcpListener::try_clone).collect::<io::Result<Vec<_>>>();
         let of_region = |region: &RegionSetup| {
             io::Result::Ok(RegionSetup {
-                key: region.key.clone(),
+                keys: region.keys.clone(),
                 signals: Arc::clone(&region.signals),
                 listeners: clones(&region.listeners)?,
                 control_plane: region.control_plane.clone(),

@@ -232,6 +232,8 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
         "peer_listen",
         "region",
         "region_key",
+        "region_key_next",
+        "region_key_previous",
         "relay_memory_mib",
         "seal_key",
         "secret_key_file",

@@ -67,6 +67,7 @@ mod region_partitions;
 mod region_pending;
 mod region_records;
 mod region_refusals;
+mod region_rekey;
 mod region_requests;
 mod region_store;
 mod region_strangers;

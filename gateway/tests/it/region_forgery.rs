@@ -177,7 +177,7 @@ fn tables_of_an_earlier_version_get_tags_once_and_cannot_be_presented_again() {
     let region_key = hmac::Key::new(hmac::HMAC_SHA256, &[0x5a; RegionKey::BYTES]);
     let derived = hmac::sign(&region_key, b"gw region key check 1");
     let check = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref()), b"eu1.gw.localhost");
-    let earlier = "ALTER TABLE gw.records DROP COLUMN tag; ALTER TABLE gw.changes DROP COLUMN tag; ALTER TABLE gw.region DROP COLUMN tag; ALTER TABLE gw.nodes DROP COLUMN tag; UPDATE gw.region SET schema = 2";
+    let earlier = "ALTER TABLE gw.records DROP COLUMN tag; ALTER TABLE gw.changes DROP COLUMN tag; ALTER TABLE gw.region DROP COLUMN tag; ALTER TABLE gw.nodes DROP COLUMN tag, DROP COLUMN key_proofs; UPDATE gw.region SET schema = 2";
     postgres.sql(&format!("{earlier}, key_check = '{}'", STANDARD.encode(check)));
     // Only the start of a gateway trusts them.
     let folder = tempfile::tempdir().unwrap();

@@ -62,18 +62,18 @@ impl Received {
 }
 
 /// A request without a response of the backend.
-struct Failure {
+pub(crate) struct Failure {
     began: Instant,
     ended: Instant,
-    what: String,
+    pub(crate) what: String,
 }
 
 /// What the callers have seen.
 #[derive(Default)]
-struct Outcome {
+pub(crate) struct Outcome {
     /// Durations of successful requests.
     took: Vec<Duration>,
-    failures: Vec<Failure>,
+    pub(crate) failures: Vec<Failure>,
     /// Connections that the gateway closed before the next request of a caller, which may send it again (RFC 9112
     /// §9.3.1).
     closed_before_request: usize,
@@ -93,7 +93,7 @@ impl Outcome {
 }
 
 /// Callers that send requests until they are stopped.
-struct Load {
+pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
     callers: Vec<JoinHandle<Outcome>>,
@@ -101,7 +101,7 @@ struct Load {
 
 impl Load {
     /// The callers connect to the nodes in turn, and to the next one if a node does not accept.
-    fn start(region: &Region, nodes: usize) -> Self {
+    pub(crate) fn start(region: &Region, nodes: usize) -> Self {
         let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let addresses: Arc<[SocketAddr]> = (0..nodes).map(|node| region.node(node).address).collect();
         let callers = (0..CALLERS).map(|number| {
@@ -124,12 +124,12 @@ impl Load {
     }
 
     /// Waits until the callers have sent `count` more requests.
-    fn wait_for(&self, count: u64) {
+    pub(crate) fn wait_for(&self, count: u64) {
         let until = self.sent.load(Ordering::Relaxed) + count;
         eventually("requests are sent", || (self.sent.load(Ordering::Relaxed) >= until).then_some(()));
     }
 
-    fn stop(self) -> Outcome {
+    pub(crate) fn stop(self) -> Outcome {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Outcome::default();
         self.callers.into_iter().for_each(|caller| all.add(caller.join().unwrap()));

@@ -221,7 +221,7 @@ fn a_database_that_does_not_fit_is_refused_with_the_reason() {
     other.apex = "eu2.gw.localhost".to_owned();
     assert!(refusal(other).contains("belongs to region eu1.gw.localhost"));
     let mut other = good();
-    other.key = gw_gateway::region::RegionKey::new([1; 32]);
+    other.keys = gw_gateway::region::RegionKey::new([1; 32]).into();
     assert!(refusal(other).contains("the region key differs"));
     // Nodes are upgraded one after another: the tables of the next version can be used, and no later ones.
     let known: usize = postgres.sql("SELECT schema FROM gw.region").parse().unwrap();

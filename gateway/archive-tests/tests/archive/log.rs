@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use bytes::Bytes;
 use gw_gateway::clock::Timestamp;
 use gw_gateway::page::Page;
-use gw_gateway::region::{NodeSlot, RegionKey};
+use gw_gateway::region::{NodeSlot, RegionKey, RegionKeys};
 use gw_gateway::telemetry::request_log::archive::{Archive, ArchiveError, ArchiveSettings};
 use gw_gateway::telemetry::request_log::{
     Batch, BodyCapture, Capture, Ended, MessageCapture, Protocol, RequestLog, RequestRecord, RequestView, SearchQuery,
@@ -24,8 +24,8 @@ pub(crate) const MORNING_MS: u64 = 1_795_234_532_000;
 pub(crate) const HOUR_MS: u64 = 60 * 60 * 1000;
 pub(crate) const DAY_MS: u64 = 24 * HOUR_MS;
 
-pub(crate) fn key() -> RegionKey {
-    RegionKey::new([7; 32])
+pub(crate) fn key() -> RegionKeys {
+    RegionKey::new([7; 32]).into()
 }
 
 pub(crate) fn slot(number: u16) -> NodeSlot {
@@ -51,8 +51,8 @@ impl Clock {
     }
 
     /// Opens the archive as a node that has no log of its own.
-    pub(crate) fn archive(&self, settings: &ArchiveSettings, key: &RegionKey) -> Archive {
-        Archive::open_at(settings, key, APEX, self.now()).unwrap()
+    pub(crate) fn archive(&self, settings: &ArchiveSettings, keys: &RegionKeys) -> Archive {
+        Archive::open_at(settings, keys, APEX, self.now()).unwrap()
     }
 }
 

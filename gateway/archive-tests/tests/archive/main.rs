@@ -326,7 +326,7 @@ fn a_changed_object_is_refused_and_named() {
     // An object under the name of another, and another key.
     fs::copy(server.objects_folder().join(server.objects(".blocks").pop_first().unwrap()), path(".blocks")).unwrap();
     assert!(matches!(archive.show(slot(5), changed), Err(ArchiveError::Refused(_))));
-    let archive = clock.archive(&server.settings(), &RegionKey::new([8; 32]));
+    let archive = clock.archive(&server.settings(), &RegionKey::new([8; 32]).into());
     assert!(matches!(archive.show(slot(5), whole), Err(ArchiveError::Refused(_))));
 }
 
@@ -406,7 +406,7 @@ fn a_gateway_archives_its_requests_before_it_stops() {
     assert!(response.starts_with("HTTP/1.1 404 "), "{response}");
     gateway.drain();
 
-    let archive = Archive::open(config.archive.as_ref().unwrap(), &key, config.region.apex()).unwrap();
+    let archive = Archive::open(config.archive.as_ref().unwrap(), &key.into(), config.region.apex()).unwrap();
     let of_apex = SearchQuery { apex: Some(true), ..SearchQuery::default() };
     let found = archive.search(slot(0), &of_apex).unwrap().items;
     assert_eq!(found.iter().map(|view| view.path.as_str()).collect::<Vec<_>>(), ["/nowhere"]);

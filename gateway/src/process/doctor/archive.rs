@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 use gw_shared::doctor::Examination;
 
 use crate::config::Config;
-use crate::region::RegionKey;
 use crate::telemetry::request_log::archive::{self, ArchiveSettings, Step};
 
 const ARCHIVE: &str = "archive";
@@ -14,16 +13,16 @@ const ARCHIVE: &str = "archive";
 /// Checks whether this configuration can write, list, read and delete an object.
 pub(super) fn examine(out: &mut Examination, config: &Config, settings: &ArchiveSettings) {
     secret_key_file(out, settings);
-    let Some(path) = &config.region_key else { return };
-    let key = match RegionKey::load(path) {
-        Ok(key) => key,
+    let keys = match config.region_keys() {
+        Ok(Some(keys)) => keys,
+        Ok(None) => return,
         Err(error) => {
             let advice =
                 "the archive is encrypted with a key derived from it; docs/request-log.md says how to make one";
             return out.failed(ARCHIVE, error.to_string(), advice);
         }
     };
-    match archive::check(settings, &key, config.region.apex()) {
+    match archive::check(settings, &keys, config.region.apex()) {
         Ok(place) => out.ok(ARCHIVE, format!("{place}: an object was written, listed, read and deleted")),
         Err((step, error)) => {
             let advice = match step {

@@ -10,7 +10,7 @@ use gw_shared::doctor::Examination;
 use crate::clock::{ClockDifference, DIFFERENCE_MAX};
 use crate::config::Config;
 use crate::control::{node_name, postgres_source};
-use crate::region::{NodeRow, RegionKey, Roster};
+use crate::region::{NodeRow, RegionKeys, Roster};
 use crate::store::{
     EngineState, POOLED, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, RegionState, Replication,
     Store, StoreError,
@@ -26,7 +26,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// Checks the database at `settings`, as a node of this configuration uses it.
 pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &PostgresSettings) {
     password_file(out, settings);
-    let key = region_key(out, config);
+    let keys = region_keys(out, config);
     let mut inspector = match PostgresInspector::connect(settings, &node_name()) {
         Ok(inspector) => inspector,
         Err(error) => return without_primary(out, settings, &error),
@@ -42,10 +42,10 @@ pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &Postgre
     clock(out, inspector.clock().map(|reading| reading.difference()));
     match inspector.region() {
         Ok(Some(state)) => {
-            region(out, config, &state, key.as_ref());
+            region(out, config, &state, keys.as_ref());
             let is_known = state.schema == state.schema_known && state.name == config.region.apex();
-            if let Some(key) = key.filter(|key| is_known && state.check(&state.name, key).is_ok()) {
-                records(out, &postgres_source(config, settings, key));
+            if let Some(keys) = keys.filter(|keys| is_known && state.check(&state.name, keys).is_ok()) {
+                records(out, &postgres_source(config, settings, keys));
             }
             if let (Some(own), Ok(roster)) = (config.peer_address.or(config.peer_listen), inspector.nodes()) {
                 other_nodes(out, own, &roster);
@@ -87,18 +87,14 @@ fn password_file(out: &mut Examination, settings: &PostgresSettings) {
     }
 }
 
-fn region_key(out: &mut Examination, config: &Config) -> Option<RegionKey> {
-    // A store on PostgreSQL has one.
-    let path = config.region_key.as_deref()?;
-    match RegionKey::load(path) {
-        Ok(key) => Some(key),
+fn region_keys(out: &mut Examination, config: &Config) -> Option<RegionKeys> {
+    const ADVICE: &str = "copy the key from another node to this file with mode 0600, owned by the gateway's user; \
+                          `gw-gateway region init` makes the key of a new region";
+    match config.region_keys() {
+        // A store on PostgreSQL has one.
+        Ok(keys) => keys,
         Err(error) => {
-            let advice = format!(
-                "copy the key from another node to {} with mode 0600, owned by the gateway's user; \
-                 `gw-gateway region init` makes the key of a new region",
-                path.display()
-            );
-            out.failed(REGION_KEY, error.to_string().trim_start_matches("region_key: "), advice);
+            out.failed(REGION_KEY, error.to_string().trim_start_matches("region_key: "), ADVICE);
             None
         }
     }
@@ -243,7 +239,7 @@ fn clock(out: &mut Examination, difference: Result<ClockDifference, StoreError>)
     }
 }
 
-fn region(out: &mut Examination, config: &Config, state: &RegionState, key: Option<&RegionKey>) {
+fn region(out: &mut Examination, config: &Config, state: &RegionState, keys: Option<&RegionKeys>) {
     let about = format!("{}, revision {}, schema {}", state.name, state.revision.0, state.schema);
     let known = state.schema_known;
     if state.name != config.region.apex() {
@@ -264,9 +260,18 @@ fn region(out: &mut Examination, config: &Config, state: &RegionState, key: Opti
     } else {
         out.ok(REGION, about);
     }
-    let Some(key) = key else { return };
-    match state.check(&state.name, key) {
-        Ok(()) => out.ok(REGION_KEY, "is the key of the region"),
+    let Some(keys) = keys else { return };
+    match state.check(&state.name, keys) {
+        Ok(0) if config.region_key_next.is_some() => {
+            let advice = "when `gw-gateway region status` shows `next` for all nodes, run `gw-gateway region rekey`";
+            out.warning(REGION_KEY, "is the key of the region; region_key_next is to replace it", advice);
+        }
+        Ok(0) => out.ok(REGION_KEY, "is the key of the region"),
+        Ok(_) => {
+            let advice =
+                "set region_key to the file of region_key_next, remove region_key_next, and replace the process";
+            out.warning(REGION_KEY, "region_key_next has become the key of the region", advice);
+        }
         Err(error) => out.failed(REGION_KEY, reason(&error), "copy the key from a node that works"),
     }
 }

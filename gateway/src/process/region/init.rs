@@ -36,7 +36,7 @@ pub fn init(config: &Config) -> Result<Created, RegionError> {
     let loaded = RegionKey::load(path);
     if let Some(region) = existing {
         let key = loaded.map_err(|error| RegionError::KeyOfOtherNodes { error, name: region.name.clone() })?;
-        region.check(config.region.apex(), &key)?;
+        region.check(config.region.apex(), &key.into())?;
         let database = settings.to_string();
         return Err(RegionError::Exists { database, name: region.name, revision: region.revision.0 });
     }

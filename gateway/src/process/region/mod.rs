@@ -2,6 +2,7 @@
 
 mod init;
 mod nodes;
+mod rekey;
 mod repair;
 mod status;
 mod transfer;
@@ -13,6 +14,7 @@ use gw_shared::doctor::Examination;
 
 pub use self::init::{Created, KeyFile, init};
 pub use self::nodes::{Drained, ListedNode, drain, remove};
+pub use self::rekey::{Replaced, rekey};
 pub use self::repair::{Repaired, ReplaceableSecret, forget, repair};
 pub use self::status::{ChangeStatus, Status, status};
 pub use self::transfer::{Moved, export, import};
@@ -20,7 +22,7 @@ pub use self::transfer::{Moved, export, import};
 use super::doctor;
 use crate::config::{Config, StoreSettings};
 use crate::control::postgres_source;
-use crate::region::{NodeSlot, OperatorError, RegionKey, RegionKeyError};
+use crate::region::{NodeSlot, OperatorError, RegionKeyError};
 use crate::store::{PostgresSettings, PostgresSource, PostgresStore, StoreError};
 
 /// Reason why a command on a region failed.
@@ -57,6 +59,16 @@ pub enum RegionError {
         "the node in slot {slot} has not left within {seconds} s, and goes on: look at it with `gw-gateway region status`, and at its log"
     )]
     StillDraining { slot: u16, seconds: u64 },
+    #[error(
+        "the nodes {nodes} do not have the next key; nothing was changed. Set region_key_next on them to the same key and replace \
+         their processes (SIGUSR2), until `gw-gateway region status` shows `next` for each; or leave them behind with --force"
+    )]
+    KeyNotKnown { nodes: String },
+    #[error(
+        "store: {0}; whether the key was replaced is not known: look at it with `gw-gateway region status`, and repeat this command \
+         if region_key is still in use"
+    )]
+    UnknownReplacement(String),
     #[error("{folder}: {reason}; nothing was changed")]
     Source { folder: String, reason: String },
     #[error("{folder}: {reason}")]
@@ -92,7 +104,7 @@ fn key_path(config: &Config) -> Result<&Path, RegionError> {
 
 fn source(config: &Config) -> Result<PostgresSource, RegionError> {
     let settings = postgres(config)?;
-    Ok(postgres_source(config, settings, RegionKey::load(key_path(config)?)?))
+    Ok(postgres_source(config, settings, config.region_keys()?.ok_or(RegionError::NoKey)?))
 }
 
 /// The store of the region; fails if the database does not belong to it. Does not migrate the tables, because a migration

@@ -26,6 +26,9 @@ pub struct ListedNode {
     /// Epochs and revisions that the node is behind; 0 after it has ended.
     pub epoch_lag: u64,
     pub revision_lag: u64,
+    /// The region keys that the process has: `in use`, `next`, `earlier`, and `another` for one that this node does not have. Empty
+    /// if it does not show them.
+    pub keys: Vec<&'static str>,
 }
 
 impl ListedNode {
@@ -39,6 +42,7 @@ impl ListedNode {
                 peer_address: row.peer_address.to_string(),
                 epoch_lag: lag(roster.epoch, row.acknowledged),
                 revision_lag: lag(revision, row.applied_revision),
+                keys: Vec::new(),
             }
         };
         roster.rows.iter().map(listed).collect()

@@ -108,6 +108,12 @@ impl Authenticator {
         is_tag(&self.node(row.slot, row.session, row.peer_address), &row.tag)
     }
 
+    /// Shows that the process of a node has this key: it binds slot, session and version, so that a later process of the node
+    /// cannot be taken for it.
+    pub(super) fn proof(&self, slot: NodeSlot, session: u128, version: &str) -> Tag {
+        self.sign(&[b"key", &slot.get().to_be_bytes(), &session.to_be_bytes(), version.as_bytes()]).0
+    }
+
     fn sign(&self, parts: &[&[u8]]) -> (Tag, Element) {
         let mut message = Vec::with_capacity(parts.iter().map(|part| 8 + part.len()).sum());
         for part in parts {
@@ -203,6 +209,8 @@ pub struct KnownRecords(Arc<Mutex<Known>>);
 struct Known {
     /// `None` until all records were loaded.
     set: Option<RecordSet>,
+    /// Index of the region key that the set's elements are of.
+    key: usize,
     /// The tables had tags before: tables without tags are not trusted any more.
     had_tags: bool,
     /// Version of the tables, if it is too new for this program.
@@ -234,8 +242,8 @@ impl KnownRecords {
         self.lock().newer_schema
     }
 
-    /// Uses a set that was loaded, unless a newer one of the same region is known.
-    pub(super) fn load(&self, loaded: RecordSet) {
+    /// Uses a set that was loaded with the region key at index `key`, unless a newer one of the same region is known.
+    pub(super) fn load(&self, loaded: RecordSet, key: usize) {
         let mut known = self.lock();
         known.had_tags = true;
         let is_newer = |known: &RecordSet| {
@@ -243,6 +251,7 @@ impl KnownRecords {
         };
         if !known.set.as_ref().is_some_and(is_newer) {
             known.set = Some(loaded);
+            known.key = key;
         }
     }
 
@@ -265,15 +274,18 @@ impl KnownRecords {
         self.lock().set = None;
     }
 
-    /// Whether the set is at `position` or at a later one. Otherwise, forgets it. Another connection of this process may be
-    /// ahead of `newest`; if the database has lost those changes, the records follow and are then replaced.
-    pub(super) fn covers(&self, position: &Position, newest: &Position) -> bool {
+    /// Whether the set is at `position` or at a later one, and of the region key at index `key`. Otherwise, forgets it. Another
+    /// connection of this process may be ahead of `newest`; if the database has lost those changes, the records follow and are
+    /// then replaced.
+    pub(super) fn covers(&self, position: &Position, newest: &Position, key: usize) -> bool {
         let mut known = self.lock();
-        let covers = known.set.as_ref().is_some_and(|RecordSet { position: at, .. }| {
-            let is_between = position.revision < at.revision && at.revision < newest.revision;
-            let is_ahead = at.revision > newest.revision;
-            at.origin == newest.origin && (at == position || at == newest || is_between || is_ahead)
-        });
+        let is_of_key = known.key == key;
+        let covers = is_of_key
+            && known.set.as_ref().is_some_and(|RecordSet { position: at, .. }| {
+                let is_between = position.revision < at.revision && at.revision < newest.revision;
+                let is_ahead = at.revision > newest.revision;
+                at.origin == newest.origin && (at == position || at == newest || is_between || is_ahead)
+            });
         if !covers {
             known.set = None;
         }
@@ -408,7 +420,7 @@ mod tests {
         direct.add(id("one"), 1);
         direct.add(id("two"), 22);
         let known = KnownRecords::default();
-        known.load(RecordSet::at(at(0, "")));
+        known.load(RecordSet::at(at(0, "")), 0);
         let changes: [Vec<Effect>; 3] = [
             vec![(id("one"), Some(1)), (id("two"), Some(2))],
             vec![(id("three"), Some(4)), (id("two"), Some(22))],
@@ -431,17 +443,17 @@ mod tests {
     fn a_set_of_another_history_is_forgotten() {
         let with = |position| {
             let known = KnownRecords::default();
-            known.load(RecordSet::at(position));
+            known.load(RecordSet::at(position), 0);
             known
         };
         // At the position, between it and the newest change, at the newest, and after it.
         for known in [at(5, "e"), at(6, "f"), at(7, "g"), at(8, "h")] {
-            assert!(with(known).covers(&at(5, "e"), &at(7, "g")));
+            assert!(with(known).covers(&at(5, "e"), &at(7, "g"), 0));
         }
         let elsewhere = Position { origin: "other".to_owned(), ..at(5, "e") };
         for known in [at(4, "d"), at(5, "x"), at(7, "x"), elsewhere] {
             let known = with(known);
-            assert!(!known.covers(&at(5, "e"), &at(7, "g")));
+            assert!(!known.covers(&at(5, "e"), &at(7, "g"), 0));
             assert!(known.lock().set.is_none());
         }
         // A set that is ahead is kept, because the records follow; one that is behind is loaded again.
@@ -450,7 +462,7 @@ mod tests {
             assert_eq!(known.sum_after(&at(5, "e"), &[]), None);
         }
         assert!(ahead.lock().set.is_some() && behind.lock().set.is_none());
-        ahead.load(RecordSet::at(at(5, "e")));
+        ahead.load(RecordSet::at(at(5, "e")), 0);
         assert_eq!(ahead.lock().set.as_ref().unwrap().position, at(6, "f"), "the newer one is kept");
     }
 }

@@ -30,12 +30,13 @@ impl PostgresStore {
         // Never 0, which is the revision of an empty region.
         let revision = contents.revision.0.max(1);
         let origin = self.check()?.id;
+        let key = self.keys.in_use();
         let position = Position { origin, revision: Revision(revision), change: String::new() };
         let mut set = RecordSet::at(position.clone());
-        let records = RecordColumns::chunks(&contents.records, self.codec(&position.origin), &mut set)?;
-        let sealed = self.codec(&position.origin).seal_all(secrets, &mut set)?;
-        let tag = self.authenticator.region(&position, set.sum());
-        let (sealer, authenticator) = (&self.sealer, &self.authenticator);
+        let records = RecordColumns::chunks(&contents.records, key.codec(&position.origin), &mut set)?;
+        let sealed = key.codec(&position.origin).seal_all(secrets, &mut set)?;
+        let tag = key.authenticator.region(&position, set.sum());
+        let (sealer, authenticator) = (&key.sealer, &key.authenticator);
         self.engine.call(TRANSFER, async |session: &mut Session| {
             session.take_unreplicated();
             let transaction = session.client.transaction().await?;

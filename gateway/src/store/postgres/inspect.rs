@@ -7,13 +7,15 @@ use tokio::sync::Notify;
 use tokio_postgres::Row;
 
 use super::super::{Revision, StoreError};
+use super::authenticity::Authenticator;
 use super::engine::{CALL, Engine, Session};
+use super::keys::ProvenKeys;
 use super::nodes;
 use super::schema::{self, MIGRATIONS, SERVER_LEAST};
 use super::server_clock;
 use super::settings::PostgresSettings;
 use crate::clock::{ClockReading, Timestamp};
-use crate::region::{RegionKey, Roster};
+use crate::region::{RegionKeys, Roster};
 
 /// Longest count of all rows.
 const COUNT: Duration = Duration::from_secs(30);
@@ -154,6 +156,18 @@ impl PostgresInspector {
         nodes::roster(&mut self.engine)
     }
 
+    /// Which of `keys` the nodes have; none if the tables are older than that.
+    pub fn proven_keys(&mut self, keys: &RegionKeys) -> Result<Vec<ProvenKeys>, StoreError> {
+        if schema::schema_version(&mut self.engine)?.is_none_or(|version| version < ProvenKeys::SCHEMA) {
+            return Ok(Vec::new());
+        }
+        let authenticators: Vec<Authenticator> = keys.accepted().iter().map(Authenticator::new).collect();
+        let rows = self
+            .engine
+            .call(CALL, async |session: &mut Session| session.client.query(ProvenKeys::SELECT, &[]).await)?;
+        rows.iter().map(|row| ProvenKeys::read(row, &authenticators.iter().collect::<Vec<_>>())).collect()
+    }
+
     /// Number and size of records of each kind, then of the audit log.
     pub fn records(&mut self) -> Result<Vec<RecordsOfKind>, StoreError> {
         const SELECT: &str = "
@@ -220,8 +234,8 @@ fn engine_state(row: &Row) -> EngineState {
 }
 
 impl RegionState {
-    /// Checks that it is the region with this apex and key.
-    pub fn check(&self, apex: &str, key: &RegionKey) -> Result<(), StoreError> {
-        schema::belongs_to(apex, key, self.schema, &self.name, &self.key_check)
+    /// Checks that it is the region with this apex and one of these keys. Returns the index of that key.
+    pub fn check(&self, apex: &str, keys: &RegionKeys) -> Result<usize, StoreError> {
+        schema::belongs_to(apex, keys, self.schema, &self.name, &self.key_check)
     }
 }

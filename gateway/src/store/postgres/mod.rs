@@ -7,8 +7,10 @@ mod authenticity;
 mod engine;
 mod fill;
 mod inspect;
+mod keys;
 mod load;
 mod nodes;
+mod rekey;
 mod repair;
 mod schema;
 mod secrets;
@@ -28,16 +30,19 @@ use tokio_postgres::{IsolationLevel, Row};
 
 pub(crate) use self::authenticity::Authenticator;
 pub use self::authenticity::KnownRecords;
-use self::authenticity::{RowCodec, forged_change, is_tag};
+use self::authenticity::{forged_change, is_tag};
 use self::engine::{CALL, Engine, Session};
 pub(crate) use self::fill::NamedSecret;
 pub use self::inspect::{EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication};
+pub use self::keys::ProvenKeys;
+use self::keys::{StoreKey, StoreKeys};
 use self::load::{read_all, read_position};
+pub(crate) use self::rekey::Rekeyed;
 pub use self::schema::RegionIdentity;
 pub use self::settings::{PostgresSettings, PostgresUrlError};
 use self::steps::FinalSteps;
 use super::{
-    AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Sealer, Snapshot, Step, Store,
+    AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Snapshot, Step, Store,
     StoreError,
 };
 use crate::clock::Timestamp;
@@ -54,7 +59,8 @@ const CHANGES: i64 = 10_000;
 const COMMIT_CHANGE: &str = "
     WITH bumped AS (
         UPDATE gw.region SET revision = revision + 1, last_change = $8::text::uuid, tag = $20
-        WHERE revision = $1 AND id = $2::text::uuid AND coalesce(last_change::text, '') = $17 RETURNING revision
+        WHERE revision = $1 AND id = $2::text::uuid AND coalesce(last_change::text, '') = $17 AND key_check = $23
+        RETURNING revision
     ), put AS (
         INSERT INTO gw.records (kind, id, document, revision, tag)
         SELECT new.kind, new.id, new.document, bumped.revision, new.tag
@@ -81,8 +87,7 @@ const COMMIT_CHANGE: &str = "
 pub struct PostgresStore {
     engine: Engine,
     source: PostgresSource,
-    sealer: Sealer,
-    authenticator: Authenticator,
+    keys: StoreKeys,
     ids: RequestIds,
     /// Locked until it is closed.
     lock: Option<File>,
@@ -107,7 +112,8 @@ impl Drop for Limited<'_> {
 impl PostgresStore {
     /// Creates the tables of a region in an empty database.
     pub fn create(source: &PostgresSource) -> Result<(), StoreError> {
-        schema::create(&mut Engine::new(source.settings.clone(), &source.node)?, &source.apex, &source.key)
+        let engine = &mut Engine::new(source.settings.clone(), &source.node)?;
+        schema::create(engine, &source.apex, &StoreKeys::new(source)?.in_use().region_key)
     }
 
     /// Does not connect: the first call does, and checks that the database belongs to the region.
@@ -115,8 +121,7 @@ impl PostgresStore {
         Ok(Self {
             engine: Engine::new(source.settings.clone(), &source.node)?,
             source: source.clone(),
-            sealer: Sealer::new(&source.key)?,
-            authenticator: Authenticator::new(&source.key),
+            keys: StoreKeys::new(source)?,
             ids: RequestIds::new(),
             lock: None,
         })
@@ -136,8 +141,8 @@ impl PostgresStore {
     /// Connects if there is no connection. Checks that the database belongs to the region, and migrates its schema.
     pub fn check(&mut self) -> Result<RegionIdentity, StoreError> {
         let checked = {
-            let PostgresSource { apex, key, known, .. } = &self.source;
-            schema::check(&mut self.engine, apex, key, known.had_tags())
+            let PostgresSource { apex, known, .. } = &self.source;
+            schema::check(&mut self.engine, apex, &self.keys, known.had_tags())
         };
         if checked.is_err() {
             // The next call checks again.
@@ -182,17 +187,13 @@ impl PostgresStore {
         engine.call(CALL * 5, async |session: &mut Session| session.client.execute(delete, &[]).await).map(drop)
     }
 
-    /// Writes and reads rows of the region `origin`.
-    fn codec<'a>(&'a self, origin: &'a str) -> RowCodec<'a> {
-        RowCodec { sealer: &self.sealer, authenticator: &self.authenticator, origin }
-    }
-
-    /// Commits a change; tries again until `deadline` while the outcome is unknown.
+    /// Commits a change; tries again until `deadline` while the outcome is unknown. `steps` are written with `key`.
     fn commit_by(
         &mut self,
         deadline: Instant,
         after: &Position,
         steps: FinalSteps,
+        key: &StoreKey,
         entry: &AuditEntry,
     ) -> Result<Position, StoreError> {
         let change_id = self.ids.next_id().to_string();
@@ -204,12 +205,12 @@ impl PostgresStore {
         let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
         // The records are of another position, or were not loaded: the caller catches up.
         let sum = self.source.known.sum_after(after, &steps.effects).ok_or(StoreError::Stale)?;
-        let change_tag = self.authenticator.change(after, &made, &changed);
-        let region_tag = self.authenticator.region(&made, sum);
+        let change_tag = key.authenticator.change(after, &made, &changed);
+        let region_tag = key.authenticator.region(&made, sum);
         let account = entry.account.as_ref().map(AccountId::as_str);
         let node = self.source.node.clone();
         let (secret_name, sealed) = steps.secret.clone().map_or((None, None), |(name, sealed)| (Some(name), sealed));
-        let parameters: [&(dyn ToSql + Sync); 22] = [
+        let parameters: [&(dyn ToSql + Sync); 23] = [
             &after.revision.0,
             &after.origin,
             &steps.put.kinds,
@@ -232,6 +233,7 @@ impl PostgresStore {
             &&region_tag[..],
             &secret_name,
             &sealed,
+            &key.check,
         ];
         self.send_until(deadline, &change_id, &parameters)?;
         self.source.known.apply(after, &made, steps.effects);
@@ -323,25 +325,31 @@ impl PostgresStore {
 impl Store for PostgresStore {
     fn load(&mut self) -> Result<Snapshot, StoreError> {
         self.checked()?;
-        let (sealer, authenticator) = (&self.sealer, &self.authenticator);
-        let (snapshot, set) = self.engine.call(LOAD, async |session: &mut Session| {
+        let keys = &self.keys;
+        let (snapshot, set, key) = self.engine.call(LOAD, async |session: &mut Session| {
             let begin = session.client.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
             let transaction = begin.read_only(true).start().await?;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
-            let read = read_all(&transaction, sealer, authenticator).await?;
+            let region = transaction.query_one("SELECT key_check FROM gw.region", &[]).await?;
+            let key = match column(&region, 0).and_then(|check| keys.named(check)) {
+                Ok(key) => key,
+                Err(error) => return Ok(Err(error)),
+            };
+            let loaded = read_all(&transaction, &key.sealer, &key.authenticator).await?;
             // A dropped transaction would end with the next call, and keep its locks until then.
             transaction.commit().await?;
-            Ok(read)
+            Ok(loaded.map(|(snapshot, set)| (snapshot, set, key.index)))
         })??;
-        self.source.known.load(set);
+        self.source.known.load(set, key);
         Ok(snapshot)
     }
 
     fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
         self.refuse_newer()?;
-        let steps = FinalSteps::of(steps, self.codec(&after.origin))?;
+        let key = self.keys.in_use();
+        let steps = FinalSteps::of(steps, key.codec(&after.origin))?;
         let deadline = Instant::now() + COMMIT;
-        let committed = Limited::until(deadline, self).0.commit_by(deadline, after, steps, entry);
+        let committed = Limited::until(deadline, self).0.commit_by(deadline, after, steps, &key, entry);
         if matches!(committed, Err(StoreError::Postgres(_))) {
             // A newer program may just have changed the tables.
             self.read_clock()?;
@@ -354,7 +362,7 @@ impl Store for PostgresStore {
         const SELECT: &str = "
             SELECT region.id::text, region.revision, coalesce(region.last_change::text, ''),
                 (SELECT change_id::text FROM gw.changes WHERE revision = $1),
-                changes.revision, changes.change_id::text, changes.steps, changes.tag
+                changes.revision, changes.change_id::text, changes.steps, changes.tag, region.key_check
             FROM gw.region
             LEFT JOIN gw.changes ON changes.revision > $1 AND changes.revision <= region.revision
             ORDER BY changes.revision LIMIT $2";
@@ -364,6 +372,7 @@ impl Store for PostgresStore {
         })?;
         let Some(first) = rows.first() else { return Ok(History::Replaced) };
         let newest = read_position(first)?;
+        let key = self.keys.named(column(first, 8)?)?;
         let ours: Option<&str> = column(first, 3)?;
         if newest != *position
             && (newest.origin != position.origin
@@ -373,7 +382,7 @@ impl Store for PostgresStore {
             self.source.known.forget();
             return Ok(History::Replaced);
         }
-        if !self.source.known.covers(position, &newest) {
+        if !self.source.known.covers(position, &newest, key.index) {
             return Ok(History::Forgotten);
         }
         if newest == *position {
@@ -392,12 +401,12 @@ impl Store for PostgresStore {
             let after =
                 Position { origin: newest.origin.clone(), revision: Revision(revision), change: column(row, 5)? };
             let (text, tag): (&str, &[u8]) = (column(row, 6)?, column(row, 7)?);
-            if !is_tag(&self.authenticator.change(&before, &after, text), tag) {
+            if !is_tag(&key.authenticator.change(&before, &after, text), tag) {
                 // The next call fails; the changes before it are genuine.
                 let genuine = (!changes.is_empty()).then_some(History::Changes(changes));
                 return genuine.ok_or_else(|| forged_change(after.revision));
             }
-            let (steps, effects) = steps::from_json(text, self.codec(&newest.origin))?;
+            let (steps, effects) = steps::from_json(text, key.codec(&newest.origin))?;
             self.source.known.apply(&before, &after, effects);
             changes.push((after.clone(), steps));
             before = after;

@@ -7,8 +7,9 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::super::StoreError;
-use super::authenticity::{Authenticator, forged_node};
+use super::authenticity::forged_node;
 use super::engine::{CALL, Engine, Session};
+use super::keys::{StoreKey, StoreKeys};
 use super::{PostgresStore, column};
 use crate::region::{Join, NodeRow, NodeSlot, NodeState, Replaced, Roster, Statement};
 
@@ -18,31 +19,33 @@ pub(super) const SCHEMA: usize = 3;
 /// One query, so that epoch and rows are of one snapshot.
 const ROSTER: &str = "
     SELECT nodes.slot, nodes.session::text, nodes.peer_address, nodes.state, nodes.beat, nodes.acknowledged,
-        nodes.version, nodes.applied_revision, nodes.tag, region.epoch
+        nodes.version, nodes.applied_revision, nodes.tag, region.epoch, region.key_check
     FROM gw.region LEFT JOIN gw.nodes ON true ORDER BY nodes.slot";
 
 /// Committed without waiting for the disk or a standby.
 const BEAT: &str = "
     WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
     UPDATE gw.nodes SET beat = greatest(beat, $3), acknowledged = greatest(acknowledged, $4),
-        applied_revision = greatest(applied_revision, $5), version = $6
+        applied_revision = greatest(applied_revision, $5), version = $6, key_proofs = $7
     FROM quick WHERE slot = $1 AND session = $2::text::uuid AND state NOT IN ('left', 'dead')";
 
 const TICK: &str = "UPDATE gw.region SET tick = tick + 1";
 
+/// Waits for a replacement of the region key that is under way, and inserts nothing after it.
 const INSERT: &str = "
     INSERT INTO gw.nodes (slot, session, state, peer_address, version, tag)
-    VALUES ($1, $2::text::uuid, 'joining', $3, $4, $5) ON CONFLICT DO NOTHING";
+    SELECT $1::smallint, $2::text::uuid, 'joining', $3::text, $4::text, $5::bytea FROM gw.region
+    WHERE key_check = $6 FOR SHARE ON CONFLICT DO NOTHING";
 
 const REPLACE: &str = "
     WITH bumped AS (
-        UPDATE gw.region SET epoch = epoch + 1 WHERE epoch = $8 AND EXISTS (
-            SELECT FROM gw.nodes WHERE slot = $1 AND session = $6::text::uuid AND state = $7
+        UPDATE gw.region SET epoch = epoch + 1 WHERE epoch = $9 AND key_check = $6 AND EXISTS (
+            SELECT FROM gw.nodes WHERE slot = $1 AND session = $7::text::uuid AND state = $8
         ) RETURNING 1
     )
     UPDATE gw.nodes SET session = $2::text::uuid, state = 'joining', beat = 0, acknowledged = 0, peer_address = $3,
         version = $4, applied_revision = 0, tag = $5
-    FROM bumped WHERE slot = $1 AND session = $6::text::uuid AND state = $7";
+    FROM bumped WHERE slot = $1 AND session = $7::text::uuid AND state = $8";
 
 /// Changes the state of a row, and increments the epoch if it has the given value.
 const MOVE_AT_EPOCH: &str = "
@@ -75,7 +78,7 @@ impl PostgresStore {
     /// outcome is unknown.
     pub(crate) fn run(&mut self, statement: &Statement) -> Result<(bool, Roster), StoreError> {
         self.checked()?;
-        run(&mut self.engine, Some(&self.authenticator), statement)
+        run(&mut self.engine, Some(&self.keys), statement)
     }
 }
 
@@ -84,12 +87,8 @@ pub(super) fn roster(engine: &mut Engine) -> Result<Roster, StoreError> {
     run(engine, None, &Statement::Read).map(|(_, roster)| roster)
 }
 
-fn run(
-    engine: &mut Engine,
-    authenticator: Option<&Authenticator>,
-    statement: &Statement,
-) -> Result<(bool, Roster), StoreError> {
-    let change = Change::of(statement, authenticator);
+fn run(engine: &mut Engine, keys: Option<&StoreKeys>, statement: &Statement) -> Result<(bool, Roster), StoreError> {
+    let change = Change::of(statement, keys);
     let (changed, rows, is_unreplicated) = engine.call(CALL, async |session: &mut Session| {
         session.take_unreplicated();
         let roster = session.prepare(ROSTER).await?;
@@ -107,7 +106,7 @@ fn run(
     if is_unreplicated && statement.is_synchronous() {
         return Err(StoreError::Unavailable("the synchronous standby does not confirm the statement".to_owned()));
     }
-    Ok((changed > 0, read_roster(&rows, authenticator)?))
+    Ok((changed > 0, read_roster(&rows, keys)?))
 }
 
 type Parameter = Box<dyn ToSql + Sync + Send>;
@@ -120,7 +119,7 @@ struct Change {
 
 impl Change {
     /// `None` if the statement only reads.
-    fn of(statement: &Statement, authenticator: Option<&Authenticator>) -> Option<Self> {
+    fn of(statement: &Statement, keys: Option<&StoreKeys>) -> Option<Self> {
         use NodeState::{Draining, Joining, Leaving, Live};
         Some(match *statement {
             Statement::Read => return None,
@@ -128,9 +127,10 @@ impl Change {
             Statement::Beat { slot, session, beat, acknowledged, applied_revision } => {
                 let beat = Self::on(BEAT, slot, session).with(int(beat)).with(int(acknowledged));
                 // A process that replaces another has the row of that one.
-                beat.with(int(applied_revision)).with(env!("CARGO_PKG_VERSION"))
+                let beat = beat.with(int(applied_revision)).with(env!("CARGO_PKG_VERSION"));
+                beat.with(keys.map_or(Vec::new(), |keys| keys.proofs(slot, session)))
             }
-            Statement::Join(ref join) => Self::join(join, authenticator),
+            Statement::Join(ref join) => Self::join(join, keys),
             Statement::GoLive { slot, session, epoch } => {
                 Self::to(MOVE_AT_EPOCH, slot, session, Joining, Live).with(int(epoch))
             }
@@ -146,11 +146,14 @@ impl Change {
         })
     }
 
-    fn join(join: &Join, authenticator: Option<&Authenticator>) -> Self {
+    fn join(join: &Join, keys: Option<&StoreKeys>) -> Self {
         let Join { slot, session, peer_address, version, replaces } = join;
         let sql = if replaces.is_some() { REPLACE } else { INSERT };
-        let tag = authenticator.map_or(Vec::new(), |key| key.node(*slot, *session, *peer_address).to_vec());
-        let row = Self::on(sql, *slot, *session).with(peer_address.to_string()).with(version.to_string()).with(tag);
+        let key = keys.map(StoreKeys::in_use);
+        let tag = |key: &StoreKey| key.authenticator.node(*slot, *session, *peer_address).to_vec();
+        let (tag, check) = key.map_or((Vec::new(), String::new()), |key| (tag(&key), key.check.clone()));
+        let row = Self::on(sql, *slot, *session).with(peer_address.to_string()).with(version.to_string());
+        let row = row.with(tag).with(check);
         match *replaces {
             Some(Replaced { session, state, epoch }) => row.with(uuid(session)).with(state.as_str()).with(int(epoch)),
             None => row,
@@ -180,16 +183,21 @@ fn uuid(session: u128) -> String {
     format!("{session:032x}")
 }
 
-/// Verifies the rows if there is an `authenticator`.
-fn read_roster(rows: &[Row], authenticator: Option<&Authenticator>) -> Result<Roster, StoreError> {
+/// Verifies the rows if there are `keys`.
+fn read_roster(rows: &[Row], keys: Option<&StoreKeys>) -> Result<Roster, StoreError> {
     let invalid = || StoreError::Corrupt("gw.nodes has a row that no gateway writes".to_owned());
     let first = rows.first().ok_or_else(|| StoreError::Region("the database holds no region".to_owned()))?;
     let epoch = u64::try_from(column::<i64>(first, 9)?).map_err(|_| invalid())?;
+    let key = keys.map(|keys| keys.named(column(first, 10)?)).transpose()?;
     // Without nodes there is one row, of the region alone.
     let has_node = |row: &&Row| !matches!(row.try_get::<_, Option<i16>>(0), Ok(None));
     let rows = rows.iter().filter(has_node).map(|row| {
         let node = read_row(row).ok_or_else(invalid)?;
-        if authenticator.is_none_or(|key| key.has_written(&node)) { Ok(node) } else { Err(forged_node(node.slot)) }
+        if key.as_ref().is_none_or(|key| key.authenticator.has_written(&node)) {
+            Ok(node)
+        } else {
+            Err(forged_node(node.slot))
+        }
     });
     Ok(Roster { epoch, rows: rows.collect::<Result<_, _>>()? })
 }

@@ -11,7 +11,8 @@ use super::{PostgresStore, column};
 
 const REPLACE: &str = "
     WITH repaired AS (
-        UPDATE gw.region SET revision = $1, last_change = $2::text::uuid, tag = $3 WHERE revision = $4 RETURNING revision
+        UPDATE gw.region SET revision = $1, last_change = $2::text::uuid, tag = $3 WHERE revision = $4 AND key_check = $6
+        RETURNING revision
     ), emptied AS (DELETE FROM gw.records USING repaired), forgotten AS (DELETE FROM gw.changes USING repaired),
     dropped AS (DELETE FROM gw.secrets USING repaired),
     false_entries AS (DELETE FROM gw.audit USING repaired WHERE number > $5)
@@ -34,6 +35,7 @@ impl PostgresStore {
     ) -> Result<(Position, Position), StoreError> {
         let refused = |problem: &str| StoreError::Region(format!("{problem}; nothing was changed"));
         let region = self.check()?;
+        let key = self.keys.in_use();
         if region.id != snapshot.position.origin {
             return Err(refused("the copy of the records is of another region"));
         }
@@ -53,14 +55,16 @@ impl PostgresStore {
         let revision = Revision(known.revision.0.max(found.min(bound)).max(audited.unwrap_or(0)) + 1);
         let repaired = Position { origin: region.id, revision, change: self.ids.next_id().to_string() };
         let mut set = RecordSet::at(repaired.clone());
-        let columns = RecordColumns::chunks(&records.into_vec(), self.codec(&repaired.origin), &mut set)?;
-        let sealed = self.codec(&repaired.origin).seal_all(secrets, &mut set)?;
-        let tag = self.authenticator.region(&repaired, set.sum());
+        let columns = RecordColumns::chunks(&records.into_vec(), key.codec(&repaired.origin), &mut set)?;
+        let sealed = key.codec(&repaired.origin).seal_all(secrets, &mut set)?;
+        let tag = key.authenticator.region(&repaired, set.sum());
         let detail = entry.detail.to_string();
         let is_repaired = self.engine.call(TRANSFER, async |session: &mut Session| {
             let transaction = session.client.transaction().await?;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
-            if transaction.execute(REPLACE, &[&revision.0, &repaired.change, &&tag[..], &found, &bound]).await? == 0 {
+            let replace: [&(dyn ToSql + Sync); 6] =
+                [&revision.0, &repaired.change, &&tag[..], &found, &bound, &key.check];
+            if transaction.execute(REPLACE, &replace).await? == 0 {
                 return Ok(false);
             }
             for chunk in &columns {
@@ -83,7 +87,7 @@ impl PostgresStore {
         let Snapshot { mut position, mut records, .. } = snapshot;
         // Changes are read from a known position on. Its digest is not needed here.
         self.source.known.forget();
-        self.source.known.load(RecordSet::at(position.clone()));
+        self.source.known.load(RecordSet::at(position.clone()), self.keys.in_use().index);
         loop {
             let changes = match self.changes_after(&position) {
                 Ok(History::Changes(changes)) if changes.is_empty() => break,

@@ -10,8 +10,9 @@ use super::super::{Position, Revision, StoreError, document};
 use super::authenticity::Authenticator;
 use super::column;
 use super::engine::{CALL, Engine, Session};
+use super::keys::{StoreKeys, other_key};
 use super::nodes;
-use crate::region::RegionKey;
+use crate::region::{RegionKey, RegionKeys};
 
 /// Oldest server, as of `server_version_num`.
 pub(super) const SERVER_LEAST: i32 = 150_000;
@@ -86,6 +87,8 @@ pub(super) const MIGRATIONS: &[&str] = &[
     -- Nodes that follow load all records once.
     DELETE FROM gw.changes;
 ",
+    // Which region keys the process of a node has: see `StoreKeys::proofs`.
+    "ALTER TABLE gw.nodes ADD COLUMN key_proofs bytea",
 ];
 
 /// Version of the tables whose rows are authenticated. The check of the region key differs from earlier versions, so that
@@ -131,7 +134,7 @@ pub(super) fn create(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result
 pub(super) fn check(
     engine: &mut Engine,
     apex: &str,
-    key: &RegionKey,
+    keys: &StoreKeys,
     had_tags: bool,
 ) -> Result<RegionIdentity, StoreError> {
     check_server(engine)?;
@@ -148,31 +151,29 @@ pub(super) fn check(
         return Err(StoreError::Forged { what, count: 1 });
     }
     if found < known {
-        migrate(engine, apex, key)?;
+        migrate(engine, apex, keys.all())?;
     }
     let row = engine.call(CALL, async |session: &mut Session| {
         session.client.query_one("SELECT id::text, name, key_check, revision FROM gw.region", &[]).await
     })?;
-    belongs_to(apex, key, known, column(&row, 1)?, column(&row, 2)?)?;
+    let key = belongs_to(apex, keys.all(), known, column(&row, 1)?, column(&row, 2)?)?;
+    keys.use_key(key);
     Ok(RegionIdentity { id: column(&row, 0)?, revision: Revision(column(&row, 3)?) })
 }
 
 /// Checks that a database with tables of version `schema`, the region `name` and this check of its key belongs to the
-/// region with this apex and key.
+/// region with this apex and one of the accepted `keys`. Returns the index of that key.
 pub(super) fn belongs_to(
     apex: &str,
-    key: &RegionKey,
+    keys: &RegionKeys,
     schema: usize,
     name: &str,
     check: &str,
-) -> Result<(), StoreError> {
+) -> Result<usize, StoreError> {
     if name != apex {
         return Err(StoreError::Region(format!("the database belongs to region {name}, but this node is of {apex}")));
     }
-    if check != key_check(key, apex, schema) {
-        return Err(StoreError::Region("the region key differs from the key of the other nodes".to_owned()));
-    }
-    Ok(())
+    keys.accepted().iter().position(|key| check == key_check(key, apex, schema)).ok_or_else(other_key)
 }
 
 /// Whether this program can use tables of version `found`, also of the next version: nodes are upgraded one after another.
@@ -189,13 +190,13 @@ pub(super) fn refuse_older(engine: &mut Engine) -> Result<(), StoreError> {
     }
 }
 
-fn migrate(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<(), StoreError> {
+fn migrate(engine: &mut Engine, apex: &str, keys: &RegionKeys) -> Result<(), StoreError> {
     engine.call(CALL * 60, async |session: &mut Session| {
         let transaction = session.client.transaction().await?;
         transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
         transaction.batch_execute(LOCK).await?;
         let row = transaction.query_one("SELECT schema, name, key_check FROM gw.region", &[]).await?;
-        let found = match version_of_own_region(&row, apex, key) {
+        let (found, key) = match version_of_own_region(&row, apex, keys) {
             Ok(found) => found,
             Err(error) => return Ok(Err(error)),
         };
@@ -217,11 +218,15 @@ fn migrate(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<(), Store
     })?
 }
 
-/// The version of the tables whose row of `gw.region` begins with schema, name and check of the key.
-fn version_of_own_region(region: &Row, apex: &str, key: &RegionKey) -> Result<usize, StoreError> {
+/// The version of the tables whose row of `gw.region` begins with schema, name and check of the key, and that key.
+fn version_of_own_region<'a>(
+    region: &Row,
+    apex: &str,
+    keys: &'a RegionKeys,
+) -> Result<(usize, &'a RegionKey), StoreError> {
     let found = usize::try_from(column::<i32>(region, 0)?).unwrap_or(0);
-    belongs_to(apex, key, found, column(region, 1)?, column(region, 2)?)?;
-    Ok(found)
+    let key = belongs_to(apex, keys, found, column(region, 1)?, column(region, 2)?)?;
+    Ok((found, &keys.accepted()[key]))
 }
 
 /// Fails if the record of a row has another name than the row: it would come back after it was deleted.
@@ -311,7 +316,7 @@ pub(super) fn schema_version(engine: &mut Engine) -> Result<Option<usize>, Store
 }
 
 /// Recognises the region key without revealing it, in tables of version `schema`.
-fn key_check(key: &RegionKey, apex: &str, schema: usize) -> String {
+pub(super) fn key_check(key: &RegionKey, apex: &str, schema: usize) -> String {
     let purpose = if schema < AUTHENTICATED { "gw region key check 1" } else { "gw region key check 2" };
     STANDARD.encode(hmac::sign(&key.derive(purpose), apex.as_bytes()))
 }

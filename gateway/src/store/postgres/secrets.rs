@@ -16,7 +16,8 @@ pub(super) const FIND_SECRET: &str = "SELECT sealed FROM gw.secrets WHERE name =
 
 /// The secret, and the position that it is of.
 const FIND_AT_POSITION: &str = "
-    SELECT id::text, revision, coalesce(last_change::text, ''), (SELECT sealed FROM gw.secrets WHERE name = $1)
+    SELECT id::text, revision, coalesce(last_change::text, ''), (SELECT sealed FROM gw.secrets WHERE name = $1),
+        key_check
     FROM gw.region";
 
 impl PostgresStore {
@@ -59,11 +60,12 @@ impl PostgresStore {
                 continue;
             }
             let sealed: Option<&str> = column(&row, 3)?;
-            let element = sealed.map(|sealed| self.authenticator.secret(&position.origin, name, sealed));
+            let key = self.keys.named(column(&row, 4)?)?;
+            let element = sealed.map(|sealed| key.authenticator.secret(&position.origin, name, sealed));
             if element != self.source.known.element(&SetMember::Secret(name.to_owned())) {
                 return Err(forged_secret(name));
             }
-            return sealed.map(|sealed| self.sealer.open(name, sealed)).transpose();
+            return sealed.map(|sealed| key.sealer.open(name, sealed)).transpose();
         }
         Err(StoreError::Stale)
     }
@@ -77,7 +79,8 @@ impl PostgresStore {
     /// Stores or deletes a secret as a change of its own.
     fn change_secret(&mut self, name: &str, secret: Option<&[u8]>) -> Result<(), StoreError> {
         let after = self.known_position()?;
-        let sealed = secret.map(|secret| self.sealer.seal(name, secret)).transpose()?;
+        let key = self.keys.in_use();
+        let sealed = secret.map(|secret| key.sealer.seal(name, secret)).transpose()?;
         let action = if sealed.is_some() { "region.secret.create" } else { "region.secret.delete" };
         let entry = AuditEntry {
             at: Timestamp::now(),
@@ -87,9 +90,9 @@ impl PostgresStore {
             target: name.to_owned(),
             detail: serde_json::json!({}),
         };
-        let steps = FinalSteps::of_secret(name, sealed, self.codec(&after.origin));
+        let steps = FinalSteps::of_secret(name, sealed, key.codec(&after.origin));
         let deadline = Instant::now() + COMMIT;
-        Limited::until(deadline, self).0.commit_by(deadline, &after, steps, &entry).map(drop)
+        Limited::until(deadline, self).0.commit_by(deadline, &after, steps, &key, &entry).map(drop)
     }
 
     /// The position of the known records; loads them if they are not known.

@@ -48,7 +48,7 @@ use self::search::{Search, WORK_MAX};
 use self::writer::Writer;
 use crate::clock::Timestamp;
 use crate::page::Page;
-use crate::region::{NodeSlot, RegionKey};
+use crate::region::{NodeSlot, RegionKeys};
 
 pub use access_log::{AccessLogStats, AccessLogTarget};
 pub(crate) use capturing::{CaptureBudget, Capturing};
@@ -186,12 +186,12 @@ impl RequestLog {
     pub fn archive_to(
         &self,
         settings: &ArchiveSettings,
-        key: &RegionKey,
+        keys: &RegionKeys,
         apex: &str,
         node: NodeSlot,
     ) -> Result<(), ArchiveError> {
         if self.archiving.get().is_none() {
-            let archive = Arc::new(Archive::with_clock(settings, key, apex, self.now.clone())?);
+            let archive = Arc::new(Archive::with_clock(settings, keys, apex, self.now.clone())?);
             let (folder, rate) = (self.folder.clone(), settings.bytes_per_second);
             let uploading = Uploading::start(folder, node, Arc::clone(&archive), rate).map_err(LogError::from)?;
             // A value set by another thread since stays, and this one is dropped.

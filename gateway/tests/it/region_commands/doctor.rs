@@ -57,7 +57,7 @@ fn doctor_looks_at_the_region_and_its_key() {
     for check in ["store", "store: version", "store: primary", "store: durability", "store: notifications"] {
         assert_eq!(look(check).verdict, "ok", "{:?}", look(check));
     }
-    assert_finding(&look("region"), "ok", "eu1.gw.localhost, revision 0, schema 3", "");
+    assert_finding(&look("region"), "ok", "eu1.gw.localhost, revision 0, schema 4", "");
     assert_finding(&look("region key"), "ok", "is the key of the region", "");
     assert_finding(&look("records"), "ok", "0 records, all authentic", "");
     server.sql("INSERT INTO gw.records VALUES ('account', 'acme', '{}', 1, '')");

@@ -192,6 +192,23 @@ impl Postgres {
         self.folder.path().join("region.key")
     }
 
+    pub(crate) fn next_key_file(&self) -> PathBuf {
+        self.folder.path().join("next.key")
+    }
+
+    /// Makes a next key of the region, which later configurations and sources have.
+    pub(crate) fn make_next_key(&self) {
+        RegionKey::create(&self.next_key_file()).unwrap();
+    }
+
+    /// Makes the next key the only one of later configurations and sources. Returns the file of the earlier key.
+    pub(crate) fn exchange_keys(&self) -> PathBuf {
+        let earlier = self.folder.path().join("earlier.key");
+        fs::rename(self.key_file(), &earlier).unwrap();
+        fs::rename(self.next_key_file(), self.key_file()).unwrap();
+        earlier
+    }
+
     pub(crate) fn source(&self, node: &str) -> PostgresSource {
         self.source_at(&self.url(), node)
     }
@@ -200,7 +217,7 @@ impl Postgres {
         PostgresSource {
             settings: PostgresSettings::new(url, None, None).unwrap(),
             apex: APEX.to_owned(),
-            key: RegionKey::load(&self.key_file()).unwrap(),
+            keys: self.config(Path::new("/nowhere")).region_keys().unwrap().unwrap(),
             node: node.to_owned(),
             lock: self.folder.path().join(format!("{node}.lock")),
             known: KnownRecords::default(),
@@ -211,15 +228,19 @@ impl Postgres {
     pub(crate) fn config(&self, data_dir: &Path) -> Config {
         let mut config = Config::parse(&config_text(data_dir, 0), |_| None).unwrap();
         assert_eq!(config.region.apex(), APEX);
-        config.store = StoreSettings::Postgres(self.source("node").settings);
+        config.store = StoreSettings::Postgres(PostgresSettings::new(&self.url(), None, None).unwrap());
         config.region_key = Some(self.key_file());
+        config.region_key_next = Some(self.next_key_file()).filter(|file| file.exists());
         config
     }
 
     /// The configuration of [`Self::config`] as text.
     pub(crate) fn config_text(&self, data_dir: &Path) -> String {
-        let key = self.key_file();
-        format!("{}store = \"{}\"\nregion_key = \"{}\"\n", config_text(data_dir, 0), self.url(), key.display())
+        let key = |setting: &str, file: PathBuf| format!("{setting} = \"{}\"\n", file.display());
+        let next = self.next_key_file();
+        let next = if next.exists() { key("region_key_next", next) } else { String::new() };
+        let store = self.url();
+        format!("{}store = \"{store}\"\n{}{next}", config_text(data_dir, 0), key("region_key", self.key_file()))
     }
 
     /// A proxy in front of the server that can lose replies.

@@ -3,7 +3,7 @@
 use super::s3::Bucket;
 use super::seal::Sealing;
 use super::{ArchiveError, ArchiveSettings};
-use crate::region::RegionKey;
+use crate::region::RegionKeys;
 
 /// Step of the check, for its advice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,13 +15,13 @@ pub(crate) enum Step {
 }
 
 /// Writes, lists, reads and deletes a small object. Returns the place of the archive, or the step that failed.
-pub(crate) fn check(settings: &ArchiveSettings, key: &RegionKey, apex: &str) -> Result<String, (Step, ArchiveError)> {
+pub(crate) fn check(settings: &ArchiveSettings, keys: &RegionKeys, apex: &str) -> Result<String, (Step, ArchiveError)> {
     const CONTENT: &[u8] = b"written by gw-gateway doctor";
     let bucket = Bucket::new(settings).map_err(|error| (Step::Write, error))?;
     let folder = format!("{apex}/doctor");
     let name = format!("{folder}/{}", gw_shared::id::RequestIds::new().next_id());
     let at = |step| move |error| (step, error);
-    let key = Sealing::new(key).object(&name).map_err(at(Step::Write))?;
+    let key = Sealing::new(keys).object(&name).map_err(at(Step::Write))?;
     let mut sealed = Vec::new();
     key.seal(0, CONTENT.to_vec(), &mut sealed).map_err(at(Step::Write))?;
     bucket.put(&name, sealed).map_err(at(Step::Write))?;

@@ -39,7 +39,7 @@ use super::view::{BodyView, RequestView, SearchQuery, Side};
 use super::{CapturedRequest, LogError};
 use crate::clock::Timestamp;
 use crate::page::Page;
-use crate::region::{NodeSlot, RegionKey};
+use crate::region::{NodeSlot, RegionKeys};
 
 pub(crate) use self::check::{Step, check};
 pub use self::settings::ArchiveSettings;
@@ -96,29 +96,29 @@ pub enum ArchiveError {
 
 impl Archive {
     /// Opens the archive of the region with this apex. Connects when it is first used.
-    pub fn open(settings: &ArchiveSettings, key: &RegionKey, apex: &str) -> Result<Self, ArchiveError> {
-        Self::open_at(settings, key, apex, Timestamp::now)
+    pub fn open(settings: &ArchiveSettings, keys: &RegionKeys, apex: &str) -> Result<Self, ArchiveError> {
+        Self::open_at(settings, keys, apex, Timestamp::now)
     }
 
     /// Like [`Self::open`], with another clock.
     pub fn open_at(
         settings: &ArchiveSettings,
-        key: &RegionKey,
+        keys: &RegionKeys,
         apex: &str,
         now: impl Fn() -> Timestamp + Send + Sync + 'static,
     ) -> Result<Self, ArchiveError> {
-        Self::with_clock(settings, key, apex, Now(Arc::new(now)))
+        Self::with_clock(settings, keys, apex, Now(Arc::new(now)))
     }
 
     pub(super) fn with_clock(
         settings: &ArchiveSettings,
-        key: &RegionKey,
+        keys: &RegionKeys,
         apex: &str,
         now: Now,
     ) -> Result<Self, ArchiveError> {
         Ok(Self {
             bucket: Bucket::new(settings)?,
-            sealing: Sealing::new(key),
+            sealing: Sealing::new(keys),
             region: apex.to_owned(),
             now,
             counters: Arc::default(),
@@ -185,7 +185,7 @@ impl Archive {
     }
 
     fn opened(&self, path: &str, offset: u64, sealed: Vec<u8>) -> Result<Vec<u8>, ArchiveError> {
-        let opened = self.sealing.object(path)?.open(offset, sealed);
+        let opened = self.sealing.open(path, offset, &sealed);
         if opened.is_err() {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
         }

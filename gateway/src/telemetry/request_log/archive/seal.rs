@@ -7,7 +7,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use aws_lc_rs::hmac;
 
 use super::ArchiveError;
-use crate::region::RegionKey;
+use crate::region::{DerivedKeys, RegionKey, RegionKeys};
 
 /// Name of the key that the keys of objects are derived from.
 const PURPOSE: &str = "gw archive 1";
@@ -17,8 +17,11 @@ const TAG_LEN: usize = 16;
 /// Bytes that sealing adds.
 pub(super) const OVERHEAD: usize = 1 + NONCE_LEN + TAG_LEN;
 
-/// Key of all objects.
-pub(super) struct Sealing(hmac::Key);
+/// Keys of all objects: sealed with the region key in use, opened with each that this node has.
+pub(super) struct Sealing {
+    accepted: DerivedKeys<hmac::Key>,
+    previous: Option<hmac::Key>,
+}
 
 /// Key of one object.
 pub(super) struct ObjectKey {
@@ -27,20 +30,33 @@ pub(super) struct ObjectKey {
 }
 
 impl Sealing {
-    pub(super) fn new(key: &RegionKey) -> Self {
-        Self(key.derive(PURPOSE))
+    pub(super) fn new(keys: &RegionKeys) -> Self {
+        let derive = |key: &RegionKey| key.derive(PURPOSE);
+        Self { accepted: keys.derive(derive), previous: keys.previous().map(derive) }
     }
 
-    /// Key of the object with the whole name `name`.
+    /// Key that seals the object with the whole name `name`.
     pub(super) fn object(&self, name: &str) -> Result<ObjectKey, ArchiveError> {
-        let derived = hmac::sign(&self.0, name.as_bytes());
-        let key = RandomizedNonceKey::new(&AES_256_GCM, derived.as_ref());
-        let key = key.map_err(|_| ArchiveError::Seal(name.to_owned()))?;
-        Ok(ObjectKey { key, name: name.to_owned() })
+        ObjectKey::new(self.accepted.in_use(), name)
+    }
+
+    /// Opens the part at `offset` of an object that was sealed with any of the keys.
+    pub(super) fn open(&self, name: &str, offset: u64, sealed: &[u8]) -> Result<Vec<u8>, ArchiveError> {
+        let refused = || ArchiveError::Refused(name.to_owned());
+        let mut keys = self.accepted.all().iter().chain(&self.previous);
+        keys.find_map(|key| ObjectKey::new(key, name).and_then(|key| key.open(offset, sealed.to_vec())).ok())
+            .ok_or_else(refused)
     }
 }
 
 impl ObjectKey {
+    fn new(key: &hmac::Key, name: &str) -> Result<Self, ArchiveError> {
+        let derived = hmac::sign(key, name.as_bytes());
+        let key = RandomizedNonceKey::new(&AES_256_GCM, derived.as_ref());
+        let key = key.map_err(|_| ArchiveError::Seal(name.to_owned()))?;
+        Ok(Self { key, name: name.to_owned() })
+    }
+
     /// Appends the sealed `part` to `out`. `offset` is the position of the part in the object.
     pub(super) fn seal(&self, offset: u64, mut part: Vec<u8>, out: &mut Vec<u8>) -> Result<(), ArchiveError> {
         let nonce = self.key.seal_in_place_append_tag(Aad::from(offset.to_be_bytes()), &mut part);
@@ -71,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_part_opens_under_its_name_offset_and_key_only() {
-        let sealing = |byte| Sealing::new(&RegionKey::new([byte; 32]));
+        let sealing = |byte| Sealing::new(&RegionKey::new([byte; 32]).into());
         let mut sealed = Vec::new();
         sealing(1).object("a").unwrap().seal(7, b"content".to_vec(), &mut sealed).unwrap();
         assert_eq!(sealed.len(), b"content".len() + OVERHEAD);
@@ -88,5 +104,21 @@ mod tests {
             assert!(open(1, "a", 7, &changed).is_err(), "byte {at}");
             assert!(open(1, "a", 7, &sealed[..at]).is_err(), "{at} bytes");
         }
+    }
+
+    #[test]
+    fn objects_of_the_previous_key_open_and_none_are_sealed_with_it() {
+        let [old, new, other] = [1, 2, 3].map(|byte| RegionKey::new([byte; 32]));
+        let sealed = |keys: &RegionKeys| {
+            let mut sealed = Vec::new();
+            Sealing::new(keys).object("a").unwrap().seal(0, b"content".to_vec(), &mut sealed).unwrap();
+            sealed
+        };
+        let after = RegionKeys::new(new.clone(), None, Some(old.clone()));
+        let [by_old, by_new] = [&old.into(), &after].map(sealed);
+        let open = |keys: &RegionKeys, sealed: &[u8]| Sealing::new(keys).open("a", 0, sealed).ok();
+        assert_eq!([&by_old, &by_new].map(|sealed| open(&after, sealed)), [(); 2].map(|()| Some(b"content".to_vec())));
+        assert_eq!((open(&new.clone().into(), &by_old), open(&new.into(), &by_new).is_some()), (None, true));
+        assert_eq!(open(&other.into(), &by_new), None);
     }
 }
