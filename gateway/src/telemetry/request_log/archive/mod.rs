@@ -171,7 +171,7 @@ impl Archive {
         }
         let path = name.path(&self.region, Kind::Blocks);
         let Some(sealed) = self.bucket.get(&path, None)? else { return Ok(None) };
-        let content = Arc::new(self.opened(&path, 0, sealed)?);
+        let content = Arc::new(self.opened(&path, 0, &sealed)?);
         self.cache().put(name.clone(), Arc::clone(&content));
         Ok(Some(content))
     }
@@ -181,11 +181,11 @@ impl Archive {
         let path = name.path(&self.region, Kind::Bodies);
         let offset = range.start;
         let Some(sealed) = self.bucket.get(&path, Some(range))? else { return Ok(None) };
-        self.opened(&path, offset, sealed).map(Some)
+        self.opened(&path, offset, &sealed).map(Some)
     }
 
-    fn opened(&self, path: &str, offset: u64, sealed: Vec<u8>) -> Result<Vec<u8>, ArchiveError> {
-        let opened = self.sealing.open(path, offset, &sealed);
+    fn opened(&self, path: &str, offset: u64, sealed: &[u8]) -> Result<Vec<u8>, ArchiveError> {
+        let opened = self.sealing.open(path, offset, sealed);
         if opened.is_err() {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
         }
