@@ -22,7 +22,7 @@ const PLACEHOLDERS: [(&str, &str); 5] = [
 ];
 
 /// Programs of others. Their own options are not checked.
-const OTHERS: [&str; 28] = [
+const OTHERS: [&str; 29] = [
     "age",
     "cat",
     "cd",
@@ -38,6 +38,7 @@ const OTHERS: [&str; 28] = [
     "grpcurl",
     "install",
     "jq",
+    "openssl",
     "pg_basebackup",
     "pg_ctlcluster",
     "pg_dump",
@@ -266,7 +267,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 40] = [
+const NOT_RUN: [(&str, &str, &str); 42] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/agent.md", "gw-agent http", "the page enrolls the machine by other commands; docs/quickstart.md runs it"),
     ("docs/backup.md", "set -o pipefail", "age, and the key of a reader"),
@@ -300,6 +301,8 @@ const NOT_RUN: [(&str, &str, &str); 40] = [
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region drain", REGION),
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region remove", REGION),
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region repair", REGION),
+    ("docs/region.md", "   openssl rand -hex 32 | sudo install", REGION),
+    ("docs/region.md", "   sudo --user gw-gateway gw-gateway region rekey", REGION),
     ("docs/region.md", "sudo systemctl kill", REGION),
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region forget", REGION),
     ("docs/region.md", "sudo -u postgres pg_dump", REGION),

@@ -61,6 +61,8 @@ pub const VARIABLES: &[&str] = &[
     "GW_REFILL_PER_MINUTE",
     "GW_REGION",
     "GW_REGION_KEY",
+    "GW_REGION_KEY_NEXT",
+    "GW_REGION_KEY_PREVIOUS",
     "GW_RELAY_MEMORY_MIB",
     "GW_SEAL_KEY",
     "GW_SIGNING_KEY_DAYS",
