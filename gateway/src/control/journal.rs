@@ -330,7 +330,7 @@ mod tests {
     use crate::store::{RecordId, Revision};
 
     fn sealer() -> Sealer {
-        Sealer::new(&RegionKey::new([7; 32])).unwrap()
+        Sealer::new(&RegionKey::new([7; 32]).into()).unwrap()
     }
 
     fn at(revision: i64) -> Position {
@@ -409,7 +409,7 @@ mod tests {
         fs::write(&path, [&whole[..ends[0]], &whole].concat()).unwrap();
         assert_eq!(known_after(&folder, 1), [2]);
         fs::write(&path, &whole).unwrap();
-        let other = Sealer::new(&RegionKey::new([8; 32])).unwrap();
+        let other = Sealer::new(&RegionKey::new([8; 32]).into()).unwrap();
         assert!(changes_after(&other, &whole, &at(1)).is_empty());
         // The next process begins the file again: its changes need not follow those of this one.
         let next = journal(&folder);

@@ -57,7 +57,7 @@ impl Control {
         )?;
         let journal = match &store_source {
             StoreSource::Sqlite(..) => None,
-            StoreSource::Postgres(source) => Some(Journal::new(&config.data_dir, Sealer::new(&source.key)?)),
+            StoreSource::Postgres(source) => Some(Journal::new(&config.data_dir, Sealer::new(&source.keys)?)),
         };
         let (applied, _) = watch::channel(snapshot.position.revision);
         let look_for_changes = Arc::<Notify>::default();
