@@ -200,8 +200,8 @@ impl Control {
             History::Changes(changes) => self.apply(changes),
             History::Forgotten => {
                 let snapshot = store.load()?;
-                if snapshot.position.revision > self.position().revision {
-                    self.replace(snapshot);
+                if snapshot.position.revision > position.revision {
+                    self.replace(&position, snapshot);
                 }
             }
             History::Replaced => {
@@ -211,7 +211,7 @@ impl Control {
                     now = snapshot.position.revision.0,
                     "the database was replaced or restored from a backup: using its records"
                 );
-                self.replace(snapshot);
+                self.replace(&position, snapshot);
             }
         }
         Ok(true)
@@ -241,9 +241,13 @@ impl Control {
         self.applied.send_replace(state.position.revision);
     }
 
-    /// Replaces all records and publishes them.
-    pub(super) fn replace(&self, snapshot: Snapshot) {
+    /// Replaces all records and publishes them, unless the position is not `before` any more: what another thread has applied
+    /// meanwhile can be newer than the snapshot.
+    pub(super) fn replace(&self, before: &Position, snapshot: Snapshot) {
         let mut state = self.state();
+        if state.position != *before {
+            return;
+        }
         state.replace(snapshot, &self.region, self.workers.count());
         if let Some(journal) = &self.journal {
             journal.break_off();

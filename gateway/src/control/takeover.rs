@@ -70,11 +70,9 @@ impl Control {
     /// Publishes the records received from the process that now has the store.
     pub(crate) fn follow_records(&self, records: Vec<StoredRecord>) {
         if !self.has_store() {
-            self.replace(Snapshot {
-                position: self.position(),
-                records: records.into_iter().collect(),
-                recent: Vec::new(),
-            });
+            let position = self.position();
+            let records = records.into_iter().collect();
+            self.replace(&position, Snapshot { position: position.clone(), records, recent: Vec::new() });
         }
     }
 }
