@@ -23,7 +23,7 @@ const REFUSE_AFTER_SECONDS: u64 = 10;
 const RATE: u32 = 150;
 const CALLERS: u32 = 8;
 const BURST: usize = 20;
-const REFUSAL: &str = "another node refuses the state of this one";
+const REFUSAL: &str = "another node refuses the messages of this one";
 const REJOINED_WITHIN: Duration = Duration::from_secs(30);
 
 pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
