@@ -19,6 +19,7 @@ use super::journal::{self, Journal};
 use super::{Control, ControlError};
 use crate::clock::ClockWatch;
 use crate::freeze::AwaitedRead;
+use crate::region::Roster;
 use crate::store::{
     Position, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, StoreError, StoreSource, StoredRecord,
 };
@@ -141,6 +142,11 @@ impl Control {
         let control = Arc::clone(self);
         let flush = move || control.journal.as_ref().is_none_or(|journal| journal.flush().is_ok());
         tokio::task::spawn_blocking(flush).await.unwrap_or(false)
+    }
+
+    /// The nodes of the region as PostgreSQL has them now; `None` with SQLite, and if it does not answer.
+    pub(crate) fn nodes_now(&self) -> Option<Roster> {
+        self.store().as_mut()?.nodes().ok().flatten()
     }
 
     /// The revision of the records.

@@ -28,7 +28,7 @@ use crate::control::{Control, ViewApplied};
 use crate::ownership::WorkerId;
 use crate::region::{
     Action, Call, CallResult, CarriedMembership, Event, Isolation, Member, Membership, NodeConfig, NodeRow, NodeSlot,
-    NodeState, PeerState, RegionSignals, RegionStatus, Statement, StopReason, View,
+    NodeState, PeerState, RegionSignals, RegionStatus, Roster, Statement, StopReason, View,
 };
 use crate::store::{PostgresStore, StoreError};
 
@@ -65,7 +65,7 @@ enum Input {
     /// A probe of this session has ended.
     Probed(u128, Option<Verdict>),
     Status(Sender<RegionStatus>),
-    Others(Sender<OtherNodes>),
+    Others(Option<Roster>, Sender<OtherNodes>),
     Leave,
     /// End, and leave the membership to another process.
     HandOver(Sender<Option<CarriedMembership>>),
@@ -110,10 +110,10 @@ impl RegionInputs {
         Some(status)
     }
 
-    /// The other nodes, as far as this node knows. `None` if the loop does not answer.
-    pub(crate) fn others(&self) -> Option<OtherNodes> {
+    /// The other nodes, as far as this node knows, and those that only `newer` has. `None` if the loop does not answer.
+    pub(crate) fn others(&self, newer: Option<Roster>) -> Option<OtherNodes> {
         let (reply, answer) = bounded(1);
-        self.send(Input::Others(reply));
+        self.send(Input::Others(newer, reply));
         answer.recv_timeout(ANSWER_WITHIN).ok()
     }
 
@@ -417,8 +417,8 @@ impl Driver {
                 // Fails if the answer comes too late.
                 let _ = reply.try_send(status);
             }
-            Input::Others(reply) => {
-                let others = self.dead.others(self.machine.roster(), self.machine.session(), now);
+            Input::Others(newer, reply) => {
+                let others = self.dead.others(self.machine.roster(), newer.as_ref(), self.machine.session(), now);
                 let _ = reply.try_send(others);
             }
             Input::Leave => self.machine.leave(),

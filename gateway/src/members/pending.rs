@@ -60,12 +60,15 @@ impl DeadNodes {
         }
     }
 
-    /// The nodes other than that of the session `own`.
-    pub(super) fn others(&mut self, roster: &Roster, own: u128, now: Instant) -> OtherNodes {
+    /// The nodes other than that of the session `own`. `newer` are rows that were read since, if any: this node may not know yet of
+    /// one that has just joined.
+    pub(super) fn others(&mut self, roster: &Roster, newer: Option<&Roster>, own: u128, now: Instant) -> OtherNodes {
         self.note(roster, now);
         let others = || roster.rows.iter().filter(|row| row.session != own);
+        let new = newer.into_iter().flat_map(|newer| &newer.rows);
+        let new = new.filter(|row| row.session != own && roster.session(row.session).is_none());
         OtherNodes {
-            alive: others().filter(|row| !row.state.is_over()).map(NodeRow::member).collect(),
+            alive: others().chain(new).filter(|row| !row.state.is_over()).map(NodeRow::member).collect(),
             dead: others().filter(|row| is_dead(row) && self.may_serve(row, now)).map(|row| row.slot).collect(),
         }
     }
@@ -118,7 +121,7 @@ mod tests {
     fn dead_nodes_are_named_and_not_asked() {
         use NodeState::{Dead, Draining, Joining, Left, Live};
         let roster = roster(&[Live, Live, Joining, Draining, Dead, Left]);
-        let others = DeadNodes::default().others(&roster, OWN, Instant::now());
+        let others = DeadNodes::default().others(&roster, None, OWN, Instant::now());
         assert_eq!(others.alive.iter().map(|member| member.slot.get()).collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(others.dead, [slot(4)]);
         assert_eq!(others.pending(&[]).unwrap(), "4;dead");
@@ -128,13 +131,22 @@ mod tests {
     }
 
     #[test]
+    fn nodes_that_this_one_does_not_know_yet_are_asked() {
+        use NodeState::{Dead, Joining, Live};
+        let (known, newer) = (roster(&[Live, Live]), roster(&[Live, Dead, Joining, Dead]));
+        let others = DeadNodes::default().others(&known, Some(&newer), OWN, Instant::now());
+        assert_eq!(others.alive.iter().map(|member| member.slot.get()).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(others.dead, []);
+    }
+
+    #[test]
     fn a_dead_node_is_named_until_it_refuses_requests_by_itself() {
         let (mut dead, start) = (DeadNodes::default(), Instant::now());
         let (alive, over) = (roster(&[NodeState::Live, NodeState::Live]), roster(&[NodeState::Live, NodeState::Dead]));
         dead.told(OWN + 1, Some(60 * SECOND), &alive);
         dead.told(OWN + 2, Some(60 * SECOND), &alive);
         assert_eq!(dead.max_staleness.len(), 1, "a session without a row");
-        let is_named = |dead: &mut DeadNodes, at: Duration| !dead.others(&over, OWN, start + at).dead.is_empty();
+        let is_named = |dead: &mut DeadNodes, at: Duration| !dead.others(&over, None, OWN, start + at).dead.is_empty();
         assert!(is_named(&mut dead, Duration::ZERO) && is_named(&mut dead, 76 * SECOND));
         assert!(!is_named(&mut dead, 77 * SECOND), "60 s, a fifth more, and 5 s");
         // The same slot with another process.

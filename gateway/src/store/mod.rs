@@ -40,6 +40,7 @@ pub use source::{PostgresSource, StoreSource};
 pub use sqlite::SqliteStore;
 
 use crate::clock::Timestamp;
+use crate::region::Roster;
 
 /// Durable storage of records and of the audit log.
 pub trait Store: Send {
@@ -52,6 +53,10 @@ pub trait Store: Send {
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError>;
     /// Returns entries of the audit log, the newest first.
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
+    /// The nodes that share the store; `None` with SQLite.
+    fn nodes(&mut self) -> Result<Option<Roster>, StoreError> {
+        Ok(None)
+    }
 }
 
 /// Number of a committed change. It is also the number of the change's entry in the audit log.

@@ -1,5 +1,7 @@
 //! Changes, which are answered when all nodes keep them.
 
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
@@ -44,7 +46,12 @@ impl Admin {
     pub(in crate::admin) async fn nodes_behind(&self, position: &Position) -> (OtherNodes, Vec<NodeSlot>) {
         let placement = self.control.local_node().placement();
         let others = match self.region.clone() {
-            Some(region) => tokio::task::spawn_blocking(move || region.others()).await.ok().flatten(),
+            Some(region) => {
+                let control = Arc::clone(&self.control);
+                // The rows are read after the change: a node that has joined since has read it, or is asked.
+                let others = tokio::task::spawn_blocking(move || region.others(control.nodes_now()));
+                others.await.ok().flatten()
+            }
             None => Some(OtherNodes::default()),
         };
         // If the membership does not answer, the members that it knew last are asked.

@@ -46,6 +46,7 @@ use super::{
     StoreError,
 };
 use crate::clock::Timestamp;
+use crate::region::{Roster, Statement};
 
 /// Longest commit with all of its attempts.
 const COMMIT: Duration = Duration::from_millis(1800);
@@ -417,6 +418,10 @@ impl Store for PostgresStore {
 
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
         self.entries(query)?.iter().map(read_entry).collect()
+    }
+
+    fn nodes(&mut self) -> Result<Option<Roster>, StoreError> {
+        self.run(&Statement::Read).map(|(_, roster)| Some(roster))
     }
 }
 

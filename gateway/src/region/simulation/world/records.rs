@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::super::super::engine::NodeState;
+use super::super::super::engine::{NodeRow, NodeState};
 use super::super::super::placement::NodeSlot;
 use super::super::engine::Mode;
 use super::super::random::Random;
@@ -66,7 +66,7 @@ struct Revocation {
     asked: Duration,
     /// Slots whose nodes do not say that they have the change.
     pending: BTreeSet<NodeSlot>,
-    /// Processes that the committing node knew by its newest roster.
+    /// Processes with a row when the change was committed.
     known: BTreeSet<u128>,
     replied: Option<Duration>,
 }
@@ -205,7 +205,11 @@ impl World {
         if !is_member || !self.reads_engine(host) || self.engine.mode != Mode::Up {
             return;
         }
-        let (own, roster) = (process.machine.session(), process.machine.roster().clone());
+        let (own, known_rows) = (process.machine.session(), process.machine.roster().rows.clone());
+        // The rows are read after the commit: the host may not know of a node that has just joined.
+        let mut rows = self.engine.roster().rows;
+        let is_new = |row: &NodeRow| self.engine.roster().session(row.session).is_none();
+        rows.extend(known_rows.into_iter().filter(is_new));
         self.records.last_change += 1;
         let (change, history) = (self.records.last_change, &mut self.records.history);
         history.push(change);
@@ -214,7 +218,7 @@ impl World {
         // No read that began before the commit, or at the same time, replaces it.
         self.changes_were_read(host, number, self.now + Duration::from_micros(1), history);
         let (mut pending, mut known) = (BTreeSet::new(), BTreeSet::new());
-        for row in roster.rows {
+        for row in rows {
             known.insert(process_of(row.session));
             // A dead node may serve on. It is not asked.
             let is_dead = row.state == NodeState::Dead;
@@ -318,7 +322,7 @@ impl World {
                 continue;
             }
             let accepts = |revocation: &&Revocation| {
-                // A process that the committing node does not know yet is not asked. It reads the change when it can.
+                // A process that joins later was not asked. It reads the change when it can.
                 revocation.known.contains(&process_of(session))
                     && revocation.replied.is_some_and(|at| at < self.now)
                     && !revocation.pending.contains(&slot)
