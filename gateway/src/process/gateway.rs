@@ -179,10 +179,7 @@ impl Gateway {
         let masker = Masker::new([control.admin_token()]);
         let requests = config.data_dir.join("requests");
         let request_log = Arc::new(RequestLog::open_with(&requests, masker.clone(), config.access_log.as_ref())?);
-        let region_keys = match control.postgres_source() {
-            Some(source) => Some(source.keys.clone()),
-            None => config.region_keys()?,
-        };
+        let region_keys = region_keys(&control, config)?;
         if let (Some(settings), Some(keys), None) = (&config.archive, &region_keys, config.peer_listen) {
             // In a region of several nodes it starts when the node has its slot.
             request_log.archive_to(settings, keys, config.region.apex(), NodeSlot::default())?;
@@ -234,8 +231,7 @@ impl Gateway {
     ) -> Result<Vec<Setup>, StartError> {
         let Some(listeners) = &self.listeners else { return Ok(Vec::new()) };
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
-        let region_keys = self.control.postgres_source().filter(|_| config.peer_listen.is_some());
-        let region_keys = region_keys.map(|source| source.keys.clone());
+        let region_keys = region_keys(&self.control, config)?.filter(|_| config.peer_listen.is_some());
         let start_questions = |_: &RegionKeys| NodeQuestions::start(self.control.node_client().clone());
         let apex_questions = region_keys.as_ref().map(start_questions).transpose().map_err(StartError::Thread)?;
         let peer_shares = listeners.peer_shares(config.workers).map_err(ListenError::from)?;
@@ -398,6 +394,11 @@ impl CarriedState {
             }
         })
     }
+}
+
+/// The region keys that the store uses, so that all parts agree about the one in use; those of the configuration with SQLite.
+fn region_keys(control: &Control, config: &Config) -> Result<Option<RegionKeys>, RegionKeyError> {
+    control.postgres_source().map_or_else(|| config.region_keys(), |source| Ok(Some(source.keys.clone())))
 }
 
 /// Starts the export of spans if a collector is configured.
