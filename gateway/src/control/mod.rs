@@ -266,13 +266,14 @@ impl Control {
         session: u128,
         applied: &UnboundedSender<ViewApplied>,
     ) -> Result<(), ControlError> {
+        // First, because it locks the state, which is locked before `certified_node` elsewhere.
+        self.count_services_by(view.placement());
         let node = NodeIdentity { slot: view.placement().here(), session };
         let mut certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
         if *certified != Some(node) {
             self.certify(&self.authorities(), node)?;
             *certified = Some(node);
         }
-        self.count_services_by(view.placement());
         // Under the lock, so that views arrive in order.
         self.local_node().use_view(Arc::clone(view));
         self.workers.publish_view(number, view, applied);
