@@ -20,6 +20,15 @@ pub(crate) struct OtherNodes {
 }
 
 impl OtherNodes {
+    /// All nodes of these rows but the one in slot `here`. Each dead one may serve.
+    pub(crate) fn of(roster: &Roster, here: NodeSlot) -> Self {
+        let others = || roster.rows.iter().filter(|row| row.slot != here);
+        Self {
+            alive: others().filter(|row| !row.state.is_over()).map(NodeRow::member).collect(),
+            dead: others().filter(|row| is_dead(row)).map(|row| row.slot).collect(),
+        }
+    }
+
     /// The nodes that may serve without a change, as a list of slots with parameters (RFC 8941 §3.1): `2, 5;dead`. `behind` are
     /// those that were asked and have not said that they use it. `None` if there are none.
     pub(crate) fn pending(&self, behind: &[NodeSlot]) -> Option<String> {
@@ -137,6 +146,14 @@ mod tests {
         let others = DeadNodes::default().others(&known, Some(&newer), OWN, Instant::now());
         assert_eq!(others.alive.iter().map(|member| member.slot.get()).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(others.dead, []);
+    }
+
+    #[test]
+    fn without_the_membership_all_nodes_of_the_table_count() {
+        use NodeState::{Dead, Joining, Left, Live};
+        let others = OtherNodes::of(&roster(&[Live, Live, Joining, Dead, Left]), slot(0));
+        assert_eq!(others.alive.iter().map(|member| member.slot.get()).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(others.dead, [slot(3)]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use axum::response::Response;
 use tokio::time::timeout;
 
 use crate::admin::Admin;
-use crate::members::{CHANGED_WITHIN, OtherNodes, nodes_behind};
+use crate::members::{CHANGED_WITHIN, OtherNodes, RegionInputs, nodes_behind};
 use crate::region::{NodeSlot, Placement};
 use crate::store::Position;
 
@@ -46,24 +46,31 @@ impl Admin {
     pub(in crate::admin) async fn nodes_behind(&self, position: &Position) -> (OtherNodes, Vec<NodeSlot>) {
         let placement = self.control.local_node().placement();
         let others = match self.region.clone() {
-            Some(region) => {
-                let control = Arc::clone(&self.control);
-                // The rows are read after the change: a node that has joined since has read it, or is asked.
-                let others = tokio::task::spawn_blocking(move || region.others(control.nodes_now()));
-                others.await.ok().flatten()
-            }
-            None => Some(OtherNodes::default()),
+            Some(region) => self.nodes_of_table(region, placement.as_deref()).await,
+            None => OtherNodes::default(),
         };
-        // If the membership does not answer, the members that it knew last are asked.
-        let others = others.unwrap_or_else(|| OtherNodes {
-            alive: placement.iter().flat_map(|placement| placement.others().cloned()).collect(),
-            dead: Vec::new(),
-        });
         let asked = nodes_behind(self.control.node_client(), &others.alive, position);
         let (mut behind, kept) = tokio::join!(asked, timeout(CHANGED_WITHIN, self.control.keeps(position)));
         if kept.is_err() {
             behind.push(placement.as_deref().map(Placement::here).unwrap_or_default());
         }
         (others, behind)
+    }
+
+    /// The other nodes. Their rows are read after the change: a node that has joined since has read the change, or is asked.
+    async fn nodes_of_table(&self, region: RegionInputs, placement: Option<&Placement>) -> OtherNodes {
+        let control = Arc::clone(&self.control);
+        let read = tokio::task::spawn_blocking(move || control.nodes_now());
+        let rows = timeout(CHANGED_WITHIN, read).await.ok().and_then(Result::ok).flatten();
+        let newer = rows.clone();
+        let known = tokio::task::spawn_blocking(move || region.others(newer)).await.ok().flatten();
+        // If the membership does not answer, all nodes of the table count, or else the members that it knew last.
+        known.unwrap_or_else(|| match (rows, placement) {
+            (Some(rows), Some(placement)) => OtherNodes::of(&rows, placement.here()),
+            (_, placement) => OtherNodes {
+                alive: placement.into_iter().flat_map(|placement| placement.others().cloned()).collect(),
+                dead: Vec::new(),
+            },
+        })
     }
 }

@@ -421,7 +421,9 @@ impl Store for PostgresStore {
     }
 
     fn nodes(&mut self) -> Result<Option<Roster>, StoreError> {
-        self.run(&Statement::Read).map(|(_, roster)| Some(roster))
+        // A change waits for the answer.
+        let read = Limited::until(Instant::now() + CALL / 2, self).0.run(&Statement::Read);
+        read.map(|(_, roster)| Some(roster))
     }
 }
 
