@@ -124,7 +124,8 @@ impl Control {
     pub(crate) async fn keeps(self: &Arc<Self>, position: &Position) {
         let mut progress = self.applied_revision();
         loop {
-            if self.includes(position) && self.flush_journal().await {
+            // The history may be replaced meanwhile.
+            if self.includes(position) && self.flush_journal().await && self.includes(position) {
                 return;
             }
             if progress.changed().await.is_err() {
@@ -139,8 +140,14 @@ impl Control {
 
     /// Returns whether all changes so far are durable.
     async fn flush_journal(self: &Arc<Self>) -> bool {
+        let Some(journal) = &self.journal else { return true };
+        // One thread at a time waits for the disk, however many changes wait.
+        let turn = journal.turn().await;
         let control = Arc::clone(self);
-        let flush = move || control.journal.as_ref().is_none_or(|journal| journal.flush().is_ok());
+        let flush = move || {
+            let _turn = turn;
+            control.journal.as_ref().is_none_or(|journal| journal.flush().is_ok())
+        };
         tokio::task::spawn_blocking(flush).await.unwrap_or(false)
     }
 
@@ -246,8 +253,7 @@ impl Follower {
     /// Writes the changes of this round to the data folder, and a copy of the records if it is due.
     fn keep_records(&mut self) {
         let Some(journal) = &self.control.journal else { return };
-        // Without success, a copy is due.
-        let _ = journal.flush();
+        journal.flush_unless_busy();
         self.copy.write_if_due(&self.control, journal);
     }
 

@@ -13,11 +13,12 @@ use std::io::{self, Read, Write};
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
 use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use super::ControlError;
 use crate::limits;
@@ -29,13 +30,15 @@ const FILE: &str = "records.journal";
 pub(super) struct Journal {
     path: PathBuf,
     sealer: Sealer,
-    /// Locked after the other two, and after the records.
+    /// Changes that wait. Locked after `owns_files`, the records and `file`.
     queue: Mutex<Queue>,
     /// Open once the first copy is written.
     file: Mutex<Option<JournalFile>>,
     /// Whether this process writes the files: it has the store. Locked while a copy is written, before the others.
     owns_files: Mutex<bool>,
     is_failing: AtomicBool,
+    /// Held by the task that waits for a flush.
+    turn: Arc<AsyncMutex<()>>,
 }
 
 /// Changes that are not written yet.
@@ -108,7 +111,13 @@ impl Journal {
             file: Mutex::default(),
             owns_files: Mutex::new(true),
             is_failing: AtomicBool::default(),
+            turn: Arc::default(),
         }
+    }
+
+    /// Waits until no other task holds what this returns.
+    pub(super) async fn turn(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.turn).lock_owned().await
     }
 
     /// Queues a change. The caller holds the lock of the records, so that changes arrive in their order.
@@ -126,7 +135,21 @@ impl Journal {
 
     /// Writes and syncs all changes that wait. On success, every change that was queued before the call is durable.
     pub(super) fn flush(&self) -> Result<(), NotStored> {
-        let mut file = lock(&self.file);
+        self.write_queue(lock(&self.file))
+    }
+
+    /// As [`Self::flush`], unless another thread writes now: the reading of changes does not wait for a slow disk. A copy is due
+    /// after a failure.
+    pub(super) fn flush_unless_busy(&self) {
+        let file = match self.file.try_lock() {
+            Ok(file) => file,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let _ = self.write_queue(file);
+    }
+
+    fn write_queue(&self, mut file: MutexGuard<'_, Option<JournalFile>>) -> Result<(), NotStored> {
         let entries = lock(&self.queue).take()?;
         if entries.is_empty() {
             return Ok(());
