@@ -409,7 +409,7 @@ impl Driver {
                 drop(used);
             }
             Input::Delivered { to, delivery } => self.delivered(&to, &delivery, now),
-            Input::Probed(session, verdict) => self.probes.ended(session, verdict),
+            Input::Probed(session, verdict) => self.probes.ended(now, session, verdict),
             Input::Status(reply) => {
                 let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
                 let mut status = self.machine.status(now, revision, std::iter::empty());

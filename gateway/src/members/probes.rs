@@ -32,6 +32,8 @@ use crate::region::{Member, Membership, NodeSlot, NodeState, Roster, is_rejoin};
 
 /// Time limit of a probe.
 const WITHIN: Duration = Duration::from_secs(2);
+/// A probe that ends this much after its time proves nothing: this process did not run.
+const LATE: Duration = Duration::from_millis(500);
 /// Least time between the beginnings of two probes of a session.
 const EVERY: Duration = Duration::from_secs(1);
 /// Time between them for each node of the region, if the session answers.
@@ -127,7 +129,7 @@ impl Probes {
         self.nodes = u32::try_from(roster.rows.len()).unwrap_or(u32::MAX);
         for (slot, (member, state)) in std::mem::take(&mut self.seen) {
             // A process that has left has finished its requests, or is about to.
-            let Some(row) = roster.slot(slot).filter(|_| !matches!(state, NodeState::Leaving | NodeState::Left)) else {
+            let Some(row) = roster.slot(slot).filter(|_| state != NodeState::Left) else {
                 continue;
             };
             if row.session == member.session {
@@ -193,9 +195,12 @@ impl Probes {
     }
 
     /// The probe of this session has ended; without a verdict if this node could not make it.
-    pub(super) fn ended(&mut self, session: u128, verdict: Option<Verdict>) {
+    pub(super) fn ended(&mut self, now: Instant, session: u128, verdict: Option<Verdict>) {
         let Some(watched) = self.watched.get_mut(&session) else { return };
         let Some(began) = watched.began.take() else { return };
+        // This thread did not run for a while, and may have missed the answer.
+        let is_late = now.saturating_duration_since(began) > WITHIN + LATE;
+        let verdict = verdict.filter(|verdict| *verdict == Verdict::Answers || !is_late);
         let pause = match verdict {
             Some(Verdict::Answers) => EVERY.max(EVERY_PER_NODE * self.nodes),
             Some(Verdict::Silent) | None => EVERY,
@@ -226,7 +231,12 @@ impl Probes {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let waiting = self.watched.values().filter(|watched| watched.began.is_none()).map(|watched| watched.due);
+        let under_way = self.watched.values().filter(|watched| watched.began.is_some()).count();
+        let is_waiting = |watched: &&Watched| {
+            let is_over = watched.standing == Standing::Released;
+            !is_over && watched.began.is_none() && under_way < limits::PROBES
+        };
+        let waiting = self.watched.values().filter(is_waiting).map(|watched| watched.due);
         waiting.chain(self.looked.map(|at| at + LOOK_EVERY)).min()
     }
 }
@@ -329,19 +339,33 @@ mod tests {
     }
 
     #[test]
+    fn silence_while_this_process_did_not_run_is_no_verdict() {
+        let mut world = World::of(&[10, 20]);
+        world.look(3 * SECOND, &[20]);
+        assert_eq!(world.begin(3 * SECOND), [20]);
+        world.set(1, 20, NodeState::Dead);
+        world.look(5 * SECOND, &[]);
+        world.probes.ended(world.start + 6 * SECOND, 20, Some(Verdict::Silent));
+        assert_eq!(world.lost(6 * SECOND), []);
+        assert_eq!(world.begin(6 * SECOND), [20]);
+        world.probes.ended(world.start + 8 * SECOND, 20, Some(Verdict::Silent));
+        assert_eq!(world.lost(8 * SECOND), [20]);
+    }
+
+    #[test]
     fn only_a_suspect_is_probed_and_by_one_connection_at_a_time() {
         let mut world = World::of(&[10, 20, 30]);
         assert_eq!((world.begin(SECOND), world.probes.watched.is_empty()), (vec![], true));
         world.look(3 * SECOND, &[20]);
         assert_eq!(world.begin(3 * SECOND), [20]);
         assert_eq!(world.begin(4 * SECOND), []);
-        world.probes.ended(20, Some(Verdict::Silent));
+        world.probes.ended(world.start, 20, Some(Verdict::Silent));
         assert_eq!(world.begin(5 * SECOND), [20], "a second after the beginning of the last one, at the earliest");
-        world.probes.ended(20, Some(Verdict::Answers));
+        world.probes.ended(world.start, 20, Some(Verdict::Answers));
         assert_eq!((world.begin(5 * SECOND), world.begin(6 * SECOND)), (vec![], vec![20]));
         // It lives. The probe under way keeps its place until it ends.
         world.look(7 * SECOND, &[]);
-        world.probes.ended(20, Some(Verdict::Silent));
+        world.probes.ended(world.start, 20, Some(Verdict::Silent));
         assert_eq!((world.begin(9 * SECOND), world.lost(9 * SECOND)), (vec![], vec![]));
     }
 
@@ -350,14 +374,14 @@ mod tests {
         let mut world = World::of(&[10, 20, 30]);
         world.look(3 * SECOND, &[20]);
         world.begin(3 * SECOND);
-        world.probes.ended(20, Some(Verdict::Silent));
+        world.probes.ended(world.start, 20, Some(Verdict::Silent));
         assert_eq!(world.lost(5 * SECOND), [], "not declared dead");
         world.set(1, 20, NodeState::Dead);
         world.look(6 * SECOND, &[]);
         assert_eq!((world.lost(6 * SECOND), world.lost(6 * SECOND)), (vec![20], vec![]));
         // Again after each probe: a connection may have been opened meanwhile.
         assert_eq!(world.begin(6 * SECOND), [20]);
-        world.probes.ended(20, Some(Verdict::Silent));
+        world.probes.ended(world.start, 20, Some(Verdict::Silent));
         assert_eq!(world.lost(8 * SECOND), [20]);
         world.look(6 * SECOND + WATCHED, &[]);
         assert_eq!((world.begin(60 * SECOND), world.probes.watched.is_empty()), (vec![], true));
@@ -368,14 +392,14 @@ mod tests {
         let mut world = World::of(&[10, 20, 30]);
         world.look(3 * SECOND, &[20]);
         world.begin(3 * SECOND);
-        world.probes.ended(20, Some(Verdict::Answers));
+        world.probes.ended(world.start, 20, Some(Verdict::Answers));
         world.set(1, 20, NodeState::Dead);
         world.look(6 * SECOND, &[]);
         assert_eq!((world.lost(6 * SECOND), world.begin(6 * SECOND)), (vec![], vec![20]));
         // A probe that this node cannot make says nothing.
-        world.probes.ended(20, None);
+        world.probes.ended(world.start, 20, None);
         assert_eq!((world.lost(7 * SECOND), world.begin(7 * SECOND)), (vec![], vec![20]));
-        world.probes.ended(20, Some(Verdict::Silent));
+        world.probes.ended(world.start, 20, Some(Verdict::Silent));
         assert_eq!(world.lost(9 * SECOND), [20]);
     }
 
@@ -399,7 +423,7 @@ mod tests {
         world.look(SECOND, &[]);
         assert_eq!(world.begin(SECOND), [30]);
         world.set(3, 8, NodeState::Joining);
-        world.probes.ended(30, Some(Verdict::Silent));
+        world.probes.ended(world.start, 30, Some(Verdict::Silent));
         world.look(3 * SECOND, &[]);
         let lost = world.probes.lost(world.start + 3 * SECOND);
         // Tunnels through the slot since then come through the next process.
@@ -416,7 +440,7 @@ mod tests {
         assert_eq!(world.begin(SECOND), [20]);
         world.set(1, 21, NodeState::Joining);
         world.look(2 * SECOND, &[]);
-        world.probes.ended(20, Some(Verdict::Silent));
+        world.probes.ended(world.start, 20, Some(Verdict::Silent));
         assert_eq!((world.lost(3 * SECOND), world.begin(4 * SECOND)), (vec![], vec![]));
     }
 
@@ -427,7 +451,7 @@ mod tests {
         world.look(3 * SECOND, &sessions[1..=limits::PROBES + 5]);
         assert_eq!(world.begin(3 * SECOND).len(), limits::PROBES);
         for session in &sessions[1..=limits::PROBES] {
-            world.probes.ended(*session, Some(Verdict::Answers));
+            world.probes.ended(world.start, *session, Some(Verdict::Answers));
         }
         assert_eq!(world.begin(4 * SECOND).len(), 5);
         assert_eq!(world.begin(13 * SECOND), [], "each of 1,024 nodes probes every 10.24 s");
