@@ -98,7 +98,7 @@ impl Control {
             let after = self.position();
             if let Some(position) = self.commit(&mut store, &after, &[], &entry)? {
                 tracing::info!(actor = entry.actor, action, target = entry.target, "audited");
-                self.apply(vec![(position, Vec::new())]);
+                self.apply(&after, vec![(position, Vec::new())]);
                 return Ok(());
             }
         }

@@ -93,13 +93,15 @@ impl ControlState {
             published: Default::default(),
             unsent: None,
         };
-        state.replace(snapshot, region, workers);
+        let directory = Directory::new(&snapshot.records, region, workers);
+        state.replace(snapshot, directory);
         state.unsent = Some(UnsentChanges::after(state.position.clone()));
         state
     }
 
-    fn replace(&mut self, snapshot: Snapshot, region: &Region, workers: usize) {
-        self.directory = Directory::new(&snapshot.records, region, workers);
+    /// `directory` is of the records in `snapshot`.
+    fn replace(&mut self, snapshot: Snapshot, directory: Directory) {
+        self.directory = directory;
         self.records = snapshot.records;
         self.recent = snapshot.recent.into();
         self.reach(snapshot.position);
@@ -123,7 +125,7 @@ impl ControlState {
         if self.recent.back() != Some(&position) {
             self.recent.push_back(position.clone());
         }
-        if self.recent.len() > limits::RECENT_CHANGES {
+        while self.recent.len() > limits::RECENT_CHANGES {
             self.recent.pop_front();
         }
         self.position = position;
@@ -165,7 +167,7 @@ impl Control {
             };
             if let Some(position) = self.commit(&mut store, &after, &plan.steps, &entry)? {
                 tracing::info!(actor = entry.actor, action = plan.action, target = entry.target, "changed");
-                self.apply(vec![(position, plan.steps)]);
+                self.apply(&after, vec![(position, plan.steps)]);
                 return Ok(plan.output);
             }
         }
@@ -197,7 +199,7 @@ impl Control {
         let position = self.position();
         match store.changes_after(&position)? {
             History::Changes(changes) if changes.is_empty() => return Ok(false),
-            History::Changes(changes) => self.apply(changes),
+            History::Changes(changes) => self.apply(&position, changes),
             History::Forgotten => {
                 let snapshot = store.load()?;
                 if snapshot.position.revision > position.revision {
@@ -217,9 +219,13 @@ impl Control {
         Ok(true)
     }
 
-    /// Applies committed changes and publishes them. Skips those that were applied before.
-    pub(super) fn apply(&self, changes: Vec<(Position, Vec<Step>)>) {
+    /// Applies committed changes that follow `before`, and publishes them. Skips those that were applied before, and all of them if
+    /// the history was replaced meanwhile by one without `before`.
+    pub(super) fn apply(&self, before: &Position, changes: Vec<(Position, Vec<Step>)>) {
         let mut state = self.state();
+        if !state.includes(before) {
+            return;
+        }
         let (mut has_steps, mut has_authorities) = (false, false);
         for (position, steps) in changes {
             if position.revision > state.position.revision {
@@ -244,11 +250,13 @@ impl Control {
     /// Replaces all records and publishes them, unless the position is not `before` any more: what another thread has applied
     /// meanwhile can be newer than the snapshot.
     pub(super) fn replace(&self, before: &Position, snapshot: Snapshot) {
+        // Before the lock, because it takes seconds with a million services.
+        let directory = Directory::new(&snapshot.records, &self.region, self.workers.count());
         let mut state = self.state();
         if state.position != *before {
             return;
         }
-        state.replace(snapshot, &self.region, self.workers.count());
+        state.replace(snapshot, directory);
         if let Some(journal) = &self.journal {
             journal.break_off();
         }

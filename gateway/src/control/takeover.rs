@@ -63,7 +63,7 @@ impl Control {
         if position.origin != ours.origin || position.revision.0 > ours.revision.0 + 1 {
             return Err(MissingChanges { after: ours.revision });
         }
-        self.apply(vec![(position, steps)]);
+        self.apply(&ours, vec![(position, steps)]);
         Ok(())
     }
 

@@ -29,7 +29,7 @@ pub(crate) struct ViewApplied {
 pub(crate) struct LostNode {
     pub(crate) slot: NodeSlot,
     pub(crate) session: u128,
-    /// Tunnels that came through the slot later came through another process.
+    /// Only tunnels opened at this time or earlier are cut: later ones came through the next process in the slot.
     pub(crate) until: Instant,
 }
 
