@@ -23,6 +23,9 @@ pub(super) enum TakeoverMessage {
         /// Position of the predecessor's records. Absent if it reads `records` only.
         #[serde(default)]
         position: Option<Position>,
+        /// By how much the followed clock is ahead of the kernel's, in microseconds; absent if none is followed.
+        #[serde(default)]
+        clock_ahead_us: Option<i64>,
     },
     Serving,
     Failed {

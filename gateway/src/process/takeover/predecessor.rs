@@ -52,8 +52,9 @@ impl Predecessor {
     pub(crate) fn take_store(&mut self) -> Result<(BTreeMap<String, usize>, Option<CarriedNode>), TakeoverError> {
         self.channel()?.send(&TakeoverMessage::Ready)?;
         match self.channel()?.receive()? {
-            TakeoverMessage::Store { tunnels, membership, position } => {
+            TakeoverMessage::Store { tunnels, membership, position, clock_ahead_us } => {
                 self.position = position;
+                clock_ahead_us.into_iter().for_each(gw_shared::clock::follow);
                 Ok((tunnels, membership))
             }
             other => Err(TakeoverError::Unexpected(format!("{other:?}"))),

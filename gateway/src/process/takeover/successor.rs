@@ -69,8 +69,8 @@ impl Successor {
         membership: Option<CarriedNode>,
         position: Position,
     ) -> Result<(), TakeoverError> {
-        let position = Some(position);
-        self.channel.send(&TakeoverMessage::Store { tunnels, membership, position })?;
+        let (position, clock_ahead_us) = (Some(position), gw_shared::clock::followed());
+        self.channel.send(&TakeoverMessage::Store { tunnels, membership, position, clock_ahead_us })?;
         self.channel.expect(&TakeoverMessage::Serving)?;
         self.child.0 = None;
         Ok(())
