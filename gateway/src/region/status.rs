@@ -76,8 +76,7 @@ impl Membership {
     }
 
     /// The status, with the number of `hostnames` that each node owns, and without refusals of messages. `revision` is the
-    /// last known revision of the
-    /// records.
+    /// last known revision of the records.
     pub fn status<'a>(&self, now: Instant, revision: u64, hostnames: impl Iterator<Item = &'a str>) -> RegionStatus {
         let roster = self.roster();
         let mut services = vec![0; roster.rows.len()];
