@@ -44,11 +44,6 @@ impl Sealer {
         self.0.all().iter().find_map(open).ok_or_else(refused)
     }
 
-    /// Whether parts of a record are sealed.
-    pub(super) fn seals(record: &StoredRecord) -> bool {
-        matches!(record, StoredRecord::SigningKey(_))
-    }
-
     /// Seals the secret parts of a record. Hashes of secrets are stored as they are.
     pub(super) fn seal_record(&self, record: &StoredRecord) -> Result<StoredRecord, StoreError> {
         let mut sealed = record.clone();

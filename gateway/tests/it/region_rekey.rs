@@ -9,9 +9,11 @@ use gw_gateway::clock::Timestamp;
 use gw_gateway::process::region::rekey;
 use gw_gateway::region::RegionKey;
 use gw_gateway::store::{
-    AccountRecord, AuditEntry, History, PostgresStore, SigningKey, Snapshot, Step, Store, StoreError, StoredRecord,
+    AccountRecord, AuditEntry, AuthorityRecord, AuthorityRole, History, PostgresStore, SigningKey, Snapshot, Step,
+    Store, StoreError, StoredRecord,
 };
-use gw_shared::id::AccountId;
+use gw_shared::id::{AccountId, AuthorityId};
+use gw_shared::identity::secret::Secret;
 use serde_json::{Value, json};
 
 use crate::region_load::Load;
@@ -55,14 +57,25 @@ fn rows(postgres: &Postgres) -> String {
     postgres.sql(ROWS)
 }
 
-/// A region with an account and a signing key, and a next key.
+/// An authority that has replaced the first one.
+fn authority() -> Step {
+    Step::Put(StoredRecord::Authority(AuthorityRecord {
+        id: AuthorityId::new(&"b".repeat(40)).unwrap(),
+        role: AuthorityRole::Issuing,
+        certificate: "certificate".to_owned(),
+        private_key: Some(Secret::new("private".to_owned())),
+        created_at: Timestamp(1),
+    }))
+}
+
+/// A region with an account, a signing key and an authority, and a next key.
 fn region() -> Option<Postgres> {
     let postgres = Postgres::with_region()?;
     postgres.make_next_key();
     let mut store = PostgresStore::new(&postgres.source("a")).unwrap();
     let start = store.load().unwrap().position;
     let signing = Step::Put(StoredRecord::SigningKey(SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap()));
-    store.commit(&start, &[account("first"), signing], &entry("first")).unwrap();
+    store.commit(&start, &[account("first"), signing, authority()], &entry("first")).unwrap();
     Some(postgres)
 }
 
@@ -71,12 +84,13 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
     const WRITERS: usize = 3;
     let Some(postgres) = region() else { return };
     let config = postgres.config(Path::new("/nowhere"));
-    let private = |snapshot: &Snapshot| {
-        let keys: Vec<_> =
-            snapshot.records.signing_keys.values().map(|key| key.private_key.reveal().to_owned()).collect();
-        keys
+    let private = |Snapshot { records, .. }: &Snapshot| {
+        let signing = records.signing_keys.values().map(|key| &key.private_key);
+        let of_authorities = records.authorities.values().filter_map(|authority| authority.private_key.as_ref());
+        signing.chain(of_authorities).map(|key| key.reveal().to_owned()).collect::<Vec<_>>()
     };
     let before = private(&load(&postgres, "before").unwrap());
+    assert_eq!(before.len(), 2);
     let (stop, made) = (AtomicBool::new(false), AtomicUsize::new(0));
     let wait_for_changes = |count: usize| {
         let until = made.load(Ordering::SeqCst) + count;
@@ -135,6 +149,16 @@ fn a_replacement_that_fails_changes_nothing() {
     let config = postgres.config(Path::new("/nowhere"));
     let before = rows(&postgres);
     let refusal = || rekey(&config, false).unwrap_err().to_string();
+    // What cannot be read afterwards is not committed.
+    postgres.sql(
+        "CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN NEW.document := NEW.document || ' '; RETURN NEW; END $$;
+         CREATE TRIGGER spoil BEFORE UPDATE ON gw.records FOR EACH ROW EXECUTE FUNCTION spoil()",
+    );
+    let unreadable = refusal();
+    assert!(unreadable.contains("cannot be read with region_key_next") && unreadable.contains("nothing was changed"));
+    postgres.sql("DROP TRIGGER spoil ON gw.records");
+    assert_eq!(rows(&postgres), before);
     // A row that no gateway has written does not get a tag.
     postgres.sql("UPDATE gw.records SET tag = '' WHERE kind = 'account'");
     let forged = refusal();

@@ -6,12 +6,12 @@
 
 use tokio_postgres::{Error, Row, Transaction};
 
-use super::super::{AuditEntry, Position, Revision, Sealer, StoreError, document};
+use super::super::{AuditEntry, Position, Revision, StoreError, document};
 use super::authenticity::{Element, RefusedRows, forged_node, forged_secret, forged_set, is_tag};
 use super::engine::Session;
 use super::fill::TRANSFER;
 use super::keys::{ProvenKeys, StoreKey, other_key};
-use super::load::read_position;
+use super::load::{read_all, read_position};
 use super::{PostgresStore, column, nodes};
 use crate::region::NodeSlot;
 
@@ -121,6 +121,12 @@ impl Replacement<'_> {
             return Ok(Err(error));
         }
         let after = self.record_change(transaction, &before, sums.next).await?;
+        // As the nodes will load it. This also finds what a trigger of the database has changed.
+        if let Err(error) = read_all(transaction, &self.next.sealer, &self.next.authenticator).await? {
+            return Ok(Err(StoreError::Region(format!(
+                "the records cannot be read with region_key_next after they were written ({error}); nothing was changed"
+            ))));
+        }
         // Last, because nodes write their rows every second.
         Ok(self.rewrite_nodes(transaction).await?.map(|()| Rekeyed::Done(after.revision, records)))
     }
@@ -190,9 +196,9 @@ impl Replacement<'_> {
             return Ok(());
         }
         sums.earlier ^= element;
-        let stored = document::read(kind, document)?;
+        let mut stored = document::read(kind, document)?;
         // Documents without secrets stay as they are, with members that only a later version knows.
-        let sealed = Sealer::seals(&stored).then(|| {
+        let sealed = stored.secret_mut().is_some().then(|| {
             let opened = self.earlier.sealer.open_record(stored)?;
             document::write(&self.next.sealer.seal_record(&opened)?)
         });
