@@ -204,7 +204,7 @@ impl Control {
                     earlier.id
                 )));
             }
-            let mut steps = Vec::new();
+            let mut steps: Vec<_> = self.forgotten(records, now)?.map(forget).collect();
             if records.authorities.is_empty() {
                 let first = &self.first_authority;
                 steps.push(put(record(first, first.key_pem(), AuthorityRole::Issuing, now)?));
@@ -222,13 +222,14 @@ impl Control {
         self.change(actor, |records, now| {
             let first = records.authorities.is_empty().then_some(&self.first_authority);
             let first = first.map(|first| record(first, first.key_pem(), AuthorityRole::Issuing, now)).transpose()?;
-            let steps = records.authorities.values().chain(&first).map(|before| match before.role {
-                AuthorityRole::Issuing | AuthorityRole::Earlier => put(with_role(before, AuthorityRole::Ended)),
-                AuthorityRole::Next | AuthorityRole::Ended => Step::Delete(RecordId::Authority(before.id.clone())),
+            let steps = records.authorities.values().chain(&first).filter_map(|before| match before.role {
+                AuthorityRole::Issuing | AuthorityRole::Earlier => Some(put(with_role(before, AuthorityRole::Ended))),
+                AuthorityRole::Next => Some(forget(before)),
+                AuthorityRole::Ended => None,
             });
             let new = record(&new, key.clone(), AuthorityRole::Issuing, now)?;
             let target = new.id.to_string();
-            let steps = steps.chain([put(new)]).collect();
+            let steps = self.forgotten(records, now)?.map(forget).chain(steps).chain([put(new)]).collect();
             Ok(plan("agent_ca.replace_now", target, json!({}), steps))
         })
     }
@@ -265,12 +266,22 @@ impl Control {
                      agent-ca status`): wait until they have renewed them, or force it"
                 )));
             }
-            let ended = records.authorities.values().filter(|record| record.role == AuthorityRole::Ended);
-            let forgotten = ended.map(|ended| Step::Delete(RecordId::Authority(ended.id.clone())));
-            let steps = forgotten.chain([put(with_role(earlier, AuthorityRole::Ended))]).collect();
+            let ended = put(with_role(earlier, AuthorityRole::Ended));
+            let steps = self.forgotten(records, now)?.map(forget).chain([ended]).collect();
             let detail = json!({ "forced": end.force, "agents_left": left });
             Ok(plan("agent_ca.end", earlier.id.to_string(), detail, steps))
         })
+    }
+
+    /// The authorities that have ended and of which no agent has a certificate.
+    fn forgotten<'a>(
+        &self,
+        records: &'a Records,
+        now: Timestamp,
+    ) -> Result<impl Iterator<Item = &'a AuthorityRecord>, ControlError> {
+        let first = identified(self.first_authority.certificate_pem())?.0;
+        let ended = records.authorities.values().filter(|record| record.role == AuthorityRole::Ended);
+        Ok(ended.filter(move |ended| !has_agents(records, ended, first.as_ref(), now)))
     }
 
     /// The authorities, and the agents that have certificates of the earlier one. What the workers of nodes know is left empty.
@@ -326,6 +337,13 @@ fn left(records: &Records, now: Timestamp) -> impl Iterator<Item = &AgentRecord>
     certified.filter(move |agent| replaced.is_some_and(|issuing| agent.authority.as_ref() != Some(&issuing.id)))
 }
 
+/// Whether the newest certificate of an agent is of this authority and has not expired: the agent recovers only while its
+/// certificate counts as expired, not as one of a stranger. Certificates without a known authority are of the `first` one.
+fn has_agents(records: &Records, authority: &AuthorityRecord, first: Option<&AuthorityId>, now: Timestamp) -> bool {
+    let mut certified = records.agents.values().filter(|agent| is_certified(agent, now));
+    certified.any(|agent| agent.authority.as_ref().or(first) == Some(&authority.id))
+}
+
 /// The record of an authority that issues no more, or has ended.
 fn with_role(record: &AuthorityRecord, role: AuthorityRole) -> AuthorityRecord {
     AuthorityRecord { role, private_key: None, ..record.clone() }
@@ -348,6 +366,10 @@ fn record(
 
 fn put(record: AuthorityRecord) -> Step {
     Step::Put(StoredRecord::Authority(record))
+}
+
+fn forget(record: &AuthorityRecord) -> Step {
+    Step::Delete(RecordId::Authority(record.id.clone()))
 }
 
 fn plan(action: &'static str, target: String, detail: serde_json::Value, steps: Vec<Step>) -> Plan<()> {

@@ -236,6 +236,33 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
 }
 
 #[test]
+fn an_agent_recovers_after_two_immediate_replacements() {
+    let prepared = Prepared::new();
+    let served = prepared.serve_with(&prepared.config());
+    let (api, about) = (Api::new(served.admin_address, &prepared.path("data")), prepared.about(served.address));
+    let before = StateDir::new(prepared.path("agent")).identity().unwrap();
+    let ended = |view: &Value| {
+        let authorities = view["authorities"].as_array().unwrap();
+        let ended = authorities.iter().filter(|authority| authority["role"] == "ended");
+        ended.map(|authority| authority["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let first = id(&api.status(), "issuing");
+    for count in [1, 2] {
+        let (status, view) = api.ask("POST", "/agent-ca/replace", &json!({ "immediately": true }));
+        assert_eq!((status, ended(&view).len(), ended(&view).contains(&first)), (200, count, true), "{view}");
+        let refused = is_accepted(&about, &before).unwrap_err();
+        assert!(refused.to_lowercase().contains("expired"), "{refused}");
+    }
+    let _agent = prepared.run_agent(served.address.port(), &backend::answering(ANSWER));
+    prepared.wait_for_tunnel(served.address);
+
+    // No agent has a certificate of those authorities any more.
+    let issuing = id(&api.status(), "issuing");
+    let (status, view) = api.ask("POST", "/agent-ca/replace", &json!({ "immediately": true }));
+    assert_eq!((status, ended(&view)), (200, vec![issuing]), "{view}");
+}
+
+#[test]
 fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
     let Some(mut region) = Region::start_gated(3) else { return };
     let _agent = region.run_agent(&backend::answering(ANSWER));
