@@ -1,5 +1,6 @@
 //! Verification of agents' certificates, which may be of two authorities while one replaces the other.
 
+use std::slice;
 use std::sync::Arc;
 
 use gw_shared::id::AuthorityId;
@@ -28,9 +29,9 @@ impl TrustedAuthorities {
         self.trusted.len() > 1
     }
 
-    /// Whether certificates of `issuer` are still accepted. A certificate that does not name its issuer was verified.
+    /// Whether certificates of `issuer`, as [`AgentVerifier::issuer`] tells it, are still accepted.
     pub(crate) fn trust(&self, issuer: Option<&AuthorityId>) -> bool {
-        issuer.is_none() || self.trusted.iter().any(|(id, _)| id.as_ref() == issuer)
+        self.trusted.iter().any(|(id, _)| id.as_ref() == issuer)
     }
 
     pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
@@ -38,7 +39,7 @@ impl TrustedAuthorities {
     }
 
     /// The verifier of agents' certificates.
-    pub(super) fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    pub(super) fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<AgentVerifier, TlsError> {
         let build = |authorities: &[CertificateDer<'static>]| {
             let mut roots = RootCertStore::empty();
             for authority in authorities {
@@ -47,33 +48,57 @@ impl TrustedAuthorities {
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
             Ok::<_, TlsError>(verifier.allow_unauthenticated().build()?)
         };
-        let trusted = build(&self.certificates())?;
-        if self.ended.is_empty() {
-            return Ok(trusted);
-        }
-        Ok(Arc::new(AgentVerifier { trusted, ended: build(&self.ended)? }))
+        let of_each = self.trusted.iter().map(|(id, authority)| Ok((id.clone(), build(slice::from_ref(authority))?)));
+        Ok(AgentVerifier {
+            of_all: build(&self.certificates())?,
+            of_each: of_each.collect::<Result<_, TlsError>>()?,
+            of_ended: if self.ended.is_empty() { None } else { Some(build(&self.ended)?) },
+        })
     }
 }
 
 /// Treats certificates of an authority that has ended as expired: the agent then asks for another one by itself, with its key
 /// as proof.
 #[derive(Debug)]
-struct AgentVerifier {
-    trusted: Arc<dyn ClientCertVerifier>,
-    ended: Arc<dyn ClientCertVerifier>,
+pub(crate) struct AgentVerifier {
+    /// Verifies certificates of all trusted authorities.
+    pub(crate) of_all: Arc<dyn ClientCertVerifier>,
+    pub(crate) of_each: Vec<(Option<AuthorityId>, Arc<dyn ClientCertVerifier>)>,
+    pub(crate) of_ended: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+impl AgentVerifier {
+    /// The trusted authority that has issued a certificate; `None` for one without an id. The signature tells: a holder of the
+    /// key of another authority chooses what the certificate says about its issuer.
+    pub(crate) fn issuer(
+        &self,
+        certificate: &CertificateDer<'_>,
+        now: UnixTime,
+    ) -> Result<Option<&AuthorityId>, rustls::Error> {
+        let verified =
+            |verifier: &Arc<dyn ClientCertVerifier>| verifier.verify_client_cert(certificate, &[], now).is_ok();
+        match self.of_each.iter().find(|(_, verifier)| verified(verifier)) {
+            Some((id, _)) => Ok(id.as_ref()),
+            // Tells an expired certificate from others.
+            None => {
+                self.verify_client_cert(certificate, &[], now)?;
+                Err(CertificateError::UnknownIssuer.into())
+            }
+        }
+    }
 }
 
 impl ClientCertVerifier for AgentVerifier {
     fn offer_client_auth(&self) -> bool {
-        self.trusted.offer_client_auth()
+        self.of_all.offer_client_auth()
     }
 
     fn client_auth_mandatory(&self) -> bool {
-        self.trusted.client_auth_mandatory()
+        self.of_all.client_auth_mandatory()
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.trusted.root_hint_subjects()
+        self.of_all.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -82,10 +107,11 @@ impl ClientCertVerifier for AgentVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        self.trusted.verify_client_cert(end_entity, intermediates, now).map_err(|error| {
-            match self.ended.verify_client_cert(end_entity, intermediates, now) {
-                Ok(_) => CertificateError::Expired.into(),
-                Err(_) => error,
+        self.of_all.verify_client_cert(end_entity, intermediates, now).map_err(|error| {
+            let ended = self.of_ended.as_ref().map(|ended| ended.verify_client_cert(end_entity, intermediates, now));
+            match ended {
+                Some(Ok(_)) => CertificateError::Expired.into(),
+                Some(Err(_)) | None => error,
             }
         })
     }
@@ -96,7 +122,7 @@ impl ClientCertVerifier for AgentVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.trusted.verify_tls12_signature(message, certificate, signature)
+        self.of_all.verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -105,11 +131,11 @@ impl ClientCertVerifier for AgentVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.trusted.verify_tls13_signature(message, certificate, signature)
+        self.of_all.verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.trusted.supported_verify_schemes()
+        self.of_all.supported_verify_schemes()
     }
 }
 
@@ -118,6 +144,7 @@ mod tests {
     use std::time::Duration;
 
     use gw_shared::id::{AccountId, AgentId};
+    use gw_shared::identity::secret::Secret;
     use rcgen::{CertificateParams, KeyPair};
     use rustls::crypto::aws_lc_rs::default_provider;
     use rustls_pki_types::pem::PemObject;
@@ -154,7 +181,12 @@ mod tests {
         let verifier = authorities.verifier(&Arc::new(default_provider())).unwrap();
         let verify = |authority: &Authority| {
             let leaf = leaf(authority);
-            assert_eq!(pki::issuer(&leaf), id(authority));
+            let issuer = verifier.issuer(&leaf, UnixTime::now());
+            assert!(issuer.as_ref().map_or(true, |issuer| issuer.cloned() == id(authority)));
+            assert_eq!(
+                issuer.map(drop),
+                verifier.verify_client_cert(&leaf, &[certificate(authority)], UnixTime::now()).map(drop)
+            );
             // Agents also send the certificate of the authority.
             verifier.verify_client_cert(&leaf, &[certificate(authority)], UnixTime::now()).map(drop)
         };
@@ -163,6 +195,39 @@ mod tests {
         assert!(verify(&foreign).is_err_and(|error| error != CertificateError::Expired.into()));
         let trust = |authority: &Authority| authorities.trust(id(authority).as_ref());
         assert_eq!([&issuing, &earlier, &ended, &foreign].map(trust), [true, true, false, false]);
-        assert!(authorities.trust(None) && authorities.are_several());
+        assert!(!authorities.trust(None) && authorities.are_several());
+    }
+
+    #[test]
+    fn the_issuer_is_the_authority_whose_key_has_signed() {
+        let (issuing, _) = Authority::generate("Gw agents").unwrap();
+        let (stolen, key) = Authority::generate("Gw agents").unwrap();
+        let certificate = |authority: &Authority| der(authority.certificate_pem());
+        let id = |authority: &Authority| pki::authority_id(&certificate(authority));
+        let authorities = TrustedAuthorities {
+            issuing: id(&issuing),
+            trusted: [&issuing, &stolen].map(|authority| (id(authority), certificate(authority))).into(),
+            ended: Vec::new(),
+        };
+        let verifier = authorities.verifier(&Arc::new(default_provider())).unwrap();
+        // Its certificates name the issuing authority.
+        let forger = Authority::from_pem(issuing.certificate_pem(), &key).unwrap();
+        let issuer = |authority| verifier.issuer(&leaf(authority), UnixTime::now()).unwrap().cloned();
+        assert_eq!((issuer(&forger), issuer(&issuing)), (id(&stolen), id(&issuing)));
+    }
+
+    #[test]
+    fn an_authority_without_a_key_identifier_is_trusted() {
+        let pair = KeyPair::generate().unwrap();
+        let own = CertificateParams::default().self_signed(&pair).unwrap().pem();
+        let authority = Authority::from_pem(&own, &Secret::new(pair.serialize_pem())).unwrap();
+        let certificate = der(&own);
+        assert_eq!(pki::authority_id(&certificate), None);
+        let trusted = vec![(None, certificate)];
+        let authorities = TrustedAuthorities { issuing: None, trusted, ended: Vec::new() };
+        let verifier = authorities.verifier(&Arc::new(default_provider())).unwrap();
+        let leaf = leaf(&authority);
+        let issuer = verifier.issuer(&leaf, UnixTime::now()).unwrap();
+        assert!(issuer.is_none() && authorities.trust(issuer));
     }
 }

@@ -12,12 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gw_shared::tunnel;
 use rustls::server::ProducesTickets;
-use rustls::server::danger::ClientCertVerifier;
 use rustls::{ServerConfig, crypto};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use self::agents::TrustedAuthorities;
+use self::agents::{AgentVerifier, TrustedAuthorities};
 use self::certificate::{Mistakes, Pair, PairKeys};
 use self::pki::{Issued, PkiError};
 use crate::clock::{ProcessClock, Timestamp};
@@ -34,7 +33,7 @@ pub(crate) struct ServerConfigs {
     /// handshake, with a readable error. Not requested where agents sign a challenge instead.
     pub(crate) tunnel: Arc<ServerConfig>,
     /// Verifies the certificates of agents.
-    pub(crate) agents: Arc<dyn ClientCertVerifier>,
+    pub(crate) agents: Arc<AgentVerifier>,
     /// The authorities of those certificates.
     pub(crate) authorities: TrustedAuthorities,
 }
@@ -167,11 +166,11 @@ impl TlsMaterial {
         public.ticketer = Arc::clone(&self.tickets);
         public.send_tls13_tickets = 2;
 
-        let verifier = authorities.verifier(&provider)?;
+        let verifier = Arc::new(authorities.verifier(&provider)?);
         let tunnel =
             ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
         let mut tunnel = if self.agent_mtls {
-            tunnel.with_client_cert_verifier(Arc::clone(&verifier))
+            tunnel.with_client_cert_verifier(Arc::<AgentVerifier>::clone(&verifier))
         } else {
             tunnel.with_no_client_auth()
         }

@@ -286,16 +286,6 @@ fn path_in_region(certificate: &CertificateDer<'_>, region: &Region) -> Option<S
     uri.strip_prefix("gw://")?.strip_prefix(region.apex())?.strip_prefix('/').map(str::to_owned)
 }
 
-/// The authority that has issued a certificate, as the certificate names it.
-pub(crate) fn issuer(certificate: &CertificateDer<'_>) -> Option<AuthorityId> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let named = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
-        ParsedExtension::AuthorityKeyIdentifier(named) => named.key_identifier.as_ref(),
-        _ => None,
-    });
-    AuthorityId::of_key_identifier(named?.0)
-}
-
 /// Id of the authority with this certificate; `None` if it has no subject key identifier.
 pub(crate) fn authority_id(certificate: &CertificateDer<'_>) -> Option<AuthorityId> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;

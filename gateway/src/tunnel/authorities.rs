@@ -82,7 +82,7 @@ impl Tunnels {
     }
 
     fn is_of_another_authority(&self, session: &Session) -> bool {
-        session.issuer.is_some() && session.issuer != self.certificates.get().authorities.issuing
+        session.issuer != self.certificates.get().authorities.issuing
     }
 
     /// Whether the agent has got a certificate of the issuing authority, and not opened this tunnel with it.

@@ -150,8 +150,9 @@ fn admit(
     let certificate = match stream.peer_certificate() {
         Some(verified) => verified,
         None if tunnels.agent_mtls => return Err(Error::AgentCertificateRequired),
-        None => proved_certificate(tunnels, head, challenge)?,
+        None => proved_certificate(head, challenge)?,
     };
+    let issuer = issuer(tunnels, &certificate)?;
     let identity = pki::agent_identity(&certificate, &tunnels.region).ok_or(Error::AgentCertificateRequired)?;
     let key = pki::subject_public_key_info(&certificate).ok_or(Error::AgentCertificateRequired)?;
     let directory = tunnels.directory.get();
@@ -184,7 +185,7 @@ fn admit(
     Ok(Admission {
         agent: identity.agent,
         key: PublicKeyHash::of(&key),
-        issuer: pki::issuer(&certificate),
+        issuer,
         service: Arc::clone(service),
         version: request.version,
         purpose: request.purpose,
@@ -259,13 +260,22 @@ async fn write_program(stream: &TlsStream, program: &Bytes, guard: &ConnectionGu
     stream.flush().await
 }
 
-/// The certificate from a proof of an agent without a client certificate: the agent has signed the challenge of this
-/// connection with the key of the certificate.
-fn proved_certificate(
-    tunnels: &Tunnels,
-    head: &RequestHead,
-    challenge: Option<&str>,
-) -> Result<CertificateDer<'static>, Error> {
+/// The authority that has issued the certificate, by those that are trusted now: others may have been at the TLS handshake.
+fn issuer(tunnels: &Tunnels, certificate: &CertificateDer<'_>) -> Result<Option<AuthorityId>, Error> {
+    let configs = tunnels.certificates.get();
+    configs.agents.issuer(certificate, clock::unix_time()).map(Option::<&AuthorityId>::cloned).map_err(|error| {
+        match error {
+            rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+                Error::AgentCertificateExpired
+            }
+            _ => Error::AgentCertificateRequired,
+        }
+    })
+}
+
+/// The certificate from a proof of an agent without a client certificate, which is not verified yet: the agent has signed the
+/// challenge of this connection with the key of the certificate.
+fn proved_certificate(head: &RequestHead, challenge: Option<&str>) -> Result<CertificateDer<'static>, Error> {
     let proof = head.headers.get(header::AUTHORIZATION).and_then(|value| Proof::parse(value.to_str().ok()?));
     let (Some(challenge), Some(proof)) = (challenge, proof) else {
         // Only the first request of a connection gets a challenge.
@@ -275,14 +285,6 @@ fn proved_certificate(
         });
     };
     let certificate = CertificateDer::from(proof.certificate);
-    tunnels.certificates.get().agents.verify_client_cert(&certificate, &[], clock::unix_time()).map_err(|error| {
-        match error {
-            rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
-                Error::AgentCertificateExpired
-            }
-            _ => Error::AgentCertificateRequired,
-        }
-    })?;
     let message = handshake::challenge_message(head.authority.as_str(), challenge);
     if pki::verify_signature(&certificate, &message, &proof.signature) {
         Ok(certificate)

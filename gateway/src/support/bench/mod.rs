@@ -34,7 +34,7 @@ use crate::telemetry::counters::Scrape;
 use crate::telemetry::counters::services::{Sample, ServiceCounters};
 use crate::telemetry::request_log::LogQueue;
 use crate::tls::ServerConfigs;
-use crate::tls::agents::TrustedAuthorities;
+use crate::tls::agents::{AgentVerifier, TrustedAuthorities};
 use crate::upstream::Frame;
 use crate::worker::{self, Peers, Setup, WorkerMessage};
 
@@ -143,7 +143,7 @@ fn no_certificates() -> io::Result<ServerConfigs> {
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
     let config = Arc::new(config);
-    let agents = Arc::new(NoClientAuth);
+    let agents = Arc::new(AgentVerifier { of_all: Arc::new(NoClientAuth), of_each: Vec::new(), of_ended: None });
     Ok(ServerConfigs {
         public: Arc::clone(&config),
         tunnel: config,
