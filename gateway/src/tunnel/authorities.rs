@@ -43,13 +43,12 @@ impl Tunnels {
         }
     }
 
-    /// Asks the agent to renew its certificate if it is not of the issuing authority. Agents of the previous line renew it at
-    /// their usual time.
+    /// Asks the agent to renew its certificate if it is not of the issuing authority, also if another was issued to it: the reply
+    /// may be lost. Agents of the previous line renew it at their usual time.
     fn want_renewal(&self, session: &Session) {
         let configs = self.certificates.get();
         if let Some(authority) = configs.authorities.issuing.clone()
             && self.is_of_another_authority(session)
-            && !self.has_renewed(session)
             && session.version.line != version::PREVIOUS
         {
             let seconds = self.directory.get().agents() / RENEWALS_PER_SECOND;

@@ -263,6 +263,27 @@ fn an_agent_recovers_after_two_immediate_replacements() {
 }
 
 #[test]
+fn an_agent_that_lost_its_renewed_certificate_is_asked_again() {
+    let prepared = Prepared::new();
+    let (served, agent) = prepared.start(&backend::answering(ANSWER));
+    let api = Api::new(served.admin_address, &prepared.path("data"));
+    let file = prepared.path("agent/identity.pem");
+    let before = fs::read(&file).unwrap();
+    api.replace();
+    api.wait_until_left(0);
+    drop(agent);
+    let renewed = fs::read(&file).unwrap();
+    assert_ne!(renewed, before);
+    files::write_private(&file, &before).unwrap();
+    let _agent = prepared.run_agent(served.address.port(), &backend::answering(ANSWER));
+    eventually("the agent has renewed its certificate again", || {
+        let now = fs::read(&file).unwrap();
+        (now != before && now != renewed).then_some(())
+    });
+    api.wait_until_left(0);
+}
+
+#[test]
 fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
     let Some(mut region) = Region::start_gated(3) else { return };
     let _agent = region.run_agent(&backend::answering(ANSWER));
