@@ -162,6 +162,7 @@ impl NodeClient {
         }
         Ok(response)
     }
+
     fn take_idle(&self, destination: &Destination) -> Option<SendRequest<Body>> {
         let mut idle = self.idle();
         let kept = idle.get_mut(destination)?;

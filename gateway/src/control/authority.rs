@@ -178,9 +178,11 @@ impl Control {
         }
         let publish = |configs: &Arc<ServerConfigs>| self.workers.publish_certificates(configs);
         self.tls.trust(authorities.trusted.clone(), publish)?;
-        *self.authorities.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&authorities);
         let certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
-        certified.map_or(Ok(()), |node| self.certify(&authorities, node))
+        certified.map_or(Ok(()), |node| self.certify(&authorities, node))?;
+        // Last, so that the next change tries again what has failed.
+        *self.authorities.lock().unwrap_or_else(PoisonError::into_inner) = authorities;
+        Ok(())
     }
 
     /// Issues a certificate for this process as `node`, and publishes it.
