@@ -18,7 +18,7 @@ pub(crate) struct AdminApi {
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: Value,
-    /// Slots of the nodes that do not use a change yet.
+    /// Slots of the nodes that may serve without a change.
     pub(crate) pending: Vec<usize>,
 }
 
@@ -51,7 +51,9 @@ impl AdminApi {
         let request = request.body(body).map_err(|error| Failure::during(&url, error))?;
         let mut response = self.http.run(request).map_err(failed)?;
         let pending = response.headers().get("X-Gw-Pending-Nodes").and_then(|names| names.to_str().ok());
-        let pending = pending.unwrap_or_default().split(',').filter_map(|slot| slot.trim().parse().ok()).collect();
+        // Such as `2, 5;dead`.
+        let slot = |node: &str| node.split(';').next()?.trim().parse().ok();
+        let pending = pending.unwrap_or_default().split(',').filter_map(slot).collect();
         let text = response.body_mut().read_to_string().map_err(failed)?;
         let body = serde_json::from_str(&text).unwrap_or(Value::Null);
         Ok(Reply { status: response.status().as_u16(), body, pending })

@@ -116,7 +116,7 @@ fn a_backup_never_migrates_the_database() {
     };
     let known = version(None);
     for (found, expected) in
-        [(known - 1, "use the program of the version that ran with it"), (999, "run a newer version")]
+        [(known - 1, "use the program of the version that ran with it"), (999, "too new for this program")]
     {
         version(Some(found));
         let mut bytes = Vec::new();

@@ -267,7 +267,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 42] = [
+const NOT_RUN: [(&str, &str, &str); 43] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/agent.md", "gw-agent http", "the page enrolls the machine by other commands; docs/quickstart.md runs it"),
     ("docs/backup.md", "set -o pipefail", "age, and the key of a reader"),
@@ -309,6 +309,11 @@ const NOT_RUN: [(&str, &str, &str); 42] = [
     ("docs/region.md", "sudo -u postgres dropdb", REGION),
     ("docs/region.md", "sudo systemctl stop", REGION),
     ("docs/region.md", "sudo install", REGION),
+    (
+        "docs/security.md",
+        "sudo gw-gateway agent-ca replace",
+        "agents that renew; gateway/tests/it/agent_ca runs the commands",
+    ),
     ("docs/upgrade.md", "gw-gateway agent-program", "two programs; gateway/tests/it/agent_updates signs programs"),
 ];
 
