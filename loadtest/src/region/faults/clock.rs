@@ -30,10 +30,13 @@ const TICK: Duration = Duration::from_millis(200);
 /// The file that has the offset of a clock.
 struct Clock(PathBuf);
 
+/// Beginning of the line that a node logs whose clock is too far off to join.
+const DOES_NOT_JOIN: &str = "this node does not join the region: ";
+
 /// What a node with a wrong clock does at its start.
 #[derive(Debug, PartialEq, Eq)]
 enum Start {
-    /// It has ended.
+    /// It has ended, or does not join and says that a clock is wrong.
     Refused,
     Live,
     Neither,
@@ -113,8 +116,9 @@ fn at_start(site: &mut Site, clock: &Clock, offset: i64, length: Duration) -> Re
     let services: Vec<usize> = (0..site.services.len()).filter(|it| site.services[*it].entry != Some(WRONG)).collect();
     let others = Watch::start(site, &watch::pairs(&[0, 1], &services), RATE, CALLERS)?;
     clock.set(offset)?;
+    let refusals = site.log(WRONG)?.matches(DOES_NOT_JOIN).count();
     site.start_node(WRONG)?;
-    let start = started(site)?;
+    let start = started(site, refusals)?;
     let here = (start == Start::Live).then(|| Watch::start(site, &watch::pairs(&[WRONG], &services), RATE, CALLERS));
     std::thread::sleep(length);
     let here = here.transpose()?.map_or(Ok(Vec::new()), Watch::stop)?;
@@ -137,11 +141,11 @@ fn at_start(site: &mut Site, clock: &Clock, offset: i64, length: Duration) -> Re
     })
 }
 
-/// Waits until the node has ended or is live.
-fn started(site: &mut Site) -> Result<Start, Failure> {
+/// Waits until the node has ended, is live or says that it does not join. `refusals` is how often it has said so before.
+fn started(site: &mut Site, refusals: usize) -> Result<Start, Failure> {
     let deadline = Instant::now() + JOINED_WITHIN;
     while Instant::now() < deadline {
-        if site.has_ended(WRONG)? {
+        if site.has_ended(WRONG)? || site.log(WRONG)?.matches(DOES_NOT_JOIN).count() > refusals {
             return Ok(Start::Refused);
         }
         let status = site.status(WRONG);
