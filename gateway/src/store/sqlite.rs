@@ -133,6 +133,8 @@ impl SqliteStore {
             _ => error.into(),
         })?;
         connection.pragma_update(None, "synchronous", "FULL")?;
+        // The private keys of records that are deleted or replaced do not stay in the file.
+        connection.pragma_update(None, "secure_delete", "ON")?;
         Ok(Self { connection, origin: format!("{}:{}", file.dev(), file.ino()), sealing: Sealing::default() })
     }
 
@@ -163,7 +165,6 @@ impl SqliteStore {
             return Ok(());
         }
         // No part of a key may be left in the file: neither in pages that are free already, nor in what is replaced.
-        self.connection.pragma_update(None, "secure_delete", "ON")?;
         self.connection.execute_batch("VACUUM")?;
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for record in &plain {
@@ -510,6 +511,25 @@ mod tests {
             entry("").detail
         );
         assert!(store.audit_log(&AuditQuery { account: Some("other".to_owned()), ..all() }).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_deleted_key_does_not_stay_in_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gw.sqlite");
+        let mut store = SqliteStore::open(&path).unwrap();
+        let samples = samples();
+        let StoredRecord::Authority(authority) = samples.last().unwrap().clone() else { panic!("an authority") };
+        let secret = "a private key that is gone";
+        let with_key = AuthorityRecord { private_key: Some(Secret::new(secret.repeat(10))), ..authority.clone() };
+        let put = |record| [Step::Put(StoredRecord::Authority(record))];
+        store.commit(&Position::default(), &put(with_key), &entry("first")).unwrap();
+        let ended = AuthorityRecord { private_key: None, role: AuthorityRole::Ended, ..authority };
+        store.commit(&Position::default(), &put(ended), &entry("second")).unwrap();
+        // Writes the log back, and deletes it.
+        drop(store);
+        let file = std::fs::read(&path).unwrap();
+        assert_eq!(memchr::memmem::find(&file, secret.as_bytes()), None);
     }
 
     #[test]

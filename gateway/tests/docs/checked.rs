@@ -304,7 +304,7 @@ const NOT_RUN: [(&str, &str, &str); 43] = [
     ("docs/region.md", "   openssl rand -hex 32 | sudo install", REGION),
     ("docs/region.md", "   sudo --user gw-gateway gw-gateway region rekey", REGION),
     ("docs/region.md", "sudo systemctl kill", REGION),
-    ("docs/region.md", "sudo --user gw-gateway gw-gateway region forget", REGION),
+    ("docs/region.md", "   sudo --user gw-gateway gw-gateway region forget", REGION),
     ("docs/region.md", "sudo -u postgres pg_dump", REGION),
     ("docs/region.md", "sudo -u postgres dropdb", REGION),
     ("docs/region.md", "sudo systemctl stop", REGION),

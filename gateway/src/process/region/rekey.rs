@@ -3,7 +3,7 @@
 use super::{RegionError, store};
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::store::{AuditEntry, Rekeyed, Revision, StoreError};
+use crate::store::{AuditEntry, Rekeyed, Revision};
 
 /// A region key that was replaced.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub fn rekey(config: &Config, is_forced: bool) -> Result<Replaced, RegionError> 
             let nodes: Vec<String> = nodes.iter().map(|slot| slot.get().to_string()).collect();
             Err(RegionError::KeyNotKnown { nodes: nodes.join(", ") })
         }
-        Err(StoreError::Unavailable(reason)) => Err(RegionError::UnknownReplacement(reason)),
+        Ok(Rekeyed::Unknown(reason)) => Err(RegionError::UnknownReplacement(reason)),
         Err(error) => Err(error.into()),
     }
 }

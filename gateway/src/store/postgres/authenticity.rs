@@ -108,8 +108,8 @@ impl Authenticator {
         is_tag(&self.node(row.slot, row.session, row.peer_address), &row.tag)
     }
 
-    /// Shows that the process of a node has this key: it binds slot, session and version, so that a later process of the node
-    /// cannot be taken for it.
+    /// Shows that the process of a node has this key: it binds slot, session and version. A process that joins has another session.
+    /// One that replaces another by SIGUSR2 has the same, and until its first beat, the row has the proofs of the one before.
     pub(super) fn proof(&self, slot: NodeSlot, session: u128, version: &str) -> Tag {
         self.sign(&[b"key", &slot.get().to_be_bytes(), &session.to_be_bytes(), version.as_bytes()]).0
     }

@@ -4,6 +4,8 @@
 //! planned before it is refused afterwards, because the revision and the check of the key are others. Nodes that follow find
 //! the check of the key and load all records. A node that joins meanwhile waits for the row, and then finds another key.
 
+use std::cmp::Ordering;
+
 use tokio_postgres::{Error, Row, Transaction};
 
 use super::super::{AuditEntry, Position, Revision, StoreError, document};
@@ -12,6 +14,7 @@ use super::engine::Session;
 use super::fill::TRANSFER;
 use super::keys::{ProvenKeys, StoreKey, other_key};
 use super::load::{read_all, read_position};
+use super::schema::MIGRATIONS;
 use super::{PostgresStore, column, nodes};
 use crate::region::NodeSlot;
 
@@ -25,12 +28,13 @@ pub(crate) enum Rekeyed {
     Done(Revision, usize),
     /// These nodes do not have the next key. Nothing was changed.
     Unready(Vec<NodeSlot>),
+    /// The connection broke after the transaction began. A repetition is harmless.
+    Unknown(String),
 }
 
 impl PostgresStore {
     /// Replaces the region key by `region_key_next`, as a change of its own. Refuses if the database is not authentic, and, unless
-    /// `may_leave_behind`, if a node that runs does not have the next key. [`StoreError::Unavailable`] means that the outcome is
-    /// unknown; a repetition is harmless.
+    /// `may_leave_behind`, if a node that runs does not have the next key. An error means that nothing was changed.
     pub(crate) fn rekey(&mut self, may_leave_behind: bool, entry: &AuditEntry) -> Result<Rekeyed, StoreError> {
         let refused = |problem: &str| StoreError::Region(format!("{problem}; nothing was changed"));
         self.check()?;
@@ -43,9 +47,11 @@ impl PostgresStore {
         }
         let change = self.ids.next_id().to_string();
         let replacement = Replacement { earlier: &earlier, next, change: &change, entry, node: &self.source.node };
+        let mut has_begun = false;
         let rekeyed = self.engine.call(TRANSFER, async |session: &mut Session| {
             session.take_unreplicated();
             let transaction = session.client.transaction().await?;
+            has_begun = true;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
             let rekeyed = replacement.run(&transaction, may_leave_behind).await?;
             if !matches!(rekeyed, Ok(Rekeyed::Done(..))) {
@@ -58,7 +64,11 @@ impl PostgresStore {
                 session.client.execute("UPDATE gw.region SET tick = tick + 1", &[]).await?;
             }
             Ok(rekeyed)
-        })??;
+        });
+        let rekeyed = match rekeyed {
+            Err(StoreError::Unavailable(reason)) if has_begun => return Ok(Rekeyed::Unknown(reason)),
+            rekeyed => rekeyed??,
+        };
         if matches!(rekeyed, Rekeyed::Done(..)) {
             self.source.known.forget();
             self.keys.use_key(next.index);
@@ -92,8 +102,8 @@ impl Replacement<'_> {
         transaction: &Transaction<'_>,
         may_leave_behind: bool,
     ) -> Result<Result<Rekeyed, StoreError>, Error> {
-        const REGION: &str =
-            "SELECT id::text, revision, coalesce(last_change::text, ''), tag, key_check FROM gw.region FOR UPDATE";
+        const REGION: &str = "SELECT id::text, revision, coalesce(last_change::text, ''), tag, key_check, schema
+            FROM gw.region FOR UPDATE";
         let region = transaction.query_one(REGION, &[]).await?;
         let before = match self.position(&region) {
             Ok(before) => before,
@@ -133,7 +143,16 @@ impl Replacement<'_> {
 
     fn position(&self, region: &Row) -> Result<Position, StoreError> {
         let check: &str = column(region, 4)?;
-        if check == self.earlier.check { read_position(region) } else { Err(other_key()) }
+        if check != self.earlier.check {
+            return Err(other_key());
+        }
+        // A node of another version may have migrated the tables since the check of this connection.
+        let (found, known) = (usize::try_from(column::<i32>(region, 5)?).unwrap_or(0), MIGRATIONS.len());
+        match found.cmp(&known) {
+            Ordering::Less => Err(StoreError::OlderSchema { found, known }),
+            Ordering::Equal => read_position(region),
+            Ordering::Greater => Err(StoreError::NewerSchema { found, known }),
+        }
     }
 
     /// The nodes that run and do not have the next key.
@@ -262,8 +281,11 @@ impl Replacement<'_> {
         Ok(after)
     }
 
+    /// Locks the rows and not the table: a node that joins or moves waits for the row of the region, which this transaction
+    /// holds, and has the table locked against such a lock already.
     async fn rewrite_nodes(&self, transaction: &Transaction<'_>) -> Result<Result<(), StoreError>, Error> {
-        for row in transaction.query(ProvenKeys::SELECT, &[]).await? {
+        let select = format!("{} FOR UPDATE", ProvenKeys::SELECT);
+        for row in transaction.query(&select, &[]).await? {
             let (number, tag): (i16, &[u8]) = (row.get(0), row.get(6));
             let Some((slot, session, address)) = nodes::identity(&row) else {
                 let slot = u16::try_from(number).ok().and_then(NodeSlot::new).unwrap_or_default();
