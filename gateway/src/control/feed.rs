@@ -19,7 +19,7 @@ use super::journal::{self, Journal};
 use super::{Control, ControlError};
 use crate::clock::ClockWatch;
 use crate::freeze::AwaitedRead;
-use crate::region::Roster;
+use crate::region::{RegionKeys, Roster};
 use crate::store::{
     Position, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, StoreError, StoreSource, StoredRecord,
 };
@@ -288,30 +288,33 @@ impl Follower {
 /// The copy of the records in the data folder.
 struct RecordsCopy {
     path: PathBuf,
+    keys: RegionKeys,
     sealer: Result<Sealer, StoreError>,
-    written: Option<Position>,
+    /// With the index of the region key that seals it.
+    written: Option<(Position, usize)>,
     has_failed: bool,
     next: Instant,
 }
 
 impl RecordsCopy {
     fn new(data_dir: &Path, source: &PostgresSource) -> Self {
-        let sealer = Sealer::new(&source.keys);
-        Self { path: data_dir.join(COPY_FILE), sealer, written: None, has_failed: false, next: Instant::now() }
+        let (path, keys, sealer) = (data_dir.join(COPY_FILE), source.keys.clone(), Sealer::new(&source.keys));
+        Self { path, keys, sealer, written: None, has_failed: false, next: Instant::now() }
     }
 
     fn write_if_due(&mut self, control: &Control, journal: &Journal) {
         let needs_copy = journal.needs_copy();
-        let is_due = needs_copy || self.written.as_ref() != Some(&control.position());
+        let key = self.keys.in_use();
+        let is_due = needs_copy || self.written != Some((control.position(), key));
         if !is_due || ((self.has_failed || !needs_copy) && Instant::now() < self.next) {
             return;
         }
         let began = Instant::now();
-        let written = self.write(control, journal);
+        let written = self.write(control, journal, key);
         self.has_failed = written.is_err();
         match written {
             Ok(Some(position)) => {
-                self.written = Some(position);
+                self.written = Some((position, key));
                 journal.succeeded();
                 // Changes can be durable now.
                 control.applied.send_modify(|_| ());
@@ -323,10 +326,14 @@ impl RecordsCopy {
     }
 
     /// Returns the position of the copy; `None` if another process has the data folder.
-    fn write(&self, control: &Control, journal: &Journal) -> Result<Option<Position>, ControlError> {
+    fn write(&self, control: &Control, journal: &Journal, key: usize) -> Result<Option<Position>, ControlError> {
         let Some(mut copying) = journal.copy() else { return Ok(None) };
         let (position, records) = {
             let state = control.state();
+            if self.written.as_ref().is_some_and(|(_, of_copy)| *of_copy != key) {
+                // Its entries are sealed with the earlier region key.
+                journal.break_off();
+            }
             copying.begin();
             (state.position.clone(), state.records.clone())
         };

@@ -17,6 +17,7 @@ use gw_shared::identity::secret::Secret;
 use serde_json::{Value, json};
 
 use crate::region_load::Load;
+use crate::region_records::Node;
 use crate::support::postgres::Postgres;
 use crate::support::process::gw_gateway;
 use crate::support::region::Region;
@@ -68,14 +69,14 @@ fn authority() -> Step {
     }))
 }
 
-/// A region with an account, a signing key and an authority, and a next key.
+/// A region with an account and a signing key, and a next key.
 fn region() -> Option<Postgres> {
     let postgres = Postgres::with_region()?;
     postgres.make_next_key();
     let mut store = PostgresStore::new(&postgres.source("a")).unwrap();
     let start = store.load().unwrap().position;
     let signing = Step::Put(StoredRecord::SigningKey(SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap()));
-    store.commit(&start, &[account("first"), signing, authority()], &entry("first")).unwrap();
+    store.commit(&start, &[account("first"), signing], &entry("first")).unwrap();
     Some(postgres)
 }
 
@@ -89,6 +90,9 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
         let of_authorities = records.authorities.values().filter_map(|authority| authority.private_key.as_ref());
         signing.chain(of_authorities).map(|key| key.reveal().to_owned()).collect::<Vec<_>>()
     };
+    let mut store = PostgresStore::new(&postgres.source("setup")).unwrap();
+    let start = store.load().unwrap().position;
+    store.commit(&start, &[authority()], &entry("authority")).unwrap();
     let before = private(&load(&postgres, "before").unwrap());
     assert_eq!(before.len(), 2);
     let (stop, made) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -144,11 +148,81 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
 }
 
 #[test]
+fn the_copy_of_a_node_that_started_without_postgresql_is_written_again_with_the_key_in_use() {
+    let Some(mut postgres) = region() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::start(&postgres, folder.path(), "a");
+    rekey(&postgres.config(Path::new("/nowhere")), false).unwrap();
+    let newest = postgres.sql("SELECT revision FROM gw.region").parse().unwrap();
+    let keeps = |node: &Node| node.gateway.control().revision().0 >= newest;
+    eventually("the node has followed", || keeps(&node).then_some(()));
+    node.gateway.drain();
+    postgres.stop();
+    let [copy, journal] = ["records.sealed", "records.journal"].map(|file| node.data_dir.join(file));
+    let restart = |postgres: &Postgres, before: &[u8]| {
+        let node = Node::start(postgres, folder.path(), "a");
+        assert!(keeps(&node), "it knows all records");
+        eventually("the copy is written", || Some(fs::read(&copy).unwrap()).filter(|now| now != before));
+        node
+    };
+    // Without PostgreSQL, it seals with `region_key`, which is the earlier one.
+    let node = restart(&postgres, &fs::read(&copy).unwrap());
+    let before = fs::read(&copy).unwrap();
+    postgres.resume();
+    eventually("the copy is written again", || (fs::read(&copy).unwrap() != before).then_some(()));
+    let position = postgres.sql("SELECT revision FROM gw.region");
+    assert_eq!(position, newest.to_string(), "no change has made another copy due");
+    eventually("the journal begins again", || fs::read(&journal).unwrap().is_empty().then_some(()));
+    node.gateway.drain();
+    postgres.stop();
+    // The next key alone opens it.
+    postgres.exchange_keys();
+    restart(&postgres, &fs::read(&copy).unwrap()).gateway.drain();
+}
+
+/// A statement of a node that joins while the key is replaced: its row has a tag of the earlier key.
+const JOIN: &str = "
+    INSERT INTO gw.nodes (slot, session, state, peer_address, version, tag)
+    SELECT 7, gen_random_uuid(), 'joining', '127.0.0.1:1', '1', '' FROM gw.region
+    WHERE key_check = (SELECT earlier FROM checked) FOR SHARE";
+
+#[test]
+fn a_node_that_joins_while_the_key_is_replaced_waits_and_gets_no_row_of_the_earlier_key() {
+    let Some(postgres) = region() else { return };
+    let config = postgres.config(Path::new("/nowhere"));
+    // Everything but the nodes is written; the replacement goes on when the other statement waits for it.
+    postgres.sql(
+        "CREATE TABLE checked AS SELECT key_check AS earlier FROM gw.region;
+         CREATE FUNCTION await() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM pg_advisory_xact_lock(7);
+            LOOP
+                PERFORM pg_stat_clear_snapshot();
+                EXIT WHEN EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock');
+                PERFORM pg_sleep(0.01);
+            END LOOP;
+            RETURN NEW;
+         END $$;
+         CREATE TRIGGER await BEFORE INSERT ON gw.audit FOR EACH ROW EXECUTE FUNCTION await()",
+    );
+    std::thread::scope(|scope| {
+        let replaced = scope.spawn(|| rekey(&config, false).map(drop));
+        let is_writing = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7";
+        eventually("the replacement writes", || (postgres.sql(is_writing) == "1").then_some(()));
+        postgres.sql(JOIN);
+        replaced.join().unwrap().unwrap();
+    });
+    assert_eq!(postgres.sql("SELECT count(*) FROM gw.nodes WHERE slot = 7"), "0");
+}
+
+#[test]
 fn a_replacement_that_fails_changes_nothing() {
     let Some(postgres) = region() else { return };
     let config = postgres.config(Path::new("/nowhere"));
     let before = rows(&postgres);
     let refusal = || rekey(&config, false).unwrap_err().to_string();
+    postgres.sql("UPDATE gw.region SET schema = schema + 1");
+    assert!(refusal().contains("too new for this program"));
+    postgres.sql("UPDATE gw.region SET schema = schema - 1");
     // What cannot be read afterwards is not committed.
     postgres.sql(
         "CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS
