@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustls_pki_types::CertificateDer;
+use tokio::sync::watch;
+
 use crate::hostname::Region;
 use crate::limits;
 use crate::region::{NodeSlot, Placement, View};
@@ -12,13 +15,14 @@ use crate::tls::pki::NodeIdentity;
 /// The newest view and TLS configurations of this node, for threads other than the workers.
 pub(crate) struct LocalNode {
     pub(super) region: Region,
+    /// `None` until the first view is published.
+    tls: watch::Sender<Option<Arc<NodeTls>>>,
     latest: Mutex<Latest>,
 }
 
 /// `None` until the first view is published.
 #[derive(Default)]
 struct Latest {
-    tls: Option<Arc<NodeTls>>,
     /// Number of TLS configurations so far, each with a certificate of its own.
     certificates_used: u64,
     view: Option<Arc<View>>,
@@ -28,11 +32,18 @@ struct Latest {
 
 impl LocalNode {
     pub(crate) fn new(region: Region) -> Arc<Self> {
-        Arc::new(Self { region, latest: Mutex::default() })
+        Arc::new(Self { region, tls: watch::Sender::default(), latest: Mutex::default() })
     }
 
     pub(crate) fn tls(&self) -> Option<Arc<NodeTls>> {
-        self.latest().tls.clone()
+        self.tls.borrow().clone()
+    }
+
+    /// Waits until the certificate that another node has shown is of no trusted authority any more.
+    pub(super) async fn distrusts(&self, certificate: &CertificateDer<'_>) {
+        let is_distrusted = |tls: &Option<Arc<NodeTls>>| tls.as_ref().is_none_or(|tls| !tls.trusts(certificate));
+        // Fails when this is dropped, which the caller holds.
+        let _ = self.tls.subscribe().wait_for(is_distrusted).await;
     }
 
     pub(super) fn certificates_used(&self) -> u64 {
@@ -57,9 +68,9 @@ impl LocalNode {
 
     /// Uses this configuration for new connections.
     pub(crate) fn use_tls(&self, tls: Arc<NodeTls>) {
-        let mut latest = self.latest();
-        latest.certificates_used += 1;
-        latest.tls = Some(tls);
+        // First: a connection with an earlier certificate must not be kept under the later number.
+        self.tls.send_replace(Some(tls));
+        self.latest().certificates_used += 1;
     }
 
     pub(crate) fn use_view(&self, view: Arc<View>) {

@@ -9,6 +9,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Router};
 use http::StatusCode;
+use rustls_pki_types::CertificateDer;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -135,7 +136,7 @@ fn check(ended: Result<(), tokio::task::JoinError>) {
 impl Serving {
     async fn serve(self, connection: NodeConnection, handshake: TaskPlace) {
         let from = connection.from;
-        let (stream, node, _counted) = match self.shake_hands(connection, handshake).await {
+        let (stream, node, certificate, _counted) = match self.shake_hands(connection, handshake).await {
             Ok(accepted) => accepted,
             Err(error @ NotServed::GaveWay) => {
                 return tracing::debug!(%from, %error, "connection of another control plane ended");
@@ -144,7 +145,13 @@ impl Serving {
         };
         let router = self.router.layer(Extension(node));
         let (head, idle) = (self.limits.head, self.limits.idle);
-        let ended = http_server::serve_connection(stream, router, head, idle, self.closing).await;
+        let ended = tokio::select! {
+            ended = http_server::serve_connection(stream, router, head, idle, self.closing) => ended,
+            () = self.node.distrusts(&certificate) => {
+                let node = node.slot.get();
+                return tracing::info!(%from, node, "connection of another control plane ended: its authority is not trusted any more");
+            }
+        };
         if let Err(error) = ended {
             tracing::debug!(%from, node = node.slot.get(), %error, "connection of another control plane ended");
         }
@@ -155,14 +162,14 @@ impl Serving {
         &self,
         connection: NodeConnection,
         handshake: TaskPlace,
-    ) -> Result<(TlsStream<TcpStream>, NodeIdentity, OwnedSemaphorePermit), NotServed> {
+    ) -> Result<(TlsStream<TcpStream>, NodeIdentity, CertificateDer<'static>, OwnedSemaphorePermit), NotServed> {
         let accepted = tokio::select! {
             biased;
             () = handshake.lost() => return Err(NotServed::GaveWay),
             accepted = timeout(self.limits.handshake_within, transport::accept(connection, &self.node)) => accepted,
         };
-        let (stream, node) = accepted.unwrap_or(Err(NotServed::TimedOut))?;
+        let (stream, node, certificate) = accepted.unwrap_or(Err(NotServed::TimedOut))?;
         let counted = Arc::clone(&self.connections).try_acquire_owned().map_err(|_| NotServed::TooMany)?;
-        Ok((stream, node, counted))
+        Ok((stream, node, certificate, counted))
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use bytes::Bytes;
 use rustls::server::Acceptor;
-use rustls_pki_types::ServerName;
+use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_rustls::{StartHandshake, TlsConnector, client, server};
@@ -92,7 +92,7 @@ pub(super) enum NotServed {
 pub(super) async fn accept(
     connection: NodeConnection,
     node: &LocalNode,
-) -> Result<(server::TlsStream<TcpStream>, NodeIdentity), NotServed> {
+) -> Result<(server::TlsStream<TcpStream>, NodeIdentity, CertificateDer<'static>), NotServed> {
     let tls = node.tls().ok_or(NotServed::NoCertificate)?;
     let socket = std::net::TcpStream::from(connection.socket);
     socket.set_nonblocking(true)?;
@@ -105,8 +105,11 @@ pub(super) async fn accept(
     }
     let accepted = acceptor.accept().map_err(|(error, _)| error)?.ok_or(NotServed::NoClientHello)?;
     let stream = StartHandshake::from_parts(accepted, socket).into_stream(tls.server.clone()).await?;
-    let identity = identity(stream.get_ref().1, node).ok_or(NotServed::OtherCertificate)?;
-    Ok((stream, identity))
+    let session = stream.get_ref().1;
+    let identity = identity(session, node).ok_or(NotServed::OtherCertificate)?;
+    let shown = session.peer_certificates().and_then(|chain| chain.first()).ok_or(NotServed::OtherCertificate)?;
+    let certificate = shown.clone().into_owned();
+    Ok((stream, identity, certificate))
 }
 
 /// Connects to the control plane of a member. Fails if another process answers there.

@@ -2,6 +2,7 @@
 //! links, opens it and carries it between tunnel and link.
 
 use std::cell::Cell;
+use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -56,12 +57,20 @@ pub(crate) async fn serve_link(upstream: Rc<Upstream>, nodes: Rc<Nodes>, stream:
     let _attached = nodes.attach(node.session, stream.closer());
     let node = node.slot.get();
     tracing::info!(node, "link of another node opened");
-    let ended = drive(&upstream, &nodes, &stream).await;
+    // A certificate that was verified by an earlier configuration is looked at again.
+    let Some(certificate) = stream.peer_certificate() else { return };
+    let ended = drive(&upstream, &nodes, &stream, nodes.distrusts(&certificate)).await;
     let error = ended.err().map(|error| error_line(&error));
     tracing::info!(node, error, "link of another node ended");
 }
 
-async fn drive(upstream: &Rc<Upstream>, nodes: &Rc<Nodes>, stream: &TlsStream) -> Result<(), TunnelError> {
+/// Serves the requests of a link until it ends, or `distrusted` resolves.
+async fn drive(
+    upstream: &Rc<Upstream>,
+    nodes: &Rc<Nodes>,
+    stream: &TlsStream,
+    distrusted: impl Future<Output = ()>,
+) -> Result<(), TunnelError> {
     let last_received = stream.socket().last_received();
     stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
     stream.socket().limit_unsent(UNSENT)?;
@@ -79,9 +88,12 @@ async fn drive(upstream: &Rc<Upstream>, nodes: &Rc<Nodes>, stream: &TlsStream) -
         driven
     }));
     let dead = pin!(heartbeat::until_dead(&tunnel, &last_received));
-    let ended = match select(driven, dead).await {
+    let ended = match select(driven, select(dead, pin!(distrusted))).await {
         Either::Left((ended, _)) => ended,
-        Either::Right(((), _)) => Err(TunnelError::Silent),
+        Either::Right((Either::Left(_), _)) => Err(TunnelError::Silent),
+        Either::Right((Either::Right(_), _)) => {
+            Err(io::Error::other("the authority of its certificate is not trusted any more").into())
+        }
     };
     tunnel.with(Endpoint::lose);
     ended

@@ -35,6 +35,7 @@ pub(crate) struct NodeTls {
     pub(crate) client: Arc<ClientConfig>,
     /// For connections to control planes.
     pub(crate) control_client: Arc<ClientConfig>,
+    members: Arc<MemberVerifier>,
 }
 
 impl NodeTls {
@@ -52,9 +53,10 @@ impl NodeTls {
 
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider)).build()?;
+        let members = Arc::new(MemberVerifier(verifier));
         let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
-            .with_client_cert_verifier(Arc::new(MemberVerifier(verifier)))
+            .with_client_cert_verifier(Arc::<MemberVerifier>::clone(&members))
             .with_single_cert(chain.clone(), key.clone_key())?;
         server.alpn_protocols = [ALPN_NODE, ALPN_EARLIER_NODE, ALPN_CONTROL].map(<[u8]>::to_vec).into();
         server.send_tls13_tickets = 0;
@@ -69,7 +71,15 @@ impl NodeTls {
         client.resumption = Resumption::disabled();
         let mut control_client = client.clone();
         control_client.alpn_protocols = vec![ALPN_CONTROL.to_vec()];
-        Ok(Self { server: Arc::new(server), client: Arc::new(client), control_client: Arc::new(control_client) })
+        let [client, control_client] = [client, control_client].map(Arc::new);
+        Ok(Self { server: Arc::new(server), client, control_client, members })
+    }
+
+    /// Whether a certificate that another node has shown is still of a trusted authority.
+    pub(crate) fn trusts(&self, certificate: &CertificateDer<'_>) -> bool {
+        // The verifier takes no time from its caller.
+        let now = UnixTime::since_unix_epoch(Duration::ZERO);
+        self.members.verify_client_cert(certificate, &[], now).is_ok()
     }
 }
 

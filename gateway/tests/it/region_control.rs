@@ -1,5 +1,10 @@
 //! A region of several nodes: HTTP between the control planes of the nodes.
 
+use std::io::{self, Read};
+
+use serde_json::json;
+
+use crate::support::admin_api::Api;
 use crate::support::http1_peer::Peer;
 use crate::support::node_peer::{self, ALPN_CONTROL, alive, certificate};
 use crate::support::nodes::Nodes;
@@ -66,4 +71,30 @@ fn large_requests_are_refused() {
     let mut peer = connect();
     peer.send(format!("GET /v1/alive HTTP/1.1\r\nHost: node\r\nX-Long: {}\r\n\r\n", "a".repeat(20_000)));
     assert_eq!(peer.response().status, 431);
+}
+
+#[test]
+fn connections_with_a_certificate_of_an_ended_authority_end() {
+    let nodes = Nodes::start(2);
+    let uri = format!("gw://eu1.gw.localhost/node/1/{:032x}", Nodes::session(1));
+    let (certificate, key) = certificate(&nodes, &uri);
+    let connect = |alpn| node_peer::connect(&nodes, 0, alpn, Some((certificate.clone(), key.clone_key())));
+    let mut control_plane = Peer::new(connect(ALPN_CONTROL));
+    control_plane.send(REQUEST);
+    assert_eq!(control_plane.response().status, 200);
+    let mut link = connect(b"gw-peer/2");
+    let mut hello = [0; 12];
+    link.read_exact(&mut hello).unwrap();
+
+    let replaced = Api(&nodes.about(0)).ask("POST", "/agent-ca/replace", &json!({ "immediately": true }));
+    assert_eq!(replaced.status, 200, "{replaced:?}");
+    for end in [control_plane.stream.read(&mut [0; 64]), link.read(&mut [0; 64])] {
+        assert!(end.as_ref().is_ok_and(|read| *read == 0) || end.as_ref().is_err_and(is_end), "{end:?}");
+    }
+    assert_eq!(alive(&nodes, 0, Some((certificate.clone(), key.clone_key()))), None, "nor are new ones accepted");
+}
+
+/// The peer has closed the connection, with or without an alert of TLS before.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }

@@ -18,7 +18,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gw_shared::net::Closer;
+use rustls_pki_types::CertificateDer;
 use slab::Slab;
+use tokio::sync::Notify;
 
 use self::link::Link;
 pub(super) use self::request::OnNode;
@@ -48,6 +50,8 @@ pub(crate) struct Nodes {
     /// `None` until this node has a certificate.
     #[expect(clippy::redundant_allocation, reason = "the inner count is atomic and shared by all cores")]
     tls: RefCell<Option<Rc<Arc<NodeTls>>>>,
+    /// Notified when [`Self::tls`] is another one.
+    tls_changed: Notify,
     /// Links for new requests, by slot and session of the other node.
     links: RefCell<HashMap<(NodeSlot, u128), Rc<Link>>>,
     /// Connections of all links, of this worker to other nodes and the other way round, and both ends of spliced tunnels, with
@@ -67,6 +71,7 @@ impl Nodes {
             region,
             peering,
             tls: RefCell::default(),
+            tls_changed: Notify::new(),
             links: RefCell::default(),
             connections: RefCell::default(),
             attempt_budgets: RefCell::default(),
@@ -85,6 +90,18 @@ impl Nodes {
     pub(crate) fn use_tls(&self, tls: Arc<NodeTls>) {
         self.tls.replace(Some(Rc::new(tls)));
         self.links.borrow_mut().drain().for_each(|(_, link)| link.retire());
+        self.tls_changed.notify_waiters();
+    }
+
+    /// Waits until the certificate that another node has shown is of no trusted authority any more.
+    pub(crate) async fn distrusts(&self, certificate: &CertificateDer<'_>) {
+        loop {
+            let changed = self.tls_changed.notified();
+            if self.tls().is_none_or(|tls| !tls.trusts(certificate)) {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Uses this view. Links to processes that are no members end after their running requests. Returns the slots of
