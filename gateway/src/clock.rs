@@ -98,8 +98,8 @@ impl ClockReading {
         ahead_us.is_some()
     }
 
-    /// By how much the time is ahead of the monotonic clock after this reading, if it is `ahead_us` before. `None` where
-    /// PostgreSQL's clock has left the time so far, and the clock of this machine has not.
+    /// The offset of the time from the monotonic clock after this reading, in microseconds; `ahead_us` is the offset before it.
+    /// `None` if PostgreSQL's clock was set to another time and the clock of this machine was not.
     fn follow_from(&self, ahead_us: Option<i64>) -> Option<i64> {
         let measured_us = self.server_us - self.monotonic_us;
         let Some(ahead_us) = ahead_us else { return Some(measured_us) };

@@ -43,7 +43,7 @@ pub struct AgentCaView {
     pub waits_for_nodes: Vec<u16>,
     /// Approved agents with a certificate that has not expired.
     pub agents: usize,
-    /// Those of them whose newest certificate is of another authority than the issuing one.
+    /// Those of them whose newest certificate was issued by another authority than the issuing one.
     pub agents_left: usize,
     /// The first hundred of those.
     pub left: Vec<LeftAgent>,
@@ -107,20 +107,19 @@ pub struct AuthorityEnd {
 impl Authorities {
     /// The authorities in the records; without any, `first`.
     pub(super) fn of(records: &Records, first: &Arc<Authority>) -> Result<Self, ControlError> {
-        let with_role = |role| records.authorities.values().find(move |record| record.role == role);
         if records.authorities.is_empty() {
             let trusted = vec![identified(first.certificate_pem())?];
             let trusted = TrustedAuthorities { issuing: trusted[0].0.clone(), trusted, ended: Vec::new() };
             return Ok(Self { issuing: Arc::clone(first), trusted });
         }
-        let Some((issuing, key)) =
-            with_role(AuthorityRole::Issuing).and_then(|record| record.private_key.as_ref().map(|key| (record, key)))
+        let Some((issuing, key)) = find(records, AuthorityRole::Issuing)
+            .and_then(|record| record.private_key.as_ref().map(|key| (record, key)))
         else {
             return Err(
                 StoreError::Corrupt("no authority of agents has the role `issuing` and a key".to_owned()).into()
             );
         };
-        let others = [AuthorityRole::Next, AuthorityRole::Earlier].into_iter().filter_map(with_role);
+        let others = [AuthorityRole::Next, AuthorityRole::Earlier].into_iter().filter_map(|role| find(records, role));
         let trusted = [issuing].into_iter().chain(others).map(|record| identified(&record.certificate));
         let ended = records.authorities.values().filter(|record| record.role == AuthorityRole::Ended);
         let ended = ended.map(|record| Ok(identified(&record.certificate)?.1)).collect::<Result<_, TlsError>>()?;
@@ -180,7 +179,7 @@ impl Control {
         self.tls.trust(authorities.trusted.clone(), publish)?;
         let certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
         certified.map_or(Ok(()), |node| self.certify(&authorities, node))?;
-        // Last, so that the next change tries again what has failed.
+        // Last: after a failure, the next change of the records tries again.
         *self.authorities.lock().unwrap_or_else(PoisonError::into_inner) = authorities;
         Ok(())
     }

@@ -76,7 +76,7 @@ pub(super) struct Entry {
     pub(super) steps: Vec<Step>,
 }
 
-/// Not all changes are on the disk: a copy of the records has to be written first.
+/// Not all changes are on the disk. The next copy of the records writes them.
 #[derive(Debug)]
 pub(super) struct NotStored;
 
@@ -115,7 +115,7 @@ impl Journal {
         }
     }
 
-    /// Waits until no other task holds what this returns.
+    /// Waits for the turn to flush. The turn ends when the returned guard is dropped.
     pub(super) async fn turn(&self) -> OwnedMutexGuard<()> {
         Arc::clone(&self.turn).lock_owned().await
     }

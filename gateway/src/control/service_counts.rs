@@ -1,7 +1,8 @@
 //! The number of services that each node of the region owns.
 //!
-//! All services are counted once when the members change, on a thread of its own: a million of them take most of a second.
-//! After that, each change of the records changes the numbers.
+//! All services are counted once when the members change: a million of them take most of a second. The count has a thread of
+//! its own for that time, because it is asked for under the lock of the records, by threads with and without a tokio
+//! runtime. After that, each change of the records changes the numbers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

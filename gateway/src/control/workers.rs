@@ -24,7 +24,7 @@ pub(crate) struct ViewApplied {
     pub(crate) levels: Vec<Level>,
 }
 
-/// A process of another node that is dead by the table of nodes, or whose slot another one has, and that does not answer.
+/// A process of another node that does not answer, and that was declared dead or has lost its slot to another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LostNode {
     pub(crate) slot: NodeSlot,

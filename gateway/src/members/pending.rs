@@ -40,7 +40,7 @@ impl OtherNodes {
     }
 }
 
-/// Until when dead nodes may serve.
+/// The time until which dead nodes may serve.
 #[derive(Default)]
 pub(super) struct DeadNodes {
     /// Time without contact after which a session refuses requests, as it has said. Others serve without a limit.

@@ -92,7 +92,7 @@ async fn finish_agent_ca(
     view(&admin).await.map(Json)
 }
 
-/// The options of a request, whose body may be missing.
+/// Reads the options in the body of a request. A missing body means the defaults.
 fn options<T: DeserializeOwned + Default>(
     object: Result<Option<Json<Option<Object>>>, JsonRejection>,
 ) -> Result<T, Problem> {
