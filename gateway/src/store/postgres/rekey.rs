@@ -239,7 +239,10 @@ impl Replacement<'_> {
         sums: &mut Sums,
     ) -> Result<Result<(), StoreError>, Error> {
         for row in transaction.query("SELECT name, sealed FROM gw.secrets", &[]).await? {
-            let (name, earlier): (&str, &str) = (row.get(0), row.get(1));
+            let (name, earlier): (&str, &str) = match column(&row, 0).and_then(|name| Ok((name, column(&row, 1)?))) {
+                Ok(columns) => columns,
+                Err(error) => return Ok(Err(error)),
+            };
             sums.earlier ^= self.earlier.authenticator.secret(&before.origin, name, earlier);
             let opened = self.earlier.sealer.open(name, earlier).map_err(|_| forged_secret(name));
             let sealed = match opened.and_then(|secret| self.next.sealer.seal(name, &secret)) {
@@ -286,7 +289,10 @@ impl Replacement<'_> {
     async fn rewrite_nodes(&self, transaction: &Transaction<'_>) -> Result<Result<(), StoreError>, Error> {
         let select = format!("{} FOR UPDATE", ProvenKeys::SELECT);
         for row in transaction.query(&select, &[]).await? {
-            let (number, tag): (i16, &[u8]) = (row.get(0), row.get(6));
+            let (number, tag): (i16, &[u8]) = match column(&row, 0).and_then(|number| Ok((number, column(&row, 6)?))) {
+                Ok(columns) => columns,
+                Err(error) => return Ok(Err(error)),
+            };
             let Some((slot, session, address)) = nodes::identity(&row) else {
                 let slot = u16::try_from(number).ok().and_then(NodeSlot::new).unwrap_or_default();
                 return Ok(Err(forged_node(slot)));
