@@ -21,5 +21,7 @@ pub(crate) fn write(mut program: Command, folder: &Path) -> io::Result<()> {
 
 /// Removes the commands `help`, which say no more than `--help`.
 fn without_help(command: Command) -> Command {
-    command.disable_help_subcommand(true).mut_subcommands(without_help)
+    command
+        .disable_help_subcommand(true)
+        .mut_subcommands(without_help)
 }

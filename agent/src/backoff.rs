@@ -25,7 +25,11 @@ impl Default for Backoff {
 impl Backoff {
     /// Backoff with this first and largest ceiling.
     pub(crate) fn between(first: Duration, cap: Duration) -> Self {
-        Self { first, ceiling: first, cap }
+        Self {
+            first,
+            ceiling: first,
+            cap,
+        }
     }
 
     /// Returns the ceiling times `random` (0 to 1) as the next delay, and doubles the ceiling.

@@ -109,7 +109,10 @@ impl RunEnrolledArguments {
 
     /// Enrolls the agent of the folder unless it is enrolled. Returns whether it can enroll again.
     pub(crate) fn enroll(self, state_dir: PathBuf) -> Result<bool, Failure> {
-        let options = Options { force: self.enroll_again, ..self.enrollment.options(state_dir) };
+        let options = Options {
+            force: self.enroll_again,
+            ..self.enrollment.options(state_dir)
+        };
         let has_token = options.token.is_some();
         ensure_enrolled(options, |name| std::env::var(name).ok()).map_err(enroll_failure)?;
         Ok(has_token)
@@ -118,16 +121,32 @@ impl RunEnrolledArguments {
 
 impl EnrollmentArguments {
     fn are_given(&self) -> bool {
-        let Self { gateway, token, token_file, name, ca_file } = self;
-        gateway.is_some() || token.is_some() || token_file.is_some() || name.is_some() || ca_file.is_some()
+        let Self {
+            gateway,
+            token,
+            token_file,
+            name,
+            ca_file,
+        } = self;
+        gateway.is_some()
+            || token.is_some()
+            || token_file.is_some()
+            || name.is_some()
+            || ca_file.is_some()
     }
 
     /// The options of an enrollment in `state_dir`. Arguments take precedence over GW_ENROLLMENT_TOKEN.
     pub(crate) fn options(self, state_dir: PathBuf) -> Options {
-        let of_environment = || std::env::var("GW_ENROLLMENT_TOKEN").ok().filter(|token| !token.is_empty());
+        let of_environment = || {
+            std::env::var("GW_ENROLLMENT_TOKEN")
+                .ok()
+                .filter(|token| !token.is_empty())
+        };
         let token = match (self.token, self.token_file) {
             (None, Some(file)) => Some(TokenSource::File(file)),
-            (token, _) => token.or_else(of_environment).map(|token| TokenSource::Text(Secret::new(token))),
+            (token, _) => token
+                .or_else(of_environment)
+                .map(|token| TokenSource::Text(Secret::new(token))),
         };
         Options {
             state_dir,
@@ -143,7 +162,9 @@ impl EnrollmentArguments {
 /// The failure of a command that enrolls.
 pub(crate) fn enroll_failure(error: EnrollError) -> Failure {
     match error {
-        EnrollError::Usage(_) | EnrollError::OtherGateway { .. } => Failure::Usage(error.to_string()),
+        EnrollError::Usage(_) | EnrollError::OtherGateway { .. } => {
+            Failure::Usage(error.to_string())
+        }
         error => Failure::run(error),
     }
 }
@@ -166,16 +187,25 @@ pub(crate) struct RunArguments {
 
 impl RunArguments {
     pub(crate) fn source(&self) -> Source {
-        Source { file: self.config.clone(), state_dir: self.state_dir.clone() }
+        Source {
+            file: self.config.clone(),
+            state_dir: self.state_dir.clone(),
+        }
     }
 
     /// Arguments of a worker with the same configuration.
     pub(crate) fn of_worker(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["run".into(), "--supervised".into()];
         let mut add = |name: &str, value: &OsStr| arguments.extend([name.into(), value.to_owned()]);
-        self.config.iter().for_each(|path| add("--config", path.as_os_str()));
-        self.state_dir.iter().for_each(|path| add("--state-dir", path.as_os_str()));
-        self.backend.iter().for_each(|url| add("--backend", url.as_ref()));
+        self.config
+            .iter()
+            .for_each(|path| add("--config", path.as_os_str()));
+        self.state_dir
+            .iter()
+            .for_each(|path| add("--state-dir", path.as_os_str()));
+        self.backend
+            .iter()
+            .for_each(|url| add("--backend", url.as_ref()));
         arguments.extend(self.print_addresses.then(|| "--print-addresses".into()));
         arguments
     }

@@ -51,7 +51,9 @@ impl GatewayClock {
 
     /// The gateway's time, if it has been received.
     pub(crate) fn known(&self) -> Option<SystemTime> {
-        self.received.get().map(|(gateway, at)| gateway + at.elapsed())
+        self.received
+            .get()
+            .map(|(gateway, at)| gateway + at.elapsed())
     }
 
     /// The gateway's time, or the machine's time until the gateway's has been received.
@@ -94,13 +96,22 @@ mod tests {
     fn clock_continues_from_the_received_time() {
         let clock = GatewayClock::default();
         assert_eq!(clock.known(), None);
-        let headers = Fields::from_iter([(header::DATE, HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT"))]);
+        let headers = Fields::from_iter([(
+            header::DATE,
+            HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT"),
+        )]);
         clock.set_from_headers(&headers);
         let received = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
         let now = clock.now();
-        assert!(now >= received && now < received + Duration::from_secs(60), "{now:?}");
+        assert!(
+            now >= received && now < received + Duration::from_secs(60),
+            "{now:?}"
+        );
         clock.set_from_headers(&Fields::new());
-        assert!(clock.now() < received + Duration::from_secs(60), "an answer without a date changes nothing");
+        assert!(
+            clock.now() < received + Duration::from_secs(60),
+            "an answer without a date changes nothing"
+        );
     }
 
     #[test]
@@ -108,7 +119,19 @@ mod tests {
         let now = SystemTime::now();
         assert_eq!(seconds_ahead(now + Duration::from_secs(90), now), 90);
         assert_eq!(seconds_ahead(now, now + Duration::from_secs(90)), -90);
-        let words = [0, 119, 120, 7199, 7200, 172_799, 172_800].map(|seconds| in_words(Duration::from_secs(seconds)));
-        assert_eq!(words, ["0 seconds", "119 seconds", "2 minutes", "119 minutes", "2 hours", "47 hours", "2 days"]);
+        let words = [0, 119, 120, 7199, 7200, 172_799, 172_800]
+            .map(|seconds| in_words(Duration::from_secs(seconds)));
+        assert_eq!(
+            words,
+            [
+                "0 seconds",
+                "119 seconds",
+                "2 minutes",
+                "119 minutes",
+                "2 hours",
+                "47 hours",
+                "2 days"
+            ]
+        );
     }
 }

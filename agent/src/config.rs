@@ -84,17 +84,28 @@ impl Config {
         backends: &[String],
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
-        let mut keys = Keys::new(file.map(read).transpose()?.unwrap_or_default(), &environment);
+        let mut keys = Keys::new(
+            file.map(read).transpose()?.unwrap_or_default(),
+            &environment,
+        );
         let of_state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
-        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| {
+            text.parse().ok()
+        });
         let core_dumps = core_dump::take(&mut keys);
         let proxies = ProxySettings::take(&mut keys);
         let standby = keys.boolean("standby").unwrap_or(false);
-        let health_check = keys.text("health_check", HealthCheck::FORMS, HealthCheck::parse).unwrap_or_default();
+        let health_check = keys
+            .text("health_check", HealthCheck::FORMS, HealthCheck::parse)
+            .unwrap_or_default();
         let traces = Settings::take(&mut keys);
         // The supervisor uses them.
         let _ = release_keys(&mut keys);
-        let metrics_listen = listen_address(keys.in_file("metrics_listen"), &environment, &mut keys.errors);
+        let metrics_listen = listen_address(
+            keys.in_file("metrics_listen"),
+            &environment,
+            &mut keys.errors,
+        );
         let (named, fallback) = (keys.in_file("backends"), keys.in_file("backend"));
         keys.refuse_unknown();
         let mut errors = keys.errors;
@@ -108,21 +119,40 @@ impl Config {
         };
         let of_all = match backends {
             // Separated by spaces, which a URL cannot contain.
-            [] => environment("GW_BACKEND").map(|urls| urls.split_ascii_whitespace().map(str::to_owned).collect()),
+            [] => environment("GW_BACKEND")
+                .map(|urls| urls.split_ascii_whitespace().map(str::to_owned).collect()),
             given => Some(given.to_vec()),
         };
-        let backends = ServiceBackends::parse(of_all.as_deref(), &named, fallback.as_ref(), &health_check, &mut errors);
+        let backends = ServiceBackends::parse(
+            of_all.as_deref(),
+            &named,
+            fallback.as_ref(),
+            &health_check,
+            &mut errors,
+        );
         let slots = slots::parse(environment(slots::VARIABLE).as_deref());
-        let state = StateDir::new(state_dir.or(of_state_dir).unwrap_or_else(|| state::DEFAULT.into()));
+        let state = StateDir::new(
+            state_dir
+                .or(of_state_dir)
+                .unwrap_or_else(|| state::DEFAULT.into()),
+        );
         let enrollment = match state.enrollment() {
             Ok(enrollment) => enrollment,
             Err(error) if errors.is_empty() => return Err(error.into()),
             Err(_) => return Err(ConfigError::Invalid(ConfigErrors(errors))),
         };
         // Services without a backend do not keep the others from being served: the gateway can add a service at any time.
-        if errors.is_empty() && enrollment.services.iter().all(|hostname| backends.of(hostname).is_none()) {
+        if errors.is_empty()
+            && enrollment
+                .services
+                .iter()
+                .all(|hostname| backends.of(hostname).is_none())
+        {
             let services = enrollment.services.join(", ");
-            errors.push(format!("no backend for {services}: {}", Self::HOW_TO_SET_A_BACKEND));
+            errors.push(format!(
+                "no backend for {services}: {}",
+                Self::HOW_TO_SET_A_BACKEND
+            ));
         }
         if errors.is_empty() {
             let log_format = log_format.unwrap_or_default();
@@ -150,9 +180,19 @@ impl Config {
         let gateway_host = gateway_name.clone();
         Self {
             state: StateDir::new("unused"),
-            enrollment: Enrollment { agent_id, gateway_name, gateway_host, gateway_port: 443, services },
+            enrollment: Enrollment {
+                agent_id,
+                gateway_name,
+                gateway_host,
+                gateway_port: 443,
+                services,
+            },
             proxies: ProxySettings::default(),
-            backends: ServiceBackends { of_all: None, named: BTreeMap::new(), fallback: None },
+            backends: ServiceBackends {
+                of_all: None,
+                named: BTreeMap::new(),
+                fallback: None,
+            },
             slots: Ok(slots),
             standby: false,
             traces: None,
@@ -168,7 +208,10 @@ impl Config {
             tracing::warn!("{unknown}");
         }
         match self.slots {
-            Err(default) => tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE),
+            Err(default) => tracing::warn!(
+                "{} is not a positive number: using {default}",
+                slots::VARIABLE
+            ),
             Ok(slots) if slots as usize > STREAMS_MAX => tracing::warn!(
                 "{} is {slots}, but a tunnel carries at most {STREAMS_MAX} requests at once; the gateway refuses further \
                  ones",
@@ -176,9 +219,16 @@ impl Config {
             ),
             Ok(_) => {}
         }
-        for hostname in self.backends.named.keys().filter(|hostname| !self.enrollment.services.contains(hostname)) {
+        for hostname in self
+            .backends
+            .named
+            .keys()
+            .filter(|hostname| !self.enrollment.services.contains(hostname))
+        {
             let services = self.enrollment.services.join(", ");
-            tracing::warn!("backends.{hostname}: not a service of this agent; its services are {services}");
+            tracing::warn!(
+                "backends.{hostname}: not a service of this agent; its services are {services}"
+            );
         }
     }
 }
@@ -191,11 +241,18 @@ pub(crate) fn release_keys(keys: &mut Keys<'_>) -> Option<ReleaseKeys> {
         _ => None,
     });
     let had_errors = keys.errors.len();
-    let given = keys.list("update_key", "a release key: 32 bytes in base64", |text| text.parse().ok());
+    let given = keys.list("update_key", "a release key: 32 bytes in base64", |text| {
+        text.parse().ok()
+    });
     if is_on != Some(true) || keys.errors.len() > had_errors {
         return None;
     }
-    let built_in = || BUILT_IN_KEYS?.split(',').map(|key| key.parse().ok()).collect();
+    let built_in = || {
+        BUILT_IN_KEYS?
+            .split(',')
+            .map(|key| key.parse().ok())
+            .collect()
+    };
     let Some(accepted) = given.or_else(built_in) else {
         keys.errors.push(
             "update_key: missing; update = \"auto\" needs the public half of the release key, because this build has none"
@@ -203,7 +260,9 @@ pub(crate) fn release_keys(keys: &mut Keys<'_>) -> Option<ReleaseKeys> {
         );
         return None;
     };
-    ReleaseKeys::try_from(accepted).map_err(|error| keys.errors.push(format!("update_key: {error}"))).ok()
+    ReleaseKeys::try_from(accepted)
+        .map_err(|error| keys.errors.push(format!("update_key: {error}")))
+        .ok()
 }
 
 /// The address of the admin endpoints. The environment variable takes precedence; an empty one turns them off.
@@ -221,7 +280,9 @@ fn listen_address(
     }
     let address = value.as_str().and_then(|text| text.parse().ok());
     if address.is_none() {
-        errors.push(format!("{name}: {value} is not ADDRESS:PORT, for example 127.0.0.1:9091"));
+        errors.push(format!(
+            "{name}: {value} is not ADDRESS:PORT, for example 127.0.0.1:9091"
+        ));
     }
     address
 }
@@ -229,8 +290,14 @@ fn listen_address(
 /// Reads and parses a configuration file.
 pub(crate) fn read(path: &Path) -> Result<toml::Table, ConfigError> {
     let name = || path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: name(), error })?;
-    parse_table(&text).map_err(|error| ConfigError::Toml { path: name(), error })
+    let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read {
+        path: name(),
+        error,
+    })?;
+    parse_table(&text).map_err(|error| ConfigError::Toml {
+        path: name(),
+        error,
+    })
 }
 
 /// Parses the backend on a command line: a port of this machine, `HOST:PORT`, or a URL as in `--backend`. Returns the URL.
@@ -240,11 +307,20 @@ pub fn backend_url(text: &str) -> Result<String, String> {
         None if is_port(text) => format!("http://127.0.0.1:{text}"),
         Some((_, port)) if is_port(port) && !text.contains('/') => format!("http://{text}"),
         Some((_, rest)) if rest.starts_with('/') || text.contains("://") => text.to_owned(),
-        _ => return Err("use the port of a program on this machine (1 to 65535), HOST:PORT, or a URL".to_owned()),
+        _ => {
+            return Err(
+                "use the port of a program on this machine (1 to 65535), HOST:PORT, or a URL"
+                    .to_owned(),
+            );
+        }
     };
     let mut mistakes = Vec::new();
     Backends::from_urls("backend", std::slice::from_ref(&url), &mut mistakes);
-    if mistakes.is_empty() { Ok(url) } else { Err(mistakes.join("; ")) }
+    if mistakes.is_empty() {
+        Ok(url)
+    } else {
+        Err(mistakes.join("; "))
+    }
 }
 
 impl ServiceBackends {
@@ -255,7 +331,8 @@ impl ServiceBackends {
         health_check: &HealthCheck,
         errors: &mut Vec<String>,
     ) -> Self {
-        let of_all = of_all.and_then(|urls| Backends::from_urls("--backend (GW_BACKEND)", urls, errors));
+        let of_all =
+            of_all.and_then(|urls| Backends::from_urls("--backend (GW_BACKEND)", urls, errors));
         let of_all = of_all.map(|backends| backends.or_checked_by(health_check));
         let named = named.iter().filter_map(|(hostname, value)| {
             let backends = Backends::from_toml(&format!("backends.{hostname}"), value, errors)?;
@@ -263,12 +340,19 @@ impl ServiceBackends {
         });
         let named = named.collect();
         let fallback = fallback.and_then(|value| Backends::from_toml("backend", value, errors));
-        Self { of_all, named, fallback: fallback.map(|backends| backends.or_checked_by(health_check)) }
+        Self {
+            of_all,
+            named,
+            fallback: fallback.map(|backends| backends.or_checked_by(health_check)),
+        }
     }
 
     /// The backends of the service at `hostname`: from `--backend`, else `backends`, else `backend`.
     pub(crate) fn of(&self, hostname: &str) -> Option<&Backends> {
-        self.of_all.as_ref().or_else(|| self.named.get(hostname)).or(self.fallback.as_ref())
+        self.of_all
+            .as_ref()
+            .or_else(|| self.named.get(hostname))
+            .or(self.fallback.as_ref())
     }
 }
 
@@ -293,11 +377,18 @@ mod tests {
             gateway_port: 443,
             services: vec![A.into(), B.into()],
         };
-        StateDir::new(directory.path()).write_enrollment(&enrollment).unwrap();
+        StateDir::new(directory.path())
+            .write_enrollment(&enrollment)
+            .unwrap();
         let file = directory.path().join("agent.toml");
         std::fs::write(&file, toml).unwrap();
         let backends: Vec<String> = backend.map(str::to_owned).into_iter().collect();
-        Config::load(Some(&file), Some(directory.path().into()), &backends, |_| None)
+        Config::load(
+            Some(&file),
+            Some(directory.path().into()),
+            &backends,
+            |_| None,
+        )
     }
 
     #[test]
@@ -308,7 +399,10 @@ mod tests {
         let urls = [A, B, "acme--new.eu1.example.com"].map(|hostname| url(&config, hostname));
         assert_eq!(urls, ["http://a:1", "http://rest:2", "http://rest:2"]);
         let config = load(&toml, Some("http://all:3")).unwrap();
-        assert_eq!([A, B].map(|hostname| url(&config, hostname)), ["http://all:3", "http://all:3"]);
+        assert_eq!(
+            [A, B].map(|hostname| url(&config, hostname)),
+            ["http://all:3", "http://all:3"]
+        );
     }
 
     #[test]
@@ -320,14 +414,31 @@ mod tests {
              [backends]\n'{A}' = {{ urls = 'http://a:2', health_check = 'tcp' }}"
         );
         let checks = |config: &Config| {
-            [A, B].map(|hostname| config.backends.of(hostname).unwrap().health_check().unwrap().to_string())
+            [A, B].map(|hostname| {
+                config
+                    .backends
+                    .of(hostname)
+                    .unwrap()
+                    .health_check()
+                    .unwrap()
+                    .to_string()
+            })
         };
         let config = load(&toml, None).unwrap();
         assert!(config.standby);
         assert_eq!(checks(&config), ["a connection", "GET /up"]);
-        assert_eq!(checks(&load(&toml, Some("http://all:3")).unwrap()), ["GET /up", "GET /up"]);
-        for wrong in ["health_check = 'up'", "health_check = '/a b'", "standby = 'often'"] {
-            let error = load(&format!("{wrong}\nbackend = 'http://a:1'"), None).unwrap_err().to_string();
+        assert_eq!(
+            checks(&load(&toml, Some("http://all:3")).unwrap()),
+            ["GET /up", "GET /up"]
+        );
+        for wrong in [
+            "health_check = 'up'",
+            "health_check = '/a b'",
+            "standby = 'often'",
+        ] {
+            let error = load(&format!("{wrong}\nbackend = 'http://a:1'"), None)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(wrong.split(' ').next().unwrap()), "{error}");
         }
     }
@@ -344,16 +455,28 @@ mod tests {
         ] {
             assert_eq!(backend_url(text).as_deref(), Ok(url), "{text}");
         }
-        for wrong in ["", "0", "65536", "-1", "localhost", "localhost:", "localhost:0", "3000/path", "http://h/path"] {
+        for wrong in [
+            "",
+            "0",
+            "65536",
+            "-1",
+            "localhost",
+            "localhost:",
+            "localhost:0",
+            "3000/path",
+            "http://h/path",
+        ] {
             assert!(backend_url(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn all_mistakes_are_reported() {
-        let ConfigError::Invalid(ConfigErrors(errors)) =
-            load(&format!("backend = 'h'\nbackends = {{ '{A}' = 'ftp://x' }}"), Some("")).unwrap_err()
-        else {
+        let ConfigError::Invalid(ConfigErrors(errors)) = load(
+            &format!("backend = 'h'\nbackends = {{ '{A}' = 'ftp://x' }}"),
+            Some(""),
+        )
+        .unwrap_err() else {
             panic!("other errors than expected");
         };
         assert_eq!(errors.len(), 3, "{errors:?}");
@@ -380,42 +503,85 @@ mod tests {
     fn traces_are_configured_by_file_and_variables() {
         let traces = |toml: &str| load(&format!("backend = 'http://b'\n{toml}"), None);
         assert_eq!(traces("").unwrap().traces, None);
-        let settings = traces("[traces]\nendpoint = 'http://c:4318'\nsample_ratio = 1").unwrap().traces.unwrap();
-        assert_eq!((settings.endpoint.as_str(), settings.sample_ratio), ("http://c:4318/v1/traces", 1.0));
+        let settings = traces("[traces]\nendpoint = 'http://c:4318'\nsample_ratio = 1")
+            .unwrap()
+            .traces
+            .unwrap();
+        assert_eq!(
+            (settings.endpoint.as_str(), settings.sample_ratio),
+            ("http://c:4318/v1/traces", 1.0)
+        );
         let ConfigError::Invalid(ConfigErrors(errors)) =
             traces("[traces]\nendpoint = 'c'\nsample_ratio = -1").unwrap_err()
         else {
             panic!("other errors than expected");
         };
-        let keys: Vec<_> = errors.iter().map(|error| error.split(':').next().unwrap()).collect();
+        let keys: Vec<_> = errors
+            .iter()
+            .map(|error| error.split(':').next().unwrap())
+            .collect();
         assert_eq!(keys, ["traces.endpoint", "traces.sample_ratio"]);
-        assert!(matches!(traces("[traces]\ncolour = 1"), Err(ConfigError::Invalid(_))));
+        assert!(matches!(
+            traces("[traces]\ncolour = 1"),
+            Err(ConfigError::Invalid(_))
+        ));
     }
 
     #[test]
     fn one_or_two_release_keys_are_read() {
         let [one, other, third] = [1_u8, 2, 3].map(|byte| STANDARD.encode([byte; 32]));
         let read = |text: &str, variable: Option<&str>| {
-            let environment = |name: &str| variable.filter(|_| name == "GW_UPDATE_KEY").map(str::to_owned);
+            let environment = |name: &str| {
+                variable
+                    .filter(|_| name == "GW_UPDATE_KEY")
+                    .map(str::to_owned)
+            };
             let mut keys = Keys::parse(&format!("update = 'auto'\n{text}"), &environment).unwrap();
-            let accepted = release_keys(&mut keys).map(|keys| keys.iter().map(ToString::to_string).collect::<Vec<_>>());
+            let accepted = release_keys(&mut keys)
+                .map(|keys| keys.iter().map(ToString::to_string).collect::<Vec<_>>());
             accepted.ok_or(keys.errors)
         };
-        assert_eq!(read(&format!("update_key = '{one}'"), None), Ok(vec![one.clone()]));
+        assert_eq!(
+            read(&format!("update_key = '{one}'"), None),
+            Ok(vec![one.clone()])
+        );
         let both = Ok(vec![one.clone(), other.clone()]);
-        assert_eq!(read(&format!("update_key = ['{one}', '{other}']"), None), both);
-        assert_eq!(read(&format!("update_key = '{third}'"), Some(&format!("{one}, {other}"))), both);
-        for wrong in [format!("['{one}', '{one}']"), format!("['{one}', '{other}', '{third}']"), "['x']".to_owned()] {
+        assert_eq!(
+            read(&format!("update_key = ['{one}', '{other}']"), None),
+            both
+        );
+        assert_eq!(
+            read(
+                &format!("update_key = '{third}'"),
+                Some(&format!("{one}, {other}"))
+            ),
+            both
+        );
+        for wrong in [
+            format!("['{one}', '{one}']"),
+            format!("['{one}', '{other}', '{third}']"),
+            "['x']".to_owned(),
+        ] {
             let errors = read(&format!("update_key = {wrong}"), None).unwrap_err();
-            assert!(errors.len() == 1 && errors[0].starts_with("update_key: "), "{errors:?}");
+            assert!(
+                errors.len() == 1 && errors[0].starts_with("update_key: "),
+                "{errors:?}"
+            );
         }
     }
 
     #[test]
     fn at_least_one_service_needs_a_backend() {
         let error = load("", None).unwrap_err().to_string();
-        assert!(error.contains(A) && error.contains(B) && error.contains("--backend"), "{error}");
-        let config = load(&format!("backends = {{ '{A}' = 'http://a:1', other = 'http://o:1' }}"), None).unwrap();
+        assert!(
+            error.contains(A) && error.contains(B) && error.contains("--backend"),
+            "{error}"
+        );
+        let config = load(
+            &format!("backends = {{ '{A}' = 'http://a:1', other = 'http://o:1' }}"),
+            None,
+        )
+        .unwrap();
         assert!(config.backends.of(A).is_some() && config.backends.of(B).is_none());
     }
 

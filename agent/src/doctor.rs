@@ -41,18 +41,36 @@ pub struct DoctorOptions {
 }
 
 /// Runs all checks.
-pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<String>) -> Examination {
+pub fn examine(
+    options: &DoctorOptions,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Examination {
     let mut out = Examination::default();
     machine::examine(&mut out, OPEN_FILES);
     for unknown in unknown_in_environment() {
-        out.warning("environment", unknown.to_string(), "correct the name or unset the variable");
+        out.warning(
+            "environment",
+            unknown.to_string(),
+            "correct the name or unset the variable",
+        );
     }
-    let config = Config::load(options.config.as_deref(), options.state_dir.clone(), &options.backends, &environment);
+    let config = Config::load(
+        options.config.as_deref(),
+        options.state_dir.clone(),
+        &options.backends,
+        &environment,
+    );
     let state = match &config {
         Ok(config) => config.state.clone(),
         Err(_) => {
             let from_environment = environment(state::VARIABLE).map(PathBuf::from);
-            StateDir::new(options.state_dir.clone().or(from_environment).unwrap_or_else(|| state::DEFAULT.into()))
+            StateDir::new(
+                options
+                    .state_dir
+                    .clone()
+                    .or(from_environment)
+                    .unwrap_or_else(|| state::DEFAULT.into()),
+            )
         }
     };
     machine::folder(&mut out, "state folder", state.path());
@@ -61,7 +79,10 @@ pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<Str
         Ok(config) => {
             out.ok(
                 "configuration",
-                options.config.as_deref().map_or("command-line options only".into(), Path::to_string_lossy),
+                options
+                    .config
+                    .as_deref()
+                    .map_or("command-line options only".into(), Path::to_string_lossy),
             );
             config
         }
@@ -76,7 +97,11 @@ pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<Str
             return out;
         }
         Err(error) => {
-            out.failed("configuration", error.to_string(), "docs/configuration.md lists all settings");
+            out.failed(
+                "configuration",
+                error.to_string(),
+                "docs/configuration.md lists all settings",
+            );
             return out;
         }
     };
@@ -96,7 +121,11 @@ pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<Str
     let identity = match state.identity() {
         Ok(identity) => identity,
         Err(error) => {
-            out.failed("identity", error.to_string(), "enroll again: `gw-agent enroll --force`");
+            out.failed(
+                "identity",
+                error.to_string(),
+                "enroll again: `gw-agent enroll --force`",
+            );
             return out;
         }
     };
@@ -119,7 +148,11 @@ fn owner(out: &mut Examination, folder: &Path) {
         && let Err(error) = state::check_owner(&about)
     {
         let found = format!("{}: {error}", folder.display());
-        out.warning("owner of the state folder", found, "run gw-agent as the owner: it refuses folders of other users");
+        out.warning(
+            "owner of the state folder",
+            found,
+            "run gw-agent as the owner: it refuses folders of other users",
+        );
     }
 }
 
@@ -132,9 +165,16 @@ fn certificate(out: &mut Examination, identity: &Identity, now: SystemTime) {
         Err(error) => return out.failed(CHECK, error.to_string(), ENROLL),
     };
     if !identity.is_consistent() {
-        return out.failed(CHECK, "the certificate is not for the private key in identity.pem", ENROLL);
+        return out.failed(
+            CHECK,
+            "the certificate is not for the private key in identity.pem",
+            ENROLL,
+        );
     }
-    match (validity.not_after.duration_since(now), now.duration_since(validity.not_after)) {
+    match (
+        validity.not_after.duration_since(now),
+        now.duration_since(validity.not_after),
+    ) {
         (_, Ok(expired)) if expired < RECOVERY => out.warning(
             CHECK,
             format!("expired {} ago", in_words(expired)),
@@ -142,7 +182,11 @@ fn certificate(out: &mut Examination, identity: &Identity, now: SystemTime) {
         ),
         (_, Ok(expired)) => out.failed(CHECK, format!("expired {} ago", in_words(expired)), ENROLL),
         (Ok(_), _) if now < validity.not_before => {
-            out.warning(CHECK, "not valid yet by this machine's clock", "set the clock");
+            out.warning(
+                CHECK,
+                "not valid yet by this machine's clock",
+                "set the clock",
+            );
         }
         (Ok(left), _) => out.ok(CHECK, format!("valid for another {}", in_words(left))),
         (Err(_), Err(_)) => {}
@@ -151,7 +195,11 @@ fn certificate(out: &mut Examination, identity: &Identity, now: SystemTime) {
 
 fn in_words(duration: Duration) -> String {
     let hours = duration.as_secs() / 3600;
-    if hours >= 48 { format!("{} days", hours / 24) } else { format!("{hours} hours") }
+    if hours >= 48 {
+        format!("{} days", hours / 24)
+    } else {
+        format!("{hours} hours")
+    }
 }
 
 const NETWORK_ADVICE: &str = "check firewalls and proxies between here and the gateway; the agent needs one outbound port, \
@@ -159,7 +207,13 @@ const NETWORK_ADVICE: &str = "check firewalls and proxies between here and the g
 
 /// Checks the gateway, the tunnels and the backends.
 async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
-    let Enrollment { gateway_name, gateway_host, gateway_port, services, .. } = &config.enrollment;
+    let Enrollment {
+        gateway_name,
+        gateway_host,
+        gateway_port,
+        services,
+        ..
+    } = &config.enrollment;
     match config.proxies.for_host(gateway_host, *gateway_port) {
         Some(proxy) => {
             let source = &proxy.source;
@@ -170,7 +224,13 @@ async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
         }
         None => {
             if let Some(proxy) = config.proxies.proxy() {
-                out.ok("proxy", format!("{proxy}, from {}, is not used for {gateway_host}", proxy.source));
+                out.ok(
+                    "proxy",
+                    format!(
+                        "{proxy}, from {}, is not used for {gateway_host}",
+                        proxy.source
+                    ),
+                );
             }
             if !resolves(out, gateway_host, *gateway_port).await {
                 return;
@@ -179,7 +239,10 @@ async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
     }
     match gateway_date(config).await {
         Ok(date) => {
-            out.ok("gateway", format!("{gateway_name} answers and its certificate is trusted"));
+            out.ok(
+                "gateway",
+                format!("{gateway_name} answers and its certificate is trusted"),
+            );
             clock_offset(out, date, SystemTime::now());
         }
         Err(error) => {
@@ -199,7 +262,11 @@ async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
             match connected {
                 Ok(version) => out.ok(check.clone(), format!("{name} speaks {version}")),
                 Err(error) => {
-                    out.failed(check.clone(), format!("{name}: {error}"), "start the backend, or correct its address");
+                    out.failed(
+                        check.clone(),
+                        format!("{name}: {error}"),
+                        "start the backend, or correct its address",
+                    );
                 }
             }
         }
@@ -223,12 +290,23 @@ async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
 async fn resolves(out: &mut Examination, host: &str, port: u16) -> bool {
     const CHECK: &str = "gateway's name";
     let resolved = async {
-        resolve::resolve(host, port).await.map_err(|error| GatewayError::Resolve { host: host.to_owned(), error })
+        resolve::resolve(host, port)
+            .await
+            .map_err(|error| GatewayError::Resolve {
+                host: host.to_owned(),
+                error,
+            })
     };
     match within(resolved).await {
         Ok(addresses) => {
-            let addresses: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
-            out.ok(CHECK, format!("{host} resolves to {}", addresses.join(", ")));
+            let addresses: Vec<String> = addresses
+                .iter()
+                .map(|address| address.ip().to_string())
+                .collect();
+            out.ok(
+                CHECK,
+                format!("{host} resolves to {}", addresses.join(", ")),
+            );
             true
         }
         Err(error) => {
@@ -241,11 +319,25 @@ async fn resolves(out: &mut Examination, host: &str, port: u16) -> bool {
 
 /// Reads the gateway's clock.
 async fn gateway_date(config: &Config) -> Result<Option<SystemTime>, GatewayError> {
-    let Enrollment { gateway_name, gateway_host, gateway_port, .. } = &config.enrollment;
-    let authorities =
-        config.state.gateway_authorities().map_err(|error| GatewayError::Certificates(error.to_string()))?;
+    let Enrollment {
+        gateway_name,
+        gateway_host,
+        gateway_port,
+        ..
+    } = &config.enrollment;
+    let authorities = config
+        .state
+        .gateway_authorities()
+        .map_err(|error| GatewayError::Certificates(error.to_string()))?;
     let clock = GatewayClock::default();
-    let apex = ApexClient::new(gateway_name, gateway_host, *gateway_port, &config.proxies, authorities, &clock)?;
+    let apex = ApexClient::new(
+        gateway_name,
+        gateway_host,
+        *gateway_port,
+        &config.proxies,
+        authorities,
+        &clock,
+    )?;
     within(apex.date()).await
 }
 
@@ -253,10 +345,19 @@ fn clock_offset(out: &mut Examination, gateway: Option<SystemTime>, local: Syste
     const CHECK: &str = "clock of the gateway";
     const ADVICE: &str = "synchronise both clocks with NTP: certificates are checked against them";
     let Some(gateway) = gateway else {
-        return out.warning(CHECK, "the answer has no date", "check whether a proxy removes it");
+        return out.warning(
+            CHECK,
+            "the answer has no date",
+            "check whether a proxy removes it",
+        );
     };
-    let offset = local.duration_since(gateway).unwrap_or_else(|error| error.duration());
-    let found = format!("differs by {} seconds from this machine's", offset.as_secs());
+    let offset = local
+        .duration_since(gateway)
+        .unwrap_or_else(|error| error.duration());
+    let found = format!(
+        "differs by {} seconds from this machine's",
+        offset.as_secs()
+    );
     match offset {
         _ if offset >= OFFSET_FAILED => out.failed(CHECK, found, ADVICE),
         _ if offset >= OFFSET_WARNING => out.warning(CHECK, found, ADVICE),
@@ -268,23 +369,39 @@ fn clock_offset(out: &mut Examination, gateway: Option<SystemTime>, local: Syste
 /// has sent HELLO, which does not happen here, so a running agent keeps its own tunnel.
 async fn tunnel(out: &mut Examination, config: &Config, identity: &Identity, hostname: &str) {
     let check = format!("tunnel of {hostname}");
-    match within(async { Ok(dial::open(config, hostname, identity, &GatewayClock::default()).await) }).await {
+    match within(async {
+        Ok(dial::open(config, hostname, identity, &GatewayClock::default()).await)
+    })
+    .await
+    {
         Ok(Ok(stream)) => {
             drop(stream.close().await);
             out.ok(check, "the gateway accepts it");
         }
         Ok(Err(error)) if error.is_certificate_expired() => {
-            out.warning(check, error.to_string(), "`gw-agent run` replaces the certificate automatically");
+            out.warning(
+                check,
+                error.to_string(),
+                "`gw-agent run` replaces the certificate automatically",
+            );
         }
         Ok(Err(error)) => {
-            out.failed(check, error.to_string(), "`gw-gateway agent show` lists the services of this agent");
+            out.failed(
+                check,
+                error.to_string(),
+                "`gw-gateway agent show` lists the services of this agent",
+            );
         }
         Err(error) => out.failed(check, error.to_string(), NETWORK_ADVICE),
     }
 }
 
-async fn within<T>(future: impl Future<Output = Result<T, GatewayError>>) -> Result<T, GatewayError> {
-    runtime::timeout(TIME_LIMIT, future).await.unwrap_or(Err(GatewayError::TimedOut(TIME_LIMIT)))
+async fn within<T>(
+    future: impl Future<Output = Result<T, GatewayError>>,
+) -> Result<T, GatewayError> {
+    runtime::timeout(TIME_LIMIT, future)
+        .await
+        .unwrap_or(Err(GatewayError::TimedOut(TIME_LIMIT)))
 }
 
 #[cfg(test)]
@@ -317,7 +434,12 @@ mod tests {
             let date = httpdate::fmt_http_date(SystemTime::now() - Duration::from_secs(60));
             format!("HTTP/1.1 200 OK\r\ndate: {date}\r\ncontent-length: 2\r\n\r\n{{}}")
         });
-        drop(fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(years), port));
+        drop(fake_gateway::agent(
+            directory.path(),
+            &authority,
+            &authority.identity_pem(years),
+            port,
+        ));
         // The lock of a running agent, which doctor does not need.
         let _running = StateDir::new(directory.path()).lock().unwrap();
         let options = DoctorOptions {
@@ -325,21 +447,45 @@ mod tests {
             state_dir: Some(directory.path().to_owned()),
             backends: vec![backend.to_owned()],
         };
-        let checks = examine(&options, |name| (name == "GW_HEALTH_CHECK").then(|| "tcp".to_owned()));
-        let found = checks.checks().iter().cloned().map(|it| (it.check, (it.verdict, it.found)));
+        let checks = examine(&options, |name| {
+            (name == "GW_HEALTH_CHECK").then(|| "tcp".to_owned())
+        });
+        let found = checks
+            .checks()
+            .iter()
+            .cloned()
+            .map(|it| (it.check, (it.verdict, it.found)));
         found.collect()
     }
 
     #[test]
     fn checks_of_a_working_agent_succeed() {
         let backend = TcpListener::bind("127.0.0.1:0").unwrap();
-        let found = findings(NOW, &format!("http://{}", backend.local_addr().unwrap()), || ACCEPTED.to_owned());
-        let verdict = |check: &str| found.get(check).unwrap_or_else(|| panic!("{check}: {found:?}")).0;
-        for check in ["state folder", "configuration", "certificate", "gateway's name", "gateway"] {
+        let found = findings(
+            NOW,
+            &format!("http://{}", backend.local_addr().unwrap()),
+            || ACCEPTED.to_owned(),
+        );
+        let verdict = |check: &str| {
+            found
+                .get(check)
+                .unwrap_or_else(|| panic!("{check}: {found:?}"))
+                .0
+        };
+        for check in [
+            "state folder",
+            "configuration",
+            "certificate",
+            "gateway's name",
+            "gateway",
+        ] {
             assert_eq!(verdict(check), Verdict::Ok, "{found:?}");
         }
         assert_eq!(verdict("clock of the gateway"), Verdict::Warning);
-        assert_eq!(found[&format!("tunnel of {HOSTNAME}")], (Verdict::Ok, "the gateway accepts it".to_owned()));
+        assert_eq!(
+            found[&format!("tunnel of {HOSTNAME}")],
+            (Verdict::Ok, "the gateway accepts it".to_owned())
+        );
         for check in ["backend of", "health check of"] {
             assert_eq!(verdict(&format!("{check} {HOSTNAME}")), Verdict::Ok);
         }
@@ -351,9 +497,14 @@ mod tests {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let closed = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
-        let found = findings(LONG_AGO, &format!("http://{closed}"), || refusal(403, "", "GW_AGENT_NOT_ALLOWED"));
+        let found = findings(LONG_AGO, &format!("http://{closed}"), || {
+            refusal(403, "", "GW_AGENT_NOT_ALLOWED")
+        });
         let (verdict, error) = &found[&format!("tunnel of {HOSTNAME}")];
-        assert!(*verdict == Verdict::Failed && error.contains("GW_AGENT_NOT_ALLOWED"), "{error}");
+        assert!(
+            *verdict == Verdict::Failed && error.contains("GW_AGENT_NOT_ALLOWED"),
+            "{error}"
+        );
         assert_eq!(found["certificate"].0, Verdict::Failed);
         for check in ["backend of", "health check of"] {
             assert_eq!(found[&format!("{check} {HOSTNAME}")].0, Verdict::Failed);
@@ -363,10 +514,16 @@ mod tests {
     #[test]
     fn machine_without_an_agent_is_advised_to_enroll() {
         let directory = tempfile::tempdir().unwrap();
-        let options = DoctorOptions { state_dir: Some(directory.path().to_owned()), ..DoctorOptions::default() };
+        let options = DoctorOptions {
+            state_dir: Some(directory.path().to_owned()),
+            ..DoctorOptions::default()
+        };
         let found = examine(&options, |_| None);
         let last = found.checks().last().unwrap();
-        assert_eq!((last.check.as_str(), last.verdict), ("enrollment", Verdict::Failed));
+        assert_eq!(
+            (last.check.as_str(), last.verdict),
+            ("enrollment", Verdict::Failed)
+        );
         assert!(last.advice.as_ref().unwrap().contains("gw-agent enroll"));
     }
 
@@ -376,12 +533,17 @@ mod tests {
         let warnings = || {
             let mut out = Examination::default();
             owner(&mut out, directory.path());
-            out.checks().iter().map(|check| (check.verdict, check.found.clone())).collect::<Vec<_>>()
+            out.checks()
+                .iter()
+                .map(|check| (check.verdict, check.found.clone()))
+                .collect::<Vec<_>>()
         };
         assert_eq!(warnings(), []);
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(directory.path(), Some(65534), None).unwrap();
-            assert!(matches!(&warnings()[..], [(Verdict::Warning, found)] if found.contains("user 65534")));
+            assert!(
+                matches!(&warnings()[..], [(Verdict::Warning, found)] if found.contains("user 65534"))
+            );
         }
     }
 

@@ -11,8 +11,8 @@ use gw_shared::id::AgentId;
 use gw_shared::identity::enrollment::CertificateReply;
 use gw_shared::tunnel;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair, PublicKeyData,
-    date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair,
+    PublicKeyData, date_time_ymd,
 };
 use rustls::crypto::aws_lc_rs;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -44,19 +44,29 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
-        Self { pem, issuer: Issuer::new(params, key) }
+        Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        }
     }
 
     fn sign(&self, key: &impl PublicKeyData, names: &[&str], years: Range<i32>) -> String {
-        let mut params = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        let mut params =
+            CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())
+                .unwrap();
         params.use_authority_key_identifier_extension = true;
-        (params.not_before, params.not_after) = (date_time_ymd(years.start, 1, 1), date_time_ymd(years.end, 1, 1));
+        (params.not_before, params.not_after) = (
+            date_time_ymd(years.start, 1, 1),
+            date_time_ymd(years.end, 1, 1),
+        );
         params.signed_by(key, &self.issuer).unwrap().pem()
     }
 
     /// The answer of `/csr`.
     pub(crate) fn certify(&self, csr: &str, years: Range<i32>) -> CertificateReply {
-        let key = CertificateSigningRequestParams::from_pem(csr).unwrap().public_key;
+        let key = CertificateSigningRequestParams::from_pem(csr)
+            .unwrap()
+            .public_key;
         CertificateReply {
             certificate: self.sign(&key, &[], years),
             chain: self.pem.clone(),
@@ -75,15 +85,16 @@ impl Authority {
     fn server_config(&self) -> ServerConfig {
         let key = KeyPair::generate().unwrap();
         let certificate = self.sign(&key, &[APEX, &format!("*.{APEX}")], NOW);
-        let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(
-                vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
-                PrivateKeyDer::from(key),
-            )
-            .unwrap();
+        let mut config =
+            ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(
+                    vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
+                    PrivateKeyDer::from(key),
+                )
+                .unwrap();
         config.alpn_protocols = vec![tunnel::ALPN.to_vec(), b"http/1.1".to_vec()];
         config
     }
@@ -97,7 +108,10 @@ pub(crate) struct Request {
 }
 
 /// Serves on loopback; `answer` returns the whole response, including its head. Returns the port.
-pub(crate) fn serve(authority: &Authority, mut answer: impl FnMut(&Request) -> String + Send + 'static) -> u16 {
+pub(crate) fn serve(
+    authority: &Authority,
+    mut answer: impl FnMut(&Request) -> String + Send + 'static,
+) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let config = Arc::new(authority.server_config());
@@ -122,8 +136,10 @@ fn read_request(stream: &mut impl BufRead) -> Option<Request> {
             return None;
         }
     }
-    let length =
-        head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |it| it.parse().unwrap());
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "))
+        .map_or(0, |it| it.parse().unwrap());
     let mut body = vec![0; length];
     stream.read_exact(&mut body).unwrap();
     Some(Request { head, body })
@@ -132,17 +148,29 @@ fn read_request(stream: &mut impl BufRead) -> Option<Request> {
 /// A response with a JSON body; `fields` are complete header lines.
 pub(crate) fn json(status: u16, fields: &str, body: &impl Serialize) -> String {
     let body = serde_json::to_string(body).unwrap();
-    format!("HTTP/1.1 {status} X\r\n{fields}content-length: {}\r\n\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 {status} X\r\n{fields}content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// A response with the gateway's error body.
 pub(crate) fn refusal(status: u16, fields: &str, code: &str) -> String {
-    let error = ErrorDetail { code: code.into(), message: "because".into(), request_id: String::new() };
+    let error = ErrorDetail {
+        code: code.into(),
+        message: "because".into(),
+        request_id: String::new(),
+    };
     json(status, fields, &ErrorBody { error })
 }
 
 /// An agent for [`HOSTNAME`] that is enrolled at a gateway on `port`. Its tasks are not running.
-pub(crate) fn agent(state_dir: &Path, authority: &Authority, identity_pem: &str, port: u16) -> Agent {
+pub(crate) fn agent(
+    state_dir: &Path,
+    authority: &Authority,
+    identity_pem: &str,
+    port: u16,
+) -> Agent {
     let state = StateDir::new(state_dir);
     let enrollment = Enrollment {
         agent_id: AgentId::random(),
@@ -151,7 +179,15 @@ pub(crate) fn agent(state_dir: &Path, authority: &Authority, identity_pem: &str,
         gateway_port: port,
         services: vec![HOSTNAME.into()],
     };
-    state.complete(&enrollment, identity_pem, Some(&authority.pem)).unwrap();
-    let config = Config::load(None, Some(state_dir.into()), &["http://backend.invalid".to_owned()], |_| None).unwrap();
+    state
+        .complete(&enrollment, identity_pem, Some(&authority.pem))
+        .unwrap();
+    let config = Config::load(
+        None,
+        Some(state_dir.into()),
+        &["http://backend.invalid".to_owned()],
+        |_| None,
+    )
+    .unwrap();
     Agent::alone(config)
 }

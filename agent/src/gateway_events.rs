@@ -58,7 +58,10 @@ impl GatewayEvents {
 
     /// Queues a certificate request for the next tunnel that is ready, and returns the receiver of its answer; an error
     /// is the gateway's message. Replaces an earlier request.
-    pub(crate) fn request_certificate(&self, csr: String) -> oneshot::Receiver<Result<CertificateReply, String>> {
+    pub(crate) fn request_certificate(
+        &self,
+        csr: String,
+    ) -> oneshot::Receiver<Result<CertificateReply, String>> {
         let (sender, receiver) = oneshot::channel();
         self.certificate_request.replace(Some(csr));
         self.reply.replace(Some(sender));
@@ -95,7 +98,11 @@ mod tests {
         events.set_services(vec![c.clone()]);
         assert!(services.has_changed().unwrap());
         assert!(services.borrow_and_update().iter().eq([&c]));
-        for wrong in ["acme--\u{1b}[2J.eu1.example.com", "acme--api.us1.example.com", "eu1.example.com\nforged"] {
+        for wrong in [
+            "acme--\u{1b}[2J.eu1.example.com",
+            "acme--api.us1.example.com",
+            "eu1.example.com\nforged",
+        ] {
             events.set_services(vec![a.clone(), wrong.to_owned()]);
         }
         events.set_services(vec![a; 501]);

@@ -83,7 +83,11 @@ pub(crate) fn start_supervised(
 ) -> Result<(AgentHandle, mpsc::UnboundedReceiver<Event>), StartError> {
     let (events, received) = Events::new();
     let (commands, link) = ProcessLink::new(events);
-    let link = ProcessLink { relayed, supervised, ..link };
+    let link = ProcessLink {
+        relayed,
+        supervised,
+        ..link
+    };
     start_thread(config, None, commands, link).map(|agent| (agent, received))
 }
 
@@ -96,28 +100,56 @@ fn start_thread(
     let driver = Driver::choose()?;
     runtime::raise_open_file_limit();
     driver.log();
-    let (exporter, spans) =
-        config.traces.as_ref().map(|traces| Exporter::start(traces, &identity(&config))).transpose()?.unzip();
+    let (exporter, spans) = config
+        .traces
+        .as_ref()
+        .map(|traces| Exporter::start(traces, &identity(&config)))
+        .transpose()?
+        .unzip();
     let listener = config.metrics_listen.map(AdminListener::bind);
     let metrics_address = listener.as_ref().and_then(AdminListener::address);
     let (stop, stopped) = watch::channel(false);
-    let thread = std::thread::Builder::new().name("gw-agent".into()).spawn(move || {
-        let _lock = lock;
-        let tracing = spans
-            .zip(config.traces.as_ref())
-            .map(|(spans, traces)| Tracing::new(spans, traces.sample_ratio, config.enrollment.agent_id.clone()));
-        if let Err(error) = driver.block_on(run(config, tracing, listener, link, stopped)) {
-            tracing::error!(%error, "cannot start the agent's reactor");
-        }
-    })?;
-    Ok(AgentHandle { thread: Some(thread), stop, commands, metrics_address, exporter })
+    let thread = std::thread::Builder::new()
+        .name("gw-agent".into())
+        .spawn(move || {
+            let _lock = lock;
+            let tracing = spans.zip(config.traces.as_ref()).map(|(spans, traces)| {
+                Tracing::new(
+                    spans,
+                    traces.sample_ratio,
+                    config.enrollment.agent_id.clone(),
+                )
+            });
+            if let Err(error) = driver.block_on(run(config, tracing, listener, link, stopped)) {
+                tracing::error!(%error, "cannot start the agent's reactor");
+            }
+        })?;
+    Ok(AgentHandle {
+        thread: Some(thread),
+        stop,
+        commands,
+        metrics_address,
+        exporter,
+    })
 }
 
 /// The agent as a trace collector identifies it.
 fn identity(config: &Config) -> Identity {
-    let Enrollment { agent_id, gateway_name, .. } = &config.enrollment;
-    let region = gateway_name.split('.').next().unwrap_or_default().to_owned();
-    Identity { service_name: "gw-agent", instance_id: agent_id.to_string(), region }
+    let Enrollment {
+        agent_id,
+        gateway_name,
+        ..
+    } = &config.enrollment;
+    let region = gateway_name
+        .split('.')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    Identity {
+        service_name: "gw-agent",
+        instance_id: agent_id.to_string(),
+        region,
+    }
 }
 
 impl AgentHandle {
@@ -135,7 +167,11 @@ impl AgentHandle {
     /// Stops accepting requests, finishes the running ones, closes the tunnels, then returns.
     pub fn drain(mut self) {
         self.stop.send_replace(true);
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
             tracing::error!("the agent's thread panicked");
         }
         if let Some(exporter) = self.exporter.take() {
@@ -160,7 +196,10 @@ async fn run(
     config.warn();
     let updates = updates(&config, &link);
     let agent = Agent::new(config, tracing, updates, link.events.clone());
-    let agent = Rc::new(Agent { relayed: link.relayed.clone(), ..agent });
+    let agent = Rc::new(Agent {
+        relayed: link.relayed.clone(),
+        ..agent
+    });
     if let Some(listener) = listener {
         let agent = Rc::clone(&agent);
         runtime::spawn(async move {
@@ -183,7 +222,11 @@ async fn run(
         });
     }
     // Renewal never returns, so this ends with the services.
-    select(pin!(keep_services(&agent, stop)), pin!(agent.certificates.keep_fresh())).await;
+    select(
+        pin!(keep_services(&agent, stop)),
+        pin!(agent.certificates.keep_fresh()),
+    )
+    .await;
     if let Some(tracing) = &agent.tracing {
         tracing.flush();
     }
@@ -203,13 +246,25 @@ impl ProcessLink {
     /// A link of a process without a supervisor, and its sender of commands.
     fn new(events: Events) -> (mpsc::UnboundedSender<Command>, Self) {
         let (sender, commands) = mpsc::unbounded_channel();
-        (sender, Self { commands, events, relayed: None, supervised: Supervised::default() })
+        (
+            sender,
+            Self {
+                commands,
+                events,
+                relayed: None,
+                supervised: Supervised::default(),
+            },
+        )
     }
 }
 
 /// The agent's updates. Only a supervisor can run another program.
 fn updates(config: &Config, link: &ProcessLink) -> Updates {
-    let Supervised { program, release_keys, .. } = &link.supervised;
+    let Supervised {
+        program,
+        release_keys,
+        ..
+    } = &link.supervised;
     let record = config.state.updates().unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read the record of updates: programs that failed before may be tried again");
         UpdateRecord::default()
@@ -222,13 +277,23 @@ const SUCCESSION_TICK: Duration = Duration::from_millis(20);
 
 /// Follows the commands of the process and reports what it waits for. Ends with the process's end of the channel.
 async fn obey(agent: Rc<Agent>, link: ProcessLink) {
-    let ProcessLink { mut commands, events, supervised: Supervised { required, .. }, .. } = link;
+    let ProcessLink {
+        mut commands,
+        events,
+        supervised: Supervised { required, .. },
+        ..
+    } = link;
     let is_ready = || {
         let services = agent.registry.services();
         let assigned = agent.gateway_events.services();
-        let is_kept =
-            |hostname: &&String| assigned.borrow().contains(*hostname) && agent.config.backends.of(hostname).is_some();
-        let is_up = |hostname: &String| services.get(hostname).is_some_and(|service| service.is_up());
+        let is_kept = |hostname: &&String| {
+            assigned.borrow().contains(*hostname) && agent.config.backends.of(hostname).is_some()
+        };
+        let is_up = |hostname: &String| {
+            services
+                .get(hostname)
+                .is_some_and(|service| service.is_up())
+        };
         required.iter().filter(is_kept).all(is_up)
     };
     let mut awaits_ready = true;
@@ -253,7 +318,9 @@ async fn obey(agent: Rc<Agent>, link: ProcessLink) {
             Ok(None) => return,
             Ok(Some(Command::ExpectSuccessor)) => {
                 agent.succession.set(Succession::Expected);
-                events.send(Event::Serving { hostnames: serving(&agent) });
+                events.send(Event::Serving {
+                    hostnames: serving(&agent),
+                });
                 awaits_displacement = true;
             }
             Ok(Some(Command::Resume)) => {
@@ -261,7 +328,11 @@ async fn obey(agent: Rc<Agent>, link: ProcessLink) {
                 awaits_displacement = false;
             }
             Ok(Some(Command::Succeeded)) => agent.succession.set(Succession::Done),
-            Ok(Some(Command::UpdateFailed { program, error, is_refused })) => {
+            Ok(Some(Command::UpdateFailed {
+                program,
+                error,
+                is_refused,
+            })) => {
                 agent.updates.given_up(&program, &error, is_refused);
             }
         }
@@ -270,7 +341,13 @@ async fn obey(agent: Rc<Agent>, link: ProcessLink) {
 
 /// Hostnames of the services that have a tunnel.
 fn serving(agent: &Agent) -> Vec<String> {
-    agent.registry.services().iter().filter(|(_, service)| service.is_up()).map(|(name, _)| name.clone()).collect()
+    agent
+        .registry
+        .services()
+        .iter()
+        .filter(|(_, service)| service.is_up())
+        .map(|(name, _)| name.clone())
+        .collect()
 }
 
 /// Keeps a tunnel for each service that the gateway assigns to this agent, until the agent stops.
@@ -322,8 +399,14 @@ async fn keep_services(agent: &Rc<Agent>, stop: watch::Receiver<bool>) {
 
 /// Stores the services in the state folder, for the next start.
 fn store_services(agent: &Agent, services: Vec<String>) {
-    tracing::info!(services = services.join(", "), "the services of this agent have changed");
-    let enrollment = Enrollment { services, ..agent.config.enrollment.clone() };
+    tracing::info!(
+        services = services.join(", "),
+        "the services of this agent have changed"
+    );
+    let enrollment = Enrollment {
+        services,
+        ..agent.config.enrollment.clone()
+    };
     if let Err(error) = agent.config.state.write_enrollment(&enrollment) {
         tracing::error!(%error, "cannot store the services of this agent");
     }
@@ -344,12 +427,19 @@ mod tests {
         let authority = Authority::new();
         let (sender, hosts) = mpsc::unbounded_channel();
         let port = fake_gateway::serve(&authority, move |request| {
-            let host = request.head.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+            let host = request
+                .head
+                .lines()
+                .find_map(|line| line.strip_prefix("host: "))
+                .unwrap();
             // Fails once the test has ended.
             let _ = sender.send(host.to_owned());
             refusal(503, "", "GW_OVERLOADED")
         });
-        (fake_gateway::agent(state_dir, &authority, &authority.identity_pem(NOW), port), hosts)
+        (
+            fake_gateway::agent(state_dir, &authority, &authority.identity_pem(NOW), port),
+            hosts,
+        )
     }
 
     #[test]
@@ -366,7 +456,9 @@ mod tests {
             stop.send_replace(true);
         };
         let driver = Driver::choose().unwrap();
-        driver.block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) }).unwrap();
+        driver
+            .block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) })
+            .unwrap();
         assert_eq!(agent.config.state.enrollment().unwrap().services, [OTHER]);
     }
 
@@ -375,13 +467,25 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (mut agent, mut hosts) = refused_agent(directory.path());
         // The backoff alone does not end within this test.
-        agent.reconnects =
-            Reconnects::new(Backoff::between(Duration::from_secs(100_000), Duration::from_secs(100_000)));
-        let services: BTreeSet<String> = (0..4).map(|number| format!("acme--s{number}.eu1.gw.localhost")).collect();
-        agent.gateway_events.set_services(services.iter().cloned().collect());
+        agent.reconnects = Reconnects::new(Backoff::between(
+            Duration::from_secs(100_000),
+            Duration::from_secs(100_000),
+        ));
+        let services: BTreeSet<String> = (0..4)
+            .map(|number| format!("acme--s{number}.eu1.gw.localhost"))
+            .collect();
+        agent
+            .gateway_events
+            .set_services(services.iter().cloned().collect());
         let agent = Rc::new(agent);
-        let failed_attempts =
-            || agent.registry.services().values().map(|service| service.failed_attempts.get()).sum::<u64>();
+        let failed_attempts = || {
+            agent
+                .registry
+                .services()
+                .values()
+                .map(|service| service.failed_attempts.get())
+                .sum::<u64>()
+        };
         let (stop, stopped) = watch::channel(false);
         let gateway = async {
             for round in 1..=2 {
@@ -399,6 +503,8 @@ mod tests {
             stop.send_replace(true);
         };
         let driver = Driver::choose().unwrap();
-        driver.block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) }).unwrap();
+        driver
+            .block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) })
+            .unwrap();
     }
 }

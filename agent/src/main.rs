@@ -22,7 +22,9 @@ use gw_shared::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::text::escaped;
 
-use cli::{Arguments, Command, EnrollArguments, RunArguments, RunEnrolledArguments, enroll_failure};
+use cli::{
+    Arguments, Command, EnrollArguments, RunArguments, RunEnrolledArguments, enroll_failure,
+};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -31,11 +33,15 @@ fn main() -> ExitCode {
     core_dump::refuse_at_start("gw-agent");
     let result = match Arguments::parse().command {
         Command::Enroll(arguments) => run_enroll(arguments).map(|()| 0),
-        Command::Run { run, supervised: true, .. } => run_worker(&run).map(|()| 0),
+        Command::Run {
+            run,
+            supervised: true,
+            ..
+        } => run_worker(&run).map(|()| 0),
         Command::Run { run, enrolled, .. } => run_agent(&run, enrolled),
-        Command::Http(arguments) => {
-            arguments.enroll().and_then(|(run, can_enroll)| supervise(&run, Hangup::Stop, can_enroll))
-        }
+        Command::Http(arguments) => arguments
+            .enroll()
+            .and_then(|(run, can_enroll)| supervise(&run, Hangup::Stop, can_enroll)),
         Command::Doctor { run, json } => run_doctor(run, json).map(|()| 0),
         Command::Manual { folder } => manual::write(Arguments::command(), &folder)
             .map(|()| 0)
@@ -49,13 +55,25 @@ fn main() -> ExitCode {
 
 fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
     logging::start(LogFormat::Text, "info");
-    let EnrollArguments { enrollment, state_dir, force } = arguments;
-    let options = Options { force, ..enrollment.options(state_dir) };
+    let EnrollArguments {
+        enrollment,
+        state_dir,
+        force,
+    } = arguments;
+    let options = Options {
+        force,
+        ..enrollment.options(state_dir)
+    };
     let enrolled = enroll(options, |name| env::var(name).ok()).map_err(enroll_failure)?;
     print_next_step(&enrolled, &mut io::stdout().lock()).map_err(Failure::run)
 }
 
-fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl Write) -> io::Result<()> {
+fn print_next_step(
+    Enrolled {
+        enrollment, state, ..
+    }: &Enrolled,
+    out: &mut impl Write,
+) -> io::Result<()> {
     writeln!(
         out,
         "Enrolled as {} for {}. Next step:\n",
@@ -72,15 +90,24 @@ fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl
 
 /// Enrolls the agent if the options ask for that, and runs it under a supervisor.
 fn run_agent(arguments: &RunArguments, enrolled: RunEnrolledArguments) -> Result<u8, Failure> {
-    let can_enroll = enrolled.are_given() && enrolled.enroll(process::state_folder(&arguments.source())?)?;
+    let can_enroll =
+        enrolled.are_given() && enrolled.enroll(process::state_folder(&arguments.source())?)?;
     supervise(arguments, Hangup::Reload, can_enroll)
 }
 
 /// Runs the agent under a supervisor. If its record was deleted meanwhile, it enrolls again if it `can_enroll`.
 fn supervise(arguments: &RunArguments, hangup: Hangup, can_enroll: bool) -> Result<u8, Failure> {
-    match process::supervise(arguments.source(), arguments.of_worker(), hangup, can_enroll)? {
+    match process::supervise(
+        arguments.source(),
+        arguments.of_worker(),
+        hangup,
+        can_enroll,
+    )? {
         Ended::Exit(code) => Ok(code),
-        Ended::Deleted => Err(Failure::run(format!("cannot start again to enroll: {}", start_again()))),
+        Ended::Deleted => Err(Failure::run(format!(
+            "cannot start again to enroll: {}",
+            start_again()
+        ))),
     }
 }
 
@@ -88,9 +115,15 @@ fn supervise(arguments: &RunArguments, hangup: Hangup, can_enroll: bool) -> Resu
 /// actions of signals while it enrolls.
 fn start_again() -> io::Error {
     let mut arguments: Vec<OsString> = env::args_os().skip(1).collect();
-    if !arguments.iter().any(|argument| argument == RunEnrolledArguments::ENROLL_AGAIN) {
+    if !arguments
+        .iter()
+        .any(|argument| argument == RunEnrolledArguments::ENROLL_AGAIN)
+    {
         // Behind the name of the command.
-        arguments.insert(1.min(arguments.len()), RunEnrolledArguments::ENROLL_AGAIN.into());
+        arguments.insert(
+            1.min(arguments.len()),
+            RunEnrolledArguments::ENROLL_AGAIN.into(),
+        );
     }
     match env::current_exe() {
         Ok(program) => std::process::Command::new(program).args(arguments).exec(),
@@ -100,7 +133,12 @@ fn start_again() -> io::Error {
 
 /// Runs the agent as the worker of a supervisor.
 fn run_worker(arguments: &RunArguments) -> Result<(), Failure> {
-    let RunArguments { config, state_dir, backend, print_addresses } = arguments;
+    let RunArguments {
+        config,
+        state_dir,
+        backend,
+        print_addresses,
+    } = arguments;
     let environment = |name: &str| env::var(name).ok();
     let loaded = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
@@ -120,11 +158,23 @@ fn print_each(relayed: Receiver<RelayedService>) -> io::Result<()> {
             let _ = writeln!(io::stdout(), "{}", escaped(&service.to_string()));
         }
     };
-    std::thread::Builder::new().name("gw-addresses".into()).spawn(print).map(drop)
+    std::thread::Builder::new()
+        .name("gw-addresses".into())
+        .spawn(print)
+        .map(drop)
 }
 
 fn run_doctor(arguments: RunArguments, json: bool) -> Result<(), Failure> {
-    let RunArguments { config, state_dir, backend, .. } = arguments;
-    let options = DoctorOptions { config, state_dir, backends: backend };
+    let RunArguments {
+        config,
+        state_dir,
+        backend,
+        ..
+    } = arguments;
+    let options = DoctorOptions {
+        config,
+        state_dir,
+        backends: backend,
+    };
     doctor::examine(&options, |name| env::var(name).ok()).print(json)
 }

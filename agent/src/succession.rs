@@ -44,7 +44,11 @@ pub(crate) enum Command {
     /// A successor serves.
     Succeeded,
     /// The supervisor could not run the program. If it is refused, it is not tried again.
-    UpdateFailed { program: SignedProgram, error: String, is_refused: bool },
+    UpdateFailed {
+        program: SignedProgram,
+        error: String,
+        is_refused: bool,
+    },
 }
 
 /// Sends events to the process. Without a receiver they are dropped.
@@ -86,7 +90,11 @@ impl SuccessionWatch {
     /// Waits until no successor is starting.
     pub(crate) async fn wait_until_unexpected(&self) {
         // The sender is this watch.
-        let _ = self.0.subscribe().wait_for(|now| *now != Succession::Expected).await;
+        let _ = self
+            .0
+            .subscribe()
+            .wait_for(|now| *now != Succession::Expected)
+            .await;
     }
 
     /// Waits until `reached`.

@@ -36,11 +36,16 @@ pub struct CannedBackend {
 pub fn serve(transport: impl Transport + 'static, backend: &CannedBackend) -> io::Result<()> {
     let hostname = "acme--api.eu1.example.com";
     let mut mistakes = Vec::new();
-    let backends = Backends::from_urls("backend", &["http://127.0.0.1:9".to_owned()], &mut mistakes)
-        .ok_or_else(|| io::Error::other(mistakes.concat()))?;
+    let backends =
+        Backends::from_urls("backend", &["http://127.0.0.1:9".to_owned()], &mut mistakes)
+            .ok_or_else(|| io::Error::other(mistakes.concat()))?;
     let pool = Rc::new(Pool::new("bench", &backends, backend.connections));
     for _ in 0..backend.connections {
-        pool.add_idle(Stream::Canned(Canned::new(idle_socket()?, backend.response.clone(), backend.body_length)));
+        pool.add_idle(Stream::Canned(Canned::new(
+            idle_socket()?,
+            backend.response.clone(),
+            backend.body_length,
+        )));
     }
     let config = Config::in_memory(AgentId::random(), hostname, backend.connections);
     // Only a drain, which does not take place, looks at these channels.
@@ -57,7 +62,8 @@ pub fn serve(transport: impl Transport + 'static, backend: &CannedBackend) -> io
     });
     let tunnel = Tunnel::new(Endpoint::agent(backend.connections as usize));
     runtime::spawn(async move {
-        let ended = std::future::poll_fn(|cx| session::poll_serve(cx, &session, &tunnel, &transport)).await;
+        let ended =
+            std::future::poll_fn(|cx| session::poll_serve(cx, &session, &tunnel, &transport)).await;
         tracing::info!(?ended, "tunnel ended");
     });
     Ok(())

@@ -23,7 +23,8 @@ pub(crate) fn client_config(
     auth: Option<ClientAuth>,
     alpn: &[&[u8]],
 ) -> Result<ClientConfig, rustls::Error> {
-    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(aws_lc_rs::default_provider()));
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> =
+        LazyLock::new(|| Arc::new(aws_lc_rs::default_provider()));
     let builder = ClientConfig::builder_with_provider(Arc::clone(&PROVIDER))
         .with_protocol_versions(versions)?
         .with_root_certificates(roots);
@@ -59,7 +60,9 @@ pub(crate) fn shared(roots: RootCertStore) -> Arc<RootCertStore> {
 }
 
 /// A store that holds `authorities` only.
-pub(crate) fn private_roots(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore, rustls::Error> {
+pub(crate) fn private_roots(
+    authorities: Vec<CertificateDer<'static>>,
+) -> Result<RootCertStore, rustls::Error> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
         roots.add(authority)?;
@@ -70,7 +73,9 @@ pub(crate) fn private_roots(authorities: Vec<CertificateDer<'static>>) -> Result
 /// Parses a PEM text that contains at least one certificate.
 pub(crate) fn parse_certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     match CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>() {
-        Ok(certificates) if certificates.is_empty() => Err("contains no certificate in PEM format".to_owned()),
+        Ok(certificates) if certificates.is_empty() => {
+            Err("contains no certificate in PEM format".to_owned())
+        }
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(error.to_string()),
     }

@@ -1,6 +1,10 @@
 //! Exit codes and error messages of the agent program, as a user reads them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests panic on unexpected errors")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests panic on unexpected errors"
+)]
 
 #[path = "../../shared/tests/programs/mod.rs"]
 mod programs;
@@ -28,7 +32,14 @@ const NOW: std::ops::Range<i32> = 2020..4000;
 /// The program without the settings of this machine.
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gw-agent"));
-    for variable in ["GW_ENROLLMENT_TOKEN", "GW_STATE_DIR", "GW_PROXY", "HTTPS_PROXY", "https_proxy", "GW_LOG"] {
+    for variable in [
+        "GW_ENROLLMENT_TOKEN",
+        "GW_STATE_DIR",
+        "GW_PROXY",
+        "HTTPS_PROXY",
+        "https_proxy",
+        "GW_LOG",
+    ] {
         command.env_remove(variable);
     }
     command.args(arguments);
@@ -38,7 +49,10 @@ fn command(arguments: &[&str]) -> Command {
 /// The exit code and standard error of `command`.
 fn outcome(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    (
+        output.status.code(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
 }
 
 fn gw_agent(arguments: &[&str]) -> (Option<i32>, String) {
@@ -48,14 +62,24 @@ fn gw_agent(arguments: &[&str]) -> (Option<i32>, String) {
 /// Enrolls at `gateway`, which fails. Returns the message.
 fn enroll_at(gateway: &str, ca_file: Option<&Path>) -> String {
     let state = tempfile::tempdir().unwrap();
-    let mut command = command(&["enroll", "--gateway", gateway, "--token", TOKEN, "--state-dir"]);
+    let mut command = command(&[
+        "enroll",
+        "--gateway",
+        gateway,
+        "--token",
+        TOKEN,
+        "--state-dir",
+    ]);
     command.arg(state.path()).env("NO_PROXY", "*");
     if let Some(ca_file) = ca_file {
         command.arg("--ca-file").arg(ca_file);
     }
     let (code, message) = outcome(&mut command);
     assert_eq!(code, Some(1), "{message}");
-    assert!(message.starts_with("gw-agent: ") && !message.contains(TOKEN), "{message}");
+    assert!(
+        message.starts_with("gw-agent: ") && !message.contains(TOKEN),
+        "{message}"
+    );
     message
 }
 
@@ -93,13 +117,25 @@ fn run_without_enrollment_exits_with_2() {
     let (code, message) = gw_agent(&["run", "--state-dir", state.path().to_str().unwrap()]);
     assert_eq!(code, Some(2));
     assert!(message.starts_with("gw-agent: not enrolled: "), "{message}");
-    assert_has(&message, &[state.path().join("agent.json").to_str().unwrap(), "gw-agent enroll"]);
+    assert_has(
+        &message,
+        &[
+            state.path().join("agent.json").to_str().unwrap(),
+            "gw-agent enroll",
+        ],
+    );
 }
 
 #[test]
 fn enroll_with_missing_options_exits_with_2_and_names_them() {
     let state = tempfile::tempdir().unwrap();
-    let (code, message) = gw_agent(&["enroll", "--state-dir", state.path().to_str().unwrap(), "--ca-file", "/none"]);
+    let (code, message) = gw_agent(&[
+        "enroll",
+        "--state-dir",
+        state.path().to_str().unwrap(),
+        "--ca-file",
+        "/none",
+    ]);
     assert_eq!(code, Some(2));
     for option in ["--gateway: ", "--token: ", "--ca-file: /none: "] {
         assert!(message.contains(option), "{option}: {message}");
@@ -115,12 +151,22 @@ fn invalid_arguments_exit_with_2() {
 fn http_checks_its_backend_before_the_token_is_used() {
     let state = tempfile::tempdir().unwrap();
     let folder = state.path().to_str().unwrap();
-    let (code, message) = gw_agent(&["http", "65536", "--state-dir", folder, "--gateway", "https://eu1.gw.localhost"]);
+    let (code, message) = gw_agent(&[
+        "http",
+        "65536",
+        "--state-dir",
+        folder,
+        "--gateway",
+        "https://eu1.gw.localhost",
+    ]);
     assert_eq!(code, Some(2));
     assert!(message.contains("1 to 65535"), "{message}");
     let (code, message) = gw_agent(&["http", "3000", "--state-dir", folder]);
     assert_eq!(code, Some(2));
-    assert!(message.contains("--gateway: missing") && message.contains("--token: missing"), "{message}");
+    assert!(
+        message.contains("--gateway: missing") && message.contains("--token: missing"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -128,9 +174,20 @@ fn an_unreachable_gateway_is_named_with_the_cause() {
     let (_socket, address) = refusing();
     let port = address.port();
     let refused = enroll_at(&format!("https://gw.localhost:{port}"), None);
-    assert_has(&refused, &["cannot be reached", &format!("gw.localhost:{port}"), "refused", "check the port"]);
+    assert_has(
+        &refused,
+        &[
+            "cannot be reached",
+            &format!("gw.localhost:{port}"),
+            "refused",
+            "check the port",
+        ],
+    );
     // No resolver knows this name (RFC 6761 §6.4).
-    assert_has(&enroll_at("https://gw.invalid", None), &["the name gw.invalid cannot be resolved", "DNS"]);
+    assert_has(
+        &enroll_at("https://gw.invalid", None),
+        &["the name gw.invalid cannot be resolved", "DNS"],
+    );
 }
 
 #[test]
@@ -143,7 +200,13 @@ fn a_gateway_that_does_not_accept_connections_is_named_with_the_time() {
     let connect = || TcpStream::connect_timeout(&address.into(), Duration::from_millis(200));
     let _queue: Vec<TcpStream> = std::iter::from_fn(|| connect().ok()).take(16).collect();
     let message = enroll_at(&format!("https://{address}"), None);
-    assert_has(&message, &[&format!("{address} did not accept a connection within 9s"), "firewalls"]);
+    assert_has(
+        &message,
+        &[
+            &format!("{address} did not accept a connection within 9s"),
+            "firewalls",
+        ],
+    );
 }
 
 #[test]
@@ -152,25 +215,36 @@ fn servers_that_are_no_gateways_are_named() {
     let address = plain.local_addr().unwrap();
     thread::spawn(move || {
         for mut client in plain.incoming().flatten() {
-            client.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n").unwrap();
+            client
+                .write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+                .unwrap();
         }
     });
     let message = enroll_at(&format!("https://{address}"), None);
-    assert_has(&message, &[&format!("{address} does not speak TLS"), "HTTPS port"]);
+    assert_has(
+        &message,
+        &[&format!("{address} does not speak TLS"), "HTTPS port"],
+    );
 
     let folder = tempfile::tempdir().unwrap();
     let ca_file = folder.path().join("ca.pem");
     let page = "HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>".to_owned();
     let port = tls_server::start("gw.localhost", NOW, page, &ca_file);
     let message = enroll_at(&format!("https://gw.localhost:{port}"), Some(&ca_file));
-    assert_has(&message, &["404 Not Found", "not as a Gw gateway does", "host and port"]);
+    assert_has(
+        &message,
+        &["404 Not Found", "not as a Gw gateway does", "host and port"],
+    );
     let message = enroll_at(&format!("https://other.localhost:{port}"), Some(&ca_file));
     let at = format!("the server at other.localhost:{port} is not the gateway");
     assert_has(&message, &[&at, "\"gw.localhost\"", "check host and port"]);
     let other = folder.path().join("other.pem");
     tls_server::start("gw.localhost", NOW, String::new(), &other);
     let message = enroll_at(&format!("https://gw.localhost:{port}"), Some(&other));
-    assert_has(&message, &[&format!("gw.localhost:{port} is not trusted"), "--ca-file"]);
+    assert_has(
+        &message,
+        &[&format!("gw.localhost:{port} is not trusted"), "--ca-file"],
+    );
 }
 
 #[test]
@@ -179,15 +253,33 @@ fn a_certificate_that_is_not_valid_now_is_explained_by_the_clocks() {
     let ca_file = folder.path().join("ca.pem");
     let in_2020 = SystemTime::UNIX_EPOCH + Duration::from_secs(1_590_000_000);
     for (years, date, expected) in [
-        (LONG_AGO, in_2020, "days ahead of the gateway's: synchronise both with NTP"),
-        (LONG_AGO, SystemTime::now(), "shows the same time, so renew that certificate at the gateway"),
-        (3000..3001, SystemTime::now(), "shows the same time, so renew that certificate at the gateway"),
+        (
+            LONG_AGO,
+            in_2020,
+            "days ahead of the gateway's: synchronise both with NTP",
+        ),
+        (
+            LONG_AGO,
+            SystemTime::now(),
+            "shows the same time, so renew that certificate at the gateway",
+        ),
+        (
+            3000..3001,
+            SystemTime::now(),
+            "shows the same time, so renew that certificate at the gateway",
+        ),
     ] {
         let date = httpdate::fmt_http_date(date);
         let answer = format!("HTTP/1.1 404 Not Found\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n");
         let port = tls_server::start("gw.localhost", years, answer, &ca_file);
         let message = enroll_at(&format!("https://gw.localhost:{port}"), Some(&ca_file));
-        assert_has(&message, &[&format!("certificate at gw.localhost:{port} is not valid at the time"), expected]);
+        assert_has(
+            &message,
+            &[
+                &format!("certificate at gw.localhost:{port} is not valid at the time"),
+                expected,
+            ],
+        );
     }
 }
 
@@ -197,7 +289,12 @@ fn misspelt_keys_and_variables_are_named_with_what_was_meant() {
     let config = folder.path().join("agent.toml");
     let text = "bakend = 'http://127.0.0.1:1'\nporxy = ''\n[backends]\n'a' = { url = 'http://127.0.0.1:1' }\n[trace]\n";
     fs::write(&config, text).unwrap();
-    let (code, message) = outcome(command(&["run", "--config"]).arg(&config).arg("--state-dir").arg(folder.path()));
+    let (code, message) = outcome(
+        command(&["run", "--config"])
+            .arg(&config)
+            .arg("--state-dir")
+            .arg(folder.path()),
+    );
     assert_eq!(code, Some(2));
     for line in [
         "  bakend: no such key; did you mean `backend`?",
@@ -205,17 +302,33 @@ fn misspelt_keys_and_variables_are_named_with_what_was_meant() {
         "  backends.a.url: no such key; did you mean `urls`?; the keys are ",
         "  trace: no such key; did you mean `traces`?",
     ] {
-        assert!(message.lines().any(|found| found.starts_with(line)), "{line}: {message}");
+        assert!(
+            message.lines().any(|found| found.starts_with(line)),
+            "{line}: {message}"
+        );
     }
     let state = tempfile::tempdir().unwrap();
     let path = state.path().to_str().unwrap();
     let mut enroll = command(&["enroll", "--state-dir", path]);
-    enroll.env("GW_BAKEND", "x").env("GW_ADMIN_TOKEN_FILE", "x").env("GW_TEST_KILLS", "1").env("GW_GATEWAY", "x");
+    enroll
+        .env("GW_BAKEND", "x")
+        .env("GW_ADMIN_TOKEN_FILE", "x")
+        .env("GW_TEST_KILLS", "1")
+        .env("GW_GATEWAY", "x");
     let (_, message) = outcome(&mut enroll);
-    assert_has(&message, &["GW_BAKEND: no such variable; did you mean `GW_BACKEND`?"]);
+    assert_has(
+        &message,
+        &["GW_BAKEND: no such variable; did you mean `GW_BACKEND`?"],
+    );
     assert_eq!(message.matches("no such variable").count(), 1, "{message}");
-    let doctor = command(&["doctor", "--state-dir", path]).env("GW_BAKEND", "x").output().unwrap();
-    assert_has(&String::from_utf8(doctor.stdout).unwrap(), &["did you mean `GW_BACKEND`?"]);
+    let doctor = command(&["doctor", "--state-dir", path])
+        .env("GW_BAKEND", "x")
+        .output()
+        .unwrap();
+    assert_has(
+        &String::from_utf8(doctor.stdout).unwrap(),
+        &["did you mean `GW_BACKEND`?"],
+    );
 }
 
 #[test]
@@ -223,8 +336,22 @@ fn a_state_folder_of_another_user_is_named_with_both_users() {
     let folder = enrolled();
     let path = folder.path().to_str().unwrap();
     for arguments in [
-        &["run", "--backend", "http://127.0.0.1:1", "--state-dir", path][..],
-        &["enroll", "--gateway", "https://gw.invalid", "--token", TOKEN, "--state-dir", path],
+        &[
+            "run",
+            "--backend",
+            "http://127.0.0.1:1",
+            "--state-dir",
+            path,
+        ][..],
+        &[
+            "enroll",
+            "--gateway",
+            "https://gw.invalid",
+            "--token",
+            TOKEN,
+            "--state-dir",
+            path,
+        ],
     ] {
         let mut command = command(arguments);
         let user = geteuid();
@@ -240,7 +367,8 @@ fn a_state_folder_of_another_user_is_named_with_both_users() {
         fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
         assert_eq!(code, Some(2), "{message}");
         let owner = user.as_raw();
-        let users = format!("this process runs as user {runs_as}, and {path} belongs to user {owner}");
+        let users =
+            format!("this process runs as user {runs_as}, and {path} belongs to user {owner}");
         assert_has(&message, &["permission denied", &users, "sudo -u gw-agent"]);
     }
 }
@@ -248,15 +376,32 @@ fn a_state_folder_of_another_user_is_named_with_both_users() {
 #[test]
 fn a_state_folder_of_another_user_is_refused_to_root() {
     if !geteuid().is_root() {
-        return std::io::stderr().write_all(b"skipped: only root can give a folder to another user\n").unwrap();
+        return std::io::stderr()
+            .write_all(b"skipped: only root can give a folder to another user\n")
+            .unwrap();
     }
     let state = enrolled();
     let path = state.path().to_str().unwrap();
     std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
     for arguments in [
-        &["run", "--backend", "http://127.0.0.1:9", "--state-dir", path] as &[&str],
+        &[
+            "run",
+            "--backend",
+            "http://127.0.0.1:9",
+            "--state-dir",
+            path,
+        ] as &[&str],
         &["http", "9", "--state-dir", path],
-        &["enroll", "--force", "--gateway", "https://gw.invalid", "--token", TOKEN, "--state-dir", path],
+        &[
+            "enroll",
+            "--force",
+            "--gateway",
+            "https://gw.invalid",
+            "--token",
+            TOKEN,
+            "--state-dir",
+            path,
+        ],
     ] {
         let (code, message) = gw_agent(arguments);
         assert_eq!(code, Some(2), "{message}");
@@ -269,8 +414,15 @@ fn a_state_folder_of_another_user_is_refused_to_root() {
 fn only_terminals_get_colours() {
     let state = tempfile::tempdir().unwrap();
     let path = state.path().to_str().unwrap();
-    let (_, piped) = outcome(command(&["enroll", "--state-dir", path]).env("GW_BAKEND", "x").env("TERM", "xterm"));
-    assert!(piped.contains("WARN") && !piped.contains('\x1b'), "{piped:?}");
+    let (_, piped) = outcome(
+        command(&["enroll", "--state-dir", path])
+            .env("GW_BAKEND", "x")
+            .env("TERM", "xterm"),
+    );
+    assert!(
+        piped.contains("WARN") && !piped.contains('\x1b'),
+        "{piped:?}"
+    );
     if !programs::usable(&["script"]) {
         return;
     }
@@ -278,13 +430,25 @@ fn only_terminals_get_colours() {
         let mut script = Command::new("script");
         script
             .arg("-qec")
-            .arg(format!("{} enroll --state-dir {path}", env!("CARGO_BIN_EXE_gw-agent")))
+            .arg(format!(
+                "{} enroll --state-dir {path}",
+                env!("CARGO_BIN_EXE_gw-agent")
+            ))
             .arg("/dev/null");
-        script.env("NO_COLOR", no_color).env("GW_BAKEND", "x").env_remove("GW_LOG");
+        script
+            .env("NO_COLOR", no_color)
+            .env("GW_BAKEND", "x")
+            .env_remove("GW_LOG");
         String::from_utf8(script.output().unwrap().stdout).unwrap()
     };
     let shown = on_terminal("");
-    assert!(shown.contains("WARN") && shown.contains('\x1b'), "{shown:?}");
+    assert!(
+        shown.contains("WARN") && shown.contains('\x1b'),
+        "{shown:?}"
+    );
     let without = on_terminal("1");
-    assert!(without.contains("WARN") && !without.contains('\x1b'), "{without:?}");
+    assert!(
+        without.contains("WARN") && !without.contains('\x1b'),
+        "{without:?}"
+    );
 }

@@ -28,8 +28,16 @@ pub const CONSOLE_NAME: &str = "console.gw.localhost";
 /// Address of the console for browsers on this machine, on a listener without TLS.
 pub fn console_url(admin_listen: SocketAddr) -> String {
     // What names below `localhost` resolve to.
-    let has_name = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)].contains(&admin_listen.ip());
-    if has_name { format!("http://{CONSOLE_NAME}:{}/", admin_listen.port()) } else { format!("http://{admin_listen}/") }
+    let has_name = [
+        IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
+    ]
+    .contains(&admin_listen.ip());
+    if has_name {
+        format!("http://{CONSOLE_NAME}:{}/", admin_listen.port())
+    } else {
+        format!("http://{admin_listen}/")
+    }
 }
 
 /// The URL of an admin listener, and how to reach it.
@@ -54,8 +62,15 @@ struct Trusted {
 impl AdminAddress {
     /// The listener at `url`. `authorities` is a PEM file that replaces the authorities of the system.
     pub fn at(url: &str, authorities: Option<&Path>) -> Result<Self, String> {
-        let trusted = Trusted { authorities: read_authorities(authorities)?, ..Trusted::default() };
-        Ok(Self { url: checked_url(url)?, connect_to: None, trusted })
+        let trusted = Trusted {
+            authorities: read_authorities(authorities)?,
+            ..Trusted::default()
+        };
+        Ok(Self {
+            url: checked_url(url)?,
+            connect_to: None,
+            trusted,
+        })
     }
 
     /// The listener of a gateway on this machine. With TLS, connects to its address under a name of its certificate, which
@@ -63,25 +78,42 @@ impl AdminAddress {
     /// to be known here.
     pub fn of(config: &Config, authorities: Option<&Path>) -> Result<Self, String> {
         let address = local_address(config.admin_listen)?;
-        let Some(files) = &config.admin_certificate else { return Self::at(&format!("http://{address}"), authorities) };
+        let Some(files) = &config.admin_certificate else {
+            return Self::at(&format!("http://{address}"), authorities);
+        };
         let file = files.certificate.display();
         let chain = certificate::read_chain(&files.certificate)
             .map_err(|error| format!("admin_tls_certificate: {file}: {error}"))?;
-        let name = certificate::names(&chain[0]).into_iter().find_map(|name| url_host(&name));
+        let name = certificate::names(&chain[0])
+            .into_iter()
+            .find_map(|name| url_host(&name));
         let name = name.ok_or_else(|| {
             format!("admin_tls_certificate: {file}: it has no name; give the address of the listener with --admin-url")
         })?;
-        let trusted = Trusted { authorities: read_authorities(authorities)?, chain };
-        Ok(Self { url: format!("https://{name}:{}", address.port()), connect_to: Some(address), trusted })
+        let trusted = Trusted {
+            authorities: read_authorities(authorities)?,
+            chain,
+        };
+        Ok(Self {
+            url: format!("https://{name}:{}", address.port()),
+            connect_to: Some(address),
+            trusted,
+        })
     }
 
     /// An HTTP client for this listener.
     pub fn agent(&self, config: ConfigBuilder<AgentScope>) -> ureq::Agent {
-        let config = if self.url.starts_with("https:") { config.tls_config(self.trusted.tls()) } else { config };
+        let config = if self.url.starts_with("https:") {
+            config.tls_config(self.trusted.tls())
+        } else {
+            config
+        };
         let config = config.proxy(None).build();
         match self.connect_to {
             None => config.new_agent(),
-            Some(address) => ureq::Agent::with_parts(config, DefaultConnector::default(), Fixed(address)),
+            Some(address) => {
+                ureq::Agent::with_parts(config, DefaultConnector::default(), Fixed(address))
+            }
         }
     }
 
@@ -97,27 +129,41 @@ impl AdminAddress {
                 "{url}: no authority that is trusted here has issued its certificate; name the PEM file of the authority with \
                  --admin-ca or GW_ADMIN_CA"
             ),
-            rustls::Error::InvalidCertificate(CertificateError::NotValidForNameContext { expected, presented }) => {
+            rustls::Error::InvalidCertificate(CertificateError::NotValidForNameContext {
+                expected,
+                presented,
+            }) => {
                 let names: Vec<&str> = presented.iter().map(|name| bare(name)).collect();
                 format!(
                     "{url}: its certificate is for {}, not for {}; use a name of the certificate in the URL (--admin-url), or \
                      have it issued for this one",
-                    if names.is_empty() { "no name".to_owned() } else { names.join(", ") },
+                    if names.is_empty() {
+                        "no name".to_owned()
+                    } else {
+                        names.join(", ")
+                    },
                     expected.to_str()
                 )
             }
             rustls::Error::InvalidCertificate(
                 error @ (CertificateError::Expired | CertificateError::ExpiredContext { .. }),
             ) => {
-                format!("{url}: {error}; renew it (admin_tls_certificate) and send SIGHUP to the gateway")
+                format!(
+                    "{url}: {error}; renew it (admin_tls_certificate) and send SIGHUP to the gateway"
+                )
             }
             rustls::Error::InvalidCertificate(
-                error @ (CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }),
+                error @ (CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. }),
             ) => format!("{url}: {error}; check the clock of this machine"),
             rustls::Error::InvalidCertificate(error) => {
-                format!("{url}: its certificate is refused: {error}; have another one issued (admin_tls_certificate)")
+                format!(
+                    "{url}: its certificate is refused: {error}; have another one issued (admin_tls_certificate)"
+                )
             }
-            error => format!("{url}: the TLS handshake failed: {error}; check that the URL names an admin listener"),
+            error => format!(
+                "{url}: the TLS handshake failed: {error}; check that the URL names an admin listener"
+            ),
         })
     }
 }
@@ -131,8 +177,11 @@ impl Trusted {
     fn tls(&self) -> TlsConfig {
         let system = || rustls_native_certs::load_native_certs().certs;
         let authorities = self.authorities.clone().unwrap_or_else(system);
-        let roots: Vec<_> =
-            authorities.iter().chain(&self.chain).map(|root| Certificate::from_der(root).to_owned()).collect();
+        let roots: Vec<_> = authorities
+            .iter()
+            .chain(&self.chain)
+            .map(|root| Certificate::from_der(root).to_owned())
+            .collect();
         TlsConfig::builder()
             .root_certs(RootCerts::new_with_certs(&roots))
             .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -145,7 +194,12 @@ impl Trusted {
 struct Fixed(SocketAddr);
 
 impl Resolver for Fixed {
-    fn resolve(&self, _: &Uri, _: &ureq::config::Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
+    fn resolve(
+        &self,
+        _: &Uri,
+        _: &ureq::config::Config,
+        _: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
         let mut addresses = DefaultResolver::default().empty();
         addresses.push(self.0);
         Ok(addresses)
@@ -162,21 +216,29 @@ fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
 
 /// The name in a description such as `DnsName("gw.example.com")`.
 fn bare(name: &str) -> &str {
-    let inner = name.split_once('(').map_or(name, |(_, rest)| rest.trim_end_matches(')'));
+    let inner = name
+        .split_once('(')
+        .map_or(name, |(_, rest)| rest.trim_end_matches(')'));
     inner.trim_matches('"')
 }
 
 fn read_authorities(file: Option<&Path>) -> Result<Option<Vec<CertificateDer<'static>>>, String> {
-    let read =
-        |file: &Path| certificate::read_chain(file).map_err(|error| format!("--admin-ca {}: {error}", file.display()));
+    let read = |file: &Path| {
+        certificate::read_chain(file)
+            .map_err(|error| format!("--admin-ca {}: {error}", file.display()))
+    };
     file.map(read).transpose()
 }
 
 fn checked_url(text: &str) -> Result<String, String> {
-    let wrong = || format!("{text:?} is not a URL such as {URL_DEFAULT} or https://gateway.example.com:9080");
+    let wrong = || {
+        format!("{text:?} is not a URL such as {URL_DEFAULT} or https://gateway.example.com:9080")
+    };
     let url: Uri = text.parse().map_err(|_| wrong())?;
     match url.scheme_str() {
-        Some("http" | "https") if url.query().is_none() => Ok(text.trim_end_matches('/').to_owned()),
+        Some("http" | "https") if url.query().is_none() => {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
         _ => Err(wrong()),
     }
 }
@@ -184,7 +246,10 @@ fn checked_url(text: &str) -> Result<String, String> {
 /// The address of a listener on this machine.
 fn local_address(listen: SocketAddr) -> Result<SocketAddr, String> {
     if listen.port() == 0 {
-        return Err("admin_listen has port 0, so the port is not known; give the address with --admin-url".to_owned());
+        return Err(
+            "admin_listen has port 0, so the port is not known; give the address with --admin-url"
+                .to_owned(),
+        );
     }
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -199,7 +264,8 @@ fn url_host(name: &str) -> Option<String> {
     match name.parse() {
         Ok(IpAddr::V6(address)) => Some(format!("[{address}]")),
         Ok(IpAddr::V4(address)) => Some(address.to_string()),
-        Err(_) => Some(name.replacen('*', "gw", 1)).filter(|host| host.parse::<http::uri::Authority>().is_ok()),
+        Err(_) => Some(name.replacen('*', "gw", 1))
+            .filter(|host| host.parse::<http::uri::Authority>().is_ok()),
     }
 }
 
@@ -212,24 +278,52 @@ mod tests {
         for (given, url) in [
             ("http://127.0.0.1:9080/", "http://127.0.0.1:9080"),
             ("https://gw.example.com:9080", "https://gw.example.com:9080"),
-            ("https://proxy.example.com/gw/", "https://proxy.example.com/gw"),
+            (
+                "https://proxy.example.com/gw/",
+                "https://proxy.example.com/gw",
+            ),
         ] {
             assert_eq!(AdminAddress::at(given, None).unwrap().url, url);
         }
-        for wrong in ["127.0.0.1:9080", "localhost", "ftp://localhost", "http://", "http://localhost/?a=b", ""] {
+        for wrong in [
+            "127.0.0.1:9080",
+            "localhost",
+            "ftp://localhost",
+            "http://",
+            "http://localhost/?a=b",
+            "",
+        ] {
             let error = AdminAddress::at(wrong, None).unwrap_err();
-            assert!(error.starts_with(&format!("{wrong:?} is not a URL such as {URL_DEFAULT}")), "{error}");
+            assert!(
+                error.starts_with(&format!("{wrong:?} is not a URL such as {URL_DEFAULT}")),
+                "{error}"
+            );
         }
-        let missing = AdminAddress::at(URL_DEFAULT, Some(Path::new("/nowhere/ca.pem"))).unwrap_err();
-        assert!(missing.starts_with("--admin-ca /nowhere/ca.pem: cannot be read: "), "{missing}");
+        let missing =
+            AdminAddress::at(URL_DEFAULT, Some(Path::new("/nowhere/ca.pem"))).unwrap_err();
+        assert!(
+            missing.starts_with("--admin-ca /nowhere/ca.pem: cannot be read: "),
+            "{missing}"
+        );
     }
 
     #[test]
     fn a_listener_on_this_machine_is_reached_under_a_name_of_its_certificate() {
-        for (listen, local) in [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "[::1]:1"), ("10.0.0.1:1", "10.0.0.1:1")] {
-            assert_eq!(local_address(listen.parse().unwrap()).unwrap(), local.parse().unwrap());
+        for (listen, local) in [
+            ("0.0.0.0:1", "127.0.0.1:1"),
+            ("[::]:1", "[::1]:1"),
+            ("10.0.0.1:1", "10.0.0.1:1"),
+        ] {
+            assert_eq!(
+                local_address(listen.parse().unwrap()).unwrap(),
+                local.parse().unwrap()
+            );
         }
-        assert!(local_address(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap_err().contains("--admin-url"));
+        assert!(
+            local_address(SocketAddr::from(([127, 0, 0, 1], 0)))
+                .unwrap_err()
+                .contains("--admin-url")
+        );
         for (name, host) in [
             ("gw.example.com", Some("gw.example.com")),
             ("*.example.com", Some("gw.example.com")),
@@ -243,9 +337,11 @@ mod tests {
 
     #[test]
     fn names_of_a_certificate_are_read_out_of_the_error() {
-        for (described, name) in
-            [("DnsName(\"a.example\")", "a.example"), ("IpAddress(127.0.0.1)", "127.0.0.1"), ("other", "other")]
-        {
+        for (described, name) in [
+            ("DnsName(\"a.example\")", "a.example"),
+            ("IpAddress(127.0.0.1)", "127.0.0.1"),
+            ("other", "other"),
+        ] {
             assert_eq!(bare(described), name);
         }
     }

@@ -36,9 +36,13 @@ pub struct CookieName(Box<str>);
 pub enum InvalidAffinity {
     #[error("must be \"none\", \"cookie\", \"cookie:NAME\", \"header:NAME\" or \"client\"")]
     Unknown,
-    #[error("the name of the cookie must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and !#$%&'*+-.^_`|~")]
+    #[error(
+        "the name of the cookie must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and !#$%&'*+-.^_`|~"
+    )]
     CookieName,
-    #[error("the name of the field must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and !#$%&'*+-.^_`|~")]
+    #[error(
+        "the name of the field must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and !#$%&'*+-.^_`|~"
+    )]
     HeaderName,
     #[error(
         "{0} does not reach the agent as the caller sent it; name a field that callers set for each session and that is not \
@@ -58,12 +62,15 @@ impl Affinity {
     }
 
     fn header(name: &str) -> Result<Self, InvalidAffinity> {
-        let name = HeaderName::from_bytes(name.as_bytes()).ok().filter(|name| name.as_str().len() <= NAME_MAX);
+        let name = HeaderName::from_bytes(name.as_bytes())
+            .ok()
+            .filter(|name| name.as_str().len() <= NAME_MAX);
         let name = name.ok_or(InvalidAffinity::HeaderName)?;
         if name == header::COOKIE {
             return Err(InvalidAffinity::CookieField);
         }
-        let is_of_hop = fields::is_own(&name) || fields::is_forwarding(&name) || framing::is_framing(&name);
+        let is_of_hop =
+            fields::is_own(&name) || fields::is_forwarding(&name) || framing::is_framing(&name);
         if is_of_hop || [header::HOST, header::TE, header::VIA].contains(&name) {
             return Err(InvalidAffinity::NotOfCaller(name));
         }
@@ -76,7 +83,8 @@ impl CookieName {
     const DEFAULT: &'static str = "gw_affinity";
 
     fn new(name: &str) -> Result<Self, InvalidAffinity> {
-        let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+        let is_token =
+            |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(is_token) {
             return Err(InvalidAffinity::CookieName);
         }
@@ -140,7 +148,8 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Result<String, InvalidAffinity> {
-        text.parse::<Affinity>().map(|affinity| affinity.to_string())
+        text.parse::<Affinity>()
+            .map(|affinity| affinity.to_string())
     }
 
     #[test]
@@ -157,21 +166,53 @@ mod tests {
             assert_eq!(parsed(text).unwrap(), canonical);
             let json = serde_json::to_string(&text.parse::<Affinity>().unwrap()).unwrap();
             assert_eq!(json, format!("{canonical:?}"));
-            assert_eq!(serde_json::from_str::<Affinity>(&json).unwrap().to_string(), canonical);
+            assert_eq!(
+                serde_json::from_str::<Affinity>(&json).unwrap().to_string(),
+                canonical
+            );
         }
     }
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["", "None", "cookies", "client:", "none:x", "header", " cookie", "session:x"] {
+        for text in [
+            "",
+            "None",
+            "cookies",
+            "client:",
+            "none:x",
+            "header",
+            " cookie",
+            "session:x",
+        ] {
             assert_eq!(parsed(text), Err(InvalidAffinity::Unknown), "{text:?}");
         }
         let long = "x".repeat(NAME_MAX + 1);
-        for name in ["", "a b", "a=b", "a;b", "a,b", "\u{e9}", "a\"", long.as_str()] {
-            assert_eq!(parsed(&format!("cookie:{name}")), Err(InvalidAffinity::CookieName), "{name:?}");
-            assert_eq!(parsed(&format!("header:{name}")), Err(InvalidAffinity::HeaderName), "{name:?}");
+        for name in [
+            "",
+            "a b",
+            "a=b",
+            "a;b",
+            "a,b",
+            "\u{e9}",
+            "a\"",
+            long.as_str(),
+        ] {
+            assert_eq!(
+                parsed(&format!("cookie:{name}")),
+                Err(InvalidAffinity::CookieName),
+                "{name:?}"
+            );
+            assert_eq!(
+                parsed(&format!("header:{name}")),
+                Err(InvalidAffinity::HeaderName),
+                "{name:?}"
+            );
         }
-        assert!(parsed(&format!("cookie:{}", &long[1..])).is_ok() && parsed(&format!("header:{}", &long[1..])).is_ok());
+        assert!(
+            parsed(&format!("cookie:{}", &long[1..])).is_ok()
+                && parsed(&format!("header:{}", &long[1..])).is_ok()
+        );
     }
 
     #[test]
@@ -192,7 +233,10 @@ mod tests {
         ] {
             let refused = parsed(&format!("header:{name}")).unwrap_err();
             assert!(matches!(refused, InvalidAffinity::NotOfCaller(_)), "{name}");
-            assert!(refused.to_string().contains(&name.to_lowercase()), "{refused}");
+            assert!(
+                refused.to_string().contains(&name.to_lowercase()),
+                "{refused}"
+            );
         }
         assert_eq!(parsed("header:Cookie"), Err(InvalidAffinity::CookieField));
     }

@@ -35,7 +35,11 @@ pub struct ReleaseSettings {
 
 impl Default for ReleaseSettings {
     fn default() -> Self {
-        Self { served: AgentVersions::Same, programs: None, percent: 100 }
+        Self {
+            served: AgentVersions::Same,
+            programs: None,
+            percent: 100,
+        }
     }
 }
 
@@ -43,14 +47,24 @@ impl ReleaseSettings {
     /// Takes the keys of a configuration.
     pub(crate) fn take(keys: &mut Keys<'_>) -> Self {
         let defaults = Self::default();
-        let served = keys.text("agent_versions", "\"same\" or \"previous\"", |text| match text {
-            "same" => Some(AgentVersions::Same),
-            "previous" => Some(AgentVersions::Previous),
-            _ => None,
+        let served = keys.text(
+            "agent_versions",
+            "\"same\" or \"previous\"",
+            |text| match text {
+                "same" => Some(AgentVersions::Same),
+                "previous" => Some(AgentVersions::Previous),
+                _ => None,
+            },
+        );
+        let programs = keys.text("agent_programs", "a folder", |text| {
+            Some(PathBuf::from(text))
         });
-        let programs = keys.text("agent_programs", "a folder", |text| Some(PathBuf::from(text)));
         let percent = keys.integer("agent_update_percent", 0..=100);
-        Self { served: served.unwrap_or(defaults.served), programs, percent: percent.unwrap_or(defaults.percent) }
+        Self {
+            served: served.unwrap_or(defaults.served),
+            programs,
+            percent: percent.unwrap_or(defaults.percent),
+        }
     }
 }
 
@@ -96,7 +110,11 @@ impl AgentReleases {
     /// Reads the programs. Fails if a folder was configured and cannot be read. A program that cannot be used is logged
     /// and not offered, so that it does not keep the gateway from starting.
     pub(crate) fn load(settings: &ReleaseSettings, data_dir: &Path) -> io::Result<Self> {
-        let ReleaseSettings { served, programs, percent } = settings;
+        let ReleaseSettings {
+            served,
+            programs,
+            percent,
+        } = settings;
         let in_data_dir = data_dir.join(IN_DATA_DIR);
         let folder = match programs {
             Some(folder) => folder.as_path(),
@@ -106,26 +124,49 @@ impl AgentReleases {
         let entries = match fs::read_dir(folder) {
             Ok(entries) => entries,
             Err(_) if programs.is_none() => {
-                return Ok(Self { served: *served, programs: Vec::new(), percent: *percent });
+                return Ok(Self {
+                    served: *served,
+                    programs: Vec::new(),
+                    percent: *percent,
+                });
             }
             Err(error) => {
-                let message = format!("agent_programs: cannot read the folder {}: {error}", folder.display());
+                let message = format!(
+                    "agent_programs: cannot read the folder {}: {error}",
+                    folder.display()
+                );
                 return Err(io::Error::new(error.kind(), message));
             }
         };
         let mut loaded = Vec::new();
-        let is_description = |path: &PathBuf| path.extension().is_some_and(|ending| ending == DESCRIPTION);
-        for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_description).take(TARGETS_MAX) {
+        let is_description =
+            |path: &PathBuf| path.extension().is_some_and(|ending| ending == DESCRIPTION);
+        for path in entries
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(is_description)
+            .take(TARGETS_MAX)
+        {
             match OfferedProgram::read(folder, &path) {
                 Ok(program) => {
-                    let SignedProgram { version, target, size, .. } = &program.description;
+                    let SignedProgram {
+                        version,
+                        target,
+                        size,
+                        ..
+                    } = &program.description;
                     tracing::info!(%version, target, size, folder = %folder.display(), "agents are offered a program");
                     loaded.push(program);
                 }
-                Err(error) => tracing::error!(file = %path.display(), %error, "a program for agents is not offered"),
+                Err(error) => {
+                    tracing::error!(file = %path.display(), %error, "a program for agents is not offered")
+                }
             }
         }
-        Ok(Self { served: *served, programs: loaded, percent: *percent })
+        Ok(Self {
+            served: *served,
+            programs: loaded,
+            percent: *percent,
+        })
     }
 
     /// The offer to an agent that runs `version`, if there is one.
@@ -133,7 +174,13 @@ impl AgentReleases {
         if version.line < UPDATABLE || !self.has_newer(version) || !self.includes(agent) {
             return None;
         }
-        Some(ToAgent::Programs { programs: self.programs.iter().map(|program| program.description.clone()).collect() })
+        Some(ToAgent::Programs {
+            programs: self
+                .programs
+                .iter()
+                .map(|program| program.description.clone())
+                .collect(),
+        })
     }
 
     /// Whether an agent that runs `version` waits until the percentage is raised.
@@ -142,20 +189,29 @@ impl AgentReleases {
     }
 
     fn has_newer(&self, version: Version) -> bool {
-        self.programs.iter().any(|program| program.description.version > version)
+        self.programs
+            .iter()
+            .any(|program| program.description.version > version)
     }
 
     /// Whether the agent is among those that are offered a program: the same ones at the same percentage, and more at a
     /// higher one.
     fn includes(&self, agent: &AgentId) -> bool {
         let hash = digest(&SHA256, agent.as_str().as_bytes());
-        let point = hash.as_ref().iter().take(4).fold(0_u32, |point, byte| point << 8 | u32::from(*byte));
+        let point = hash
+            .as_ref()
+            .iter()
+            .take(4)
+            .fold(0_u32, |point, byte| point << 8 | u32::from(*byte));
         u64::from(point) * 100 < u64::from(self.percent) << 32
     }
 
     /// The program with this SHA-256, in lower-case hexadecimal.
     pub(crate) fn program(&self, sha256: &str) -> Option<&Bytes> {
-        self.programs.iter().find(|program| program.description.sha256 == sha256).map(|program| &program.content)
+        self.programs
+            .iter()
+            .find(|program| program.description.sha256 == sha256)
+            .map(|program| &program.content)
     }
 }
 
@@ -176,7 +232,10 @@ impl OfferedProgram {
         }
         let content = Bytes::from(fs::read(program)?);
         description.verify_content(&content)?;
-        Ok(Self { description, content })
+        Ok(Self {
+            description,
+            content,
+        })
     }
 }
 
@@ -195,7 +254,11 @@ mod tests {
     }
 
     fn load(folder: &Path, percent: u8) -> AgentReleases {
-        let settings = ReleaseSettings { programs: Some(folder.to_owned()), percent, ..ReleaseSettings::default() };
+        let settings = ReleaseSettings {
+            programs: Some(folder.to_owned()),
+            percent,
+            ..ReleaseSettings::default()
+        };
         AgentReleases::load(&settings, Path::new("/nonexistent")).unwrap()
     }
 
@@ -208,9 +271,17 @@ mod tests {
         put(folder.path(), &own, "changed");
         fs::write(program_files(folder.path(), "changed").0, b"Program").unwrap();
         put(folder.path(), &own, "moved");
-        fs::rename(program_files(folder.path(), "moved").1, folder.path().join("gw-agent-other.json")).unwrap();
+        fs::rename(
+            program_files(folder.path(), "moved").1,
+            folder.path().join("gw-agent-other.json"),
+        )
+        .unwrap();
         let releases = load(folder.path(), 100);
-        let targets: Vec<&str> = releases.programs.iter().map(|it| it.description.target.as_str()).collect();
+        let targets: Vec<&str> = releases
+            .programs
+            .iter()
+            .map(|it| it.description.target.as_str())
+            .collect();
         assert_eq!(targets, ["x86_64"]);
     }
 
@@ -220,10 +291,16 @@ mod tests {
         put(folder.path(), &Version::own().to_string(), "x86_64");
         let mut releases = load(folder.path(), 100);
         let agent = AgentId::random();
-        assert!(releases.offer(&agent, Version::own()).is_none(), "it runs this version");
+        assert!(
+            releases.offer(&agent, Version::own()).is_none(),
+            "it runs this version"
+        );
         releases.programs[0].description.version = "0.3.0".parse().unwrap();
         assert!(releases.offer(&agent, "0.2.9".parse().unwrap()).is_some());
-        assert!(releases.offer(&agent, "0.1.9".parse().unwrap()).is_none(), "it does not know the message");
+        assert!(
+            releases.offer(&agent, "0.1.9".parse().unwrap()).is_none(),
+            "it does not know the message"
+        );
         releases.percent = 0;
         assert!(releases.offer(&agent, "0.2.9".parse().unwrap()).is_none());
         assert!(releases.holds_back(&agent, "0.2.9".parse().unwrap()));
@@ -234,11 +311,24 @@ mod tests {
         let agents: Vec<AgentId> = (0..1000).map(|_| AgentId::random()).collect();
         let mut before: Vec<&AgentId> = Vec::new();
         for percent in [0, 1, 25, 50, 100] {
-            let releases = AgentReleases { percent, ..AgentReleases::default() };
-            let included: Vec<&AgentId> = agents.iter().filter(|agent| releases.includes(agent)).collect();
-            assert!(before.iter().all(|agent| included.contains(agent)), "{percent}");
+            let releases = AgentReleases {
+                percent,
+                ..AgentReleases::default()
+            };
+            let included: Vec<&AgentId> = agents
+                .iter()
+                .filter(|agent| releases.includes(agent))
+                .collect();
+            assert!(
+                before.iter().all(|agent| included.contains(agent)),
+                "{percent}"
+            );
             let expected = usize::from(percent) * 10;
-            assert!(included.len().abs_diff(expected) < 100, "{percent}: {}", included.len());
+            assert!(
+                included.len().abs_diff(expected) < 100,
+                "{percent}: {}",
+                included.len()
+            );
             before = included;
         }
         assert_eq!(before.len(), 1000);
@@ -246,11 +336,22 @@ mod tests {
 
     #[test]
     fn a_configured_folder_must_exist_and_a_default_one_need_not() {
-        let settings = ReleaseSettings { programs: Some("/nonexistent".into()), ..ReleaseSettings::default() };
-        let error = AgentReleases::load(&settings, Path::new("/")).unwrap_err().to_string();
-        assert!(error.contains("agent_programs") && error.contains("/nonexistent"), "{error}");
+        let settings = ReleaseSettings {
+            programs: Some("/nonexistent".into()),
+            ..ReleaseSettings::default()
+        };
+        let error = AgentReleases::load(&settings, Path::new("/"))
+            .unwrap_err()
+            .to_string();
         assert!(
-            AgentReleases::load(&ReleaseSettings::default(), Path::new("/nonexistent")).unwrap().programs.is_empty()
+            error.contains("agent_programs") && error.contains("/nonexistent"),
+            "{error}"
+        );
+        assert!(
+            AgentReleases::load(&ReleaseSettings::default(), Path::new("/nonexistent"))
+                .unwrap()
+                .programs
+                .is_empty()
         );
     }
 }

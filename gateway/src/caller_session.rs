@@ -70,18 +70,26 @@ impl fmt::Debug for AffinityKey {
 
 impl CallerSessions {
     pub fn new(key: AffinityKey, trusted_proxies: TrustedProxies) -> Self {
-        Self { key, trusted_proxies }
+        Self {
+            key,
+            trusted_proxies,
+        }
     }
 
     /// The session of a request to `service`. Removes the gateway's cookie from the request.
     pub fn of(&self, service: &Service, request: &mut OutboundRequest) -> CallerSession {
         let hash = match &service.affinity {
             Affinity::None => None,
-            Affinity::Cookie(name) => return self.of_cookie(&service.label, name, &mut request.headers),
+            Affinity::Cookie(name) => {
+                return self.of_cookie(&service.label, name, &mut request.headers);
+            }
             Affinity::Header(name) => hash_of_field(&request.headers, name),
             Affinity::Client => hash_of_client(&request.headers, &self.trusted_proxies),
         };
-        CallerSession { hash, set_cookie: None }
+        CallerSession {
+            hash,
+            set_cookie: None,
+        }
     }
 
     /// The session of the first valid cookie, or a new one.
@@ -94,7 +102,10 @@ impl CallerSessions {
             }
         });
         if let Some(cookie) = found {
-            return CallerSession { hash: Some(cookie.hash()), set_cookie: None };
+            return CallerSession {
+                hash: Some(cookie.hash()),
+                set_cookie: None,
+            };
         }
         let mut random = [0; HALF];
         if rand::fill(&mut random).is_err() {
@@ -102,7 +113,10 @@ impl CallerSessions {
             return CallerSession::default();
         }
         let cookie = Cookie { random };
-        CallerSession { hash: Some(cookie.hash()), set_cookie: cookie.set_cookie(name, label, &self.key) }
+        CallerSession {
+            hash: Some(cookie.hash()),
+            set_cookie: cookie.set_cookie(name, label, &self.key),
+        }
     }
 }
 
@@ -149,9 +163,13 @@ impl Cookie {
 /// Removes the cookies with this name from the `Cookie` field and passes their values to `each`. Other cookies stay byte
 /// for byte; a field without others is removed. There is one field: several were joined.
 fn take_cookies(headers: &mut Fields, name: &CookieName, mut each: impl FnMut(&[u8])) {
-    let Some(field) = headers.get(header::COOKIE) else { return };
+    let Some(field) = headers.get(header::COOKIE) else {
+        return;
+    };
     let mut pairs = field.as_bytes().split(|byte| *byte == b';').peekable();
-    let begins_with_it = pairs.peek().is_some_and(|pair| value_of(pair, name).is_some());
+    let begins_with_it = pairs
+        .peek()
+        .is_some_and(|pair| value_of(pair, name).is_some());
     let mut is_there = false;
     let kept: Vec<&[u8]> = pairs
         .filter(|pair| match value_of(pair, name) {
@@ -168,7 +186,11 @@ fn take_cookies(headers: &mut Fields, name: &CookieName, mut each: impl FnMut(&[
     }
     let kept = kept.join(&b';');
     // The space between the removed cookie and the next one.
-    let kept = if begins_with_it { kept.trim_ascii_start().to_vec() } else { kept };
+    let kept = if begins_with_it {
+        kept.trim_ascii_start().to_vec()
+    } else {
+        kept
+    };
     match HeaderValue::from_maybe_shared(Bytes::from(kept)) {
         Ok(kept) if !kept.is_empty() => headers.insert(header::COOKIE, kept),
         _ => drop(headers.remove(header::COOKIE)),
@@ -178,7 +200,8 @@ fn take_cookies(headers: &mut Fields, name: &CookieName, mut each: impl FnMut(&[
 /// The value of a cookie, if it has this name.
 fn value_of<'a>(pair: &'a [u8], name: &CookieName) -> Option<&'a [u8]> {
     let equals = memchr::memchr(b'=', pair)?;
-    (pair[..equals].trim_ascii() == name.as_str().as_bytes()).then(|| pair[equals + 1..].trim_ascii())
+    (pair[..equals].trim_ascii() == name.as_str().as_bytes())
+        .then(|| pair[equals + 1..].trim_ascii())
 }
 
 /// `None` without the field, or with an empty one.
@@ -190,12 +213,20 @@ fn hash_of_field(headers: &Fields, name: &HeaderName) -> Option<u64> {
 /// By the address of the client in `X-Forwarded-For`, whose last element is the peer of the gateway that the client called.
 /// Addresses of one IPv6 /64 count as one client.
 fn hash_of_client(headers: &Fields, trusted: &TrustedProxies) -> Option<u64> {
-    let last = headers.get_all(X_FORWARDED_FOR).next_back()?.to_str().ok()?.rsplit(',').next()?;
+    let last = headers
+        .get_all(X_FORWARDED_FOR)
+        .next_back()?
+        .to_str()
+        .ok()?
+        .rsplit(',')
+        .next()?;
     let peer: IpAddr = last.trim().parse().ok()?;
-    Some(match AddressKey::from(client_address(peer, headers, trusted)) {
-        AddressKey::V4(address) => hash(&address.octets()),
-        AddressKey::V6(network) => hash(&network),
-    })
+    Some(
+        match AddressKey::from(client_address(peer, headers, trusted)) {
+            AddressKey::V4(address) => hash(&address.octets()),
+            AddressKey::V6(network) => hash(&network),
+        },
+    )
 }
 
 fn hash(bytes: &[u8]) -> u64 {
@@ -232,7 +263,10 @@ mod tests {
         let record = ServiceRecord {
             account: "acme".parse().unwrap(),
             id: id.parse().unwrap(),
-            modes: Modes { jwt: true, service_key: true },
+            modes: Modes {
+                jwt: true,
+                service_key: true,
+            },
             enabled: true,
             rate: Rate::new(1, 1).unwrap(),
             request_logging: true,
@@ -249,7 +283,10 @@ mod tests {
 
     fn request(fields: &[(&'static str, &str)]) -> OutboundRequest {
         let field = |(name, value): &(&'static str, &str)| {
-            (HeaderName::from_static(name), HeaderValue::from_bytes(value.as_bytes()).unwrap())
+            (
+                HeaderName::from_static(name),
+                HeaderValue::from_bytes(value.as_bytes()).unwrap(),
+            )
         };
         OutboundRequest {
             method: Method::GET,
@@ -267,22 +304,40 @@ mod tests {
         let set_cookie = session.set_cookie.unwrap();
         assert!(set_cookie.is_sensitive());
         let (cookie, attributes) = set_cookie.to_str().unwrap().split_once(';').unwrap();
-        assert_eq!(attributes, " Path=/; Secure; HttpOnly; SameSite=None; Partitioned");
+        assert_eq!(
+            attributes,
+            " Path=/; Secure; HttpOnly; SameSite=None; Partitioned"
+        );
         (cookie.to_owned(), session.hash.unwrap())
     }
 
     fn cookie_field(request: &OutboundRequest) -> Option<&str> {
-        request.headers.get(header::COOKIE).map(|value| value.to_str().unwrap())
+        request
+            .headers
+            .get(header::COOKIE)
+            .map(|value| value.to_str().unwrap())
     }
 
     #[test]
     fn a_cookie_continues_its_session_at_each_node_and_is_not_passed_on() {
         let api = service("api", "cookie");
         let (cookie, hash) = begun(&sessions(1), &api);
-        assert!(cookie.starts_with("gw_affinity=") && cookie.len() == "gw_affinity=".len() + VALUE, "{cookie}");
-        let mut request = request(&[("cookie", &format!("a=1; {cookie}; b=\"2\"")), ("accept", "*/*")]);
+        assert!(
+            cookie.starts_with("gw_affinity=") && cookie.len() == "gw_affinity=".len() + VALUE,
+            "{cookie}"
+        );
+        let mut request = request(&[
+            ("cookie", &format!("a=1; {cookie}; b=\"2\"")),
+            ("accept", "*/*"),
+        ]);
         let session = sessions(1).of(&api, &mut request);
-        assert_eq!(session, CallerSession { hash: Some(hash), set_cookie: None });
+        assert_eq!(
+            session,
+            CallerSession {
+                hash: Some(hash),
+                set_cookie: None
+            }
+        );
         assert_eq!(cookie_field(&request), Some("a=1; b=\"2\""));
         assert_eq!(request.headers.len(), 2);
         let hashes: HashSet<u64> = (0..100).map(|_| begun(&sessions(1), &api).1).collect();
@@ -295,14 +350,26 @@ mod tests {
         let (cookie, hash) = begun(&sessions(1), &api);
         let (name, value) = cookie.split_once('=').unwrap();
         let changed = [0, VALUE / 2, VALUE - 1].map(|at| {
-            let other = if value[at..].starts_with('A') { "B" } else { "A" };
+            let other = if value[at..].starts_with('A') {
+                "B"
+            } else {
+                "A"
+            };
             format!("{}{other}{}", &value[..at], &value[at + 1..])
         });
-        let length = [value[..VALUE - 1].to_owned(), format!("{value}A"), String::new(), "!".repeat(VALUE)];
+        let length = [
+            value[..VALUE - 1].to_owned(),
+            format!("{value}A"),
+            String::new(),
+            "!".repeat(VALUE),
+        ];
         for forged in changed.into_iter().chain(length) {
             let mut request = request(&[("cookie", &format!("{name}={forged}"))]);
             let session = sessions(1).of(&api, &mut request);
-            assert!(session.set_cookie.is_some() && session.hash != Some(hash), "{forged}");
+            assert!(
+                session.set_cookie.is_some() && session.hash != Some(hash),
+                "{forged}"
+            );
             assert_eq!(cookie_field(&request), None, "{forged}");
         }
         for (sessions, service) in [(sessions(1), &web), (sessions(2), &api)] {
@@ -312,7 +379,15 @@ mod tests {
         // Another name is a cookie of the backend.
         let named = service("api", "cookie:sid");
         let mut request = request(&[("cookie", &cookie)]);
-        assert!(sessions(1).of(&named, &mut request).set_cookie.unwrap().to_str().unwrap().starts_with("sid="));
+        assert!(
+            sessions(1)
+                .of(&named, &mut request)
+                .set_cookie
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .starts_with("sid=")
+        );
         assert_eq!(cookie_field(&request), Some(cookie.as_str()));
     }
 
@@ -325,7 +400,11 @@ mod tests {
             let cookies = [vec![forged.as_str(); number], vec![&cookie, &later]].concat();
             let mut request = request(&[("cookie", &cookies.join("; "))]);
             let session = sessions(1).of(&api, &mut request);
-            assert_eq!((session.hash == Some(hash), session.set_cookie.is_none()), (is_found, is_found), "{number}");
+            assert_eq!(
+                (session.hash == Some(hash), session.set_cookie.is_none()),
+                (is_found, is_found),
+                "{number}"
+            );
             assert_eq!(cookie_field(&request), None);
         }
     }
@@ -335,21 +414,48 @@ mod tests {
         let hash = |affinity: &str, fields: &[(&'static str, &str)]| {
             let mut request = request(fields);
             let session = sessions(1).of(&service("api", affinity), &mut request);
-            assert_eq!((session.set_cookie, request.headers.len()), (None, fields.len()));
+            assert_eq!(
+                (session.set_cookie, request.headers.len()),
+                (None, fields.len())
+            );
             session.hash
         };
         // As `printf one | sha256sum` begins: the same in each version.
-        assert_eq!(hash("header:x-user", &[("x-user", "one")]), Some(0x7692_c3ad_3540_bb80));
-        assert_ne!(hash("header:x-user", &[("x-user", "two")]), hash("header:x-user", &[("x-user", "one")]));
+        assert_eq!(
+            hash("header:x-user", &[("x-user", "one")]),
+            Some(0x7692_c3ad_3540_bb80)
+        );
+        assert_ne!(
+            hash("header:x-user", &[("x-user", "two")]),
+            hash("header:x-user", &[("x-user", "one")])
+        );
         assert_eq!(hash("header:x-user", &[("x-other", "one")]), None);
         assert_eq!(hash("header:x-user", &[("x-user", "")]), None);
-        assert_eq!(hash("none", &[("x-user", "one"), ("cookie", "gw_affinity=x"), ("x-forwarded-for", "::1")]), None);
+        assert_eq!(
+            hash(
+                "none",
+                &[
+                    ("x-user", "one"),
+                    ("cookie", "gw_affinity=x"),
+                    ("x-forwarded-for", "::1")
+                ]
+            ),
+            None
+        );
 
         let client = |forwarded: &str| hash("client", &[("x-forwarded-for", forwarded)]);
         let direct = client("192.0.2.1");
         assert!(direct.is_some() && direct != client("192.0.2.2"));
-        assert_eq!(client("198.51.100.7, 192.0.2.1"), direct, "a client may forge earlier elements");
-        assert_eq!(client("198.51.100.7, 192.0.2.1, 10.0.0.1"), direct, "behind a trusted proxy");
+        assert_eq!(
+            client("198.51.100.7, 192.0.2.1"),
+            direct,
+            "a client may forge earlier elements"
+        );
+        assert_eq!(
+            client("198.51.100.7, 192.0.2.1, 10.0.0.1"),
+            direct,
+            "behind a trusted proxy"
+        );
         assert_eq!(client("2001:db8::1"), client("2001:db8::ffff"), "one /64");
         assert_ne!(client("2001:db8::1"), client("2001:db8:0:1::1"));
         assert_eq!((client("unknown"), hash("client", &[])), (None, None));

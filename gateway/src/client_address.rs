@@ -39,7 +39,10 @@ impl TrustedProxies {
     /// The setting of the proxy with this address; `None` if it is not trusted.
     pub(crate) fn proxy_protocol(&self, address: IpAddr) -> Option<ProxyProtocol> {
         let address = address.to_canonical();
-        self.0.iter().find(|(block, _)| block.contains(&address)).map(|(_, setting)| *setting)
+        self.0
+            .iter()
+            .find(|(block, _)| block.contains(&address))
+            .map(|(_, setting)| *setting)
     }
 
     /// Adds a block. Returns false and keeps the first setting if the block is listed already. Two entries without a setting
@@ -49,7 +52,9 @@ impl TrustedProxies {
         if let Some((_, present)) = self.0.iter().find(|(present, _)| *present == block) {
             return [*present, setting] == [ProxyProtocol::Guessed; 2];
         }
-        let place = self.0.partition_point(|(other, _)| other.prefix_len() >= block.prefix_len());
+        let place = self
+            .0
+            .partition_point(|(other, _)| other.prefix_len() >= block.prefix_len());
         self.0.insert(place, (block, setting));
         true
     }
@@ -60,7 +65,10 @@ impl TrustedProxies {
 
     /// Blocks without a setting.
     pub(crate) fn guessed(&self) -> impl Iterator<Item = IpNet> {
-        self.0.iter().filter(|(_, setting)| *setting == ProxyProtocol::Guessed).map(|(block, _)| *block)
+        self.0
+            .iter()
+            .filter(|(_, setting)| *setting == ProxyProtocol::Guessed)
+            .map(|(block, _)| *block)
     }
 }
 
@@ -78,7 +86,10 @@ impl FromIterator<(IpNet, ProxyProtocol)> for TrustedProxies {
 /// Converts a block of IPv4-mapped addresses (RFC 4291 §2.5.5.2) into the block of IPv4 addresses.
 fn canonical(block: IpNet) -> IpNet {
     const MAPPED_PREFIX: u8 = 96;
-    match (block.addr().to_canonical(), block.prefix_len().checked_sub(MAPPED_PREFIX)) {
+    match (
+        block.addr().to_canonical(),
+        block.prefix_len().checked_sub(MAPPED_PREFIX),
+    ) {
         (IpAddr::V4(address), Some(length)) if matches!(block, IpNet::V6(_)) => {
             Ipv4Net::new(address, length).map_or(block, IpNet::V4)
         }
@@ -100,8 +111,15 @@ impl Peer {
     pub(crate) fn new(address: IpAddr, socket: Option<Rc<SocketUse>>) -> Self {
         let address = address.to_canonical();
         // Never fails: an address is a valid field value.
-        let forwarded = address.to_string().parse().unwrap_or_else(|_| HeaderValue::from_static("unknown"));
-        Self { address, forwarded, socket }
+        let forwarded = address
+            .to_string()
+            .parse()
+            .unwrap_or_else(|_| HeaderValue::from_static("unknown"));
+        Self {
+            address,
+            forwarded,
+            socket,
+        }
     }
 
     /// Records that the connection carries an authenticated request for a service of `account`.
@@ -123,8 +141,13 @@ pub(crate) fn client_address(peer: IpAddr, headers: &Fields, trusted: &TrustedPr
     let lines = headers.get_all(X_FORWARDED_FOR).rev();
     let elements = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
     // Empty elements are ignored (RFC 9110 §5.6.1.2).
-    for element in elements.map(<[u8]>::trim_ascii).filter(|element| !element.is_empty()) {
-        let Some(address) = parse_element(element) else { break };
+    for element in elements
+        .map(<[u8]>::trim_ascii)
+        .filter(|element| !element.is_empty())
+    {
+        let Some(address) = parse_element(element) else {
+            break;
+        };
         client = address;
         if !trusted.contains(client) {
             break;
@@ -136,8 +159,18 @@ pub(crate) fn client_address(peer: IpAddr, headers: &Fields, trusted: &TrustedPr
 /// Parses `ip`, `ip:port`, `[v6]` or `[v6]:port`, the forms that proxies write.
 fn parse_element(element: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(element).ok()?;
-    let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
-    let with_port = || text.parse().map(|address: std::net::SocketAddr| address.ip()).ok();
+    let bracketed = || {
+        text.strip_prefix('[')?
+            .strip_suffix(']')?
+            .parse()
+            .map(IpAddr::V6)
+            .ok()
+    };
+    let with_port = || {
+        text.parse()
+            .map(|address: std::net::SocketAddr| address.ip())
+            .ok()
+    };
     let address = text.parse().ok().or_else(bracketed).or_else(with_port)?;
     Some(address.to_canonical())
 }
@@ -149,42 +182,74 @@ mod tests {
     use super::*;
 
     fn trusted(blocks: &[&str]) -> TrustedProxies {
-        blocks.iter().map(|block| (block.parse().unwrap(), ProxyProtocol::Off)).collect()
+        blocks
+            .iter()
+            .map(|block| (block.parse().unwrap(), ProxyProtocol::Off))
+            .collect()
     }
 
     /// The client of a request from `peer` with these field lines, behind proxies in 10.0.0.0/8 and fd00::/8.
     fn client(peer: &str, lines: &[&str]) -> String {
         let mut headers = Fields::new();
         for line in lines {
-            headers.append(X_FORWARDED_FOR, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+            headers.append(
+                X_FORWARDED_FOR,
+                HeaderValue::from_bytes(line.as_bytes()).unwrap(),
+            );
         }
-        client_address(peer.parse().unwrap(), &headers, &trusted(&["10.0.0.0/8", "fd00::/8"])).to_string()
+        client_address(
+            peer.parse().unwrap(),
+            &headers,
+            &trusted(&["10.0.0.0/8", "fd00::/8"]),
+        )
+        .to_string()
     }
 
     #[test]
     fn an_untrusted_peer_is_the_client_whatever_it_claims() {
         assert_eq!(client("192.0.2.1", &["198.51.100.7"]), "192.0.2.1");
-        assert_eq!(client("2001:db8::1", &["198.51.100.7, 10.0.0.1"]), "2001:db8::1");
+        assert_eq!(
+            client("2001:db8::1", &["198.51.100.7, 10.0.0.1"]),
+            "2001:db8::1"
+        );
         assert_eq!(client("::ffff:192.0.2.1", &[]), "192.0.2.1");
         let mut headers = Fields::new();
         headers.insert(X_FORWARDED_FOR, HeaderValue::from_static("198.51.100.7"));
         let none = TrustedProxies::default();
-        assert_eq!(client_address("10.0.0.1".parse().unwrap(), &headers, &none).to_string(), "10.0.0.1");
+        assert_eq!(
+            client_address("10.0.0.1".parse().unwrap(), &headers, &none).to_string(),
+            "10.0.0.1"
+        );
     }
 
     #[test]
     fn the_rightmost_untrusted_address_is_the_client() {
         assert_eq!(client("10.0.0.1", &["198.51.100.7"]), "198.51.100.7");
         assert_eq!(client("::ffff:10.0.0.1", &["198.51.100.7"]), "198.51.100.7");
-        assert_eq!(client("10.0.0.1", &["6.6.6.6, 198.51.100.7"]), "198.51.100.7");
-        assert_eq!(client("10.0.0.1", &["6.6.6.6, 198.51.100.7,10.9.9.9 ,\t10.8.8.8"]), "198.51.100.7");
-        assert_eq!(client("fd00::1", &["2001:db8::7, ::ffff:10.0.0.1"]), "2001:db8::7");
+        assert_eq!(
+            client("10.0.0.1", &["6.6.6.6, 198.51.100.7"]),
+            "198.51.100.7"
+        );
+        assert_eq!(
+            client("10.0.0.1", &["6.6.6.6, 198.51.100.7,10.9.9.9 ,\t10.8.8.8"]),
+            "198.51.100.7"
+        );
+        assert_eq!(
+            client("fd00::1", &["2001:db8::7, ::ffff:10.0.0.1"]),
+            "2001:db8::7"
+        );
     }
 
     #[test]
     fn field_lines_are_one_list() {
-        assert_eq!(client("10.0.0.1", &["6.6.6.6", "198.51.100.7", "10.0.0.2"]), "198.51.100.7");
-        assert_eq!(client("10.0.0.1", &["198.51.100.7, ,", "", " , 10.0.0.2,"]), "198.51.100.7");
+        assert_eq!(
+            client("10.0.0.1", &["6.6.6.6", "198.51.100.7", "10.0.0.2"]),
+            "198.51.100.7"
+        );
+        assert_eq!(
+            client("10.0.0.1", &["198.51.100.7, ,", "", " , 10.0.0.2,"]),
+            "198.51.100.7"
+        );
     }
 
     #[test]
@@ -210,12 +275,31 @@ mod tests {
 
     #[test]
     fn an_element_that_is_not_an_address_ends_the_search() {
-        for garbage in
-            ["unknown", "_hidden", "198.51.100", "198.51.100.7:x", "[198.51.100.7]", "[::1", "1.2.3.4 5", "é"]
-        {
-            assert_eq!(client("10.0.0.1", &[&format!("6.6.6.6, {garbage}")]), "10.0.0.1", "{garbage}");
-            assert_eq!(client("10.0.0.1", &[&format!("6.6.6.6, {garbage}, 10.0.0.2")]), "10.0.0.2", "{garbage}");
-            assert_eq!(client("10.0.0.1", &[&format!("{garbage}, 198.51.100.7")]), "198.51.100.7", "{garbage}");
+        for garbage in [
+            "unknown",
+            "_hidden",
+            "198.51.100",
+            "198.51.100.7:x",
+            "[198.51.100.7]",
+            "[::1",
+            "1.2.3.4 5",
+            "é",
+        ] {
+            assert_eq!(
+                client("10.0.0.1", &[&format!("6.6.6.6, {garbage}")]),
+                "10.0.0.1",
+                "{garbage}"
+            );
+            assert_eq!(
+                client("10.0.0.1", &[&format!("6.6.6.6, {garbage}, 10.0.0.2")]),
+                "10.0.0.2",
+                "{garbage}"
+            );
+            assert_eq!(
+                client("10.0.0.1", &[&format!("{garbage}, 198.51.100.7")]),
+                "198.51.100.7",
+                "{garbage}"
+            );
         }
     }
 
@@ -227,7 +311,10 @@ mod tests {
         assert!(mapped.contains("::ffff:192.0.2.1".parse().unwrap()));
         assert!(!mapped.contains("192.0.2.2".parse().unwrap()));
         let all = trusted(&["::/0"]);
-        assert!(all.contains("2001:db8::1".parse().unwrap()) && !all.contains("192.0.2.1".parse().unwrap()));
+        assert!(
+            all.contains("2001:db8::1".parse().unwrap())
+                && !all.contains("192.0.2.1".parse().unwrap())
+        );
         assert!(!trusted(&["::ffff:0:0/95"]).contains("192.0.2.1".parse().unwrap()));
     }
 }

@@ -14,7 +14,9 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 /// Whole seconds since the Unix epoch, UTC.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Timestamp(pub i64);
 
@@ -45,13 +47,22 @@ impl Timestamp {
 /// RFC 3339, UTC: `2026-11-21T04:15:32Z`.
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.to_datetime().format(&Rfc3339).map_err(|_| fmt::Error)?)
+        f.write_str(
+            &self
+                .to_datetime()
+                .format(&Rfc3339)
+                .map_err(|_| fmt::Error)?,
+        )
     }
 }
 
 /// The time as rustls has it.
 pub(crate) fn unix_time() -> UnixTime {
-    UnixTime::since_unix_epoch(now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+    UnixTime::since_unix_epoch(
+        now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default(),
+    )
 }
 
 /// The clock of this process, for rustls.
@@ -81,11 +92,19 @@ impl ClockReading {
         let received_us = monotonic_us();
         let error_us = (received_us - sent_us) / 2;
         let system_us = unix_us(SystemTime::now()) - error_us;
-        Self { server_us, error_us, system_us, monotonic_us: received_us - error_us }
+        Self {
+            server_us,
+            error_us,
+            system_us,
+            monotonic_us: received_us - error_us,
+        }
     }
 
     pub(crate) fn difference(&self) -> ClockDifference {
-        ClockDifference { system_us: self.system_us, server_us: self.server_us }
+        ClockDifference {
+            system_us: self.system_us,
+            server_us: self.server_us,
+        }
     }
 
     /// Follows the clock of PostgreSQL from now on. Returns false where it has been set to a wrong time, and the time so far
@@ -102,8 +121,11 @@ impl ClockReading {
     /// `None` if PostgreSQL's clock was set to another time and the clock of this machine was not.
     fn follow_from(&self, ahead_us: Option<i64>) -> Option<i64> {
         let measured_us = self.server_us - self.monotonic_us;
-        let Some(ahead_us) = ahead_us else { return Some(measured_us) };
-        let is_far = |other_us: i64| ahead_us.abs_diff(other_us) > DIFFERENCE_MAX.as_micros() as u64;
+        let Some(ahead_us) = ahead_us else {
+            return Some(measured_us);
+        };
+        let is_far =
+            |other_us: i64| ahead_us.abs_diff(other_us) > DIFFERENCE_MAX.as_micros() as u64;
         if is_far(measured_us) && !is_far(self.system_us - self.monotonic_us) {
             return None;
         }
@@ -127,7 +149,10 @@ pub(crate) struct ClockDifference {
 impl ClockDifference {
     /// The difference now; `None` where no other clock is followed.
     pub(crate) fn now() -> Option<Self> {
-        followed().map(|_| Self { system_us: unix_us(SystemTime::now()), server_us: unix_us(now()) })
+        followed().map(|_| Self {
+            system_us: unix_us(SystemTime::now()),
+            server_us: unix_us(now()),
+        })
     }
 
     /// Seconds by which the clock of this machine is ahead; negative if it is behind.
@@ -155,7 +180,11 @@ impl fmt::Display for ClockDifference {
         let [system, server] = [self.system_us, self.server_us].map(Timestamp::of_us);
         let seconds = self.seconds();
         let side = if seconds < 0.0 { "behind" } else { "ahead of" };
-        write!(f, "the clock of this machine ({system}) is {:.1} s {side} that of PostgreSQL ({server})", seconds.abs())
+        write!(
+            f,
+            "the clock of this machine ({system}) is {:.1} s {side} that of PostgreSQL ({server})",
+            seconds.abs()
+        )
     }
 }
 
@@ -186,7 +215,9 @@ impl ClockWatch {
                 "{}, which this node follows for tokens, certificates and expiry. Synchronise both with NTP",
                 reading.difference()
             ),
-            (true, false) => tracing::info!("the clock of this machine agrees with that of PostgreSQL again"),
+            (true, false) => {
+                tracing::info!("the clock of this machine agrees with that of PostgreSQL again")
+            }
             _ => {}
         }
     }
@@ -201,7 +232,12 @@ mod tests {
     /// A reading one second after boot, with these differences from the right time, in microseconds.
     fn reading(server: i64, system: i64) -> ClockReading {
         let right = 1_800_000_000_000_000;
-        ClockReading { server_us: right + server, error_us: 10_000, system_us: right + system, monotonic_us: 1_000_000 }
+        ClockReading {
+            server_us: right + server,
+            error_us: 10_000,
+            system_us: right + system,
+            monotonic_us: 1_000_000,
+        }
     }
 
     #[test]
@@ -212,8 +248,14 @@ mod tests {
         }
         // The error of a reading does not move it, either; a real difference does.
         assert_eq!(reading(9_000, 0).follow_from(Some(first)), Some(first));
-        assert_eq!(reading(-30_000, 0).follow_from(Some(first)), Some(first - 20_000));
-        assert_eq!(reading(30_000_000, 0).follow_from(Some(first)), Some(first + 29_990_000));
+        assert_eq!(
+            reading(-30_000, 0).follow_from(Some(first)),
+            Some(first - 20_000)
+        );
+        assert_eq!(
+            reading(30_000_000, 0).follow_from(Some(first)),
+            Some(first + 29_990_000)
+        );
     }
 
     #[test]
@@ -232,10 +274,19 @@ mod tests {
         let text = "the clock of this machine (2027-01-15T09:00:00Z) is 3600.0 s ahead of that of PostgreSQL \
             (2027-01-15T08:00:00Z)";
         assert_eq!(hour.to_string(), text);
-        assert_eq!((hour.seconds(), hour.is_allowed(), hour.is_small()), (3600.0, false, false));
+        assert_eq!(
+            (hour.seconds(), hour.is_allowed(), hour.is_small()),
+            (3600.0, false, false)
+        );
         let minute = reading(0, -60_000_000).difference();
-        assert_eq!((minute.seconds(), minute.is_allowed(), minute.is_small()), (-60.0, true, false));
-        assert!(reading(5_000_000, 0).difference().is_small() && !reading(0, 60_000_001).difference().is_allowed());
+        assert_eq!(
+            (minute.seconds(), minute.is_allowed(), minute.is_small()),
+            (-60.0, true, false)
+        );
+        assert!(
+            reading(5_000_000, 0).difference().is_small()
+                && !reading(0, 60_000_001).difference().is_allowed()
+        );
     }
 
     #[test]
@@ -243,7 +294,11 @@ mod tests {
         assert_eq!(Timestamp(1_795_234_532).to_string(), "2026-11-21T04:15:32Z");
         let later = Timestamp(10).after(Duration::from_secs(5));
         assert_eq!(
-            (later, later.since(Timestamp(12)).as_secs(), Timestamp(12).since(later)),
+            (
+                later,
+                later.since(Timestamp(12)).as_secs(),
+                Timestamp(12).since(later)
+            ),
             (Timestamp(15), 3, Duration::ZERO)
         );
     }

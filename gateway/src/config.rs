@@ -124,7 +124,9 @@ impl Config {
         const CONNECTIONS_PER_ADDRESS: Rate = Rate::new(60_000, 60_000).unwrap();
         Self {
             region,
-            certificate: CertificateSource::Development { data_dir: data_dir.clone() },
+            certificate: CertificateSource::Development {
+                data_dir: data_dir.clone(),
+            },
             data_dir,
             store: StoreSettings::Sqlite,
             region_key: None,
@@ -164,7 +166,10 @@ impl Config {
 
     /// Parses TOML `text`. The environment variable `GW_` + key in capitals, with `_` for the dot of a nested key,
     /// overrides a key.
-    pub fn parse(text: &str, environment: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
+    pub fn parse(
+        text: &str,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigErrors> {
         Self::parse_with(text, environment, |_, _, _, _| Vec::new())
     }
 
@@ -186,13 +191,21 @@ impl Config {
             }
         })?;
         warnings.extend(config.open_admin_listener(config.admin_listen));
-        warnings.extend(config.guessed_proxies().map(|(found, remedy)| format!("trusted_proxies: {found}; {remedy}")));
+        warnings.extend(
+            config
+                .guessed_proxies()
+                .map(|(found, remedy)| format!("trusted_proxies: {found}; {remedy}")),
+        );
         Ok((config, warnings))
     }
 
     /// Finding about trusted proxies without `proxy_protocol`, and its remedy.
     pub(crate) fn guessed_proxies(&self) -> Option<(String, String)> {
-        let blocks: Vec<String> = self.trusted_proxies.guessed().map(|block| block.to_string()).collect();
+        let blocks: Vec<String> = self
+            .trusted_proxies
+            .guessed()
+            .map(|block| block.to_string())
+            .collect();
         let first = blocks.first()?;
         let remedy = format!(
             "write {{ address = \"{first}\", proxy_protocol = \"required\" }} for a proxy that announces its clients by the PROXY \
@@ -229,16 +242,28 @@ impl Config {
         let data_dir = keys.required("data_dir", "a folder", |text| Some(PathBuf::from(text)));
         let store = nodes::store_settings(&mut keys);
         let region_keys = RegionKeyFiles::take(&mut keys);
-        let seal_key = nodes::seal_key(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))));
+        let seal_key =
+            nodes::seal_key(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))));
         let listen = keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
         let admin_listen = keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
-        let peers = nodes::peer_settings(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))));
-        let admin_hosts = keys.list("admin_hosts", "a host name such as \"gw-admin.example.com\"", parse_domain);
+        let peers =
+            nodes::peer_settings(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))));
+        let admin_hosts = keys.list(
+            "admin_hosts",
+            "a host name such as \"gw-admin.example.com\"",
+            parse_domain,
+        );
         let certificate = certificate_files(&mut keys, PairKeys::CALLERS);
         let admin_certificate = certificate_files(&mut keys, PairKeys::ADMIN);
-        let hand_over = keys.text("hand_over", "\"auto\", \"always\" or \"never\"", parse_hand_over);
+        let hand_over = keys.text(
+            "hand_over",
+            "\"auto\", \"always\" or \"never\"",
+            parse_hand_over,
+        );
         let trusted_proxies = proxies::trusted_proxies(&mut keys);
-        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| {
+            text.parse().ok()
+        });
         let core_dumps = core_dump::take(&mut keys);
         let workers = keys.integer("workers", 0..=1024);
         let burst = keys.integer("burst", 1..=u32::MAX);
@@ -247,7 +272,10 @@ impl Config {
         let enrollment_requests = keys.integer("enrollment_requests_per_minute", 1..=1_000_000);
         let auth_failures = keys.integer("auth_failures_per_minute", 1..=1_000_000);
         let new_connections = keys.integer("new_connections_per_minute", 1..=100_000_000);
-        let connections_per_address = keys.integer("connections_per_address", 1..=limits::CONNECTIONS_PER_WORKER);
+        let connections_per_address = keys.integer(
+            "connections_per_address",
+            1..=limits::CONNECTIONS_PER_WORKER,
+        );
         let agent_mtls = keys.boolean("agent_mtls");
         let agent_certificate_hours = keys.integer("agent_certificate_hours", 1..=720);
         let agent_releases = ReleaseSettings::take(&mut keys);
@@ -258,17 +286,31 @@ impl Config {
         let access_log = AccessLogTarget::take(&mut keys);
         let archive = ArchiveSettings::take(&mut keys);
         let traces = trace::Settings::take(&mut keys);
-        region_keys.check(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))), archive.is_some());
+        region_keys.check(
+            &mut keys,
+            matches!(store, Some(StoreSettings::Postgres(_))),
+            archive.is_some(),
+        );
         if let Some(CertificateFiles { certificate, key }) = &certificate {
-            let region = region.as_deref().zip(domain.as_deref()).map(|(region, domain)| Region::new(region, domain));
-            keys.errors.extend(check_certificate(PairKeys::CALLERS, certificate, key, region.as_ref()));
+            let region = region
+                .as_deref()
+                .zip(domain.as_deref())
+                .map(|(region, domain)| Region::new(region, domain));
+            keys.errors.extend(check_certificate(
+                PairKeys::CALLERS,
+                certificate,
+                key,
+                region.as_ref(),
+            ));
         }
         if let Some(CertificateFiles { certificate, key }) = &admin_certificate {
-            keys.errors.extend(check_certificate(PairKeys::ADMIN, certificate, key, None));
+            keys.errors
+                .extend(check_certificate(PairKeys::ADMIN, certificate, key, None));
         }
         keys.refuse_unknown();
 
-        let (Some(region), Some(domain), Some(data_dir), true) = (region, domain, data_dir, keys.errors.is_empty())
+        let (Some(region), Some(domain), Some(data_dir), true) =
+            (region, domain, data_dir, keys.errors.is_empty())
         else {
             return Err(ConfigErrors(keys.errors));
         };
@@ -286,25 +328,35 @@ impl Config {
             peer_address: peers.address,
             isolation: peers.isolation,
             workers: workers.map_or(defaults.workers, workers_or_cores),
-            certificate: certificate.map_or(defaults.certificate, |CertificateFiles { certificate, key }| {
-                CertificateSource::Files { certificate, key }
-            }),
+            certificate: certificate.map_or(
+                defaults.certificate,
+                |CertificateFiles { certificate, key }| CertificateSource::Files {
+                    certificate,
+                    key,
+                },
+            ),
             admin_certificate,
             hand_over: hand_over.unwrap_or(defaults.hand_over),
             trusted_proxies: trusted_proxies.unwrap_or(defaults.trusted_proxies),
             default_rate: rate(burst, refill, defaults.default_rate),
             token_requests: rate(token_requests, token_requests, defaults.token_requests),
-            enrollment_requests: rate(enrollment_requests, enrollment_requests, defaults.enrollment_requests),
+            enrollment_requests: rate(
+                enrollment_requests,
+                enrollment_requests,
+                defaults.enrollment_requests,
+            ),
             auth_failures: rate(auth_failures, auth_failures, defaults.auth_failures),
             new_connections: rate(new_connections, new_connections, defaults.new_connections),
-            connections_per_address: connections_per_address.unwrap_or(defaults.connections_per_address),
+            connections_per_address: connections_per_address
+                .unwrap_or(defaults.connections_per_address),
             agent_mtls: agent_mtls.unwrap_or(defaults.agent_mtls),
             agent_certificate_lifetime: agent_certificate_hours
                 .map_or(defaults.agent_certificate_lifetime, |hours| HOUR * hours),
             agent_releases,
             token_lifetime: token_lifetime.map_or(defaults.token_lifetime, Duration::from_secs),
-            signing_key_rotation: signing_key_days
-                .map_or(defaults.signing_key_rotation, |days| (days > 0).then(|| DAY * days)),
+            signing_key_rotation: signing_key_days.map_or(defaults.signing_key_rotation, |days| {
+                (days > 0).then(|| DAY * days)
+            }),
             relay_memory: relay_memory.map_or(defaults.relay_memory, |mib: usize| mib << 20),
             drain: drain.map_or(defaults.drain, Duration::from_secs),
             log_format: log_format.unwrap_or(defaults.log_format),
@@ -319,17 +371,29 @@ impl Config {
 
 /// The files of a certificate and its key: both, or neither.
 fn certificate_files(keys: &mut Keys<'_>, names: PairKeys) -> Option<CertificateFiles> {
-    let certificate = keys.text(names.certificate, "a file", |text| Some(PathBuf::from(text)));
+    let certificate = keys.text(names.certificate, "a file", |text| {
+        Some(PathBuf::from(text))
+    });
     let key = keys.text(names.key, "a file", |text| Some(PathBuf::from(text)));
     if certificate.is_some() != key.is_some() {
-        keys.errors.push(format!("{}, {}: give both or neither", names.certificate, names.key));
+        keys.errors.push(format!(
+            "{}, {}: give both or neither",
+            names.certificate, names.key
+        ));
     }
-    Some(CertificateFiles { certificate: certificate?, key: key? })
+    Some(CertificateFiles {
+        certificate: certificate?,
+        key: key?,
+    })
 }
 
 /// The number of worker threads; 0 means one for each core that this process may use.
 pub fn workers_or_cores(workers: usize) -> usize {
-    if workers > 0 { workers } else { std::thread::available_parallelism().map_or(1, usize::from) }
+    if workers > 0 {
+        workers
+    } else {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    }
 }
 
 /// Arguments are not zero.
@@ -344,13 +408,16 @@ pub fn parse_label(text: &str) -> Option<String> {
         && text.len() <= 63
         && !text.starts_with('-')
         && !text.ends_with('-')
-        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     valid.then(|| text.to_owned())
 }
 
 /// Parses a domain in lower case.
 pub fn parse_domain(text: &str) -> Option<String> {
-    (text.len() <= 180 && text.split('.').all(|label| parse_label(label).is_some())).then(|| text.to_owned())
+    (text.len() <= 180 && text.split('.').all(|label| parse_label(label).is_some()))
+        .then(|| text.to_owned())
 }
 
 fn parse_hand_over(text: &str) -> Option<HandOver> {

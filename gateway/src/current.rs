@@ -5,7 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// The snapshot that one worker uses now. The outer `Rc` keeps requests off the atomic count, which all cores share.
-#[expect(clippy::redundant_allocation, reason = "the inner count is atomic and shared by all cores")]
+#[expect(
+    clippy::redundant_allocation,
+    reason = "the inner count is atomic and shared by all cores"
+)]
 pub(crate) struct Current<T>(RefCell<Rc<Arc<T>>>);
 
 impl<T> Current<T> {

@@ -46,7 +46,9 @@ pub enum Error {
     TokenExpired(&'static str),
     #[error("the access token is for another service")]
     TokenAudienceMismatch,
-    #[error("the credential of this access token is deleted, disabled, or no longer allowed to use this service")]
+    #[error(
+        "the credential of this access token is deleted, disabled, or no longer allowed to use this service"
+    )]
     CredentialRevoked,
     #[error("too many failed attempts to authenticate from this address")]
     AuthRateLimited { retry_after: Duration },
@@ -84,7 +86,10 @@ pub enum Error {
     MethodNotAllowed(&'static str),
     /// `client` is the kind of client that is limited.
     #[error("Too many requests from this {client}; try again later")]
-    ApexRateLimited { client: &'static str, retry_after: Duration },
+    ApexRateLimited {
+        client: &'static str,
+        retry_after: Duration,
+    },
     #[error("{0}")]
     InvalidRequest(String),
     #[error("the request body is larger than {0} bytes")]
@@ -146,8 +151,15 @@ impl Error {
                 | AgentErrorCode::BackendReset
                 | AgentErrorCode::BackendInvalidResponse),
             ) => {
-                let message = if message.is_empty() { "the agent gave no reason" } else { message };
-                Self::AgentForward(AgentForwardError { code, message: message.to_owned() })
+                let message = if message.is_empty() {
+                    "the agent gave no reason"
+                } else {
+                    message
+                };
+                Self::AgentForward(AgentForwardError {
+                    code,
+                    message: message.to_owned(),
+                })
             }
             None => Self::TunnelProtocol,
         }
@@ -155,17 +167,27 @@ impl Error {
 
     /// Error of a response that broke off after its head, with the agent's `code`.
     pub(crate) fn broken_response(code: Option<AgentErrorCode>) -> Self {
-        Self::from_agent(code, "the backend's response broke off before any byte of its body arrived")
+        Self::from_agent(
+            code,
+            "the backend's response broke off before any byte of its body arrived",
+        )
     }
 
     /// Error of a response that the agent should have refused.
     pub(crate) fn invalid_response(invalid: InvalidResponse) -> Self {
         let message = format!("the response from the tunnel is not valid: {invalid}");
-        Self::AgentForward(AgentForwardError { code: AgentErrorCode::BackendInvalidResponse, message })
+        Self::AgentForward(AgentForwardError {
+            code: AgentErrorCode::BackendInvalidResponse,
+            message,
+        })
     }
 
     pub(crate) fn invalid_head(error: InvalidHead) -> Self {
-        if error.is_too_large() { Self::HeadersTooLarge(error) } else { Self::BadRequest(error.to_string()) }
+        if error.is_too_large() {
+            Self::HeadersTooLarge(error)
+        } else {
+            Self::BadRequest(error.to_string())
+        }
     }
 
     /// Status, `X-Gw-Status`, code and fault of the error's response.
@@ -192,53 +214,109 @@ impl Error {
             Self::ServiceKeyNotAllowed => (DENIED, ErrorCode::ServiceKeyNotAllowed, Policy),
             Self::ServiceNotFound => (POLICY, ErrorCode::ServiceNotFound, Policy),
             Self::ServiceDisabled => (POLICY, ErrorCode::ServiceDisabled, Policy),
-            Self::HeadersTooLarge(_) => {
-                ((StatusCode::BAD_GATEWAY, "HeadersTooLarge"), ErrorCode::HeadersTooLarge, Caller)
-            }
+            Self::HeadersTooLarge(_) => (
+                (StatusCode::BAD_GATEWAY, "HeadersTooLarge"),
+                ErrorCode::HeadersTooLarge,
+                Caller,
+            ),
             Self::TunnelLost | Self::TunnelProtocol => (RELAY, ErrorCode::RelayError, Agent),
             Self::NodeLost => (RELAY, ErrorCode::RelayError, Gateway),
-            Self::NodeUnavailable => {
-                ((StatusCode::SERVICE_UNAVAILABLE, "NodeUnavailable"), ErrorCode::NodeUnavailable, Gateway)
-            }
+            Self::NodeUnavailable => (
+                (StatusCode::SERVICE_UNAVAILABLE, "NodeUnavailable"),
+                ErrorCode::NodeUnavailable,
+                Gateway,
+            ),
             Self::AgentConcurrencyLimit => (AGENT, ErrorCode::AgentConcurrencyLimit, Agent),
             Self::AgentForward(error) => (AGENT, error.code.error_code(), Backend),
-            Self::AgentUnavailable => {
-                ((StatusCode::GATEWAY_TIMEOUT, "AgentUnavailable"), ErrorCode::AgentUnavailable, Agent)
-            }
-            Self::BadRequest(_) | Self::InvalidRequest(_) => {
-                ((StatusCode::BAD_REQUEST, "BadRequest"), ErrorCode::BadRequest, Caller)
-            }
-            Self::CsrInvalid(_) => ((StatusCode::BAD_REQUEST, "BadRequest"), ErrorCode::CsrInvalid, Caller),
-            Self::BodyTooLarge(_) => ((StatusCode::PAYLOAD_TOO_LARGE, "BadRequest"), ErrorCode::BodyTooLarge, Caller),
-            Self::MethodNotAllowed(_) => {
-                ((StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"), ErrorCode::MethodNotAllowed, Caller)
-            }
-            Self::EnrollmentTokenInvalid(_) => {
-                ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::EnrollmentTokenInvalid, Agent)
-            }
-            Self::EnrollmentInvalid => ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::EnrollmentInvalid, Agent),
-            Self::EnrollmentPending => ((StatusCode::CONFLICT, "AgentDenied"), ErrorCode::EnrollmentPending, Policy),
-            Self::Misdirected => ((StatusCode::MISDIRECTED_REQUEST, "Misdirected"), ErrorCode::Misdirected, Caller),
-            Self::PathNotFound => ((StatusCode::NOT_FOUND, "NotFound"), ErrorCode::NotFound, Caller),
+            Self::AgentUnavailable => (
+                (StatusCode::GATEWAY_TIMEOUT, "AgentUnavailable"),
+                ErrorCode::AgentUnavailable,
+                Agent,
+            ),
+            Self::BadRequest(_) | Self::InvalidRequest(_) => (
+                (StatusCode::BAD_REQUEST, "BadRequest"),
+                ErrorCode::BadRequest,
+                Caller,
+            ),
+            Self::CsrInvalid(_) => (
+                (StatusCode::BAD_REQUEST, "BadRequest"),
+                ErrorCode::CsrInvalid,
+                Caller,
+            ),
+            Self::BodyTooLarge(_) => (
+                (StatusCode::PAYLOAD_TOO_LARGE, "BadRequest"),
+                ErrorCode::BodyTooLarge,
+                Caller,
+            ),
+            Self::MethodNotAllowed(_) => (
+                (StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
+                ErrorCode::MethodNotAllowed,
+                Caller,
+            ),
+            Self::EnrollmentTokenInvalid(_) => (
+                (StatusCode::UNAUTHORIZED, "AgentDenied"),
+                ErrorCode::EnrollmentTokenInvalid,
+                Agent,
+            ),
+            Self::EnrollmentInvalid => (
+                (StatusCode::UNAUTHORIZED, "AgentDenied"),
+                ErrorCode::EnrollmentInvalid,
+                Agent,
+            ),
+            Self::EnrollmentPending => (
+                (StatusCode::CONFLICT, "AgentDenied"),
+                ErrorCode::EnrollmentPending,
+                Policy,
+            ),
+            Self::Misdirected => (
+                (StatusCode::MISDIRECTED_REQUEST, "Misdirected"),
+                ErrorCode::Misdirected,
+                Caller,
+            ),
+            Self::PathNotFound => (
+                (StatusCode::NOT_FOUND, "NotFound"),
+                ErrorCode::NotFound,
+                Caller,
+            ),
             Self::Overloaded(reason) => {
                 let terms = reason.terms();
                 ((terms.status, "Overloaded"), terms.code, Gateway)
             }
-            Self::AgentCertificateRequired => {
-                ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentCertificateRequired, Agent)
-            }
-            Self::AgentCertificateExpired => {
-                ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentCertificateExpired, Agent)
-            }
-            Self::AgentChallenge { .. } => {
-                ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentChallenge, Agent)
-            }
-            Self::AgentUnknown => ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentUnknown, Policy),
-            Self::AgentRevoked => ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentRevoked, Policy),
-            Self::AgentNotAllowed(_) => ((StatusCode::FORBIDDEN, "AgentDenied"), ErrorCode::AgentNotAllowed, Policy),
-            Self::VersionMismatch(_) => {
-                ((StatusCode::UPGRADE_REQUIRED, "AgentDenied"), ErrorCode::VersionMismatch, Agent)
-            }
+            Self::AgentCertificateRequired => (
+                (StatusCode::UNAUTHORIZED, "AgentDenied"),
+                ErrorCode::AgentCertificateRequired,
+                Agent,
+            ),
+            Self::AgentCertificateExpired => (
+                (StatusCode::UNAUTHORIZED, "AgentDenied"),
+                ErrorCode::AgentCertificateExpired,
+                Agent,
+            ),
+            Self::AgentChallenge { .. } => (
+                (StatusCode::UNAUTHORIZED, "AgentDenied"),
+                ErrorCode::AgentChallenge,
+                Agent,
+            ),
+            Self::AgentUnknown => (
+                (StatusCode::UNAUTHORIZED, "AgentDenied"),
+                ErrorCode::AgentUnknown,
+                Policy,
+            ),
+            Self::AgentRevoked => (
+                (StatusCode::UNAUTHORIZED, "AgentDenied"),
+                ErrorCode::AgentRevoked,
+                Policy,
+            ),
+            Self::AgentNotAllowed(_) => (
+                (StatusCode::FORBIDDEN, "AgentDenied"),
+                ErrorCode::AgentNotAllowed,
+                Policy,
+            ),
+            Self::VersionMismatch(_) => (
+                (StatusCode::UPGRADE_REQUIRED, "AgentDenied"),
+                ErrorCode::VersionMismatch,
+                Agent,
+            ),
         };
         (status, gw_status, code, fault)
     }
@@ -264,9 +342,9 @@ impl Error {
         match self {
             Self::AgentForward(error) => match error.code {
                 AgentErrorCode::BackendReset | AgentErrorCode::BackendInvalidResponse => true,
-                AgentErrorCode::ConcurrencyLimit | AgentErrorCode::BackendUnreachable | AgentErrorCode::BackendTls => {
-                    false
-                }
+                AgentErrorCode::ConcurrencyLimit
+                | AgentErrorCode::BackendUnreachable
+                | AgentErrorCode::BackendTls => false,
             },
             // An error of a malformed request body; malformed heads never get this far.
             Self::TunnelLost | Self::TunnelProtocol | Self::NodeLost | Self::BadRequest(_) => true,
@@ -305,7 +383,11 @@ impl Error {
 
     /// Response of the error of a request for which so many agents were tried. The text names their number if there were
     /// several and the error is that of the last one.
-    pub(crate) fn response_after(&self, request_id: RequestId, agents_tried: usize) -> Response<Vec<u8>> {
+    pub(crate) fn response_after(
+        &self,
+        request_id: RequestId,
+        agents_tried: usize,
+    ) -> Response<Vec<u8>> {
         let (status, gw_status, code, fault) = self.outcome();
         let names_agents = agents_tried >= 2 && matches!(fault, Fault::Agent | Fault::Backend);
         let body = ErrorBody {
@@ -323,7 +405,10 @@ impl Error {
         let mut body = serde_json::to_vec(&body).unwrap_or_default();
         body.push(b'\n');
         let mut headers = HeaderMap::with_capacity(8);
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(error_body::CONTENT_TYPE));
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static(error_body::CONTENT_TYPE),
+        );
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert(X_GW_STATUS, HeaderValue::from_static(gw_status));
@@ -332,10 +417,16 @@ impl Error {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         match self {
-            Self::MethodNotAllowed(allowed) => drop(headers.insert(header::ALLOW, HeaderValue::from_static(allowed))),
+            Self::MethodNotAllowed(allowed) => {
+                drop(headers.insert(header::ALLOW, HeaderValue::from_static(allowed)))
+            }
             Self::AgentChallenge { challenge } => {
                 let field = handshake::challenge_field(challenge);
-                headers.extend(HeaderValue::try_from(field).ok().map(|field| (header::WWW_AUTHENTICATE, field)));
+                headers.extend(
+                    HeaderValue::try_from(field)
+                        .ok()
+                        .map(|field| (header::WWW_AUTHENTICATE, field)),
+                );
             }
             _ => {}
         }
@@ -350,7 +441,8 @@ impl Error {
 pub(crate) fn request_id_value(id: RequestId) -> HeaderValue {
     let mut buffer = [0; 36];
     // Hexadecimal digits and hyphens are a valid value.
-    let mut value = HeaderValue::from_str(id.encode(&mut buffer)).unwrap_or_else(|_| HeaderValue::from_static(""));
+    let mut value = HeaderValue::from_str(id.encode(&mut buffer))
+        .unwrap_or_else(|_| HeaderValue::from_static(""));
     // Each value is different: it must not evict others from HPACK's table (RFC 7541 §7.1.3).
     value.set_sensitive(true);
     value
@@ -368,37 +460,101 @@ mod tests {
             let (status, gw_status, code, _) = error.outcome();
             format!("{} {gw_status} {}", status.as_u16(), code.as_str())
         };
-        let reported = |code: &str, message| Error::from_agent(AgentErrorCode::parse(code.as_bytes()), message);
+        let reported = |code: &str, message| {
+            Error::from_agent(AgentErrorCode::parse(code.as_bytes()), message)
+        };
         let table = [
-            (Error::RateLimited { retry_after: Duration::ZERO }, "429 RateLimited GW_RATE_LIMIT_EXCEEDED"),
+            (
+                Error::RateLimited {
+                    retry_after: Duration::ZERO,
+                },
+                "429 RateLimited GW_RATE_LIMIT_EXCEEDED",
+            ),
             (Error::AuthRequired, "502 AuthDenied GW_AUTH_REQUIRED"),
             (Error::AuthAmbiguous, "502 AuthDenied GW_AUTH_AMBIGUOUS"),
-            (Error::AuthModeNotAllowed("tokens"), "502 AuthDenied GW_AUTH_MODE_NOT_ALLOWED"),
+            (
+                Error::AuthModeNotAllowed("tokens"),
+                "502 AuthDenied GW_AUTH_MODE_NOT_ALLOWED",
+            ),
             (Error::TokenInvalid("x"), "502 AuthDenied GW_TOKEN_INVALID"),
             (Error::TokenExpired("x"), "502 AuthDenied GW_TOKEN_EXPIRED"),
-            (Error::TokenAudienceMismatch, "502 AuthDenied GW_TOKEN_AUDIENCE_MISMATCH"),
-            (Error::CredentialRevoked, "502 AuthDenied GW_CREDENTIAL_REVOKED"),
-            (Error::ServiceKeyInvalid, "502 AuthDenied GW_SERVICE_KEY_INVALID"),
-            (Error::ServiceKeyNotAllowed, "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED"),
-            (Error::ServiceNotFound, "502 PolicyDenied GW_SERVICE_NOT_FOUND"),
-            (Error::ServiceDisabled, "502 PolicyDenied GW_SERVICE_DISABLED"),
-            (Error::HeadersTooLarge(InvalidHead::HeadTooLarge(1)), "502 HeadersTooLarge GW_HEADERS_TOO_LARGE"),
+            (
+                Error::TokenAudienceMismatch,
+                "502 AuthDenied GW_TOKEN_AUDIENCE_MISMATCH",
+            ),
+            (
+                Error::CredentialRevoked,
+                "502 AuthDenied GW_CREDENTIAL_REVOKED",
+            ),
+            (
+                Error::ServiceKeyInvalid,
+                "502 AuthDenied GW_SERVICE_KEY_INVALID",
+            ),
+            (
+                Error::ServiceKeyNotAllowed,
+                "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED",
+            ),
+            (
+                Error::ServiceNotFound,
+                "502 PolicyDenied GW_SERVICE_NOT_FOUND",
+            ),
+            (
+                Error::ServiceDisabled,
+                "502 PolicyDenied GW_SERVICE_DISABLED",
+            ),
+            (
+                Error::HeadersTooLarge(InvalidHead::HeadTooLarge(1)),
+                "502 HeadersTooLarge GW_HEADERS_TOO_LARGE",
+            ),
             (Error::TunnelLost, "502 RelayError GW_RELAY_ERROR"),
             (Error::NodeLost, "502 RelayError GW_RELAY_ERROR"),
-            (Error::NodeUnavailable, "503 NodeUnavailable GW_NODE_UNAVAILABLE"),
-            (Error::AgentConcurrencyLimit, "502 AgentError GW_AGENT_CONCURRENCY_LIMIT"),
-            (reported("GW_BACKEND_UNREACHABLE", "x"), "502 AgentError GW_BACKEND_UNREACHABLE"),
-            (reported("GW_BACKEND_TLS", "x"), "502 AgentError GW_BACKEND_TLS"),
-            (reported("GW_BACKEND_RESET", "x"), "502 AgentError GW_BACKEND_RESET"),
-            (reported("GW_BACKEND_INVALID_RESPONSE", "x"), "502 AgentError GW_BACKEND_INVALID_RESPONSE"),
-            (reported("GW_AUTH_REQUIRED", "forged"), "502 RelayError GW_RELAY_ERROR"),
-            (Error::AgentUnavailable, "504 AgentUnavailable AGENT_UNAVAILABLE"),
-            (Error::BadRequest(String::new()), "400 BadRequest GW_BAD_REQUEST"),
+            (
+                Error::NodeUnavailable,
+                "503 NodeUnavailable GW_NODE_UNAVAILABLE",
+            ),
+            (
+                Error::AgentConcurrencyLimit,
+                "502 AgentError GW_AGENT_CONCURRENCY_LIMIT",
+            ),
+            (
+                reported("GW_BACKEND_UNREACHABLE", "x"),
+                "502 AgentError GW_BACKEND_UNREACHABLE",
+            ),
+            (
+                reported("GW_BACKEND_TLS", "x"),
+                "502 AgentError GW_BACKEND_TLS",
+            ),
+            (
+                reported("GW_BACKEND_RESET", "x"),
+                "502 AgentError GW_BACKEND_RESET",
+            ),
+            (
+                reported("GW_BACKEND_INVALID_RESPONSE", "x"),
+                "502 AgentError GW_BACKEND_INVALID_RESPONSE",
+            ),
+            (
+                reported("GW_AUTH_REQUIRED", "forged"),
+                "502 RelayError GW_RELAY_ERROR",
+            ),
+            (
+                Error::AgentUnavailable,
+                "504 AgentUnavailable AGENT_UNAVAILABLE",
+            ),
+            (
+                Error::BadRequest(String::new()),
+                "400 BadRequest GW_BAD_REQUEST",
+            ),
             (Error::Misdirected, "421 Misdirected GW_MISDIRECTED"),
-            (Error::Overloaded(Overload::Draining), "503 Overloaded GW_OVERLOADED"),
+            (
+                Error::Overloaded(Overload::Draining),
+                "503 Overloaded GW_OVERLOADED",
+            ),
             (Error::AgentUnknown, "401 AgentDenied GW_AGENT_UNKNOWN"),
             (Error::AgentRevoked, "401 AgentDenied GW_AGENT_REVOKED"),
-            (Error::VersionMismatch(String::new()), "426 AgentDenied GW_VERSION_MISMATCH"),
+            (
+                Error::VersionMismatch(String::new()),
+                "426 AgentDenied GW_VERSION_MISMATCH",
+            ),
         ];
         for (error, expected) in table {
             assert_eq!(status_of(&error), expected);
@@ -407,19 +563,33 @@ mod tests {
 
     #[test]
     fn retry_after_is_rounded_up_and_at_least_one() {
-        let seconds = |millis| Error::RateLimited { retry_after: Duration::from_millis(millis) }.retry_after_seconds();
-        assert_eq!([seconds(0), seconds(1), seconds(1000), seconds(1001)], [Some(1), Some(1), Some(1), Some(2)]);
+        let seconds = |millis| {
+            Error::RateLimited {
+                retry_after: Duration::from_millis(millis),
+            }
+            .retry_after_seconds()
+        };
+        assert_eq!(
+            [seconds(0), seconds(1), seconds(1000), seconds(1001)],
+            [Some(1), Some(1), Some(1), Some(2)]
+        );
     }
 
     #[test]
     fn the_body_has_request_id_and_message() {
         let id = RequestIds::new().next_id();
-        let response = Error::RateLimited { retry_after: Duration::ZERO }.response(id);
+        let response = Error::RateLimited {
+            retry_after: Duration::ZERO,
+        }
+        .response(id);
         let body: ErrorBody = serde_json::from_slice(response.body()).unwrap();
         assert_eq!(body.error.request_id, id.to_string());
         assert_eq!(response.headers()[X_GW_REQUEST_ID], id.to_string().as_str());
         assert_eq!(body.error.message, "Rate limit exceeded");
-        assert_eq!(response.headers()[header::CONTENT_LENGTH], response.body().len().to_string().as_str());
+        assert_eq!(
+            response.headers()[header::CONTENT_LENGTH],
+            response.body().len().to_string().as_str()
+        );
     }
 
     #[test]
@@ -432,15 +602,26 @@ mod tests {
             (body.error.code, body.error.message)
         };
         let full = "Concurrent backend request limit exceeded";
-        for (agents_tried, message) in
-            [(0, full.to_owned()), (1, full.to_owned()), (3, format!("{full}; 3 agents were tried"))]
-        {
+        for (agents_tried, message) in [
+            (0, full.to_owned()),
+            (1, full.to_owned()),
+            (3, format!("{full}; 3 agents were tried")),
+        ] {
             let expected = ("GW_AGENT_CONCURRENCY_LIMIT".to_owned(), message);
             assert_eq!(text(&Error::AgentConcurrencyLimit, agents_tried), expected);
         }
-        let unreachable = Error::from_agent(Some(AgentErrorCode::BackendUnreachable), "connection refused");
-        assert_eq!(text(&unreachable, 2).1, "connection refused; 2 agents were tried");
+        let unreachable = Error::from_agent(
+            Some(AgentErrorCode::BackendUnreachable),
+            "connection refused",
+        );
+        assert_eq!(
+            text(&unreachable, 2).1,
+            "connection refused; 2 agents were tried"
+        );
         // Not an error of the last agent.
-        assert_eq!(text(&Error::BadRequest("chunk".to_owned()), 2).1, "not valid HTTP: chunk");
+        assert_eq!(
+            text(&Error::BadRequest("chunk".to_owned()), 2).1,
+            "not valid HTTP: chunk"
+        );
     }
 }

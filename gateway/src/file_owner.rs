@@ -22,13 +22,21 @@ impl FileOwner {
     /// `groups` are all groups of the user.
     pub fn new(user: u32, group: u32, groups: &[u32]) -> Self {
         let groups = groups.iter().map(|group| Gid::from_raw(*group)).collect();
-        Self { user: Uid::from_raw(user), group: Gid::from_raw(group), groups }
+        Self {
+            user: Uid::from_raw(user),
+            group: Gid::from_raw(group),
+            groups,
+        }
     }
 
     /// The owner of `path`. If there is no such file, the owner of the nearest folder above it.
     pub fn of(path: &Path) -> io::Result<Self> {
         for path in path.ancestors() {
-            let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+            let path = if path.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                path
+            };
             match fs::metadata(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 found => {
@@ -60,7 +68,9 @@ impl FileOwner {
             let user = self.user.as_raw();
             io::Error::new(
                 error.kind(),
-                format!("cannot take the rights of user {user}: {error}; run the command as that user"),
+                format!(
+                    "cannot take the rights of user {user}: {error}; run the command as that user"
+                ),
             )
         };
         // The real and the saved user stay root: the owner of the files cannot signal or trace this process.
@@ -85,7 +95,10 @@ mod tests {
     fn work_has_the_rights_of_the_owner_and_root_gets_its_own_back() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing/below");
-        assert_eq!(FileOwner::of(&missing).unwrap(), FileOwner::of(folder.path()).unwrap());
+        assert_eq!(
+            FileOwner::of(&missing).unwrap(),
+            FileOwner::of(folder.path()).unwrap()
+        );
         if !geteuid().is_root() {
             eprintln!("skipped: needs root");
             return;

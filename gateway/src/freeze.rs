@@ -34,16 +34,23 @@ pub(crate) struct AwaitedRead {
 
 impl AwaitedRead {
     pub(crate) fn new(wake: Arc<Notify>, now: Instant) -> Self {
-        Self { base: now, earliest: AtomicU64::new(0), wake }
+        Self {
+            base: now,
+            earliest: AtomicU64::new(0),
+            wake,
+        }
     }
 
     fn nanoseconds(&self, at: Instant) -> u64 {
-        u64::try_from(at.saturating_duration_since(self.base).as_nanos()).unwrap_or(u64::MAX).max(1)
+        u64::try_from(at.saturating_duration_since(self.base).as_nanos())
+            .unwrap_or(u64::MAX)
+            .max(1)
     }
 
     /// Asks for a read that begins at `earliest` or later.
     fn ask(&self, earliest: Instant) {
-        self.earliest.fetch_max(self.nanoseconds(earliest), Ordering::Relaxed);
+        self.earliest
+            .fetch_max(self.nanoseconds(earliest), Ordering::Relaxed);
         self.wake.notify_one();
     }
 
@@ -51,7 +58,11 @@ impl AwaitedRead {
     pub(crate) fn is_answered_by(&self, began: Instant) -> bool {
         let earliest = self.earliest.load(Ordering::Relaxed);
         let is_late_enough = earliest != 0 && earliest <= self.nanoseconds(began);
-        is_late_enough && self.earliest.compare_exchange(earliest, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        is_late_enough
+            && self
+                .earliest
+                .compare_exchange(earliest, 0, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     }
 }
 
@@ -107,10 +118,15 @@ impl Freeze {
         if now >= self.next_look.get() {
             self.ended.set(Some(now));
             read.ask(now);
-        } else if self.ended.get().is_some_and(|ended| now >= ended + limits::FREEZE_WAIT) {
+        } else if self
+            .ended
+            .get()
+            .is_some_and(|ended| now >= ended + limits::FREEZE_WAIT)
+        {
             self.ended.set(None);
         }
-        self.next_look.set(self.next_look.get().max(now + limits::FREEZE));
+        self.next_look
+            .set(self.next_look.get().max(now + limits::FREEZE));
     }
 
     /// The feed has read the records, or failed to: it began at `began`, and this worker uses what was read.
@@ -131,11 +147,14 @@ impl Freeze {
             if self.is_over(now) {
                 return Ok(());
             }
-            let Some(ended) = self.ended.get() else { return Ok(()) };
+            let Some(ended) = self.ended.get() else {
+                return Ok(());
+            };
             let _counted = self.count()?;
             let left = (ended + limits::FREEZE_WAIT).saturating_duration_since(now);
             // Goes on in any case.
-            let _ = runtime::timeout(left.max(Duration::from_millis(1)), self.read_since(ended)).await;
+            let _ =
+                runtime::timeout(left.max(Duration::from_millis(1)), self.read_since(ended)).await;
         }
         Ok(())
     }
@@ -188,9 +207,15 @@ mod tests {
                 freeze.look(thawed);
             }
             assert!(!freeze.is_over(thawed), "{timer_is_first}");
-            assert!(!read.is_answered_by(thawed - TICK), "it began before the end of the freeze");
+            assert!(
+                !read.is_answered_by(thawed - TICK),
+                "it began before the end of the freeze"
+            );
             let began = thawed + TICK;
-            assert!(read.is_answered_by(began) && !read.is_answered_by(began), "told once");
+            assert!(
+                read.is_answered_by(began) && !read.is_answered_by(began),
+                "told once"
+            );
             freeze.records_were_read(began, began + TICK);
             assert!(freeze.is_over(began + TICK));
         }
@@ -238,7 +263,10 @@ mod tests {
         let (freeze, _read) = freeze(now.checked_sub(2 * limits::FREEZE).unwrap());
         assert!(!freeze.is_over(now));
         freeze.waiting.set(limits::FREEZE_WAITING);
-        assert!(matches!(freeze.over().await, Err(Error::Overloaded(Overload::QueueFull))));
+        assert!(matches!(
+            freeze.over().await,
+            Err(Error::Overloaded(Overload::QueueFull))
+        ));
         freeze.waiting.set(0);
         let ticks = pin!(async {
             loop {
@@ -247,7 +275,10 @@ mod tests {
             }
         });
         let Either::Left((waited, _)) = select(pin!(freeze.over()), ticks).await;
-        assert!(waited.is_ok() && now.elapsed() >= limits::FREEZE_WAIT, "PostgreSQL does not answer");
+        assert!(
+            waited.is_ok() && now.elapsed() >= limits::FREEZE_WAIT,
+            "PostgreSQL does not answer"
+        );
         assert!(freeze.is_over(Instant::now()));
         assert_eq!(freeze.waiting.get(), 0);
     }

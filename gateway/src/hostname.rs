@@ -23,7 +23,9 @@ pub enum Destination<'a> {
 
 impl Region {
     pub fn new(region: &str, domain: &str) -> Self {
-        Self { apex: format!("{region}.{domain}").to_ascii_lowercase() }
+        Self {
+            apex: format!("{region}.{domain}").to_ascii_lowercase(),
+        }
     }
 
     /// `{region}.{domain}`
@@ -44,9 +46,13 @@ impl Region {
 
     /// Parses a host in any case, optionally with a port or a final dot.
     pub fn destination<'a>(&self, host: &'a str) -> Destination<'a> {
-        let host = host
-            .rsplit_once(':')
-            .map_or(host, |(name, port)| if port.bytes().all(|byte| byte.is_ascii_digit()) { name } else { host });
+        let host = host.rsplit_once(':').map_or(host, |(name, port)| {
+            if port.bytes().all(|byte| byte.is_ascii_digit()) {
+                name
+            } else {
+                host
+            }
+        });
         let host = host.strip_suffix('.').unwrap_or(host);
         let host = if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
             Cow::Owned(host.to_ascii_lowercase())
@@ -56,7 +62,10 @@ impl Region {
         if *host == self.apex {
             return Destination::Apex;
         }
-        let Some(label) = host.strip_suffix(self.apex.as_str()).and_then(|rest| rest.strip_suffix('.')) else {
+        let Some(label) = host
+            .strip_suffix(self.apex.as_str())
+            .and_then(|rest| rest.strip_suffix('.'))
+        else {
             return Destination::Elsewhere;
         };
         if label.is_empty() || label.contains('.') {
@@ -84,9 +93,18 @@ mod tests {
     #[test]
     fn hosts_are_parsed_in_any_case_with_port_or_final_dot() {
         let tenant = |label: &'static str| Destination::Tenant(label.into());
-        assert_eq!(destination("acme--api.eu1.example.com"), tenant("acme--api"));
-        assert_eq!(destination("ACME--Api.EU1.example.COM:8443"), tenant("acme--api"));
-        assert_eq!(destination("acme--api.eu1.example.com.:443"), tenant("acme--api"));
+        assert_eq!(
+            destination("acme--api.eu1.example.com"),
+            tenant("acme--api")
+        );
+        assert_eq!(
+            destination("ACME--Api.EU1.example.COM:8443"),
+            tenant("acme--api")
+        );
+        assert_eq!(
+            destination("acme--api.eu1.example.com.:443"),
+            tenant("acme--api")
+        );
         assert_eq!(destination("eu1.example.com"), Destination::Apex);
         assert_eq!(destination("Eu1.example.com.:8443"), Destination::Apex);
         for elsewhere in [
@@ -103,16 +121,30 @@ mod tests {
             "127.0.0.1",
             "acme--api.eu1.example.com:x",
         ] {
-            assert_eq!(destination(elsewhere), Destination::Elsewhere, "{elsewhere}");
+            assert_eq!(
+                destination(elsewhere),
+                Destination::Elsewhere,
+                "{elsewhere}"
+            );
         }
     }
 
     #[test]
     fn labels_split_at_the_first_double_hyphen() {
-        let split = |label: &str| split_tenant_label(label).map(|(account, service)| format!("{account}|{service}"));
+        let split = |label: &str| {
+            split_tenant_label(label).map(|(account, service)| format!("{account}|{service}"))
+        };
         assert_eq!(split("acme--api").as_deref(), Some("acme|api"));
         assert_eq!(split("acme--a--b").as_deref(), Some("acme|a--b"));
-        for bad in ["acme", "acme--", "ac--api", "acme---api", "acme--api-", "a-b--c", "--api"] {
+        for bad in [
+            "acme",
+            "acme--",
+            "ac--api",
+            "acme---api",
+            "acme--api-",
+            "a-b--c",
+            "--api",
+        ] {
             assert_eq!(split(bad), None, "{bad}");
         }
         assert_eq!(split(&format!("acme--{}", "a".repeat(58))), None);

@@ -20,7 +20,9 @@ pub(crate) async fn read_head(
     guard: &ConnectionGuard,
     head_limits: HeadLimits,
 ) -> Result<Option<RequestHead>, InvalidHead> {
-    read_head_or_refuse(stream, buffer, guard, head_limits).await.map_err(|refused| refused.invalid)
+    read_head_or_refuse(stream, buffer, guard, head_limits)
+        .await
+        .map_err(|refused| refused.invalid)
 }
 
 /// Refused head, with its received bytes.
@@ -46,15 +48,22 @@ pub(crate) async fn read_head_or_refuse(
             guard.expect_by(Instant::now() + limits::HEAD);
         }
         // An error of the connection is an end, too.
-        stream.poll_read_buf(cx, buffer).map(|received| Ok(received.unwrap_or(0)))
+        stream
+            .poll_read_buf(cx, buffer)
+            .map(|received| Ok(received.unwrap_or(0)))
     });
     match received.await {
         Ok(Some(received)) => {
             let parsed = head::parse_request(&received, head_limits);
-            parsed.map(Some).map_err(|invalid| RefusedHead { invalid, received })
+            parsed
+                .map(Some)
+                .map_err(|invalid| RefusedHead { invalid, received })
         }
         Ok(None) => Ok(None),
-        Err(invalid) => Err(RefusedHead { invalid, received: buffer.split().freeze() }),
+        Err(invalid) => Err(RefusedHead {
+            invalid,
+            received: buffer.split().freeze(),
+        }),
     }
 }
 
@@ -65,7 +74,9 @@ pub(crate) async fn write_response(
     connection: Connection<'_>,
 ) -> io::Result<()> {
     let (head, body) = encoded(response, connection);
-    stream.write_all(&mut [IoSlice::new(&head), IoSlice::new(&body)]).await?;
+    stream
+        .write_all(&mut [IoSlice::new(&head), IoSlice::new(&body)])
+        .await?;
     stream.flush().await
 }
 
@@ -80,7 +91,13 @@ fn encoded(response: Response<Vec<u8>>, connection: Connection<'_>) -> (Vec<u8>,
     let (parts, body) = response.into_parts();
     let mut out = Vec::new();
     let framing = Framing::Length(body.len() as u64);
-    head::write_response(&mut out, parts.status, &parts.headers.into(), framing, connection);
+    head::write_response(
+        &mut out,
+        parts.status,
+        &parts.headers.into(),
+        framing,
+        connection,
+    );
     (out, body)
 }
 
@@ -91,6 +108,8 @@ pub(crate) async fn linger(stream: &TlsStream, guard: &ConnectionGuard) {
     guard.closes();
     if stream.close().await.is_ok() {
         guard.discards();
-        guard.discard(stream.closer().linger(limits::DISCARD_PAUSE)).await;
+        guard
+            .discard(stream.closer().linger(limits::DISCARD_PAUSE))
+            .await;
     }
 }

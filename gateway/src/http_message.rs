@@ -18,7 +18,10 @@ use crate::limits;
 /// Memory of fields: their text, and an entry for each.
 pub(crate) fn size_of_fields(fields: &Fields) -> usize {
     let entry = size_of::<(HeaderName, HeaderValue)>();
-    fields.iter().map(|(name, value)| name.as_str().len() + value.len() + entry).sum()
+    fields
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + entry)
+        .sum()
 }
 
 /// How a request ended, for the connection that carried it.
@@ -122,13 +125,19 @@ pub(crate) struct Progress {
 impl Progress {
     /// The stream on the tunnel, once it is open.
     pub(crate) fn opened(&self) -> Option<&OpenedStream> {
-        self.stream.as_ref().or_else(|| self.stream_at_owner.as_ref()?.get())
+        self.stream
+            .as_ref()
+            .or_else(|| self.stream_at_owner.as_ref()?.get())
     }
 
     /// Number of agents whose attempts failed.
     pub(crate) fn agents_failed(&self) -> usize {
         let attempts = &self.failed_attempts;
-        let is_first = |at: usize| attempts[..at].iter().all(|earlier| earlier.agent != attempts[at].agent);
+        let is_first = |at: usize| {
+            attempts[..at]
+                .iter()
+                .all(|earlier| earlier.agent != attempts[at].agent)
+        };
         (0..attempts.len()).filter(|at| is_first(*at)).count()
     }
 }
@@ -173,7 +182,9 @@ pub(crate) trait RequestBody {
         let mut discarded = 0;
         loop {
             let part = match pause {
-                Some(pause) => runtime::timeout(pause, self.part()).await.unwrap_or(Err(BodyError::Gone)),
+                Some(pause) => runtime::timeout(pause, self.part())
+                    .await
+                    .unwrap_or(Err(BodyError::Gone)),
                 None => self.part().await,
             };
             match part? {
@@ -256,7 +267,9 @@ pub(crate) fn set_date(headers: &mut Fields) {
 /// The value of `Date`.
 fn date() -> HeaderValue {
     let now = clock::now();
-    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let seconds = now
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
     DATE.with_borrow_mut(|date| {
         if date.0 != seconds
             && let Ok(value) = HeaderValue::try_from(httpdate::fmt_http_date(now))
@@ -269,7 +282,10 @@ fn date() -> HeaderValue {
 
 /// Adds `Date` to a response of the gateway.
 pub(crate) fn dated(mut response: Response<Vec<u8>>) -> Response<Vec<u8>> {
-    response.headers_mut().entry(header::DATE).or_insert_with(date);
+    response
+        .headers_mut()
+        .entry(header::DATE)
+        .or_insert_with(date);
     response
 }
 
@@ -287,8 +303,15 @@ mod tests {
         };
         let count = |attempts: &[usize]| {
             let failed_attempts = attempts.iter().map(|agent| failed(*agent)).collect();
-            Progress { failed_attempts, ..Progress::default() }.agents_failed()
+            Progress {
+                failed_attempts,
+                ..Progress::default()
+            }
+            .agents_failed()
         };
-        assert_eq!([count(&[]), count(&[0]), count(&[0, 0]), count(&[0, 1, 0])], [0, 1, 1, 2]);
+        assert_eq!(
+            [count(&[]), count(&[0]), count(&[0, 0]), count(&[0, 1, 0])],
+            [0, 1, 1, 2]
+        );
     }
 }

@@ -44,7 +44,9 @@ pub(crate) async fn serve_connection(
 
 /// Makes the bodies of requests fail that do not arrive `within` this time after their heads.
 pub(crate) fn with_timed_bodies(router: Router, within: Duration) -> Router {
-    let timed = move |request: Request| async move { request.map(|body| Body::new(TimedBody::new(body, within))) };
+    let timed = move |request: Request| async move {
+        request.map(|body| Body::new(TimedBody::new(body, within)))
+    };
     router.layer(map_request(timed))
 }
 
@@ -56,7 +58,10 @@ struct TimedBody {
 
 impl TimedBody {
     fn new(body: Body, within: Duration) -> Self {
-        Self { body, late: Box::pin(sleep(within)) }
+        Self {
+            body,
+            late: Box::pin(sleep(within)),
+        }
     }
 }
 
@@ -64,7 +69,10 @@ impl HttpBody for TimedBody {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if self.late.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err("the body did not arrive in time".into())));
         }

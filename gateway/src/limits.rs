@@ -13,7 +13,11 @@ const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
 /// Size of a request head of a caller.
-pub(crate) const REQUEST_HEAD: HeadLimits = HeadLimits { head: 32 * KIB, fields: 100, target: 8 * KIB };
+pub(crate) const REQUEST_HEAD: HeadLimits = HeadLimits {
+    head: 32 * KIB,
+    fields: 100,
+    target: 8 * KIB,
+};
 
 /// Established connections that wait to be accepted. The kernel caps this at net.core.somaxconn.
 pub(crate) const BACKLOG: i32 = 4096;
@@ -398,7 +402,8 @@ pub(crate) const AGENT_MESSAGE: usize = tunnel::frame::MESSAGE_TEXT_MAX;
 
 /// Memory of one connection of a caller while its request runs: one receive with read-ahead bytes, the head being read,
 /// and the send buffer.
-const CALLER_CONNECTION_MAX: usize = READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
+const CALLER_CONNECTION_MAX: usize =
+    READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
 /// Additional memory of one HTTP/2 connection if neither the caller nor the backends read: request bodies, responses, a
 /// header list being read, streams with unsent trailers.
 const HTTP2_CONNECTION_MAX: usize = HTTP2_CONNECTION_WINDOW as usize
@@ -427,7 +432,9 @@ const ADMIN_UNAUTHENTICATED_MAX: usize = 2 * ADMIN_HEAD + ADMIN_SIGN_IN + 40 * K
 // Memory of a flood of handshakes.
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
 // Memory of a flood of handshakes at the listener for other nodes.
-const _: () = assert!((NODE_HANDSHAKES + CLUSTER_HANDSHAKES + 2 * CLUSTER_WAITING) * HANDSHAKE_MAX <= 72 * MIB);
+const _: () = assert!(
+    (NODE_HANDSHAKES + CLUSTER_HANDSHAKES + 2 * CLUSTER_WAITING) * HANDSHAKE_MAX <= 72 * MIB
+);
 // Memory of a stalled caller with a large response whose request crosses workers.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSS_CORE_MAX <= MIB + MIB / 8);
 const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSS_CORE_MAX <= 9 * MIB);
@@ -436,12 +443,16 @@ const _: () = assert!(ADMIN_CONNECTIONS * ADMIN_UNAUTHENTICATED_MAX <= 128 * MIB
 // Each request that waits for the control plane can hold a whole body.
 const _: () = assert!(CONTROL_JOBS * APEX_BODY <= 16 * MIB);
 // A stalled request whose service another node owns holds no more here than one that crosses workers.
-const _: () = assert!(tunnel::window::LEAST as usize + tunnel::endpoint::STREAM_SEND_BUFFER <= RELAY_MAX);
-// The budget of a link has room for streams with the first window.
 const _: () =
-    assert!(LINK_BUDGET >= 32 * tunnel::window::FIRST as usize && LINK_REQUESTS <= tunnel::endpoint::STREAMS_MAX);
+    assert!(tunnel::window::LEAST as usize + tunnel::endpoint::STREAM_SEND_BUFFER <= RELAY_MAX);
+// The budget of a link has room for streams with the first window.
+const _: () = assert!(
+    LINK_BUDGET >= 32 * tunnel::window::FIRST as usize
+        && LINK_REQUESTS <= tunnel::endpoint::STREAMS_MAX
+);
 // A pipe has room for any head: with at most 128 fields, each in an entry of 72 bytes.
-const _: () = assert!(PIPE_MEMORY >= PIPE_BYTES && PIPE_MEMORY >= tunnel::response::HEAD.head + 128 * 72);
+const _: () =
+    assert!(PIPE_MEMORY >= PIPE_BYTES && PIPE_MEMORY >= tunnel::response::HEAD.head + 128 * 72);
 // Queues of all pairs of pipes.
 const _: () = assert!(CROSS_CORE_REQUESTS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // The mailbox has room for the wakes of all requests that cross cores, and for other messages.

@@ -26,7 +26,10 @@ pub(crate) struct Mailbox<M> {
 
 impl<M> Clone for Mailbox<M> {
     fn clone(&self) -> Self {
-        Self { queue: self.queue.clone(), bell: Arc::clone(&self.bell) }
+        Self {
+            queue: self.queue.clone(),
+            bell: Arc::clone(&self.bell),
+        }
     }
 }
 
@@ -46,7 +49,10 @@ pub(crate) struct Inbox<M> {
 
 impl<M> Clone for Inbox<M> {
     fn clone(&self) -> Self {
-        Self { queue: self.queue.clone(), bell: Arc::clone(&self.bell) }
+        Self {
+            queue: self.queue.clone(),
+            bell: Arc::clone(&self.bell),
+        }
     }
 }
 
@@ -54,7 +60,16 @@ impl<M> Clone for Inbox<M> {
 pub(crate) fn mailbox<M>(capacity: usize) -> (Mailbox<M>, Inbox<M>) {
     let (sender, receiver) = crossbeam_channel::bounded(capacity);
     let bell = Arc::new(Bell::default());
-    (Mailbox { queue: sender, bell: Arc::clone(&bell) }, Inbox { queue: receiver, bell })
+    (
+        Mailbox {
+            queue: sender,
+            bell: Arc::clone(&bell),
+        },
+        Inbox {
+            queue: receiver,
+            bell,
+        },
+    )
 }
 
 impl<M> Mailbox<M> {
@@ -86,7 +101,11 @@ impl Bell {
         std::future::poll_fn(|cx| {
             self.waker.register(cx.waker());
             // Reset before the queue is read: a message that arrives later rings again.
-            if self.rung.swap(false, Ordering::AcqRel) { Poll::Ready(()) } else { Poll::Pending }
+            if self.rung.swap(false, Ordering::AcqRel) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
         })
         .await;
     }
@@ -101,7 +120,9 @@ impl<M> Inbox<M> {
     /// The next message.
     #[cfg(test)]
     pub(crate) fn next(&self) -> M {
-        self.queue.recv_timeout(std::time::Duration::from_secs(30)).expect("a message comes")
+        self.queue
+            .recv_timeout(std::time::Duration::from_secs(30))
+            .expect("a message comes")
     }
 
     /// Handles messages for as long as the worker runs, in bounded batches: other tasks run in between.
@@ -112,7 +133,9 @@ impl<M> Inbox<M> {
             self.bell.heard().await;
             'mail: loop {
                 for _ in 0..limits::MAILBOX_BATCH {
-                    let Ok(message) = self.queue.try_recv() else { break 'mail };
+                    let Ok(message) = self.queue.try_recv() else {
+                        break 'mail;
+                    };
                     // The worker keeps reading its mailbox after a panic.
                     if std::panic::catch_unwind(AssertUnwindSafe(|| handle(message))).is_err() {
                         tracing::error!(worker = worker.0, "a message to a worker panicked");
@@ -143,7 +166,9 @@ mod tests {
             let (sender, received) = tokio::sync::mpsc::unbounded_channel();
             let received = Driver::choose().unwrap().run(async move {
                 let mut received = received;
-                runtime::spawn(inbox.serve(WorkerId(0), move |message| sender.send(message).unwrap()));
+                runtime::spawn(
+                    inbox.serve(WorkerId(0), move |message| sender.send(message).unwrap()),
+                );
                 received.recv().await
             });
             received.unwrap().unwrap()

@@ -48,7 +48,9 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
     if check {
         let file = ConfigFile::read(path).map_err(Failure::Usage)?;
         let (_, warnings) = file.check().map_err(Failure::Usage)?;
-        let unknown = unknown_in_environment().into_iter().map(|unknown| unknown.to_string());
+        let unknown = unknown_in_environment()
+            .into_iter()
+            .map(|unknown| unknown.to_string());
         for warning in warnings.into_iter().chain(unknown) {
             command::note("gw-gateway", format_args!("warning: {warning}"));
         }

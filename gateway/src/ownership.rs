@@ -10,15 +10,25 @@ pub struct WorkerId(pub usize);
 /// The worker out of `workers` (at least one) that owns `name`, for example a hostname.
 pub fn owner(name: impl AsRef<[u8]>, workers: usize) -> WorkerId {
     let key = fnv1a(name.as_ref());
-    WorkerId((0..workers).max_by_key(|worker| weight(key, *worker as u64 + 1)).unwrap_or(0))
+    WorkerId(
+        (0..workers)
+            .max_by_key(|worker| weight(key, *worker as u64 + 1))
+            .unwrap_or(0),
+    )
 }
 
 /// Index of the node, out of the slots of the members, that owns `name`; `None` without members. Independent of
 /// [`owner`], so that the services of one node are spread over all its workers.
-pub(crate) fn owner_node(name: impl AsRef<[u8]>, slots: impl Iterator<Item = u64>) -> Option<usize> {
+pub(crate) fn owner_node(
+    name: impl AsRef<[u8]>,
+    slots: impl Iterator<Item = u64>,
+) -> Option<usize> {
     const SALT: u64 = 0x6e6f_6465_735f_6777;
     let key = mix(fnv1a(name.as_ref()) ^ SALT);
-    slots.enumerate().max_by_key(|(_, slot)| (weight(key, slot + 1), *slot)).map(|(index, _)| index)
+    slots
+        .enumerate()
+        .max_by_key(|(_, slot)| (weight(key, slot + 1), *slot))
+        .map(|(index, _)| index)
 }
 
 /// Weight of a member for the hash of a name: the member with the highest one owns it.
@@ -28,7 +38,9 @@ pub(crate) fn weight(key: u64, member: u64) -> u64 {
 
 /// FNV-1a, 64 bits.
 pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// The finalizer of SplitMix64: every bit of the input affects every bit of the output.
@@ -52,7 +64,10 @@ mod tests {
             let mut shares = vec![0usize; workers];
             hostnames().for_each(|name| shares[owner(&name, workers).0] += 1);
             let fair = 10_000 / workers;
-            assert!(shares.iter().all(|share| share.abs_diff(fair) < fair / 5), "{shares:?}");
+            assert!(
+                shares.iter().all(|share| share.abs_diff(fair) < fair / 5),
+                "{shares:?}"
+            );
         }
     }
 
@@ -67,8 +82,10 @@ mod tests {
     #[test]
     fn the_hash_never_changes() {
         // Nodes of other versions must agree, so these values must never change.
-        let owners: Vec<usize> =
-            ["demo--echo.eu1.gw.localhost", "a", ""].iter().map(|name| owner(name, 1000).0).collect();
+        let owners: Vec<usize> = ["demo--echo.eu1.gw.localhost", "a", ""]
+            .iter()
+            .map(|name| owner(name, 1000).0)
+            .collect();
         assert_eq!(owners, [707, 350, 835]);
     }
 }

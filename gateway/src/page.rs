@@ -34,7 +34,11 @@ pub struct InvalidLimit;
 /// The page size for a requested `limit`; the default without one.
 pub(crate) fn checked_limit(limit: Option<usize>) -> Result<usize, InvalidLimit> {
     let limit = limit.unwrap_or(LIMIT_DEFAULT);
-    if (1..=LIMIT_MAX).contains(&limit) { Ok(limit) } else { Err(InvalidLimit) }
+    if (1..=LIMIT_MAX).contains(&limit) {
+        Ok(limit)
+    } else {
+        Err(InvalidLimit)
+    }
 }
 
 impl<T> Page<T> {
@@ -47,8 +51,14 @@ impl<T> Page<T> {
         view: impl Fn(R) -> T,
     ) -> Result<Self, InvalidLimit> {
         let limit = checked_limit(query.limit)?;
-        let mut rest =
-            items.skip_while(|item| query.cursor.as_deref().is_some_and(|cursor| id(item) <= cursor)).peekable();
+        let mut rest = items
+            .skip_while(|item| {
+                query
+                    .cursor
+                    .as_deref()
+                    .is_some_and(|cursor| id(item) <= cursor)
+            })
+            .peekable();
         let mut last = None;
         let mut page = Vec::new();
         while page.len() < limit
@@ -57,7 +67,10 @@ impl<T> Page<T> {
             last = Some(id(&item).to_owned());
             page.push(view(item));
         }
-        Ok(Self { items: page, next_cursor: last.filter(|_| rest.peek().is_some()) })
+        Ok(Self {
+            items: page,
+            next_cursor: last.filter(|_| rest.peek().is_some()),
+        })
     }
 }
 
@@ -69,7 +82,13 @@ mod tests {
     fn consecutive_pages_have_no_gap_and_no_overlap() {
         let all = ["a", "b", "c", "d", "e"];
         for limit in 1..=6 {
-            let (mut seen, mut query) = (Vec::new(), PageQuery { limit: Some(limit), cursor: None });
+            let (mut seen, mut query) = (
+                Vec::new(),
+                PageQuery {
+                    limit: Some(limit),
+                    cursor: None,
+                },
+            );
             loop {
                 let page = Page::of(all.into_iter(), |item| item, &query, |item| item).unwrap();
                 seen.extend(page.items);
@@ -80,7 +99,10 @@ mod tests {
             }
             assert_eq!(seen, all, "{limit}");
         }
-        let zero = PageQuery { limit: Some(0), cursor: None };
+        let zero = PageQuery {
+            limit: Some(0),
+            cursor: None,
+        };
         let error = Page::of(all.into_iter(), |item| item, &zero, |item| item).unwrap_err();
         assert_eq!(error.to_string(), "must be a whole number from 1 to 1000");
     }

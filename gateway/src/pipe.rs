@@ -67,7 +67,11 @@ pub(crate) fn pipe<F: PipeFrame>(
     wakes: Arc<dyn Post<Wake>>,
 ) -> (Sender<F>, Receiver<F>) {
     let (queue_in, queue_out) = crossbeam_channel::bounded(limits::PIPE_FRAMES);
-    let end = |worker| End { waiting: AtomicBool::new(false), waker: AtomicWaker::new(), worker };
+    let end = |worker| End {
+        waiting: AtomicBool::new(false),
+        waker: AtomicWaker::new(),
+        worker,
+    };
     let shared = Arc::new(Shared {
         in_flight: AtomicUsize::new(0),
         receiver_gone: AtomicBool::new(false),
@@ -76,8 +80,15 @@ pub(crate) fn pipe<F: PipeFrame>(
         wakes,
     });
     (
-        Sender { queue: Some(queue_in), shared: Arc::clone(&shared) },
-        Receiver { queue: Some(queue_out), in_a_row: 0, shared },
+        Sender {
+            queue: Some(queue_in),
+            shared: Arc::clone(&shared),
+        },
+        Receiver {
+            queue: Some(queue_out),
+            in_a_row: 0,
+            shared,
+        },
     )
 }
 
@@ -96,9 +107,16 @@ impl End {
 
 impl Shared {
     fn wake(self: &Arc<Self>, receiver: bool) {
-        let end = if receiver { &self.receiver } else { &self.sender };
+        let end = if receiver {
+            &self.receiver
+        } else {
+            &self.sender
+        };
         if end.waiting.swap(false, Ordering::SeqCst) {
-            let wake = Wake { shared: Arc::clone(self), receiver };
+            let wake = Wake {
+                shared: Arc::clone(self),
+                receiver,
+            };
             // A full mailbox leaves it to the reactor's own cross-thread wake, which is slower.
             if self.wakes.post(end.worker, wake).is_err() {
                 end.waker.wake();
@@ -110,7 +128,11 @@ impl Shared {
 impl Wake {
     /// Wakes the task; called on its own worker.
     pub(crate) fn deliver(self) {
-        if self.receiver { self.shared.receiver.waker.wake() } else { self.shared.sender.waker.wake() }
+        if self.receiver {
+            self.shared.receiver.waker.wake()
+        } else {
+            self.shared.sender.waker.wake()
+        }
     }
 }
 
@@ -136,15 +158,25 @@ impl<F: PipeFrame> Sender<F> {
     pub(crate) async fn closed(&self) {
         std::future::poll_fn(|cx| {
             self.shared.sender.wait(cx);
-            if self.shared.receiver_gone.load(Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
+            if self.shared.receiver_gone.load(Ordering::SeqCst) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
         })
         .await;
     }
 
     fn try_send(&self, frame: &mut Option<F>) -> Poll<Result<(), Closed>> {
-        let (Some(queue), Some(next)) = (&self.queue, frame.take()) else { return Poll::Ready(Err(Closed)) };
+        let (Some(queue), Some(next)) = (&self.queue, frame.take()) else {
+            return Poll::Ready(Err(Closed));
+        };
         let bytes = next.bytes();
-        let in_flight = if bytes > 0 { self.shared.in_flight.load(Ordering::SeqCst) } else { 0 };
+        let in_flight = if bytes > 0 {
+            self.shared.in_flight.load(Ordering::SeqCst)
+        } else {
+            0
+        };
         if in_flight > 0 && in_flight + bytes > limits::PIPE_BYTES {
             if self.shared.receiver_gone.load(Ordering::SeqCst) {
                 return Poll::Ready(Err(Closed));
@@ -195,7 +227,11 @@ impl<F: PipeFrame> Receiver<F> {
                 self.shared.receiver.stop_waiting();
             }
         }
-        self.in_a_row = if received.is_ready() { self.in_a_row + 1 } else { 0 };
+        self.in_a_row = if received.is_ready() {
+            self.in_a_row + 1
+        } else {
+            0
+        };
         received
     }
 
@@ -204,10 +240,14 @@ impl<F: PipeFrame> Receiver<F> {
     }
 
     fn try_receive(&self) -> Poll<Result<F, Closed>> {
-        let Some(queue) = &self.queue else { return Poll::Ready(Err(Closed)) };
+        let Some(queue) = &self.queue else {
+            return Poll::Ready(Err(Closed));
+        };
         match queue.try_recv() {
             Ok(frame) => {
-                self.shared.in_flight.fetch_sub(frame.bytes(), Ordering::SeqCst);
+                self.shared
+                    .in_flight
+                    .fetch_sub(frame.bytes(), Ordering::SeqCst);
                 self.shared.wake(false);
                 Poll::Ready(Ok(frame))
             }
@@ -259,7 +299,10 @@ mod tests {
     }
 
     /// Runs `task` on a reactor of its own thread, which delivers the wakes in its mailbox.
-    fn on_a_worker<F>(inbox: Inbox<Wake>, task: impl FnOnce() -> F + Send + 'static) -> thread::JoinHandle<()>
+    fn on_a_worker<F>(
+        inbox: Inbox<Wake>,
+        task: impl FnOnce() -> F + Send + 'static,
+    ) -> thread::JoinHandle<()>
     where
         F: Future<Output = ()> + 'static,
     {
@@ -282,7 +325,10 @@ mod tests {
         let (sender, mut receiver) = pipe(WorkerId(0), WorkerId(1), wakes);
         let sending = on_a_worker(sender_inbox, move || async move {
             for number in 0..frames {
-                sender.send(Body::Data(vec![(number % 251) as u8; size])).await.unwrap();
+                sender
+                    .send(Body::Data(vec![(number % 251) as u8; size]))
+                    .await
+                    .unwrap();
                 if number % 7 == 0 {
                     runtime::yield_now().await;
                 }
@@ -293,7 +339,9 @@ mod tests {
         let receiving = on_a_worker(receiver_inbox, move || async move {
             let mut received = 0;
             while let Body::Data(data) = receiver.receive().await.unwrap() {
-                assert!(data.len() == size && data.iter().all(|byte| *byte == (received % 251) as u8));
+                assert!(
+                    data.len() == size && data.iter().all(|byte| *byte == (received % 251) as u8)
+                );
                 received += 1;
                 let in_flight = receiver.shared.in_flight.load(Ordering::SeqCst);
                 assert!(in_flight <= limits::PIPE_BYTES.max(size), "{in_flight}");
@@ -335,7 +383,10 @@ mod tests {
 
             // Also a sender that waits for credit.
             let (sender, receiver) = pipe();
-            sender.send(Body::Data(vec![0; limits::PIPE_BYTES])).await.unwrap();
+            sender
+                .send(Body::Data(vec![0; limits::PIPE_BYTES]))
+                .await
+                .unwrap();
             runtime::spawn(async move {
                 runtime::yield_now().await;
                 drop(receiver);

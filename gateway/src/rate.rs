@@ -22,7 +22,12 @@ struct Unchecked {
 impl TryFrom<Unchecked> for Rate {
     type Error = &'static str;
 
-    fn try_from(Unchecked { burst, refill_per_minute }: Unchecked) -> Result<Self, Self::Error> {
+    fn try_from(
+        Unchecked {
+            burst,
+            refill_per_minute,
+        }: Unchecked,
+    ) -> Result<Self, Self::Error> {
         Self::new(burst, refill_per_minute).ok_or("burst and refill_per_minute must be at least 1")
     }
 }
@@ -30,7 +35,14 @@ impl TryFrom<Unchecked> for Rate {
 impl Rate {
     /// `burst` requests at once and `refill_per_minute` sustained; `None` if either is zero.
     pub const fn new(burst: u32, refill_per_minute: u32) -> Option<Self> {
-        if burst == 0 || refill_per_minute == 0 { None } else { Some(Self { burst, refill_per_minute }) }
+        if burst == 0 || refill_per_minute == 0 {
+            None
+        } else {
+            Some(Self {
+                burst,
+                refill_per_minute,
+            })
+        }
     }
 
     pub const fn burst(self) -> u32 {

@@ -40,8 +40,14 @@ impl Router {
             scope.note(Stage::Apex(&request));
         }
         let outcome = match destination {
-            Destination::Tenant(label) => self.relay.relay(scope, &label, request, peer, body, response).await,
-            _ if self.lifecycle.is_ending() => refuse(scope, &Error::Overloaded(Overload::Draining), response).await,
+            Destination::Tenant(label) => {
+                self.relay
+                    .relay(scope, &label, request, peer, body, response)
+                    .await
+            }
+            _ if self.lifecycle.is_ending() => {
+                refuse(scope, &Error::Overloaded(Overload::Draining), response).await
+            }
             // Boxed: every idle connection would reserve memory for it.
             Destination::Apex => Box::pin(self.apex.serve(scope, &request, body, response)).await,
             Destination::Elsewhere => refuse(scope, &Error::Misdirected, response).await,
@@ -61,7 +67,10 @@ impl Router {
         let client = client_address(peer.address, &head.headers, &self.trusted_proxies);
         let host = head.authority.clone();
         let scope = RequestScope::begin_invalid(&self.observers, head, client);
-        match host.as_ref().map(|host| self.region.destination(host.as_str())) {
+        match host
+            .as_ref()
+            .map(|host| self.region.destination(host.as_str()))
+        {
             Some(Destination::Tenant(label)) => {
                 if let Some(service) = self.relay.directory.get().service(&label) {
                     scope.note(Stage::InvalidHeadNames(service));
@@ -72,9 +81,16 @@ impl Router {
         }
         scope.note(Stage::Refused(error));
         let refusal = error.response(scope.id);
-        scope.note(Stage::GatewayResponse { status: refusal.status(), bytes: refusal.body().len() });
+        scope.note(Stage::GatewayResponse {
+            status: refusal.status(),
+            bytes: refusal.body().len(),
+        });
         let sent = response.whole(dated(refusal)).await;
-        let outcome = if sent.is_ok() { Outcome::Refused } else { Outcome::CallerGone };
+        let outcome = if sent.is_ok() {
+            Outcome::Refused
+        } else {
+            Outcome::CallerGone
+        };
         scope.account(outcome);
         outcome
     }

@@ -117,18 +117,30 @@ mod tests {
     use super::*;
 
     fn object(text: &str) -> Result<Map<String, Value>, String> {
-        serde_json::from_slice::<Object>(text.as_bytes()).map(|object| object.0).map_err(|error| error.to_string())
+        serde_json::from_slice::<Object>(text.as_bytes())
+            .map(|object| object.0)
+            .map_err(|error| error.to_string())
     }
 
     #[test]
     fn valid_objects_are_parsed_unchanged() {
         let text = r#"{"a":[1,-2,1.5,true,null,"x\n"],"b":{"a":{"a":18446744073709551615}},"":{}}"#;
-        assert_eq!(Value::Object(object(text).unwrap()), serde_json::from_str::<Value>(text).unwrap());
-        assert_eq!(parse::<Map<String, Value>>(text.as_bytes()).unwrap(), object(text).unwrap());
+        assert_eq!(
+            Value::Object(object(text).unwrap()),
+            serde_json::from_str::<Value>(text).unwrap()
+        );
+        assert_eq!(
+            parse::<Map<String, Value>>(text.as_bytes()).unwrap(),
+            object(text).unwrap()
+        );
         for text in ["[]", "null", "1", "\"a\"", "", "{", "{}{}", "{\"a\":1e999}"] {
             assert!(object(text).is_err(), "{text}");
         }
-        assert!(object("[{}]").unwrap_err().contains("expected a map, which is a JSON object"));
+        assert!(
+            object("[{}]")
+                .unwrap_err()
+                .contains("expected a map, which is a JSON object")
+        );
         let deep = format!("{{\"a\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
         assert!(object(&deep).unwrap_err().contains("recursion limit"));
     }
@@ -140,11 +152,19 @@ mod tests {
             r#"{"a":1,"name":null,"b":2,"\u006eame":"x"}"#,
             r#"{"a":{"b":[0,{"name":{},"name":{}}]}}"#,
         ] {
-            assert!(object(text).unwrap_err().starts_with("duplicate field `name`"), "{text}");
+            assert!(
+                object(text)
+                    .unwrap_err()
+                    .starts_with("duplicate field `name`"),
+                "{text}"
+            );
         }
         assert!(object(r#"{"a":{"name":1},"name":{"a":1}}"#).is_ok());
         let long = "x".repeat(500);
         let error = object(&format!("{{\"{long}\":1,\"{long}\":2}}")).unwrap_err();
-        assert!(error.contains("duplicate field `xxx") && error.len() < 200, "{error}");
+        assert!(
+            error.contains("duplicate field `xxx") && error.len() < 200,
+            "{error}"
+        );
     }
 }

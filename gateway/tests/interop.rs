@@ -3,7 +3,11 @@
 //! environment under `target`, and a browser driver from npm. Requirements: Python 3 with venv, Node.js with npm,
 //! nginx, Chromium, curl.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "it/support/caller.rs"]
@@ -35,19 +39,33 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop");
 /// The Python environment, created again when `requirements.txt` changes.
 static ENVIRONMENT: LazyLock<PathBuf> = LazyLock::new(|| {
     let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-venv");
-    let (wanted, installed) = (Path::new(FOLDER).join("requirements.txt"), environment.join("requirements.txt"));
+    let (wanted, installed) = (
+        Path::new(FOLDER).join("requirements.txt"),
+        environment.join("requirements.txt"),
+    );
     if fs::read(&wanted).ok() != fs::read(&installed).ok() {
-        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment));
-        run(Command::new(environment.join("bin/pip")).args(["install", "--quiet", "--requirement"]).arg(&wanted));
+        run(Command::new("python3")
+            .args(["-m", "venv", "--clear"])
+            .arg(&environment));
+        run(Command::new(environment.join("bin/pip"))
+            .args(["install", "--quiet", "--requirement"])
+            .arg(&wanted));
         fs::copy(&wanted, &installed).unwrap();
     }
     environment
 });
 
 fn run(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{command:?}\n{}\n{}", text(&output.stdout), text(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}\n{}\n{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
 }
 
 /// Command that runs a Python program of the tests.
@@ -76,8 +94,13 @@ impl Backend {
     fn start(command: &mut Command) -> Self {
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut url = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut url).unwrap();
-        Self { process, url: url.trim_end().to_owned() }
+        BufReader::new(process.stdout.take().unwrap())
+            .read_line(&mut url)
+            .unwrap();
+        Self {
+            process,
+            url: url.trim_end().to_owned(),
+        }
     }
 }
 
@@ -91,25 +114,50 @@ impl Drop for Backend {
 /// Runs a test with a demo in front of `backend` and the demo's JSON description.
 fn with_relay(backend: &Backend, slots: Option<u32>, test: impl FnOnce(&Demo, &str)) {
     let rate = Rate::new(1_000_000, 1_000_000).unwrap();
-    let options = Options { backend: Some(backend.url.clone()), rate, workers: 2, slots, ..Options::default() };
-    with_demo(&options, |demo| test(demo, &serde_json::to_string(&demo.about).unwrap()));
+    let options = Options {
+        backend: Some(backend.url.clone()),
+        rate,
+        workers: 2,
+        slots,
+        ..Options::default()
+    };
+    with_demo(&options, |demo| {
+        test(demo, &serde_json::to_string(&demo.about).unwrap())
+    });
 }
 
 /// Runs a program twice: as the backend, and as the caller in front of the relay.
 fn through_the_relay(program: &str, slots: Option<u32>) {
     let backend = Backend::start(python(program).arg("serve"));
-    with_relay(&backend, slots, |_, about| run(python(program).args(["call", about])));
+    with_relay(&backend, slots, |_, about| {
+        run(python(program).args(["call", about]))
+    });
 }
 
 /// Starts a real server with these `limits` behind the relay and runs `program` in front of it.
 fn with_server(program: &str, server: &str, limits: [&str; 2], arguments: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("seen");
-    let backend = Backend::start(python(program).args(["serve", server]).arg(&log).args(limits));
+    let backend = Backend::start(
+        python(program)
+            .args(["serve", server])
+            .arg(&log)
+            .args(limits),
+    );
     with_relay(&backend, None, |_, about| {
-        let arguments: Vec<&str> =
-            arguments.iter().map(|it| if *it == LOG { log.to_str().unwrap() } else { it }).collect();
-        run(python(program).args(["call", about, server]).args(arguments));
+        let arguments: Vec<&str> = arguments
+            .iter()
+            .map(|it| {
+                if *it == LOG {
+                    log.to_str().unwrap()
+                } else {
+                    it
+                }
+            })
+            .collect();
+        run(python(program)
+            .args(["call", about, server])
+            .args(arguments));
     });
 }
 
@@ -146,7 +194,9 @@ fn websocket_protocol_errors_match_a_direct_connection() {
         return;
     }
     let backend = Backend::start(python("websocket_cases.py").arg("serve"));
-    with_relay(&backend, None, |_, about| run(python("websocket_cases.py").args(["call", about, &backend.url])));
+    with_relay(&backend, None, |_, about| {
+        run(python("websocket_cases.py").args(["call", about, &backend.url]))
+    });
 }
 
 #[test]
@@ -188,7 +238,11 @@ fn nginx_gets_no_body_of_a_declined_extended_connect() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().display().to_string();
-    fs::write(folder.path().join("nginx.conf"), DECLINING_NGINX.replace("FOLDER", &path)).unwrap();
+    fs::write(
+        folder.path().join("nginx.conf"),
+        DECLINING_NGINX.replace("FOLDER", &path),
+    )
+    .unwrap();
     let start = format!("echo unix:{path}/nginx.sock; exec nginx -c {path}/nginx.conf");
     let backend = Backend::start(Command::new("sh").args(["-c", &start]));
     with_relay(&backend, None, |demo, _| {
@@ -199,12 +253,17 @@ fn nginx_gets_no_body_of_a_declined_extended_connect() {
                 gw_shared::runtime::sleep(std::time::Duration::from_millis(20)).await;
             }
             for _ in 0..20 {
-                let request = caller.request(&::http::Method::CONNECT, "/chat").header("content-length", "40");
+                let request = caller
+                    .request(&::http::Method::CONNECT, "/chat")
+                    .header("content-length", "40");
                 let request = request.extension(h2::ext::Protocol::from_static("websocket"));
                 let (response, _upload) = caller.begin(request, false).await;
                 assert_eq!(http2_caller::whole(response).await.body, b"GET /chat");
                 let next = caller.get("/next").await;
-                assert_eq!((next.status.as_u16(), next.body.as_slice()), (404, b"GET /next".as_slice()));
+                assert_eq!(
+                    (next.status.as_u16(), next.body.as_slice()),
+                    (404, b"GET /next".as_slice())
+                );
             }
         });
     });
@@ -216,7 +275,8 @@ fn servers_that_close_idle_connections_fail_no_request() {
     if !programs::usable(&["python3", "nginx", "node"]) {
         return;
     }
-    let requests = std::env::var("GW_TEST_KEEPALIVE_REQUESTS").unwrap_or_else(|_| "2000".to_owned());
+    let requests =
+        std::env::var("GW_TEST_KEEPALIVE_REQUESTS").unwrap_or_else(|_| "2000".to_owned());
     for server in SERVERS {
         // uvicorn's timeout has a resolution of one second.
         let idle = if server == "uvicorn" { "0" } else { "0.01" };
@@ -234,8 +294,18 @@ fn fetch_http2_and_chromium_talk_to_node() {
     const PLAYWRIGHT: &str = "playwright-core@1.64.1";
     let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-node");
     if !modules.join("node_modules/playwright-core").exists() {
-        let quiet = ["install", "--silent", "--no-package-lock", "--no-fund", "--no-audit"];
-        run(Command::new("npm").args(quiet).arg("--prefix").arg(&modules).arg(PLAYWRIGHT));
+        let quiet = [
+            "install",
+            "--silent",
+            "--no-package-lock",
+            "--no-fund",
+            "--no-audit",
+        ];
+        run(Command::new("npm")
+            .args(quiet)
+            .arg("--prefix")
+            .arg(&modules)
+            .arg(PLAYWRIGHT));
     }
     let program = Path::new(FOLDER).join("node_calls.cjs");
     let backend = Backend::start(Command::new("node").arg(&program).arg("serve"));
@@ -274,29 +344,49 @@ fn schemathesis_confirms_the_api_description() {
         return;
     }
     let adjust = |config: &mut Config| config.enrollment_requests = Rate::new(1000, 1000).unwrap();
-    with_demo(&Options { adjust, ..Options::default() }, |demo| {
-        let control = demo.gateway().control();
-        let records = control.records();
-        let folder = tempfile::tempdir().unwrap();
-        // First with generated values, then with existing resources.
-        let existing = format!(
-            "[parameters]\naccount = \"demo\"\nservice = \"echo\"\nagent = \"{}\"\nclient_id = \"{}\"\nkey_id = \"{}\"\n",
-            records.agents.keys().next().unwrap(),
-            records.credentials.keys().next().unwrap(),
-            records.service_keys.keys().next().unwrap(),
-        );
-        for (parameters, phases) in [("", "coverage,fuzzing,stateful"), (existing.as_str(), "coverage,fuzzing")] {
-            let config = folder.path().join("schemathesis.toml");
-            fs::write(&config, format!("{parameters}{BETWEEN_PARAMETERS}")).unwrap();
-            let api = format!("{}/api/v1", demo.about.admin_url);
-            run(Command::new(ENVIRONMENT.join("bin/schemathesis"))
-                .arg("--config-file")
-                .arg(&config)
-                .args(["run", &format!("{api}/openapi.json"), "--url", &api])
-                .args(["--header", &format!("Authorization: Bearer {}", demo.about.admin_token)])
-                .args(["--checks", "all", "--max-examples", "30", "--seed", "1", "--no-color"])
-                .args(["--phases", phases])
-                .current_dir(folder.path()));
-        }
-    });
+    with_demo(
+        &Options {
+            adjust,
+            ..Options::default()
+        },
+        |demo| {
+            let control = demo.gateway().control();
+            let records = control.records();
+            let folder = tempfile::tempdir().unwrap();
+            // First with generated values, then with existing resources.
+            let existing = format!(
+                "[parameters]\naccount = \"demo\"\nservice = \"echo\"\nagent = \"{}\"\nclient_id = \"{}\"\nkey_id = \"{}\"\n",
+                records.agents.keys().next().unwrap(),
+                records.credentials.keys().next().unwrap(),
+                records.service_keys.keys().next().unwrap(),
+            );
+            for (parameters, phases) in [
+                ("", "coverage,fuzzing,stateful"),
+                (existing.as_str(), "coverage,fuzzing"),
+            ] {
+                let config = folder.path().join("schemathesis.toml");
+                fs::write(&config, format!("{parameters}{BETWEEN_PARAMETERS}")).unwrap();
+                let api = format!("{}/api/v1", demo.about.admin_url);
+                run(Command::new(ENVIRONMENT.join("bin/schemathesis"))
+                    .arg("--config-file")
+                    .arg(&config)
+                    .args(["run", &format!("{api}/openapi.json"), "--url", &api])
+                    .args([
+                        "--header",
+                        &format!("Authorization: Bearer {}", demo.about.admin_token),
+                    ])
+                    .args([
+                        "--checks",
+                        "all",
+                        "--max-examples",
+                        "30",
+                        "--seed",
+                        "1",
+                        "--no-color",
+                    ])
+                    .args(["--phases", phases])
+                    .current_dir(folder.path()));
+            }
+        },
+    );
 }

@@ -1,6 +1,10 @@
 //! House rules that lints cannot check: import order between modules, size of files, plain language of comments.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests stop at the first surprise"
+)]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -125,10 +129,15 @@ const CRATES: [(&str, &[&str]); 3] = [
 ];
 
 /// Pronouns that hide the client, the agent or the worker that is meant.
-const RIDDLES: [&str; 7] = ["who", "whom", "whoever", "nobody", "somebody", "anybody", "anew"];
+const RIDDLES: [&str; 7] = [
+    "who", "whom", "whoever", "nobody", "somebody", "anybody", "anew",
+];
 
 fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is in a workspace").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the crate is in a workspace")
+        .to_owned()
 }
 
 /// Rust files below `folder`, with their paths relative to it. Copies of other projects' crates are left out.
@@ -136,7 +145,9 @@ fn rust_files(folder: &Path) -> Vec<(PathBuf, String)> {
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(&next).unwrap_or_else(|error| panic!("{}: {error}", next.display())) {
+        for entry in
+            fs::read_dir(&next).unwrap_or_else(|error| panic!("{}: {error}", next.display()))
+        {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 let name = path.file_name().unwrap().to_str().unwrap();
@@ -156,15 +167,22 @@ fn rust_files(folder: &Path) -> Vec<(PathBuf, String)> {
 
 /// The module of the crate that a file belongs to; `None` for files of tests.
 fn module_of(path: &Path) -> Option<String> {
-    let parts: Vec<&str> = path.iter().map(|part| part.to_str().unwrap().trim_end_matches(".rs")).collect();
-    let is_test = parts.iter().any(|part| *part == "tests" || part.starts_with("fake_"));
+    let parts: Vec<&str> = path
+        .iter()
+        .map(|part| part.to_str().unwrap().trim_end_matches(".rs"))
+        .collect();
+    let is_test = parts
+        .iter()
+        .any(|part| *part == "tests" || part.starts_with("fake_"));
     (!is_test).then(|| parts[0].to_owned())
 }
 
 /// Code without comments and without the `mod tests` at its end.
 fn product_code(text: &str) -> String {
     let end = text.find("#[cfg(test)]\nmod ").unwrap_or(text.len());
-    let lines = text[..end].lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
+    let lines = text[..end]
+        .lines()
+        .map(|line| line.split_once("//").map_or(line, |(code, _)| code));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -202,16 +220,20 @@ fn imports(code: &str) -> BTreeSet<String> {
 }
 
 fn first_name(text: &str) -> String {
-    text.chars().take_while(|char| char.is_alphanumeric() || *char == '_').collect()
+    text.chars()
+        .take_while(|char| char.is_alphanumeric() || *char == '_')
+        .collect()
 }
 
 #[test]
 fn imports_are_found_in_every_form() {
-    let code =
-        "use crate::a::B;\nuse crate::{c, d::{e, f}, G};\nlet x = crate::h::i();\nuse gw_shared::j;\nmycrate::k();";
+    let code = "use crate::a::B;\nuse crate::{c, d::{e, f}, G};\nlet x = crate::h::i();\nuse gw_shared::j;\nmycrate::k();";
     let found: Vec<String> = imports(code).into_iter().collect();
     assert_eq!(found, ["G", "a", "c", "d", "h"]);
-    assert_eq!(product_code("a // crate::b\n#[cfg(test)]\nmod tests {\n"), "a ");
+    assert_eq!(
+        product_code("a // crate::b\n#[cfg(test)]\nmod tests {\n"),
+        "a "
+    );
 }
 
 #[test]
@@ -220,27 +242,42 @@ fn modules_import_only_from_modules_behind_them() {
     for (folder, order) in CRATES {
         let position = |module: &str| order.iter().position(|other| *other == module);
         for (path, text) in rust_files(&workspace().join(folder)) {
-            let Some(module) = module_of(&path) else { continue };
+            let Some(module) = module_of(&path) else {
+                continue;
+            };
             let Some(own) = position(&module) else {
-                mistakes.push(format!("{folder}/{}: module {module} is not in the list", path.display()));
+                mistakes.push(format!(
+                    "{folder}/{}: module {module} is not in the list",
+                    path.display()
+                ));
                 continue;
             };
             for name in imports(&product_code(&text)) {
                 // Names in the root of the crate are re-exports of `lib`, for users of the crate.
                 let is_module = name.starts_with(|char: char| char.is_lowercase());
                 if is_module && name != module && position(&name).is_none_or(|other| other < own) {
-                    mistakes.push(format!("{folder}/{}: {module} imports {name}", path.display()));
+                    mistakes.push(format!(
+                        "{folder}/{}: {module} imports {name}",
+                        path.display()
+                    ));
                 }
             }
         }
     }
-    assert!(mistakes.is_empty(), "against the import order:\n{}", mistakes.join("\n"));
+    assert!(
+        mistakes.is_empty(),
+        "against the import order:\n{}",
+        mistakes.join("\n")
+    );
 }
 
 /// Steps of the walks in `docs/architecture.md` as file and function, by the title of the walk.
 fn walks(page: &str) -> Vec<(String, Vec<(String, String)>)> {
     let mut walks = Vec::new();
-    let section = page.split("\n## Walks\n").nth(1).expect("the page has a section of walks");
+    let section = page
+        .split("\n## Walks\n")
+        .nth(1)
+        .expect("the page has a section of walks");
     for line in section.split("\n## ").next().unwrap_or_default().lines() {
         if let Some(title) = line.strip_prefix("### ") {
             walks.push((title.to_owned(), Vec::new()));
@@ -248,7 +285,10 @@ fn walks(page: &str) -> Vec<(String, Vec<(String, String)>)> {
             && let Some((_, steps)) = walks.last_mut()
         {
             let mut quoted = line.split('`').skip(1).step_by(2);
-            let step = quoted.next().zip(quoted.next()).unwrap_or_else(|| panic!("no file and function: {line}"));
+            let step = quoted
+                .next()
+                .zip(quoted.next())
+                .unwrap_or_else(|| panic!("no file and function: {line}"));
             steps.push((step.0.to_owned(), step.1.to_owned()));
         }
     }
@@ -260,10 +300,16 @@ fn walks_of_the_architecture_are_short_and_name_existing_functions() {
     let walks = walks(&fs::read_to_string(workspace().join("docs/architecture.md")).unwrap());
     assert_eq!(walks.len(), 11);
     for (title, steps) in walks {
-        assert!((5..=12).contains(&steps.len()), "{title}: {} steps", steps.len());
+        assert!(
+            (5..=12).contains(&steps.len()),
+            "{title}: {} steps",
+            steps.len()
+        );
         for (file, function) in steps {
-            let text = fs::read_to_string(workspace().join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
-            let is_there = text.contains(&format!("fn {function}(")) || text.contains(&format!("fn {function}<"));
+            let text = fs::read_to_string(workspace().join(&file))
+                .unwrap_or_else(|error| panic!("{file}: {error}"));
+            let is_there = text.contains(&format!("fn {function}("))
+                || text.contains(&format!("fn {function}<"));
             assert!(is_there, "{title}: {file} has no function {function}");
         }
     }
@@ -277,7 +323,11 @@ fn files_are_short() {
         .filter(|(_, lines)| *lines > LINES_MAX)
         .map(|(path, lines)| format!("{} has {lines} lines", path.display()))
         .collect();
-    assert!(long.is_empty(), "longer than {LINES_MAX} lines:\n{}", long.join("\n"));
+    assert!(
+        long.is_empty(),
+        "longer than {LINES_MAX} lines:\n{}",
+        long.join("\n")
+    );
 }
 
 #[test]
@@ -285,13 +335,22 @@ fn comments_name_what_they_mean() {
     let mut riddles = Vec::new();
     for (path, text) in rust_files(&workspace()) {
         for (number, line) in text.lines().enumerate() {
-            let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+            let Some(comment) = line.trim_start().strip_prefix("//") else {
+                continue;
+            };
             let comment = comment.trim_start_matches(['/', '!']).trim();
-            let mut words = comment.split(|char: char| !char.is_alphanumeric()).map(str::to_lowercase);
+            let mut words = comment
+                .split(|char: char| !char.is_alphanumeric())
+                .map(str::to_lowercase);
             if comment.starts_with("Of ") || words.any(|word| RIDDLES.contains(&word.as_str())) {
                 riddles.push(format!("{}:{}: {comment}", path.display(), number + 1));
             }
         }
     }
-    assert!(riddles.is_empty(), "{} comments are not plain:\n{}", riddles.len(), riddles.join("\n"));
+    assert!(
+        riddles.is_empty(),
+        "{} comments are not plain:\n{}",
+        riddles.len(),
+        riddles.join("\n")
+    );
 }

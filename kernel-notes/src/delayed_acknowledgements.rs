@@ -28,15 +28,23 @@ pub(crate) fn probe() {
     measure::print_machine();
     // Wakes up the cores.
     requests(&[HEAD + BODY], Acknowledge::Never);
-    println!("a request of 100 bytes, a response of 198, over loopback, µs: median (least–most); CPU of the client");
-    for (name, pieces) in [("one write", &[HEAD + BODY][..]), ("two writes", &[HEAD, BODY])] {
+    println!(
+        "a request of 100 bytes, a response of 198, over loopback, µs: median (least–most); CPU of the client"
+    );
+    for (name, pieces) in [
+        ("one write", &[HEAD + BODY][..]),
+        ("two writes", &[HEAD, BODY]),
+    ] {
         for (option, acknowledge) in [
             ("never", Acknowledge::Never),
             ("when incomplete", Acknowledge::WhenIncomplete),
             ("after each read", Acknowledge::AfterEachRead),
         ] {
             let (times, cpu) = requests(pieces, acknowledge);
-            println!("  {name}, TCP_QUICKACK {option}: {}, CPU {cpu:.1}", measure::spread(&times));
+            println!(
+                "  {name}, TCP_QUICKACK {option}: {}, CPU {cpu:.1}",
+                measure::spread(&times)
+            );
         }
     }
 }
@@ -71,7 +79,9 @@ fn request(connection: &mut TcpStream, acknowledge: Acknowledge) {
     while received < HEAD + BODY {
         received += connection.read(&mut [0; 8192]).unwrap();
         let is_incomplete = received < HEAD + BODY;
-        if acknowledge == Acknowledge::AfterEachRead || (acknowledge == Acknowledge::WhenIncomplete && is_incomplete) {
+        if acknowledge == Acknowledge::AfterEachRead
+            || (acknowledge == Acknowledge::WhenIncomplete && is_incomplete)
+        {
             set_tcp_quickack(&*connection, true).unwrap();
         }
     }

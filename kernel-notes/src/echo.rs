@@ -41,7 +41,11 @@ pub(crate) fn cost_per_message(driver: Driver, style: Style, load: Load) -> Spen
     let meter = move || Meter::new(load.bytes() / WARM_UP, load.bytes(), load.work);
     let server = std::thread::spawn(move || {
         measure::pin(measure::MEASURED_CORE);
-        driver.block_on(async move { serve(listener, load.connections, style, Rc::new(meter())).await }).unwrap()
+        driver
+            .block_on(
+                async move { serve(listener, load.connections, style, Rc::new(meter())).await },
+            )
+            .unwrap()
     });
     let client = std::thread::spawn(move || {
         measure::pin(measure::DRIVING_CORE);
@@ -50,11 +54,19 @@ pub(crate) fn cost_per_message(driver: Driver, style: Style, load: Load) -> Spen
     client.join().unwrap();
     let spent = server.join().unwrap();
     let measured = (load.bytes() - load.bytes() / WARM_UP) as f64 / load.message as f64;
-    Spent { cpu: spent.cpu.div_f64(measured), wall: spent.wall.div_f64(measured) }
+    Spent {
+        cpu: spent.cpu.div_f64(measured),
+        wall: spent.wall.div_f64(measured),
+    }
 }
 
 /// Accepts this many connections and echoes until they end.
-pub(crate) async fn serve(listener: TcpListener, connections: usize, style: Style, meter: Rc<Meter>) -> Spent {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    connections: usize,
+    style: Style,
+    meter: Rc<Meter>,
+) -> Spent {
     let listener = monoio::net::TcpListener::from_std(listener).unwrap();
     let mut echoes = Vec::new();
     for _ in 0..connections {
@@ -62,10 +74,12 @@ pub(crate) async fn serve(listener: TcpListener, connections: usize, style: Styl
         let meter = Rc::clone(&meter);
         // Peers that disconnect end their echo, with or without an error.
         echoes.push(match style {
-            Style::Readiness => {
-                monoio::spawn(async move { drop(echo_when_ready(Socket::new(stream).unwrap(), &meter).await) })
+            Style::Readiness => monoio::spawn(async move {
+                drop(echo_when_ready(Socket::new(stream).unwrap(), &meter).await)
+            }),
+            Style::Completion => {
+                monoio::spawn(async move { drop(echo_what_completes(stream, &meter).await) })
             }
-            Style::Completion => monoio::spawn(async move { drop(echo_what_completes(stream, &meter).await) }),
         });
     }
     join_all(echoes).await;
@@ -129,7 +143,14 @@ pub(crate) struct Meter {
 
 impl Meter {
     pub(crate) fn new(from: usize, to: usize, work: u32) -> Self {
-        Self { from, to, work, echoed: Cell::new(0), start: Cell::new(None), end: Cell::new(None) }
+        Self {
+            from,
+            to,
+            work,
+            echoed: Cell::new(0),
+            start: Cell::new(None),
+            end: Cell::new(None),
+        }
     }
 
     fn count(&self, bytes: usize) {

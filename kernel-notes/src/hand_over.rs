@@ -29,10 +29,15 @@ const WORKERS: usize = 2;
 
 pub(crate) fn probe() {
     measure::print_machine();
-    println!("CPU of gateway, agent and backend per request, µs, and the callers' p50, µs: median of {ROUNDS}\n");
+    println!(
+        "CPU of gateway, agent and backend per request, µs, and the callers' p50, µs: median of {ROUNDS}\n"
+    );
     let demos = [HandOver::Always, HandOver::Never].map(|hand_over| (hand_over, start(hand_over)));
     for connections in CONNECTIONS {
-        let mut callers: Vec<Callers> = demos.iter().map(|(_, demo)| Callers::start(demo, connections)).collect();
+        let mut callers: Vec<Callers> = demos
+            .iter()
+            .map(|(_, demo)| Callers::start(demo, connections))
+            .collect();
         let mut rounds = vec![Vec::new(); demos.len()];
         for round in 0..=ROUNDS {
             for (callers, rounds) in callers.iter_mut().zip(&mut rounds) {
@@ -47,13 +52,21 @@ pub(crate) fn probe() {
         for ((hand_over, _), rounds) in demos.iter().zip(&rounds) {
             let of = |pick: fn(&Round) -> f64| rounds.iter().map(pick).collect::<Vec<f64>>();
             let (cpu, p50) = (of(|round| round.cpu), of(|round| round.p50));
-            println!("  {hand_over:?}: CPU {}, p50 {}", measure::spread(&cpu), measure::spread(&p50));
+            println!(
+                "  {hand_over:?}: CPU {}, p50 {}",
+                measure::spread(&cpu),
+                measure::spread(&p50)
+            );
         }
         let ratio = |pick: fn(&Round) -> f64| {
             let of = |rounds: &[Round]| median(rounds.iter().map(pick).collect());
             of(&rounds[1]) / of(&rounds[0])
         };
-        println!("  Never ÷ Always: CPU {:.2}, p50 {:.2}", ratio(|round| round.cpu), ratio(|round| round.p50));
+        println!(
+            "  Never ÷ Always: CPU {:.2}, p50 {:.2}",
+            ratio(|round| round.cpu),
+            ratio(|round| round.p50)
+        );
         callers.into_iter().for_each(Callers::end);
     }
 }
@@ -100,8 +113,15 @@ impl Callers {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (commands, replies) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut callers = Self { child, commands, replies };
+        let (commands, replies) = (
+            child.stdin.take().unwrap(),
+            BufReader::new(child.stdout.take().unwrap()),
+        );
+        let mut callers = Self {
+            child,
+            commands,
+            replies,
+        };
         let mut misplaced = moved_or_crossed(demo);
         while callers.reply() == "opened" {
             let now = moved_or_crossed(demo);
@@ -117,11 +137,18 @@ impl Callers {
         let reply = self.reply();
         let spent = start.until(Stamp::process());
         let (requests, p50) = reply.split_once(' ').unwrap();
-        Round { cpu: micros(spent.cpu) / requests.parse::<f64>().unwrap(), p50: p50.parse().unwrap() }
+        Round {
+            cpu: micros(spent.cpu) / requests.parse::<f64>().unwrap(),
+            p50: p50.parse().unwrap(),
+        }
     }
 
     fn end(self) {
-        let Self { mut child, commands, .. } = self;
+        let Self {
+            mut child,
+            commands,
+            ..
+        } = self;
         drop(commands);
         child.wait().unwrap();
     }
@@ -143,7 +170,10 @@ fn server_name(demo: &Demo) -> String {
 /// Sum of the connections handed over and the requests that crossed.
 fn moved_or_crossed(demo: &Demo) -> u64 {
     let reports = demo.gateway().control().reports();
-    reports.iter().map(|report| report.totals["connections_handed_over"] + report.totals["requests_crossing"]).sum()
+    reports
+        .iter()
+        .map(|report| report.totals["connections_handed_over"] + report.totals["requests_crossing"])
+        .sum()
 }
 
 /// Argument that starts the callers' process.
@@ -162,9 +192,14 @@ type Connection = StreamOwned<ClientConnection, TcpStream>;
 pub(crate) fn call(port: &str, connections: &str) {
     let (port, wanted): (u16, usize) = (port.parse().unwrap(), connections.parse().unwrap());
     let variable = |name: &str| std::env::var(name).unwrap();
-    let (name, config) = (variable(SERVER_NAME), Arc::new(client_config(&variable(CA_FILE).into())));
-    let request =
-        format!("GET /status/200 HTTP/1.1\r\nHost: {name}\r\nX-Gw-Service-Key: {}\r\n\r\n", variable(SERVICE_KEY));
+    let (name, config) = (
+        variable(SERVER_NAME),
+        Arc::new(client_config(&variable(CA_FILE).into())),
+    );
+    let request = format!(
+        "GET /status/200 HTTP/1.1\r\nHost: {name}\r\nX-Gw-Service-Key: {}\r\n\r\n",
+        variable(SERVICE_KEY)
+    );
     let mut commands = std::io::stdin().lock();
     let mut kept = Vec::new();
     for _ in 0..TRIES * wanted {
@@ -191,7 +226,10 @@ fn call_all(connections: &mut [Connection], request: &[u8], until: Instant) -> V
     std::thread::scope(|scope| {
         let call = |connection| scope.spawn(move || call_one(connection, request, until));
         let callers: Vec<_> = connections.iter_mut().map(call).collect();
-        callers.into_iter().flat_map(|caller| caller.join().unwrap()).collect()
+        callers
+            .into_iter()
+            .flat_map(|caller| caller.join().unwrap())
+            .collect()
     })
 }
 
@@ -207,7 +245,9 @@ fn call_one(connection: &mut Connection, request: &[u8], until: Instant) -> Vec<
 
 fn client_config(ca_file: &PathBuf) -> ClientConfig {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(ca_file).unwrap()).unwrap();
+    roots
+        .add(CertificateDer::from_pem_file(ca_file).unwrap())
+        .unwrap();
     ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -220,7 +260,10 @@ fn open(port: u16, name: &str, config: &Arc<ClientConfig>) -> Connection {
     socket.set_nodelay(true).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let name = ServerName::try_from(name.to_owned()).unwrap();
-    StreamOwned::new(ClientConnection::new(Arc::clone(config), name).unwrap(), socket)
+    StreamOwned::new(
+        ClientConnection::new(Arc::clone(config), name).unwrap(),
+        socket,
+    )
 }
 
 /// Sends a request and reads the complete response.
@@ -232,7 +275,9 @@ fn exchange(connection: &mut Connection, request: &[u8]) {
         assert!(received > 0, "the gateway closed the connection");
         filled += received;
         let response = std::str::from_utf8(&buffer[..filled]).unwrap();
-        let Some((head, body)) = response.split_once("\r\n\r\n") else { continue };
+        let Some((head, body)) = response.split_once("\r\n\r\n") else {
+            continue;
+        };
         assert!(head.starts_with("HTTP/1.1 200 "), "{response}");
         let head = head.to_ascii_lowercase();
         let length = head

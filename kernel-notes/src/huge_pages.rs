@@ -18,9 +18,16 @@ pub(crate) fn probe() {
     println!(
         "{BLOCKS} new blocks of 2 MiB: time until the first byte, and one in every 4 KiB, is written, µs: median (least–most)"
     );
-    for (pages, advice) in [("4 KiB", Advice::LinuxNoHugepage), ("2 MiB", Advice::LinuxHugepage)] {
+    for (pages, advice) in [
+        ("4 KiB", Advice::LinuxNoHugepage),
+        ("2 MiB", Advice::LinuxHugepage),
+    ] {
         let (first, all) = touch(advice);
-        println!("  pages of {pages}: first byte {}, all {}", measure::spread(&first), measure::spread(&all));
+        println!(
+            "  pages of {pages}: first byte {}, all {}",
+            measure::spread(&first),
+            measure::spread(&all)
+        );
     }
 }
 
@@ -28,12 +35,20 @@ pub(crate) fn probe() {
 fn touch(advice: Advice) -> (Vec<f64>, Vec<f64>) {
     let length = (BLOCKS + 1) * BLOCK;
     // SAFETY: creates a new mapping at an address that the kernel chooses.
-    let mapping =
-        unsafe { mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
+    let mapping = unsafe {
+        mmap_anonymous(
+            ptr::null_mut(),
+            length,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )
+    };
     let mapping = mapping.unwrap();
     // SAFETY: the mapping above, which has not been used.
     unsafe { madvise(mapping, length, advice) }.unwrap();
-    let aligned = mapping.cast::<u8>().wrapping_add(mapping.addr().next_multiple_of(BLOCK) - mapping.addr());
+    let aligned = mapping
+        .cast::<u8>()
+        .wrapping_add(mapping.addr().next_multiple_of(BLOCK) - mapping.addr());
     // SAFETY: at most `BLOCKS * BLOCK` bytes after the first aligned address, within the mapping, which is one block
     // longer.
     let write = |offset: usize| unsafe { aligned.add(offset).write_volatile(1) };

@@ -37,7 +37,9 @@ impl Load {
         let (message, mut buffer) = (vec![7u8; self.message], vec![0u8; self.message]);
         let mut missing = vec![self.message; self.connections];
         let (mut to_send, mut to_receive) = (self.messages - self.connections, self.messages);
-        connections.iter_mut().for_each(|connection| connection.write_all(&message).unwrap());
+        connections
+            .iter_mut()
+            .for_each(|connection| connection.write_all(&message).unwrap());
 
         let mut events = Vec::with_capacity(self.connections);
         let patience = Timespec::try_from(PATIENCE).unwrap();

@@ -11,7 +11,9 @@ pub(crate) const DRIVING_CORE: usize = 1;
 /// Pins the calling thread to a core.
 pub(crate) fn pin(core: usize) {
     let cores = core_affinity::get_core_ids().unwrap_or_default();
-    let pinned = cores.get(core % cores.len().max(1)).is_some_and(|core| core_affinity::set_for_current(*core));
+    let pinned = cores
+        .get(core % cores.len().max(1))
+        .is_some_and(|core| core_affinity::set_for_current(*core));
     assert!(pinned, "cannot pin to core {core}");
 }
 
@@ -31,16 +33,25 @@ pub(crate) struct Spent {
 impl Stamp {
     /// Times of the calling thread.
     pub(crate) fn thread() -> Self {
-        Self { cpu: read(ClockId::ThreadCPUTime), wall: Instant::now() }
+        Self {
+            cpu: read(ClockId::ThreadCPUTime),
+            wall: Instant::now(),
+        }
     }
 
     /// Times of this process, all threads.
     pub(crate) fn process() -> Self {
-        Self { cpu: read(ClockId::ProcessCPUTime), wall: Instant::now() }
+        Self {
+            cpu: read(ClockId::ProcessCPUTime),
+            wall: Instant::now(),
+        }
     }
 
     pub(crate) fn until(self, end: Self) -> Spent {
-        Spent { cpu: end.cpu - self.cpu, wall: end.wall - self.wall }
+        Spent {
+            cpu: end.cpu - self.cpu,
+            wall: end.wall - self.wall,
+        }
     }
 }
 
@@ -50,7 +61,10 @@ pub(crate) fn thread_cpu() -> Duration {
 
 fn read(clock: ClockId) -> Duration {
     let time = clock_gettime(clock);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }
 
 pub(crate) fn micros(duration: Duration) -> f64 {
@@ -65,20 +79,35 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 
 /// Formats values as `median (least–most)`.
 pub(crate) fn spread(values: &[f64]) -> String {
-    let (least, most) = values.iter().fold((f64::MAX, f64::MIN), |(least, most), v| (least.min(*v), most.max(*v)));
+    let (least, most) = values
+        .iter()
+        .fold((f64::MAX, f64::MIN), |(least, most), v| {
+            (least.min(*v), most.max(*v))
+        });
     format!("{:.2} ({least:.2}–{most:.2})", median(values.to_vec()))
 }
 
 /// Resident memory of this process, in bytes.
 pub(crate) fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 1024
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
+    line.split_whitespace()
+        .next()
+        .unwrap()
+        .parse::<usize>()
+        .unwrap()
+        * 1024
 }
 
 /// Prints the first line of every report, which describes the machine.
 pub(crate) fn print_machine() {
     let kernel = rustix::system::uname();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    println!("kernel {}, {cores} cores\n", kernel.release().to_string_lossy());
+    println!(
+        "kernel {}, {cores} cores\n",
+        kernel.release().to_string_lossy()
+    );
 }

@@ -16,10 +16,30 @@ const ROUNDS: usize = 9;
 const SMALL: usize = 100;
 const LARGE: usize = 64 * 1024;
 const LOADS: [Load; 4] = [
-    Load { connections: 1, message: SMALL, messages: 15_000, work: 0 },
-    Load { connections: 64, message: SMALL, messages: 60_000, work: 0 },
-    Load { connections: 1, message: LARGE, messages: 10_000, work: 0 },
-    Load { connections: 64, message: LARGE, messages: 10_000, work: 0 },
+    Load {
+        connections: 1,
+        message: SMALL,
+        messages: 15_000,
+        work: 0,
+    },
+    Load {
+        connections: 64,
+        message: SMALL,
+        messages: 60_000,
+        work: 0,
+    },
+    Load {
+        connections: 1,
+        message: LARGE,
+        messages: 10_000,
+        work: 0,
+    },
+    Load {
+        connections: 64,
+        message: LARGE,
+        messages: 10_000,
+        work: 0,
+    },
 ];
 const STYLES: [Style; 2] = [Style::Readiness, Style::Completion];
 
@@ -31,43 +51,74 @@ const IDLE_MESSAGE: usize = 16 * 1024;
 
 pub(crate) fn probe() {
     measure::print_machine();
-    println!("driver: {}\nCPU of the server's thread: median of {ROUNDS} (least–most)", Driver::choose().unwrap());
+    println!(
+        "driver: {}\nCPU of the server's thread: median of {ROUNDS} (least–most)",
+        Driver::choose().unwrap()
+    );
     for load in LOADS {
         compare(load);
     }
-    println!("\nmemory of the server for each idle connection that has echoed {IDLE_MESSAGE} bytes, bytes");
+    println!(
+        "\nmemory of the server for each idle connection that has echoed {IDLE_MESSAGE} bytes, bytes"
+    );
     for style in STYLES {
-        let idle = Command::new(std::env::current_exe().unwrap()).args([IDLE, &format!("{style:?}")]).output().unwrap();
-        println!("  {:12} {}", format!("{style:?}"), String::from_utf8_lossy(&idle.stdout).trim());
+        let idle = Command::new(std::env::current_exe().unwrap())
+            .args([IDLE, &format!("{style:?}")])
+            .output()
+            .unwrap();
+        println!(
+            "  {:12} {}",
+            format!("{style:?}"),
+            String::from_utf8_lossy(&idle.stdout).trim()
+        );
     }
 }
 
 fn compare(load: Load) {
-    let (unit, factor) =
-        if load.message == LARGE { ("s per GB", 1e-6 * 1e9 / LARGE as f64) } else { ("µs per echo", 1.0) };
-    println!("\n{} connections, messages of {} bytes: {unit}", load.connections, load.message);
+    let (unit, factor) = if load.message == LARGE {
+        ("s per GB", 1e-6 * 1e9 / LARGE as f64)
+    } else {
+        ("µs per echo", 1.0)
+    };
+    println!(
+        "\n{} connections, messages of {} bytes: {unit}",
+        load.connections, load.message
+    );
     let mut costs = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
         for (style, costs) in STYLES.into_iter().zip(&mut costs) {
-            costs.push(micros(cost_per_message(Driver::choose().unwrap(), style, load).cpu) * factor);
+            costs.push(
+                micros(cost_per_message(Driver::choose().unwrap(), style, load).cpu) * factor,
+            );
         }
     }
     for (style, costs) in STYLES.into_iter().zip(&costs) {
         println!("  {:12} {}", format!("{style:?}"), measure::spread(costs));
     }
-    println!("  completion ÷ readiness: {:.2}", median(costs[1].clone()) / median(costs[0].clone()));
+    println!(
+        "  completion ÷ readiness: {:.2}",
+        median(costs[1].clone()) / median(costs[0].clone())
+    );
 }
 
 /// Measures idle connections in a separate process, which has no freed memory that connections could reuse.
 pub(crate) fn report_idle_memory(style: &str) {
     runtime::raise_open_file_limit();
-    let style = STYLES.into_iter().find(|known| format!("{known:?}") == style).unwrap();
+    let style = STYLES
+        .into_iter()
+        .find(|known| format!("{known:?}") == style)
+        .unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let (done, ended) = mpsc::channel();
     std::thread::spawn(move || {
         let meter = Rc::new(Meter::new(0, 0, 0));
-        drop(Driver::choose().unwrap().block_on(serve(listener, IDLE_CONNECTIONS + 1, style, meter)));
+        drop(Driver::choose().unwrap().block_on(serve(
+            listener,
+            IDLE_CONNECTIONS + 1,
+            style,
+            meter,
+        )));
         done.send(()).unwrap();
     });
     let mut buffer = vec![1; IDLE_MESSAGE];

@@ -10,9 +10,24 @@ const ROUNDS: usize = 9;
 /// Steps that take about 4 µs.
 const WORK: u32 = 4000;
 const LOADS: [Load; 3] = [
-    Load { connections: 64, message: 100, messages: 50_000, work: 0 },
-    Load { connections: 64, message: 100, messages: 50_000, work: WORK },
-    Load { connections: 1, message: 100, messages: 6_000, work: 0 },
+    Load {
+        connections: 64,
+        message: 100,
+        messages: 50_000,
+        work: 0,
+    },
+    Load {
+        connections: 64,
+        message: 100,
+        messages: 50_000,
+        work: WORK,
+    },
+    Load {
+        connections: 1,
+        message: 100,
+        messages: 6_000,
+        work: 0,
+    },
 ];
 
 pub(crate) fn probe() {
@@ -21,7 +36,10 @@ pub(crate) fn probe() {
         "CPU of the server's thread per echo of 100 bytes, µs: median of {ROUNDS} (least–most); ratio to the first"
     );
     for load in LOADS {
-        println!("\n{} connections, {} steps of work for each message", load.connections, load.work);
+        println!(
+            "\n{} connections, {} steps of work for each message",
+            load.connections, load.work
+        );
         // All drivers in each round, so that noise of the machine affects all.
         let mut costs = vec![Vec::new(); drivers().len()];
         for _ in 0..ROUNDS {
@@ -31,12 +49,28 @@ pub(crate) fn probe() {
         }
         let first = median(costs[0].clone());
         for (driver, costs) in drivers().iter().zip(costs) {
-            println!("  {driver:45} {}  ×{:.2}", measure::spread(&costs), median(costs.clone()) / first);
+            println!(
+                "  {driver:45} {}  ×{:.2}",
+                measure::spread(&costs),
+                median(costs.clone()) / first
+            );
         }
     }
 }
 
 fn drivers() -> Vec<Driver> {
-    let ring = |coop_taskrun, single_issuer| Driver::IoUring(RingFlags { coop_taskrun, single_issuer });
-    vec![ring(false, false), ring(true, false), ring(true, true), Driver::Epoll { reason: "for comparison".into() }]
+    let ring = |coop_taskrun, single_issuer| {
+        Driver::IoUring(RingFlags {
+            coop_taskrun,
+            single_issuer,
+        })
+    };
+    vec![
+        ring(false, false),
+        ring(true, false),
+        ring(true, true),
+        Driver::Epoll {
+            reason: "for comparison".into(),
+        },
+    ]
 }

@@ -44,7 +44,10 @@ pub(crate) fn probe() {
     println!(
         "median of {ROUNDS}; CPU per message, µs; delay: from post to receipt by a sleeping reactor, median, µs\n"
     );
-    println!("{:>6}  {:12} {:>8} {:>9} {:>7} {:>7}", "burst", "wake", "sender", "receiver", "both", "delay");
+    println!(
+        "{:>6}  {:12} {:>8} {:>9} {:>7} {:>7}",
+        "burst", "wake", "sender", "receiver", "both", "delay"
+    );
     for (burst, repeats) in BURSTS {
         let mut rows = [Vec::new(), Vec::new()];
         for _ in 0..ROUNDS {
@@ -54,9 +57,16 @@ pub(crate) fn probe() {
         for (bell, row) in [Bell::EachMessage, Bell::Coalesced].into_iter().zip(rows) {
             let of = |pick: fn(&Outcome) -> f64| median(row.iter().map(pick).collect());
             let both = of(|outcome| outcome.poster + outcome.receiver);
-            let wake = if burst == 1 { format!("{:.1}", of(|outcome| outcome.wake)) } else { "–".to_owned() };
+            let wake = if burst == 1 {
+                format!("{:.1}", of(|outcome| outcome.wake))
+            } else {
+                "–".to_owned()
+            };
             let (poster, receiver) = (of(|outcome| outcome.poster), of(|outcome| outcome.receiver));
-            println!("{burst:>6}  {:12} {poster:>8.3} {receiver:>9.3} {both:>7.3} {wake:>7}", format!("{bell:?}"));
+            println!(
+                "{burst:>6}  {:12} {poster:>8.3} {receiver:>9.3} {both:>7.3} {wake:>7}",
+                format!("{bell:?}")
+            );
         }
     }
 }
@@ -88,7 +98,11 @@ fn run(bell: Bell, burst: usize, repeats: usize) -> Outcome {
     let messages = (burst * repeats) as f64;
     let poster = micros(posting.join().unwrap()) / messages;
     let (cpu, waits) = reading.join().unwrap();
-    Outcome { poster, receiver: micros(cpu) / messages, wake: median(waits) }
+    Outcome {
+        poster,
+        receiver: micros(cpu) / messages,
+        wake: median(waits),
+    }
 }
 
 /// Returns the CPU time of posting alone.
@@ -133,7 +147,8 @@ fn read_all(receiver: Receiver<Instant>, mail: Arc<Mail>) -> (Duration, Vec<f64>
             // A task, as in the gateway, because the reactor wakes its main future differently.
             let reader = monoio::spawn(async move {
                 let start = Stamp::thread();
-                std::future::poll_fn(|cx| mail.poll_read(cx, &receiver, &mut seen.borrow_mut())).await;
+                std::future::poll_fn(|cx| mail.poll_read(cx, &receiver, &mut seen.borrow_mut()))
+                    .await;
                 start.until(Stamp::thread()).cpu
             });
             reader.await
@@ -159,7 +174,12 @@ impl Mail {
     }
 
     /// Receives messages until the sender is dropped.
-    fn poll_read(&self, cx: &Context<'_>, receiver: &Receiver<Instant>, waits: &mut Vec<f64>) -> Poll<()> {
+    fn poll_read(
+        &self,
+        cx: &Context<'_>,
+        receiver: &Receiver<Instant>,
+        waits: &mut Vec<f64>,
+    ) -> Poll<()> {
         self.each.get_or_init(|| cx.waker().clone());
         self.coalesced.register(cx.waker());
         // Cleared before the messages are read, so that later messages ring again.

@@ -67,20 +67,34 @@ impl Refusing {
     }
 
     /// Starts a backend on the port, which answers `answer` after `delay`.
-    pub(crate) fn listen(self, received: &Received, delay: Duration, answer: &str) -> io::Result<Backend> {
+    pub(crate) fn listen(
+        self,
+        received: &Received,
+        delay: Duration,
+        answer: &str,
+    ) -> io::Result<Backend> {
         let url = self.url();
         self.socket.listen(BACKLOG)?;
         let listener = TcpListener::from(self.socket);
         let requests = Arc::<AtomicUsize>::default();
         let received = received.clone();
-        let service = Service { received, requests: Arc::clone(&requests), delay, answer: answer.into() };
-        std::thread::Builder::new().name("backend".into()).spawn(move || {
-            for socket in listener.incoming().flatten() {
-                let service = service.clone();
-                // A connection that ends is ignored: the caller sees the failure.
-                let _ = std::thread::Builder::new().name("backend".into()).spawn(move || service.serve(socket));
-            }
-        })?;
+        let service = Service {
+            received,
+            requests: Arc::clone(&requests),
+            delay,
+            answer: answer.into(),
+        };
+        std::thread::Builder::new()
+            .name("backend".into())
+            .spawn(move || {
+                for socket in listener.incoming().flatten() {
+                    let service = service.clone();
+                    // A connection that ends is ignored: the caller sees the failure.
+                    let _ = std::thread::Builder::new()
+                        .name("backend".into())
+                        .spawn(move || service.serve(socket));
+                }
+            })?;
         Ok(Backend { url, requests })
     }
 }
@@ -99,7 +113,11 @@ impl BlackHole {
             Ok(socket)
         };
         let waiting = (0..4).map(|_| connection()).collect::<io::Result<_>>()?;
-        Ok(Self { address, _listener: listener, _waiting: waiting })
+        Ok(Self {
+            address,
+            _listener: listener,
+            _waiting: waiting,
+        })
     }
 
     pub(crate) fn url(&self) -> String {
@@ -108,7 +126,10 @@ impl BlackHole {
 }
 
 fn address_of(socket: &Socket) -> io::Result<SocketAddr> {
-    socket.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::Unsupported.into())
+    socket
+        .local_addr()?
+        .as_socket()
+        .ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
 impl Backend {
@@ -123,7 +144,10 @@ impl Service {
         socket.set_nodelay(true)?;
         let mut reader = BufReader::with_capacity(64 * 1024, socket.try_clone()?);
         let answer = &self.answer;
-        let response = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len());
+        let response = format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}",
+            answer.len()
+        );
         while let Some(head) = Head::read(&mut reader)? {
             self.requests.fetch_add(1, Ordering::Relaxed);
             self.received.note(head.id, head.is_post);
@@ -160,7 +184,10 @@ impl Head {
                     value.trim().clone_into(&mut head.id);
                 }
                 Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
-                    head.length = value.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+                    head.length = value
+                        .trim()
+                        .parse()
+                        .map_err(|_| io::ErrorKind::InvalidData)?;
                 }
                 None if line == "\r\n" => return Ok(Some(head)),
                 None => head.is_post = line.starts_with("POST "),
@@ -219,11 +246,25 @@ mod tests {
     #[test]
     fn repeated_requests_are_counted() {
         let received = Received::default();
-        let mut requests = &b"POST /a HTTP/1.1\r\nX-Gw-Request-Id: 1\r\nContent-Length: 7\r\n\r\n"[..];
+        let mut requests =
+            &b"POST /a HTTP/1.1\r\nX-Gw-Request-Id: 1\r\nContent-Length: 7\r\n\r\n"[..];
         let head = Head::read(&mut requests).unwrap().unwrap();
-        assert_eq!(head, Head { id: "1".to_owned(), is_post: true, length: 7 });
+        assert_eq!(
+            head,
+            Head {
+                id: "1".to_owned(),
+                is_post: true,
+                length: 7
+            }
+        );
         assert_eq!(Head::read(&mut requests).unwrap(), None);
-        for (id, is_post) in [("1", true), ("2", false), ("1", true), ("2", false), ("3", true)] {
+        for (id, is_post) in [
+            ("1", true),
+            ("2", false),
+            ("1", true),
+            ("2", false),
+            ("3", true),
+        ] {
             received.note(id.to_owned(), is_post);
         }
         assert_eq!((received.posts(), received.twice()), ((3, 1), 2));
@@ -231,13 +272,22 @@ mod tests {
 
     #[test]
     fn ports_that_refuse_or_do_not_answer() {
-        let connect = |address: SocketAddr| TcpStream::connect_timeout(&address, Duration::from_millis(100));
+        let connect =
+            |address: SocketAddr| TcpStream::connect_timeout(&address, Duration::from_millis(100));
         let refusing = Refusing::new().unwrap();
         let address = refusing.address;
-        assert_eq!(connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-        let _backend = refusing.listen(&Received::default(), Duration::ZERO, "ok").unwrap();
+        assert_eq!(
+            connect(address).unwrap_err().kind(),
+            ErrorKind::ConnectionRefused
+        );
+        let _backend = refusing
+            .listen(&Received::default(), Duration::ZERO, "ok")
+            .unwrap();
         assert!(connect(address).is_ok());
         let hole = BlackHole::new().unwrap();
-        assert_eq!(connect(hole.address).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(
+            connect(hole.address).unwrap_err().kind(),
+            ErrorKind::TimedOut
+        );
     }
 }

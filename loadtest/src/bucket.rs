@@ -14,9 +14,19 @@ const BURST: usize = 1000;
 const REFILL_PER_SECOND: f64 = 5.0;
 
 pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
-    let demo = Demo::start(gateway, &Options { rate: None, ..Options::default() })?;
+    let demo = Demo::start(
+        gateway,
+        &Options {
+            rate: None,
+            ..Options::default()
+        },
+    )?;
     let run = load::requests(&demo.target, CALLERS, REQUESTS, "/hello")?;
-    let with_status = |status: u16| run.answers.iter().filter(move |(answer, _)| answer.head.status == status);
+    let with_status = |status: u16| {
+        run.answers
+            .iter()
+            .filter(move |(answer, _)| answer.head.status == status)
+    };
     let (passed, limited) = (with_status(200).count(), with_status(429).count());
     let elapsed = run.elapsed.as_secs_f64();
     // Tokens refill continuously, and this clock starts slightly after the product's last reading of its own.
@@ -27,15 +37,31 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     ));
 
     let other = REQUESTS - passed - limited;
-    ensure(other == 0, || format!("{other} answers were neither 200 nor 429"))?;
-    ensure((BURST..=passed_max).contains(&passed), || format!("{passed} passed"))?;
-    let waits: Vec<Option<u64>> =
-        with_status(429).map(|(answer, _)| answer.head.field("retry-after")?.parse().ok()).collect();
-    let good = waits.iter().flatten().filter(|seconds| **seconds >= 1).count();
-    ensure(good == limited, || format!("{} times 429 without a Retry-After of 1 or more", limited - good))?;
+    ensure(other == 0, || {
+        format!("{other} answers were neither 200 nor 429")
+    })?;
+    ensure((BURST..=passed_max).contains(&passed), || {
+        format!("{passed} passed")
+    })?;
+    let waits: Vec<Option<u64>> = with_status(429)
+        .map(|(answer, _)| answer.head.field("retry-after")?.parse().ok())
+        .collect();
+    let good = waits
+        .iter()
+        .flatten()
+        .filter(|seconds| **seconds >= 1)
+        .count();
+    ensure(good == limited, || {
+        format!(
+            "{} times 429 without a Retry-After of 1 or more",
+            limited - good
+        )
+    })?;
     let (least, most) = (waits.iter().flatten().min(), waits.iter().flatten().max());
     if let (Some(least), Some(most)) = (least, most) {
-        say(format_args!("bucket: every 429 has Retry-After, {least} to {most} s"));
+        say(format_args!(
+            "bucket: every 429 has Retry-After, {least} to {most} s"
+        ));
     }
     demo.stop()
 }

@@ -34,8 +34,14 @@ const ECHO_THREAD: &str = "gw-echo";
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     // Hashes before the transfers, because hashing during them takes CPU from the product.
-    say(format_args!("hashing {} bytes for each direction", options.bytes));
-    let (echo, numbered) = (Content::echo(options.bytes), Content::numbered(options.bytes));
+    say(format_args!(
+        "hashing {} bytes for each direction",
+        options.bytes
+    ));
+    let (echo, numbered) = (
+        Content::echo(options.bytes),
+        Content::numbered(options.bytes),
+    );
     let (downloaded, uploaded) = (digest(echo)?, digest(numbered)?);
 
     let demo = Demo::start(gateway, &DemoOptions::default())?;
@@ -46,7 +52,13 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     demo.stop()?;
 
     let backend = sink::start()?;
-    let demo = Demo::start(gateway, &DemoOptions { backend: Some(format!("http://{backend}")), ..Default::default() })?;
+    let demo = Demo::start(
+        gateway,
+        &DemoOptions {
+            backend: Some(format!("http://{backend}")),
+            ..Default::default()
+        },
+    )?;
     let measured = Measurement::start(&demo)?;
     let received = upload(&demo.target, options.bytes)?;
     let memory = measured.finish("upload", options.bytes)?;
@@ -58,7 +70,9 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
 fn download(target: &Target, bytes: u64) -> Result<Received, Failure> {
     let mut connection = target.connect()?;
     let head = connection.get(&format!("/bytes/{bytes}"))?;
-    ensure(head.status == 200, || format!("download: status {}", head.status))?;
+    ensure(head.status == 200, || {
+        format!("download: status {}", head.status)
+    })?;
     // Twice the pattern, so that the expected bytes of every read are one slice.
     let expected: Vec<u8> = (0..2 * PIECE).map(|position| position as u8).collect();
     let mut buffer = vec![0; PIECE];
@@ -67,11 +81,19 @@ fn download(target: &Target, bytes: u64) -> Result<Received, Failure> {
     loop {
         let read = connection.read_body(&mut buffer)?;
         if read == 0 {
-            return Ok(Received { bytes: position, sha256: hexadecimal(hash.finish()) });
+            return Ok(Received {
+                bytes: position,
+                sha256: hexadecimal(hash.finish()),
+            });
         }
         let offset = usize::try_from(position % PIECE as u64).unwrap_or_default();
         let same = buffer[..read] == expected[offset..offset + read];
-        ensure(same, || format!("download: wrong bytes between {position} and {}", position + read as u64))?;
+        ensure(same, || {
+            format!(
+                "download: wrong bytes between {position} and {}",
+                position + read as u64
+            )
+        })?;
         hash.update(&buffer[..read]);
         position += read as u64;
     }
@@ -79,18 +101,38 @@ fn download(target: &Target, bytes: u64) -> Result<Received, Failure> {
 
 /// Uploads to the sink, which answers with length and digest.
 fn upload(target: &Target, bytes: u64) -> Result<Received, Failure> {
-    let answer = target.connect()?.upload("/upload", bytes, &mut Content::numbered(bytes))?;
+    let answer = target
+        .connect()?
+        .upload("/upload", bytes, &mut Content::numbered(bytes))?;
     ensure(answer.head.status == 200, || {
-        format!("upload: status {}: {}", answer.head.status, String::from_utf8_lossy(&answer.body))
+        format!(
+            "upload: status {}: {}",
+            answer.head.status,
+            String::from_utf8_lossy(&answer.body)
+        )
     })?;
     Ok(serde_json::from_slice(&answer.body)?)
 }
 
-fn judge(what: &str, received: &Received, expected: &Received, memory: Memory) -> Result<(), Failure> {
-    ensure(received == expected, || format!("{what}: {received:?} arrived, not {expected:?}"))?;
-    say(format_args!("{what}: all {} bytes as sent, SHA-256 {}", received.bytes, received.sha256));
+fn judge(
+    what: &str,
+    received: &Received,
+    expected: &Received,
+    memory: Memory,
+) -> Result<(), Failure> {
+    ensure(received == expected, || {
+        format!("{what}: {received:?} arrived, not {expected:?}")
+    })?;
+    say(format_args!(
+        "{what}: all {} bytes as sent, SHA-256 {}",
+        received.bytes, received.sha256
+    ));
     ensure(memory.peak <= MEMORY_MAX, || {
-        format!("{what}: {:.1} MiB resident, over {:.0}", mebibytes(memory.peak), mebibytes(MEMORY_MAX))
+        format!(
+            "{what}: {:.1} MiB resident, over {:.0}",
+            mebibytes(memory.peak),
+            mebibytes(MEMORY_MAX)
+        )
     })
 }
 
@@ -101,7 +143,10 @@ fn digest(mut content: Content) -> Result<Received, Failure> {
     loop {
         let read = content.read(&mut buffer)?;
         if read == 0 {
-            return Ok(Received { bytes, sha256: hexadecimal(hash.finish()) });
+            return Ok(Received {
+                bytes,
+                sha256: hexadecimal(hash.finish()),
+            });
         }
         hash.update(&buffer[..read]);
         bytes += read as u64;
@@ -122,12 +167,20 @@ impl Content {
     /// The pattern of the demo's echo: the low byte of each position.
     fn echo(length: u64) -> Self {
         let piece: Vec<u8> = (0..PIECE).map(|position| position as u8).collect();
-        Self { left: length, used: piece.len(), piece, next: None }
+        Self {
+            left: length,
+            used: piece.len(),
+            piece,
+            next: None,
+        }
     }
 
     /// The pattern with numbered pieces, which reveals lost, repeated and swapped pieces.
     fn numbered(length: u64) -> Self {
-        Self { next: Some(0), ..Self::echo(length) }
+        Self {
+            next: Some(0),
+            ..Self::echo(length)
+        }
     }
 }
 
@@ -170,19 +223,33 @@ impl Measurement {
     fn start(demo: &Demo) -> Result<Self, Failure> {
         let pid = demo.pid();
         let (stop, stopped) = mpsc::channel();
-        let sampler = std::thread::Builder::new().name("memory".into()).spawn(move || sample(pid, &stopped))?;
+        let sampler = std::thread::Builder::new()
+            .name("memory".into())
+            .spawn(move || sample(pid, &stopped))?;
         let (cpu, echo_cpu) = (procfs::cpu(pid), procfs::cpu_of_thread(pid, ECHO_THREAD));
-        Ok(Self { pid, start: Instant::now(), cpu, echo_cpu, stop, sampler })
+        Ok(Self {
+            pid,
+            start: Instant::now(),
+            cpu,
+            echo_cpu,
+            stop,
+            sampler,
+        })
     }
 
     /// Prints duration, CPU time and memory of the transfer.
     fn finish(self, what: &str, bytes: u64) -> Result<Memory, Failure> {
         let elapsed = self.start.elapsed().as_secs_f64();
         let echo = procfs::cpu_of_thread(self.pid, ECHO_THREAD).saturating_sub(self.echo_cpu);
-        let product = procfs::cpu(self.pid).saturating_sub(self.cpu).saturating_sub(echo);
+        let product = procfs::cpu(self.pid)
+            .saturating_sub(self.cpu)
+            .saturating_sub(echo);
         let memory = Memory::of(self.pid)?;
         drop(self.stop);
-        let samples = self.sampler.join().map_err(|_| Failure::new("the memory sampler panicked"))?;
+        let samples = self
+            .sampler
+            .join()
+            .map_err(|_| Failure::new("the memory sampler panicked"))?;
         let gigabytes = bytes as f64 / 1e9;
         say(format_args!(
             "{what}: {gigabytes:.2} GB in {elapsed:.1} s, {:.0} MB/s; CPU {:.2} s/GB (gateway and agent), \
@@ -222,19 +289,36 @@ mod tests {
     #[test]
     fn generated_bodies_have_their_length_and_numbers() {
         let mut bytes = Vec::new();
-        Content::numbered(PIECE as u64 + 20).read_to_end(&mut bytes).unwrap();
+        Content::numbered(PIECE as u64 + 20)
+            .read_to_end(&mut bytes)
+            .unwrap();
         assert_eq!(bytes.len(), PIECE + 20);
         assert_eq!((bytes[7], bytes[8], bytes[300]), (0, 8, 44));
         assert_eq!((bytes[PIECE + 7], bytes[PIECE + 8]), (1, 8));
         let mut echo = Vec::new();
         Content::echo(70_000).read_to_end(&mut echo).unwrap();
-        assert!(echo.len() == 70_000 && echo.iter().enumerate().all(|(position, byte)| *byte == position as u8));
+        assert!(
+            echo.len() == 70_000
+                && echo
+                    .iter()
+                    .enumerate()
+                    .all(|(position, byte)| *byte == position as u8)
+        );
     }
 
     #[test]
     fn digests_match_the_content() {
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(digest(Content::echo(0)).unwrap(), Received { bytes: 0, sha256: empty.to_owned() });
-        assert_ne!(digest(Content::echo(100_000)).unwrap(), digest(Content::numbered(100_000)).unwrap());
+        assert_eq!(
+            digest(Content::echo(0)).unwrap(),
+            Received {
+                bytes: 0,
+                sha256: empty.to_owned()
+            }
+        );
+        assert_ne!(
+            digest(Content::echo(100_000)).unwrap(),
+            digest(Content::numbered(100_000)).unwrap()
+        );
     }
 }

@@ -82,7 +82,10 @@ pub(crate) struct Callers {
 impl Outcome {
     /// Durations of requests that began in this time, sorted.
     pub(crate) fn durations(&self, from: Instant, to: Instant) -> Vec<Duration> {
-        let within = self.answered.iter().filter(|(began, _)| (from..to).contains(began));
+        let within = self
+            .answered
+            .iter()
+            .filter(|(began, _)| (from..to).contains(began));
         let mut durations: Vec<Duration> = within.map(|(_, took)| *took).collect();
         durations.sort_unstable();
         durations
@@ -92,21 +95,37 @@ impl Outcome {
     pub(crate) fn figures(&self) -> (Duration, Duration, Duration) {
         let mut all: Vec<Duration> = self.answered.iter().map(|(_, took)| *took).collect();
         all.sort_unstable();
-        (all.last().copied().unwrap_or_default(), per_mille(&all, 500), per_mille(&all, 990))
+        (
+            all.last().copied().unwrap_or_default(),
+            per_mille(&all, 500),
+            per_mille(&all, 990),
+        )
     }
 }
 
 impl Callers {
     /// `callers` send `rate` requests per second in all. A caller that still waits for a response sends none.
     pub(crate) fn start(target: &Target, callers: u32, rate: u32) -> Self {
-        Self::send(&Load { targets: vec![target.clone()], callers, rate: Some(rate), methods: Methods::Get })
+        Self::send(&Load {
+            targets: vec![target.clone()],
+            callers,
+            rate: Some(rate),
+            methods: Methods::Get,
+        })
     }
 
     pub(crate) fn send(load: &Load) -> Self {
-        let Load { targets, callers, rate, methods } = load;
+        let Load {
+            targets,
+            callers,
+            rate,
+            methods,
+        } = load;
         let (callers, methods) = (*callers, *methods);
         let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let every = rate.map_or(Duration::ZERO, |rate| Duration::from_secs(1) * callers / rate);
+        let every = rate.map_or(Duration::ZERO, |rate| {
+            Duration::from_secs(1) * callers / rate
+        });
         let caller = |number: u32| {
             let target = targets[number as usize % targets.len()].clone();
             let (stop, sent) = (Arc::clone(&stop), Arc::clone(&sent));
@@ -114,7 +133,11 @@ impl Callers {
             std::thread::spawn(move || call(&target, first, every, methods, &stop, &sent))
         };
         let threads = (0..callers).map(caller).collect();
-        Self { stop, sent, threads }
+        Self {
+            stop,
+            sent,
+            threads,
+        }
     }
 
     /// Lets the callers end after their current requests.
@@ -131,7 +154,9 @@ impl Callers {
         self.end();
         let mut all = Outcome::default();
         for thread in self.threads {
-            let one = thread.join().map_err(|_| Failure::new("a caller panicked"))?;
+            let one = thread
+                .join()
+                .map_err(|_| Failure::new("a caller panicked"))?;
             all.answered.extend(one.answered);
             all.posts += one.posts;
             all.failed.extend(one.failed);
@@ -172,7 +197,12 @@ fn call(
                 outcome.answered.push((began, began.elapsed()));
                 outcome.posts += usize::from(is_post);
             }
-            Err(what) => outcome.failed.push(Failed { began, ended: Instant::now(), what, is_post }),
+            Err(what) => outcome.failed.push(Failed {
+                began,
+                ended: Instant::now(),
+                what,
+                is_post,
+            }),
         }
         sent.fetch_add(1, Ordering::Relaxed);
     }
@@ -188,7 +218,11 @@ impl Methods {
 }
 
 /// Sends one request on the connection, or on a new one.
-fn exchange(target: &Target, body: Option<u64>, kept: &mut Option<(Connection, usize)>) -> Result<(), What> {
+fn exchange(
+    target: &Target,
+    body: Option<u64>,
+    kept: &mut Option<(Connection, usize)>,
+) -> Result<(), What> {
     let (mut connection, used) = match kept.take() {
         Some(kept) => kept,
         None => (target.connect()?, 0),
@@ -198,7 +232,11 @@ fn exchange(target: &Target, body: Option<u64>, kept: &mut Option<(Connection, u
         Some(length) => connection.upload(PATH, length, &mut io::repeat(b'x').take(length))?,
     };
     if answer.head.status != 200 {
-        return Err(What::Status(format!("{} {}", answer.head.status, answer.error_code().unwrap_or_default())));
+        return Err(What::Status(format!(
+            "{} {}",
+            answer.head.status,
+            answer.error_code().unwrap_or_default()
+        )));
     }
     if connection.is_reusable() && used + 1 < PER_CONNECTION {
         *kept = Some((connection, used + 1));
@@ -208,7 +246,11 @@ fn exchange(target: &Target, body: Option<u64>, kept: &mut Option<(Connection, u
 
 impl From<Failure> for What {
     fn from(failure: Failure) -> Self {
-        if failure.kind() == Some(ErrorKind::ConnectionRefused) { Self::Refused } else { Self::Ended }
+        if failure.kind() == Some(ErrorKind::ConnectionRefused) {
+            Self::Refused
+        } else {
+            Self::Ended
+        }
     }
 }
 

@@ -39,7 +39,10 @@ impl Target {
     /// `url` is `https://host:port`; connections go to loopback for any host.
     pub(crate) fn new(url: &str, ca_file: &Path, service_key: &str) -> Result<Self, Failure> {
         let bad = || Failure::new(format!("not https://host:port: {url}"));
-        let (host, port) = url.strip_prefix("https://").and_then(|rest| rest.rsplit_once(':')).ok_or_else(bad)?;
+        let (host, port) = url
+            .strip_prefix("https://")
+            .and_then(|rest| rest.rsplit_once(':'))
+            .ok_or_else(bad)?;
         let name = ServerName::try_from(host.to_owned()).map_err(|_| bad())?;
         Ok(Self {
             port: port.parse().map_err(|_| bad())?,
@@ -54,14 +57,26 @@ impl Target {
 
     /// A server on loopback that speaks plain HTTP.
     pub(crate) fn plain(port: u16, host: &str, service_key: &str) -> Result<Self, Failure> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|error| Failure::during(host, error))?;
+        let name =
+            ServerName::try_from(host.to_owned()).map_err(|error| Failure::during(host, error))?;
         let (host, service_key) = (host.to_owned(), service_key.to_owned());
-        Ok(Self { port, host, service_key, token: None, name, receive_buffer: None, tls: None })
+        Ok(Self {
+            port,
+            host,
+            service_key,
+            token: None,
+            name,
+            receive_buffer: None,
+            tls: None,
+        })
     }
 
     /// This target with an access token in place of the service key.
     pub(crate) fn with_token(&self, token: String) -> Self {
-        Self { token: Some(token), ..self.clone() }
+        Self {
+            token: Some(token),
+            ..self.clone()
+        }
     }
 
     pub(crate) fn scheme(&self) -> &'static str {
@@ -78,23 +93,38 @@ impl Target {
 
     /// This target at another port.
     pub(crate) fn at_port(&self, port: u16) -> Self {
-        Self { port, ..self.clone() }
+        Self {
+            port,
+            ..self.clone()
+        }
     }
 
     /// This target with another service key.
     pub(crate) fn with_key(&self, service_key: String) -> Self {
-        Self { service_key, ..self.clone() }
+        Self {
+            service_key,
+            ..self.clone()
+        }
     }
 
     /// This target with receive buffers of `bytes`.
     pub(crate) fn with_receive_buffer(&self, bytes: usize) -> Self {
-        Self { receive_buffer: Some(bytes), ..self.clone() }
+        Self {
+            receive_buffer: Some(bytes),
+            ..self.clone()
+        }
     }
 
     /// Another service of the same gateway.
     pub(crate) fn for_service(&self, host: &str, service_key: &str) -> Result<Self, Failure> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|error| Failure::during(host, error))?;
-        Ok(Self { host: host.to_owned(), service_key: service_key.to_owned(), name, ..self.clone() })
+        let name =
+            ServerName::try_from(host.to_owned()).map_err(|error| Failure::during(host, error))?;
+        Ok(Self {
+            host: host.to_owned(),
+            service_key: service_key.to_owned(),
+            name,
+            ..self.clone()
+        })
     }
 
     /// Opens a connection and completes its handshake.
@@ -105,7 +135,13 @@ impl Target {
     /// Like [`Self::connect`], from loopback address number `source`.
     pub(crate) fn connect_from(&self, source: usize) -> Result<Connection, Failure> {
         let stream = self.transport_from(source)?;
-        Ok(Connection { stream, fields: self.fields(), ahead: Vec::new(), body_left: 0, closing: false })
+        Ok(Connection {
+            stream,
+            fields: self.fields(),
+            ahead: Vec::new(),
+            body_left: 0,
+            closing: false,
+        })
     }
 
     /// The header fields that every HTTP/1.1 request has.
@@ -131,7 +167,8 @@ impl Target {
     pub(crate) fn open_from(&self, source: usize, protocols: &[&[u8]]) -> Result<Stream, Failure> {
         let mut socket = self.socket_from(source)?;
         let mut tls = self.session(protocols)?;
-        tls.complete_io(&mut socket).map_err(|error| Failure::during("TLS handshake", error))?;
+        tls.complete_io(&mut socket)
+            .map_err(|error| Failure::during("TLS handshake", error))?;
         Ok(StreamOwned::new(tls, socket))
     }
 
@@ -168,8 +205,15 @@ impl Target {
 
     fn session(&self, protocols: &[&[u8]]) -> Result<ClientConnection, Failure> {
         let protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        let tls = self.tls.as_ref().ok_or_else(|| Failure::new(format!("port {} does not speak TLS", self.port)))?;
-        Ok(ClientConnection::new_with_alpn(Arc::clone(tls), self.name.clone(), protocols)?)
+        let tls = self
+            .tls
+            .as_ref()
+            .ok_or_else(|| Failure::new(format!("port {} does not speak TLS", self.port)))?;
+        Ok(ClientConnection::new_with_alpn(
+            Arc::clone(tls),
+            self.name.clone(),
+            protocols,
+        )?)
     }
 }
 
@@ -180,7 +224,8 @@ fn tls_config(ca_file: &Path) -> Result<ClientConfig, Failure> {
         roots.add(certificate.map_err(unreadable)?)?;
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let mut config = builder.with_root_certificates(roots).with_no_client_auth();
     // Every handshake is a full one.
     config.resumption = rustls::client::Resumption::disabled();
@@ -264,31 +309,51 @@ impl Connection {
     /// Requests `path` and reads the complete response, which must be small.
     pub(crate) fn ask(&mut self, path: &str) -> Result<Answer, Failure> {
         let head = self.get(path)?;
-        Ok(Answer { head, body: self.small_body()? })
+        Ok(Answer {
+            head,
+            body: self.small_body()?,
+        })
     }
 
     /// Like [`Self::ask`], with further header fields, each ended by CRLF.
     pub(crate) fn ask_with(&mut self, path: &str, fields: &str) -> Result<Answer, Failure> {
         self.send_head("GET", path, fields)?;
-        Ok(Answer { head: self.response_head()?, body: self.small_body()? })
+        Ok(Answer {
+            head: self.response_head()?,
+            body: self.small_body()?,
+        })
     }
 
     /// Sends `form` to `path` and reads the complete response, which must be small.
     pub(crate) fn post_form(&mut self, path: &str, form: &str) -> Result<Answer, Failure> {
-        let fields = format!("Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n", form.len());
+        let fields = format!(
+            "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n",
+            form.len()
+        );
         self.send_head("POST", path, &fields)?;
         self.stream.write_all(form.as_bytes())?;
         self.stream.flush()?;
-        Ok(Answer { head: self.response_head()?, body: self.small_body()? })
+        Ok(Answer {
+            head: self.response_head()?,
+            body: self.small_body()?,
+        })
     }
 
     /// Requests `path` with all of `body`, which has `length` bytes.
-    pub(crate) fn upload(&mut self, path: &str, length: u64, body: &mut impl Read) -> Result<Answer, Failure> {
+    pub(crate) fn upload(
+        &mut self,
+        path: &str,
+        length: u64,
+        body: &mut impl Read,
+    ) -> Result<Answer, Failure> {
         self.send_head("POST", path, &format!("Content-Length: {length}\r\n"))?;
         let sent = io::copy(body, &mut self.stream).and_then(|_| self.stream.flush());
         // A server that does not read the body may have sent an error response, which is the better message.
         match (self.response_head(), sent) {
-            (Ok(head), _) => Ok(Answer { head, body: self.small_body()? }),
+            (Ok(head), _) => Ok(Answer {
+                head,
+                body: self.small_body()?,
+            }),
             (Err(_), Err(error)) => Err(Failure::during("sending the body", error)),
             (Err(failure), Ok(())) => Err(failure),
         }
@@ -296,7 +361,9 @@ impl Connection {
 
     /// The next bytes of the body; 0 when it is complete. Fails if it ends early.
     pub(crate) fn read_body(&mut self, into: &mut [u8]) -> Result<usize, Failure> {
-        let most = into.len().min(usize::try_from(self.body_left).unwrap_or(usize::MAX));
+        let most = into
+            .len()
+            .min(usize::try_from(self.body_left).unwrap_or(usize::MAX));
         let into = &mut into[..most];
         if into.is_empty() {
             return Ok(0);
@@ -309,7 +376,9 @@ impl Connection {
             self.ahead.drain(..read);
             read
         };
-        ensure(read > 0, || format!("the body ended {} bytes early", self.body_left))?;
+        ensure(read > 0, || {
+            format!("the body ended {} bytes early", self.body_left)
+        })?;
         self.body_left -= read as u64;
         Ok(read)
     }
@@ -319,7 +388,9 @@ impl Connection {
         let mut filled = 0;
         while filled < into.len() {
             let read = self.read_body(&mut into[filled..])?;
-            ensure(read > 0, || format!("the body is complete {} bytes early", into.len() - filled))?;
+            ensure(read > 0, || {
+                format!("the body is complete {} bytes early", into.len() - filled)
+            })?;
             filled += read;
         }
         Ok(())
@@ -343,7 +414,9 @@ impl Connection {
             if let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") {
                 break end;
             }
-            ensure(received.len() < HEAD_MAX, || format!("a response head over {HEAD_MAX} bytes"))?;
+            ensure(received.len() < HEAD_MAX, || {
+                format!("a response head over {HEAD_MAX} bytes")
+            })?;
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Err(Failure::new("the connection closed before a response")),
                 Ok(read) => received.extend_from_slice(&buffer[..read]),
@@ -354,16 +427,23 @@ impl Connection {
             }
         };
         self.ahead = received.split_off(end + 4);
-        let head = Head::parse(&received[..end]).ok_or_else(|| Failure::new("a response that is not HTTP/1.1"))?;
+        let head = Head::parse(&received[..end])
+            .ok_or_else(|| Failure::new("a response that is not HTTP/1.1"))?;
         // All requested resources have a known length.
-        let length = head.field("content-length").and_then(|length| length.parse().ok());
+        let length = head
+            .field("content-length")
+            .and_then(|length| length.parse().ok());
         self.body_left = length.ok_or_else(|| Failure::new("a response without Content-Length"))?;
-        self.closing = head.field("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
+        self.closing = head
+            .field("connection")
+            .is_some_and(|value| value.eq_ignore_ascii_case("close"));
         Ok(head)
     }
 
     fn small_body(&mut self) -> Result<Vec<u8>, Failure> {
-        ensure(self.body_left <= BODY_MAX, || format!("a body of {} bytes is not small", self.body_left))?;
+        ensure(self.body_left <= BODY_MAX, || {
+            format!("a body of {} bytes is not small", self.body_left)
+        })?;
         let mut body = vec![0; usize::try_from(self.body_left).unwrap_or_default()];
         self.read_body_exact(&mut body)?;
         Ok(body)
@@ -373,17 +453,28 @@ impl Connection {
 impl Head {
     /// The first field with this name; `name` is in lower case.
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
-        self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+        self.fields
+            .iter()
+            .find(|(field, _)| field == name)
+            .map(|(_, value)| value.as_str())
     }
 
     pub(crate) fn parse(head: &[u8]) -> Option<Self> {
         let mut lines = std::str::from_utf8(head).ok()?.split("\r\n");
-        let status = lines.next()?.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+        let status = lines
+            .next()?
+            .strip_prefix("HTTP/1.1 ")?
+            .get(..3)?
+            .parse()
+            .ok()?;
         let field = |line: &str| {
             let (name, value) = line.split_once(':')?;
             Some((name.to_ascii_lowercase(), value.trim().to_owned()))
         };
-        Some(Self { status, fields: lines.map(field).collect::<Option<_>>()? })
+        Some(Self {
+            status,
+            fields: lines.map(field).collect::<Option<_>>()?,
+        })
     }
 }
 
@@ -401,16 +492,26 @@ mod tests {
 
     #[test]
     fn response_heads_are_parsed() {
-        let head = Head::parse(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After:  3 \r\nX: a:b").unwrap();
+        let head =
+            Head::parse(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After:  3 \r\nX: a:b").unwrap();
         assert_eq!(head.status, 429);
-        assert_eq!((head.field("retry-after"), head.field("x"), head.field("y")), (Some("3"), Some("a:b"), None));
+        assert_eq!(
+            (head.field("retry-after"), head.field("x"), head.field("y")),
+            (Some("3"), Some("a:b"), None)
+        );
         assert_eq!(Head::parse(b"SSH-2.0"), None);
     }
 
     #[test]
     fn the_code_of_a_gateway_error() {
-        let head = || Head { status: 502, fields: Vec::new() };
-        let answer = |body: &str| Answer { head: head(), body: body.as_bytes().to_vec() };
+        let head = || Head {
+            status: 502,
+            fields: Vec::new(),
+        };
+        let answer = |body: &str| Answer {
+            head: head(),
+            body: body.as_bytes().to_vec(),
+        };
         let error = answer(r#"{"error":{"code":"GW_X","message":"","request_id":""}}"#);
         assert_eq!(error.error_code().as_deref(), Some("GW_X"));
         assert_eq!(answer("hello").error_code(), None);

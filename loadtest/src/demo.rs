@@ -35,7 +35,13 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { workers: WORKERS, rate: Some(UNLIMITED), backend: None, cores: Vec::new(), slots: None }
+        Self {
+            workers: WORKERS,
+            rate: Some(UNLIMITED),
+            backend: None,
+            cores: Vec::new(),
+            slots: None,
+        }
     }
 }
 
@@ -71,19 +77,42 @@ impl Demo {
     /// Starts the product and waits until it serves requests.
     pub(crate) fn start(gateway: &Path, options: &Options) -> Result<Self, Failure> {
         // A folder created by the demo itself would stay behind after a kill.
-        Self::start_in(tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?, gateway, options)
+        Self::start_in(
+            tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?,
+            gateway,
+            options,
+        )
     }
 
     /// Starts the product with this data folder.
-    pub(crate) fn start_in(folder: TempDir, gateway: &Path, options: &Options) -> Result<Self, Failure> {
+    pub(crate) fn start_in(
+        folder: TempDir,
+        gateway: &Path,
+        options: &Options,
+    ) -> Result<Self, Failure> {
         ensure(gateway.is_file(), || {
-            "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH".to_owned()
+            "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH"
+                .to_owned()
         })?;
         let mut command = process::command(gateway, &options.cores)?;
-        command.args(["demo", "--json", "--port", "0", "--admin-port", "0", "--workers", &options.workers.to_string()]);
+        command.args([
+            "demo",
+            "--json",
+            "--port",
+            "0",
+            "--admin-port",
+            "0",
+            "--workers",
+            &options.workers.to_string(),
+        ]);
         command.arg("--data-dir").arg(folder.path());
         if let Some(rate) = options.rate {
-            command.args(["--burst", &rate.to_string(), "--refill-per-minute", &rate.to_string()]);
+            command.args([
+                "--burst",
+                &rate.to_string(),
+                "--refill-per-minute",
+                &rate.to_string(),
+            ]);
         }
         if let Some(backend) = &options.backend {
             command.args(["--backend", backend]);
@@ -102,8 +131,25 @@ impl Demo {
         let mut process = Process::spawn("gw-gateway", &mut command)?.with_folder(folder);
         let about: About = serde_json::from_str(&first_line(&mut process)?)?;
         let target = Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?;
-        let About { base_url, ca_file, admin_url, admin_token, client_id, client_secret, .. } = about;
-        Ok(Self { process, target, base_url, ca_file, admin_url, admin_token, client_id, client_secret })
+        let About {
+            base_url,
+            ca_file,
+            admin_url,
+            admin_token,
+            client_id,
+            client_secret,
+            ..
+        } = about;
+        Ok(Self {
+            process,
+            target,
+            base_url,
+            ca_file,
+            admin_url,
+            admin_token,
+            client_id,
+            client_secret,
+        })
     }
 
     /// Target of requests with a new access token in place of the service key.
@@ -115,7 +161,9 @@ impl Demo {
         );
         let answer = apex.connect()?.post_form("/oauth/token", &form)?;
         let body: serde_json::Value = serde_json::from_slice(&answer.body)?;
-        let token = body["access_token"].as_str().ok_or_else(|| Failure::new(format!("no access token: {body}")))?;
+        let token = body["access_token"]
+            .as_str()
+            .ok_or_else(|| Failure::new(format!("no access token: {body}")))?;
         Ok(self.target.with_token(token.to_owned()))
     }
 
@@ -140,14 +188,20 @@ const LOG: &str = "GW_LOG";
 
 /// The first line that a program prints. A thread reads the rest, because a full or closed pipe would stop the program.
 pub(crate) fn first_line(process: &mut Process) -> Result<String, Failure> {
-    let stdout = process.take_stdout().ok_or_else(|| Failure::new("gw-gateway has no output"))?;
+    let stdout = process
+        .take_stdout()
+        .ok_or_else(|| Failure::new("gw-gateway has no output"))?;
     let (sender, receiver) = mpsc::channel();
-    std::thread::Builder::new().name("demo-output".into()).spawn(move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            let _ = sender.send(line);
-        }
-    })?;
-    receiver
-        .recv_timeout(START_WITHIN)
-        .map_err(|_| Failure::new(format!("gw-gateway demo did not start within {START_WITHIN:?}; see its log above")))
+    std::thread::Builder::new()
+        .name("demo-output".into())
+        .spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        })?;
+    receiver.recv_timeout(START_WITHIN).map_err(|_| {
+        Failure::new(format!(
+            "gw-gateway demo did not start within {START_WITHIN:?}; see its log above"
+        ))
+    })
 }

@@ -17,12 +17,20 @@ pub(crate) const TUNNELS_WITHIN: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(100);
 
 /// Creates services and returns their ids.
-pub(crate) fn create_services(demo: &Demo, account: &str, count: usize) -> Result<Vec<String>, Failure> {
-    let services: Vec<String> = (0..count).map(|number| format!("service-{number}")).collect();
+pub(crate) fn create_services(
+    demo: &Demo,
+    account: &str,
+    count: usize,
+) -> Result<Vec<String>, Failure> {
+    let services: Vec<String> = (0..count)
+        .map(|number| format!("service-{number}"))
+        .collect();
     let url = format!("{}/api/v1/accounts/{account}/services", demo.admin_url);
     let http = ureq::Agent::new_with_defaults();
     for id in &services {
-        let request = http.post(&url).header("Authorization", format!("Bearer {}", demo.admin_token));
+        let request = http
+            .post(&url)
+            .header("Authorization", format!("Bearer {}", demo.admin_token));
         request
             .send_json(json!({ "id": id }))
             .map_err(|error| Failure::during(format_args!("creating {id}"), error))?;
@@ -43,7 +51,9 @@ pub(crate) fn connect(
     let process = start(gateway, demo, account, services, backend, cores)?;
     let deadline = Instant::now() + TUNNELS_WITHIN;
     while metrics::read(&demo.admin_url, "gw_tunnels")? < before + services.len() as u64 {
-        ensure(Instant::now() < deadline, || format!("not {} tunnels within {TUNNELS_WITHIN:?}", services.len()))?;
+        ensure(Instant::now() < deadline, || {
+            format!("not {} tunnels within {TUNNELS_WITHIN:?}", services.len())
+        })?;
         std::thread::sleep(TICK);
     }
     Ok(process)
@@ -61,7 +71,9 @@ pub(crate) fn start(
     let mut create = vec!["enrollment-token", "create", account];
     create.extend(services.iter().flat_map(|service| ["--service", service]));
     let token = administer(gateway, demo, &create)?;
-    let token = token["token"].as_str().ok_or_else(|| Failure::new(format!("no token in {token}")))?;
+    let token = token["token"]
+        .as_str()
+        .ok_or_else(|| Failure::new(format!("no token in {token}")))?;
     let enrolled = Enrolled::new(gateway, &demo.base_url, &demo.ca_file, token)?;
     let run = enrolled.command(backend, cores)?;
     enrolled.into_process(run)
@@ -75,12 +87,22 @@ pub(crate) struct Enrolled {
 
 impl Enrolled {
     /// Enrolls the agent beside `gateway` with the region at `url`.
-    pub(crate) fn new(gateway: &Path, url: &str, ca_file: &Path, token: &str) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        gateway: &Path,
+        url: &str,
+        ca_file: &Path,
+        token: &str,
+    ) -> Result<Self, Failure> {
         let program = gateway.with_file_name("gw-agent");
         let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
         let mut enroll = Command::new(&program);
-        enroll.args(["enroll", "--gateway", url, "--ca-file"]).arg(ca_file);
-        enroll.arg("--state-dir").arg(folder.path()).env("GW_ENROLLMENT_TOKEN", token);
+        enroll
+            .args(["enroll", "--gateway", url, "--ca-file"])
+            .arg(ca_file);
+        enroll
+            .arg("--state-dir")
+            .arg(folder.path())
+            .env("GW_ENROLLMENT_TOKEN", token);
         output(&mut enroll)?;
         Ok(Self { program, folder })
     }
@@ -88,7 +110,8 @@ impl Enrolled {
     /// Command that runs the agent, without its log.
     pub(crate) fn command(&self, backend: &str, cores: &[usize]) -> Result<Command, Failure> {
         let mut run = process::command(&self.program, cores)?;
-        run.args(["run", "--backend", backend, "--state-dir"]).arg(self.folder.path());
+        run.args(["run", "--backend", backend, "--state-dir"])
+            .arg(self.folder.path());
         run.stdin(Stdio::null()).stderr(Stdio::null());
         Ok(run)
     }
@@ -100,17 +123,28 @@ impl Enrolled {
 }
 
 /// Runs the product's command-line client and parses its JSON output.
-pub(crate) fn administer(gateway: &Path, demo: &Demo, arguments: &[&str]) -> Result<Value, Failure> {
+pub(crate) fn administer(
+    gateway: &Path,
+    demo: &Demo,
+    arguments: &[&str],
+) -> Result<Value, Failure> {
     let mut command = Command::new(gateway);
     command.args(arguments).arg("--json");
-    command.env("GW_ADMIN_URL", &demo.admin_url).env("GW_ADMIN_TOKEN", &demo.admin_token);
-    serde_json::from_slice(&output(&mut command)?).map_err(|error| Failure::during("reading the client's JSON", error))
+    command
+        .env("GW_ADMIN_URL", &demo.admin_url)
+        .env("GW_ADMIN_TOKEN", &demo.admin_token);
+    serde_json::from_slice(&output(&mut command)?)
+        .map_err(|error| Failure::during("reading the client's JSON", error))
 }
 
 /// Runs a command, and returns its output if it succeeds.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
-    let output = command.output().map_err(|error| Failure::during(format!("{command:?}"), error))?;
+    let output = command
+        .output()
+        .map_err(|error| Failure::during(format!("{command:?}"), error))?;
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure(output.status.success(), || format!("{command:?}: {}: {said}", output.status))?;
+    ensure(output.status.success(), || {
+        format!("{command:?}: {}: {said}", output.status)
+    })?;
     Ok(output.stdout)
 }

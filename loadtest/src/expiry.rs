@@ -34,7 +34,9 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
         let measured = Latency::measure(&demo.target, LENGTH)?;
         let after = left(&log)?;
         ensure(after > 0 && after < before, || {
-            format!("the expiry did not run during the measurement: {before} bytes of the day before, {after} after")
+            format!(
+                "the expiry did not run during the measurement: {before} bytes of the day before, {after} after"
+            )
         })?;
         say(format_args!(
             "expiry: p50 {:.2} ms, p99 {:.2} ms while {} MiB went",
@@ -45,7 +47,9 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
         beside_it = beside_it.min(measured);
         let began = Instant::now();
         while left(&log)? > 0 {
-            ensure(began.elapsed() < GONE_WITHIN, || "the expired day was not removed".to_owned())?;
+            ensure(began.elapsed() < GONE_WITHIN, || {
+                "the expired day was not removed".to_owned()
+            })?;
             Latency::measure(&demo.target, LENGTH / 5)?;
         }
         quiet = quiet.min(Latency::measure(&demo.target, LENGTH)?);
@@ -57,7 +61,9 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
         millis(quiet.p99),
         millis(beside_it.p99)
     ));
-    ensure(ratio <= SLOWER_MAX, || format!("p99 during the expiry is {ratio:.1} times the p99 afterwards"))
+    ensure(ratio <= SLOWER_MAX, || {
+        format!("p99 during the expiry is {ratio:.1} times the p99 afterwards")
+    })
 }
 
 /// Writes an old day with allocated blocks; a sparse file would be removed at once.
@@ -73,8 +79,15 @@ fn fill(log: &Path) -> Result<(), Failure> {
 
 /// Remaining bytes of the old day.
 fn left(log: &Path) -> Result<u64, Failure> {
-    let entries: Vec<PathBuf> = fs::read_dir(log)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    let old = entries.iter().filter(|path| path.to_string_lossy().contains(OLD_DAY));
+    let entries: Vec<PathBuf> = fs::read_dir(log)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::io::Result<_>>()?;
+    let old = entries
+        .iter()
+        .filter(|path| path.to_string_lossy().contains(OLD_DAY));
     // A file removed after the listing counts as 0.
-    Ok(old.filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum())
+    Ok(old
+        .filter_map(|path| path.metadata().ok())
+        .map(|metadata| metadata.len())
+        .sum())
 }

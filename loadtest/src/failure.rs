@@ -13,7 +13,10 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), kind: None }
+        Self {
+            message: message.into(),
+            kind: None,
+        }
     }
 
     /// An error with the operation that failed.
@@ -34,7 +37,10 @@ impl fmt::Display for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Self { message: error.to_string(), kind: Some(error.kind()) }
+        Self {
+            message: error.to_string(),
+            kind: Some(error.kind()),
+        }
     }
 }
 
@@ -52,5 +58,9 @@ impl From<serde_json::Error> for Failure {
 
 /// `Ok` if `kept`, otherwise a failure with the message of `otherwise`.
 pub(crate) fn ensure(kept: bool, otherwise: impl FnOnce() -> String) -> Result<(), Failure> {
-    if kept { Ok(()) } else { Err(Failure::new(otherwise())) }
+    if kept {
+        Ok(())
+    } else {
+        Err(Failure::new(otherwise()))
+    }
 }

@@ -39,7 +39,9 @@ pub(crate) fn headers(stream: u32, flags: u8, block: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap_or_default().to_be_bytes();
+    let length = u32::try_from(payload.len())
+        .unwrap_or_default()
+        .to_be_bytes();
     let mut frame = length[1..].to_vec();
     frame.extend([kind, flags]);
     frame.extend(stream.to_be_bytes());
@@ -62,7 +64,11 @@ pub(crate) fn read(stream: &mut impl Read) -> Result<Frame, Failure> {
     let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
     stream.read_exact(&mut payload)?;
     // The highest bit is reserved.
-    Ok(Frame { kind, flags, stream: u32::from_be_bytes(id) & 0x7fff_ffff })
+    Ok(Frame {
+        kind,
+        flags,
+        stream: u32::from_be_bytes(id) & 0x7fff_ffff,
+    })
 }
 
 /// Header block of a request, with or without a service key. No field is added to the dynamic table.
@@ -116,12 +122,19 @@ mod tests {
 
     #[test]
     fn written_frames_are_read_again() {
-        let bytes = [frame(DATA, END_STREAM, 3, b"payload"), frame(SETTINGS, ACK, 0, &[])].concat();
+        let bytes = [
+            frame(DATA, END_STREAM, 3, b"payload"),
+            frame(SETTINGS, ACK, 0, &[]),
+        ]
+        .concat();
         let mut rest = &bytes[..];
         let data = read(&mut rest).unwrap();
         assert_eq!((data.kind, data.flags, data.stream), (DATA, END_STREAM, 3));
         let settings = read(&mut rest).unwrap();
-        assert_eq!((settings.kind, settings.flags, settings.stream), (SETTINGS, ACK, 0));
+        assert_eq!(
+            (settings.kind, settings.flags, settings.stream),
+            (SETTINGS, ACK, 0)
+        );
         assert!(read(&mut rest).is_err());
     }
 }

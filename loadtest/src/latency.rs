@@ -21,10 +21,16 @@ pub(crate) struct Latency {
 }
 
 impl Latency {
-    pub(crate) const MAX: Self = Self { p50: Duration::MAX, p99: Duration::MAX };
+    pub(crate) const MAX: Self = Self {
+        p50: Duration::MAX,
+        p99: Duration::MAX,
+    };
 
     pub(crate) fn min(self, other: Self) -> Self {
-        Self { p50: self.p50.min(other.p50), p99: self.p99.min(other.p99) }
+        Self {
+            p50: self.p50.min(other.p50),
+            p99: self.p99.min(other.p99),
+        }
     }
 
     /// Ratio of this p99 to the other's.
@@ -35,12 +41,17 @@ impl Latency {
     /// Measures requests at a moderate rate, each of which must succeed.
     pub(crate) fn measure(target: &Target, length: Duration) -> Result<Self, Failure> {
         let mut latencies = std::thread::scope(|scope| {
-            let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(|| ask_for(target, length))).collect();
+            let callers: Vec<_> = (0..CALLERS)
+                .map(|_| scope.spawn(|| ask_for(target, length)))
+                .collect();
             joined(callers).collect::<Result<Vec<_>, _>>()
         })?
         .concat();
         latencies.sort_unstable();
-        Ok(Self { p50: percentile(&latencies, 50), p99: percentile(&latencies, 99) })
+        Ok(Self {
+            p50: percentile(&latencies, 50),
+            p99: percentile(&latencies, 99),
+        })
     }
 }
 
@@ -48,7 +59,11 @@ impl Latency {
 pub(crate) fn joined<'scope, T>(
     threads: Vec<ScopedJoinHandle<'scope, Result<T, Failure>>>,
 ) -> impl Iterator<Item = Result<T, Failure>> {
-    threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Failure::new("a thread panicked"))))
+    threads.into_iter().map(|thread| {
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(Failure::new("a thread panicked")))
+    })
 }
 
 fn ask_for(target: &Target, length: Duration) -> Result<Vec<Duration>, Failure> {

@@ -29,7 +29,14 @@ pub(crate) fn at_once<T: Send>(
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Failure::new("a panic")))).collect()
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(Failure::new("a panic")))
+            })
+            .collect()
     })
 }
 
@@ -42,7 +49,12 @@ pub(crate) struct Run {
 }
 
 /// Sends `requests` requests for `path` on `callers` keep-alive connections, back to back.
-pub(crate) fn requests(target: &Target, callers: usize, requests: usize, path: &str) -> Result<Run, Failure> {
+pub(crate) fn requests(
+    target: &Target,
+    callers: usize,
+    requests: usize,
+    path: &str,
+) -> Result<Run, Failure> {
     let connections = connect(target, callers)?;
     let sent = AtomicUsize::new(0);
     let start = Instant::now();
@@ -58,5 +70,8 @@ pub(crate) fn requests(target: &Target, callers: usize, requests: usize, path: &
         }
         Ok(answers)
     })?;
-    Ok(Run { elapsed: start.elapsed(), answers: per_caller.into_iter().flatten().collect() })
+    Ok(Run {
+        elapsed: start.elapsed(),
+        answers: per_caller.into_iter().flatten().collect(),
+    })
 }

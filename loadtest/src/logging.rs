@@ -52,7 +52,9 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     ));
 
     let deadline = Instant::now() + WRITTEN_WITHIN;
-    while metrics::read(&demo.admin_url, "gw_request_log_queued_records")? > 0 && Instant::now() < deadline {
+    while metrics::read(&demo.admin_url, "gw_request_log_queued_records")? > 0
+        && Instant::now() < deadline
+    {
         std::thread::sleep(Duration::from_millis(100));
     }
     let dropped = metrics::read(&demo.admin_url, "gw_request_log_dropped_total")?;
@@ -60,28 +62,40 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     let missing = ids.iter().filter(|id| !found.contains(*id)).count();
     let began = Instant::now();
     for id in ids.iter().take(LOOKED_UP) {
-        ensure(api.get(&format!("/requests/{id}"))?["id"] == json!(id), || format!("{id} is not found by its id"))?;
+        ensure(
+            api.get(&format!("/requests/{id}"))?["id"] == json!(id),
+            || format!("{id} is not found by its id"),
+        )?;
     }
     say(format_args!(
         "logging: of {requests} requests {dropped} records were dropped and {missing} are missing; {LOOKED_UP} lookups by id \
          took {:.2} ms each, over HTTP",
         began.elapsed().as_secs_f64() * 1000.0 / LOOKED_UP as f64
     ));
-    ensure(ids.len() == requests, || format!("only {} ids were different", ids.len()))?;
-    ensure(dropped == 0 && missing == 0, || "records are missing".to_owned())?;
-    ensure(more <= MORE_MAX, || format!("the log costs {:.1} %", more * 100.0))?;
+    ensure(ids.len() == requests, || {
+        format!("only {} ids were different", ids.len())
+    })?;
+    ensure(dropped == 0 && missing == 0, || {
+        "records are missing".to_owned()
+    })?;
+    ensure(more <= MORE_MAX, || {
+        format!("the log costs {:.1} %", more * 100.0)
+    })?;
     demo.stop()
 }
 
 /// Runs one round; returns the CPU time per request in µs and the ids of the requests.
 fn round(demo: &Demo, requests: usize) -> Result<(f64, Vec<String>), Failure> {
-    let spent = || procfs::cpu(demo.pid()).saturating_sub(procfs::cpu_of_thread(demo.pid(), ECHO_THREAD));
+    let spent =
+        || procfs::cpu(demo.pid()).saturating_sub(procfs::cpu_of_thread(demo.pid(), ECHO_THREAD));
     let before = spent();
     let run = load::requests(&demo.target, CALLERS, requests, "/hello")?;
     let cost = (spent() - before).as_secs_f64() * 1e6 / requests as f64;
     let mut ids = Vec::with_capacity(requests);
     for (answer, _) in run.answers {
-        ensure(answer.head.status == 200, || format!("a request got {}", answer.head.status))?;
+        ensure(answer.head.status == 200, || {
+            format!("a request got {}", answer.head.status)
+        })?;
         ids.extend(answer.head.field("x-gw-request-id").map(str::to_owned));
     }
     Ok((cost, ids))
@@ -100,7 +114,10 @@ struct Api<'a> {
 
 impl<'a> Api<'a> {
     fn new(demo: &'a Demo) -> Self {
-        Self { demo, http: ureq::Agent::new_with_defaults() }
+        Self {
+            demo,
+            http: ureq::Agent::new_with_defaults(),
+        }
     }
 
     fn set_logging(&self, on: bool) -> Result<(), Failure> {
@@ -113,9 +130,12 @@ impl<'a> Api<'a> {
     }
 
     fn get(&self, path: &str) -> Result<Value, Failure> {
-        let request = self.http.get(format!("{}/api/v1{path}", self.demo.admin_url));
+        let request = self
+            .http
+            .get(format!("{}/api/v1{path}", self.demo.admin_url));
         let answer = request.header("Authorization", self.bearer()).call();
-        let read = answer.and_then(|mut answer| answer.body_mut().with_config().limit(64 << 20).read_json());
+        let read = answer
+            .and_then(|mut answer| answer.body_mut().with_config().limit(64 << 20).read_json());
         read.map_err(|error| Failure::during(path, error))
     }
 
@@ -123,7 +143,9 @@ impl<'a> Api<'a> {
     fn all_ids(&self) -> Result<HashSet<String>, Failure> {
         let (mut ids, mut cursor) = (HashSet::new(), String::new());
         loop {
-            let page = self.get(&format!("/requests?account=demo&service=echo&limit={PAGE}{cursor}"))?;
+            let page = self.get(&format!(
+                "/requests?account=demo&service=echo&limit={PAGE}{cursor}"
+            ))?;
             let items = page["items"].as_array().into_iter().flatten();
             ids.extend(items.filter_map(|item| item["id"].as_str().map(str::to_owned)));
             match page["next_cursor"].as_str() {

@@ -73,22 +73,47 @@ pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
     let _backend = site.start_backend()?;
     let share = Share(if short { 10 } else { 1 });
     let scenarios: [(&str, usize, Open<'_>); 5] = [
-        ("idle connections", IDLE, &|demo, count| idle(&demo.target, count)),
-        ("stalled downloads, HTTP/1.1", STALLED, &|demo, count| stalled(&demo.target, LARGE, count)),
-        ("stalled downloads, HTTP/2", STALLED_STREAMS, &|demo, count| stalled_http2(&demo.target, count)),
-        ("unread answers of 1 MB", UNREAD, &|demo, count| stalled(&demo.target, MEGABYTE, count)),
+        ("idle connections", IDLE, &|demo, count| {
+            idle(&demo.target, count)
+        }),
+        ("stalled downloads, HTTP/1.1", STALLED, &|demo, count| {
+            stalled(&demo.target, LARGE, count)
+        }),
+        (
+            "stalled downloads, HTTP/2",
+            STALLED_STREAMS,
+            &|demo, count| stalled_http2(&demo.target, count),
+        ),
+        ("unread answers of 1 MB", UNREAD, &|demo, count| {
+            stalled(&demo.target, MEGABYTE, count)
+        }),
         ("tunnels", TUNNELS, &|demo, count| {
             let services = enrolled::create_services(demo, ACCOUNT, count)?;
-            Ok(Box::new(enrolled::connect(gateway, demo, ACCOUNT, &services, &site.backend_url(), &[])?))
+            Ok(Box::new(enrolled::connect(
+                gateway,
+                demo,
+                ACCOUNT,
+                &services,
+                &site.backend_url(),
+                &[],
+            )?))
         }),
     ];
     let mut failed = Vec::new();
     for (name, count, open) in scenarios {
         let slots = u32::try_from(STALLED_STREAMS + 1).ok();
-        let options = Options { slots, backend: Some(site.backend_url()), ..Options::default() };
+        let options = Options {
+            slots,
+            backend: Some(site.backend_url()),
+            ..Options::default()
+        };
         let demo = Demo::start(gateway, &options)?;
         let other = OtherAccount::start(gateway, &demo, &site.backend_url())?;
-        let wrong = Scenario { demo: &demo, other: &other.target }.measure(name, share.of(count), open)?;
+        let wrong = Scenario {
+            demo: &demo,
+            other: &other.target,
+        }
+        .measure(name, share.of(count), open)?;
         failed.extend(wrong.into_iter().map(|wrong| format!("{name}: {wrong}")));
         drop(other);
         demo.stop()?;
@@ -109,24 +134,48 @@ struct OtherAccount {
 impl OtherAccount {
     fn start(gateway: &Path, demo: &Demo, backend: &str) -> Result<Self, Failure> {
         administer(gateway, demo, &["account", "create", OTHER_ACCOUNT])?;
-        administer(gateway, demo, &["service", "create", OTHER_ACCOUNT, OTHER_SERVICE])?;
+        administer(
+            gateway,
+            demo,
+            &["service", "create", OTHER_ACCOUNT, OTHER_SERVICE],
+        )?;
         let unlimited = ["--burst", "1000000000", "--refill-per-minute", "1000000000"];
         let change = ["service", "change", OTHER_ACCOUNT, OTHER_SERVICE];
         administer(gateway, demo, &[&change[..], &unlimited[..]].concat())?;
-        let key = administer(gateway, demo, &["key", "create", OTHER_ACCOUNT, "--service", OTHER_SERVICE])?;
-        let key = key["service_key"].as_str().ok_or_else(|| Failure::new("no service key in the client's JSON"))?;
+        let key = administer(
+            gateway,
+            demo,
+            &["key", "create", OTHER_ACCOUNT, "--service", OTHER_SERVICE],
+        )?;
+        let key = key["service_key"]
+            .as_str()
+            .ok_or_else(|| Failure::new("no service key in the client's JSON"))?;
         let services = [OTHER_SERVICE.to_owned()];
         let agent = enrolled::start(gateway, demo, OTHER_ACCOUNT, &services, backend, &[])?;
-        let host = demo.target.host.replacen("demo--echo", &format!("{OTHER_ACCOUNT}--{OTHER_SERVICE}"), 1);
+        let host = demo.target.host.replacen(
+            "demo--echo",
+            &format!("{OTHER_ACCOUNT}--{OTHER_SERVICE}"),
+            1,
+        );
         let target = demo.target.for_service(&host, key)?;
         let deadline = Instant::now() + enrolled::TUNNELS_WITHIN;
-        while !target.connect()?.ask("/hello").is_ok_and(|answer| answer.head.status == 200) {
+        while !target
+            .connect()?
+            .ask("/hello")
+            .is_ok_and(|answer| answer.head.status == 200)
+        {
             ensure(Instant::now() < deadline, || {
-                format!("no tunnel of the other account within {:?}", enrolled::TUNNELS_WITHIN)
+                format!(
+                    "no tunnel of the other account within {:?}",
+                    enrolled::TUNNELS_WITHIN
+                )
             })?;
             std::thread::sleep(TICK);
         }
-        Ok(Self { target, _agent: agent })
+        Ok(Self {
+            target,
+            _agent: agent,
+        })
     }
 }
 
@@ -158,7 +207,8 @@ impl Scenario<'_> {
             std::thread::sleep(TICK);
             (after, kernel_after) = (resident()?, procfs::tcp_memory()?);
         }
-        let limit = metrics::read(&self.demo.admin_url, "gw_connections_kernel_limit_bytes")? / WORKERS;
+        let limit =
+            metrics::read(&self.demo.admin_url, "gw_connections_kernel_limit_bytes")? / WORKERS;
         say(format_args!(
             "{count} {name}, open after {:.0} s: resident {:.1} MiB before, {:.1} with them ({:.1} KiB each), {:.1} {:.0} s \
              after; kernel memory of callers' connections at most {:.1} of {:.1} MiB, of all TCP at most {:.1}, {:.1} after; \
@@ -182,13 +232,26 @@ impl Scenario<'_> {
             say(format_args!("  {ended}"));
         }
         let checks = [
-            (opened <= OPEN_WITHIN + STALLS_AFTER, "connections were not open in time"),
+            (
+                opened <= OPEN_WITHIN + STALLS_AFTER,
+                "connections were not open in time",
+            ),
             (is_back(after), "memory is not released"),
-            (is_kernel_back(kernel_after), "kernel memory is not released"),
+            (
+                is_kernel_back(kernel_after),
+                "kernel memory is not released",
+            ),
             (most.callers <= limit, "kernel memory exceeds the limit"),
-            (beside <= quiet * SLOWER_MAX, "callers of another account are slowed down"),
+            (
+                beside <= quiet * SLOWER_MAX,
+                "callers of another account are slowed down",
+            ),
         ];
-        Ok(checks.into_iter().filter(|(holds, _)| !holds).map(|(_, wrong)| wrong.to_owned()).collect())
+        Ok(checks
+            .into_iter()
+            .filter(|(holds, _)| !holds)
+            .map(|(_, wrong)| wrong.to_owned())
+            .collect())
     }
 
     /// Best p99 of several attempts of small requests of the other account, each of which must succeed.
@@ -196,9 +259,19 @@ impl Scenario<'_> {
         let mut best = Duration::MAX;
         for _ in 0..ATTEMPTS {
             let run = load::requests(self.other, CALLERS, REQUESTS, "/hello")?;
-            let failed = run.answers.iter().filter(|(answer, _)| answer.head.status != 200).count();
-            ensure(failed == 0, || format!("{failed} of {REQUESTS} requests of the other account failed"))?;
-            let mut latencies: Vec<Duration> = run.answers.into_iter().map(|(_, latency)| latency).collect();
+            let failed = run
+                .answers
+                .iter()
+                .filter(|(answer, _)| answer.head.status != 200)
+                .count();
+            ensure(failed == 0, || {
+                format!("{failed} of {REQUESTS} requests of the other account failed")
+            })?;
+            let mut latencies: Vec<Duration> = run
+                .answers
+                .into_iter()
+                .map(|(_, latency)| latency)
+                .collect();
             latencies.sort_unstable();
             best = best.min(percentile(&latencies, 99));
         }
@@ -210,7 +283,8 @@ impl Scenario<'_> {
         &self,
         work: impl FnOnce() -> Result<T, Failure>,
     ) -> Result<(T, KernelMemory), Failure> {
-        let (done, callers, machine) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        let (done, callers, machine) =
+            (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         let admin_url = &self.demo.admin_url;
         let watch = || {
             while !done.load(Ordering::Relaxed) {
@@ -228,7 +302,13 @@ impl Scenario<'_> {
             done.store(true, Ordering::Relaxed);
             result
         })?;
-        Ok((result, KernelMemory { callers: callers.into_inner(), machine: machine.into_inner() }))
+        Ok((
+            result,
+            KernelMemory {
+                callers: callers.into_inner(),
+                machine: machine.into_inner(),
+            },
+        ))
     }
 }
 
@@ -243,7 +323,10 @@ struct KernelMemory {
 
 impl KernelMemory {
     fn or(self, other: Self) -> Self {
-        Self { callers: self.callers.max(other.callers), machine: self.machine.max(other.machine) }
+        Self {
+            callers: self.callers.max(other.callers),
+            machine: self.machine.max(other.machine),
+        }
     }
 }
 
@@ -264,11 +347,16 @@ fn stalled(target: &Target, path: &str, count: usize) -> Result<Held, Failure> {
     let (host, key) = (&target.host, &target.service_key);
     let open = |number: usize| {
         let mut stream = target.open_from(1 + number % SOURCES, &[b"http/1.1"])?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n")?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        )?;
         stream.flush()?;
         let mut status = [0; 12];
         stream.read_exact(&mut status)?;
-        ensure(status == *b"HTTP/1.1 200", || format!("download {number}: {}", String::from_utf8_lossy(&status)))?;
+        ensure(status == *b"HTTP/1.1 200", || {
+            format!("download {number}: {}", String::from_utf8_lossy(&status))
+        })?;
         Ok(stream)
     };
     let streams: Vec<Stream> = (0..count).map(open).collect::<Result<_, Failure>>()?;
@@ -287,7 +375,9 @@ fn stalled_http2(target: &Target, count: usize) -> Result<Held, Failure> {
         stream.flush()?;
         Ok(stream)
     };
-    let streams: Vec<Stream> = (0..count.div_ceil(STREAMS)).map(open).collect::<Result<_, Failure>>()?;
+    let streams: Vec<Stream> = (0..count.div_ceil(STREAMS))
+        .map(open)
+        .collect::<Result<_, Failure>>()?;
     std::thread::sleep(STALLS_AFTER);
     Ok(Box::new(streams))
 }

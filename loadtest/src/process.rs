@@ -33,8 +33,14 @@ pub(crate) struct Process {
 impl Process {
     /// Starts what `command` describes. Only the main thread may: see [`command`].
     pub(crate) fn spawn(name: &'static str, command: &mut Command) -> Result<Self, Failure> {
-        let child = command.spawn().map_err(|error| Failure::during(format_args!("cannot start {name}"), error))?;
-        Ok(Self { name, child, _folder: None })
+        let child = command
+            .spawn()
+            .map_err(|error| Failure::during(format_args!("cannot start {name}"), error))?;
+        Ok(Self {
+            name,
+            child,
+            _folder: None,
+        })
     }
 
     /// Keeps `folder` until the program has ended.
@@ -58,7 +64,10 @@ impl Process {
 
     /// Proportional set size of the program and its children, in bytes.
     pub(crate) fn proportional_memory(&self) -> Result<u64, Failure> {
-        procfs::tree(self.pid()).into_iter().map(procfs::proportional_memory).sum()
+        procfs::tree(self.pid())
+            .into_iter()
+            .map(procfs::proportional_memory)
+            .sum()
     }
 
     /// Exit status, if the program ends within `patience`.
@@ -83,9 +92,14 @@ impl Process {
         let asked = Instant::now();
         self.send(signal);
         let status = self.wait(STOP_WITHIN)?.ok_or_else(|| {
-            Failure::new(format!("{} still runs {STOP_WITHIN:?} after it was told to stop", self.name))
+            Failure::new(format!(
+                "{} still runs {STOP_WITHIN:?} after it was told to stop",
+                self.name
+            ))
         })?;
-        ensure(status.success(), || format!("{} ended with {status} when told to stop", self.name))?;
+        ensure(status.success(), || {
+            format!("{} ended with {status} when told to stop", self.name)
+        })?;
         if asked.elapsed() > STOP_SLOW {
             let (name, seconds) = (self.name, asked.elapsed().as_secs_f64());
             say(format_args!("note: {name} took {seconds:.0} s to stop"));
@@ -102,7 +116,10 @@ impl Process {
 
     /// Sends a signal to the program and its running children.
     pub(crate) fn send_all(&self, signal: Signal) {
-        for pid in procfs::tree(self.pid()).into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+        for pid in procfs::tree(self.pid())
+            .into_iter()
+            .filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+        {
             // Fails if it has ended already.
             let _ = kill_process(pid, signal);
         }
@@ -124,7 +141,10 @@ impl Drop for Process {
         if matches!(self.wait(ABANDON_WITHIN), Ok(Some(_))) {
             return;
         }
-        for pid in tree.into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+        for pid in tree
+            .into_iter()
+            .filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+        {
             let _ = kill_process(pid, Signal::KILL);
         }
         let _ = self.child.wait();
@@ -140,7 +160,9 @@ pub(crate) fn command(program: &Path, cores: &[usize]) -> Result<Command, Failur
     command.args(["--pdeathsig", "TERM", "--"]);
     if !cores.is_empty() {
         let list: Vec<String> = cores.iter().map(usize::to_string).collect();
-        command.arg(find("taskset", "util-linux")?).args(["-c", &list.join(",")]);
+        command
+            .arg(find("taskset", "util-linux")?)
+            .args(["-c", &list.join(",")]);
     }
     command.arg(program);
     // Without core dumps, only root can read a process's proportional memory.
@@ -152,11 +174,16 @@ pub(crate) fn command(program: &Path, cores: &[usize]) -> Result<Command, Failur
 pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf, Failure> {
     let path = env::var_os("PATH").unwrap_or_default();
     // Servers are in folders that are often not in the PATH of a user.
-    let folders = env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin", "/sbin"].map(PathBuf::from));
+    let folders =
+        env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin", "/sbin"].map(PathBuf::from));
     folders
         .map(|folder| folder.join(program))
         .find(|candidate| candidate.is_file())
-        .ok_or_else(|| Failure::new(format!("{program} is not installed: apt-get install {package}")))
+        .ok_or_else(|| {
+            Failure::new(format!(
+                "{program} is not installed: apt-get install {package}"
+            ))
+        })
 }
 
 /// Unused ports.
@@ -178,8 +205,13 @@ mod tests {
 
     #[test]
     fn a_missing_program_names_its_package() {
-        let message = find("no-such-program", "some-package").unwrap_err().to_string();
-        assert_eq!(message, "no-such-program is not installed: apt-get install some-package");
+        let message = find("no-such-program", "some-package")
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            message,
+            "no-such-program is not installed: apt-get install some-package"
+        );
     }
 
     #[test]

@@ -22,7 +22,12 @@ pub(crate) fn tree(pid: u32) -> Vec<u32> {
     let mut tree = vec![pid];
     let mut next = 0;
     while let Some(&parent) = tree.get(next) {
-        tree.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(child, _)| *child));
+        tree.extend(
+            parents
+                .iter()
+                .filter(|(_, of)| *of == parent)
+                .map(|(child, _)| *child),
+        );
         next += 1;
     }
     tree
@@ -48,7 +53,9 @@ pub(crate) struct Cpu {
 impl Cpu {
     /// CPU time of all threads of a process, including ended ones; zero if the process has ended.
     pub(crate) fn of(pid: u32) -> Self {
-        Stat::read(&format!("/proc/{pid}/stat")).map(|stat| stat.cpu).unwrap_or_default()
+        Stat::read(&format!("/proc/{pid}/stat"))
+            .map(|stat| stat.cpu)
+            .unwrap_or_default()
     }
 
     pub(crate) fn total(self) -> Duration {
@@ -57,13 +64,19 @@ impl Cpu {
 
     /// CPU time since `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
-        Self { user: self.user.saturating_sub(earlier.user), kernel: self.kernel.saturating_sub(earlier.kernel) }
+        Self {
+            user: self.user.saturating_sub(earlier.user),
+            kernel: self.kernel.saturating_sub(earlier.kernel),
+        }
     }
 }
 
 impl Sum for Cpu {
     fn sum<I: Iterator<Item = Self>>(times: I) -> Self {
-        times.fold(Self::default(), |sum, time| Self { user: sum.user + time.user, kernel: sum.kernel + time.kernel })
+        times.fold(Self::default(), |sum, time| Self {
+            user: sum.user + time.user,
+            kernel: sum.kernel + time.kernel,
+        })
     }
 }
 
@@ -78,7 +91,9 @@ pub(crate) fn cpu_of_others() -> Result<Duration, Failure> {
     const PATH: &str = "/proc/stat";
     let text = fs::read_to_string(PATH).map_err(|error| Failure::during(PATH, error))?;
     let all = busy(&text).ok_or_else(|| Failure::new(format!("{PATH}: no CPU time")))?;
-    let own = tree(std::process::id()).into_iter().filter_map(|pid| Stat::read(&format!("/proc/{pid}/stat")));
+    let own = tree(std::process::id())
+        .into_iter()
+        .filter_map(|pid| Stat::read(&format!("/proc/{pid}/stat")));
     Ok(all.saturating_sub(own.map(|stat| stat.cpu.total() + stat.ended_children).sum()))
 }
 
@@ -87,9 +102,19 @@ fn busy(stat: &str) -> Option<Duration> {
     const IDLE: usize = 3;
     const WAITING: usize = 4;
     // User, nice, system, idle, waiting, interrupts, soft interrupts, stolen. Times of guests are parts of the first two.
-    let ticks = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8).enumerate();
+    let ticks = stat
+        .lines()
+        .next()?
+        .strip_prefix("cpu ")?
+        .split_whitespace()
+        .take(8)
+        .enumerate();
     let busy = ticks.filter(|(index, _)| ![IDLE, WAITING].contains(index));
-    Some(in_ticks(busy.map(|(_, ticks)| ticks.parse::<u64>()).sum::<Result<_, _>>().ok()?))
+    Some(in_ticks(
+        busy.map(|(_, ticks)| ticks.parse::<u64>())
+            .sum::<Result<_, _>>()
+            .ok()?,
+    ))
 }
 
 fn in_ticks(ticks: u64) -> Duration {
@@ -98,7 +123,10 @@ fn in_ticks(ticks: u64) -> Duration {
 
 /// User and system time of the threads of a process with this name.
 pub(crate) fn cpu_of_thread(pid: u32, name: &str) -> Duration {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().filter_map(Result::ok);
+    let threads = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok);
     threads
         .filter_map(|thread| Stat::read(thread.path().join("stat").to_str()?))
         .filter(|stat| stat.name == name)
@@ -134,7 +162,10 @@ impl Memory {
     }
 
     fn parse(status: &str) -> Option<Self> {
-        Some(Self { resident: kibibytes(status, "VmRSS:")?, peak: kibibytes(status, "VmHWM:")? })
+        Some(Self {
+            resident: kibibytes(status, "VmRSS:")?,
+            peak: kibibytes(status, "VmHWM:")?,
+        })
     }
 }
 
@@ -155,8 +186,14 @@ fn kibibytes(text: &str, key: &str) -> Option<u64> {
 pub(crate) fn tcp_memory() -> Result<u64, Failure> {
     const PATH: &str = "/proc/net/sockstat";
     let text = fs::read_to_string(PATH).map_err(|error| Failure::during(PATH, error))?;
-    let pages =
-        text.lines().find_map(|line| line.strip_prefix("TCP:")?.rsplit_once("mem ")?.1.trim().parse::<u64>().ok());
+    let pages = text.lines().find_map(|line| {
+        line.strip_prefix("TCP:")?
+            .rsplit_once("mem ")?
+            .1
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
     let pages = pages.ok_or_else(|| Failure::new(format!("{PATH}: no memory of TCP")))?;
     Ok(pages * rustix::param::page_size() as u64)
 }
@@ -185,7 +222,10 @@ impl Stat {
             name: before.split_once('(')?.1.to_owned(),
             state: fields.first()?.chars().next()?,
             parent: u32::try_from(number(1)?).ok()?,
-            cpu: Cpu { user: time(11)?, kernel: time(12)? },
+            cpu: Cpu {
+                user: time(11)?,
+                kernel: time(12)?,
+            },
             ended_children: time(13)? + time(14)?,
         })
     }
@@ -199,17 +239,29 @@ mod tests {
     fn stat_of_a_process_with_spaces_in_its_name_is_parsed() {
         let text = "42 (a) (b c)) S 7 42 42 0 -1 4194560 1 2 3 4 150 25 1 2 20 0 9 0 100 1 1";
         let stat = Stat::parse(text).unwrap();
-        let cpu = Cpu { user: Duration::from_millis(1500), kernel: Duration::from_millis(250) };
-        assert_eq!((stat.name.as_str(), stat.parent, stat.cpu), ("a) (b c)", 7, cpu));
+        let cpu = Cpu {
+            user: Duration::from_millis(1500),
+            kernel: Duration::from_millis(250),
+        };
+        assert_eq!(
+            (stat.name.as_str(), stat.parent, stat.cpu),
+            ("a) (b c)", 7, cpu)
+        );
         assert_eq!(stat.ended_children, Duration::from_millis(30));
         assert!(Stat::parse("42 (cut").is_none());
     }
 
     #[test]
     fn cpu_times_add_up_and_never_run_backwards() {
-        let time = |user, kernel| Cpu { user: Duration::from_millis(user), kernel: Duration::from_millis(kernel) };
+        let time = |user, kernel| Cpu {
+            user: Duration::from_millis(user),
+            kernel: Duration::from_millis(kernel),
+        };
         let sum: Cpu = [time(1, 2), time(10, 20)].into_iter().sum();
-        assert_eq!((sum, sum.total()), (time(11, 22), Duration::from_millis(33)));
+        assert_eq!(
+            (sum, sum.total()),
+            (time(11, 22), Duration::from_millis(33))
+        );
         // A process that ended between two measurements.
         assert_eq!(time(5, 30).since(sum), time(0, 8));
     }
@@ -225,7 +277,13 @@ mod tests {
     #[test]
     fn memory_is_converted_to_bytes() {
         let memory = Memory::parse("Name:\tx\nVmHWM:\t    20 kB\nVmRSS:\t    10 kB\n").unwrap();
-        assert_eq!(memory, Memory { resident: 10_240, peak: 20_480 });
+        assert_eq!(
+            memory,
+            Memory {
+                resident: 10_240,
+                peak: 20_480
+            }
+        );
     }
 
     #[test]

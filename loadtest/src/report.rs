@@ -33,7 +33,10 @@ pub(crate) fn percentile(sorted: &[Duration], percent: usize) -> Duration {
 /// The value that `per_mille` thousandths of `sorted` do not exceed; 0 for none.
 pub(crate) fn per_mille(sorted: &[Duration], per_mille: usize) -> Duration {
     let rank = (sorted.len() * per_mille).div_ceil(1000);
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    sorted
+        .get(rank.saturating_sub(1))
+        .copied()
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

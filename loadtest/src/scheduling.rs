@@ -31,8 +31,13 @@ pub(crate) fn schedule(thread: Pid, class: Class) -> Result<(), Failure> {
         Class::Leftovers => ["--idle", "--pid", "0"],
     };
     let chrt = process::find("chrt", "util-linux")?;
-    let status = Command::new(chrt).args(policy).arg(thread.as_raw_nonzero().to_string()).status()?;
-    ensure(status.success(), || format!("chrt ended with {status}: run as root"))
+    let status = Command::new(chrt)
+        .args(policy)
+        .arg(thread.as_raw_nonzero().to_string())
+        .status()?;
+    ensure(status.success(), || {
+        format!("chrt ended with {status}: run as root")
+    })
 }
 
 /// Pins a thread, or the calling one for `None`, to a core. Threads and programs that it starts later inherit this.

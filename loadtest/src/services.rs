@@ -79,10 +79,18 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     ));
     few.demo.stop()?;
     many.demo.stop()?;
-    ensure(p99 <= CHANGE_MAX, || format!("p99 of a change is above {CHANGE_MAX:?}"))?;
-    ensure(many.took <= START_MAX, || format!("a start takes more than {START_MAX:?}"))?;
-    ensure(bytes <= BYTES_MAX, || format!("a service takes more than {BYTES_MAX} bytes"))?;
-    ensure(more <= MORE_MAX, || format!("a request costs more than {} % more", MORE_MAX * 100.0))
+    ensure(p99 <= CHANGE_MAX, || {
+        format!("p99 of a change is above {CHANGE_MAX:?}")
+    })?;
+    ensure(many.took <= START_MAX, || {
+        format!("a start takes more than {START_MAX:?}")
+    })?;
+    ensure(bytes <= BYTES_MAX, || {
+        format!("a service takes more than {BYTES_MAX} bytes")
+    })?;
+    ensure(more <= MORE_MAX, || {
+        format!("a request costs more than {} % more", MORE_MAX * 100.0)
+    })
 }
 
 /// Makes records through the control plane, one change after another, as the API does.
@@ -93,19 +101,34 @@ fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
          workers = 1\ndata_dir = {:?}\n",
         folder.path()
     );
-    let config = Config::parse(&text, |_| None).map_err(|error| Failure::during("configuration", error))?;
+    let config =
+        Config::parse(&text, |_| None).map_err(|error| Failure::during("configuration", error))?;
     let gateway = Gateway::start(&config).map_err(|error| Failure::during("start", error))?;
     let control = gateway.control();
     let made = |error| Failure::during("a change", error);
     for number in 0..accounts {
-        let account = NewAccount { id: format!("account{number}"), capture_allowed: None };
-        control.create_account(&Actor::Admin, &account).map_err(made)?;
+        let account = NewAccount {
+            id: format!("account{number}"),
+            capture_allowed: None,
+        };
+        control
+            .create_account(&Actor::Admin, &account)
+            .map_err(made)?;
     }
     let mut changes = Vec::new();
     for number in 0..services {
-        let service = NewService::new(format!("service{}", number / accounts), ServiceChanges::default());
+        let service = NewService::new(
+            format!("service{}", number / accounts),
+            ServiceChanges::default(),
+        );
         let began = Instant::now();
-        control.create_service(&Actor::Admin, &format!("account{}", number % accounts), &service).map_err(made)?;
+        control
+            .create_service(
+                &Actor::Admin,
+                &format!("account{}", number % accounts),
+                &service,
+            )
+            .map_err(made)?;
         if number >= services - services / 10 {
             changes.push(began.elapsed());
         }
@@ -139,7 +162,11 @@ fn round(demo: &Demo) -> Result<f64, Failure> {
     let spent = || procfs::cpu(pid).saturating_sub(procfs::cpu_of_thread(pid, ECHO_THREAD));
     let before = spent();
     let run = load::requests(&demo.target, CALLERS, REQUESTS_PER_ROUND, "/hello")?;
-    let failed = run.answers.iter().filter(|(answer, _)| answer.head.status != 200).count();
+    let failed = run
+        .answers
+        .iter()
+        .filter(|(answer, _)| answer.head.status != 200)
+        .count();
     ensure(failed == 0, || format!("{failed} requests failed"))?;
     Ok(spent().saturating_sub(before).as_secs_f64() * 1e6 / REQUESTS_PER_ROUND as f64)
 }

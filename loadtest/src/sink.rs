@@ -20,7 +20,13 @@ const HEAD_MAX: u64 = 64 * 1024;
 pub(crate) fn start() -> io::Result<SocketAddr> {
     listen("sink", |request, length, socket| {
         let answer = serde_json::to_string(&receive(request, length)?)?;
-        socket.write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len()).as_bytes())
+        socket.write_all(
+            format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}",
+                answer.len()
+            )
+            .as_bytes(),
+        )
     })
 }
 
@@ -38,12 +44,16 @@ pub(crate) fn listen(
         }
         Ok::<(), io::Error>(())
     };
-    std::thread::Builder::new().name(name.into()).spawn(move || {
-        for socket in listener.incoming().flatten() {
-            // A disconnect of the agent is ignored: the caller sees the failure.
-            let _ = std::thread::Builder::new().name(name.into()).spawn(move || serve(socket));
-        }
-    })?;
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(move || {
+            for socket in listener.incoming().flatten() {
+                // A disconnect of the agent is ignored: the caller sees the failure.
+                let _ = std::thread::Builder::new()
+                    .name(name.into())
+                    .spawn(move || serve(socket));
+            }
+        })?;
     Ok(address)
 }
 
@@ -65,7 +75,10 @@ fn body_length(reader: &mut impl BufRead) -> io::Result<Option<u64>> {
         if let Some((name, value)) = line.split_once(':')
             && name.eq_ignore_ascii_case("content-length")
         {
-            length = value.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+            length = value
+                .trim()
+                .parse()
+                .map_err(|_| io::ErrorKind::InvalidData)?;
         }
     }
 }
@@ -87,12 +100,19 @@ fn receive(reader: &mut impl BufRead, length: u64) -> io::Result<Received> {
     if bytes < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(Received { bytes, sha256: hexadecimal(hash.finish()) })
+    Ok(Received {
+        bytes,
+        sha256: hexadecimal(hash.finish()),
+    })
 }
 
 /// A digest as text.
 pub(crate) fn hexadecimal(digest: Digest) -> String {
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    digest
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -104,7 +124,10 @@ mod tests {
         let mut request = &b"POST /x HTTP/1.1\r\nHost: h\r\ncontent-length: 3\r\n\r\nabcGET"[..];
         let length = body_length(&mut request).unwrap().unwrap();
         let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".to_owned();
-        assert_eq!(receive(&mut request, length).unwrap(), Received { bytes: 3, sha256 });
+        assert_eq!(
+            receive(&mut request, length).unwrap(),
+            Received { bytes: 3, sha256 }
+        );
         assert_eq!(request, b"GET");
         assert!(receive(&mut request, 4).is_err());
         assert_eq!(body_length(&mut &b""[..]).unwrap(), None);

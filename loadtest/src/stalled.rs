@@ -59,14 +59,20 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
 /// Measures latencies without and with stalled downloads.
 fn attempt(target: &Target) -> Result<(Latency, Latency), Failure> {
     let unloaded = Latency::measure(target)?;
-    let mut stalled = (0..STALLED).map(|_| stalled_download(target)).collect::<Result<Vec<_>, _>>()?;
+    let mut stalled = (0..STALLED)
+        .map(|_| stalled_download(target))
+        .collect::<Result<Vec<_>, _>>()?;
     std::thread::sleep(STALLS_AFTER);
     let loaded = Latency::measure(target)?;
     let mut later = vec![0; READ_LATER];
     for (number, download) in stalled.iter_mut().enumerate() {
         download.read_body_exact(&mut later)?;
-        let as_sent = (READ_FIRST..).zip(&later).all(|(position, byte)| *byte == position as u8);
-        ensure(as_sent, || format!("stalled download {number} goes on with wrong bytes"))?;
+        let as_sent = (READ_FIRST..)
+            .zip(&later)
+            .all(|(position, byte)| *byte == position as u8);
+        ensure(as_sent, || {
+            format!("stalled download {number} goes on with wrong bytes")
+        })?;
     }
     Ok((unloaded, loaded))
 }
@@ -74,7 +80,9 @@ fn attempt(target: &Target) -> Result<(Latency, Latency), Failure> {
 fn stalled_download(target: &Target) -> Result<Connection, Failure> {
     let mut connection = target.connect()?;
     let head = connection.get(DOWNLOAD)?;
-    ensure(head.status == 200, || format!("{DOWNLOAD}: status {}", head.status))?;
+    ensure(head.status == 200, || {
+        format!("{DOWNLOAD}: status {}", head.status)
+    })?;
     connection.read_body_exact(&mut vec![0; READ_FIRST])?;
     Ok(connection)
 }
@@ -88,10 +96,23 @@ impl Latency {
     /// Measures small requests, each of which must succeed.
     fn measure(target: &Target) -> Result<Self, Failure> {
         let run = load::requests(target, CALLERS, REQUESTS, SMALL)?;
-        let failed = run.answers.iter().filter(|(answer, _)| answer.head.status != 200).count();
-        ensure(failed == 0, || format!("{failed} of {REQUESTS} small requests failed"))?;
-        let mut latencies: Vec<Duration> = run.answers.into_iter().map(|(_, latency)| latency).collect();
+        let failed = run
+            .answers
+            .iter()
+            .filter(|(answer, _)| answer.head.status != 200)
+            .count();
+        ensure(failed == 0, || {
+            format!("{failed} of {REQUESTS} small requests failed")
+        })?;
+        let mut latencies: Vec<Duration> = run
+            .answers
+            .into_iter()
+            .map(|(_, latency)| latency)
+            .collect();
         latencies.sort_unstable();
-        Ok(Self { p50: percentile(&latencies, 50), p99: percentile(&latencies, 99) })
+        Ok(Self {
+            p50: percentile(&latencies, 50),
+            p99: percentile(&latencies, 99),
+        })
     }
 }

@@ -16,6 +16,9 @@ mod tests {
     fn calling_it_under_another_allocator_is_harmless() {
         let allocated = vec![1_u8; 1 << 20];
         super::give_back();
-        assert_eq!(allocated.iter().map(|byte| u64::from(*byte)).sum::<u64>(), 1 << 20);
+        assert_eq!(
+            allocated.iter().map(|byte| u64::from(*byte)).sum::<u64>(),
+            1 << 20
+        );
     }
 }

@@ -26,13 +26,16 @@ pub fn followed() -> Option<i64> {
 /// Microseconds of the kernel's clock that cannot be set. It goes on while the machine sleeps.
 pub fn monotonic_us() -> i64 {
     let time = clock_gettime(ClockId::Boottime);
-    time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_nsec / 1000)
+    time.tv_sec
+        .saturating_mul(1_000_000)
+        .saturating_add(time.tv_nsec / 1000)
 }
 
 /// Microseconds since the Unix epoch; negative before it.
 pub fn unix_us(time: SystemTime) -> i64 {
     let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
-    time.duration_since(UNIX_EPOCH).map_or_else(|before| -micros(before.duration()), micros)
+    time.duration_since(UNIX_EPOCH)
+        .map_or_else(|before| -micros(before.duration()), micros)
 }
 
 /// A clock that follows another one if it has been told to.
@@ -45,11 +48,15 @@ impl Clock {
     const SYSTEM: i64 = i64::MIN;
 
     const fn of_system() -> Self {
-        Self { ahead_us: AtomicI64::new(Self::SYSTEM) }
+        Self {
+            ahead_us: AtomicI64::new(Self::SYSTEM),
+        }
     }
 
     fn now(&self) -> SystemTime {
-        let Some(ahead_us) = self.followed() else { return SystemTime::now() };
+        let Some(ahead_us) = self.followed() else {
+            return SystemTime::now();
+        };
         let since_epoch = monotonic_us().saturating_add(ahead_us);
         UNIX_EPOCH + Duration::from_micros(u64::try_from(since_epoch).unwrap_or(0))
     }
@@ -69,9 +76,14 @@ mod tests {
         let before = SystemTime::now();
         assert!(clock.now() >= before && clock.now() <= SystemTime::now());
         // 2033-05-18T03:33:20Z
-        clock.ahead_us.store(2_000_000_000_000_000 - monotonic_us(), Ordering::Relaxed);
+        clock
+            .ahead_us
+            .store(2_000_000_000_000_000 - monotonic_us(), Ordering::Relaxed);
         let followed = unix_us(clock.now());
-        assert!((2_000_000_000_000_000..2_000_000_060_000_000).contains(&followed), "{followed}");
+        assert!(
+            (2_000_000_000_000_000..2_000_000_060_000_000).contains(&followed),
+            "{followed}"
+        );
         assert!(unix_us(clock.now()) >= followed);
         assert_eq!(unix_us(UNIX_EPOCH - Duration::from_secs(1)), -1_000_000);
     }

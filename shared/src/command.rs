@@ -39,7 +39,9 @@ impl Failure {
 
 /// Ends `program`: writes the message of a failure to standard error and returns the exit code.
 pub fn exit(program: &str, result: Result<(), Failure>) -> ExitCode {
-    let Err(failure) = result else { return ExitCode::SUCCESS };
+    let Err(failure) = result else {
+        return ExitCode::SUCCESS;
+    };
     note(program, failure.message());
     ExitCode::from(failure.code())
 }
@@ -48,7 +50,8 @@ pub fn exit(program: &str, result: Result<(), Failure>) -> ExitCode {
 pub fn note(program: &str, message: impl Display) {
     let message = message.to_string();
     // One write, since other processes may write to the same log. A failed write cannot be reported.
-    let _ = io::stderr().write_all(format!("{program}: {}\n", escaped_message(&message)).as_bytes());
+    let _ =
+        io::stderr().write_all(format!("{program}: {}\n", escaped_message(&message)).as_bytes());
 }
 
 /// Quotes `text` as one word of a shell, with hidden characters escaped.
@@ -68,7 +71,8 @@ mod tests {
     #[test]
     fn each_kind_of_failure_has_its_exit_code() {
         // Service managers and docs/deployment.md know these.
-        let failures = [Failure::Run, Failure::Usage, Failure::Internal].map(|kind| kind(String::new()).code());
+        let failures = [Failure::Run, Failure::Usage, Failure::Internal]
+            .map(|kind| kind(String::new()).code());
         assert_eq!(failures, [1, 2, 3]);
     }
 }

@@ -26,8 +26,15 @@ impl std::error::Error for ConfigErrors {}
 /// Parses a configuration file. The error has the line's number and not its text, which may contain a password.
 pub fn parse_table(text: &str) -> Result<toml::Table, String> {
     text.parse::<toml::Table>().map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        format!("line {}: {}", before.matches('\n').count() + 1, error.message())
+        let before = error
+            .span()
+            .and_then(|span| text.get(..span.start))
+            .unwrap_or_default();
+        format!(
+            "line {}: {}",
+            before.matches('\n').count() + 1,
+            error.message()
+        )
     })
 }
 
@@ -45,13 +52,21 @@ pub struct Keys<'a> {
 
 impl<'a> Keys<'a> {
     /// Parses the text of a configuration file.
-    pub fn parse(text: &str, environment: &'a dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
+    pub fn parse(
+        text: &str,
+        environment: &'a dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigErrors> {
         let table = parse_table(text).map_err(|error| ConfigErrors(vec![error]))?;
         Ok(Self::new(table, environment))
     }
 
     pub fn new(table: toml::Table, environment: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self { table, known: BTreeSet::new(), environment, errors: Vec::new() }
+        Self {
+            table,
+            known: BTreeSet::new(),
+            environment,
+            errors: Vec::new(),
+        }
     }
 
     /// Looks variables up.
@@ -60,17 +75,28 @@ impl<'a> Keys<'a> {
     }
 
     /// As [`Self::text`]; reports a missing key.
-    pub fn required<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    pub fn required<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
         let had_errors = self.errors.len();
         let value = self.text(key, expected, parse);
         if value.is_none() && self.errors.len() == had_errors {
-            self.errors.push(format!("{key}: missing; it must be {expected}"));
+            self.errors
+                .push(format!("{key}: missing; it must be {expected}"));
         }
         value
     }
 
     /// A string that `parse` accepts. `expected` describes it in the error.
-    pub fn text<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    pub fn text<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
         self.value(key, expected, |value| parse(value.as_str()?))
     }
 
@@ -79,14 +105,17 @@ impl<'a> Keys<'a> {
         match self.take(key)? {
             (name, toml::Value::String(text)) => Some((name, text)),
             (name, _) => {
-                self.errors.push(format!("{name}: must be a string, {expected}"));
+                self.errors
+                    .push(format!("{name}: must be a string, {expected}"));
                 None
             }
         }
     }
 
     pub fn boolean(&mut self, key: &str) -> Option<bool> {
-        self.value(key, "true or false", |value| value.as_bool().or_else(|| value.as_str()?.parse().ok()))
+        self.value(key, "true or false", |value| {
+            value.as_bool().or_else(|| value.as_str()?.parse().ok())
+        })
     }
 
     pub fn integer<T: TryFrom<i64> + PartialOrd + fmt::Display>(
@@ -96,21 +125,40 @@ impl<'a> Keys<'a> {
     ) -> Option<T> {
         let expected = format!("a whole number from {} to {}", range.start(), range.end());
         self.value(key, &expected, |value| {
-            let number = value.as_integer().or_else(|| value.as_str()?.parse().ok())?;
-            T::try_from(number).ok().filter(|number| range.contains(number))
+            let number = value
+                .as_integer()
+                .or_else(|| value.as_str()?.parse().ok())?;
+            T::try_from(number)
+                .ok()
+                .filter(|number| range.contains(number))
         })
     }
 
     /// A number or its text.
-    pub fn number<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
-        self.value(key, expected, |value| parse(&value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
+    pub fn number<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
+        self.value(key, expected, |value| {
+            parse(
+                &value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), str::to_owned),
+            )
+        })
     }
 
     /// Turns the keys of the table `name` into keys `name.key`.
     pub fn open_table(&mut self, name: &str) {
         match self.in_file(name) {
             Some(toml::Value::Table(entries)) => {
-                self.table.extend(entries.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)));
+                self.table.extend(
+                    entries
+                        .into_iter()
+                        .map(|(key, value)| (format!("{name}.{key}"), value)),
+                );
             }
             Some(value) => self.errors.push(format!("{name}: {value} is not a table")),
             None => {}
@@ -118,13 +166,20 @@ impl<'a> Keys<'a> {
     }
 
     /// An array of strings; in a variable, one string with commas. Reports every wrong element.
-    pub fn list<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
+    pub fn list<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<Vec<T>> {
         let (name, elements) = self.elements(key)?;
         let mut parsed = Vec::with_capacity(elements.len());
         for element in elements {
             match element.as_str().and_then(&parse) {
                 Some(element) => parsed.push(element),
-                None => self.errors.push(format!("{name}: {element} is not {expected}")),
+                None => self
+                    .errors
+                    .push(format!("{name}: {element} is not {expected}")),
             }
         }
         Some(parsed)
@@ -135,19 +190,28 @@ impl<'a> Keys<'a> {
         let (name, value) = self.take(key)?;
         let elements = match value {
             toml::Value::Array(elements) => elements,
-            toml::Value::String(text) => {
-                text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(toml::Value::from).collect()
-            }
+            toml::Value::String(text) => text
+                .split(',')
+                .map(str::trim)
+                .filter(|text| !text.is_empty())
+                .map(toml::Value::from)
+                .collect(),
             other => vec![other],
         };
         Some((name, elements))
     }
 
-    fn value<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&toml::Value) -> Option<T>) -> Option<T> {
+    fn value<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        parse: impl Fn(&toml::Value) -> Option<T>,
+    ) -> Option<T> {
         let (name, value) = self.take(key)?;
         let parsed = parse(&value);
         if parsed.is_none() {
-            self.errors.push(format!("{name}: {value} is not {expected}"));
+            self.errors
+                .push(format!("{name}: {value} is not {expected}"));
         }
         parsed
     }
@@ -196,15 +260,24 @@ mod tests {
     fn a_key_below_the_header_of_a_table_is_explained() {
         let mut keys = Keys::parse("[log]\nlevel = \"x\"\nport = \"1\"\n", &|_| None).unwrap();
         keys.open_table("log");
-        let _ = (keys.text("port", "a port", port), keys.text("log.level", "a level", |text| Some(text.to_owned())));
+        let _ = (
+            keys.text("port", "a port", port),
+            keys.text("log.level", "a level", |text| Some(text.to_owned())),
+        );
         keys.refuse_unknown();
-        assert_eq!(keys.errors, ["log.port: no such key; `port` is no key of the table: move it above the line [log]"]);
+        assert_eq!(
+            keys.errors,
+            ["log.port: no such key; `port` is no key of the table: move it above the line [log]"]
+        );
     }
 
     #[test]
     fn errors_of_syntax_have_a_line_and_not_its_text() {
         let error = parse_table("a = 1\nproxy = 'http://u:hunter2@h\nb = 2").unwrap_err();
-        assert!(error.starts_with("line 2: ") && !error.contains("hunter2"), "{error}");
+        assert!(
+            error.starts_with("line 2: ") && !error.contains("hunter2"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -42,16 +42,37 @@ impl Examination {
         self.note(check, Verdict::Ok, found, None);
     }
 
-    pub fn warning(&mut self, check: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) {
+    pub fn warning(
+        &mut self,
+        check: impl Into<String>,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) {
         self.note(check, Verdict::Warning, found, Some(advice.into()));
     }
 
-    pub fn failed(&mut self, check: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) {
+    pub fn failed(
+        &mut self,
+        check: impl Into<String>,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) {
         self.note(check, Verdict::Failed, found, Some(advice.into()));
     }
 
-    fn note(&mut self, check: impl Into<String>, verdict: Verdict, found: impl Into<String>, advice: Option<String>) {
-        self.checks.push(Finding { check: check.into(), verdict, found: found.into(), advice });
+    fn note(
+        &mut self,
+        check: impl Into<String>,
+        verdict: Verdict,
+        found: impl Into<String>,
+        advice: Option<String>,
+    ) {
+        self.checks.push(Finding {
+            check: check.into(),
+            verdict,
+            found: found.into(),
+            advice,
+        });
     }
 
     pub fn checks(&self) -> &[Finding] {
@@ -60,23 +81,44 @@ impl Examination {
 
     /// Whether no check failed.
     pub fn is_good(&self) -> bool {
-        self.checks.iter().all(|finding| finding.verdict != Verdict::Failed)
+        self.checks
+            .iter()
+            .all(|finding| finding.verdict != Verdict::Failed)
     }
 
     /// Writes the findings to standard output; an error if a check failed.
     pub fn print(&self, json: bool) -> Result<(), Failure> {
-        self.write(&mut io::stdout().lock(), json).map_err(Failure::run)?;
-        if self.is_good() { Ok(()) } else { Err(Failure::Run("a check failed: see the advice above".to_owned())) }
+        self.write(&mut io::stdout().lock(), json)
+            .map_err(Failure::run)?;
+        if self.is_good() {
+            Ok(())
+        } else {
+            Err(Failure::Run(
+                "a check failed: see the advice above".to_owned(),
+            ))
+        }
     }
 
     /// Writes a line for each finding, followed by its advice; with `json`, one object.
     pub fn write(&self, out: &mut impl Write, json: bool) -> io::Result<()> {
         if json {
-            let json = serde_json::json!({ "ok": self.is_good(), "checks": self.checks }).to_string();
+            let json =
+                serde_json::json!({ "ok": self.is_good(), "checks": self.checks }).to_string();
             return writeln!(out, "{}", escaped_json(&json));
         }
-        let width = self.checks.iter().map(|finding| finding.check.chars().count()).max().unwrap_or(0);
-        for Finding { check, verdict, found, advice } in &self.checks {
+        let width = self
+            .checks
+            .iter()
+            .map(|finding| finding.check.chars().count())
+            .max()
+            .unwrap_or(0);
+        for Finding {
+            check,
+            verdict,
+            found,
+            advice,
+        } in &self.checks
+        {
             let verdict = match verdict {
                 Verdict::Ok => "ok",
                 Verdict::Warning => "warning",

@@ -93,7 +93,9 @@ impl AgentErrorCode {
 
     /// Parses the code of a REFUSED or RESET; `None` if an agent may not send it.
     pub fn parse(code: &[u8]) -> Option<Self> {
-        Self::ALL.into_iter().find(|known| code == known.as_str().as_bytes())
+        Self::ALL
+            .into_iter()
+            .find(|known| code == known.as_str().as_bytes())
     }
 
     /// The code's text on the wire.
@@ -125,7 +127,12 @@ mod tests {
         assert_eq!(texts.len(), ErrorCode::ALL.len());
         for &code in ErrorCode::ALL {
             assert_eq!(ErrorCode::parse(code.as_str()), Some(code));
-            assert!(code.as_str().bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_'), "{code:?}");
+            assert!(
+                code.as_str()
+                    .bytes()
+                    .all(|byte| byte.is_ascii_uppercase() || byte == b'_'),
+                "{code:?}"
+            );
         }
         for unknown in ["", "GW_", "gw_auth_required", "GW_AUTH_REQUIRED ", "GW_X"] {
             assert_eq!(ErrorCode::parse(unknown), None, "{unknown}");
@@ -136,7 +143,9 @@ mod tests {
     fn an_agent_can_report_its_own_codes_only() {
         for &code in ErrorCode::ALL {
             let parsed = AgentErrorCode::parse(code.as_str().as_bytes());
-            let own = AgentErrorCode::ALL.into_iter().find(|own| own.error_code() == code);
+            let own = AgentErrorCode::ALL
+                .into_iter()
+                .find(|own| own.error_code() == code);
             assert_eq!(parsed, own, "{code:?}");
         }
         assert_eq!(AgentErrorCode::parse(b"GW_X"), None);

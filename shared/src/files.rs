@@ -11,7 +11,11 @@ pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     temporary.push(".new");
     // A file that a crash left behind may have other permissions.
     remove_if_there(Path::new(&temporary))?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary)?;
     file.write_all(contents)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;
@@ -20,13 +24,19 @@ pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
 
 fn folder_of(path: &Path) -> &Path {
     // The parent of a name without a folder is empty.
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Creates a file that only its owner can read (mode 0600). Fails if there is a file or link of this name: of two processes
 /// that create it, one succeeds.
 pub fn create_private(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
     let written = file.write_all(contents).and_then(|()| file.sync_all());
     let written = written.and_then(|()| File::open(folder_of(path))?.sync_all());
     if written.is_err() {
@@ -39,7 +49,10 @@ pub fn create_private(path: &Path, contents: &[u8]) -> io::Result<()> {
 /// Creates a folder that only its owner can enter (mode 0700). An existing folder stays as it is.
 pub fn create_private_dir(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
 }
 
 /// Removes a file if it exists.
@@ -52,7 +65,8 @@ pub fn remove_if_there(path: &Path) -> io::Result<()> {
 
 /// Reads a text file; the error contains the path.
 pub fn read_text(path: &Path) -> io::Result<String> {
-    fs::read_to_string(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    fs::read_to_string(path)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
 #[cfg(test)]
@@ -68,10 +82,16 @@ mod tests {
         create_private(&path, b"first").unwrap();
         std::os::unix::fs::symlink(directory.path().join("missing"), &link).unwrap();
         for taken in [&path, &link] {
-            assert_eq!(create_private(taken, b"second").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(
+                create_private(taken, b"second").unwrap_err().kind(),
+                io::ErrorKind::AlreadyExists
+            );
         }
         assert_eq!(fs::read_to_string(&path).unwrap(), "first");
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     }
 
@@ -83,6 +103,9 @@ mod tests {
         fs::write(&path, "old").unwrap();
         write_private(&path, b"new").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
     }
 }

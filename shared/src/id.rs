@@ -161,7 +161,13 @@ text_id!(
 impl AuthorityId {
     /// The id from a key identifier; `None` if it does not have 20 bytes.
     pub fn of_key_identifier(identifier: &[u8]) -> Option<Self> {
-        Self::new(&identifier.iter().map(|byte| format!("{byte:02x}")).collect::<String>()).ok()
+        Self::new(
+            &identifier
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>(),
+        )
+        .ok()
     }
 }
 
@@ -201,8 +207,9 @@ random_id!(EnrollmentTokenId, "", 16);
 random_id!(EnrollmentId, "en_", 20);
 
 fn random_id_has_form(text: &str, prefix: &str, length: usize) -> bool {
-    text.strip_prefix(prefix)
-        .is_some_and(|random| random.len() == length && random.bytes().all(|b| b.is_ascii_alphanumeric()))
+    text.strip_prefix(prefix).is_some_and(|random| {
+        random.len() == length && random.bytes().all(|b| b.is_ascii_alphanumeric())
+    })
 }
 
 /// Draws `length` characters evenly from A-Z, a-z, 0-9: 5.95 bits each, so 43 characters have 256 bits.
@@ -216,8 +223,10 @@ pub fn random_base62(length: usize) -> String {
             std::process::abort();
         }
         // Bytes from 248 up would make the first characters more likely than the others.
-        let letters =
-            random.iter().filter(|byte| **byte < 248).map(|byte| char::from(ALPHABET[usize::from(byte % 62)]));
+        let letters = random
+            .iter()
+            .filter(|byte| **byte < 248)
+            .map(|byte| char::from(ALPHABET[usize::from(byte % 62)]));
         text.extend(letters.take(length - text.len()));
     }
     text
@@ -241,7 +250,11 @@ const SET_BACK_MS: u64 = 1000;
 
 impl RequestIds {
     pub fn new() -> Self {
-        Self { context: RefCell::new(uuid::ContextV7::new()), latest_ms: Cell::new(0), node_slot: Cell::new(0) }
+        Self {
+            context: RefCell::new(uuid::ContextV7::new()),
+            latest_ms: Cell::new(0),
+            node_slot: Cell::new(0),
+        }
     }
 
     /// Makes ids of the node in this slot from now on. Slots have 10 bits.
@@ -260,7 +273,11 @@ impl RequestIds {
             // A context never goes back: all ids would have the same millisecond until the clock catches up.
             self.context.replace(uuid::ContextV7::new());
         }
-        let timestamp = uuid::Timestamp::from_unix(&*self.context.borrow(), since.as_secs(), since.subsec_nanos());
+        let timestamp = uuid::Timestamp::from_unix(
+            &*self.context.borrow(),
+            since.as_secs(),
+            since.subsec_nanos(),
+        );
         let random = Uuid::new_v7(timestamp).as_u128();
         let slot = u128::from(self.node_slot.get()) & NODE_SLOT_MASK;
         let id = RequestId(Uuid::from_u128(random & !NODE_SLOT_MASK | slot));
@@ -329,11 +346,14 @@ impl std::str::FromStr for RequestId {
 
     /// Parses the 36 characters of the text form, in upper or lower case.
     fn from_str(text: &str) -> Result<Self, InvalidId> {
-        let id = (text.len() == 36).then(|| Uuid::try_parse(text).ok()).flatten();
-        id.and_then(|id| Self::from_bytes(id.into_bytes())).ok_or_else(|| InvalidId {
-            found: text.chars().take(80).collect(),
-            expected: "a request id: a UUIDv7 like 019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07",
-        })
+        let id = (text.len() == 36)
+            .then(|| Uuid::try_parse(text).ok())
+            .flatten();
+        id.and_then(|id| Self::from_bytes(id.into_bytes()))
+            .ok_or_else(|| InvalidId {
+                found: text.chars().take(80).collect(),
+                expected: "a request id: a UUIDv7 like 019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07",
+            })
     }
 }
 
@@ -356,7 +376,10 @@ mod tests {
             assert!(ServiceId::new(bad).is_err(), "{bad}");
         }
         let message = AccountId::new("X").unwrap_err().to_string();
-        assert_eq!(message, "\"X\" is not an account id: 3 to 15 characters of a-z and 0-9");
+        assert_eq!(
+            message,
+            "\"X\" is not an account id: 3 to 15 characters of a-z and 0-9"
+        );
     }
 
     #[test]
@@ -368,7 +391,10 @@ mod tests {
         assert!(EnrollmentId::new(EnrollmentId::random().as_str()).is_ok());
         assert!(SigningKeyId::new(&random_base62(43)).is_ok() && SigningKeyId::new("x").is_err());
         let authority = AuthorityId::of_key_identifier(&[0xab; 20]).unwrap();
-        assert_eq!((authority.as_str(), AuthorityId::new("AB").is_err()), (&*"ab".repeat(20), true));
+        assert_eq!(
+            (authority.as_str(), AuthorityId::new("AB").is_err()),
+            (&*"ab".repeat(20), true)
+        );
         assert_eq!(AuthorityId::of_key_identifier(&[1; 19]), None);
         assert_ne!(random_base62(43), random_base62(43));
         assert_eq!(random_base62(200).len(), 200);
@@ -413,9 +439,17 @@ mod tests {
         let first = RequestId::first_of_ms(made[0].unix_ms());
         assert!(first <= made[0] && RequestId::first_of_ms(made[0].unix_ms() + 1) > made[0]);
         assert_eq!(first.to_string().parse(), Ok(first));
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_millis();
         assert!(now - u128::from(made[0].unix_ms()) < 60_000);
-        for bad in ["", "x", "019aa5c2-7e30-4c3b-8f11-2d5a4c9e1b07", "019aa5c27e307c3b8f112d5a4c9e1b07"] {
+        for bad in [
+            "",
+            "x",
+            "019aa5c2-7e30-4c3b-8f11-2d5a4c9e1b07",
+            "019aa5c27e307c3b8f112d5a4c9e1b07",
+        ] {
             assert!(bad.parse::<RequestId>().is_err(), "{bad}");
         }
     }

@@ -63,11 +63,17 @@ impl Driver {
     /// epoll.
     pub fn choose() -> Result<Self, DriverError> {
         match std::env::var("GW_DRIVER").as_deref() {
-            Ok("epoll") => Ok(Self::Epoll { reason: "GW_DRIVER=epoll".to_owned() }),
-            Ok("io_uring") => probe_ring().map(Self::IoUring).map_err(DriverError::Refused),
+            Ok("epoll") => Ok(Self::Epoll {
+                reason: "GW_DRIVER=epoll".to_owned(),
+            }),
+            Ok("io_uring") => probe_ring()
+                .map(Self::IoUring)
+                .map_err(DriverError::Refused),
             Ok("") | Err(_) => Ok(match probe_ring() {
                 Ok(flags) => Self::IoUring(flags),
-                Err(refusal) => Self::Epoll { reason: format!("io_uring refused: {refusal}") },
+                Err(refusal) => Self::Epoll {
+                    reason: format!("io_uring refused: {refusal}"),
+                },
             }),
             Ok(other) => Err(DriverError::Unknown(other.to_owned())),
         }
@@ -75,10 +81,15 @@ impl Driver {
 
     /// Logs driver and kernel release.
     pub fn log(&self) {
-        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        let kernel = rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned();
         match self {
             Self::IoUring(_) => tracing::info!(driver = %self, kernel, "reactor"),
-            Self::Epoll { .. } => tracing::warn!(driver = %self, kernel, "reactor: slower than io_uring"),
+            Self::Epoll { .. } => {
+                tracing::warn!(driver = %self, kernel, "reactor: slower than io_uring")
+            }
         }
     }
 
@@ -112,15 +123,20 @@ struct Reactor<D>(ManuallyDrop<Runtime<D>>);
 
 impl Reactor<TimeDriver<IoUringDriver>> {
     fn on_ring(flags: RingFlags) -> io::Result<Self> {
-        let builder = RuntimeBuilder::<TimeDriver<IoUringDriver>>::new().uring_builder(flags.builder());
-        Ok(Self(ManuallyDrop::new(builder.with_entries(RING_ENTRIES).build()?)))
+        let builder =
+            RuntimeBuilder::<TimeDriver<IoUringDriver>>::new().uring_builder(flags.builder());
+        Ok(Self(ManuallyDrop::new(
+            builder.with_entries(RING_ENTRIES).build()?,
+        )))
     }
 }
 
 impl Reactor<TimeDriver<LegacyDriver>> {
     fn on_epoll() -> io::Result<Self> {
         let builder = RuntimeBuilder::<TimeDriver<LegacyDriver>>::new();
-        Ok(Self(ManuallyDrop::new(builder.with_entries(RING_ENTRIES).build()?)))
+        Ok(Self(ManuallyDrop::new(
+            builder.with_entries(RING_ENTRIES).build()?,
+        )))
     }
 }
 
@@ -186,11 +202,18 @@ impl fmt::Display for Driver {
         match self {
             Self::Epoll { reason } => write!(f, "epoll ({reason})"),
             Self::IoUring(flags) => {
-                let names: Vec<&str> = [("coop_taskrun", flags.coop_taskrun), ("single_issuer", flags.single_issuer)]
-                    .into_iter()
-                    .filter_map(|(name, on)| on.then_some(name))
-                    .collect();
-                let names = if names.is_empty() { "no flags".to_owned() } else { names.join(", ") };
+                let names: Vec<&str> = [
+                    ("coop_taskrun", flags.coop_taskrun),
+                    ("single_issuer", flags.single_issuer),
+                ]
+                .into_iter()
+                .filter_map(|(name, on)| on.then_some(name))
+                .collect();
+                let names = if names.is_empty() {
+                    "no flags".to_owned()
+                } else {
+                    names.join(", ")
+                };
                 write!(f, "io_uring: {names}")
             }
         }
@@ -215,11 +238,16 @@ fn probe_ring() -> io::Result<RingFlags> {
     let candidates = [(true, true), (true, false), (false, false)];
     let mut refusal = io::Error::from(io::ErrorKind::Unsupported);
     for (coop_taskrun, single_issuer) in candidates {
-        let flags = RingFlags { coop_taskrun, single_issuer };
+        let flags = RingFlags {
+            coop_taskrun,
+            single_issuer,
+        };
         match flags.builder().build(8) {
             Ok(_) if monoio::utils::detect_uring() => return Ok(flags),
             Ok(_) => {
-                return Err(io::Error::other("an operation that this program needs is missing (Linux 5.11 has it)"));
+                return Err(io::Error::other(
+                    "an operation that this program needs is missing (Linux 5.11 has it)",
+                ));
             }
             Err(error) => refusal = error,
         }
@@ -243,7 +271,10 @@ pub fn ring_operations() -> io::Result<Vec<(&'static str, bool)>> {
         ("sendmsg", SendMsg::CODE),
         ("send_zc", SendZc::CODE),
     ];
-    Ok(operations.into_iter().map(|(name, code)| (name, probe.is_supported(code))).collect())
+    Ok(operations
+        .into_iter()
+        .map(|(name, code)| (name, probe.is_supported(code)))
+        .collect())
 }
 
 type Panic = Box<dyn Any + Send>;
@@ -281,7 +312,11 @@ pub fn spawn_essential(task: impl Future<Output = ()> + 'static) {
 }
 
 fn start(task: impl Future<Output = ()> + 'static, is_essential: bool) {
-    drop(monoio::spawn(Task { future: AssertUnwindSafe(task).catch_unwind(), place: Place(None), is_essential }));
+    drop(monoio::spawn(Task {
+        future: AssertUnwindSafe(task).catch_unwind(),
+        place: Place(None),
+        is_essential,
+    }));
 }
 
 pin_project_lite::pin_project! {
@@ -305,7 +340,9 @@ impl<F: Future<Output = ()>> Future for Task<F> {
         if IS_ENDING.get() {
             return Poll::Ready(());
         }
-        this.place.0.get_or_insert_with(|| TASKS.with_borrow_mut(|tasks| tasks.insert(cx.waker().clone())));
+        this.place
+            .0
+            .get_or_insert_with(|| TASKS.with_borrow_mut(|tasks| tasks.insert(cx.waker().clone())));
         if let Err(panic) = ready!(this.future.poll(cx)) {
             PANICS.set(PANICS.get() + 1);
             if !*this.is_essential {
@@ -372,7 +409,9 @@ pub async fn yield_now() {
 fn always_readable() -> Option<Rc<TcpStream>> {
     let (ours, _) = std::os::unix::net::UnixStream::pair().ok()?;
     // Not a TCP socket, but only its readiness is used, which monoio reports for any socket.
-    TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(ours))).ok().map(Rc::new)
+    TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(ours)))
+        .ok()
+        .map(Rc::new)
 }
 
 /// Raises the soft limit of open files to the hard limit. Returns the limit in force.
@@ -391,7 +430,12 @@ mod tests {
 
     #[test]
     fn a_panicking_task_is_counted_and_the_reactor_continues() {
-        for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
+        for driver in [
+            Driver::choose().unwrap(),
+            Driver::Epoll {
+                reason: "test".into(),
+            },
+        ] {
             let before = contained_panics();
             let value = driver
                 .block_on(async {
@@ -418,13 +462,20 @@ mod tests {
     fn a_failed_reactor_drops_all_tasks_and_closes_their_sockets() {
         use std::io::Read;
         let (essential, in_destructor, of_main) = (0, 1, 2);
-        for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
+        for driver in [
+            Driver::choose().unwrap(),
+            Driver::Epoll {
+                reason: "test".into(),
+            },
+        ] {
             for kind in [essential, in_destructor, of_main] {
                 let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
                 let idle = Rc::new(Cell::new(false));
                 let dropped = Dropped(Rc::clone(&idle), false);
                 let ended = driver.run(async move {
-                    let socket = TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(ours))).unwrap();
+                    let socket =
+                        TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(ours)))
+                            .unwrap();
                     // Two tasks that would wait for ever: for the kernel, and for nothing.
                     spawn(async move { drop(socket.readable(false).await) });
                     spawn(async move {
@@ -447,7 +498,9 @@ mod tests {
                 });
                 assert!(ended.unwrap().is_err(), "{driver} {kind}");
                 assert!(idle.get(), "{driver} {kind}");
-                theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                theirs
+                    .set_read_timeout(Some(Duration::from_secs(10)))
+                    .unwrap();
                 assert_eq!((&theirs).read(&mut [0]).unwrap(), 0, "{driver} {kind}");
             }
             // Another reactor of the thread works.
@@ -471,7 +524,8 @@ mod tests {
                         }
                     });
                 }
-                let socket = TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(a))).unwrap();
+                let socket =
+                    TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(a))).unwrap();
                 yield_now().await;
                 drop(b);
                 let before = turns.get();
@@ -482,7 +536,10 @@ mod tests {
                 turns
             })
             .unwrap();
-        assert!(turns <= 20, "each of ten tasks had {turns} turns in all before a completion was seen");
+        assert!(
+            turns <= 20,
+            "each of ten tasks had {turns} turns in all before a completion was seen"
+        );
     }
 
     #[test]

@@ -14,7 +14,8 @@ fn is_in(status: &str, signal: i32) -> io::Result<bool> {
     // Bit N - 1 is signal N.
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     let mask = mask.ok_or_else(|| io::Error::other("/proc/self/status has no SigIgn"))?;
-    Ok(u32::try_from(signal - 1).is_ok_and(|bit| mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1)))
+    Ok(u32::try_from(signal - 1)
+        .is_ok_and(|bit| mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1)))
 }
 
 #[cfg(test)]
@@ -24,7 +25,9 @@ mod tests {
     #[test]
     fn bits_of_the_mask_are_signals() {
         let status = "Name:\tx\nSigBlk:\tffffffffffffffff\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000000\n";
-        let ignored: Vec<i32> = (-1..70).filter(|signal| is_in(status, *signal).unwrap()).collect();
+        let ignored: Vec<i32> = (-1..70)
+            .filter(|signal| is_in(status, *signal).unwrap())
+            .collect();
         assert_eq!(ignored, [1, 13]);
         assert!(is_in("Name:\tx\n", 1).is_err());
     }

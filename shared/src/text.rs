@@ -18,7 +18,11 @@ pub fn escaped_message(text: &str) -> Cow<'_, str> {
     if !text.contains("\n  ") {
         return escaped(text);
     }
-    text.split("\n  ").map(escaped).collect::<Vec<_>>().join("\n  ").into()
+    text.split("\n  ")
+        .map(escaped)
+        .collect::<Vec<_>>()
+        .join("\n  ")
+        .into()
 }
 
 /// Escapes hidden characters of a JSON text, which stays valid and means the same. Line ends between values stay.
@@ -92,7 +96,11 @@ fn escape_into(character: char, out: &mut String) {
 }
 
 /// Replaces the hidden characters of `text` that are not `kept` by what `replace` writes.
-fn replaced(text: &str, kept: impl Fn(char) -> bool, replace: impl Fn(char, &mut String)) -> Cow<'_, str> {
+fn replaced(
+    text: &str,
+    kept: impl Fn(char) -> bool,
+    replace: impl Fn(char, &mut String),
+) -> Cow<'_, str> {
     let is_replaced = |character| is_hidden(character) && !kept(character);
     // Most text has printable ASCII only, which is quick to see.
     if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) || !text.contains(is_replaced) {
@@ -115,14 +123,20 @@ mod tests {
 
     /// C0, DEL, C1, line and paragraph separators, controls of direction.
     const HIDDEN: [char; 14] = [
-        '\0', '\n', '\r', '\t', '\x1b', '\x7f', '\u{85}', '\u{9b}', '\u{2028}', '\u{2029}', '\u{200e}', '\u{202e}',
-        '\u{2066}', '\u{2069}',
+        '\0', '\n', '\r', '\t', '\x1b', '\x7f', '\u{85}', '\u{9b}', '\u{2028}', '\u{2029}',
+        '\u{200e}', '\u{202e}', '\u{2066}', '\u{2069}',
     ];
 
     #[test]
     fn hidden_characters_are_escaped_and_others_stay() {
-        assert_eq!(escaped("Grüße, 世界 \\u{1b} \u{200d}"), "Grüße, 世界 \\u{1b} \u{200d}");
-        assert_eq!(escaped("a\r\nb\x1b[2J\u{9b}"), "a\\u{d}\\u{a}b\\u{1b}[2J\\u{9b}");
+        assert_eq!(
+            escaped("Grüße, 世界 \\u{1b} \u{200d}"),
+            "Grüße, 世界 \\u{1b} \u{200d}"
+        );
+        assert_eq!(
+            escaped("a\r\nb\x1b[2J\u{9b}"),
+            "a\\u{d}\\u{a}b\\u{1b}[2J\\u{9b}"
+        );
         for hidden in HIDDEN {
             let text = format!("x{hidden}y");
             let expected = format!("x\\u{{{:x}}}y", u32::from(hidden));
@@ -138,7 +152,8 @@ mod tests {
     #[test]
     fn only_indented_lines_follow_the_first_line_of_a_message() {
         let message = "gateway.toml:\n  burst: 0\n  \x1b[2J\nWARN forged\n forged\r\n  rest";
-        let expected = "gateway.toml:\n  burst: 0\n  \\u{1b}[2J\\u{a}WARN forged\\u{a} forged\\u{d}\n  rest";
+        let expected =
+            "gateway.toml:\n  burst: 0\n  \\u{1b}[2J\\u{a}WARN forged\\u{a} forged\\u{d}\n  rest";
         assert_eq!(escaped_message(message), expected);
         assert_eq!(escaped_message("one line\n"), "one line\\u{a}");
     }
@@ -147,10 +162,19 @@ mod tests {
     fn escaped_json_means_the_same() {
         for hidden in HIDDEN.into_iter().chain(['\u{e0041}']) {
             let value = serde_json::json!({ "a": [format!("x{hidden}\"y\\"), 1], format!("k{hidden}"): null });
-            for json in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
+            for json in [
+                value.to_string(),
+                serde_json::to_string_pretty(&value).unwrap(),
+            ] {
                 let shown = escaped_json(&json);
-                assert!(!shown.contains(|character| is_hidden(character) && character != '\n'), "{shown}");
-                assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+                assert!(
+                    !shown.contains(|character| is_hidden(character) && character != '\n'),
+                    "{shown}"
+                );
+                assert_eq!(
+                    serde_json::from_str::<serde_json::Value>(&shown).unwrap(),
+                    value
+                );
             }
         }
         assert_eq!(escaped_json("{\t\"a\":\r\n1}"), "{ \"a\": \n1}");
@@ -158,8 +182,14 @@ mod tests {
 
     #[test]
     fn errors_that_quote_a_peer_become_one_short_line() {
-        let line = error_line(&format!("unknown variant `x\nWARN forged{}`", "y".repeat(1000)));
-        assert!(line.starts_with("unknown variant `x\\u{a}WARN forgedyyy") && line.len() == ERROR_MAX, "{line}");
+        let line = error_line(&format!(
+            "unknown variant `x\nWARN forged{}`",
+            "y".repeat(1000)
+        ));
+        assert!(
+            line.starts_with("unknown variant `x\\u{a}WARN forgedyyy") && line.len() == ERROR_MAX,
+            "{line}"
+        );
     }
 
     #[test]

@@ -36,7 +36,10 @@ impl Version {
     /// Version of this build.
     pub fn own() -> Self {
         // The version of the package has no other form, as a test checks.
-        VERSION.parse().unwrap_or(Self { line: ReleaseLine { major: 0, minor: 0 }, patch: 0 })
+        VERSION.parse().unwrap_or(Self {
+            line: ReleaseLine { major: 0, minor: 0 },
+            patch: 0,
+        })
     }
 }
 
@@ -45,12 +48,26 @@ impl FromStr for Version {
 
     fn from_str(text: &str) -> Result<Self, InvalidVersion> {
         let mut parts = text.split('.').map(|part| {
-            let is_number = part.bytes().all(|byte| byte.is_ascii_digit()) && (part == "0" || !part.starts_with('0'));
-            part.parse::<u16>().ok().filter(|_| is_number).ok_or(InvalidVersion)
+            let is_number = part.bytes().all(|byte| byte.is_ascii_digit())
+                && (part == "0" || !part.starts_with('0'));
+            part.parse::<u16>()
+                .ok()
+                .filter(|_| is_number)
+                .ok_or(InvalidVersion)
         });
         let mut next = || parts.next().ok_or(InvalidVersion)?;
-        let version = Self { line: ReleaseLine { major: next()?, minor: next()? }, patch: next()? };
-        if parts.next().is_none() { Ok(version) } else { Err(InvalidVersion) }
+        let version = Self {
+            line: ReleaseLine {
+                major: next()?,
+                minor: next()?,
+            },
+            patch: next()?,
+        };
+        if parts.next().is_none() {
+            Ok(version)
+        } else {
+            Err(InvalidVersion)
+        }
     }
 }
 
@@ -106,7 +123,10 @@ impl AgentVersions {
         let is_served = |line| line == own || (self == Self::Previous && line == PREVIOUS);
         match agent.parse::<Version>() {
             Ok(version) if is_served(version.line) => Ok(version),
-            _ => Err(VersionMismatch { agent: agent.chars().take(40).collect(), served: self }),
+            _ => Err(VersionMismatch {
+                agent: agent.chars().take(40).collect(),
+                served: self,
+            }),
         }
     }
 
@@ -129,7 +149,18 @@ mod tests {
         let version = |text: &str| text.parse::<Version>();
         assert!(version("0.10.0").unwrap() > version("0.9.65535").unwrap());
         assert!(version("1.0.0").unwrap() > version("0.10.1").unwrap());
-        for bad in ["", "1", "1.2", "1.2.3.4", "1.2.x", "01.2.3", "1.+2.3", "1.2.65536", "1.2.3 ", "1..3"] {
+        for bad in [
+            "",
+            "1",
+            "1.2",
+            "1.2.3.4",
+            "1.2.x",
+            "01.2.3",
+            "1.+2.3",
+            "1.2.65536",
+            "1.2.3 ",
+            "1..3",
+        ] {
             assert_eq!(version(bad), Err(InvalidVersion), "{bad}");
         }
     }
@@ -141,17 +172,34 @@ mod tests {
 
     #[test]
     fn agents_of_the_line_are_served_and_of_the_previous_one_on_request() {
-        let Version { line: ReleaseLine { major, minor }, .. } = Version::own();
-        let (same, next) = (format!("{major}.{minor}.999"), format!("{major}.{}.0", minor + 1));
+        let Version {
+            line: ReleaseLine { major, minor },
+            ..
+        } = Version::own();
+        let (same, next) = (
+            format!("{major}.{minor}.999"),
+            format!("{major}.{}.0", minor + 1),
+        );
         let previous = format!("{PREVIOUS}.7");
-        for (served, expected) in
-            [(AgentVersions::Same, [true, false, false, false]), (AgentVersions::Previous, [true, true, false, false])]
-        {
+        for (served, expected) in [
+            (AgentVersions::Same, [true, false, false, false]),
+            (AgentVersions::Previous, [true, true, false, false]),
+        ] {
             let checked = [&same, &previous, &next, ""].map(|agent| served.check(agent).is_ok());
             assert_eq!(checked, expected, "{served:?}");
         }
         let refused = AgentVersions::Same.check("0.0.9").unwrap_err().to_string();
-        assert!(refused.contains("0.0.9") && refused.contains(VERSION), "{refused}");
-        assert!(AgentVersions::Same.check(&"x".repeat(100)).unwrap_err().agent.len() == 40);
+        assert!(
+            refused.contains("0.0.9") && refused.contains(VERSION),
+            "{refused}"
+        );
+        assert!(
+            AgentVersions::Same
+                .check(&"x".repeat(100))
+                .unwrap_err()
+                .agent
+                .len()
+                == 40
+        );
     }
 }

@@ -1,6 +1,10 @@
 //! Export of spans to a collector over real sockets, and the handling of failures.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod collector;
 
@@ -11,7 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 use collector::{Collector, TAKEN};
 use gw_shared::http::Fields;
 use gw_shared::telemetry::trace::{
-    Endpoint, Exporter, Finished, Identity, Queue, Settings, Span, SpanContext, SpanCounts, SpanKind, Tracer,
+    Endpoint, Exporter, Finished, Identity, Queue, Settings, Span, SpanContext, SpanCounts,
+    SpanKind, Tracer,
 };
 
 const SOON: Duration = Duration::from_secs(30);
@@ -35,8 +40,15 @@ impl Finished for Named {
 }
 
 fn exporter(url: &str) -> (Exporter, Queue<Named>) {
-    let settings = Settings { endpoint: Endpoint::below(url).unwrap(), sample_ratio: 1.0 };
-    let identity = Identity { service_name: "gw-test", instance_id: "instance".to_owned(), region: "eu1".to_owned() };
+    let settings = Settings {
+        endpoint: Endpoint::below(url).unwrap(),
+        sample_ratio: 1.0,
+    };
+    let identity = Identity {
+        service_name: "gw-test",
+        instance_id: "instance".to_owned(),
+        region: "eu1".to_owned(),
+    };
     Exporter::start(&settings, &identity).unwrap()
 }
 
@@ -48,7 +60,12 @@ fn send(queue: &Queue<Named>, name: &'static str) {
 }
 
 fn names(collector: &Collector) -> Vec<String> {
-    collector.export().spans.into_iter().map(|span| span.span.name).collect()
+    collector
+        .export()
+        .spans
+        .into_iter()
+        .map(|span| span.span.name)
+        .collect()
 }
 
 /// Waits until this many spans are counted as exported or lost.
@@ -68,11 +85,31 @@ fn exported_spans_name_their_service() {
     send(&queue, "GET");
     let export = collector.export();
     assert_eq!(export.head[0], "POST /v1/traces HTTP/1.1");
-    assert!(export.head.contains(&"content-type: application/x-protobuf".to_owned()), "{:?}", export.head);
-    let [received] = &export.spans[..] else { panic!("{export:?}") };
-    assert_eq!((received.span.name.as_str(), received.service()), ("GET", "gw-test"));
-    assert_eq!(received.resource["service.version"], env!("CARGO_PKG_VERSION"));
-    assert_eq!((&*received.resource["service.instance.id"], &*received.resource["gw.region"]), ("instance", "eu1"));
+    assert!(
+        export
+            .head
+            .contains(&"content-type: application/x-protobuf".to_owned()),
+        "{:?}",
+        export.head
+    );
+    let [received] = &export.spans[..] else {
+        panic!("{export:?}")
+    };
+    assert_eq!(
+        (received.span.name.as_str(), received.service()),
+        ("GET", "gw-test")
+    );
+    assert_eq!(
+        received.resource["service.version"],
+        env!("CARGO_PKG_VERSION")
+    );
+    assert_eq!(
+        (
+            &*received.resource["service.instance.id"],
+            &*received.resource["gw.region"]
+        ),
+        ("instance", "eu1")
+    );
     exporter.stop(SOON);
     assert_eq!(settled(queue.counts(), 1), (1, 0));
 }
@@ -103,7 +140,10 @@ fn spans_of_final_failures_are_lost_and_counted() {
     send(&queue, "refused");
     assert_eq!(settled(queue.counts(), 1), (0, 1));
     send(&queue, "taken");
-    assert_eq!([names(&collector), names(&collector)], [["refused"], ["taken"]]);
+    assert_eq!(
+        [names(&collector), names(&collector)],
+        [["refused"], ["taken"]]
+    );
     exporter.stop(SOON);
     assert_eq!(settled(queue.counts(), 2), (1, 1));
 }
@@ -130,7 +170,9 @@ fn retry_after_of_a_collector_is_respected() {
 fn spans_for_an_unreachable_collector_are_lost_and_counted() {
     // Bound but not listening: connections are refused, and no other program gets the port.
     let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    closed.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    closed
+        .bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
+        .unwrap();
     let address = closed.local_addr().unwrap().as_socket().unwrap();
     let (exporter, queue) = exporter(&format!("http://{address}"));
     send(&queue, "lost");

@@ -21,7 +21,11 @@ use http::{Method, StatusCode};
 use crate::tunnel::Agent;
 
 const TEXT: &str = "text/plain; charset=utf-8";
-const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 64, target: 1024 };
+const HEAD_LIMITS: HeadLimits = HeadLimits {
+    head: 8 * 1024,
+    fields: 64,
+    target: 1024,
+};
 /// Concurrent connections; others wait in the kernel's accept queue.
 const CONNECTIONS: usize = 16;
 /// Time limit for a request and its response.
@@ -45,7 +49,10 @@ impl AdminListener {
         if let Err(error) = &listener {
             tracing::error!(%address, %error, "metrics_listen: cannot bind the address; trying again every {BIND_INTERVAL:?}");
         }
-        Self { address, listener: listener.ok() }
+        Self {
+            address,
+            listener: listener.ok(),
+        }
     }
 
     /// The bound address, with the port that the kernel chose for port 0.
@@ -56,9 +63,14 @@ impl AdminListener {
 
 /// Serves the admin endpoints. Never returns.
 pub(crate) async fn serve(agent: Rc<Agent>, listener: AdminListener) {
-    let AdminListener { address, mut listener } = listener;
+    let AdminListener {
+        address,
+        mut listener,
+    } = listener;
     let listener = loop {
-        let bound = listener.take().map_or_else(|| TcpListener::bind(address), Ok);
+        let bound = listener
+            .take()
+            .map_or_else(|| TcpListener::bind(address), Ok);
         match bound.and_then(|bound| Ok((bound.local_addr()?, Listener::new(bound)?))) {
             Ok((address, listener)) => {
                 tracing::info!(%address, "serving metrics");
@@ -76,7 +88,11 @@ pub(crate) async fn serve(agent: Rc<Agent>, listener: AdminListener) {
             runtime::sleep(ACCEPT_PAUSE).await;
             continue;
         }
-        let socket = match listener.accept().await.and_then(|(fd, _)| Socket::from_fd(fd)) {
+        let socket = match listener
+            .accept()
+            .await
+            .and_then(|(fd, _)| Socket::from_fd(fd))
+        {
             Ok(socket) => socket,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection to the metrics listener");
@@ -120,7 +136,9 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     // An error of the connection is an end, too.
     let head = head::read_head(&mut buffer, HEAD_LIMITS, |cx, buffer| {
-        socket.poll_recv_buf(cx, buffer).map(|received| Ok(received.unwrap_or(0)))
+        socket
+            .poll_recv_buf(cx, buffer)
+            .map(|received| Ok(received.unwrap_or(0)))
     });
     let request = match head.await {
         Ok(Some(head)) => head::parse_request(&head, HEAD_LIMITS),
@@ -129,17 +147,31 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
     };
     let (status, content_type, body) = match &request {
         Err(error) => (StatusCode::BAD_REQUEST, TEXT, format!("{error}\n")),
-        Ok(request) if ![Method::GET, Method::HEAD].contains(&request.method) => {
-            (StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned())
-        }
+        Ok(request) if ![Method::GET, Method::HEAD].contains(&request.method) => (
+            StatusCode::METHOD_NOT_ALLOWED,
+            TEXT,
+            "GET only\n".to_owned(),
+        ),
         Ok(request) => match request.target.path() {
             "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
             "/readyz" => match ready(agent).await {
                 Ok(()) => (StatusCode::OK, TEXT, "ready\n".to_owned()),
-                Err(missing) => (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{missing}\n")),
+                Err(missing) => (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    TEXT,
+                    format!("{missing}\n"),
+                ),
             },
-            "/metrics" => (StatusCode::OK, exposition::CONTENT_TYPE, page::metrics(agent)),
-            _ => (StatusCode::NOT_FOUND, TEXT, "not found; available: /metrics, /readyz, /healthz\n".to_owned()),
+            "/metrics" => (
+                StatusCode::OK,
+                exposition::CONTENT_TYPE,
+                page::metrics(agent),
+            ),
+            _ => (
+                StatusCode::NOT_FOUND,
+                TEXT,
+                "not found; available: /metrics, /readyz, /healthz\n".to_owned(),
+            ),
         },
     };
     let headers = Fields::from_iter([
@@ -147,7 +179,13 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     ]);
     let mut out = Vec::with_capacity(256 + body.len());
-    head::write_response(&mut out, status, &headers, Framing::Length(body.len() as u64), Connection::Close);
+    head::write_response(
+        &mut out,
+        status,
+        &headers,
+        Framing::Length(body.len() as u64),
+        Connection::Close,
+    );
     if !request.is_ok_and(|request| request.method == Method::HEAD) {
         out.extend_from_slice(body.as_bytes());
     }

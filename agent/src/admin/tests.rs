@@ -15,7 +15,12 @@ fn with_agent<T: Send + 'static>(
     request: impl FnOnce(SocketAddr) -> T + Send + 'static,
 ) -> T {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
-    let agent = Rc::new(fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), 0));
+    let agent = Rc::new(fake_gateway::agent(
+        directory.path(),
+        &authority,
+        &authority.identity_pem(NOW),
+        0,
+    ));
     prepare(&agent);
     let run = async move {
         let listener = AdminListener::bind("127.0.0.1:0".parse().unwrap());
@@ -33,7 +38,9 @@ fn with_agent<T: Send + 'static>(
 /// Sends `request` and returns the whole response.
 fn exchange(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -46,10 +53,21 @@ fn get(address: SocketAddr, path: &str) -> String {
 
 #[test]
 fn agent_without_a_tunnel_is_healthy_and_not_ready() {
-    let answers = with_agent(|_| {}, |address| ["/healthz", "/readyz", "/"].map(|path| get(address, path)));
-    assert!(answers[0].starts_with("HTTP/1.1 200 ") && answers[0].ends_with("\r\n\r\nok\n"), "{}", answers[0]);
+    let answers = with_agent(
+        |_| {},
+        |address| ["/healthz", "/readyz", "/"].map(|path| get(address, path)),
+    );
+    assert!(
+        answers[0].starts_with("HTTP/1.1 200 ") && answers[0].ends_with("\r\n\r\nok\n"),
+        "{}",
+        answers[0]
+    );
     assert!(answers[1].starts_with("HTTP/1.1 503 "), "{}", answers[1]);
-    assert!(answers[1].ends_with(&format!("no tunnel: {HOSTNAME} (it has no backend)\n")), "{}", answers[1]);
+    assert!(
+        answers[1].ends_with(&format!("no tunnel: {HOSTNAME} (it has no backend)\n")),
+        "{}",
+        answers[1]
+    );
     assert!(answers[2].starts_with("HTTP/1.1 404 "), "{}", answers[2]);
 }
 
@@ -59,11 +77,18 @@ fn only_get_and_head_are_allowed() {
         |_| {},
         |address| {
             let head = exchange(address, "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-            let post = exchange(address, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
+            let post = exchange(
+                address,
+                "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+            );
             [head, post, exchange(address, "nonsense\r\n\r\n")]
         },
     );
-    assert!(answers[0].starts_with("HTTP/1.1 200 ") && answers[0].ends_with("\r\n\r\n"), "{}", answers[0]);
+    assert!(
+        answers[0].starts_with("HTTP/1.1 200 ") && answers[0].ends_with("\r\n\r\n"),
+        "{}",
+        answers[0]
+    );
     assert!(answers[1].starts_with("HTTP/1.1 405 "), "{}", answers[1]);
     assert!(answers[2].starts_with("HTTP/1.1 400 "), "{}", answers[2]);
 }
@@ -71,14 +96,20 @@ fn only_get_and_head_are_allowed() {
 #[test]
 fn metrics_contain_the_counters() {
     let prepare = |agent: &Agent| {
-        let backends = Backends::from_urls("test", &["http://127.0.0.1:1".to_owned()], &mut Vec::new()).unwrap();
-        let service = agent.registry.add(HOSTNAME, &Rc::new(Pool::new(HOSTNAME, &backends, 1)));
+        let backends =
+            Backends::from_urls("test", &["http://127.0.0.1:1".to_owned()], &mut Vec::new())
+                .unwrap();
+        let service = agent
+            .registry
+            .add(HOSTNAME, &Rc::new(Pool::new(HOSTNAME, &backends, 1)));
         service.failed();
         service.counts.arrived();
         service.counts.failed("GW_BACKEND_RESET");
         service.counts.received(7);
         service.counts.responded(Duration::from_millis(3));
-        agent.certificates.expiry.set(Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)));
+        agent.certificates.expiry.set(Some(
+            SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000),
+        ));
     };
     let text = with_agent(prepare, |address| get(address, "/metrics"));
     for line in [
@@ -99,11 +130,31 @@ fn metrics_contain_the_counters() {
 #[test]
 fn agent_with_an_expired_certificate_or_stopping_is_not_ready() {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
-    let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0);
-    let expiry = agent.config.state.identity().unwrap().validity().unwrap().not_after;
+    let agent = fake_gateway::agent(
+        directory.path(),
+        &authority,
+        &authority.identity_pem(LONG_AGO),
+        0,
+    );
+    let expiry = agent
+        .config
+        .state
+        .identity()
+        .unwrap()
+        .validity()
+        .unwrap()
+        .not_after;
     agent.certificates.expiry.set(Some(expiry));
-    assert!(page::readiness(&agent, expiry).unwrap_err().contains("expired"));
-    assert!(page::readiness(&agent, expiry - Duration::from_secs(1)).unwrap_err().contains("no tunnel"));
+    assert!(
+        page::readiness(&agent, expiry)
+            .unwrap_err()
+            .contains("expired")
+    );
+    assert!(
+        page::readiness(&agent, expiry - Duration::from_secs(1))
+            .unwrap_err()
+            .contains("no tunnel")
+    );
     agent.registry.stopping.set(true);
     assert_eq!(page::readiness(&agent, expiry), Err("stopping".to_owned()));
 }

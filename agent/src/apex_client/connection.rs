@@ -60,7 +60,9 @@ pub(crate) async fn open(
         config.time_provider = Arc::new(valid_at);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         if let Ok(stream) = connect(proxies, host, port, name, &Arc::new(config)).await {
-            let request = format!("GET /.well-known/jwks.json HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+            let request = format!(
+                "GET /.well-known/jwks.json HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n"
+            );
             let reply = exchange(&stream, request.as_bytes(), &mut BytesMut::new()).await;
             let date = reply.ok().and_then(|reply| clock::date(&reply.headers));
             *ahead = date.map(|date| clock::seconds_ahead(SystemTime::now(), date));
@@ -93,7 +95,10 @@ async fn connect(
     let session = UnbufferedClientConnection::new(Arc::clone(config), name)
         .map_err(|error| GatewayError::Certificates(error.to_string()))?;
     let socket = match proxies.for_host(host, port) {
-        Some(proxy) => proxy.connect(host, port).await.map_err(GatewayError::Proxy)?,
+        Some(proxy) => proxy
+            .connect(host, port)
+            .await
+            .map_err(GatewayError::Proxy)?,
         None => connect_directly(host, port).await?,
     };
     let stream = TlsStream::new(socket, session);
@@ -102,9 +107,19 @@ async fn connect(
 }
 
 async fn connect_directly(host: &str, port: u16) -> Result<Socket, GatewayError> {
-    let late = |_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {RESOLVE_LIMIT:?}")));
-    let addresses = runtime::timeout(RESOLVE_LIMIT, resolve::resolve(host, port)).await.unwrap_or_else(late);
-    let addresses = addresses.map_err(|error| GatewayError::Resolve { host: host.to_owned(), error })?;
+    let late = |_| {
+        Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("no answer within {RESOLVE_LIMIT:?}"),
+        ))
+    };
+    let addresses = runtime::timeout(RESOLVE_LIMIT, resolve::resolve(host, port))
+        .await
+        .unwrap_or_else(late);
+    let addresses = addresses.map_err(|error| GatewayError::Resolve {
+        host: host.to_owned(),
+        error,
+    })?;
     let at = format!("{host}:{port}");
     match runtime::timeout(CONNECT_LIMIT, resolve::connect_any(&addresses, None)).await {
         Ok(connected) => connected.map_err(|error| GatewayError::Connect { at, error }),
@@ -121,16 +136,27 @@ pub(crate) fn client_config(
 ) -> Result<Arc<ClientConfig>, GatewayError> {
     let roots = authorities.map_or_else(|| Ok(tls::system_roots()), tls::private_roots);
     let config = roots.and_then(|roots| {
-        let mut config = tls::client_config(&[&rustls::version::TLS13], tls::shared(roots), auth, &[alpn])?;
+        let mut config = tls::client_config(
+            &[&rustls::version::TLS13],
+            tls::shared(roots),
+            auth,
+            &[alpn],
+        )?;
         // Each connection has a configuration of its own, and keeps it: a cache of sessions would never be used.
         config.resumption = Resumption::disabled();
         Ok(config)
     });
-    config.map(Arc::new).map_err(|error| GatewayError::Certificates(error.to_string()))
+    config
+        .map(Arc::new)
+        .map_err(|error| GatewayError::Certificates(error.to_string()))
 }
 
 /// As [`exchange_up_to`], for a body of the apex.
-pub(crate) async fn exchange(stream: &TlsStream, request: &[u8], buffer: &mut BytesMut) -> Result<Reply, GatewayError> {
+pub(crate) async fn exchange(
+    stream: &TlsStream,
+    request: &[u8],
+    buffer: &mut BytesMut,
+) -> Result<Reply, GatewayError> {
     exchange_up_to(stream, request, enrollment::BODY_MAX, buffer).await
 }
 
@@ -142,10 +168,16 @@ pub(crate) async fn exchange_up_to(
     body_max: usize,
     buffer: &mut BytesMut,
 ) -> Result<Reply, GatewayError> {
-    stream.write_all(&mut [IoSlice::new(request)]).await.map_err(GatewayError::Tls)?;
+    stream
+        .write_all(&mut [IoSlice::new(request)])
+        .await
+        .map_err(GatewayError::Tls)?;
     stream.flush().await.map_err(GatewayError::Tls)?;
     let head = loop {
-        let head = head::read_head(buffer, HEAD_LIMITS, |cx, buffer| poll_read(stream, cx, buffer)).await?;
+        let head = head::read_head(buffer, HEAD_LIMITS, |cx, buffer| {
+            poll_read(stream, cx, buffer)
+        })
+        .await?;
         let head = head.ok_or(GatewayError::Closed)?;
         // Only HEAD changes how a response is framed, and no request here uses it.
         let head = head::parse_response(&head, &Method::GET, HEAD_LIMITS)?;
@@ -158,7 +190,13 @@ pub(crate) async fn exchange_up_to(
         match decoder.decode(buffer)? {
             Some(Part::Data(data)) => body.extend_from_slice(&data),
             Some(Part::Trailers(_)) => {}
-            Some(Part::End) => return Ok(Reply { status: head.status, headers: head.headers, body }),
+            Some(Part::End) => {
+                return Ok(Reply {
+                    status: head.status,
+                    headers: head.headers,
+                    body,
+                });
+            }
             None => {
                 if poll_fn(|cx| poll_read(stream, cx, buffer)).await? == 0 {
                     decoder.finish()?;
@@ -171,7 +209,11 @@ pub(crate) async fn exchange_up_to(
     }
 }
 
-fn poll_read(stream: &TlsStream, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<Result<usize, GatewayError>> {
+fn poll_read(
+    stream: &TlsStream,
+    cx: &mut Context<'_>,
+    buffer: &mut BytesMut,
+) -> Poll<Result<usize, GatewayError>> {
     // With TLS 1.3 the alert for a refused client certificate arrives on the first read.
     stream.poll_read_buf(cx, buffer).map_err(GatewayError::Tls)
 }
@@ -179,20 +221,33 @@ fn poll_read(stream: &TlsStream, cx: &mut Context<'_>, buffer: &mut BytesMut) ->
 impl Reply {
     /// The body of a successful answer, or the refusal.
     pub(crate) fn into_body(self) -> Result<Vec<u8>, GatewayError> {
-        if self.status.is_success() { Ok(self.body) } else { Err(GatewayError::Refused(self.refusal())) }
+        if self.status.is_success() {
+            Ok(self.body)
+        } else {
+            Err(GatewayError::Refused(self.refusal()))
+        }
     }
 
     /// Reads the answer as a refusal.
     pub(crate) fn refusal(&self) -> Refusal {
         let (code, text) = match serde_json::from_slice::<ErrorBody>(&self.body) {
-            Ok(ErrorBody { error }) if !error.code.is_empty() => {
-                (ErrorCode::parse(&error.code), format!("{}: {}", error.code, error.message))
-            }
+            Ok(ErrorBody { error }) if !error.code.is_empty() => (
+                ErrorCode::parse(&error.code),
+                format!("{}: {}", error.code, error.message),
+            ),
             _ => (None, String::new()),
         };
-        let seconds = self.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        let seconds = self
+            .headers
+            .get(header::RETRY_AFTER)
+            .and_then(|value| value.to_str().ok()?.trim().parse().ok());
         let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
-        Refusal { status: self.status, code, text, retry_after }
+        Refusal {
+            status: self.status,
+            code,
+            text,
+            retry_after,
+        }
     }
 }
 
@@ -201,18 +256,34 @@ mod tests {
     use super::*;
 
     fn reply(status: u16, retry_after: &'static str, body: &str) -> Reply {
-        let headers = Fields::from_iter([(header::RETRY_AFTER, header::HeaderValue::from_static(retry_after))]);
-        Reply { status: StatusCode::from_u16(status).unwrap(), headers, body: body.into() }
+        let headers = Fields::from_iter([(
+            header::RETRY_AFTER,
+            header::HeaderValue::from_static(retry_after),
+        )]);
+        Reply {
+            status: StatusCode::from_u16(status).unwrap(),
+            headers,
+            body: body.into(),
+        }
     }
 
     #[test]
     fn refusals_contain_the_gateways_error_and_bounded_retry_after() {
         let body = r#"{"error":{"code":"GW_OVERLOADED","message":"draining","request_id":"x"}}"#;
         let refusal = reply(503, "7", body).refusal();
-        assert_eq!(refusal.to_string(), "503 Service Unavailable, GW_OVERLOADED: draining");
+        assert_eq!(
+            refusal.to_string(),
+            "503 Service Unavailable, GW_OVERLOADED: draining"
+        );
         assert_eq!(refusal.retry_after, Some(Duration::from_secs(7)));
-        assert_eq!(reply(429, "99999999", "").refusal().retry_after, Some(RETRY_AFTER_MAX));
+        assert_eq!(
+            reply(429, "99999999", "").refusal().retry_after,
+            Some(RETRY_AFTER_MAX)
+        );
         let plain = reply(404, "Fri, 31 Dec 1999 23:59:59 GMT", "<html>").refusal();
-        assert_eq!((plain.to_string().as_str(), plain.retry_after), ("404 Not Found", None));
+        assert_eq!(
+            (plain.to_string().as_str(), plain.retry_after),
+            ("404 Not Found", None)
+        );
     }
 }

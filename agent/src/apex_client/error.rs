@@ -36,12 +36,18 @@ pub enum GatewayError {
         "the gateway's certificate at {at} is not trusted: {reason}; if a private authority issued it, pass that authority's \
          certificate to `gw-agent enroll` with --ca-file (it is kept as gateway-ca.crt in the state folder)"
     )]
-    Untrusted { at: String, reason: CertificateError },
+    Untrusted {
+        at: String,
+        reason: CertificateError,
+    },
     #[error(
         "the server at {at} is not the gateway that was asked for: {reason}; check host and port of the gateway, and that \
          its certificate has that name"
     )]
-    WrongName { at: String, reason: CertificateError },
+    WrongName {
+        at: String,
+        reason: CertificateError,
+    },
     #[error(
         "the gateway's certificate at {at} is not valid at the time of this machine's clock: {reason}; {}",
         clock_advice(*.ahead)
@@ -106,7 +112,8 @@ impl GatewayError {
     /// Sorts an error of the handshake with `at` by its remedy.
     pub(super) fn handshake(at: &str, error: io::Error) -> Self {
         use CertificateError::{
-            Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext,
+            Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet,
+            NotValidYetContext,
         };
         let at = at.to_owned();
         match rustls_error(&error) {
@@ -114,15 +121,25 @@ impl GatewayError {
                 let reason = reason.clone();
                 match reason {
                     Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
-                        Self::NotValidNow { at, reason, ahead: None }
+                        Self::NotValidNow {
+                            at,
+                            reason,
+                            ahead: None,
+                        }
                     }
-                    NotValidForName | NotValidForNameContext { .. } => Self::WrongName { at, reason },
+                    NotValidForName | NotValidForNameContext { .. } => {
+                        Self::WrongName { at, reason }
+                    }
                     _ => Self::Untrusted { at, reason },
                 }
             }
             // The beginning of a plain text, read as a TLS record.
-            Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => Self::NotTls { at },
-            Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)) => Self::NotAGateway { at },
+            Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => {
+                Self::NotTls { at }
+            }
+            Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)) => {
+                Self::NotAGateway { at }
+            }
             _ => Self::Handshake { at, error },
         }
     }
@@ -138,7 +155,10 @@ impl GatewayError {
     /// Whether the records of the gateway do not have the requested service for this agent, or not the agent.
     pub(crate) fn is_not_in_records(&self) -> bool {
         let code = self.refusal().and_then(|refusal| refusal.code);
-        matches!(code, Some(ErrorCode::AgentNotAllowed | ErrorCode::AgentUnknown))
+        matches!(
+            code,
+            Some(ErrorCode::AgentNotAllowed | ErrorCode::AgentUnknown)
+        )
     }
 
     /// Whether the agent's certificate has expired by the gateway's clock.
@@ -181,14 +201,19 @@ fn connect_advice(error: &io::Error) -> &'static str {
 /// What to do about a certificate that is not valid now.
 fn clock_advice(ahead: Option<i64>) -> String {
     match ahead {
-        None => "set this machine's clock (NTP), or renew that certificate at the gateway".to_owned(),
+        None => {
+            "set this machine's clock (NTP), or renew that certificate at the gateway".to_owned()
+        }
         Some(ahead) if ahead.unsigned_abs() < WARN_FROM.as_secs() => {
-            "the gateway's clock shows the same time, so renew that certificate at the gateway".to_owned()
+            "the gateway's clock shows the same time, so renew that certificate at the gateway"
+                .to_owned()
         }
         Some(ahead) => {
             let side = if ahead > 0 { "ahead of" } else { "behind" };
             let difference = in_words(Duration::from_secs(ahead.unsigned_abs()));
-            format!("this machine's clock is {difference} {side} the gateway's: synchronise both with NTP")
+            format!(
+                "this machine's clock is {difference} {side} the gateway's: synchronise both with NTP"
+            )
         }
     }
 }
@@ -206,14 +231,20 @@ fn refused(refusal: &Refusal) -> String {
 impl Refusal {
     /// Whether the gateway rejected the request for lack of capacity, without processing it.
     pub(crate) fn is_overload(&self) -> bool {
-        matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+        matches!(
+            self.status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        )
     }
 
     /// Whether a request with the same credential will be refused again.
     pub(crate) fn is_final(&self) -> bool {
         matches!(
             self.status,
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE
+            StatusCode::UNAUTHORIZED
+                | StatusCode::FORBIDDEN
+                | StatusCode::NOT_FOUND
+                | StatusCode::GONE
         )
     }
 }
@@ -239,7 +270,12 @@ mod tests {
 
     fn refused(status: u16, code: Option<ErrorCode>) -> GatewayError {
         let status = StatusCode::from_u16(status).unwrap();
-        GatewayError::Refused(Refusal { status, code, text: String::new(), retry_after: None })
+        GatewayError::Refused(Refusal {
+            status,
+            code,
+            text: String::new(),
+            retry_after: None,
+        })
     }
 
     #[test]
@@ -250,18 +286,30 @@ mod tests {
             (Some(90), "clock is 90 seconds ahead of the gateway's"),
             (Some(-3 * 86_400), "clock is 3 days behind the gateway's"),
         ] {
-            assert!(clock_advice(ahead).contains(expected), "{ahead:?}: {}", clock_advice(ahead));
+            assert!(
+                clock_advice(ahead).contains(expected),
+                "{ahead:?}: {}",
+                clock_advice(ahead)
+            );
         }
     }
 
     #[test]
     fn errors_are_sorted_by_their_remedy() {
-        let unknown = tls_error(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer));
+        let unknown = tls_error(rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer,
+        ));
         assert!(unknown.to_string().contains("--ca-file") && !unknown.is_transient());
         for reason in [CertificateError::Expired, CertificateError::NotValidYet] {
             let error = tls_error(rustls::Error::InvalidCertificate(reason));
-            assert!(error.to_string().contains("clock") && !error.to_string().contains("--ca-file"), "{error}");
-            assert!(!error.is_certificate_expired(), "the expired certificate is the gateway's");
+            assert!(
+                error.to_string().contains("clock") && !error.to_string().contains("--ca-file"),
+                "{error}"
+            );
+            assert!(
+                !error.is_certificate_expired(),
+                "the expired certificate is the gateway's"
+            );
         }
         // The alert for a refused client certificate arrives after the handshake.
         let alert = |alert| {
@@ -270,12 +318,29 @@ mod tests {
         };
         assert!(alert(AlertDescription::CertificateExpired).is_certificate_expired());
         assert!(!alert(AlertDescription::BadCertificate).is_certificate_expired());
-        let wrong_name = tls_error(rustls::Error::InvalidCertificate(CertificateError::NotValidForName)).to_string();
-        assert!(wrong_name.contains("gw:443") && !wrong_name.contains("--ca-file"), "{wrong_name}");
-        let plain = tls_error(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType));
-        assert!(plain.to_string().starts_with("gw:443 does not speak TLS") && !plain.is_transient(), "{plain}");
+        let wrong_name = tls_error(rustls::Error::InvalidCertificate(
+            CertificateError::NotValidForName,
+        ))
+        .to_string();
+        assert!(
+            wrong_name.contains("gw:443") && !wrong_name.contains("--ca-file"),
+            "{wrong_name}"
+        );
+        let plain = tls_error(rustls::Error::InvalidMessage(
+            InvalidMessage::InvalidContentType,
+        ));
+        assert!(
+            plain.to_string().starts_with("gw:443 does not speak TLS") && !plain.is_transient(),
+            "{plain}"
+        );
         assert!(refused(401, Some(ErrorCode::AgentCertificateExpired)).is_certificate_expired());
-        for (status, transient) in [(429, true), (503, true), (500, true), (401, false), (404, false)] {
+        for (status, transient) in [
+            (429, true),
+            (503, true),
+            (500, true),
+            (401, false),
+            (404, false),
+        ] {
             assert_eq!(refused(status, None).is_transient(), transient, "{status}");
         }
     }

@@ -11,7 +11,8 @@ use bytes::BytesMut;
 use gw_shared::http::{Connection, Fields, Framing, head};
 use gw_shared::id::EnrollmentId;
 use gw_shared::identity::enrollment::{
-    CSR_PATH, CertificateReply, CsrRequest, ENROLL_PATH, EnrollReply, EnrollRequest, STATUS_PATH, StatusReply,
+    CSR_PATH, CertificateReply, CsrRequest, ENROLL_PATH, EnrollReply, EnrollRequest, STATUS_PATH,
+    StatusReply,
 };
 use gw_shared::runtime;
 use http::Method;
@@ -59,18 +60,39 @@ impl<'a> ApexClient<'a> {
         clock: &'a GatewayClock,
     ) -> Result<Self, GatewayError> {
         let tls = connection::client_config(authorities, None, b"http/1.1")?;
-        Ok(Self { name: name.to_owned(), host: host.to_owned(), port, proxies, tls, clock })
+        Ok(Self {
+            name: name.to_owned(),
+            host: host.to_owned(),
+            port,
+            proxies,
+            tls,
+            clock,
+        })
     }
 
-    pub(crate) async fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, GatewayError> {
-        self.call(&Method::POST, PathAndQuery::from_static(ENROLL_PATH), None, Some(request)).await
+    pub(crate) async fn enroll(
+        &self,
+        request: &EnrollRequest,
+    ) -> Result<EnrollReply, GatewayError> {
+        self.call(
+            &Method::POST,
+            PathAndQuery::from_static(ENROLL_PATH),
+            None,
+            Some(request),
+        )
+        .await
     }
 
-    pub(crate) async fn status(&self, id: &EnrollmentId, secret: &str) -> Result<StatusReply, GatewayError> {
+    pub(crate) async fn status(
+        &self,
+        id: &EnrollmentId,
+        secret: &str,
+    ) -> Result<StatusReply, GatewayError> {
         // Ids consist of letters, digits and `_`, so the path is always valid.
         let target = PathAndQuery::try_from(format!("{STATUS_PATH}?enrollment_id={id}"))
             .unwrap_or_else(|_| PathAndQuery::from_static(STATUS_PATH));
-        self.call(&Method::GET, target, Some(secret), None::<&()>).await
+        self.call(&Method::GET, target, Some(secret), None::<&()>)
+            .await
     }
 
     /// Requests a certificate. `secret` is the enrollment's, or `None` if the request's signature is the proof.
@@ -79,13 +101,21 @@ impl<'a> ApexClient<'a> {
         request: &CsrRequest,
         secret: Option<&str>,
     ) -> Result<CertificateReply, GatewayError> {
-        self.call(&Method::POST, PathAndQuery::from_static(CSR_PATH), secret, Some(request)).await
+        self.call(
+            &Method::POST,
+            PathAndQuery::from_static(CSR_PATH),
+            secret,
+            Some(request),
+        )
+        .await
     }
 
     /// The time in the `Date` field of any answer of the apex; `None` if the answer has none.
     pub(crate) async fn date(&self) -> Result<Option<SystemTime>, GatewayError> {
         let target = PathAndQuery::from_static("/.well-known/jwks.json");
-        let reply = self.send(&Method::GET, &target, &Fields::new(), Framing::None, &[]).await?;
+        let reply = self
+            .send(&Method::GET, &target, &Fields::new(), Framing::None, &[])
+            .await?;
         Ok(clock::date(&reply.headers))
     }
 
@@ -107,7 +137,10 @@ impl<'a> ApexClient<'a> {
         }
         let (body, framing) = match body {
             Some(body) => {
-                headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                headers.insert(
+                    header::CONTENT_TYPE,
+                    HeaderValue::from_static("application/json"),
+                );
                 let body = serde_json::to_vec(body)?;
                 let framing = Framing::Length(body.len() as u64);
                 (body, framing)
@@ -127,17 +160,33 @@ impl<'a> ApexClient<'a> {
         body: &[u8],
     ) -> Result<Reply, GatewayError> {
         let mut request = Vec::with_capacity(512 + body.len());
-        head::write_request(&mut request, method, target, self.name.as_bytes(), headers, framing, Connection::Close);
+        head::write_request(
+            &mut request,
+            method,
+            target,
+            self.name.as_bytes(),
+            headers,
+            framing,
+            Connection::Close,
+        );
         request.extend_from_slice(body);
         let exchange = async {
-            let stream =
-                connection::open(self.proxies, &self.host, self.port, &self.name, Arc::clone(&self.tls)).await?;
+            let stream = connection::open(
+                self.proxies,
+                &self.host,
+                self.port,
+                &self.name,
+                Arc::clone(&self.tls),
+            )
+            .await?;
             let reply = connection::exchange(&stream, &request, &mut BytesMut::new()).await;
             // The reactor may end before it closes a socket that is only dropped.
             drop(stream.close().await);
             reply
         };
-        let reply = runtime::timeout(TIME_LIMIT, exchange).await.map_err(|_| GatewayError::TimedOut(TIME_LIMIT))??;
+        let reply = runtime::timeout(TIME_LIMIT, exchange)
+            .await
+            .map_err(|_| GatewayError::TimedOut(TIME_LIMIT))??;
         self.clock.set_from_headers(&reply.headers);
         Ok(reply)
     }

@@ -25,11 +25,20 @@ impl Checks {
     fn after(self, is_good: bool) -> Self {
         let needed = if self.is_down { UP_AFTER } else { DOWN_AFTER };
         if is_good != self.is_down {
-            Self { contrary: 0, ..self }
+            Self {
+                contrary: 0,
+                ..self
+            }
         } else if self.contrary + 1 < needed {
-            Self { contrary: self.contrary + 1, ..self }
+            Self {
+                contrary: self.contrary + 1,
+                ..self
+            }
         } else {
-            Self { is_down: !self.is_down, contrary: 0 }
+            Self {
+                is_down: !self.is_down,
+                contrary: 0,
+            }
         }
     }
 }
@@ -60,34 +69,58 @@ impl Health {
     pub(super) fn report(self) -> BackendHealth {
         match self {
             _ if self.is_failing() => BackendHealth::Unhealthy,
-            Self { has_succeeded: true, .. } => BackendHealth::Healthy,
+            Self {
+                has_succeeded: true,
+                ..
+            } => BackendHealth::Healthy,
             _ => BackendHealth::Unknown,
         }
     }
 
     #[must_use]
     pub(super) fn connected(self) -> Self {
-        Self { failures: 0, ejected_until: None, has_succeeded: true, ..self }
+        Self {
+            failures: 0,
+            ejected_until: None,
+            has_succeeded: true,
+            ..self
+        }
     }
 
     /// State after a health check. A good one is a successful attempt to connect, too.
     #[must_use]
     pub(super) fn checked(self, is_good: bool) -> Self {
         let health = if is_good { self.connected() } else { self };
-        Self { checks: self.checks.after(is_good), ..health }
+        Self {
+            checks: self.checks.after(is_good),
+            ..health
+        }
     }
 
     /// State while an attempt runs. After a failure only one attempt runs at a time, so that few requests wait for a backend
     /// that is still unreachable.
     #[must_use]
     pub(super) fn attempting(self, now: Instant) -> Self {
-        if self.failures == 0 { self } else { Self { ejected_until: Some(now + self.pause()), ..self } }
+        if self.failures == 0 {
+            self
+        } else {
+            Self {
+                ejected_until: Some(now + self.pause()),
+                ..self
+            }
+        }
     }
 
     #[must_use]
     pub(super) fn failed(self, now: Instant) -> Self {
-        let failed = Self { failures: self.failures.saturating_add(1), ..self };
-        Self { ejected_until: Some(now + failed.pause()), ..failed }
+        let failed = Self {
+            failures: self.failures.saturating_add(1),
+            ..self
+        };
+        Self {
+            ejected_until: Some(now + failed.pause()),
+            ..failed
+        }
     }
 
     fn pause(self) -> Duration {
@@ -98,9 +131,15 @@ impl Health {
 
 /// Health of the backends of a service together.
 pub(super) fn joint_health(backends: impl Iterator<Item = BackendHealth> + Clone) -> BackendHealth {
-    if backends.clone().any(|health| health == BackendHealth::Healthy) {
+    if backends
+        .clone()
+        .any(|health| health == BackendHealth::Healthy)
+    {
         BackendHealth::Healthy
-    } else if backends.into_iter().all(|health| health == BackendHealth::Unhealthy) {
+    } else if backends
+        .into_iter()
+        .all(|health| health == BackendHealth::Unhealthy)
+    {
         BackendHealth::Unhealthy
     } else {
         BackendHealth::Unknown
@@ -108,9 +147,16 @@ pub(super) fn joint_health(backends: impl Iterator<Item = BackendHealth> + Clone
 }
 
 /// The index below `count` with the least load. Indices without a load are skipped; `turn` decides between equal loads.
-pub(super) fn least_loaded(count: usize, turn: usize, load: impl Fn(usize) -> Option<u32>) -> Option<usize> {
+pub(super) fn least_loaded(
+    count: usize,
+    turn: usize,
+    load: impl Fn(usize) -> Option<u32>,
+) -> Option<usize> {
     let turns = (0..count).map(|offset| (turn.wrapping_add(offset)) % count);
-    turns.filter_map(|at| Some((load(at)?, at))).min_by_key(|(load, _)| *load).map(|(_, at)| at)
+    turns
+        .filter_map(|at| Some((load(at)?, at)))
+        .min_by_key(|(load, _)| *load)
+        .map(|(_, at)| at)
 }
 
 #[cfg(test)]
@@ -125,7 +171,10 @@ mod tests {
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
             health = health.failed(now);
             let just_before = now + Duration::from_secs(seconds) - Duration::from_millis(1);
-            assert!(!health.is_available(now) && !health.is_available(just_before), "{seconds}");
+            assert!(
+                !health.is_available(now) && !health.is_available(just_before),
+                "{seconds}"
+            );
             now += Duration::from_secs(seconds);
             assert!(health.is_available(now), "{seconds}");
         }
@@ -166,7 +215,11 @@ mod tests {
         {
             health = health.checked(is_good);
             assert_eq!(health.report(), expected, "{number}");
-            assert_eq!(health.is_available(now), expected != BackendHealth::Unhealthy, "{number}");
+            assert_eq!(
+                health.is_available(now),
+                expected != BackendHealth::Unhealthy,
+                "{number}"
+            );
         }
         assert_eq!(
             health.connected().report(),
@@ -197,7 +250,11 @@ mod tests {
             ([down, down], BackendHealth::Unhealthy),
             ([down.connected(), down], BackendHealth::Healthy),
         ] {
-            assert_eq!(joint_health(backends.iter().map(|health| health.report())), expected, "{backends:?}");
+            assert_eq!(
+                joint_health(backends.iter().map(|health| health.report())),
+                expected,
+                "{backends:?}"
+            );
         }
     }
 
@@ -205,7 +262,10 @@ mod tests {
     fn least_loaded_is_chosen_and_equal_loads_take_turns() {
         let loads = [Some(2), Some(1), None, Some(1)];
         let chosen = |turn| least_loaded(loads.len(), turn, |at| loads[at]);
-        assert_eq!([0, 1, 2, 3, 4].map(chosen), [Some(1), Some(1), Some(3), Some(3), Some(1)]);
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(chosen),
+            [Some(1), Some(1), Some(3), Some(3), Some(1)]
+        );
         assert_eq!(least_loaded(2, 7, |_| None), None);
         assert_eq!(least_loaded(0, 7, |_| Some(0)), None);
     }

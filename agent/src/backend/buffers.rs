@@ -46,7 +46,9 @@ impl BoundedBuffers {
             // Unix sockets do not support the limit and do not need it: their buffers have a fixed size.
             tracing::trace!(%error, "cannot limit the unsent bytes of a backend connection");
         }
-        let bounded = Self { receive_limit: Cell::new(sized) };
+        let bounded = Self {
+            receive_limit: Cell::new(sized),
+        };
         bounded.fit(socket);
         bounded
     }
@@ -54,7 +56,9 @@ impl BoundedBuffers {
     /// Shrinks the receive buffer if there are more connections now. Called before an idle connection serves another
     /// request.
     pub(super) fn fit(&self, socket: &Socket) {
-        let Some(now) = receive_limit(CONNECTIONS.get()) else { return };
+        let Some(now) = receive_limit(CONNECTIONS.get()) else {
+            return;
+        };
         if self.receive_limit.get().is_none_or(|before| now < before) {
             self.receive_limit.set(Some(now));
             if let Err(error) = socket.buffers().limit_receive_buffer(now) {
@@ -86,7 +90,10 @@ mod tests {
             let limit_of = |socket: &Socket| socket.buffers().measure().unwrap().receive_limit;
             let alone = Socket::connect(address, None).await.unwrap();
             // The kernel may allow less.
-            alone.buffers().limit_receive_buffer(receive_limit(UNLIMITED + 1).unwrap()).unwrap();
+            alone
+                .buffers()
+                .limit_receive_buffer(receive_limit(UNLIMITED + 1).unwrap())
+                .unwrap();
             let mut open = Vec::new();
             for _ in 0..=UNLIMITED {
                 // Connects before any of them is counted.
@@ -106,8 +113,14 @@ mod tests {
     fn limit_shrinks_with_the_number_of_connections() {
         const KIB: usize = 1024;
         assert_eq!((receive_limit(0), receive_limit(16)), (None, None));
-        assert_eq!((receive_limit(17), receive_limit(128)), (Some(512 * KIB), Some(512 * KIB)));
-        assert_eq!((receive_limit(129), receive_limit(1024)), (Some(256 * KIB), Some(64 * KIB)));
+        assert_eq!(
+            (receive_limit(17), receive_limit(128)),
+            (Some(512 * KIB), Some(512 * KIB))
+        );
+        assert_eq!(
+            (receive_limit(129), receive_limit(1024)),
+            (Some(256 * KIB), Some(64 * KIB))
+        );
         assert_eq!(receive_limit(100_000), Some(16 * KIB));
         // Worst case: every connection stalls with the limit set when it was opened.
         let held: usize = (1..=9000).filter_map(receive_limit).sum();

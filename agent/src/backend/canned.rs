@@ -27,7 +27,14 @@ pub(crate) struct Canned {
 impl Canned {
     pub(crate) fn new(socket: Socket, response: Bytes, body_length: usize) -> Self {
         let (missing, unread, reader) = (Cell::default(), RefCell::default(), Cell::default());
-        Self { socket, response, body_length, missing, unread, reader }
+        Self {
+            socket,
+            response,
+            body_length,
+            missing,
+            unread,
+            reader,
+        }
     }
 
     pub(super) fn socket(&self) -> &Socket {
@@ -41,7 +48,10 @@ impl Canned {
     /// Takes a piece of a request. The head is the first piece.
     pub(super) fn send(&self, pieces: &[IoSlice<'_>]) {
         let sent: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let missing = self.missing.take().map_or(self.body_length, |missing| missing.saturating_sub(sent));
+        let missing = self
+            .missing
+            .take()
+            .map_or(self.body_length, |missing| missing.saturating_sub(sent));
         if missing > 0 {
             self.missing.set(Some(missing));
             return;
@@ -51,7 +61,11 @@ impl Canned {
     }
 
     /// Appends bytes of the response to `buffer`.
-    pub(super) fn poll_recv_buf(&self, cx: &Context<'_>, buffer: &mut BytesMut) -> Poll<std::io::Result<usize>> {
+    pub(super) fn poll_recv_buf(
+        &self,
+        cx: &Context<'_>,
+        buffer: &mut BytesMut,
+    ) -> Poll<std::io::Result<usize>> {
         let mut unread = self.unread.borrow_mut();
         if unread.is_empty() {
             self.reader.set(Some(cx.waker().clone()));

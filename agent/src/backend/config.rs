@@ -47,7 +47,9 @@ impl HealthCheck {
             "" => Some(Self::Off),
             "tcp" => Some(Self::Tcp),
             // The URI of a request has no fragment (RFC 9110 §7.1).
-            path if path.starts_with('/') && !path.contains('#') => path.parse().ok().map(Self::Http),
+            path if path.starts_with('/') && !path.contains('#') => {
+                path.parse().ok().map(Self::Http)
+            }
             _ => None,
         }
     }
@@ -125,13 +127,29 @@ const KEYS: &str = "urls, host, health_check, ca_file, server_name, client_certi
 
 impl Backends {
     /// Checks a list of URLs. Adds mistakes, prefixed with `key`, to `mistakes`.
-    pub(crate) fn from_urls(key: &str, urls: &[String], mistakes: &mut Vec<String>) -> Option<Self> {
+    pub(crate) fn from_urls(
+        key: &str,
+        urls: &[String],
+        mistakes: &mut Vec<String>,
+    ) -> Option<Self> {
         let before = mistakes.len();
-        Self::check(key, &BackendTable { urls: urls.to_vec(), ..BackendTable::default() }, before, mistakes)
+        Self::check(
+            key,
+            &BackendTable {
+                urls: urls.to_vec(),
+                ..BackendTable::default()
+            },
+            before,
+            mistakes,
+        )
     }
 
     /// Checks a value of the configuration file: a URL, a list of URLs, or a table with options.
-    pub(crate) fn from_toml(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Option<Self> {
+    pub(crate) fn from_toml(
+        key: &str,
+        value: &toml::Value,
+        mistakes: &mut Vec<String>,
+    ) -> Option<Self> {
         let before = mistakes.len();
         let table = match value {
             toml::Value::Table(entries) => {
@@ -151,7 +169,9 @@ impl Backends {
                         "client_key" => &mut table.client_key,
                         _ => {
                             let suggestion = did_you_mean(name, KEYS.split(", "));
-                            mistakes.push(format!("{key}: no such key{suggestion}; the keys are {KEYS}"));
+                            mistakes.push(format!(
+                                "{key}: no such key{suggestion}; the keys are {KEYS}"
+                            ));
                             continue;
                         }
                     };
@@ -159,13 +179,21 @@ impl Backends {
                 }
                 table
             }
-            urls => BackendTable { urls: texts(key, urls, mistakes), ..BackendTable::default() },
+            urls => BackendTable {
+                urls: texts(key, urls, mistakes),
+                ..BackendTable::default()
+            },
         };
         Self::check(key, &table, before, mistakes)
     }
 
     /// `before` is the number of mistakes before those of this key.
-    fn check(key: &str, table: &BackendTable, before: usize, mistakes: &mut Vec<String>) -> Option<Self> {
+    fn check(
+        key: &str,
+        table: &BackendTable,
+        before: usize,
+        mistakes: &mut Vec<String>,
+    ) -> Option<Self> {
         if table.urls.is_empty() && mistakes.len() == before {
             mistakes.push(format!("{key}: no backend URL; {FORMS}"));
         }
@@ -176,26 +204,42 @@ impl Backends {
             ("client_certificate", &table.client_certificate),
             ("client_key", &table.client_key),
         ];
-        for (name, _) in tls_options.iter().filter(|(_, value)| value.is_some() && !is_tls) {
-            mistakes.push(format!("{key}.{name}: applies to https:// backends only, and there is none"));
+        for (name, _) in tls_options
+            .iter()
+            .filter(|(_, value)| value.is_some() && !is_tls)
+        {
+            mistakes.push(format!(
+                "{key}.{name}: applies to https:// backends only, and there is none"
+            ));
         }
-        let configs = is_tls.then(|| client_configs(key, table, mistakes)).flatten();
+        let configs = is_tls
+            .then(|| client_configs(key, table, mistakes))
+            .flatten();
         let server_name = table.server_name.as_deref().and_then(|name| {
             let parsed = ServerName::try_from(name.to_owned());
-            parsed.map_err(|_| mistakes.push(format!("{key}.server_name: {name:?} is not a host name"))).ok()
+            parsed
+                .map_err(|_| {
+                    mistakes.push(format!("{key}.server_name: {name:?} is not a host name"))
+                })
+                .ok()
         });
         let host = match table.host.as_deref() {
             None | Some("preserve") => HostHeader::Preserve,
             Some("rewrite") => HostHeader::Rewrite,
             Some(other) => {
-                mistakes.push(format!("{key}.host: {other:?} is neither \"preserve\" nor \"rewrite\""));
+                mistakes.push(format!(
+                    "{key}.host: {other:?} is neither \"preserve\" nor \"rewrite\""
+                ));
                 HostHeader::Preserve
             }
         };
         let health_check = table.health_check.as_deref().and_then(|text| {
             let parsed = HealthCheck::parse(text);
             if parsed.is_none() {
-                mistakes.push(format!("{key}.health_check: {text:?} is not {}", HealthCheck::FORMS));
+                mistakes.push(format!(
+                    "{key}.health_check: {text:?} is not {}",
+                    HealthCheck::FORMS
+                ));
             }
             parsed
         });
@@ -208,7 +252,11 @@ impl Backends {
                 Err(invalid) => mistakes.push(format!("{key}: {invalid}")),
             }
         }
-        (mistakes.len() == before && !endpoints.is_empty()).then_some(Self { endpoints, host, health_check })
+        (mistakes.len() == before && !endpoints.is_empty()).then_some(Self {
+            endpoints,
+            host,
+            health_check,
+        })
     }
 
     /// Sets the health check unless the service has a setting of its own.
@@ -218,11 +266,14 @@ impl Backends {
     }
 
     pub(crate) fn health_check(&self) -> Option<&HealthCheck> {
-        self.health_check.as_ref().filter(|check| **check != HealthCheck::Off)
+        self.health_check
+            .as_ref()
+            .filter(|check| **check != HealthCheck::Off)
     }
 }
 
-const FORMS: &str = "use http://HOST:PORT, https://HOST:PORT, h2c://HOST:PORT (without a path) or unix:/PATH";
+const FORMS: &str =
+    "use http://HOST:PORT, https://HOST:PORT, h2c://HOST:PORT (without a path) or unix:/PATH";
 
 fn text(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Option<String> {
     match value {
@@ -237,7 +288,10 @@ fn text(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Option<St
 fn texts(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Vec<String> {
     match value {
         toml::Value::String(text) => vec![text.clone()],
-        toml::Value::Array(list) => list.iter().filter_map(|value| text(key, value, mistakes)).collect(),
+        toml::Value::Array(list) => list
+            .iter()
+            .filter_map(|value| text(key, value, mistakes))
+            .collect(),
         _ => {
             mistakes.push(format!("{key}: must be a URL or a list of URLs"));
             Vec::new()
@@ -264,11 +318,21 @@ impl Endpoint {
             if !path.starts_with('/') || rustix::net::SocketAddrUnix::new(path).is_err() {
                 return Err(invalid());
             }
-            let (address, authority) = (Address::Unix(path.into()), Authority::from_static("localhost"));
-            return Ok(Some(Self { address, protocol: BackendProtocol::Http1, authority }));
+            let (address, authority) = (
+                Address::Unix(path.into()),
+                Authority::from_static("localhost"),
+            );
+            return Ok(Some(Self {
+                address,
+                protocol: BackendProtocol::Http1,
+                authority,
+            }));
         }
         let uri: Uri = url.parse().map_err(|_| invalid())?;
-        let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(invalid)?;
+        let authority = uri
+            .authority()
+            .filter(|authority| !authority.as_str().contains('@'))
+            .ok_or_else(invalid)?;
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
             return Err(invalid());
         }
@@ -279,8 +343,18 @@ impl Endpoint {
             (Some("https"), None) => return Ok(None),
             (Some("https"), Some([any, http1])) => {
                 let own_name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned());
-                let server_name = server_name.cloned().map_or(own_name, Ok).map_err(|_| invalid())?;
-                (BackendProtocol::Tls(BackendTls { server_name, any: Arc::clone(any), http1: Arc::clone(http1) }), 443)
+                let server_name = server_name
+                    .cloned()
+                    .map_or(own_name, Ok)
+                    .map_err(|_| invalid())?;
+                (
+                    BackendProtocol::Tls(BackendTls {
+                        server_name,
+                        any: Arc::clone(any),
+                        http1: Arc::clone(http1),
+                    }),
+                    443,
+                )
             }
             _ => return Err(invalid()),
         };
@@ -293,8 +367,15 @@ impl Endpoint {
         if host.is_empty() {
             return Err(invalid());
         }
-        let address = Address::Tcp { host: host.to_owned(), port };
-        Ok(Some(Self { address, protocol, authority: authority.clone() }))
+        let address = Address::Tcp {
+            host: host.to_owned(),
+            port,
+        };
+        Ok(Some(Self {
+            address,
+            protocol,
+            authority: authority.clone(),
+        }))
     }
 }
 
@@ -313,15 +394,23 @@ impl fmt::Display for Endpoint {
 }
 
 /// Builds the TLS configuration that offers every protocol and the one that offers HTTP/1.1 only.
-fn client_configs(key: &str, table: &BackendTable, mistakes: &mut Vec<String>) -> Option<[Arc<ClientConfig>; 2]> {
+fn client_configs(
+    key: &str,
+    table: &BackendTable,
+    mistakes: &mut Vec<String>,
+) -> Option<[Arc<ClientConfig>; 2]> {
     let roots = match &table.ca_file {
-        Some(file) => private_roots(file).map_err(|error| mistakes.push(format!("{key}.ca_file: {error}"))),
+        Some(file) => {
+            private_roots(file).map_err(|error| mistakes.push(format!("{key}.ca_file: {error}")))
+        }
         None => Ok(system_roots()),
     };
     let auth = client_auth(key, table).map_err(|errors| mistakes.extend(errors));
     let (roots, auth) = (roots.ok()?, auth.ok()?);
     let config = tls::client_config(rustls::DEFAULT_VERSIONS, roots, auth, &[H2, HTTP_1_1]);
-    let any = config.map_err(|error| mistakes.push(format!("{key}.client_certificate: {error}"))).ok()?;
+    let any = config
+        .map_err(|error| mistakes.push(format!("{key}.client_certificate: {error}")))
+        .ok()?;
     let mut http1 = any.clone();
     http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
     Some([any, http1].map(Arc::new))
@@ -332,12 +421,23 @@ fn client_auth(key: &str, table: &BackendTable) -> Result<Option<ClientAuth>, Ve
     let (chain, private_key) = match (&table.client_certificate, &table.client_key) {
         (None, None) => return Ok(None),
         (Some(chain), Some(private_key)) => (chain, private_key),
-        (Some(_), None) => return Err(vec![format!("{key}.client_key: missing; client_certificate needs it")]),
-        (None, Some(_)) => return Err(vec![format!("{key}.client_certificate: missing; client_key needs it")]),
+        (Some(_), None) => {
+            return Err(vec![format!(
+                "{key}.client_key: missing; client_certificate needs it"
+            )]);
+        }
+        (None, Some(_)) => {
+            return Err(vec![format!(
+                "{key}.client_certificate: missing; client_key needs it"
+            )]);
+        }
     };
     let chain = certificates(chain).map_err(|error| format!("{key}.client_certificate: {error}"));
     let unread = |error| format!("{key}.client_key: {private_key}: {error}");
-    match (chain, PrivateKeyDer::from_pem_file(private_key).map_err(unread)) {
+    match (
+        chain,
+        PrivateKeyDer::from_pem_file(private_key).map_err(unread),
+    ) {
         (Ok(chain), Ok(key)) => Ok(Some(ClientAuth { chain, key })),
         (chain, private_key) => Err(chain.err().into_iter().chain(private_key.err()).collect()),
     }
@@ -350,7 +450,9 @@ fn system_roots() -> Arc<RootCertStore> {
 }
 
 fn private_roots(file: &str) -> Result<Arc<RootCertStore>, String> {
-    tls::private_roots(certificates(file)?).map(Arc::new).map_err(|error| format!("{file}: {error}"))
+    tls::private_roots(certificates(file)?)
+        .map(Arc::new)
+        .map_err(|error| format!("{file}: {error}"))
 }
 
 fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
@@ -383,21 +485,36 @@ mod tests {
     fn backends_are_a_url_a_list_or_a_table() {
         for (toml, written) in [
             ("b = 'http://localhost:8080/'", "http://localhost:8080"),
-            ("b = ['http://[::1]', 'unix:/run/b.sock']", "http://[::1]:80, unix:/run/b.sock"),
-            ("b = { urls = ['https://h', 'h2c://h:1'], host = 'rewrite' }", "https://h:443, h2c://h:1"),
+            (
+                "b = ['http://[::1]', 'unix:/run/b.sock']",
+                "http://[::1]:80, unix:/run/b.sock",
+            ),
+            (
+                "b = { urls = ['https://h', 'h2c://h:1'], host = 'rewrite' }",
+                "https://h:443, h2c://h:1",
+            ),
             ("b = { urls = 'unix:///run/b' }", "unix:/run/b"),
         ] {
             assert_eq!(checked(toml).unwrap().to_string(), written);
         }
-        let health_check =
-            |table: &str| checked(&format!("b = {{ urls = 'http://h', {table} }}")).unwrap().health_check;
+        let health_check = |table: &str| {
+            checked(&format!("b = {{ urls = 'http://h', {table} }}"))
+                .unwrap()
+                .health_check
+        };
         assert_eq!(health_check(""), None);
         assert_eq!(health_check("health_check = ''"), Some(HealthCheck::Off));
         assert_eq!(health_check("health_check = 'tcp'"), Some(HealthCheck::Tcp));
         let path = PathAndQuery::from_static("/up?quick=1");
-        assert_eq!(health_check("health_check = '/up?quick=1'"), Some(HealthCheck::Http(path)));
+        assert_eq!(
+            health_check("health_check = '/up?quick=1'"),
+            Some(HealthCheck::Http(path))
+        );
         let rewriting = checked("b = { urls = ['http://h:8'], host = 'rewrite' }").unwrap();
-        assert_eq!((rewriting.host, rewriting.endpoints[0].authority.as_str()), (HostHeader::Rewrite, "h:8"));
+        assert_eq!(
+            (rewriting.host, rewriting.endpoints[0].authority.as_str()),
+            (HostHeader::Rewrite, "h:8")
+        );
     }
 
     #[test]
@@ -417,7 +534,10 @@ mod tests {
             "https://a b",
         ] {
             let mistakes = checked(&format!("b = '{bad}'")).unwrap_err();
-            assert!(mistakes.len() == 1 && mistakes[0].starts_with("b: "), "{bad}: {mistakes:?}");
+            assert!(
+                mistakes.len() == 1 && mistakes[0].starts_with("b: "),
+                "{bad}: {mistakes:?}"
+            );
         }
         let long = format!("b = 'unix:/{}'", "a".repeat(200));
         assert!(checked(&long).is_err());
@@ -440,7 +560,10 @@ mod tests {
             "b.client_certificate: ",
             "b.colour: ",
         ] {
-            assert!(mistakes.iter().any(|mistake| mistake.starts_with(key)), "{key}: {mistakes:?}");
+            assert!(
+                mistakes.iter().any(|mistake| mistake.starts_with(key)),
+                "{key}: {mistakes:?}"
+            );
         }
         assert_eq!(mistakes.len(), 8, "{mistakes:?}");
         let unused = checked("b = { urls = 'http://h', ca_file = '/none.pem' }").unwrap_err();

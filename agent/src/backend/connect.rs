@@ -48,31 +48,64 @@ pub(super) struct Dialled {
 
 /// Connects, including the TLS handshake. No time limit.
 pub(super) async fn dial(endpoint: &Endpoint, offer: Offer) -> Result<Dialled, ConnectError> {
-    let (socket, receive_limit) =
-        connect(&endpoint.address).await.map_err(|error| ConnectError::Unreachable(error.to_string()))?;
-    let plain = |socket, is_http2| Ok(Dialled { stream: Stream::Plain(socket), is_http2, receive_limit });
+    let (socket, receive_limit) = connect(&endpoint.address)
+        .await
+        .map_err(|error| ConnectError::Unreachable(error.to_string()))?;
+    let plain = |socket, is_http2| {
+        Ok(Dialled {
+            stream: Stream::Plain(socket),
+            is_http2,
+            receive_limit,
+        })
+    };
     let tls = match &endpoint.protocol {
         BackendProtocol::Http1 => return plain(socket, false),
         BackendProtocol::Http2 => return plain(socket, true),
         BackendProtocol::Tls(tls) => tls,
     };
-    let config = if offer == Offer::Any { &tls.any } else { &tls.http1 };
+    let config = if offer == Offer::Any {
+        &tls.any
+    } else {
+        &tls.http1
+    };
     let session = UnbufferedClientConnection::new(config.clone(), tls.server_name.clone())
         .map_err(|error| ConnectError::tls(&io::Error::other(error)))?;
     let stream = TlsStream::new(socket, session);
-    stream.handshake().await.map_err(|error| ConnectError::tls(&error))?;
+    stream
+        .handshake()
+        .await
+        .map_err(|error| ConnectError::tls(&error))?;
     let is_http2 = stream.speaks(H2);
-    Ok(Dialled { stream: Stream::Tls(stream), is_http2, receive_limit })
+    Ok(Dialled {
+        stream: Stream::Tls(stream),
+        is_http2,
+        receive_limit,
+    })
 }
 
 impl Backends {
     /// Connects to each backend once. Returns the HTTP version that it speaks, by its URL.
-    pub(crate) async fn probe(&self, within: Duration) -> Vec<(String, Result<&'static str, ConnectError>)> {
+    pub(crate) async fn probe(
+        &self,
+        within: Duration,
+    ) -> Vec<(String, Result<&'static str, ConnectError>)> {
         let mut results = Vec::with_capacity(self.endpoints.len());
         for endpoint in &self.endpoints {
-            let late = |_| Err(ConnectError::Unreachable(format!("no connection within {within:?}")));
-            let dialled = runtime::timeout(within, dial(endpoint, Offer::Any)).await.unwrap_or_else(late);
-            let version = |dialled: Dialled| if dialled.is_http2 { "HTTP/2" } else { "HTTP/1.1" };
+            let late = |_| {
+                Err(ConnectError::Unreachable(format!(
+                    "no connection within {within:?}"
+                )))
+            };
+            let dialled = runtime::timeout(within, dial(endpoint, Offer::Any))
+                .await
+                .unwrap_or_else(late);
+            let version = |dialled: Dialled| {
+                if dialled.is_http2 {
+                    "HTTP/2"
+                } else {
+                    "HTTP/1.1"
+                }
+            };
             results.push((endpoint.to_string(), dialled.map(version)));
         }
         results
@@ -85,7 +118,10 @@ async fn connect(address: &Address) -> io::Result<(Socket, Option<usize>)> {
         Address::Tcp { host, port } => {
             let addresses = resolve::resolve_cached(host, *port).await?;
             let receive_limit = buffers::receive_limit_of_next();
-            Ok((resolve::connect_any(&addresses, receive_limit).await?, receive_limit))
+            Ok((
+                resolve::connect_any(&addresses, receive_limit).await?,
+                receive_limit,
+            ))
         }
         Address::Unix(path) => Ok((Socket::connect_unix(path).await?, None)),
     }
@@ -93,9 +129,14 @@ async fn connect(address: &Address) -> io::Result<(Socket, Option<usize>)> {
 
 impl ConnectError {
     fn tls(error: &io::Error) -> Self {
-        let no_common_protocol =
-            rustls_error(error) == Some(&rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol));
-        Self::Tls { message: explain_tls(error), no_common_protocol }
+        let no_common_protocol = rustls_error(error)
+            == Some(&rustls::Error::AlertReceived(
+                AlertDescription::NoApplicationProtocol,
+            ));
+        Self::Tls {
+            message: explain_tls(error),
+            no_common_protocol,
+        }
     }
 
     /// Adds the backend's URL to the message.
@@ -103,7 +144,13 @@ impl ConnectError {
         let name = |message| format!("the backend {endpoint} cannot be reached: {message}");
         match self {
             Self::Unreachable(message) => Self::Unreachable(name(message)),
-            Self::Tls { message, no_common_protocol } => Self::Tls { message: name(message), no_common_protocol },
+            Self::Tls {
+                message,
+                no_common_protocol,
+            } => Self::Tls {
+                message: name(message),
+                no_common_protocol,
+            },
             Self::NotHttp2(message) => Self::NotHttp2(name(message)),
         }
     }

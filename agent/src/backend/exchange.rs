@@ -5,7 +5,9 @@ use std::task::{Context, Poll};
 
 use ::h2::SendStream;
 use bytes::Bytes;
-use gw_shared::http::{BodyDecoder, Connection, Fields, Framing, Part, RequestHead, ResponseHead, UpgradeProtocol};
+use gw_shared::http::{
+    BodyDecoder, Connection, Fields, Framing, Part, RequestHead, ResponseHead, UpgradeProtocol,
+};
 use gw_shared::http2::stream as streams;
 use http::uri::Authority;
 use http::{Method, StatusCode};
@@ -44,24 +46,55 @@ pub(crate) struct Head {
 
 impl RequestHalf<'_> {
     /// Sends the head. Over HTTP/2 the exchange has already sent it.
-    pub(crate) async fn head(&self, request: &RequestHead, authority: &Authority) -> io::Result<()> {
-        let Self::Http1 { connection, framing, upgrade } = self else { return Ok(()) };
-        let (host, kind) = (authority.as_str().as_bytes(), upgrade.map_or(Connection::Persists, Connection::Upgrade));
-        connection.send_head(&request.method, &request.target, host, &request.headers, *framing, kind).await
+    pub(crate) async fn head(
+        &self,
+        request: &RequestHead,
+        authority: &Authority,
+    ) -> io::Result<()> {
+        let Self::Http1 {
+            connection,
+            framing,
+            upgrade,
+        } = self
+        else {
+            return Ok(());
+        };
+        let (host, kind) = (
+            authority.as_str().as_bytes(),
+            upgrade.map_or(Connection::Persists, Connection::Upgrade),
+        );
+        connection
+            .send_head(
+                &request.method,
+                &request.target,
+                host,
+                &request.headers,
+                *framing,
+                kind,
+            )
+            .await
     }
 
     pub(crate) async fn data(&mut self, data: Bytes) -> io::Result<()> {
         match self {
-            Self::Http1 { connection, framing, .. } => connection.send_data(&data, *framing).await,
-            Self::Http2(stream) => {
-                streams::send(stream, data, false).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
-            }
+            Self::Http1 {
+                connection,
+                framing,
+                ..
+            } => connection.send_data(&data, *framing).await,
+            Self::Http2(stream) => streams::send(stream, data, false)
+                .await
+                .map_err(|_| io::ErrorKind::BrokenPipe.into()),
         }
     }
 
     pub(crate) async fn finish(&mut self, trailers: Option<Fields>) -> io::Result<()> {
         match self {
-            Self::Http1 { connection, framing, .. } => connection.finish(*framing, trailers.as_ref()).await,
+            Self::Http1 {
+                connection,
+                framing,
+                ..
+            } => connection.finish(*framing, trailers.as_ref()).await,
             Self::Http2(stream) => h2::finish(stream, trailers),
         }
     }
@@ -88,10 +121,20 @@ impl ResponseHalf<'_> {
     pub(crate) async fn head(&mut self, method: &Method) -> Result<Head, ResponseError> {
         match self {
             Self::Http1(connection, decoder) => {
-                let ResponseHead { status, headers, framing, keep_alive, .. } =
-                    connection.response_head(method).await?;
+                let ResponseHead {
+                    status,
+                    headers,
+                    framing,
+                    keep_alive,
+                    ..
+                } = connection.response_head(method).await?;
                 *decoder = BodyDecoder::new(framing);
-                Ok(Head { status, headers, framing, keep_alive })
+                Ok(Head {
+                    status,
+                    headers,
+                    framing,
+                    keep_alive,
+                })
             }
             Self::Http2(exchange) => exchange.head(method).await,
         }

@@ -112,14 +112,19 @@ impl Http1Connection {
         let mut size = [0; 18];
         if framing == Framing::Chunked {
             let start = body::chunk_start(data.len(), &mut size);
-            self.send(&mut [start, data, body::CHUNK_END].map(IoSlice::new)).await
+            self.send(&mut [start, data, body::CHUNK_END].map(IoSlice::new))
+                .await
         } else {
             self.send(&mut [IoSlice::new(data)]).await
         }
     }
 
     /// Ends the request body, or the sending direction of an upgraded connection.
-    pub(super) async fn finish(&self, framing: Framing, trailers: Option<&Fields>) -> io::Result<()> {
+    pub(super) async fn finish(
+        &self,
+        framing: Framing,
+        trailers: Option<&Fields>,
+    ) -> io::Result<()> {
         match framing {
             Framing::Chunked => {}
             Framing::UntilClose => return self.stream.end_sending().await,
@@ -131,13 +136,19 @@ impl Http1Connection {
     }
 
     /// Reads a response head, interim (1xx) or final.
-    pub(super) async fn response_head(&self, method: &Method) -> Result<ResponseHead, ResponseError> {
+    pub(super) async fn response_head(
+        &self,
+        method: &Method,
+    ) -> Result<ResponseHead, ResponseError> {
         let mut scanner = HeadScanner::default();
         let head = poll_fn(|cx| {
-            let receive = |cx: &mut Context<'_>, buffer: &mut BytesMut| self.poll_receive(cx, buffer);
+            let receive =
+                |cx: &mut Context<'_>, buffer: &mut BytesMut| self.poll_receive(cx, buffer);
             scanner.poll_head(cx, &mut self.buffer.borrow_mut(), HEAD_LIMITS, receive)
         });
-        let head = head.await?.ok_or_else(|| ResponseError::Reset(io::ErrorKind::UnexpectedEof.into()))?;
+        let head = head
+            .await?
+            .ok_or_else(|| ResponseError::Reset(io::ErrorKind::UnexpectedEof.into()))?;
         let mut head = heads::parse_response(&head, method, HEAD_LIMITS)?;
         if head.status == StatusCode::NO_CONTENT || head.status.is_informational() {
             // There is no body (RFC 9112 §6.3), but a backend that announces one may send it.
@@ -162,11 +173,17 @@ impl Http1Connection {
     }
 
     /// Receives more bytes of an incomplete response into the buffer; 0 is the end of the stream.
-    fn poll_receive(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<Result<usize, ResponseError>> {
+    fn poll_receive(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+    ) -> Poll<Result<usize, ResponseError>> {
         let received = self.stream.poll_recv_buf(cx, buffer);
         match received {
             // The backend may keep the rest until the beginning is acknowledged.
-            Poll::Pending if self.answered.get() && !self.is_upgraded.get() => self.acknowledger.acknowledge(),
+            Poll::Pending if self.answered.get() && !self.is_upgraded.get() => {
+                self.acknowledger.acknowledge()
+            }
             Poll::Ready(Ok(1..)) => self.answered.set(true),
             _ => {}
         }
@@ -188,8 +205,14 @@ mod tests {
     fn with_backend<F: Future<Output = ()>>(test: impl FnOnce(Http1Connection, TcpStream) -> F) {
         let run = async {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
-            test(Http1Connection::new(Stream::Plain(socket), None), listener.accept().unwrap().0).await;
+            let socket = Socket::connect(listener.local_addr().unwrap(), None)
+                .await
+                .unwrap();
+            test(
+                Http1Connection::new(Stream::Plain(socket), None),
+                listener.accept().unwrap().0,
+            )
+            .await;
         };
         Driver::choose().unwrap().block_on(run).unwrap();
     }
@@ -197,7 +220,10 @@ mod tests {
     /// Sends a request and reads its response, of which the backend writes each piece after the one before has been read.
     async fn exchange(connection: &Http1Connection, backend: &mut TcpStream, pieces: &[&str]) {
         connection.begin();
-        connection.send(&mut [IoSlice::new(b"request")]).await.unwrap();
+        connection
+            .send(&mut [IoSlice::new(b"request")])
+            .await
+            .unwrap();
         backend.read_exact(&mut [0; 7]).unwrap();
         let mut read = std::pin::pin!(async {
             loop {
@@ -232,15 +258,44 @@ mod tests {
                 // Complete when they are read: no system call.
                 (&["HTTP/1.1 204 No Content\r\n\r\n"][..], 0),
                 (&["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"], 0),
-                (&["HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"], 0),
+                (
+                    &[
+                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+                    ],
+                    0,
+                ),
                 (&["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", "body"], 1),
-                (&["HTTP/1.1 200 OK\r\n", "Content-Length: 4\r\n\r\n", "bo", "dy"], 1),
-                (&["HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n", "0\r\n\r\n"], 1),
-                (&["HTTP/1.1 103 Early Hints\r\n\r\n", "HTTP/1.1 204 No Content\r\n\r\n"], 1),
+                (
+                    &[
+                        "HTTP/1.1 200 OK\r\n",
+                        "Content-Length: 4\r\n\r\n",
+                        "bo",
+                        "dy",
+                    ],
+                    1,
+                ),
+                (
+                    &[
+                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n",
+                        "0\r\n\r\n",
+                    ],
+                    1,
+                ),
+                (
+                    &[
+                        "HTTP/1.1 103 Early Hints\r\n\r\n",
+                        "HTTP/1.1 204 No Content\r\n\r\n",
+                    ],
+                    1,
+                ),
                 (&["HTTP/1.1 204 No Content\r\n\r\n"], 0),
             ] {
                 exchange(&connection, &mut backend, pieces).await;
-                assert_eq!(connection.acknowledger.calls() - before, expected, "{pieces:?}");
+                assert_eq!(
+                    connection.acknowledger.calls() - before,
+                    expected,
+                    "{pieces:?}"
+                );
                 before = connection.acknowledger.calls();
             }
         });
@@ -255,9 +310,14 @@ mod tests {
                 connection.send(&mut [IoSlice::new(b"ping")]).await.unwrap();
                 backend.read_exact(&mut [0; 4]).unwrap();
                 backend.write_all(b"pong").unwrap();
-                assert_eq!(connection.part(&mut decoder).await.unwrap(), Part::Data(Bytes::from_static(b"pong")));
+                assert_eq!(
+                    connection.part(&mut decoder).await.unwrap(),
+                    Part::Data(Bytes::from_static(b"pong"))
+                );
             }
-            assert!(futures_util::poll!(std::pin::pin!(connection.part(&mut decoder))).is_pending());
+            assert!(
+                futures_util::poll!(std::pin::pin!(connection.part(&mut decoder))).is_pending()
+            );
             assert_eq!(connection.acknowledger.calls(), 0);
         });
     }

@@ -57,7 +57,11 @@ pub(crate) struct Http2Connection {
 impl Http2Connection {
     /// Starts HTTP/2 and waits for the backend's SETTINGS, so that its limits apply from the first request on.
     pub(super) async fn start(stream: Stream) -> Result<Rc<Self>, ConnectError> {
-        let scheme = if matches!(stream, Stream::Tls(_)) { Scheme::HTTPS } else { Scheme::HTTP };
+        let scheme = if matches!(stream, Stream::Tls(_)) {
+            Scheme::HTTPS
+        } else {
+            Scheme::HTTP
+        };
         if let Err(error) = stream.socket().detect_dead_peer(DEAD_AFTER) {
             tracing::warn!(%error, "cannot set TCP keep-alive on a backend connection");
         }
@@ -72,11 +76,15 @@ impl Http2Connection {
             .max_concurrent_reset_streams(RESET_STREAMS)
             .max_local_error_reset_streams(None)
             .enable_push(false);
-        let (requests, mut driver) =
-            builder.handshake::<_, Bytes>(stream).await.map_err(|error| start_error(&error))?;
+        let (requests, mut driver) = builder
+            .handshake::<_, Bytes>(stream)
+            .await
+            .map_err(|error| start_error(&error))?;
         if let Some(mut ping_pong) = driver.ping_pong() {
             // SETTINGS come first (RFC 9113 §3.4), so they are known once the ping is answered.
-            ping_pong.send_ping(h2::Ping::opaque()).map_err(|error| start_error(&error))?;
+            ping_pong
+                .send_ping(h2::Ping::opaque())
+                .map_err(|error| start_error(&error))?;
             let answered = std::future::poll_fn(|cx| match Pin::new(&mut driver).poll(cx) {
                 Poll::Ready(ended) => Poll::Ready(ended.and(Err(Reason::NO_ERROR.into()))),
                 Poll::Pending => ping_pong.poll_pong(cx).map_ok(drop),
@@ -91,12 +99,20 @@ impl Http2Connection {
             tracing::debug!(error, "backend connection ended");
         });
         let (streams, last_used) = (Cell::new(0), Cell::new(Instant::now()));
-        Ok(Rc::new(Self { requests: RefCell::new(requests), scheme, streams, last_used, is_retired, acknowledger }))
+        Ok(Rc::new(Self {
+            requests: RefCell::new(requests),
+            scheme,
+            streams,
+            last_used,
+            is_retired,
+            acknowledger,
+        }))
     }
 
     fn has_room(&self) -> bool {
         let most = self.requests.borrow().current_max_send_streams();
-        !self.is_retired.get() && usize::try_from(self.streams.get()).is_ok_and(|streams| streams < most)
+        !self.is_retired.get()
+            && usize::try_from(self.streams.get()).is_ok_and(|streams| streams < most)
     }
 
     /// Excludes the connection from further requests; running ones continue.
@@ -117,41 +133,67 @@ impl Http2Connection {
             .path_and_query(head.target.clone())
             .build();
         let mut request = Request::new(());
-        *request.method_mut() = if protocol.is_some() { Method::CONNECT } else { head.method.clone() };
+        *request.method_mut() = if protocol.is_some() {
+            Method::CONNECT
+        } else {
+            head.method.clone()
+        };
         // Never fails: the parts are valid.
         *request.uri_mut() = uri.map_err(|error| ResponseError::Reset(io::Error::other(error)))?;
         *request.version_mut() = Version::HTTP_2;
         let mut headers = head.headers.clone();
         // HTTP/2 has no such fields (RFC 9113 §8.2.2).
-        headers.retain(|name| ![header::TRANSFER_ENCODING, header::CONNECTION, header::UPGRADE].contains(name));
+        headers.retain(|name| {
+            ![
+                header::TRANSFER_ENCODING,
+                header::CONNECTION,
+                header::UPGRADE,
+            ]
+            .contains(name)
+        });
         // An extended CONNECT is followed by bytes of the protocol, whatever the framing.
-        let framing = if protocol.is_some() { Framing::None } else { head.framing };
+        let framing = if protocol.is_some() {
+            Framing::None
+        } else {
+            head.framing
+        };
         framing::set_content_length(&mut headers, framing);
         *request.headers_mut() = headers.into();
         if let Some(protocol) = protocol {
             request.extensions_mut().insert(protocol.clone());
         }
         let is_whole = protocol.is_none() && !framing.has_body();
-        let sent = self.requests.borrow().clone().send_request(request, is_whole);
+        let sent = self
+            .requests
+            .borrow()
+            .clone()
+            .send_request(request, is_whole);
         // An error here means that nothing was sent.
-        let (response, stream) = sent.map_err(|error| ResponseError::Unprocessed(error.to_string()))?;
-        Ok((stream, Http2Response::new(response, Rc::clone(&self.acknowledger))))
+        let (response, stream) =
+            sent.map_err(|error| ResponseError::Unprocessed(error.to_string()))?;
+        Ok((
+            stream,
+            Http2Response::new(response, Rc::clone(&self.acknowledger)),
+        ))
     }
 
     /// Whether the backend accepts extended CONNECT (RFC 8441).
     pub(super) fn accepts_extended_connect(&self) -> bool {
-        self.requests.borrow().is_extended_connect_protocol_enabled()
+        self.requests
+            .borrow()
+            .is_extended_connect_protocol_enabled()
     }
 }
 
 fn start_error(error: &h2::Error) -> ConnectError {
     match error.get_io() {
-        Some(io) if rustls_error(io).is_some() => {
-            ConnectError::Tls { message: explain_tls(io), no_common_protocol: false }
-        }
-        Some(io) => {
-            ConnectError::Unreachable(format!("it closed the connection before the HTTP/2 settings arrived: {io}"))
-        }
+        Some(io) if rustls_error(io).is_some() => ConnectError::Tls {
+            message: explain_tls(io),
+            no_common_protocol: false,
+        },
+        Some(io) => ConnectError::Unreachable(format!(
+            "it closed the connection before the HTTP/2 settings arrived: {io}"
+        )),
         None => ConnectError::NotHttp2(format!("it does not speak HTTP/2: {error}")),
     }
 }
@@ -196,7 +238,9 @@ impl Http2Connections {
     pub(super) fn reserve(&self) -> Option<ReservedStream> {
         let mut open = self.open.borrow_mut();
         open.retain(|connection| !connection.is_retired.get());
-        open.iter().find(|connection| connection.has_room()).map(ReservedStream::new)
+        open.iter()
+            .find(|connection| connection.has_room())
+            .map(ReservedStream::new)
     }
 
     /// Reserves a stream on a connection opened by `open`, or by a concurrent call. `is_shared` tells whether the
@@ -236,17 +280,27 @@ impl Http2Connections {
         let is_used = |connection: &Rc<Http2Connection>| {
             connection.streams.get() > 0 || connection.last_used.get().elapsed() < IDLE_FOR
         };
-        self.open.borrow_mut().retain(|connection| !connection.is_retired.get() && is_used(connection));
+        self.open
+            .borrow_mut()
+            .retain(|connection| !connection.is_retired.get() && is_used(connection));
     }
 
     /// Number of connections with requests.
     pub(super) fn in_use(&self) -> usize {
-        self.open.borrow().iter().filter(|connection| connection.streams.get() > 0).count()
+        self.open
+            .borrow()
+            .iter()
+            .filter(|connection| connection.streams.get() > 0)
+            .count()
     }
 
     /// Number of connections without requests.
     pub(super) fn idle(&self) -> usize {
-        self.open.borrow().iter().filter(|connection| connection.streams.get() == 0).count()
+        self.open
+            .borrow()
+            .iter()
+            .filter(|connection| connection.streams.get() == 0)
+            .count()
     }
 }
 
@@ -267,21 +321,36 @@ pub(crate) struct Http2Response {
 
 impl Http2Response {
     fn new(response: ResponseFuture, acknowledger: Rc<Acknowledger>) -> Self {
-        Self { response, body: None, is_done: false, acknowledger: Some(acknowledger) }
+        Self {
+            response,
+            body: None,
+            is_done: false,
+            acknowledger: Some(acknowledger),
+        }
     }
 
     /// Reads the next head, interim (1xx) or final, of the response to a request with `method`.
     pub(super) async fn head(&mut self, method: &Method) -> Result<Head, ResponseError> {
-        if let Some(interim) = std::future::poll_fn(|cx| self.response.poll_informational(cx)).await {
+        if let Some(interim) = std::future::poll_fn(|cx| self.response.poll_informational(cx)).await
+        {
             let (parts, ()) = interim.map_err(ResponseError::of_http2)?.into_parts();
             let headers = Fields::from(parts.headers);
             framing::check_values_of_http2(&headers)?;
-            return Ok(Head { status: parts.status, headers, framing: Framing::None, keep_alive: true });
+            return Ok(Head {
+                status: parts.status,
+                headers,
+                framing: Framing::None,
+                keep_alive: true,
+            });
         }
-        let (parts, body) = (&mut self.response).await.map_err(ResponseError::of_http2)?.into_parts();
+        let (parts, body) = (&mut self.response)
+            .await
+            .map_err(ResponseError::of_http2)?
+            .into_parts();
         let headers = Fields::from(parts.headers);
         framing::check_values_of_http2(&headers)?;
-        let announced = framing::content_length(&headers)?.map_or(Framing::Chunked, Framing::Length);
+        let announced =
+            framing::content_length(&headers)?.map_or(Framing::Chunked, Framing::Length);
         let framing = match announced.of_response(parts.status, method) {
             // Bytes of the other protocol follow, whatever the fields announce (RFC 9110 §9.3.6).
             _ if *method == Method::CONNECT && parts.status.is_success() => Framing::UntilClose,
@@ -290,7 +359,12 @@ impl Http2Response {
         // Dropping the stream resets it if DATA follows a response without a body.
         self.is_done = matches!(framing, Framing::None | Framing::Described(_));
         self.body = Some(body);
-        Ok(Head { status: parts.status, headers, framing, keep_alive: true })
+        Ok(Head {
+            status: parts.status,
+            headers,
+            framing,
+            keep_alive: true,
+        })
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -364,8 +438,11 @@ mod tests {
     fn a_head_without_its_body_is_acknowledged_once() {
         let test = async {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
-            let backend = Stream::Plain(Socket::from_fd(listener.accept().unwrap().0.into()).unwrap());
+            let socket = Socket::connect(listener.local_addr().unwrap(), None)
+                .await
+                .unwrap();
+            let backend =
+                Stream::Plain(Socket::from_fd(listener.accept().unwrap().0.into()).unwrap());
             let (accepted, mut responds) = mpsc::unbounded_channel();
             runtime::spawn(async move {
                 let mut backend = h2::server::handshake(backend).await.unwrap();
@@ -385,7 +462,10 @@ mod tests {
                 let mut body = respond.send_response(Response::new(()), false).unwrap();
                 body.send_data(Bytes::from_static(b"whole"), true).unwrap();
                 response.head(&Method::GET).await.unwrap();
-                assert_eq!(response.part().await.unwrap(), Part::Data(Bytes::from_static(b"whole")));
+                assert_eq!(
+                    response.part().await.unwrap(),
+                    Part::Data(Bytes::from_static(b"whole"))
+                );
                 assert_eq!(connection.acknowledger.calls(), calls);
 
                 let mut response = begin();
@@ -395,7 +475,10 @@ mod tests {
                 for piece in ["head", "and", "body"] {
                     assert!(futures_util::poll!(std::pin::pin!(response.part())).is_pending());
                     body.send_data(Bytes::from(piece), false).unwrap();
-                    assert_eq!(response.part().await.unwrap(), Part::Data(Bytes::from(piece)));
+                    assert_eq!(
+                        response.part().await.unwrap(),
+                        Part::Data(Bytes::from(piece))
+                    );
                 }
                 assert_eq!(connection.acknowledger.calls(), calls + 1);
             }

@@ -49,26 +49,39 @@ impl Pool {
                 continue;
             }
             let next = runtime::sleep(INTERVAL);
-            join_all(self.backends.iter().map(async |backend| self.checked(backend, self.check(backend).await))).await;
+            join_all(
+                self.backends
+                    .iter()
+                    .map(async |backend| self.checked(backend, self.check(backend).await)),
+            )
+            .await;
             next.await;
         }
     }
 
     /// Checks each backend once, and returns the results by the URLs.
     pub(crate) async fn check_all(&self) -> Vec<(String, Result<(), CheckError>)> {
-        join_all(self.backends.iter().map(async |backend| (backend.endpoint.to_string(), self.check(backend).await)))
-            .await
+        join_all(
+            self.backends
+                .iter()
+                .map(async |backend| (backend.endpoint.to_string(), self.check(backend).await)),
+        )
+        .await
     }
 
     async fn check(&self, backend: &Backend) -> Result<(), CheckError> {
         let check = async {
             match &self.health_check {
                 HealthCheck::Off => Ok(()),
-                HealthCheck::Tcp => Ok(connect::dial(&backend.endpoint, Offer::Any).await.map(drop)?),
+                HealthCheck::Tcp => Ok(connect::dial(&backend.endpoint, Offer::Any)
+                    .await
+                    .map(drop)?),
                 HealthCheck::Http(path) => self.ask(backend, &request(&self.service, path)).await,
             }
         };
-        runtime::timeout(WITHIN, check).await.unwrap_or(Err(CheckError::TimedOut))
+        runtime::timeout(WITHIN, check)
+            .await
+            .unwrap_or(Err(CheckError::TimedOut))
     }
 
     /// Sends a request, which takes no slot. Over HTTP/1.1 it has a new connection.
@@ -80,7 +93,9 @@ impl Pool {
         let head = loop {
             let head = down.head(&request.method).await?;
             match head.status {
-                StatusCode::SWITCHING_PROTOCOLS => return Err(ResponseError::UnrequestedUpgrade.into()),
+                StatusCode::SWITCHING_PROTOCOLS => {
+                    return Err(ResponseError::UnrequestedUpgrade.into());
+                }
                 status if status.is_informational() => {}
                 _ => break head,
             }
@@ -91,7 +106,11 @@ impl Pool {
             lease.give_back();
         }
         let is_good = head.status.is_success() || head.status.is_redirection();
-        if is_good { Ok(()) } else { Err(CheckError::Status(head.status)) }
+        if is_good {
+            Ok(())
+        } else {
+            Err(CheckError::Status(head.status))
+        }
     }
 }
 
@@ -109,13 +128,19 @@ async fn discard(response: &mut ResponseHalf<'_>) -> Result<bool, ResponseError>
 
 /// The request of a check. `service` is the host that callers of the service send.
 fn request(service: &str, path: &PathAndQuery) -> RequestHead {
-    const AGENT: HeaderValue = HeaderValue::from_static(concat!("gw-agent/", env!("CARGO_PKG_VERSION")));
-    let fields = [(header::USER_AGENT, AGENT), (header::ACCEPT, HeaderValue::from_static("*/*"))];
+    const AGENT: HeaderValue =
+        HeaderValue::from_static(concat!("gw-agent/", env!("CARGO_PKG_VERSION")));
+    let fields = [
+        (header::USER_AGENT, AGENT),
+        (header::ACCEPT, HeaderValue::from_static("*/*")),
+    ];
     RequestHead {
         method: Method::GET,
         target: path.clone(),
         // Never invalid: services are hostnames.
-        authority: service.parse().unwrap_or_else(|_| Authority::from_static("localhost")),
+        authority: service
+            .parse()
+            .unwrap_or_else(|_| Authority::from_static("localhost")),
         version: Version::Http11,
         headers: fields.into_iter().collect(),
         framing: Framing::None,
@@ -148,14 +173,29 @@ mod tests {
 
     fn pool(table: &str) -> Pool {
         let value = toml::Value::Table(table.parse().unwrap());
-        Pool::new(SERVICE, &Backends::from_toml("test", &value, &mut Vec::new()).unwrap(), 8)
+        Pool::new(
+            SERVICE,
+            &Backends::from_toml("test", &value, &mut Vec::new()).unwrap(),
+            8,
+        )
     }
 
     /// Checks the backends once. Returns the errors, empty for a backend that passed.
     fn errors(table: &str) -> Vec<String> {
         let pool = pool(table);
-        let results = Driver::choose().unwrap().block_on(pool.check_all()).unwrap();
-        results.into_iter().map(|(_, result)| result.err().map(|error| error.to_string()).unwrap_or_default()).collect()
+        let results = Driver::choose()
+            .unwrap()
+            .block_on(pool.check_all())
+            .unwrap();
+        results
+            .into_iter()
+            .map(|(_, result)| {
+                result
+                    .err()
+                    .map(|error| error.to_string())
+                    .unwrap_or_default()
+            })
+            .collect()
     }
 
     /// Reads a request head and writes an answer.
@@ -179,7 +219,9 @@ mod tests {
             let mut connections: Vec<TcpStream> = Vec::new();
             for text in answers {
                 connections.push(listener.accept().unwrap().0);
-                sender.send(answer(connections.last_mut().unwrap(), text.as_bytes())).unwrap();
+                sender
+                    .send(answer(connections.last_mut().unwrap(), text.as_bytes()))
+                    .unwrap();
             }
             listener.accept()
         });
@@ -192,18 +234,38 @@ mod tests {
         for (text, error) in [
             ("200 OK\r\nContent-Length: 2\r\n\r\nok".to_owned(), ""),
             ("204 No Content\r\n\r\n".to_owned(), ""),
-            ("302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n".to_owned(), ""),
-            ("103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned(), ""),
+            (
+                "302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n".to_owned(),
+                "",
+            ),
+            (
+                "103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned(),
+                "",
+            ),
             // The rest is not received.
-            (format!("200 OK\r\nContent-Length: 1000000000\r\n\r\n{body}"), ""),
-            ("404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(), "the status is 404 Not Found"),
-            ("503 Busy\r\nContent-Length: 0\r\n\r\n".to_owned(), "the status is 503 Service Unavailable"),
-            ("101 Yes\r\nUpgrade: foo\r\n\r\n".to_owned(), "it switches protocols without a request"),
+            (
+                format!("200 OK\r\nContent-Length: 1000000000\r\n\r\n{body}"),
+                "",
+            ),
+            (
+                "404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(),
+                "the status is 404 Not Found",
+            ),
+            (
+                "503 Busy\r\nContent-Length: 0\r\n\r\n".to_owned(),
+                "the status is 503 Service Unavailable",
+            ),
+            (
+                "101 Yes\r\nUpgrade: foo\r\n\r\n".to_owned(),
+                "it switches protocols without a request",
+            ),
         ] {
             let (url, _requests) = backend(vec![format!("HTTP/1.1 {text}")]);
             let found = errors(&format!("urls = '{url}'\nhealth_check = '/'"));
             assert!(
-                found.len() == 1 && found[0].contains(error) && found[0].is_empty() == error.is_empty(),
+                found.len() == 1
+                    && found[0].contains(error)
+                    && found[0].is_empty() == error.is_empty(),
                 "{found:?}"
             );
         }
@@ -214,11 +276,19 @@ mod tests {
         const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
         for (host, expected) in [("preserve", Some(SERVICE)), ("rewrite", None)] {
             let (url, requests) = backend(vec![OK.to_owned()]);
-            assert_eq!(errors(&format!("urls = '{url}'\nhost = '{host}'\nhealth_check = '/up?quick=1'")), [""]);
+            assert_eq!(
+                errors(&format!(
+                    "urls = '{url}'\nhost = '{host}'\nhealth_check = '/up?quick=1'"
+                )),
+                [""]
+            );
             let head = requests.recv().unwrap();
             assert!(head.starts_with("GET /up?quick=1 HTTP/1.1\r\n"), "{head}");
             let expected = expected.unwrap_or_else(|| url.strip_prefix("http://").unwrap());
-            assert!(head.contains(&format!("\r\nhost: {expected}\r\n")), "{head}");
+            assert!(
+                head.contains(&format!("\r\nhost: {expected}\r\n")),
+                "{head}"
+            );
             assert!(head.contains("\r\nuser-agent: gw-agent/"), "{head}");
         }
     }
@@ -232,44 +302,72 @@ mod tests {
         let address = http2.local_addr().unwrap();
         thread::spawn(move || {
             let mut backend = unix.accept().unwrap().0;
-            answer(&mut backend, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            answer(
+                &mut backend,
+                b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+            )
         });
         thread::spawn(move || {
             let serve = async {
-                let socket = Stream::Plain(Socket::from_fd(http2.accept().unwrap().0.into()).unwrap());
+                let socket =
+                    Stream::Plain(Socket::from_fd(http2.accept().unwrap().0.into()).unwrap());
                 let mut backend = ::h2::server::handshake(socket).await.unwrap();
                 while let Some(Ok((request, mut respond))) = backend.accept().await {
-                    assert_eq!((request.uri().path(), request.uri().authority().unwrap().as_str()), ("/up", SERVICE));
+                    assert_eq!(
+                        (
+                            request.uri().path(),
+                            request.uri().authority().unwrap().as_str()
+                        ),
+                        ("/up", SERVICE)
+                    );
                     let response = http::Response::builder().status(500).body(()).unwrap();
                     respond.send_response(response, true).unwrap();
                 }
             };
             Driver::choose().unwrap().block_on(serve).unwrap();
         });
-        let table = format!("urls = ['unix:{}', 'h2c://{address}']\nhealth_check = '/up'", path.display());
-        assert_eq!(errors(&table), ["", "the status is 500 Internal Server Error"]);
+        let table = format!(
+            "urls = ['unix:{}', 'h2c://{address}']\nhealth_check = '/up'",
+            path.display()
+        );
+        assert_eq!(
+            errors(&table),
+            ["", "the status is 500 Internal Server Error"]
+        );
     }
 
     #[test]
     fn a_connection_is_enough_for_tcp_and_an_answer_is_needed_for_http() {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", silent.local_addr().unwrap());
-        assert_eq!(errors(&format!("urls = '{url}'\nhealth_check = 'tcp'")), [""]);
-        assert_eq!(errors(&format!("urls = '{url}'\nhealth_check = '/'")), ["no answer within 2s"]);
+        assert_eq!(
+            errors(&format!("urls = '{url}'\nhealth_check = 'tcp'")),
+            [""]
+        );
+        assert_eq!(
+            errors(&format!("urls = '{url}'\nhealth_check = '/'")),
+            ["no answer within 2s"]
+        );
         drop(silent);
         assert!(errors(&format!("urls = '{url}'\nhealth_check = 'tcp'"))[0].contains("refused"));
     }
 
     #[test]
     fn checks_begin_at_once_and_set_the_health() {
-        let (url, _requests) = backend(vec!["HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned()]);
+        let (url, _requests) = backend(vec![
+            "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned(),
+        ]);
         let pool = pool(&format!("urls = '{url}'\nhealth_check = '/'"));
         Driver::choose()
             .unwrap()
             .block_on(async {
                 let mut health = pool.health();
-                let healthy = std::pin::pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
-                assert!(matches!(select(healthy, std::pin::pin!(pool.keep_checking())).await, Either::Left(_)));
+                let healthy =
+                    std::pin::pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
+                assert!(matches!(
+                    select(healthy, std::pin::pin!(pool.keep_checking())).await,
+                    Either::Left(_)
+                ));
             })
             .unwrap();
     }
@@ -290,8 +388,12 @@ mod tests {
                 let mut health = pool.health();
                 assert_eq!(*health.borrow_and_update(), BackendHealth::Unhealthy);
                 rustix::net::listen(&socket, 8).unwrap();
-                let healthy = std::pin::pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
-                assert!(matches!(select(healthy, std::pin::pin!(pool.keep_checking())).await, Either::Left(_)));
+                let healthy =
+                    std::pin::pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
+                assert!(matches!(
+                    select(healthy, std::pin::pin!(pool.keep_checking())).await,
+                    Either::Left(_)
+                ));
             })
             .unwrap();
     }
@@ -300,7 +402,9 @@ mod tests {
     fn a_backend_that_fails_its_checks_gets_requests_only_if_there_is_no_other() {
         let (first, _) = backend(Vec::new());
         let (second, _) = backend(Vec::new());
-        let pool = pool(&format!("urls = ['{first}', '{second}']\nhealth_check = '/'"));
+        let pool = pool(&format!(
+            "urls = ['{first}', '{second}']\nhealth_check = '/'"
+        ));
         let failed = || Err(CheckError::Status(StatusCode::SERVICE_UNAVAILABLE));
         for _ in 0..2 {
             pool.checked(&pool.backends[0], failed());

@@ -42,7 +42,9 @@ pub(crate) enum ResponseError {
     /// The backend has not processed any part of the request.
     #[error("the backend refused the request: {0}")]
     Unprocessed(String),
-    #[error("the backend's response is not valid HTTP: it switches protocols without a request to do so")]
+    #[error(
+        "the backend's response is not valid HTTP: it switches protocols without a request to do so"
+    )]
     UnrequestedUpgrade,
     #[error("the backend did not upgrade to the requested protocol: {0}")]
     Upgrade(String),
@@ -55,7 +57,9 @@ impl ResponseError {
         match self {
             // With TLS 1.3 the alert for a refused client certificate arrives on the first read.
             Self::Reset(error) if rustls_error(error).is_some() => AgentErrorCode::BackendTls,
-            Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => AgentErrorCode::BackendReset,
+            Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => {
+                AgentErrorCode::BackendReset
+            }
             Self::Head(_)
             | Self::Body(_)
             | Self::Http2(_)
@@ -68,7 +72,10 @@ impl ResponseError {
     pub(crate) fn message(&self) -> String {
         match self {
             Self::Reset(error) if rustls_error(error).is_some() => {
-                format!("the backend closed the TLS connection: {}", connect::explain_tls(error))
+                format!(
+                    "the backend closed the TLS connection: {}",
+                    connect::explain_tls(error)
+                )
             }
             error => error.to_string(),
         }

@@ -151,7 +151,11 @@ impl Pool {
     }
 
     /// Leases a new connection or a stream on a shared one. If a backend cannot be reached, tries the others.
-    pub(crate) async fn connect(&self, offer: Offer, scope: &RequestScope) -> Result<Lease<'_>, ConnectError> {
+    pub(crate) async fn connect(
+        &self,
+        offer: Offer,
+        scope: &RequestScope,
+    ) -> Result<Lease<'_>, ConnectError> {
         let mut tried = vec![false; self.backends.len()];
         let mut failure = ConnectError::Unreachable("no backend is configured".to_owned());
         while let Some(selected) = self.select(|at| tried[at]) {
@@ -162,8 +166,14 @@ impl Pool {
             let active = ActiveRequest::new(&backend.requests);
             let connecting = backend.connect(offer);
             let connected = if tried.contains(&false) || self.has_other_tunnels.get() {
-                let late = |_| Err(ConnectError::Unreachable(format!("no connection within {FAILOVER_AFTER:?}")));
-                runtime::timeout(FAILOVER_AFTER, connecting).await.unwrap_or_else(late)
+                let late = |_| {
+                    Err(ConnectError::Unreachable(format!(
+                        "no connection within {FAILOVER_AFTER:?}"
+                    )))
+                };
+                runtime::timeout(FAILOVER_AFTER, connecting)
+                    .await
+                    .unwrap_or_else(late)
             } else {
                 connecting.await
             };
@@ -193,7 +203,11 @@ impl Pool {
         };
         join_all(self.backends.iter().filter(due).map(async |backend| {
             backend.attempting();
-            let late = |_| Err(ConnectError::Unreachable(format!("no connection within {RECHECK_WITHIN:?}")));
+            let late = |_| {
+                Err(ConnectError::Unreachable(format!(
+                    "no connection within {RECHECK_WITHIN:?}"
+                )))
+            };
             match runtime::timeout(RECHECK_WITHIN, connect::dial(&backend.endpoint, Offer::Any))
                 .await
                 .unwrap_or_else(late)
@@ -220,7 +234,9 @@ impl Pool {
     fn failed(&self, backend: &Backend, error: &ConnectError) {
         let before = backend.health.get();
         backend.health.set(before.failed(Instant::now()));
-        backend.failed_connects.set(backend.failed_connects.get() + 1);
+        backend
+            .failed_connects
+            .set(backend.failed_connects.get() + 1);
         if !before.is_failing() {
             tracing::warn!(
                 service = self.service, backend = %backend.endpoint, %error,
@@ -241,7 +257,9 @@ impl Pool {
                 service, %backend, %error,
                 "the backend is down: its health check fails; requests go to others until it succeeds again"
             ),
-            Err(error) => tracing::debug!(service, %backend, %error, "the health check of the backend failed"),
+            Err(error) => {
+                tracing::debug!(service, %backend, %error, "the health check of the backend failed")
+            }
             Ok(()) if before.is_failing() && !now.is_failing() => {
                 tracing::info!(service, %backend, "the backend is up again");
             }
@@ -251,8 +269,13 @@ impl Pool {
     }
 
     fn publish_health(&self) {
-        let now = joint_health(self.backends.iter().map(|backend| backend.health.get().report()));
-        self.health.send_if_modified(|before| std::mem::replace(before, now) != now);
+        let now = joint_health(
+            self.backends
+                .iter()
+                .map(|backend| backend.health.get().report()),
+        );
+        self.health
+            .send_if_modified(|before| std::mem::replace(before, now) != now);
     }
 
     /// Whether every backend is down: the last attempts to connect to it failed, or its health checks do.
@@ -271,12 +294,26 @@ impl Pool {
     }
 
     /// Leases a new connection to this backend, or a stream on a shared one.
-    pub(super) async fn lease_from<'a>(&self, backend: &'a Backend) -> Result<Lease<'a>, ConnectError> {
+    pub(super) async fn lease_from<'a>(
+        &self,
+        backend: &'a Backend,
+    ) -> Result<Lease<'a>, ConnectError> {
         Ok(self.lease(backend, false, backend.connect(Offer::Any).await?))
     }
 
-    fn lease<'a>(&self, backend: &'a Backend, is_reused: bool, connection: LeasedConnection) -> Lease<'a> {
-        Lease { backend, host: self.host, is_reused, connection, _active: ActiveRequest::new(&backend.requests) }
+    fn lease<'a>(
+        &self,
+        backend: &'a Backend,
+        is_reused: bool,
+        connection: LeasedConnection,
+    ) -> Lease<'a> {
+        Lease {
+            backend,
+            host: self.host,
+            is_reused,
+            connection,
+            _active: ActiveRequest::new(&backend.requests),
+        }
     }
 
     /// Adds an idle connection to the first backend.
@@ -297,7 +334,10 @@ impl Pool {
     /// Closes connections that have been idle for too long.
     pub(crate) fn prune(&self) {
         for backend in &self.backends {
-            backend.idle.borrow_mut().retain(|(since, _)| since.elapsed() < IDLE_FOR);
+            backend
+                .idle
+                .borrow_mut()
+                .retain(|(since, _)| since.elapsed() < IDLE_FOR);
             backend.shared.prune();
         }
     }
@@ -328,13 +368,18 @@ impl Backend {
             is_good: !self.health.get().is_failing(),
             connects: self.connects.get(),
             failures: self.failed_connects.get(),
-            in_use: if self.speaks_http1.get() { requests } else { self.shared.in_use() },
+            in_use: if self.speaks_http1.get() {
+                requests
+            } else {
+                self.shared.in_use()
+            },
             idle: self.idle_connections(),
         }
     }
 
     fn attempting(&self) {
-        self.health.set(self.health.get().attempting(Instant::now()));
+        self.health
+            .set(self.health.get().attempting(Instant::now()));
         self.connects.set(self.connects.get() + 1);
     }
 
@@ -363,7 +408,10 @@ impl Backend {
         let opened = if is_tls && offer == Offer::Http1 {
             match self.open(Offer::Http1).await {
                 // The backend supports HTTP/2 only.
-                Err(ConnectError::Tls { no_common_protocol: true, .. }) => self.open_shared().await,
+                Err(ConnectError::Tls {
+                    no_common_protocol: true,
+                    ..
+                }) => self.open_shared().await,
                 opened => opened,
             }
         } else if self.speaks_http1.get() {
@@ -379,16 +427,25 @@ impl Backend {
 
     async fn open_shared(&self) -> Result<Opened<Box<Http1Connection>>, ConnectError> {
         // The first connection shows whether the backend speaks HTTP/2.
-        self.shared.reserve_or_open(|| !self.speaks_http1.get(), self.open(Offer::Any)).await
+        self.shared
+            .reserve_or_open(|| !self.speaks_http1.get(), self.open(Offer::Any))
+            .await
     }
 
     async fn open(&self, offer: Offer) -> Result<Opened<Box<Http1Connection>>, ConnectError> {
-        let Dialled { stream, is_http2, receive_limit } = connect::dial(&self.endpoint, offer).await?;
+        let Dialled {
+            stream,
+            is_http2,
+            receive_limit,
+        } = connect::dial(&self.endpoint, offer).await?;
         if offer == Offer::Any {
             self.speaks_http1.set(!is_http2);
         }
         if !is_http2 {
-            return Ok(Opened::Http1(Box::new(Http1Connection::new(stream, receive_limit))));
+            return Ok(Opened::Http1(Box::new(Http1Connection::new(
+                stream,
+                receive_limit,
+            ))));
         }
         let connection = Http2Connection::start(stream).await?;
         Ok(Opened::Http2(self.shared.add(&connection)))
@@ -402,14 +459,26 @@ fn http1_exchange<'a>(
 ) -> (RequestHalf<'a>, ResponseHalf<'a>) {
     connection.begin();
     let response = ResponseHalf::Http1(connection, BodyDecoder::new(Framing::None));
-    (RequestHalf::Http1 { connection, framing, upgrade }, response)
+    (
+        RequestHalf::Http1 {
+            connection,
+            framing,
+            upgrade,
+        },
+        response,
+    )
 }
 
 impl Lease<'_> {
     /// Starts an exchange. Over HTTP/2 this sends the request head.
-    pub(crate) fn exchange(&self, request: &RequestHead) -> Result<(RequestHalf<'_>, ResponseHalf<'_>), ResponseError> {
+    pub(crate) fn exchange(
+        &self,
+        request: &RequestHead,
+    ) -> Result<(RequestHalf<'_>, ResponseHalf<'_>), ResponseError> {
         match &self.connection {
-            LeasedConnection::Http1(connection) => Ok(http1_exchange(connection, request.framing, None)),
+            LeasedConnection::Http1(connection) => {
+                Ok(http1_exchange(connection, request.framing, None))
+            }
             LeasedConnection::Http2(stream) => {
                 let (request, response) = stream.request(request, self.authority(request), None)?;
                 Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
@@ -426,16 +495,19 @@ impl Lease<'_> {
     ) -> Result<(RequestHalf<'b>, ResponseHalf<'b>), ResponseError> {
         let refused = |why: &str| Err(ResponseError::Upgrade(why.to_owned()));
         match &self.connection {
-            LeasedConnection::Http1(connection) => Ok(http1_exchange(connection, Framing::None, Some(protocol))),
+            LeasedConnection::Http1(connection) => {
+                Ok(http1_exchange(connection, Framing::None, Some(protocol)))
+            }
             LeasedConnection::Http2(stream) if !stream.accepts_extended_connect() => {
                 refused("it speaks HTTP/2 and does not accept extended CONNECT (RFC 8441)")
             }
-            LeasedConnection::Http2(_) if request.method != Method::GET => {
-                refused("it speaks HTTP/2, where an upgrade request cannot have a method other than GET (RFC 8441)")
-            }
+            LeasedConnection::Http2(_) if request.method != Method::GET => refused(
+                "it speaks HTTP/2, where an upgrade request cannot have a method other than GET (RFC 8441)",
+            ),
             LeasedConnection::Http2(stream) => {
                 let protocol = ::h2::ext::Protocol::from(protocol.as_str());
-                let (request, response) = stream.request(request, self.authority(request), Some(&protocol))?;
+                let (request, response) =
+                    stream.request(request, self.authority(request), Some(&protocol))?;
                 Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
             }
         }
@@ -471,7 +543,12 @@ impl Lease<'_> {
             Address::Tcp { host, port } => (host.clone(), Some(*port)),
             Address::Unix(path) => (path.display().to_string(), None),
         };
-        BackendConnection { address, port, is_reused: self.is_reused, is_http2: self.is_http2() }
+        BackendConnection {
+            address,
+            port,
+            is_reused: self.is_reused,
+            is_http2: self.is_http2(),
+        }
     }
 
     pub(crate) fn is_http2(&self) -> bool {

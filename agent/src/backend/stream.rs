@@ -54,7 +54,11 @@ impl Stream {
     }
 
     /// Appends received bytes to `buffer`. `Ok(0)` is the end of the stream; with TLS it requires a close_notify alert.
-    pub(super) fn poll_recv_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+    pub(super) fn poll_recv_buf(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+    ) -> Poll<io::Result<usize>> {
         match self {
             Self::Plain(socket) => socket.poll_recv_buf(cx, buffer),
             Self::Tls(stream) => stream.poll_read_buf(cx, buffer),
@@ -78,7 +82,11 @@ impl Stream {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let target = buffer.initialize_unfilled();
         let read = match &*self {
             Self::Plain(socket) => ready!(socket.poll_recv(cx, target))?,
@@ -92,7 +100,11 @@ impl AsyncRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
 
@@ -104,7 +116,9 @@ impl AsyncWrite for Stream {
         match &*self {
             Self::Plain(socket) => loop {
                 match socket.try_send(pieces) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(socket.poll_writable(cx))?,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        ready!(socket.poll_writable(cx))?
+                    }
                     result => return Poll::Ready(result),
                 }
             },

@@ -27,7 +27,12 @@ impl HttpArguments {
     /// Enrolls the agent unless it is enrolled. Returns the arguments with which to run it, and whether it can enroll again.
     pub(crate) fn enroll(self) -> Result<(RunArguments, bool), Failure> {
         let environment = |name: &str| std::env::var(name).ok();
-        logging::start(environment("GW_LOG_FORMAT").and_then(|text| text.parse().ok()).unwrap_or_default(), "info");
+        logging::start(
+            environment("GW_LOG_FORMAT")
+                .and_then(|text| text.parse().ok())
+                .unwrap_or_default(),
+            "info",
+        );
         let is_root = rustix::process::geteuid().is_root();
         let state_dir = self.state_dir.or_else(|| default_state_dir(is_root, environment)).ok_or_else(|| {
             let message = "--state-dir: missing; HOME and XDG_STATE_HOME are not set, so there is no default folder";
@@ -45,12 +50,20 @@ impl HttpArguments {
 }
 
 /// The state folder of the user, as the XDG Base Directory Specification has it, or that of the machine's agent for root.
-fn default_state_dir(is_root: bool, environment: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+fn default_state_dir(
+    is_root: bool,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Option<PathBuf> {
     if is_root {
         return Some(state::DEFAULT.into());
     }
-    let folder = |name: &str| environment(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let of_user = folder("XDG_STATE_HOME").or_else(|| folder("HOME").map(|home| home.join(".local/state")));
+    let folder = |name: &str| {
+        environment(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let of_user =
+        folder("XDG_STATE_HOME").or_else(|| folder("HOME").map(|home| home.join(".local/state")));
     Some(of_user?.join(Path::new(env!("CARGO_PKG_NAME"))))
 }
 
@@ -61,13 +74,23 @@ mod tests {
     #[test]
     fn the_default_folder_is_that_of_the_user() {
         let default = |is_root, variables: &[(&str, &str)]| {
-            let variable =
-                |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+            let variable = |name: &str| {
+                variables
+                    .iter()
+                    .find(|(known, _)| *known == name)
+                    .map(|(_, value)| (*value).to_owned())
+            };
             default_state_dir(is_root, variable).map(|path| path.display().to_string())
         };
         let home = ("HOME", "/home/ann");
-        assert_eq!(default(false, &[home]).as_deref(), Some("/home/ann/.local/state/gw-agent"));
-        assert_eq!(default(false, &[home, ("XDG_STATE_HOME", "/state")]).as_deref(), Some("/state/gw-agent"));
+        assert_eq!(
+            default(false, &[home]).as_deref(),
+            Some("/home/ann/.local/state/gw-agent")
+        );
+        assert_eq!(
+            default(false, &[home, ("XDG_STATE_HOME", "/state")]).as_deref(),
+            Some("/state/gw-agent")
+        );
         assert_eq!(
             default(false, &[home, ("XDG_STATE_HOME", "relative")]).as_deref(),
             Some("/home/ann/.local/state/gw-agent")

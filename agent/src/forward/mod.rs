@@ -18,7 +18,9 @@ use gw_shared::tunnel::head;
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
 use http::{Method, StatusCode};
 
-use crate::backend::{ConnectError, Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
+use crate::backend::{
+    ConnectError, Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf,
+};
 use crate::forward::slots::Slot;
 use crate::telemetry::request_scope::RequestScope;
 
@@ -35,13 +37,24 @@ impl TunnelRequest {
     pub(crate) fn read((sender, receiver): (StreamSender, StreamReceiver)) -> Option<Self> {
         // The head has arrived with the stream.
         let part = receiver.poll_receive(&mut Context::from_waker(Waker::noop()));
-        let Poll::Ready(Ok(ReceivedPart::Head(Kind::Request, payload))) = part else { return None };
+        let Poll::Ready(Ok(ReceivedPart::Head(Kind::Request, payload))) = part else {
+            return None;
+        };
         match head::parse_request(&payload, receiver.ended_with_head()) {
             Ok(mut head) => {
                 // Only a body can wait for the acceptance.
                 let has_body = !receiver.ended_with_head();
-                let delivery = if has_body { Delivery::begin(&mut head.headers) } else { Delivery::Unsent };
-                Some(Self { head, delivery, sender, receiver })
+                let delivery = if has_body {
+                    Delivery::begin(&mut head.headers)
+                } else {
+                    Delivery::Unsent
+                };
+                Some(Self {
+                    head,
+                    delivery,
+                    sender,
+                    receiver,
+                })
             }
             Err(error) => {
                 // A gateway never sends this.
@@ -67,7 +80,11 @@ pub(crate) enum Delivery {
 impl Delivery {
     /// The state of a request that has arrived. Removes the field that asks for a notice.
     fn begin(headers: &mut Fields) -> Self {
-        if headers.remove(head::AWAIT_ACCEPTANCE).is_some() { Self::AwaitsAcceptance } else { Self::Unsent }
+        if headers.remove(head::AWAIT_ACCEPTANCE).is_some() {
+            Self::AwaitsAcceptance
+        } else {
+            Self::Unsent
+        }
     }
 
     /// Records that the request has a slot and a connection to a backend. Sends the notice that the gateway asked for.
@@ -92,24 +109,41 @@ impl ForwardError {
     /// No slot is free.
     pub(crate) fn concurrency_limit() -> Self {
         let message = "Concurrent backend request limit exceeded".to_owned();
-        Self { code: AgentErrorCode::ConcurrencyLimit, message, delivery: Delivery::Unsent }
+        Self {
+            code: AgentErrorCode::ConcurrencyLimit,
+            message,
+            delivery: Delivery::Unsent,
+        }
     }
 
     /// No connection to a backend could be opened. An earlier connection may have received the request.
     pub(crate) fn no_connection(error: &ConnectError, delivery: Delivery) -> Self {
-        Self { code: error.code(), message: error.to_string(), delivery }
+        Self {
+            code: error.code(),
+            message: error.to_string(),
+            delivery,
+        }
     }
 
     /// The backend gave no response.
     pub(crate) fn no_response(error: &ResponseError, delivery: Delivery) -> Self {
-        Self { code: error.code(), message: error.message(), delivery }
+        Self {
+            code: error.code(),
+            message: error.message(),
+            delivery,
+        }
     }
 }
 
 /// Forwards a request and relays its response. A reset of the stream closes the backend connection at once. The request ends
 /// when its response and its body have: a backend may answer early and read on.
 pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, request: TunnelRequest) {
-    let TunnelRequest { head: request, delivery, sender, receiver } = request;
+    let TunnelRequest {
+        head: request,
+        delivery,
+        sender,
+        receiver,
+    } = request;
     if sender.is_reset() {
         // The backend has not seen the request yet.
         return;
@@ -118,10 +152,22 @@ pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, reques
     // Boxed, like connecting, so that rare cases do not enlarge the task of every request.
     let (ended, _body) = if request.upgrade.is_some() {
         let mut body = ReceivedBody::upgraded(receiver);
-        (Box::pin(upgrade::forward(pool, &scope, request, delivery, &mut body, &sender, &upload)).await, body)
+        (
+            Box::pin(upgrade::forward(
+                pool, &scope, request, delivery, &mut body, &sender, &upload,
+            ))
+            .await,
+            body,
+        )
     } else {
         let mut body = ReceivedBody::new(receiver, request.framing);
-        (forward_message(pool, &scope, &request, delivery, &mut body, &sender, &upload).await, body)
+        (
+            forward_message(
+                pool, &scope, &request, delivery, &mut body, &sender, &upload,
+            )
+            .await,
+            body,
+        )
     };
     if let Ok(Complete) = ended {
         scope.complete();
@@ -163,7 +209,11 @@ async fn forward_message(
             None => match Box::pin(unless_reset(sender, pool.connect(Offer::Any, scope))).await {
                 Some(Ok(lease)) => lease,
                 Some(Err(error)) => {
-                    return Err(refuse(sender, scope, &ForwardError::no_connection(&error, delivery)));
+                    return Err(refuse(
+                        sender,
+                        scope,
+                        &ForwardError::no_connection(&error, delivery),
+                    ));
                 }
                 None => return Err(Failed),
             },
@@ -188,7 +238,11 @@ async fn forward_message(
             }
         };
         if is_retry || !may_retry(&lease, request, upload) || !lease.is_unprocessed(&error) {
-            return Err(refuse(sender, scope, &ForwardError::no_response(&error, delivery)));
+            return Err(refuse(
+                sender,
+                scope,
+                &ForwardError::no_response(&error, delivery),
+            ));
         }
         is_retry = true;
     }
@@ -209,7 +263,13 @@ fn may_retry(lease: &Lease<'_>, request: &RequestHead, upload: &Upload) -> bool 
 /// Answers a request with an error of the agent.
 pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &ForwardError) -> Failed {
     let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
-    tracing::debug!(request_id, trace_id, code = error.code.as_str(), reason = error.message, "not forwarded");
+    tracing::debug!(
+        request_id,
+        trace_id,
+        code = error.code.as_str(),
+        reason = error.message,
+        "not forwarded"
+    );
     let timing = scope.failed(error.code);
     // Fails only if the stream is closed, in which case the caller is gone.
     let _ = sender.send_head(Kind::Refused, true, |out| {
@@ -248,10 +308,15 @@ async fn exchange(
         Either::Left((kept_alive, up)) if request.framing.has_body() => {
             let kept_alive = kept_alive?;
             // A backend that does not read blocks the upload, which does not notice a reset then.
-            (kept_alive, unless_reset(sender, up).await.ok_or(ExchangeError::Reset)?)
+            (
+                kept_alive,
+                unless_reset(sender, up).await.ok_or(ExchangeError::Reset)?,
+            )
         }
         // The gateway may open the next stream now, so the slot is freed without another wait.
-        Either::Left((kept_alive, up)) => (kept_alive?, up.now_or_never().unwrap_or(Ok(Sent::Partly))),
+        Either::Left((kept_alive, up)) => {
+            (kept_alive?, up.now_or_never().unwrap_or(Ok(Sent::Partly)))
+        }
         Either::Right((sent, down)) => {
             if sent == Ok(Sent::Partly) && upload.is_consumed.get() {
                 // Lets the gateway discard the rest now: its caller may read the response only after the whole request.
@@ -288,7 +353,11 @@ async fn send_request(
     if up.head(request, lease.authority(request)).await.is_err() {
         return Ok(Sent::Partly);
     }
-    if request.framing.has_body() { send_body(&mut up, body, scope, upload).await } else { Ok(Sent::Whole) }
+    if request.framing.has_body() {
+        send_body(&mut up, body, scope, upload).await
+    } else {
+        Ok(Sent::Whole)
+    }
 }
 
 /// Sends the request body until it ends or the backend reads no more.
@@ -304,7 +373,9 @@ pub(crate) async fn send_body(
             Poll::Ready(received) => Poll::Ready(Some(received)),
             Poll::Pending => request.poll_stopped(cx).map(|()| None),
         });
-        let Some(received) = received.await else { return Ok(Sent::Partly) };
+        let Some(received) = received.await else {
+            return Ok(Sent::Partly);
+        };
         upload.is_consumed.set(true);
         match received.map_err(|_| RequestReset)? {
             Part::Data(data) => {
@@ -321,8 +392,14 @@ pub(crate) async fn send_body(
             Part::End => break,
         }
     }
-    let finished = request.finish(trailers.map(fields::end_to_end_trailers)).await;
-    Ok(if finished.is_ok() { Sent::Whole } else { Sent::Partly })
+    let finished = request
+        .finish(trailers.map(fields::end_to_end_trailers))
+        .await;
+    Ok(if finished.is_ok() {
+        Sent::Whole
+    } else {
+        Sent::Partly
+    })
 }
 
 /// Relays the response. Returns whether the backend keeps the connection open.
@@ -358,13 +435,17 @@ pub(crate) async fn final_head(
             return Ok(head);
         }
         if !head.status.is_informational() {
-            check_status(head.status).and_then(|()| check_fields(&head.headers)).map_err(invalid)?;
+            check_status(head.status)
+                .and_then(|()| check_fields(&head.headers))
+                .map_err(invalid)?;
             return Ok(head);
         }
         let mut headers = fields::end_to_end_response(head.headers);
         budget.take(head.status, &mut headers).map_err(invalid)?;
         sender
-            .send_head(Kind::Interim, false, |out| head::write_interim(out, head.status, &headers))
+            .send_head(Kind::Interim, false, |out| {
+                head::write_interim(out, head.status, &headers)
+            })
             .map_err(|_| ExchangeError::Reset)?;
     }
 }
@@ -379,7 +460,11 @@ pub(crate) async fn relay_final(
 ) -> Result<(), ExchangeError> {
     let is_done = response.is_done();
     // Polls once, so that the body does not delay the head.
-    let first = if is_done { Poll::Pending } else { futures_util::poll!(pin!(response.part())) };
+    let first = if is_done {
+        Poll::Pending
+    } else {
+        futures_util::poll!(pin!(response.part()))
+    };
     let first = match first {
         Poll::Ready(part) => Some(part.map_err(ExchangeError::NoResponse)?),
         Poll::Pending => None,
@@ -390,7 +475,10 @@ pub(crate) async fn relay_final(
         Framing::UntilClose => Framing::Chunked,
         framing => framing,
     };
-    let (timing, headers) = (scope.responded(head.status), fields::end_to_end_response(head.headers));
+    let (timing, headers) = (
+        scope.responded(head.status),
+        fields::end_to_end_response(head.headers),
+    );
     sender
         .send_head(Kind::Response, is_done, |out| {
             head::write_response(out, timing, head.status, &headers, framing, None);
@@ -439,16 +527,18 @@ async fn relay_part(
             response.release(length);
             sent
         }
-        Part::Trailers(trailers) => {
-            sender.finish_with_trailers(head::write_trailers(&fields::end_to_end_trailers(trailers)))
-        }
+        Part::Trailers(trailers) => sender
+            .finish_with_trailers(head::write_trailers(&fields::end_to_end_trailers(trailers))),
         Part::End => sender.finish(),
     };
     sent.map_err(|_| ExchangeError::Reset)
 }
 
 /// Returns the result of `future`, or `None` if the gateway resets the stream first.
-pub(crate) async fn unless_reset<T>(sender: &StreamSender, future: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn unless_reset<T>(
+    sender: &StreamSender,
+    future: impl Future<Output = T>,
+) -> Option<T> {
     let reset = std::pin::pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
     match select(std::pin::pin!(future), reset).await {
         Either::Left((output, _)) => Some(output),

@@ -14,14 +14,24 @@ pub const VARIABLE: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
 /// Parses the value of [`VARIABLE`]. Returns the default as `Err` if it is not a positive number. A free slot needs no
 /// memory, so any number is valid; numbers above `u32::MAX` mean `u32::MAX`.
 pub(crate) fn parse(value: Option<&str>) -> Result<u32, u32> {
-    let Some(text) = value else { return Ok(DEFAULT_SLOTS) };
+    let Some(text) = value else {
+        return Ok(DEFAULT_SLOTS);
+    };
     let digits = text.trim();
     match digits.parse() {
         Ok(0) => Err(DEFAULT_SLOTS),
         Ok(slots) => Ok(slots),
         Err(error) => {
-            let is_number = digits.strip_prefix('+').unwrap_or(digits).bytes().all(|byte| byte.is_ascii_digit());
-            if *error.kind() == IntErrorKind::PosOverflow && is_number { Ok(u32::MAX) } else { Err(DEFAULT_SLOTS) }
+            let is_number = digits
+                .strip_prefix('+')
+                .unwrap_or(digits)
+                .bytes()
+                .all(|byte| byte.is_ascii_digit());
+            if *error.kind() == IntErrorKind::PosOverflow && is_number {
+                Ok(u32::MAX)
+            } else {
+                Err(DEFAULT_SLOTS)
+            }
         }
     }
 }
@@ -44,7 +54,10 @@ pub(crate) struct Slot(Rc<UsedSlots>);
 
 impl Slots {
     pub(crate) fn new(total: u32) -> Self {
-        Self { total, used: Rc::default() }
+        Self {
+            total,
+            used: Rc::default(),
+        }
     }
 
     pub(crate) fn take(&self) -> Option<Slot> {
@@ -103,7 +116,16 @@ mod tests {
     fn invalid_numbers_fall_back_to_128() {
         assert_eq!(parse(None), Ok(128));
         assert_eq!(parse(Some(" 7 ")), Ok(7));
-        for invalid in ["", "0", "-5", "many", "1.5", "-99999999999", "99999999999 requests", "99999999999x"] {
+        for invalid in [
+            "",
+            "0",
+            "-5",
+            "many",
+            "1.5",
+            "-99999999999",
+            "99999999999 requests",
+            "99999999999x",
+        ] {
             assert_eq!(parse(Some(invalid)), Err(128), "{invalid:?}");
         }
     }

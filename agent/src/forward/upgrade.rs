@@ -18,8 +18,8 @@ use http::{Method, StatusCode};
 
 use crate::backend::{Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
 use crate::forward::{
-    Complete, Delivery, ExchangeError, Failed, ForwardError, Sent, Upload, final_head, refuse, relay_body, relay_final,
-    send_body, unless_reset,
+    Complete, Delivery, ExchangeError, Failed, ForwardError, Sent, Upload, final_head, refuse,
+    relay_body, relay_final, send_body, unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
 
@@ -39,7 +39,13 @@ pub(crate) async fn forward(
     let protocol = request.upgrade.take().ok_or(Failed)?;
     let lease = match unless_reset(sender, pool.connect(Offer::Http1, scope)).await {
         Some(Ok(lease)) => lease,
-        Some(Err(error)) => return Err(refuse(sender, scope, &ForwardError::no_connection(&error, delivery))),
+        Some(Err(error)) => {
+            return Err(refuse(
+                sender,
+                scope,
+                &ForwardError::no_connection(&error, delivery),
+            ));
+        }
         None => return Err(Failed),
     };
     scope.connected(|| lease.describe());
@@ -51,7 +57,9 @@ pub(crate) async fn forward(
             return Err(Failed);
         }
         Err(ExchangeError::NotBegun(error)) => ForwardError::no_response(&error, delivery),
-        Err(ExchangeError::NoResponse(error)) => ForwardError::no_response(&error, Delivery::MaybeSent),
+        Err(ExchangeError::NoResponse(error)) => {
+            ForwardError::no_response(&error, Delivery::MaybeSent)
+        }
     };
     Err(refuse(sender, scope, &error))
 }
@@ -66,15 +74,27 @@ async fn exchange(
     upload: &Upload,
 ) -> Result<(), ExchangeError> {
     let (upgrade, websocket) = if lease.is_http2() {
-        (UpgradeMethod::ExtendedConnect, WebSocketKey::over_http2(&mut request.headers, protocol))
+        (
+            UpgradeMethod::ExtendedConnect,
+            WebSocketKey::over_http2(&mut request.headers, protocol),
+        )
     } else {
-        (UpgradeMethod::UpgradeField, WebSocketKey::over_http1(&mut request.headers, protocol))
+        (
+            UpgradeMethod::UpgradeField,
+            WebSocketKey::over_http1(&mut request.headers, protocol),
+        )
     };
-    let (up, mut down) = lease.upgrade_exchange(&request, protocol).map_err(ExchangeError::NotBegun)?;
+    let (up, mut down) = lease
+        .upgrade_exchange(&request, protocol)
+        .map_err(ExchangeError::NotBegun)?;
     // Errors are reported when the response is read.
     let sent = unless_reset(sender, up.head(&request, lease.authority(&request))).await;
     sent.ok_or(ExchangeError::Reset)?.ok();
-    let method = if lease.is_http2() { &Method::CONNECT } else { &request.method };
+    let method = if lease.is_http2() {
+        &Method::CONNECT
+    } else {
+        &request.method
+    };
     let head = final_head(&mut down, method, sender).await?;
     if upgrade == UpgradeMethod::ExtendedConnect && head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
@@ -86,8 +106,12 @@ async fn exchange(
     if !accepted {
         return relay_final(head, down, sender, scope).await;
     }
-    let headers = check_upgrade(head, upgrade, protocol, &websocket).map_err(ExchangeError::NoResponse)?;
-    let (timing, headers) = (scope.responded(StatusCode::SWITCHING_PROTOCOLS), fields::end_to_end_response(headers));
+    let headers =
+        check_upgrade(head, upgrade, protocol, &websocket).map_err(ExchangeError::NoResponse)?;
+    let (timing, headers) = (
+        scope.responded(StatusCode::SWITCHING_PROTOCOLS),
+        fields::end_to_end_response(headers),
+    );
     sender
         .send_head(Kind::Response, false, |out| {
             let status = StatusCode::SWITCHING_PROTOCOLS;
@@ -119,14 +143,18 @@ fn check_upgrade(
         let named = (named.next(), named.next());
         if !matches!(named, (Some(value), None) if protocol.is(value.as_bytes())) {
             let (requested, actual) = (protocol.as_str(), named.0);
-            return Err(ResponseError::Upgrade(format!("requested {requested:?}, got {actual:?}")));
+            return Err(ResponseError::Upgrade(format!(
+                "requested {requested:?}, got {actual:?}"
+            )));
         }
     }
     match websocket {
         WebSocketKey::Caller | WebSocketKey::NotWebSocket => {}
         WebSocketKey::Generated { expected } => {
             if headers.remove(SEC_WEBSOCKET_ACCEPT).as_ref() != Some(expected) {
-                return Err(ResponseError::Upgrade("its Sec-WebSocket-Accept does not match the key".to_owned()));
+                return Err(ResponseError::Upgrade(
+                    "its Sec-WebSocket-Accept does not match the key".to_owned(),
+                ));
             }
         }
         WebSocketKey::Answered { accept } => headers.insert(SEC_WEBSOCKET_ACCEPT, accept.clone()),
@@ -221,7 +249,11 @@ async fn relay_both(
         Poll::Pending if down_ended.get() => Poll::Ready(true),
         polled => polled.map(|_| false),
     });
-    if relayed.await { Ok(()) } else { Err(ExchangeError::Reset) }
+    if relayed.await {
+        Ok(())
+    } else {
+        Err(ExchangeError::Reset)
+    }
 }
 
 #[cfg(test)]
@@ -230,6 +262,9 @@ mod tests {
 
     #[test]
     fn accept_value_matches_the_example_of_rfc_6455() {
-        assert_eq!(accept_of(b"dGhlIHNhbXBsZSBub25jZQ==").unwrap(), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert_eq!(
+            accept_of(b"dGhlIHNhbXBsZSBub25jZQ==").unwrap(),
+            "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+        );
     }
 }

@@ -55,8 +55,16 @@ pub(crate) fn certificate_request(key: &KeyPair) -> Result<String, rcgen::Error>
 /// Joins the private key and the certificates that the gateway issued for it into one PEM text, after checking them.
 ///
 /// The validity period is not checked: the gateway does that by its own clock, and the local one may be wrong.
-pub(crate) fn identity_pem(key: &KeyPair, reply: &CertificateReply) -> Result<String, UnfitIdentity> {
-    let pem = format!("{}\n{}\n{}\n", key.serialize_pem().trim(), reply.certificate.trim(), reply.chain.trim());
+pub(crate) fn identity_pem(
+    key: &KeyPair,
+    reply: &CertificateReply,
+) -> Result<String, UnfitIdentity> {
+    let pem = format!(
+        "{}\n{}\n{}\n",
+        key.serialize_pem().trim(),
+        reply.certificate.trim(),
+        reply.chain.trim()
+    );
     let identity = Identity::from_pem(pem.as_bytes())?;
     if !identity.is_for(key)? {
         return Err(UnfitIdentity::OtherKey);
@@ -70,43 +78,67 @@ impl Identity {
         let key = PrivateKeyDer::from_pem_slice(text)?;
         let mut certificates = CertificateDer::pem_slice_iter(text);
         let certificate = certificates.next().ok_or(UnfitIdentity::NoCertificate)??;
-        Ok(Self { certificate, chain: certificates.collect::<Result<_, _>>()?, key })
+        Ok(Self {
+            certificate,
+            chain: certificates.collect::<Result<_, _>>()?,
+            key,
+        })
     }
 
     pub(crate) fn validity(&self) -> Result<Validity, UnfitIdentity> {
         let (_, certificate) = X509Certificate::from_der(&self.certificate)?;
         let time = |time: x509_parser::time::ASN1Time| {
-            SystemTime::UNIX_EPOCH + Duration::from_secs(time.timestamp().try_into().unwrap_or_default())
+            SystemTime::UNIX_EPOCH
+                + Duration::from_secs(time.timestamp().try_into().unwrap_or_default())
         };
         let validity = certificate.validity();
-        Ok(Validity { not_before: time(validity.not_before), not_after: time(validity.not_after) })
+        Ok(Validity {
+            not_before: time(validity.not_before),
+            not_after: time(validity.not_after),
+        })
     }
 
     /// The authority that has issued the certificate, as the certificate names it.
     pub(crate) fn authority(&self) -> Option<AuthorityId> {
         let (_, certificate) = X509Certificate::from_der(&self.certificate).ok()?;
-        let named = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
-            ParsedExtension::AuthorityKeyIdentifier(named) => named.key_identifier.as_ref(),
-            _ => None,
+        let named = certificate.iter_extensions().find_map(|extension| {
+            match extension.parsed_extension() {
+                ParsedExtension::AuthorityKeyIdentifier(named) => named.key_identifier.as_ref(),
+                _ => None,
+            }
         });
         AuthorityId::of_key_identifier(named?.0)
     }
 
     /// Time until the certificate expires by the gateway's clock; `None` while that clock is unknown.
-    pub(crate) fn time_left(&self, clock: &GatewayClock) -> Result<Option<Duration>, UnfitIdentity> {
+    pub(crate) fn time_left(
+        &self,
+        clock: &GatewayClock,
+    ) -> Result<Option<Duration>, UnfitIdentity> {
         let not_after = self.validity()?.not_after;
-        Ok(clock.known().map(|now| not_after.duration_since(now).unwrap_or_default()))
+        Ok(clock
+            .known()
+            .map(|now| not_after.duration_since(now).unwrap_or_default()))
     }
 
     /// Chain and key for client authentication in TLS.
     pub(crate) fn client_auth(&self) -> ClientAuth {
-        let chain = [&self.certificate].into_iter().chain(&self.chain).cloned().collect();
-        ClientAuth { chain, key: self.key.clone_key() }
+        let chain = [&self.certificate]
+            .into_iter()
+            .chain(&self.chain)
+            .cloned()
+            .collect();
+        ClientAuth {
+            chain,
+            key: self.key.clone_key(),
+        }
     }
 
     /// Whether the certificate is for the private key.
     pub(crate) fn is_consistent(&self) -> bool {
-        self.key_pair().and_then(|key| self.is_for(&key)).unwrap_or(false)
+        self.key_pair()
+            .and_then(|key| self.is_for(&key))
+            .unwrap_or(false)
     }
 
     fn is_for(&self, key: &KeyPair) -> Result<bool, UnfitIdentity> {
@@ -120,18 +152,28 @@ impl Identity {
 
     /// Signs the gateway's challenge to a connection for the service at `host`.
     pub(crate) fn prove(&self, host: &str, challenge: &str) -> Result<Proof, UnfitIdentity> {
-        let schemes = [SignatureScheme::ECDSA_NISTP256_SHA256, SignatureScheme::ED25519];
+        let schemes = [
+            SignatureScheme::ECDSA_NISTP256_SHA256,
+            SignatureScheme::ED25519,
+        ];
         let signer = sign::any_supported_type(&self.key)?
             .choose_scheme(&schemes)
-            .ok_or_else(|| rustls::Error::General("it is neither an ECDSA P-256 nor an Ed25519 key".to_owned()))?;
+            .ok_or_else(|| {
+                rustls::Error::General("it is neither an ECDSA P-256 nor an Ed25519 key".to_owned())
+            })?;
         let signature = signer.sign(&handshake::challenge_message(host, challenge))?;
-        Ok(Proof { certificate: self.certificate.to_vec(), signature })
+        Ok(Proof {
+            certificate: self.certificate.to_vec(),
+            signature,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey, VerificationAlgorithm};
+    use aws_lc_rs::signature::{
+        ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey, VerificationAlgorithm,
+    };
 
     use super::*;
     use crate::fake_gateway::{Authority, LONG_AGO};
@@ -145,26 +187,51 @@ mod tests {
         let pem = identity_pem(&key, &reply).unwrap();
         let identity = Identity::from_pem(pem.as_bytes()).unwrap();
         assert_eq!(identity.chain.len(), 1);
-        let days = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() / 86_400;
+        let days = |time: SystemTime| {
+            time.duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap()
+                .as_secs()
+                / 86_400
+        };
         let validity = identity.validity().unwrap();
-        assert_eq!((days(validity.not_before), days(validity.not_after)), (18_262, 18_628));
+        assert_eq!(
+            (days(validity.not_before), days(validity.not_after)),
+            (18_262, 18_628)
+        );
 
         let other = KeyPair::generate().unwrap();
-        assert!(matches!(identity_pem(&other, &reply), Err(UnfitIdentity::OtherKey)));
-        let empty = CertificateReply { certificate: String::new(), chain: String::new(), ..reply };
-        assert!(matches!(identity_pem(&key, &empty), Err(UnfitIdentity::NoCertificate)));
+        assert!(matches!(
+            identity_pem(&other, &reply),
+            Err(UnfitIdentity::OtherKey)
+        ));
+        let empty = CertificateReply {
+            certificate: String::new(),
+            chain: String::new(),
+            ..reply
+        };
+        assert!(matches!(
+            identity_pem(&key, &empty),
+            Err(UnfitIdentity::NoCertificate)
+        ));
     }
 
     #[test]
     fn proof_is_a_signature_over_host_and_challenge() {
-        let algorithms: [(_, &dyn VerificationAlgorithm); 2] =
-            [(&rcgen::PKCS_ECDSA_P256_SHA256, &ECDSA_P256_SHA256_ASN1), (&rcgen::PKCS_ED25519, &ED25519)];
+        let algorithms: [(_, &dyn VerificationAlgorithm); 2] = [
+            (&rcgen::PKCS_ECDSA_P256_SHA256, &ECDSA_P256_SHA256_ASN1),
+            (&rcgen::PKCS_ED25519, &ED25519),
+        ];
         for (kind, algorithm) in algorithms {
             let key = KeyPair::generate_for(kind).unwrap();
             let public = UnparsedPublicKey::new(algorithm, key.public_key_raw().to_vec());
-            let identity =
-                Identity { certificate: vec![1, 2, 3].into(), chain: Vec::new(), key: PrivateKeyDer::from(key) };
-            let proof = identity.prove("acme--api.eu1.example.com", "drawn").unwrap();
+            let identity = Identity {
+                certificate: vec![1, 2, 3].into(),
+                chain: Vec::new(),
+                key: PrivateKeyDer::from(key),
+            };
+            let proof = identity
+                .prove("acme--api.eu1.example.com", "drawn")
+                .unwrap();
             assert_eq!(proof.certificate, [1, 2, 3]);
             let message = handshake::challenge_message("acme--api.eu1.example.com", "drawn");
             public.verify(&message, &proof.signature).unwrap();

@@ -18,13 +18,17 @@ pub(crate) struct Issuance {
 impl Issuance {
     /// Records a new certificate; `lifetime` is the time until it expires by the gateway's clock, if known.
     pub(crate) fn record(&self, lifetime: Option<Duration>) {
-        let interval = lifetime.map_or(INTERVAL, |lifetime| (lifetime / 3).clamp(INTERVAL_MIN, INTERVAL));
+        let interval = lifetime.map_or(INTERVAL, |lifetime| {
+            (lifetime / 3).clamp(INTERVAL_MIN, INTERVAL)
+        });
         self.last.set(Some((Instant::now(), interval)));
     }
 
     /// Time until the next certificate may be requested; zero if now.
     pub(crate) fn wait(&self) -> Duration {
-        self.last.get().map_or(Duration::ZERO, |(at, interval)| interval.saturating_sub(at.elapsed()))
+        self.last.get().map_or(Duration::ZERO, |(at, interval)| {
+            interval.saturating_sub(at.elapsed())
+        })
     }
 }
 
@@ -44,7 +48,10 @@ mod tests {
         ] {
             issuance.record(lifetime);
             let wait = issuance.wait();
-            assert!(!wait.is_zero() && wait <= most && wait > most / 2, "{lifetime:?}: {wait:?}");
+            assert!(
+                !wait.is_zero() && wait <= most && wait > most / 2,
+                "{lifetime:?}: {wait:?}"
+            );
         }
     }
 }

@@ -66,7 +66,9 @@ impl CertificateManager {
     /// The identity for a tunnel, read each time, because renewal replaces it while the agent runs. It is on the disk: once a
     /// tunnel has used its key, the gateway forgets the key before it, which a crash of the machine must not bring back.
     pub(crate) fn identity_for_tunnel(&self) -> Result<Identity, StateError> {
-        let identity = self.state.durable_identity(self.durable.borrow().as_ref())?;
+        let identity = self
+            .state
+            .durable_identity(self.durable.borrow().as_ref())?;
         self.durable.replace(Some(identity.certificate.clone()));
         Ok(identity)
     }

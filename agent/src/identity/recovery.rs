@@ -57,16 +57,29 @@ impl CertificateManager {
         let authorities = state.gateway_authorities()?;
         let (name, host, port) = (&to.gateway_name, &to.gateway_host, to.gateway_port);
         let apex = ApexClient::new(name, host, port, &self.proxies, authorities, &self.clock)?;
-        let request = CsrRequest { csr, agent_id: Some(to.agent_id.clone()) };
-        let reply = apex.sign(&request, None).await.map_err(|error| match error {
-            GatewayError::Refused(refusal) if refusal.code == Some(ErrorCode::AgentUnknown) => RecoveryError::Deleted,
-            GatewayError::Refused(refusal) if refusal.is_final() => RecoveryError::Refused(refusal),
-            error => RecoveryError::Gateway(error),
-        })?;
+        let request = CsrRequest {
+            csr,
+            agent_id: Some(to.agent_id.clone()),
+        };
+        let reply = apex
+            .sign(&request, None)
+            .await
+            .map_err(|error| match error {
+                GatewayError::Refused(refusal) if refusal.code == Some(ErrorCode::AgentUnknown) => {
+                    RecoveryError::Deleted
+                }
+                GatewayError::Refused(refusal) if refusal.is_final() => {
+                    RecoveryError::Refused(refusal)
+                }
+                error => RecoveryError::Gateway(error),
+            })?;
         // Recorded before the certificate is checked: the gateway has issued it in any case.
         self.issuance.record(None);
         state.write_identity(&certificate::identity_pem(&key, &reply)?)?;
-        tracing::info!(not_after = reply.not_after, "the gateway has issued another certificate for the same key");
+        tracing::info!(
+            not_after = reply.not_after,
+            "the gateway has issued another certificate for the same key"
+        );
         self.gateway_events.set_services(reply.services);
         let identity = state.identity()?;
         self.issuance.record(identity.time_left(&self.clock)?);

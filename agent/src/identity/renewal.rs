@@ -50,8 +50,14 @@ impl CertificateManager {
     pub(crate) fn renew_within(&self, authority: AuthorityId, within: Duration) {
         let mut wanted = self.wanted.borrow_mut();
         // Every tunnel gets the message.
-        if wanted.as_ref().is_none_or(|wanted| wanted.authority != authority) {
-            *wanted = Some(WantedRenewal { authority, at: Instant::now() + within.mul_f64(random()) });
+        if wanted
+            .as_ref()
+            .is_none_or(|wanted| wanted.authority != authority)
+        {
+            *wanted = Some(WantedRenewal {
+                authority,
+                at: Instant::now() + within.mul_f64(random()),
+            });
             self.look_again.notify_one();
         }
     }
@@ -85,13 +91,23 @@ impl CertificateManager {
         }
     }
 
-    async fn renew_if_due(&self, jitter: f64, key: &mut Option<KeyPair>) -> Result<Outcome, RenewalError> {
+    async fn renew_if_due(
+        &self,
+        jitter: f64,
+        key: &mut Option<KeyPair>,
+    ) -> Result<Outcome, RenewalError> {
         // Read each time, because recovery may have replaced it.
         let identity = self.state.identity()?;
         let validity = identity.validity()?;
         self.expiry.set(Some(validity.not_after));
-        let mut due = due(validity, jitter).duration_since(self.clock.now()).unwrap_or_default();
-        let wanted = self.wanted.borrow().as_ref().map(|wanted| (wanted.authority.clone(), wanted.at));
+        let mut due = due(validity, jitter)
+            .duration_since(self.clock.now())
+            .unwrap_or_default();
+        let wanted = self
+            .wanted
+            .borrow()
+            .as_ref()
+            .map(|wanted| (wanted.authority.clone(), wanted.at));
         if let Some((authority, at)) = wanted
             && identity.authority().as_ref() != Some(&authority)
         {
@@ -114,7 +130,8 @@ impl CertificateManager {
         };
         // Recorded before the certificate is checked: the gateway has issued it in any case.
         self.issuance.record(None);
-        self.state.write_identity(&certificate::identity_pem(key, &reply)?)?;
+        self.state
+            .write_identity(&certificate::identity_pem(key, &reply)?)?;
         let identity = self.state.identity()?;
         self.issuance.record(identity.time_left(&self.clock)?);
         self.expiry.set(Some(identity.validity()?.not_after));
@@ -125,7 +142,10 @@ impl CertificateManager {
 /// The time to renew a certificate: after 60 to 73 % of its lifetime, depending on `random` (0 to 1), so that agents that
 /// were enrolled together do not renew together.
 fn due(validity: Validity, random: f64) -> SystemTime {
-    let lifetime = validity.not_after.duration_since(validity.not_before).unwrap_or_default();
+    let lifetime = validity
+        .not_after
+        .duration_since(validity.not_before)
+        .unwrap_or_default();
     validity.not_before + lifetime.mul_f64(0.6 + random.clamp(0.0, 1.0) * 2.0 / 15.0)
 }
 
@@ -141,25 +161,56 @@ mod tests {
     fn renewal_is_due_after_about_two_thirds_of_the_lifetime() {
         let not_before = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let day = Duration::from_secs(24 * 3600);
-        let validity = Validity { not_before, not_after: not_before + day };
-        let share =
-            |random| due(validity, random).duration_since(not_before).unwrap().as_secs_f64() / day.as_secs_f64();
+        let validity = Validity {
+            not_before,
+            not_after: not_before + day,
+        };
+        let share = |random| {
+            due(validity, random)
+                .duration_since(not_before)
+                .unwrap()
+                .as_secs_f64()
+                / day.as_secs_f64()
+        };
         let close = |found: f64, expected: f64| (found - expected).abs() < 1e-6;
-        assert!(close(share(0.5), 2.0 / 3.0) && close(share(0.0), 0.6) && close(share(7.0), 0.6 + 2.0 / 15.0));
-        let backwards = Validity { not_before, not_after: not_before - day };
-        assert_eq!(due(backwards, 0.5), not_before, "an invalid period is due at once");
+        assert!(
+            close(share(0.5), 2.0 / 3.0)
+                && close(share(0.0), 0.6)
+                && close(share(7.0), 0.6 + 2.0 / 15.0)
+        );
+        let backwards = Validity {
+            not_before,
+            not_after: not_before - day,
+        };
+        assert_eq!(
+            due(backwards, 0.5),
+            not_before,
+            "an invalid period is due at once"
+        );
     }
 
     #[test]
     fn renewal_is_due_by_the_gateways_clock() {
         let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
-        let certificates =
-            fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0).certificates;
-        let issued = certificates.state.identity().unwrap().validity().unwrap().not_before;
+        let certificates = fake_gateway::agent(
+            directory.path(),
+            &authority,
+            &authority.identity_pem(LONG_AGO),
+            0,
+        )
+        .certificates;
+        let issued = certificates
+            .state
+            .identity()
+            .unwrap()
+            .validity()
+            .unwrap()
+            .not_before;
         let outcome = || {
             let renewed = async {
                 // Without a tunnel the renewal request stays queued.
-                let renewal = std::pin::pin!(async { certificates.renew_if_due(0.5, &mut None).await });
+                let renewal =
+                    std::pin::pin!(async { certificates.renew_if_due(0.5, &mut None).await });
                 match select(renewal, std::pin::pin!(runtime::yield_now())).await {
                     futures_util::future::Either::Left((outcome, _)) => Some(outcome.unwrap()),
                     futures_util::future::Either::Right(_) => None,
@@ -168,12 +219,20 @@ mod tests {
             Driver::choose().unwrap().block_on(renewed).unwrap()
         };
         // By the local clock it expired years ago; by the gateway's it was issued an hour ago.
-        certificates.clock.set(issued + Duration::from_hours(1), SystemTime::now());
+        certificates
+            .clock
+            .set(issued + Duration::from_hours(1), SystemTime::now());
         assert!(matches!(outcome(), Some(Outcome::NotDue(_))));
         assert_eq!(certificates.gateway_events.take_certificate_request(), None);
         // Expired by the gateway's clock too.
         certificates.clock.set(SystemTime::now(), SystemTime::now());
-        assert!(outcome().is_none() && certificates.gateway_events.take_certificate_request().is_some());
+        assert!(
+            outcome().is_none()
+                && certificates
+                    .gateway_events
+                    .take_certificate_request()
+                    .is_some()
+        );
         // A certificate has just been issued.
         certificates.issuance.record(None);
         assert!(matches!(outcome(), Some(Outcome::NotDue(_))));
@@ -181,23 +240,42 @@ mod tests {
 
     #[test]
     fn a_certificate_of_another_authority_is_renewed_when_the_gateway_says_so() {
-        let ([authority, next], directory) = ([(); 2].map(|()| Authority::new()), tempfile::tempdir().unwrap());
-        let certificates =
-            fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), 0).certificates;
-        let identity = |authority: &Authority| Identity::from_pem(authority.identity_pem(NOW).as_bytes()).unwrap();
-        let [current, next_id] = [&authority, &next].map(|authority| identity(authority).authority().unwrap());
+        let ([authority, next], directory) = (
+            [(); 2].map(|()| Authority::new()),
+            tempfile::tempdir().unwrap(),
+        );
+        let certificates = fake_gateway::agent(
+            directory.path(),
+            &authority,
+            &authority.identity_pem(NOW),
+            0,
+        )
+        .certificates;
+        let identity = |authority: &Authority| {
+            Identity::from_pem(authority.identity_pem(NOW).as_bytes()).unwrap()
+        };
+        let [current, next_id] =
+            [&authority, &next].map(|authority| identity(authority).authority().unwrap());
         let renewed = async |key: &mut Option<KeyPair>| {
             let renewal = std::pin::pin!(certificates.renew_if_due(0.5, key));
             let answer = std::pin::pin!(async {
-                while certificates.gateway_events.take_certificate_request().is_none_or(|csr| {
-                    certificates.gateway_events.answer_certificate_request(Ok(next.certify(&csr, NOW)));
-                    true
-                }) {
+                while certificates
+                    .gateway_events
+                    .take_certificate_request()
+                    .is_none_or(|csr| {
+                        certificates
+                            .gateway_events
+                            .answer_certificate_request(Ok(next.certify(&csr, NOW)));
+                        true
+                    })
+                {
                     runtime::yield_now().await;
                 }
             });
             match select(renewal, answer).await {
-                futures_util::future::Either::Left((outcome, _)) => matches!(outcome.unwrap(), Outcome::Renewed(_)),
+                futures_util::future::Either::Left((outcome, _)) => {
+                    matches!(outcome.unwrap(), Outcome::Renewed(_))
+                }
                 futures_util::future::Either::Right(_) => false,
             }
         };
@@ -213,7 +291,10 @@ mod tests {
                 certificates.renew_within(current.clone(), Duration::ZERO);
                 certificates.renew_within(next_id.clone(), Duration::ZERO);
                 assert!(renewed(&mut None).await);
-                assert_eq!(certificates.state.identity().unwrap().authority(), Some(next_id));
+                assert_eq!(
+                    certificates.state.identity().unwrap().authority(),
+                    Some(next_id)
+                );
                 assert!(!renewed(&mut None).await, "once");
             })
             .unwrap();
@@ -222,35 +303,56 @@ mod tests {
     #[test]
     fn only_a_due_certificate_is_replaced_and_with_a_new_key() {
         let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
-        let certificates =
-            fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0).certificates;
+        let certificates = fake_gateway::agent(
+            directory.path(),
+            &authority,
+            &authority.identity_pem(LONG_AGO),
+            0,
+        )
+        .certificates;
         let before = certificates.state.identity().unwrap();
         let mut key = None;
         // Plays a tunnel: refuses the first request and answers the second like the gateway.
         let answer = |refuse: bool| {
-            let csr = certificates.gateway_events.take_certificate_request().unwrap();
-            certificates.gateway_events.answer_certificate_request(if refuse {
-                Err("later".into())
-            } else {
-                Ok(authority.certify(&csr, NOW))
-            });
+            let csr = certificates
+                .gateway_events
+                .take_certificate_request()
+                .unwrap();
+            certificates
+                .gateway_events
+                .answer_certificate_request(if refuse {
+                    Err("later".into())
+                } else {
+                    Ok(authority.certify(&csr, NOW))
+                });
         };
         Driver::choose()
             .unwrap()
             .block_on(async {
                 let (refused, ()) =
-                    futures_util::join!(certificates.renew_if_due(0.5, &mut key), async { answer(true) });
+                    futures_util::join!(certificates.renew_if_due(0.5, &mut key), async {
+                        answer(true)
+                    });
                 assert!(matches!(refused, Err(RenewalError::Refused(_))));
                 assert!(key.is_some(), "the key is kept for the next attempt");
                 let (renewed, ()) =
-                    futures_util::join!(certificates.renew_if_due(0.5, &mut key), async { answer(false) });
+                    futures_util::join!(certificates.renew_if_due(0.5, &mut key), async {
+                        answer(false)
+                    });
                 assert!(matches!(renewed, Ok(Outcome::Renewed(_))));
-                assert!(matches!(certificates.renew_if_due(0.5, &mut key).await, Ok(Outcome::NotDue(_))));
+                assert!(matches!(
+                    certificates.renew_if_due(0.5, &mut key).await,
+                    Ok(Outcome::NotDue(_))
+                ));
             })
             .unwrap();
         let after = certificates.state.identity().unwrap();
         assert_ne!(after.certificate, before.certificate);
-        assert_ne!(after.key.secret_der(), before.key.secret_der(), "the key is new");
+        assert_ne!(
+            after.key.secret_der(),
+            before.key.secret_der(),
+            "the key is new"
+        );
         assert_eq!(certificates.gateway_events.take_certificate_request(), None);
     }
 }

@@ -85,9 +85,17 @@ pub enum StateError {
         "{path}: permission denied: this process runs as user {user}, and {folder} belongs to user {owner} (mode {mode:04o}); \
          run gw-agent as that user, such as `sudo -u gw-agent gw-agent …`, or choose another folder with --state-dir"
     )]
-    Permission { path: String, folder: String, user: u32, owner: u32, mode: u32 },
+    Permission {
+        path: String,
+        folder: String,
+        user: u32,
+        owner: u32,
+        mode: u32,
+    },
     /// There is no agent in the folder.
-    #[error("not enrolled: {path} does not exist; run `gw-agent enroll` with a token from the gateway's administrator")]
+    #[error(
+        "not enrolled: {path} does not exist; run `gw-agent enroll` with a token from the gateway's administrator"
+    )]
     NotEnrolled { path: String },
     #[error(
         "{path}: {error}; that user could replace what this process reads: run gw-agent as the owner, such as \
@@ -95,11 +103,20 @@ pub enum StateError {
     )]
     Owner { path: String, error: OtherOwner },
     #[error("{path}: {error}")]
-    Json { path: String, error: serde_json::Error },
+    Json {
+        path: String,
+        error: serde_json::Error,
+    },
     #[error("{path}: {error}; replace the agent with `gw-agent enroll --force`")]
-    Services { path: String, error: InvalidServices },
+    Services {
+        path: String,
+        error: InvalidServices,
+    },
     #[error("{path}: {error}")]
-    Pem { path: String, error: rustls_pki_types::pem::Error },
+    Pem {
+        path: String,
+        error: rustls_pki_types::pem::Error,
+    },
     #[error("{path}: {error}")]
     Identity { path: String, error: UnfitIdentity },
     #[error(
@@ -121,7 +138,11 @@ pub struct OtherOwner {
 /// of Kubernetes belong to root.
 pub(crate) fn check_owner(about: &Metadata) -> Result<(), OtherOwner> {
     let (user, owner) = (rustix::process::geteuid().as_raw(), about.uid());
-    if owner == user || owner == 0 { Ok(()) } else { Err(OtherOwner { user, owner }) }
+    if owner == user || owner == 0 {
+        Ok(())
+    } else {
+        Err(OtherOwner { user, owner })
+    }
 }
 
 impl StateError {
@@ -129,14 +150,30 @@ impl StateError {
     fn io(path: &Path, error: io::Error) -> Self {
         let path_of = name(path);
         if error.kind() != io::ErrorKind::PermissionDenied {
-            return Self::Io { path: path_of, error };
+            return Self::Io {
+                path: path_of,
+                error,
+            };
         }
         // The nearest folder or file that this process can see decides.
-        let seen = path.ancestors().find_map(|it| Some((it, fs::metadata(it).ok()?)));
-        let Some((seen, about)) = seen else { return Self::Io { path: path_of, error } };
+        let seen = path
+            .ancestors()
+            .find_map(|it| Some((it, fs::metadata(it).ok()?)));
+        let Some((seen, about)) = seen else {
+            return Self::Io {
+                path: path_of,
+                error,
+            };
+        };
         let user = rustix::process::geteuid().as_raw();
         let (owner, mode) = (about.uid(), about.mode() & 0o7777);
-        Self::Permission { path: path_of, folder: name(seen), user, owner, mode }
+        Self::Permission {
+            path: path_of,
+            folder: name(seen),
+            user,
+            owner,
+            mode,
+        }
     }
 }
 
@@ -170,13 +207,26 @@ impl StateDir {
     /// refused.
     pub(crate) fn lock(&self) -> Result<StateLock, StateError> {
         let folder = File::open(&self.0).map_err(|error| StateError::io(&self.0, error))?;
-        let about = folder.metadata().map_err(|error| StateError::io(&self.0, error))?;
-        check_owner(&about).map_err(|error| StateError::Owner { path: name(&self.0), error })?;
+        let about = folder
+            .metadata()
+            .map_err(|error| StateError::io(&self.0, error))?;
+        check_owner(&about).map_err(|error| StateError::Owner {
+            path: name(&self.0),
+            error,
+        })?;
         match folder.try_lock() {
-            Ok(()) => Ok(StateLock { folder: Some(folder) }),
+            Ok(()) => Ok(StateLock {
+                folder: Some(folder),
+            }),
             Err(TryLockError::WouldBlock) => {
-                let holder = folder.metadata().ok().and_then(|folder| Holder::of_lock(&folder));
-                Err(StateError::InUse { path: name(&self.0), pid: holder.map(|holder| holder.id) })
+                let holder = folder
+                    .metadata()
+                    .ok()
+                    .and_then(|folder| Holder::of_lock(&folder));
+                Err(StateError::InUse {
+                    path: name(&self.0),
+                    pid: holder.map(|holder| holder.id),
+                })
             }
             Err(TryLockError::Error(error)) => {
                 tracing::warn!(folder = %self.0.display(), %error, "the state folder cannot be locked; make sure that only one agent uses it");
@@ -193,8 +243,12 @@ impl StateDir {
             error => error,
         })?;
         // An agent of an earlier version has stored what a gateway sent.
-        check_services(&enrollment.services, &enrollment.gateway_name)
-            .map_err(|error| StateError::Services { path: name(&self.0.join(ENROLLMENT)), error })?;
+        check_services(&enrollment.services, &enrollment.gateway_name).map_err(|error| {
+            StateError::Services {
+                path: name(&self.0.join(ENROLLMENT)),
+                error,
+            }
+        })?;
         Ok(enrollment)
     }
 
@@ -210,20 +264,31 @@ impl StateDir {
     pub fn identity(&self) -> Result<Identity, StateError> {
         let path = self.0.join(IDENTITY);
         let text = fs::read(&path).map_err(|error| StateError::io(&path, error))?;
-        Identity::from_pem(&text).map_err(|error| StateError::Identity { path: name(&path), error })
+        Identity::from_pem(&text).map_err(|error| StateError::Identity {
+            path: name(&path),
+            error,
+        })
     }
 
     /// As [`Self::identity`], with the file and its name on the disk, so that a crash of the machine does not bring back the
     /// identity before it. The file with the certificate `durable` is known to be there.
-    pub(crate) fn durable_identity(&self, durable: Option<&CertificateDer<'_>>) -> Result<Identity, StateError> {
+    pub(crate) fn durable_identity(
+        &self,
+        durable: Option<&CertificateDer<'_>>,
+    ) -> Result<Identity, StateError> {
         let path = self.0.join(IDENTITY);
         let failed = |error| StateError::io(&path, error);
         let (mut file, mut text) = (File::open(&path).map_err(failed)?, Vec::new());
         file.read_to_end(&mut text).map_err(failed)?;
-        let identity = Identity::from_pem(&text).map_err(|error| StateError::Identity { path: name(&path), error })?;
+        let identity = Identity::from_pem(&text).map_err(|error| StateError::Identity {
+            path: name(&path),
+            error,
+        })?;
         if durable != Some(&identity.certificate) {
             self.sync(&file).map_err(|error| {
-                let message = format!("cannot make sure that the file is on the disk: {error}; not used until it is");
+                let message = format!(
+                    "cannot make sure that the file is on the disk: {error}; not used until it is"
+                );
                 failed(io::Error::new(error.kind(), message))
             })?;
         }
@@ -233,7 +298,10 @@ impl StateDir {
     /// Waits until a file of the folder and its name are on the disk.
     fn sync(&self, file: &File) -> io::Result<()> {
         // A file system that is mounted read-only may not implement fsync(2).
-        if rustix::fs::fstatvfs(file)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        if rustix::fs::fstatvfs(file)?
+            .f_flag
+            .contains(StatVfsMountFlags::RDONLY)
+        {
             return Ok(());
         }
         file.sync_all()?;
@@ -252,11 +320,16 @@ impl StateDir {
 
     /// Reads the authorities to trust for the gateway; `None` for those of the system.
     pub fn gateway_authorities(&self) -> Result<Option<Vec<CertificateDer<'static>>>, StateError> {
-        let Some(path) = self.gateway_authorities_file() else { return Ok(None) };
+        let Some(path) = self.gateway_authorities_file() else {
+            return Ok(None);
+        };
         CertificateDer::pem_file_iter(&path)
             .and_then(Iterator::collect)
             .map(Some)
-            .map_err(|error| StateError::Pem { path: name(&path), error })
+            .map_err(|error| StateError::Pem {
+                path: name(&path),
+                error,
+            })
     }
 
     /// Reads the unfinished enrollment, if any.
@@ -290,19 +363,31 @@ impl StateDir {
         self.remove_pending()
     }
 
-    pub(crate) fn read_json_if_there<T: DeserializeOwned>(&self, file: &str) -> Result<Option<T>, StateError> {
-        if self.0.join(file).exists() { self.read_json(file).map(Some) } else { Ok(None) }
+    pub(crate) fn read_json_if_there<T: DeserializeOwned>(
+        &self,
+        file: &str,
+    ) -> Result<Option<T>, StateError> {
+        if self.0.join(file).exists() {
+            self.read_json(file).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     fn read_json<T: DeserializeOwned>(&self, file: &str) -> Result<T, StateError> {
         let path = self.0.join(file);
         let text = fs::read(&path).map_err(|error| StateError::io(&path, error))?;
-        serde_json::from_slice(&text).map_err(|error| StateError::Json { path: name(&path), error })
+        serde_json::from_slice(&text).map_err(|error| StateError::Json {
+            path: name(&path),
+            error,
+        })
     }
 
     pub(crate) fn write_json(&self, file: &str, value: &impl Serialize) -> Result<(), StateError> {
-        let text = serde_json::to_vec_pretty(value)
-            .map_err(|error| StateError::Json { path: name(&self.0.join(file)), error })?;
+        let text = serde_json::to_vec_pretty(value).map_err(|error| StateError::Json {
+            path: name(&self.0.join(file)),
+            error,
+        })?;
         self.replace(file, &text)
     }
 
@@ -345,7 +430,9 @@ mod tests {
         state.create().unwrap();
         assert!(!state.is_enrolled() && state.pending().unwrap().is_none());
         let enrollment = enrollment();
-        state.complete(&enrollment, "identity", Some("authority")).unwrap();
+        state
+            .complete(&enrollment, "identity", Some("authority"))
+            .unwrap();
         assert_eq!(state.enrollment().unwrap(), enrollment);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(state.path()), 0o700);
@@ -363,11 +450,16 @@ mod tests {
     fn new_enrollment_replaces_all_files_of_the_old_one() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::new(directory.path());
-        state.complete(&enrollment(), "old", Some("authority")).unwrap();
+        state
+            .complete(&enrollment(), "old", Some("authority"))
+            .unwrap();
         fs::write(directory.path().join("identity.pem.new"), "left over").unwrap();
         state.complete(&enrollment(), "new", None).unwrap();
         assert!(state.gateway_authorities().unwrap().is_none());
-        assert_eq!(fs::read_to_string(directory.path().join("identity.pem")).unwrap(), "new");
+        assert_eq!(
+            fs::read_to_string(directory.path().join("identity.pem")).unwrap(),
+            "new"
+        );
     }
 
     #[test]
@@ -397,8 +489,21 @@ mod tests {
     fn errors_name_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::new(directory.path());
-        assert!(state.enrollment().unwrap_err().to_string().contains("agent.json"));
+        assert!(
+            state
+                .enrollment()
+                .unwrap_err()
+                .to_string()
+                .contains("agent.json")
+        );
         fs::write(directory.path().join("identity.pem"), "no key").unwrap();
-        assert!(state.identity().err().unwrap().to_string().contains("identity.pem"));
+        assert!(
+            state
+                .identity()
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("identity.pem")
+        );
     }
 }

@@ -63,7 +63,9 @@ impl Receiver {
             let line = self.0.next_line().await.ok()??;
             match serde_json::from_str(&line) {
                 Ok(message) => return Some(message),
-                Err(error) => tracing::debug!(%error, "ignoring a message between the agent's processes"),
+                Err(error) => {
+                    tracing::debug!(%error, "ignoring a message between the agent's processes")
+                }
             }
         }
     }

@@ -39,16 +39,31 @@ fn settings(source: &Source) -> Result<Settings, Failure> {
 
 /// Runs the agent in a worker process until a signal stops it, or until its record was deleted if it `can_enroll` again.
 /// `arguments` make this program a worker with the configuration of `source`.
-pub fn supervise(source: Source, arguments: Vec<OsString>, hangup: Hangup, can_enroll: bool) -> Result<Ended, Failure> {
+pub fn supervise(
+    source: Source,
+    arguments: Vec<OsString>,
+    hangup: Hangup,
+    can_enroll: bool,
+) -> Result<Ended, Failure> {
     let usage = |error: &dyn std::error::Error| Failure::Usage(error.to_string());
     let settings = settings(&source)?;
     core_dump::allow(settings.core_dumps).map_err(Failure::run)?;
     logging::start(settings.log_format, "info");
     settings.state.enrollment().map_err(|error| usage(&error))?;
     let _lock = settings.state.lock().map_err(|error| usage(&error))?;
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(Failure::run)?;
-    let arguments = Arguments { source, of_worker: arguments, hangup, can_enroll };
-    runtime.block_on(async { Supervisor::new(settings, arguments)?.run().await }).map_err(Failure::run)
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::run)?;
+    let arguments = Arguments {
+        source,
+        of_worker: arguments,
+        hangup,
+        can_enroll,
+    };
+    runtime
+        .block_on(async { Supervisor::new(settings, arguments)?.run().await })
+        .map_err(Failure::run)
 }
 
 fn environment(name: &str) -> Option<String> {
@@ -59,14 +74,16 @@ fn environment(name: &str) -> Option<String> {
 pub fn work(config: Config, relayed: Option<Sender<RelayedService>>) -> Result<(), Failure> {
     // The kernel names a process after its path, which is a number for a stored program. Fails never: the name is short.
     let _ = rustix::thread::set_name(c"gw-agent");
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(Failure::run)?;
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::run)?;
     let worked = runtime.block_on(worker::work(config, relayed));
     // Does not wait for an aborted drain.
     runtime.shutdown_background();
     worked.map_err(|error| match error {
-        WorkError::Start(StartError::State(_) | StartError::Driver(_)) | WorkError::NoSupervisor => {
-            Failure::Usage(error.to_string())
-        }
+        WorkError::Start(StartError::State(_) | StartError::Driver(_))
+        | WorkError::NoSupervisor => Failure::Usage(error.to_string()),
         error => Failure::run(error),
     })
 }

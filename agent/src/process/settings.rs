@@ -32,11 +32,21 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    pub(super) fn load(source: &Source, environment: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
-        let table = source.file.as_deref().map(read).transpose()?.unwrap_or_default();
+    pub(super) fn load(
+        source: &Source,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let table = source
+            .file
+            .as_deref()
+            .map(read)
+            .transpose()?
+            .unwrap_or_default();
         let mut keys = Keys::new(table, &environment);
         let state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
-        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| {
+            text.parse().ok()
+        });
         let release_keys = release_keys(&mut keys);
         let core_dumps = core_dump::take(&mut keys);
         if !keys.errors.is_empty() {
@@ -44,7 +54,12 @@ impl Settings {
         }
         let state_dir = source.state_dir.clone().or(state_dir);
         let state = StateDir::new(state_dir.unwrap_or_else(|| state::DEFAULT.into()));
-        Ok(Self { state, release_keys, log_format: log_format.unwrap_or_default(), core_dumps })
+        Ok(Self {
+            state,
+            release_keys,
+            log_format: log_format.unwrap_or_default(),
+            core_dumps,
+        })
     }
 }
 
@@ -58,12 +73,25 @@ mod tests {
         let file = folder.path().join("agent.toml");
         let load = |text: &str| {
             std::fs::write(&file, text).unwrap();
-            Settings::load(&Source { file: Some(file.clone()), state_dir: None }, |_| None)
+            Settings::load(
+                &Source {
+                    file: Some(file.clone()),
+                    state_dir: None,
+                },
+                |_| None,
+            )
         };
-        let settings = load("state_dir = \"/s\"\nlog_format = \"json\"\nbackend = 7\nnew_key = 1\n").unwrap();
-        assert_eq!((settings.state.path().to_str(), settings.release_keys), (Some("/s"), None));
+        let settings =
+            load("state_dir = \"/s\"\nlog_format = \"json\"\nbackend = 7\nnew_key = 1\n").unwrap();
+        assert_eq!(
+            (settings.state.path().to_str(), settings.release_keys),
+            (Some("/s"), None)
+        );
         assert_eq!(settings.log_format, LogFormat::Json);
-        assert!(matches!(load("update = \"sometimes\"\n"), Err(ConfigError::Invalid(_))));
+        assert!(matches!(
+            load("update = \"sometimes\"\n"),
+            Err(ConfigError::Invalid(_))
+        ));
         assert!(matches!(load("update = \n"), Err(ConfigError::Toml { .. })));
     }
 }

@@ -169,12 +169,29 @@ enum Step {
 
 impl Supervision {
     /// Starts the first worker, with this stored program or with the installed one.
-    pub(super) fn new(program: Option<SignedProgram>, is_proven: bool, now: Instant) -> (Self, Vec<Action>) {
-        let trial = program.as_ref().filter(|_| !is_proven).map(|_| Trial { until: now + TRIAL, fallback: None });
-        let start = Action::Start { worker: 0, program: program.clone(), required: Vec::new() };
+    pub(super) fn new(
+        program: Option<SignedProgram>,
+        is_proven: bool,
+        now: Instant,
+    ) -> (Self, Vec<Action>) {
+        let trial = program.as_ref().filter(|_| !is_proven).map(|_| Trial {
+            until: now + TRIAL,
+            fallback: None,
+        });
+        let start = Action::Start {
+            worker: 0,
+            program: program.clone(),
+            required: Vec::new(),
+        };
         let supervision = Self {
             started: 1,
-            current: Current { worker: 0, program, trial, is_connected: false, has_exited: false },
+            current: Current {
+                worker: 0,
+                program,
+                trial,
+                is_connected: false,
+                has_exited: false,
+            },
             step: Step::Steady,
             next_signal: None,
             next_update: None,
@@ -188,10 +205,18 @@ impl Supervision {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let step = match &self.step {
             Step::Steady => None,
-            Step::Announced { until, .. } | Step::Starting { until, .. } | Step::Detaching { until } => Some(*until),
+            Step::Announced { until, .. }
+            | Step::Starting { until, .. }
+            | Step::Detaching { until } => Some(*until),
         };
         let trial = self.current.trial.as_ref().map(|trial| trial.until);
-        self.leaving.iter().filter_map(|leaving| leaving.then).map(|(at, _)| at).chain(step).chain(trial).min()
+        self.leaving
+            .iter()
+            .filter_map(|leaving| leaving.then)
+            .map(|(at, _)| at)
+            .chain(step)
+            .chain(trial)
+            .min()
     }
 
     /// Returns the actions to take, in order.
@@ -200,7 +225,11 @@ impl Supervision {
         match input {
             Input::Event { worker, event } => self.event(worker, event, now, &mut actions),
             Input::Exited { worker, code } => self.exited(worker, code, now, &mut actions),
-            Input::NotStarted { worker, error, blame } => self.not_started(worker, &error, blame, now, &mut actions),
+            Input::NotStarted {
+                worker,
+                error,
+                blame,
+            } => self.not_started(worker, &error, blame, now, &mut actions),
             Input::Replace(program) => {
                 self.next_signal = Some(program);
                 self.begin_next(now, &mut actions);
@@ -218,24 +247,39 @@ impl Supervision {
             (Event::Serving { .. }, Step::Detaching { .. }) if worker == self.current.worker => {
                 actions.push(Action::Exit { code: 0 });
             }
-            (Event::Serving { hostnames }, Step::Announced { cause: Cause::Update(_), .. })
-                if worker == self.current.worker && hostnames.is_empty() =>
-            {
-                let error =
-                    "the agent has no tunnel at the moment, so it cannot be seen whether the new program gets one";
+            (
+                Event::Serving { hostnames },
+                Step::Announced {
+                    cause: Cause::Update(_),
+                    ..
+                },
+            ) if worker == self.current.worker && hostnames.is_empty() => {
+                let error = "the agent has no tunnel at the moment, so it cannot be seen whether the new program gets one";
                 self.give_up(error, Blame::Other, now, actions);
             }
-            (Event::Serving { hostnames }, Step::Announced { cause, .. }) if worker == self.current.worker => {
+            (Event::Serving { hostnames }, Step::Announced { cause, .. })
+                if worker == self.current.worker =>
+            {
                 let cause = cause.clone();
                 let candidate = self.next_worker();
                 let program = cause.program();
-                actions.push(Action::Start { worker: candidate, program, required: hostnames });
-                self.step = Step::Starting { candidate, cause, until: now + TRIAL };
+                actions.push(Action::Start {
+                    worker: candidate,
+                    program,
+                    required: hostnames,
+                });
+                self.step = Step::Starting {
+                    candidate,
+                    cause,
+                    until: now + TRIAL,
+                };
             }
             (Event::Ready, Step::Starting { candidate, .. }) if worker == *candidate => {
                 self.promote(now, actions);
             }
-            (Event::Connected, _) if worker == self.current.worker => self.current.is_connected = true,
+            (Event::Connected, _) if worker == self.current.worker => {
+                self.current.is_connected = true
+            }
             (Event::Update { program }, _) if worker == self.current.worker => {
                 self.next_update = Some(program);
                 self.begin_next(now, actions);
@@ -246,15 +290,30 @@ impl Supervision {
 
     /// The candidate serves from now on.
     fn promote(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let Step::Starting { candidate, cause, .. } = std::mem::replace(&mut self.step, Step::Steady) else { return };
+        let Step::Starting {
+            candidate, cause, ..
+        } = std::mem::replace(&mut self.step, Step::Steady)
+        else {
+            return;
+        };
         let program = cause.program();
         let trial = match &cause {
-            Cause::Update(_) => Some(Trial { until: now + TRIAL, fallback: self.current.program.clone() }),
-            Cause::Signal(program) => self.current.trial.clone().filter(|_| *program == self.current.program),
+            Cause::Update(_) => Some(Trial {
+                until: now + TRIAL,
+                fallback: self.current.program.clone(),
+            }),
+            Cause::Signal(program) => self
+                .current
+                .trial
+                .clone()
+                .filter(|_| *program == self.current.program),
         };
         if let Cause::Update(program) = &cause {
             tracing::info!(version = %program.version, "the agent is updated");
-            actions.push(Action::Choose { program: Some(program.clone()), is_proven: false });
+            actions.push(Action::Choose {
+                program: Some(program.clone()),
+                is_proven: false,
+            });
             // A replacement that waits was asked for when the program before was the chosen one.
             if let Some(next) = &mut self.next_signal {
                 *next = Some(program.clone());
@@ -262,11 +321,23 @@ impl Supervision {
         }
         // An update is ready only with tunnels.
         let is_connected = matches!(cause, Cause::Update(_)) || self.current.is_connected;
-        let current = Current { worker: candidate, program, trial, is_connected, has_exited: false };
+        let current = Current {
+            worker: candidate,
+            program,
+            trial,
+            is_connected,
+            has_exited: false,
+        };
         let before = std::mem::replace(&mut self.current, current);
         if !before.has_exited {
-            actions.push(Action::Tell { worker: before.worker, message: ToWorker::Succeeded });
-            self.leaving.push(Leaving { worker: before.worker, then: None });
+            actions.push(Action::Tell {
+                worker: before.worker,
+                message: ToWorker::Succeeded,
+            });
+            self.leaving.push(Leaving {
+                worker: before.worker,
+                then: None,
+            });
         }
         self.begin_next(now, actions);
     }
@@ -279,15 +350,26 @@ impl Supervision {
             return;
         };
         if !self.current.has_exited {
-            actions.push(Action::Tell { worker: self.current.worker, message: ToWorker::Resume });
+            actions.push(Action::Tell {
+                worker: self.current.worker,
+                message: ToWorker::Resume,
+            });
         }
         match cause {
             Cause::Signal(_) => {
-                tracing::error!(error, "the agent is not replaced, and goes on with the configuration that it has");
+                tracing::error!(
+                    error,
+                    "the agent is not replaced, and goes on with the configuration that it has"
+                );
             }
             Cause::Update(program) => {
                 let worker = (!self.current.has_exited).then_some(self.current.worker);
-                actions.push(Action::Fail { program, error: error.to_owned(), blame, worker });
+                actions.push(Action::Fail {
+                    program,
+                    error: error.to_owned(),
+                    blame,
+                    worker,
+                });
             }
         }
         if self.current.has_exited {
@@ -300,9 +382,23 @@ impl Supervision {
     /// Starts a worker in place of the current one, which has exited.
     fn start_current(&mut self, program: Option<SignedProgram>, actions: &mut Vec<Action>) {
         let worker = self.next_worker();
-        actions.push(Action::Start { worker, program: program.clone(), required: Vec::new() });
-        let trial = self.current.trial.take().filter(|_| program == self.current.program);
-        self.current = Current { worker, program, trial, is_connected: false, has_exited: false };
+        actions.push(Action::Start {
+            worker,
+            program: program.clone(),
+            required: Vec::new(),
+        });
+        let trial = self
+            .current
+            .trial
+            .take()
+            .filter(|_| program == self.current.program);
+        self.current = Current {
+            worker,
+            program,
+            trial,
+            is_connected: false,
+            has_exited: false,
+        };
         self.step = Step::Steady;
     }
 
@@ -312,7 +408,13 @@ impl Supervision {
         worker
     }
 
-    fn exited(&mut self, worker: WorkerId, code: Option<u8>, now: Instant, actions: &mut Vec<Action>) {
+    fn exited(
+        &mut self,
+        worker: WorkerId,
+        code: Option<u8>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
         self.leaving.retain(|leaving| leaving.worker != worker);
         if worker == self.current.worker {
             self.current.has_exited = true;
@@ -328,12 +430,20 @@ impl Supervision {
         } else if matches!(&self.step, Step::Starting { candidate, .. } if *candidate == worker) {
             let (error, blame) = match code {
                 // The configuration is wrong, whatever the program.
-                Some(2) => ("the configuration is refused; see the log of the agent".to_owned(), Blame::Other),
+                Some(2) => (
+                    "the configuration is refused; see the log of the agent".to_owned(),
+                    Blame::Other,
+                ),
                 Some(code) => {
-                    let error = format!("the new process ended with exit code {code} before it had its tunnels");
+                    let error = format!(
+                        "the new process ended with exit code {code} before it had its tunnels"
+                    );
                     (error, Blame::Program)
                 }
-                None => ("the new process crashed before it had its tunnels".to_owned(), Blame::Program),
+                None => (
+                    "the new process crashed before it had its tunnels".to_owned(),
+                    Blame::Program,
+                ),
             };
             self.give_up(&error, blame, now, actions);
         } else if worker == self.current.worker {
@@ -345,22 +455,42 @@ impl Supervision {
 
     fn current_exited(&mut self, code: Option<u8>, now: Instant, actions: &mut Vec<Action>) {
         if matches!(self.step, Step::Starting { .. }) {
-            return tracing::error!(code, "the agent's process ended by itself, while another one starts in its place");
+            return tracing::error!(
+                code,
+                "the agent's process ended by itself, while another one starts in its place"
+            );
         }
         // Exit code 2: the configuration is wrong, whatever the program.
         let trial = self.current.trial.clone().filter(|_| code != Some(2));
         let (Some(trial), Some(program)) = (trial, self.current.program.clone()) else {
-            return actions.push(Action::Exit { code: code.unwrap_or(1) });
+            return actions.push(Action::Exit {
+                code: code.unwrap_or(1),
+            });
         };
         let error = "the updated agent ended by itself within a minute".to_owned();
         tracing::error!(version = %program.version, code, "{error}: going back to the program before");
-        actions.push(Action::Fail { program, error, blame: Blame::Program, worker: None });
-        actions.push(Action::Choose { program: trial.fallback.clone(), is_proven: true });
+        actions.push(Action::Fail {
+            program,
+            error,
+            blame: Blame::Program,
+            worker: None,
+        });
+        actions.push(Action::Choose {
+            program: trial.fallback.clone(),
+            is_proven: true,
+        });
         self.start_current(trial.fallback, actions);
         self.begin_next(now, actions);
     }
 
-    fn not_started(&mut self, worker: WorkerId, error: &str, blame: Blame, now: Instant, actions: &mut Vec<Action>) {
+    fn not_started(
+        &mut self,
+        worker: WorkerId,
+        error: &str,
+        blame: Blame,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
         if matches!(&self.step, Step::Starting { candidate, .. } if *candidate == worker) {
             self.give_up(error, blame, now, actions);
         } else if worker != self.current.worker || self.is_stopping {
@@ -379,32 +509,47 @@ impl Supervision {
         }
         if !matches!(self.step, Step::Steady) || self.leaving.len() >= LEAVING_MAX {
             if self.next_signal.is_some() || self.next_update.is_some() {
-                tracing::warn!("the agent's process is replaced again once earlier ones have finished their requests");
+                tracing::warn!(
+                    "the agent's process is replaced again once earlier ones have finished their requests"
+                );
             }
             return;
         }
         let next = self.next_signal.take().map(Cause::Signal);
         if let Some(cause) = next.or_else(|| self.next_update.take().map(Cause::Update)) {
-            actions.push(Action::Tell { worker: self.current.worker, message: ToWorker::ExpectSuccessor });
-            self.step = Step::Announced { cause, until: now + ANSWER_WITHIN };
+            actions.push(Action::Tell {
+                worker: self.current.worker,
+                message: ToWorker::ExpectSuccessor,
+            });
+            self.step = Step::Announced {
+                cause,
+                until: now + ANSWER_WITHIN,
+            };
         }
     }
 
     fn stop(&mut self, actions: &mut Vec<Action>) {
-        let mut workers: Vec<WorkerId> = self.leaving.iter().map(|leaving| leaving.worker).collect();
+        let mut workers: Vec<WorkerId> =
+            self.leaving.iter().map(|leaving| leaving.worker).collect();
         if !self.current.has_exited {
             workers.push(self.current.worker);
         }
         if let Step::Starting { candidate, .. } = std::mem::replace(&mut self.step, Step::Steady) {
             workers.push(candidate);
-            self.leaving.push(Leaving { worker: candidate, then: None });
+            self.leaving.push(Leaving {
+                worker: candidate,
+                then: None,
+            });
         }
         if self.is_stopping {
             actions.extend(workers.into_iter().map(|worker| Action::Kill { worker }));
             actions.push(Action::Exit { code: 1 });
         } else {
             self.is_stopping = true;
-            let message = |worker| Action::Tell { worker, message: ToWorker::Stop };
+            let message = |worker| Action::Tell {
+                worker,
+                message: ToWorker::Stop,
+            };
             actions.extend(workers.into_iter().map(message));
         }
     }
@@ -412,14 +557,23 @@ impl Supervision {
     fn detach(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let current = (!self.current.has_exited).then_some(self.current.worker);
         // It may have replaced tunnels of the current worker already.
-        let candidate = if let Step::Starting { candidate, .. } = self.step { Some(candidate) } else { None };
+        let candidate = if let Step::Starting { candidate, .. } = self.step {
+            Some(candidate)
+        } else {
+            None
+        };
         let serving: Vec<WorkerId> = current.into_iter().chain(candidate).collect();
         if self.is_stopping || serving.is_empty() {
             return actions.push(Action::Exit { code: 0 });
         }
-        let detach = |worker| Action::Tell { worker, message: ToWorker::Detach };
+        let detach = |worker| Action::Tell {
+            worker,
+            message: ToWorker::Detach,
+        };
         actions.extend(serving.into_iter().map(detach));
-        self.step = Step::Detaching { until: now + DETACH_WITHIN };
+        self.step = Step::Detaching {
+            until: now + DETACH_WITHIN,
+        };
     }
 
     fn time(&mut self, now: Instant, actions: &mut Vec<Action>) {
@@ -428,7 +582,10 @@ impl Supervision {
             let worker = leaving.worker;
             match leaving.then {
                 Some((at, End::Stop)) if at <= now => {
-                    actions.push(Action::Tell { worker, message: ToWorker::Stop });
+                    actions.push(Action::Tell {
+                        worker,
+                        message: ToWorker::Stop,
+                    });
                     leaving.then = Some((now + FAILED_ENDS_WITHIN, End::Kill));
                 }
                 Some((at, End::Kill)) if at <= now => {
@@ -441,14 +598,30 @@ impl Supervision {
         match &self.step {
             Step::Detaching { until } if *until <= now => actions.push(Action::Exit { code: 0 }),
             Step::Announced { until, .. } if *until <= now => {
-                self.give_up("the agent's process does not answer", Blame::Other, now, actions);
+                self.give_up(
+                    "the agent's process does not answer",
+                    Blame::Other,
+                    now,
+                    actions,
+                );
             }
-            Step::Starting { candidate, until, .. } if *until <= now => {
+            Step::Starting {
+                candidate, until, ..
+            } if *until <= now => {
                 let candidate = *candidate;
                 // The current worker replaces the tunnels that the candidate has got, and only then the candidate stops.
-                actions.push(Action::Tell { worker: candidate, message: ToWorker::ExpectSuccessor });
-                self.leaving.push(Leaving { worker: candidate, then: Some((now + RESUMED_WITHIN, End::Stop)) });
-                let error = format!("the new process did not have all tunnels within {} s", TRIAL.as_secs());
+                actions.push(Action::Tell {
+                    worker: candidate,
+                    message: ToWorker::ExpectSuccessor,
+                });
+                self.leaving.push(Leaving {
+                    worker: candidate,
+                    then: Some((now + RESUMED_WITHIN, End::Stop)),
+                });
+                let error = format!(
+                    "the new process did not have all tunnels within {} s",
+                    TRIAL.as_secs()
+                );
                 self.give_up(&error, Blame::Unclear, now, actions);
             }
             _ => {}
@@ -456,7 +629,14 @@ impl Supervision {
     }
 
     fn end_trial(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let Some(trial) = self.current.trial.as_mut().filter(|trial| trial.until <= now) else { return };
+        let Some(trial) = self
+            .current
+            .trial
+            .as_mut()
+            .filter(|trial| trial.until <= now)
+        else {
+            return;
+        };
         if self.current.is_connected && !self.current.has_exited {
             self.current.trial = None;
             actions.push(Action::Prove);

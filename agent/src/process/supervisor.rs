@@ -97,7 +97,15 @@ impl Supervisor {
     pub(super) fn new(settings: Settings, arguments: Arguments) -> io::Result<Self> {
         let (inputs, received) = mpsc::unbounded_channel();
         let installed = std::env::current_exe()?;
-        Ok(Self { settings, arguments, installed, links: BTreeMap::new(), is_deleted: false, inputs, received })
+        Ok(Self {
+            settings,
+            arguments,
+            installed,
+            links: BTreeMap::new(),
+            is_deleted: false,
+            inputs,
+            received,
+        })
     }
 
     /// Runs the agent in a worker until it ends.
@@ -108,7 +116,11 @@ impl Supervisor {
         loop {
             for action in actions {
                 if let Some(code) = self.act(action).await {
-                    return Ok(if self.is_deleted { Ended::Deleted } else { Ended::Exit(code) });
+                    return Ok(if self.is_deleted {
+                        Ended::Deleted
+                    } else {
+                        Ended::Exit(code)
+                    });
                 }
             }
             let due = async {
@@ -117,7 +129,12 @@ impl Supervisor {
                     None => std::future::pending().await,
                 }
             };
-            let woken = match select(pin!(self.received.recv()), select(pin!(signals.recv()), pin!(due))).await {
+            let woken = match select(
+                pin!(self.received.recv()),
+                select(pin!(signals.recv()), pin!(due)),
+            )
+            .await
+            {
                 // The sender is this supervisor.
                 Either::Left((input, _)) => Either::Left(input.unwrap_or(Input::Stop)),
                 Either::Right((Either::Right(_), _)) => Either::Left(Input::Time),
@@ -137,11 +154,20 @@ impl Supervisor {
 
     /// Stops the agent, once, when its record was deleted and it can enroll again.
     fn ends_if_deleted(&mut self, input: Input) -> Input {
-        if !matches!(input, Input::Event { event: Event::Deleted, .. }) || !self.arguments.can_enroll || self.is_deleted
+        if !matches!(
+            input,
+            Input::Event {
+                event: Event::Deleted,
+                ..
+            }
+        ) || !self.arguments.can_enroll
+            || self.is_deleted
         {
             return input;
         }
-        tracing::warn!("the gateway does not know this agent any more: enrolling again with the token");
+        tracing::warn!(
+            "the gateway does not know this agent any more: enrolling again with the token"
+        );
         self.is_deleted = true;
         Input::Stop
     }
@@ -151,7 +177,9 @@ impl Supervisor {
             Some(ReceivedSignal::Stop) | None => {
                 self.is_deleted = false;
                 self.arguments.can_enroll = false;
-                tracing::warn!("stopping after running requests have ended; a second signal aborts them");
+                tracing::warn!(
+                    "stopping after running requests have ended; a second signal aborts them"
+                );
                 Input::Stop
             }
             Some(ReceivedSignal::Hangup) => {
@@ -163,7 +191,11 @@ impl Supervisor {
             Some(ReceivedSignal::Replace(why)) => {
                 tracing::info!("{why}");
                 match Settings::load(&self.arguments.source, environment) {
-                    Ok(Settings { release_keys, core_dumps, .. }) => {
+                    Ok(Settings {
+                        release_keys,
+                        core_dumps,
+                        ..
+                    }) => {
                         self.settings.release_keys = release_keys;
                         if let Err(error) = core_dump::allow(core_dumps) {
                             tracing::error!(%error, core_dumps, "cannot change whether core dumps are allowed");
@@ -198,7 +230,10 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
     let mut meanings = vec![
         (SignalKind::interrupt(), ReceivedSignal::Stop),
         (SignalKind::terminate(), ReceivedSignal::Stop),
-        (SignalKind::user_defined2(), ReceivedSignal::Replace("SIGUSR2: replacing the agent's process")),
+        (
+            SignalKind::user_defined2(),
+            ReceivedSignal::Replace("SIGUSR2: replacing the agent's process"),
+        ),
         (SignalKind::user_defined1(), ReceivedSignal::Detach),
     ];
     if !is_ignored(SignalKind::hangup().as_raw_value())? {
@@ -206,7 +241,9 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
     }
     for (kind, meaning) in meanings {
         let (mut signal, sender) = (signal(kind)?, sender.clone());
-        tokio::spawn(async move { while signal.recv().await.is_some() && sender.send(meaning).is_ok() {} });
+        tokio::spawn(async move {
+            while signal.recv().await.is_some() && sender.send(meaning).is_ok() {}
+        });
     }
     Ok(receiver)
 }
@@ -214,7 +251,9 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
 impl Supervisor {
     /// The program that is to run. Removes stored programs that are not newer than the installed one.
     fn choose(&self, installed: Version) -> Chosen {
-        let Some(keys) = &self.settings.release_keys else { return Chosen::default() };
+        let Some(keys) = &self.settings.release_keys else {
+            return Chosen::default();
+        };
         let record = self.settings.state.updates().unwrap_or_else(|error| {
             tracing::error!(%error, "cannot read the record of updates: using the installed program");
             UpdateRecord::default()
@@ -222,9 +261,17 @@ impl Supervisor {
         if let Some(program) = record.current {
             if program.version > installed {
                 match self.read(&program, keys) {
-                    Ok(_) => return Chosen { program: Some(program), is_proven: record.is_proven },
+                    Ok(_) => {
+                        return Chosen {
+                            program: Some(program),
+                            is_proven: record.is_proven,
+                        };
+                    }
                     Err(error) => {
-                        tracing::error!(error, "the updated program cannot be used: using the installed one");
+                        tracing::error!(
+                            error,
+                            "the updated program cannot be used: using the installed one"
+                        );
                     }
                 }
             }
@@ -243,7 +290,9 @@ impl Supervisor {
     fn read(&self, program: &SignedProgram, keys: &ReleaseKeys) -> Result<Vec<u8>, String> {
         let state = &self.settings.state;
         let floor = state.updates().map_err(|error| error.to_string())?.floor;
-        program.verify_floor(floor).map_err(|error| error.to_string())?;
+        program
+            .verify_floor(floor)
+            .map_err(|error| error.to_string())?;
         let content = stored::read(state, program, keys)?;
         if program.minimum > floor {
             self.record(|record| record.raise_floor(program.minimum));
@@ -261,7 +310,11 @@ impl Supervisor {
     /// answer.
     async fn installed_version(&self) -> Version {
         let mut command = Command::new(&self.installed);
-        command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        command
+            .arg("--version")
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
         let output = tokio::time::timeout(VERSION_WITHIN, command.output()).await;
         let version = output.ok().and_then(Result::ok).and_then(|output| {
             let text = String::from_utf8(output.stdout).ok()?;
@@ -273,11 +326,19 @@ impl Supervisor {
     /// Takes an action. Returns the exit code if it is the last one.
     async fn act(&mut self, action: Action) -> Option<u8> {
         match action {
-            Action::Start { worker, program, required } => {
+            Action::Start {
+                worker,
+                program,
+                required,
+            } => {
                 if let Err((error, blame)) = self.start(worker, program.as_ref(), required).await {
                     tracing::error!(error, "cannot start the agent's process");
                     // The receiver is this supervisor.
-                    let _ = self.inputs.send(Input::NotStarted { worker, error, blame });
+                    let _ = self.inputs.send(Input::NotStarted {
+                        worker,
+                        error,
+                        blame,
+                    });
                 }
             }
             Action::Tell { worker, message } => self.tell(worker, &message).await,
@@ -297,13 +358,21 @@ impl Supervisor {
                 self.record(|record| {
                     record.is_proven = true;
                     record.raise_floor(record.current.as_ref().map(|program| program.version));
-                    kept = record.current.as_ref().map(|program| stored::path(&self.settings.state, program));
+                    kept = record
+                        .current
+                        .as_ref()
+                        .map(|program| stored::path(&self.settings.state, program));
                 });
                 if kept.is_some() {
                     stored::remove_others(&self.settings.state, kept.as_deref());
                 }
             }
-            Action::Fail { program, error, blame, worker } => {
+            Action::Fail {
+                program,
+                error,
+                blame,
+                worker,
+            } => {
                 tracing::error!(version = %program.version, error, "the agent is not updated");
                 let is_refused = blame == Blame::Program;
                 if blame != Blame::Other {
@@ -313,7 +382,15 @@ impl Supervisor {
                     stored::remove(&self.settings.state, &program);
                 }
                 if let Some(worker) = worker {
-                    self.tell(worker, &ToWorker::UpdateFailed { program, error, is_refused }).await;
+                    self.tell(
+                        worker,
+                        &ToWorker::UpdateFailed {
+                            program,
+                            error,
+                            is_refused,
+                        },
+                    )
+                    .await;
                 }
             }
             Action::Exit { code } => return Some(code),
@@ -352,7 +429,9 @@ impl Supervisor {
             (None, _) => {
                 let installed = &self.installed;
                 let spawned = self.spawn(installed, installed.as_os_str());
-                spawned.map_err(|error| (format!("{}: {error}", installed.display()), Blame::Unclear))?
+                spawned.map_err(|error| {
+                    (format!("{}: {error}", installed.display()), Blame::Unclear)
+                })?
             }
             (Some(program), Some(keys)) => self.spawn_stored(program, keys)?,
             (Some(_), None) => {
@@ -375,9 +454,24 @@ impl Supervisor {
             let code = exit_code(&mut child, killed).await;
             let _ = inputs.send(Input::Exited { worker, code });
         });
-        self.links.insert(worker, Link { messages: writer, kill, ended });
+        self.links.insert(
+            worker,
+            Link {
+                messages: writer,
+                kill,
+                ended,
+            },
+        );
         let release_keys = self.settings.release_keys.clone();
-        self.tell(worker, &ToWorker::Start { required, program: program.cloned(), release_keys }).await;
+        self.tell(
+            worker,
+            &ToWorker::Start {
+                required,
+                program: program.cloned(),
+                release_keys,
+            },
+        )
+        .await;
         Ok(())
     }
 
@@ -388,11 +482,15 @@ impl Supervisor {
         keys: &ReleaseKeys,
     ) -> Result<(UnixStream, Child), (String, Blame)> {
         let state = &self.settings.state;
-        let content = self.read(program, keys).map_err(|error| (error, Blame::Other))?;
+        let content = self
+            .read(program, keys)
+            .map_err(|error| (error, Blame::Other))?;
         let name = format!("{NAME}-{}", program.version);
         let is_root = rustix::process::geteuid().is_root();
-        execute(&name, &content, state.path(), is_root, |path| self.spawn(path, NAME.as_ref()))
-            .map_err(|error| (error.to_string(), Blame::Unclear))
+        execute(&name, &content, state.path(), is_root, |path| {
+            self.spawn(path, NAME.as_ref())
+        })
+        .map_err(|error| (error.to_string(), Blame::Unclear))
     }
 
     /// `name` is `argv[0]`.
@@ -401,7 +499,11 @@ impl Supervisor {
         own.set_nonblocking(true)?;
         let mut command = Command::new(path);
         // A group of its own: Ctrl-C in a terminal reaches the supervisor only.
-        command.arg0(name).args(&self.arguments.of_worker).stdin(Stdio::from(OwnedFd::from(other))).process_group(0);
+        command
+            .arg0(name)
+            .args(&self.arguments.of_worker)
+            .stdin(Stdio::from(OwnedFd::from(other)))
+            .process_group(0);
         let child = command.spawn()?;
         Ok((UnixStream::from_std(own)?, child))
     }
@@ -436,26 +538,53 @@ mod tests {
 
     #[test]
     fn a_program_that_has_served_is_the_lowest_that_may_run() {
-        let (folder, pair) = (tempfile::tempdir().unwrap(), Ed25519KeyPair::generate().unwrap());
+        let (folder, pair) = (
+            tempfile::tempdir().unwrap(),
+            Ed25519KeyPair::generate().unwrap(),
+        );
         let state = StateDir::new(folder.path());
         let stored = |version: &str| {
             let program = SignedProgram::sign(version.parse().unwrap(), TARGET, b"program", &pair);
-            ReservedFile::new(&state, &program).unwrap().store(b"program").unwrap();
-            let record = UpdateRecord { current: Some(program), ..state.updates().unwrap() };
+            ReservedFile::new(&state, &program)
+                .unwrap()
+                .store(b"program")
+                .unwrap();
+            let record = UpdateRecord {
+                current: Some(program),
+                ..state.updates().unwrap()
+            };
             state.write_updates(&record).unwrap();
         };
         let release_keys = Some(ReleaseKey::of(&pair).into());
-        let settings =
-            Settings { state: state.clone(), release_keys, log_format: Default::default(), core_dumps: false };
-        let source = Source { file: None, state_dir: None };
-        let arguments = Arguments { source, of_worker: Vec::new(), hangup: Hangup::Stop, can_enroll: false };
+        let settings = Settings {
+            state: state.clone(),
+            release_keys,
+            log_format: Default::default(),
+            core_dumps: false,
+        };
+        let source = Source {
+            file: None,
+            state_dir: None,
+        };
+        let arguments = Arguments {
+            source,
+            of_worker: Vec::new(),
+            hangup: Hangup::Stop,
+            can_enroll: false,
+        };
         let mut supervisor = Supervisor::new(settings, arguments).unwrap();
         let chosen = |supervisor: &Supervisor, version: &str| {
             stored(version);
-            supervisor.choose(Version::own()).program.map(|program| program.version.to_string())
+            supervisor
+                .choose(Version::own())
+                .program
+                .map(|program| program.version.to_string())
         };
         assert_eq!(chosen(&supervisor, "999.0.1").as_deref(), Some("999.0.1"));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         assert_eq!(runtime.block_on(supervisor.act(Action::Prove)), None);
         assert_eq!(chosen(&supervisor, "999.0.0"), None);
         assert_eq!(chosen(&supervisor, "999.0.1").as_deref(), Some("999.0.1"));

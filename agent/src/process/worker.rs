@@ -20,16 +20,31 @@ use crate::tunnel::RelayedService;
 const SUCCEEDED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Runs the agent until the supervisor ends it. The link to the supervisor is standard input.
-pub(super) async fn work(config: Config, relayed: Option<Sender<RelayedService>>) -> Result<(), WorkError> {
+pub(super) async fn work(
+    config: Config,
+    relayed: Option<Sender<RelayedService>>,
+) -> Result<(), WorkError> {
     let link = std::os::unix::net::UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     link.set_nonblocking(true)?;
     let (reader, mut writer) = UnixStream::from_std(link)?.into_split();
     let mut messages = Receiver::new(reader);
-    let Some(ToWorker::Start { required, program, release_keys }) = messages.next().await else {
+    let Some(ToWorker::Start {
+        required,
+        program,
+        release_keys,
+    }) = messages.next().await
+    else {
         return Err(WorkError::NoSupervisor);
     };
-    let (agent, mut events) =
-        lifecycle::start_supervised(config, relayed, Supervised { required, program, release_keys })?;
+    let (agent, mut events) = lifecycle::start_supervised(
+        config,
+        relayed,
+        Supervised {
+            required,
+            program,
+            release_keys,
+        },
+    )?;
     loop {
         let message = match select(pin!(messages.next()), pin!(events.recv())).await {
             Either::Left((message, _)) => message,
@@ -43,8 +58,16 @@ pub(super) async fn work(config: Config, relayed: Option<Sender<RelayedService>>
         match message {
             Some(ToWorker::ExpectSuccessor) => agent.command(Command::ExpectSuccessor),
             Some(ToWorker::Resume) => agent.command(Command::Resume),
-            Some(ToWorker::UpdateFailed { program, error, is_refused }) => {
-                agent.command(Command::UpdateFailed { program, error, is_refused });
+            Some(ToWorker::UpdateFailed {
+                program,
+                error,
+                is_refused,
+            }) => {
+                agent.command(Command::UpdateFailed {
+                    program,
+                    error,
+                    is_refused,
+                });
             }
             Some(ToWorker::Succeeded) => {
                 agent.command(Command::Succeeded);
@@ -81,11 +104,27 @@ pub(super) enum WorkError {
 }
 
 /// Serves until another process of this agent has replaced all tunnels, for a limited time.
-async fn serve_until_displaced(agent: AgentHandle, mut events: UnboundedReceiver<Event>) -> Result<(), WorkError> {
-    tracing::info!("the agent is restarted: this process serves until the next one has its tunnels");
-    let displaced = async { while events.recv().await.is_some_and(|event| event != Event::Displaced) {} };
-    if tokio::time::timeout(SUCCEEDED_WITHIN, displaced).await.is_err() {
-        tracing::error!("no process has followed this one within {SUCCEEDED_WITHIN:?}; its service ends");
+async fn serve_until_displaced(
+    agent: AgentHandle,
+    mut events: UnboundedReceiver<Event>,
+) -> Result<(), WorkError> {
+    tracing::info!(
+        "the agent is restarted: this process serves until the next one has its tunnels"
+    );
+    let displaced = async {
+        while events
+            .recv()
+            .await
+            .is_some_and(|event| event != Event::Displaced)
+        {}
+    };
+    if tokio::time::timeout(SUCCEEDED_WITHIN, displaced)
+        .await
+        .is_err()
+    {
+        tracing::error!(
+            "no process has followed this one within {SUCCEEDED_WITHIN:?}; its service ends"
+        );
     }
     drain(agent).await
 }

@@ -19,16 +19,23 @@ struct Executable(File);
 pub(crate) enum ExecutionError {
     #[error("cannot execute the checked program: {0}")]
     Io(#[from] io::Error),
-    #[error("a copy of the program in memory may not be executed: {0}; {ALLOW}, or install this version as a package")]
+    #[error(
+        "a copy of the program in memory may not be executed: {0}; {ALLOW}, or install this version as a package"
+    )]
     Memory(io::Error),
     #[error(
         "a copy of the program may be executed neither in memory ({memory}) nor in {folder} ({file}); {ALLOW}, or mount the \
          folder without noexec"
     )]
-    MemoryAndFolder { memory: io::Error, folder: String, file: io::Error },
+    MemoryAndFolder {
+        memory: io::Error,
+        folder: String,
+        file: io::Error,
+    },
 }
 
-const ALLOW: &str = "set the sysctl vm.memfd_noexec to 0 or 1, and let the security policy allow it";
+const ALLOW: &str =
+    "set the sysctl vm.memfd_noexec to 0 or 1, and let the security policy allow it";
 
 /// Copies checked content, and executes the copy by `spawn`, which gets its path. The copy is in memory. Where memory may not
 /// be executed, root uses a file without a name on the file system of `folder`.
@@ -41,7 +48,14 @@ pub(crate) fn execute<T>(
 ) -> Result<T, ExecutionError> {
     let in_memory = Executable::sealed(name, content).and_then(|copy| spawn(&copy.path()));
     let memory = match in_memory {
-        Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => error,
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::PermissionDenied | ErrorKind::Unsupported
+            ) =>
+        {
+            error
+        }
         other => return Ok(other?),
     };
     // Each process of the same user can change such a file. Those of root can do everything anyway.
@@ -55,7 +69,11 @@ pub(crate) fn execute<T>(
             tracing::warn!(error = %memory, folder, "memory may not be executed: a file of root is used in its place");
             Ok(spawned)
         }
-        Err(file) => Err(ExecutionError::MemoryAndFolder { memory, folder, file }),
+        Err(file) => Err(ExecutionError::MemoryAndFolder {
+            memory,
+            folder,
+            file,
+        }),
     }
 }
 
@@ -63,11 +81,13 @@ impl Executable {
     /// Copies a program to memory, and seals the copy (memfd_create(2), `F_ADD_SEALS`): no process can change it.
     fn sealed(name: &str, content: &[u8]) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let mut file = File::from(match rustix::fs::memfd_create(name, flags | MemfdFlags::EXEC) {
-            // Linux before 6.3, where every memfd is executable.
-            Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
-            created => created?,
-        });
+        let mut file = File::from(
+            match rustix::fs::memfd_create(name, flags | MemfdFlags::EXEC) {
+                // Linux before 6.3, where every memfd is executable.
+                Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+                created => created?,
+            },
+        );
         file.write_all(content)?;
         let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
@@ -78,8 +98,12 @@ impl Executable {
     /// and root can change it: for root, where memory is not executable.
     fn nameless(folder: &Path, content: &[u8]) -> io::Result<Self> {
         let without_a_name = OFlags::TMPFILE.bits().cast_signed();
-        let mut written =
-            OpenOptions::new().read(true).write(true).custom_flags(without_a_name).mode(0o500).open(folder)?;
+        let mut written = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(without_a_name)
+            .mode(0o500)
+            .open(folder)?;
         written.write_all(content)?;
         // A file that is open for writing cannot be executed (ETXTBSY).
         let file = File::open(path(&written))?;
@@ -91,8 +115,14 @@ impl Executable {
     fn compared(mut file: File, content: &[u8]) -> io::Result<Self> {
         let mut copy = Vec::with_capacity(content.len());
         file.rewind()?;
-        (&file).take(content.len() as u64 + 1).read_to_end(&mut copy)?;
-        if copy == content { Ok(Self(file)) } else { Err(io::Error::other("the copy was changed by another process")) }
+        (&file)
+            .take(content.len() as u64 + 1)
+            .read_to_end(&mut copy)?;
+        if copy == content {
+            Ok(Self(file))
+        } else {
+            Err(io::Error::other("the copy was changed by another process"))
+        }
     }
 
     /// Path by which this process and its children execute the copy.
@@ -116,9 +146,16 @@ mod tests {
     fn copies_are_executed() {
         let folder = tempfile::tempdir().unwrap();
         let content = fs::read("/bin/false").unwrap();
-        let copies = [Executable::sealed("false", &content), Executable::nameless(folder.path(), &content)];
+        let copies = [
+            Executable::sealed("false", &content),
+            Executable::nameless(folder.path(), &content),
+        ];
         for copy in copies.map(Result::unwrap) {
-            assert_eq!(Command::new(copy.path()).status().unwrap().code(), Some(1), "{copy:?}");
+            assert_eq!(
+                Command::new(copy.path()).status().unwrap().code(),
+                Some(1),
+                "{copy:?}"
+            );
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -130,22 +167,44 @@ mod tests {
             let spawn = |path: &Path| {
                 let file = fs::read_link(path)?.to_string_lossy().into_owned();
                 let is_forbidden = forbidden.iter().any(|part| file.contains(part));
-                if is_forbidden { Err(ErrorKind::PermissionDenied.into()) } else { Ok(file) }
+                if is_forbidden {
+                    Err(ErrorKind::PermissionDenied.into())
+                } else {
+                    Ok(file)
+                }
             };
             execute("gw-agent-1.2.3", b"program", folder.path(), is_root, spawn)
         };
-        assert!(run(false, &[]).unwrap().starts_with("/memfd:gw-agent-1.2.3"));
-        assert!(run(true, &["/memfd:"]).unwrap().starts_with(folder.path().to_str().unwrap()));
-        assert!(matches!(run(false, &["/memfd:"]), Err(ExecutionError::Memory(_))));
+        assert!(
+            run(false, &[])
+                .unwrap()
+                .starts_with("/memfd:gw-agent-1.2.3")
+        );
+        assert!(
+            run(true, &["/memfd:"])
+                .unwrap()
+                .starts_with(folder.path().to_str().unwrap())
+        );
+        assert!(matches!(
+            run(false, &["/memfd:"]),
+            Err(ExecutionError::Memory(_))
+        ));
         let error = run(true, &["/"]).unwrap_err().to_string();
-        assert!(error.contains("vm.memfd_noexec") && error.contains("without noexec"), "{error}");
+        assert!(
+            error.contains("vm.memfd_noexec") && error.contains("without noexec"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_sealed_copy_cannot_be_changed() {
         let mut copy = Executable::sealed("program", b"program").unwrap();
         copy.0.rewind().unwrap();
-        assert!(copy.0.write_all(b"P").is_err() && copy.0.set_len(1).is_err() && copy.0.set_len(99).is_err());
+        assert!(
+            copy.0.write_all(b"P").is_err()
+                && copy.0.set_len(1).is_err()
+                && copy.0.set_len(99).is_err()
+        );
         // Opened again for writing, it is the same sealed file.
         let again = OpenOptions::new().write(true).open(copy.path());
         assert!(again.is_err() || again.unwrap().write_all(b"P").is_err());
@@ -158,7 +217,10 @@ mod tests {
         let file = folder.path().join("copy");
         for content in ["Program", "program and more", "pro"] {
             fs::write(&file, content).unwrap();
-            assert!(Executable::compared(File::open(&file).unwrap(), b"program").is_err(), "{content}");
+            assert!(
+                Executable::compared(File::open(&file).unwrap(), b"program").is_err(),
+                "{content}"
+            );
         }
     }
 }

@@ -34,18 +34,44 @@ impl Updates {
         running: Option<SignedProgram>,
         record: &UpdateRecord,
     ) -> Self {
-        let last = record.failed.last().filter(|last| last.version > Version::own());
+        let last = record
+            .failed
+            .last()
+            .filter(|last| last.version > Version::own());
         let (state, version, error) = match (&release_keys, last) {
             (None, _) => (UpdateState::Off, None, None),
             (Some(_), None) => (UpdateState::Ready, None, None),
-            (Some(_), Some(last)) => (UpdateState::Failed, Some(last.version), Some(cut(&last.error))),
+            (Some(_), Some(last)) => (
+                UpdateState::Failed,
+                Some(last.version),
+                Some(cut(&last.error)),
+            ),
         };
-        let report = UpdateReport { state, release_keys: release_keys.clone(), version, error };
+        let report = UpdateReport {
+            state,
+            release_keys: release_keys.clone(),
+            version,
+            error,
+        };
         let refused = record.failed.iter().filter(|failed| failed.is_refused);
-        let refused = refused.map(|failed| (failed.version, failed.sha256.clone())).collect();
+        let refused = refused
+            .map(|failed| (failed.version, failed.sha256.clone()))
+            .collect();
         let (report, refused) = (RefCell::new(report), RefCell::new(refused));
-        let (offer, floor, retry) = (watch::Sender::default(), Cell::new(record.floor), Notify::new());
-        Self { release_keys, report, offer, running, refused, floor, retry }
+        let (offer, floor, retry) = (
+            watch::Sender::default(),
+            Cell::new(record.floor),
+            Notify::new(),
+        );
+        Self {
+            release_keys,
+            report,
+            offer,
+            running,
+            refused,
+            floor,
+            retry,
+        }
     }
 
     /// Progress, as it is reported to the gateway.
@@ -55,18 +81,30 @@ impl Updates {
 
     /// Takes the gateway's offer.
     pub(crate) fn offered(&self, programs: Vec<SignedProgram>) {
-        let Some(keys) = &self.release_keys else { return };
+        let Some(keys) = &self.release_keys else {
+            return;
+        };
         // A program that was signed with a newer version than it has would otherwise be run again and again.
         let runs = |program: &SignedProgram| self.running.as_ref() == Some(program);
-        let is_new =
-            |program: &SignedProgram| program.version > Version::own() && !runs(program) && !self.is_refused(program);
-        let Some(program) = programs.into_iter().find(|program| program.target == TARGET) else {
-            return tracing::warn!(target = TARGET, "the gateway has no program for this architecture");
+        let is_new = |program: &SignedProgram| {
+            program.version > Version::own() && !runs(program) && !self.is_refused(program)
+        };
+        let Some(program) = programs
+            .into_iter()
+            .find(|program| program.target == TARGET)
+        else {
+            return tracing::warn!(
+                target = TARGET,
+                "the gateway has no program for this architecture"
+            );
         };
         if !is_new(&program) {
             return;
         }
-        if let Err(error) = program.verify(keys).and_then(|()| program.verify_floor(self.floor.get())) {
+        if let Err(error) = program
+            .verify(keys)
+            .and_then(|()| program.verify_floor(self.floor.get()))
+        {
             tracing::error!(version = %program.version, %error, "the offered program is refused");
             return self.retry_later(&program, &format!("the program is refused: {error}"));
         }
@@ -82,7 +120,9 @@ impl Updates {
     pub(crate) fn refuse(&self, program: &SignedProgram, error: &str) {
         let version = program.version;
         tracing::error!(%version, error, "the agent is not updated to this program");
-        self.refused.borrow_mut().push((version, program.sha256.clone()));
+        self.refused
+            .borrow_mut()
+            .push((version, program.sha256.clone()));
         self.retry_later(program, error);
     }
 
@@ -111,11 +151,19 @@ impl Updates {
 
     fn set_report(&self, state: UpdateState, version: Version, error: Option<String>) {
         let release_keys = self.release_keys.clone();
-        self.report.replace(UpdateReport { state, release_keys, version: Some(version), error });
+        self.report.replace(UpdateReport {
+            state,
+            release_keys,
+            version: Some(version),
+            error,
+        });
     }
 
     fn is_refused(&self, program: &SignedProgram) -> bool {
-        self.refused.borrow().iter().any(|(version, sha256)| *sha256 == program.sha256 && *version == program.version)
+        self.refused
+            .borrow()
+            .iter()
+            .any(|(version, sha256)| *sha256 == program.sha256 && *version == program.version)
     }
 }
 
@@ -132,8 +180,15 @@ mod tests {
 
     #[test]
     fn only_a_newer_program_with_the_right_signature_is_accepted() {
-        let (pair, other) = (Ed25519KeyPair::generate().unwrap(), Ed25519KeyPair::generate().unwrap());
-        let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &UpdateRecord::default());
+        let (pair, other) = (
+            Ed25519KeyPair::generate().unwrap(),
+            Ed25519KeyPair::generate().unwrap(),
+        );
+        let updates = Updates::new(
+            Some(ReleaseKey::of(&pair).into()),
+            None,
+            &UpdateRecord::default(),
+        );
         let mut offers = updates.offer.subscribe();
         let mut accepted = |program: SignedProgram| {
             updates.offered(vec![program]);
@@ -141,13 +196,26 @@ mod tests {
             offers.mark_unchanged();
             is_new
         };
-        assert!(!accepted(signed(&Version::own().to_string(), &pair)), "the same version");
+        assert!(
+            !accepted(signed(&Version::own().to_string(), &pair)),
+            "the same version"
+        );
         assert!(!accepted(signed("0.0.1", &pair)), "an older version");
         assert!(!accepted(signed("999.0.0", &other)), "another key");
         assert!(accepted(signed("999.0.0", &pair)));
-        assert!(!accepted(signed("999.0.0", &pair)), "the same offer of another tunnel");
-        assert_eq!(updates.report().state, UpdateState::Failed, "the offer by another key");
-        let tampered = SignedProgram { version: "999.0.1".parse().unwrap(), ..signed("999.0.0", &pair) };
+        assert!(
+            !accepted(signed("999.0.0", &pair)),
+            "the same offer of another tunnel"
+        );
+        assert_eq!(
+            updates.report().state,
+            UpdateState::Failed,
+            "the offer by another key"
+        );
+        let tampered = SignedProgram {
+            version: "999.0.1".parse().unwrap(),
+            ..signed("999.0.0", &pair)
+        };
         assert!(!accepted(tampered));
         let foreign = SignedProgram::sign("999.0.2".parse().unwrap(), "vax", b"program", &pair);
         assert!(!accepted(foreign));
@@ -161,16 +229,26 @@ mod tests {
             updates.offered(vec![program.clone()]);
             updates.offer.borrow().is_some()
         };
-        let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &UpdateRecord::default());
+        let updates = Updates::new(
+            Some(ReleaseKey::of(&pair).into()),
+            None,
+            &UpdateRecord::default(),
+        );
         updates.given_up(&program, "it does not start", true);
         assert!(!takes_offer(&updates));
         let mut record = UpdateRecord::default();
         // Blocked tunnels never refuse it for good.
-        for (error, is_refused) in [("it has no tunnel", false); 9].into_iter().chain([("it crashed", true)]) {
+        for (error, is_refused) in [("it has no tunnel", false); 9]
+            .into_iter()
+            .chain([("it crashed", true)])
+        {
             record.add_failure(&program, error, is_refused);
             let restarted = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &record);
             let report = restarted.report();
-            assert_eq!((report.state, report.error.as_deref()), (UpdateState::Failed, Some(error)));
+            assert_eq!(
+                (report.state, report.error.as_deref()),
+                (UpdateState::Failed, Some(error))
+            );
             assert_eq!(takes_offer(&restarted), !is_refused);
         }
     }
@@ -180,16 +258,35 @@ mod tests {
         let pair = Ed25519KeyPair::generate().unwrap();
         let [older, floor, newer, newest] =
             ["999.0.0", "999.0.1", "999.0.2", "999.0.3"].map(|text| text.parse().unwrap());
-        let record = UpdateRecord { floor: Some(floor), ..UpdateRecord::default() };
+        let record = UpdateRecord {
+            floor: Some(floor),
+            ..UpdateRecord::default()
+        };
         let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &record);
         let accepted = |minimum, version| {
-            updates.offered(vec![SignedProgram::sign_with_minimum(minimum, version, TARGET, b"program", &pair)]);
-            updates.offer.borrow().as_ref().is_some_and(|offer| offer.version == version)
+            updates.offered(vec![SignedProgram::sign_with_minimum(
+                minimum, version, TARGET, b"program", &pair,
+            )]);
+            updates
+                .offer
+                .borrow()
+                .as_ref()
+                .is_some_and(|offer| offer.version == version)
         };
-        assert!(!accepted(None, older) && updates.report().error.unwrap().contains("older than 999.0.1"));
+        assert!(
+            !accepted(None, older)
+                && updates
+                    .report()
+                    .error
+                    .unwrap()
+                    .contains("older than 999.0.1")
+        );
         assert!(accepted(None, floor), "the program that was lost");
         assert!(accepted(Some(newer), newest));
-        assert!(!accepted(None, floor), "below what the release key requires");
+        assert!(
+            !accepted(None, floor),
+            "below what the release key requires"
+        );
         assert!(accepted(None, newer));
     }
 
@@ -197,15 +294,28 @@ mod tests {
     fn the_program_that_runs_is_not_fetched_again() {
         let pair = Ed25519KeyPair::generate().unwrap();
         let program = signed("999.0.0", &pair);
-        let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), Some(program.clone()), &UpdateRecord::default());
+        let updates = Updates::new(
+            Some(ReleaseKey::of(&pair).into()),
+            Some(program.clone()),
+            &UpdateRecord::default(),
+        );
         updates.offered(vec![program]);
-        assert_eq!((updates.offer.borrow().clone(), updates.report().state), (None, UpdateState::Ready));
+        assert_eq!(
+            (updates.offer.borrow().clone(), updates.report().state),
+            (None, UpdateState::Ready)
+        );
     }
 
     #[test]
     fn an_agent_without_updates_takes_no_offer() {
         let updates = Updates::new(None, None, &UpdateRecord::default());
-        updates.offered(vec![signed("999.0.0", &Ed25519KeyPair::generate().unwrap())]);
-        assert_eq!((updates.offer.borrow().clone(), updates.report().state), (None, UpdateState::Off));
+        updates.offered(vec![signed(
+            "999.0.0",
+            &Ed25519KeyPair::generate().unwrap(),
+        )]);
+        assert_eq!(
+            (updates.offer.borrow().clone(), updates.report().state),
+            (None, UpdateState::Off)
+        );
     }
 }

@@ -49,9 +49,16 @@ pub(crate) struct FailedProgram {
 impl UpdateRecord {
     /// Adds a failure, and forgets the oldest program if there are too many. A refused program is not tried again.
     pub(crate) fn add_failure(&mut self, program: &SignedProgram, error: &str, is_refused: bool) {
-        let SignedProgram { version, sha256, .. } = program;
+        let SignedProgram {
+            version, sha256, ..
+        } = program;
         self.failed.retain(|failed| !failed.is(program));
-        self.failed.push(FailedProgram { version: *version, sha256: sha256.clone(), error: cut(error), is_refused });
+        self.failed.push(FailedProgram {
+            version: *version,
+            sha256: sha256.clone(),
+            error: cut(error),
+            is_refused,
+        });
         let surplus = self.failed.len().saturating_sub(FAILED_MAX);
         self.failed.drain(..surplus);
     }
@@ -82,7 +89,12 @@ pub(crate) fn folder(state: &StateDir) -> PathBuf {
 /// Path of a program.
 pub(crate) fn path(state: &StateDir, program: &SignedProgram) -> PathBuf {
     // The start of a hash in hexadecimal: two builds of one version have files of their own.
-    let hash: String = program.sha256.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    let hash: String = program
+        .sha256
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(16)
+        .collect();
     folder(state).join(format!("gw-agent-{}-{hash}", program.version))
 }
 
@@ -103,8 +115,16 @@ impl ReservedFile {
         // The name has the process id, because a predecessor may still be downloading.
         let temporary = path.with_extension(format!("{}.new", std::process::id()));
         files::remove_if_there(&temporary)?;
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o700).open(&temporary)?;
-        let reserved = Self { file: Some(file), temporary, path };
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o700)
+            .open(&temporary)?;
+        let reserved = Self {
+            file: Some(file),
+            temporary,
+            path,
+        };
         if let Some(file) = &reserved.file {
             match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, program.size) {
                 // The file system cannot reserve space: a full disk is found when the program is written.
@@ -118,11 +138,14 @@ impl ReservedFile {
     /// Stores a program whose content was checked.
     pub(crate) fn store(mut self, content: &[u8]) -> io::Result<()> {
         if let Some(mut file) = self.file.take() {
-            let stored = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| {
-                // Closed first: a file that is open for writing cannot be executed (ETXTBSY).
-                drop(file);
-                fs::rename(&self.temporary, &self.path)
-            });
+            let stored = file
+                .write_all(content)
+                .and_then(|()| file.sync_all())
+                .and_then(|()| {
+                    // Closed first: a file that is open for writing cannot be executed (ETXTBSY).
+                    drop(file);
+                    fs::rename(&self.temporary, &self.path)
+                });
             if let Err(error) = stored {
                 let _ = fs::remove_file(&self.temporary);
                 return Err(error);
@@ -145,12 +168,18 @@ impl Drop for ReservedFile {
 }
 
 /// Reads a program that was stored before, and checks signature and content again.
-pub(crate) fn read(state: &StateDir, program: &SignedProgram, keys: &ReleaseKeys) -> Result<Vec<u8>, String> {
+pub(crate) fn read(
+    state: &StateDir,
+    program: &SignedProgram,
+    keys: &ReleaseKeys,
+) -> Result<Vec<u8>, String> {
     let path = path(state, program);
     let explain = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     program.verify(keys).map_err(|error| explain(&error))?;
     let content = read_own(&path).map_err(|error| explain(&error))?;
-    program.verify_content(&content).map_err(|error| explain(&error))?;
+    program
+        .verify_content(&content)
+        .map_err(|error| explain(&error))?;
     Ok(content)
 }
 
@@ -164,7 +193,11 @@ pub(crate) fn remove(state: &StateDir, program: &SignedProgram) {
 
 /// Removes all stored programs but `kept`.
 pub(crate) fn remove_others(state: &StateDir, kept: Option<&Path>) {
-    for entry in fs::read_dir(folder(state)).into_iter().flatten().filter_map(Result::ok) {
+    for entry in fs::read_dir(folder(state))
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok)
+    {
         if kept.is_none_or(|kept| kept != entry.path())
             && let Err(error) = fs::remove_file(entry.path())
         {
@@ -177,7 +210,10 @@ pub(crate) fn remove_others(state: &StateDir, kept: Option<&Path>) {
 fn read_own(path: &Path) -> io::Result<Vec<u8>> {
     // Without waiting for the other end of a pipe.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)?;
     let about = file.metadata()?;
     if !about.is_file() {
         return Err(io::Error::other("not a regular file"));
@@ -212,16 +248,33 @@ mod tests {
 
     #[test]
     fn stored_programs_are_checked_again() {
-        let (directory, pair) = (tempfile::tempdir().unwrap(), Ed25519KeyPair::generate().unwrap());
-        let (state, keys) = (StateDir::new(directory.path()), ReleaseKey::of(&pair).into());
+        let (directory, pair) = (
+            tempfile::tempdir().unwrap(),
+            Ed25519KeyPair::generate().unwrap(),
+        );
+        let (state, keys) = (
+            StateDir::new(directory.path()),
+            ReleaseKey::of(&pair).into(),
+        );
         let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
-        let (path, write) =
-            (path(&state, &program), || ReservedFile::new(&state, &program).unwrap().store(b"program").unwrap());
+        let (path, write) = (path(&state, &program), || {
+            ReservedFile::new(&state, &program)
+                .unwrap()
+                .store(b"program")
+                .unwrap()
+        });
         write();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
         assert_eq!(read(&state, &program, &keys).unwrap(), b"program");
         fs::write(&path, b"Program").unwrap();
-        assert!(read(&state, &program, &keys).unwrap_err().contains("SHA-256"));
+        assert!(
+            read(&state, &program, &keys)
+                .unwrap_err()
+                .contains("SHA-256")
+        );
         write();
         remove_others(&state, Some(&path));
         assert!(path.exists());
@@ -237,41 +290,73 @@ mod tests {
         fs::write(&file, b"program").unwrap();
         assert_eq!(read_own(&file).unwrap(), b"program");
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert_eq!(read_own(&link).unwrap_err().raw_os_error(), Some(Errno::LOOP.raw_os_error()));
+        assert_eq!(
+            read_own(&link).unwrap_err().raw_os_error(),
+            Some(Errno::LOOP.raw_os_error())
+        );
         let pipe = directory.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
         for other in [directory.path(), &pipe] {
-            assert!(read_own(other).unwrap_err().to_string().contains("regular file"), "{other:?}");
+            assert!(
+                read_own(other)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("regular file"),
+                "{other:?}"
+            );
         }
-        File::options().write(true).open(&file).unwrap().set_len(SIZE_MAX + 9).unwrap();
+        File::options()
+            .write(true)
+            .open(&file)
+            .unwrap()
+            .set_len(SIZE_MAX + 9)
+            .unwrap();
         assert_eq!(read_own(&file).unwrap().len() as u64, SIZE_MAX + 1);
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
-            assert!(read_own(&file).unwrap_err().to_string().contains("belongs to user 65534"));
+            assert!(
+                read_own(&file)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("belongs to user 65534")
+            );
         }
     }
 
     #[test]
     fn a_program_that_is_not_stored_leaves_no_file() {
-        let (directory, pair) = (tempfile::tempdir().unwrap(), Ed25519KeyPair::generate().unwrap());
+        let (directory, pair) = (
+            tempfile::tempdir().unwrap(),
+            Ed25519KeyPair::generate().unwrap(),
+        );
         let state = StateDir::new(directory.path());
         let files = || fs::read_dir(folder(&state)).unwrap().count();
         let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
         drop(ReservedFile::new(&state, &program).unwrap());
         assert_eq!(files(), 0);
-        let large = SignedProgram { size: 1 << 60, ..program };
-        assert!(ReservedFile::new(&state, &large).is_err(), "no disk has the space");
+        let large = SignedProgram {
+            size: 1 << 60,
+            ..program
+        };
+        assert!(
+            ReservedFile::new(&state, &large).is_err(),
+            "no disk has the space"
+        );
         assert_eq!(files(), 0);
     }
 
     #[test]
     fn the_record_remembers_a_bounded_number_of_failures() {
-        let (directory, pair) = (tempfile::tempdir().unwrap(), Ed25519KeyPair::generate().unwrap());
+        let (directory, pair) = (
+            tempfile::tempdir().unwrap(),
+            Ed25519KeyPair::generate().unwrap(),
+        );
         let state = StateDir::new(directory.path());
         let mut record = state.updates().unwrap();
         assert_eq!(record, UpdateRecord::default());
         for number in 0..=FAILED_MAX {
-            let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, &[number as u8], &pair);
+            let program =
+                SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, &[number as u8], &pair);
             record.add_failure(&program, "it failed", false);
             record.add_failure(&program, &"é".repeat(1000), true);
         }

@@ -14,7 +14,11 @@ use http::{Method, StatusCode};
 use super::settings::Proxy;
 
 /// Bounds on the head of the proxy's answer.
-const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 64, target: 0 };
+const HEAD_LIMITS: HeadLimits = HeadLimits {
+    head: 8 * 1024,
+    fields: 64,
+    target: 0,
+};
 /// Most interim answers (1xx) before the final one.
 const INTERIM_MAX: usize = 8;
 /// Time limit from the resolution of the proxy's name to its answer. Shorter than the limits of exchanges with the
@@ -24,8 +28,14 @@ const TIME_LIMIT: Duration = Duration::from_secs(9);
 /// Why there is no connection through a proxy. `proxy` and `target` are `HOST:PORT`.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    #[error("the proxy at {proxy} cannot be reached: {error}; check `proxy` ({from}) and that the proxy runs")]
-    Unreachable { proxy: String, from: String, error: io::Error },
+    #[error(
+        "the proxy at {proxy} cannot be reached: {error}; check `proxy` ({from}) and that the proxy runs"
+    )]
+    Unreachable {
+        proxy: String,
+        from: String,
+        error: io::Error,
+    },
     #[error(
         "the proxy at {proxy} did not connect to {target} within {0:?}; check that it reaches that host and port",
         TIME_LIMIT
@@ -35,19 +45,41 @@ pub enum ProxyError {
         "the proxy at {proxy} requires a user and password ({status}): write {from} as http://USER:PASSWORD@HOST:PORT, or \
          http://USER@HOST:PORT with `proxy_password_file`"
     )]
-    CredentialsRequired { proxy: String, from: String, status: StatusCode },
+    CredentialsRequired {
+        proxy: String,
+        from: String,
+        status: StatusCode,
+    },
     #[error(
         "the proxy at {proxy} does not accept the user and password of {from} ({status}): correct them; bytes other than \
          letters and digits are written as %XX there"
     )]
-    CredentialsRefused { proxy: String, from: String, status: StatusCode },
+    CredentialsRefused {
+        proxy: String,
+        from: String,
+        status: StatusCode,
+    },
     #[error("the proxy at {proxy} refused a connection to {target}: it answered {status}; {}", advice(*.status))]
-    Refused { proxy: String, target: String, status: StatusCode },
-    #[error("the proxy at {proxy} did not answer CONNECT with valid HTTP: {error}; check that {from} is an HTTP proxy")]
-    Head { proxy: String, from: String, error: InvalidHead },
-    #[error("the proxy at {proxy} closed the connection before it answered CONNECT {target}; its log may say why")]
+    Refused {
+        proxy: String,
+        target: String,
+        status: StatusCode,
+    },
+    #[error(
+        "the proxy at {proxy} did not answer CONNECT with valid HTTP: {error}; check that {from} is an HTTP proxy"
+    )]
+    Head {
+        proxy: String,
+        from: String,
+        error: InvalidHead,
+    },
+    #[error(
+        "the proxy at {proxy} closed the connection before it answered CONNECT {target}; its log may say why"
+    )]
     Closed { proxy: String, target: String },
-    #[error("the proxy at {proxy} sent bytes before the connection to {target} was used; it is no proxy for CONNECT")]
+    #[error(
+        "the proxy at {proxy} sent bytes before the connection to {target} was used; it is no proxy for CONNECT"
+    )]
     Early { proxy: String, target: String },
 }
 
@@ -75,48 +107,95 @@ impl Proxy {
     pub(crate) async fn connect(&self, host: &str, port: u16) -> Result<Socket, ProxyError> {
         let target = authority(host, port);
         let connected = runtime::timeout(TIME_LIMIT, self.tunnel(&target)).await;
-        connected.unwrap_or_else(|_| Err(ProxyError::TimedOut { proxy: self.to_string(), target }))
+        connected.unwrap_or_else(|_| {
+            Err(ProxyError::TimedOut {
+                proxy: self.to_string(),
+                target,
+            })
+        })
     }
 
     async fn tunnel(&self, target: &str) -> Result<Socket, ProxyError> {
-        let unreachable = |error| ProxyError::Unreachable { proxy: self.to_string(), from: self.source.clone(), error };
-        let addresses = resolve::resolve(&self.host, self.port).await.map_err(unreachable)?;
-        let socket = resolve::connect_any(&addresses, None).await.map_err(unreachable)?;
+        let unreachable = |error| ProxyError::Unreachable {
+            proxy: self.to_string(),
+            from: self.source.clone(),
+            error,
+        };
+        let addresses = resolve::resolve(&self.host, self.port)
+            .await
+            .map_err(unreachable)?;
+        let socket = resolve::connect_any(&addresses, None)
+            .await
+            .map_err(unreachable)?;
         let credentials = self.authorization.as_ref();
-        let field = credentials.map(|value| format!("Proxy-Authorization: {}\r\n", value.reveal())).map(Secret::new);
+        let field = credentials
+            .map(|value| format!("Proxy-Authorization: {}\r\n", value.reveal()))
+            .map(Secret::new);
         let field = field.as_ref().map_or("", Secret::reveal);
-        let request = Secret::new(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{field}\r\n"));
+        let request = Secret::new(format!(
+            "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{field}\r\n"
+        ));
         // An error of sending is followed by the end of the connection, unless the proxy has answered already.
-        let _ = socket.send_all(&mut [IoSlice::new(request.reveal().as_bytes())]).await;
+        let _ = socket
+            .send_all(&mut [IoSlice::new(request.reveal().as_bytes())])
+            .await;
         let status = self.answer(&socket, target).await?;
         let (proxy, from, target) = (self.to_string(), self.source.clone(), target.to_owned());
         match status {
             _ if status.is_success() => Ok(socket),
             // Some proxies, such as tinyproxy, answer 401 to a wrong password.
-            StatusCode::PROXY_AUTHENTICATION_REQUIRED | StatusCode::UNAUTHORIZED => Err(match credentials {
-                Some(_) => ProxyError::CredentialsRefused { proxy, from, status },
-                None => ProxyError::CredentialsRequired { proxy, from, status },
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED | StatusCode::UNAUTHORIZED => {
+                Err(match credentials {
+                    Some(_) => ProxyError::CredentialsRefused {
+                        proxy,
+                        from,
+                        status,
+                    },
+                    None => ProxyError::CredentialsRequired {
+                        proxy,
+                        from,
+                        status,
+                    },
+                })
+            }
+            _ => Err(ProxyError::Refused {
+                proxy,
+                target,
+                status,
             }),
-            _ => Err(ProxyError::Refused { proxy, target, status }),
         }
     }
 
     /// Reads the answer to CONNECT. Its fields say nothing about a body if it is successful.
     async fn answer(&self, socket: &Socket, target: &str) -> Result<StatusCode, ProxyError> {
-        let invalid = |error| ProxyError::Head { proxy: self.to_string(), from: self.source.clone(), error };
+        let invalid = |error| ProxyError::Head {
+            proxy: self.to_string(),
+            from: self.source.clone(),
+            error,
+        };
         let mut buffer = BytesMut::new();
         for _ in 0..=INTERIM_MAX {
             // An error of the connection is an end, too.
             let head = head::read_head(&mut buffer, HEAD_LIMITS, |cx, buffer| {
-                socket.poll_recv_buf(cx, buffer).map(|received| Ok(received.unwrap_or(0)))
+                socket
+                    .poll_recv_buf(cx, buffer)
+                    .map(|received| Ok(received.unwrap_or(0)))
             });
             let Some(head) = head.await.map_err(invalid)? else {
-                return Err(ProxyError::Closed { proxy: self.to_string(), target: target.to_owned() });
+                return Err(ProxyError::Closed {
+                    proxy: self.to_string(),
+                    target: target.to_owned(),
+                });
             };
-            let status = head::parse_response(&head, &Method::CONNECT, HEAD_LIMITS).map_err(invalid)?.status;
+            let status = head::parse_response(&head, &Method::CONNECT, HEAD_LIMITS)
+                .map_err(invalid)?
+                .status;
             // The gateway never sends first, so further bytes are not the gateway's.
             if status.is_success() && !buffer.is_empty() {
-                return Err(ProxyError::Early { proxy: self.to_string(), target: target.to_owned() });
+                return Err(ProxyError::Early {
+                    proxy: self.to_string(),
+                    target: target.to_owned(),
+                });
             }
             if !status.is_informational() {
                 return Ok(status);
@@ -128,7 +207,11 @@ impl Proxy {
 
 /// `HOST:PORT`, with brackets around an IPv6 address.
 fn authority(host: &str, port: u16) -> String {
-    if host.parse::<Ipv6Addr>().is_ok() { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    if host.parse::<Ipv6Addr>().is_ok() {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
 }
 
 #[cfg(test)]
@@ -159,38 +242,81 @@ mod tests {
         let settings = ProxySettings::of_environment(&environment).unwrap();
         let connected = Driver::choose().unwrap().block_on(async {
             let proxy = settings.for_host("gateway.test", 443).unwrap();
-            proxy.connect("gateway.test", 443).await.map(drop).map_err(|error| error.to_string())
+            proxy
+                .connect("gateway.test", 443)
+                .await
+                .map(drop)
+                .map_err(|error| error.to_string())
         });
         (proxy.join().unwrap(), connected.unwrap())
     }
 
     #[test]
     fn request_has_the_name_and_the_credentials() {
-        let (request, connected) = connect("user:p%40ss@", b"HTTP/1.0 200 Connection established\r\nVia: x\r\n\r\n");
+        let (request, connected) = connect(
+            "user:p%40ss@",
+            b"HTTP/1.0 200 Connection established\r\nVia: x\r\n\r\n",
+        );
         assert_eq!(connected, Ok(()));
         assert_eq!(
             request,
             "CONNECT gateway.test:443 HTTP/1.1\r\nHost: gateway.test:443\r\nProxy-Authorization: Basic dXNlcjpwQHNz\r\n\r\n"
         );
-        let (request, connected) = connect("", b"HTTP/1.1 103 x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n");
-        assert_eq!((connected, request.contains("Proxy-Authorization")), (Ok(()), false));
-        assert_eq!([authority("::1", 1), authority("[::1]", 1)], ["[::1]:1", "[::1]:1"]);
+        let (request, connected) = connect(
+            "",
+            b"HTTP/1.1 103 x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n",
+        );
+        assert_eq!(
+            (connected, request.contains("Proxy-Authorization")),
+            (Ok(()), false)
+        );
+        assert_eq!(
+            [authority("::1", 1), authority("[::1]", 1)],
+            ["[::1]:1", "[::1]:1"]
+        );
     }
 
     #[test]
     fn refusals_name_the_proxy_the_status_and_the_remedy() {
         for (userinfo, answer, expected) in [
-            ("", &b"HTTP/1.1 407 x\r\n\r\n"[..], &["requires a user and password", "407", "GW_PROXY"][..]),
-            ("u:p@", b"HTTP/1.1 407 x\r\n\r\n", &["does not accept the user and password", "407", "GW_PROXY"]),
-            ("u:p@", b"HTTP/1.0 401 x\r\n\r\n", &["does not accept the user and password", "401"]),
-            ("", b"HTTP/1.1 403 x\r\n\r\n", &["403 Forbidden", "gateway.test:443", "allow CONNECT"]),
-            ("", b"HTTP/1.1 502 x\r\n\r\n", &["502 Bad Gateway", "gateway.test:443", "resolves"]),
-            ("", b"HTTP/1.1 504 x\r\n\r\n", &["504 Gateway Timeout", "gateway.test:443"]),
+            (
+                "",
+                &b"HTTP/1.1 407 x\r\n\r\n"[..],
+                &["requires a user and password", "407", "GW_PROXY"][..],
+            ),
+            (
+                "u:p@",
+                b"HTTP/1.1 407 x\r\n\r\n",
+                &["does not accept the user and password", "407", "GW_PROXY"],
+            ),
+            (
+                "u:p@",
+                b"HTTP/1.0 401 x\r\n\r\n",
+                &["does not accept the user and password", "401"],
+            ),
+            (
+                "",
+                b"HTTP/1.1 403 x\r\n\r\n",
+                &["403 Forbidden", "gateway.test:443", "allow CONNECT"],
+            ),
+            (
+                "",
+                b"HTTP/1.1 502 x\r\n\r\n",
+                &["502 Bad Gateway", "gateway.test:443", "resolves"],
+            ),
+            (
+                "",
+                b"HTTP/1.1 504 x\r\n\r\n",
+                &["504 Gateway Timeout", "gateway.test:443"],
+            ),
             ("", b"HTTP/1.1 302 x\r\nLocation: /\r\n\r\n", &["302 Found"]),
         ] {
             let error = connect(userinfo, answer).1.unwrap_err();
             assert!(error.starts_with("the proxy at 127.0.0.1:"), "{error}");
-            assert!(expected.iter().all(|part| error.contains(part)), "{expected:?}: {error}");
+            assert!(
+                expected.iter().all(|part| error.contains(part)),
+                "{expected:?}: {error}"
+            );
         }
     }
 
@@ -208,6 +334,11 @@ mod tests {
             assert!(error.contains(expected), "{expected}: {error}");
         }
         let interim = b"HTTP/1.1 100 x\r\n\r\n".repeat(INTERIM_MAX + 1).leak();
-        assert!(connect("", interim).1.unwrap_err().contains("too many interim answers"));
+        assert!(
+            connect("", interim)
+                .1
+                .unwrap_err()
+                .contains("too many interim answers")
+        );
     }
 }

@@ -29,13 +29,18 @@ impl Exceptions {
     /// Parses a list, separated by commas or spaces. Every program reads this variable in its own way, so entries of an
     /// unknown form are ignored.
     pub(super) fn parse(text: &str) -> Self {
-        let entries = text.split([',', ' ', '\t']).filter(|entry| !entry.is_empty());
+        let entries = text
+            .split([',', ' ', '\t'])
+            .filter(|entry| !entry.is_empty());
         Self(entries.filter_map(Exception::parse).collect())
     }
 
     /// Whether `host`, a name or an address literal, is reached at `port` without a proxy.
     pub(super) fn contain(&self, host: &str, port: u16) -> bool {
-        let host = host.trim_matches(['[', ']']).trim_end_matches('.').to_ascii_lowercase();
+        let host = host
+            .trim_matches(['[', ']'])
+            .trim_end_matches('.')
+            .to_ascii_lowercase();
         let address = host.parse::<IpAddr>().ok();
         self.0.iter().any(|exception| {
             exception.port.is_none_or(|only| only == port)
@@ -55,8 +60,14 @@ impl Exception {
             return Some(Self { hosts, port: None });
         }
         let (host, port) = entry.rsplit_once(':')?;
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        Some(Self { hosts: Hosts::parse(host)?, port: Some(port.parse().ok()?) })
+        let host = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'))
+            .unwrap_or(host);
+        Some(Self {
+            hosts: Hosts::parse(host)?,
+            port: Some(port.parse().ok()?),
+        })
     }
 }
 
@@ -65,19 +76,28 @@ impl Hosts {
         if text == "*" {
             return Some(Self::All);
         }
-        let address = text.trim_matches(['[', ']']).parse::<IpAddr>().map(IpNet::from).ok();
+        let address = text
+            .trim_matches(['[', ']'])
+            .parse::<IpAddr>()
+            .map(IpNet::from)
+            .ok();
         if let Some(block) = text.parse().ok().or(address) {
             return Some(Self::Block(block));
         }
-        let name = text.trim_start_matches('*').trim_start_matches('.').trim_end_matches('.');
+        let name = text
+            .trim_start_matches('*')
+            .trim_start_matches('.')
+            .trim_end_matches('.');
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        (!name.is_empty() && name.bytes().all(is_name)).then(|| Self::Name(name.to_ascii_lowercase()))
+        (!name.is_empty() && name.bytes().all(is_name))
+            .then(|| Self::Name(name.to_ascii_lowercase()))
     }
 }
 
 /// Whether `host` is `name` or a name below it.
 fn is_below(host: &str, name: &str) -> bool {
-    host.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    host.strip_suffix(name)
+        .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 #[cfg(test)]
@@ -90,9 +110,14 @@ mod tests {
 
     #[test]
     fn names_match_with_the_names_below_them() {
-        for entry in
-            ["example.com", ".example.com", "*.example.com", "EXAMPLE.com.", "a.org, example.com", "x example.com"]
-        {
+        for entry in [
+            "example.com",
+            ".example.com",
+            "*.example.com",
+            "EXAMPLE.com.",
+            "a.org, example.com",
+            "x example.com",
+        ] {
             for host in ["example.com", "eu1.example.com", "EU1.Example.COM."] {
                 assert!(contain(entry, host), "{entry}: {host}");
             }
@@ -114,9 +139,12 @@ mod tests {
         ] {
             assert!(contain(entry, host), "{entry}: {host}");
         }
-        for (entry, host) in
-            [("10.1.2.3", "10.1.2.30"), ("10.0.0.0/8", "11.0.0.1"), ("1.2.3.4", "x1.2.3.4"), ("3.4", "1.2.3.4")]
-        {
+        for (entry, host) in [
+            ("10.1.2.3", "10.1.2.30"),
+            ("10.0.0.0/8", "11.0.0.1"),
+            ("1.2.3.4", "x1.2.3.4"),
+            ("3.4", "1.2.3.4"),
+        ] {
             assert!(!contain(entry, host), "{entry}: {host}");
         }
     }
@@ -130,15 +158,30 @@ mod tests {
             ("10.0.0.0/8:443", "10.0.0.1"),
         ] {
             let exceptions = Exceptions::parse(entry);
-            assert!(exceptions.contain(host, 443) && !exceptions.contain(host, 8443), "{entry}");
+            assert!(
+                exceptions.contain(host, 443) && !exceptions.contain(host, 8443),
+                "{entry}"
+            );
         }
     }
 
     #[test]
     fn everything_or_nothing() {
         assert!(contain("*", "eu1.example.com") && contain("a,*", "10.0.0.1"));
-        for nothing in ["", ",", " ", "example.com:x", "10.0.0.0/99", "http://example.com", "."] {
-            assert_eq!(Exceptions::parse(nothing), Exceptions::default(), "{nothing}");
+        for nothing in [
+            "",
+            ",",
+            " ",
+            "example.com:x",
+            "10.0.0.0/99",
+            "http://example.com",
+            ".",
+        ] {
+            assert_eq!(
+                Exceptions::parse(nothing),
+                Exceptions::default(),
+                "{nothing}"
+            );
         }
     }
 }

@@ -60,20 +60,35 @@ impl ProxySettings {
     /// Takes the keys `proxy` and `proxy_password_file`; the variables of all programs apply where `proxy` is not set.
     pub(crate) fn take(keys: &mut Keys<'_>) -> Self {
         let own = keys.unshown("proxy", FORM);
-        let password_file = keys.text("proxy_password_file", "a file", |text| Some(PathBuf::from(text)));
+        let password_file = keys.text("proxy_password_file", "a file", |text| {
+            Some(PathBuf::from(text))
+        });
         let environment = keys.environment();
         let first = |names: [&'static str; 2]| {
-            let set = |name: &'static str| Some((name.to_owned(), environment(name).filter(|text| !text.is_empty())?));
+            let set = |name: &'static str| {
+                Some((
+                    name.to_owned(),
+                    environment(name).filter(|text| !text.is_empty())?,
+                ))
+            };
             names.into_iter().find_map(set)
         };
         if password_file.is_some() && own.is_none() {
-            keys.errors.push("proxy_password_file: needs `proxy`, which is not set".to_owned());
+            keys.errors
+                .push("proxy_password_file: needs `proxy`, which is not set".to_owned());
         }
         let password_file = password_file.filter(|_| own.is_some());
-        let exceptions = first(EXCEPTION_VARIABLES).map(|(_, list)| Exceptions::parse(&list)).unwrap_or_default();
-        let found = own.or_else(|| first(PROXY_VARIABLES)).filter(|(_, url)| !url.is_empty());
+        let exceptions = first(EXCEPTION_VARIABLES)
+            .map(|(_, list)| Exceptions::parse(&list))
+            .unwrap_or_default();
+        let found = own
+            .or_else(|| first(PROXY_VARIABLES))
+            .filter(|(_, url)| !url.is_empty());
         let Some((source, url)) = found else {
-            return Self { proxy: None, exceptions };
+            return Self {
+                proxy: None,
+                exceptions,
+            };
         };
         let proxy = Self::read(&url, password_file.as_deref(), &source);
         let proxy = proxy.map_err(|error| keys.errors.push(error)).ok();
@@ -81,26 +96,42 @@ impl ProxySettings {
     }
 
     /// Reads the settings of a command without a configuration file. Mistakes name their variable.
-    pub(crate) fn of_environment(environment: &dyn Fn(&str) -> Option<String>) -> Result<Self, Vec<String>> {
+    pub(crate) fn of_environment(
+        environment: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, Vec<String>> {
         let mut keys = Keys::new(toml::Table::new(), environment);
         let settings = Self::take(&mut keys);
-        if keys.errors.is_empty() { Ok(settings) } else { Err(keys.errors) }
+        if keys.errors.is_empty() {
+            Ok(settings)
+        } else {
+            Err(keys.errors)
+        }
     }
 
     fn read(url: &str, password_file: Option<&Path>, source: &str) -> Result<Proxy, String> {
         let (host, port, credentials) = parse(url).map_err(|error| format!("{source}: {error}"))?;
         let authorization = match (credentials, password_file) {
             (None, Some(_)) => {
-                return Err(format!("proxy_password_file: {source} names no user; use http://USER@HOST:PORT"));
+                return Err(format!(
+                    "proxy_password_file: {source} names no user; use http://USER@HOST:PORT"
+                ));
             }
             (None, None) => None,
             (Some(credentials), file) => {
                 let password = file.map(read_password).transpose();
                 let password = password.map_err(|error| format!("proxy_password_file: {error}"))?;
-                Some(basic(&credentials.user, password.or(credentials.password).as_ref()))
+                Some(basic(
+                    &credentials.user,
+                    password.or(credentials.password).as_ref(),
+                ))
             }
         };
-        Ok(Proxy { host, port, authorization, source: source.to_owned() })
+        Ok(Proxy {
+            host,
+            port,
+            authorization,
+            source: source.to_owned(),
+        })
     }
 
     /// The proxy for connections to `host`, a name or an address literal. Proxies of variables that all programs read
@@ -121,7 +152,10 @@ fn is_loopback(host: &str) -> bool {
     let host = host.trim_matches(['[', ']']).trim_end_matches('.');
     match host.parse::<IpAddr>() {
         Ok(address) => address.is_loopback(),
-        Err(_) => host.rsplit('.').next().is_some_and(|label| label.eq_ignore_ascii_case("localhost")),
+        Err(_) => host
+            .rsplit('.')
+            .next()
+            .is_some_and(|label| label.eq_ignore_ascii_case("localhost")),
     }
 }
 
@@ -163,20 +197,29 @@ fn parse(url: &str) -> Result<(String, u16, Option<Credentials>), String> {
     if host.is_empty() || port == 0 {
         return Err(invalid());
     }
-    let credentials = userinfo.filter(|userinfo| !userinfo.is_empty()).map(credentials).transpose()?;
+    let credentials = userinfo
+        .filter(|userinfo| !userinfo.is_empty())
+        .map(credentials)
+        .transpose()?;
     Ok((host.to_owned(), port, credentials))
 }
 
 /// Decodes `USER` or `USER:PASSWORD` (RFC 3986 §3.2.1).
 fn credentials(userinfo: &str) -> Result<Credentials, String> {
-    let (user, password) = userinfo.split_once(':').map_or((userinfo, None), |(user, password)| (user, Some(password)));
+    let (user, password) = userinfo
+        .split_once(':')
+        .map_or((userinfo, None), |(user, password)| (user, Some(password)));
     let user = decode(user).filter(|user| is_valid(user) && !user.contains(':'));
     let password = password.map(|password| decode(password).map(Secret::new));
     match (user, password) {
-        (Some(user), None) => Ok(Credentials { user, password: None }),
-        (Some(user), Some(Some(password))) if is_valid(password.reveal()) => {
-            Ok(Credentials { user, password: Some(password) })
-        }
+        (Some(user), None) => Ok(Credentials {
+            user,
+            password: None,
+        }),
+        (Some(user), Some(Some(password))) if is_valid(password.reveal()) => Ok(Credentials {
+            user,
+            password: Some(password),
+        }),
         _ => Err(format!(
             "its user or password is not valid: write bytes other than letters and digits as %XX, in UTF-8, without control \
              characters, at most {CREDENTIAL_MAX} bytes each"
@@ -186,9 +229,18 @@ fn credentials(userinfo: &str) -> Result<Credentials, String> {
 
 /// Decodes `%XX`; `None` if a `%` is not followed by two hexadecimal digits, or the bytes are not UTF-8.
 fn decode(text: &str) -> Option<String> {
-    let is_escape = |rest: &str| rest.as_bytes().get(..2).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit));
+    let is_escape = |rest: &str| {
+        rest.as_bytes()
+            .get(..2)
+            .is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit))
+    };
     let is_well_formed = text.split('%').skip(1).all(is_escape);
-    is_well_formed.then(|| percent_decode_str(text).decode_utf8().ok().map(|text| text.into_owned()))?
+    is_well_formed.then(|| {
+        percent_decode_str(text)
+            .decode_utf8()
+            .ok()
+            .map(|text| text.into_owned())
+    })?
 }
 
 /// Basic authentication allows no control characters (RFC 7617 §2).
@@ -199,7 +251,9 @@ fn is_valid(credential: &str) -> bool {
 /// Reads a password. A line end at its end is left out.
 fn read_password(file: &Path) -> Result<Secret, String> {
     let text = Zeroizing::new(files::read_text(file).map_err(|error| error.to_string())?);
-    let password = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
+    let password = text.strip_suffix('\n').map_or(text.as_str(), |line| {
+        line.strip_suffix('\r').unwrap_or(line)
+    });
     if password.is_empty() || !is_valid(password) {
         return Err(format!(
             "{}: must contain the password in one line of 1 to {CREDENTIAL_MAX} bytes",
@@ -221,47 +275,97 @@ mod tests {
 
     /// Reads this text of agent.toml with these variables.
     fn settings(text: &str, variables: &[(&str, &str)]) -> Result<ProxySettings, Vec<String>> {
-        let environment =
-            |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
+        let environment = |name: &str| {
+            variables
+                .iter()
+                .find(|(set, _)| *set == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
         let mut keys = Keys::new(text.parse().unwrap(), &environment);
         let settings = ProxySettings::take(&mut keys);
         keys.refuse_unknown();
-        if keys.errors.is_empty() { Ok(settings) } else { Err(keys.errors) }
+        if keys.errors.is_empty() {
+            Ok(settings)
+        } else {
+            Err(keys.errors)
+        }
     }
 
     fn proxy_for(text: &str, variables: &[(&str, &str)], host: &str) -> Option<String> {
-        settings(text, variables).unwrap().for_host(host, 443).map(Proxy::to_string)
+        settings(text, variables)
+            .unwrap()
+            .for_host(host, 443)
+            .map(Proxy::to_string)
     }
 
     fn authorization(url: &str) -> String {
-        settings(&format!("proxy = '{url}'"), &[]).unwrap().proxy.unwrap().authorization.unwrap().reveal().to_owned()
+        settings(&format!("proxy = '{url}'"), &[])
+            .unwrap()
+            .proxy
+            .unwrap()
+            .authorization
+            .unwrap()
+            .reveal()
+            .to_owned()
     }
 
     #[test]
     fn nearest_setting_applies() {
         const HOST: &str = "eu1.example.com";
-        let all = [("HTTPS_PROXY", "http://upper:1"), ("https_proxy", "http://lower:2"), ("GW_PROXY", "http://own:3")];
+        let all = [
+            ("HTTPS_PROXY", "http://upper:1"),
+            ("https_proxy", "http://lower:2"),
+            ("GW_PROXY", "http://own:3"),
+        ];
         assert_eq!(proxy_for("", &[], HOST), None);
-        assert_eq!(proxy_for("proxy = 'http://file:4'", &all, HOST).unwrap(), "own:3");
-        assert_eq!(proxy_for("proxy = 'http://file:4'", &all[..2], HOST).unwrap(), "file:4");
+        assert_eq!(
+            proxy_for("proxy = 'http://file:4'", &all, HOST).unwrap(),
+            "own:3"
+        );
+        assert_eq!(
+            proxy_for("proxy = 'http://file:4'", &all[..2], HOST).unwrap(),
+            "file:4"
+        );
         assert_eq!(proxy_for("", &all[..2], HOST).unwrap(), "upper:1");
-        assert_eq!(proxy_for("", &[("HTTPS_PROXY", ""), all[1]], HOST).unwrap(), "lower:2");
+        assert_eq!(
+            proxy_for("", &[("HTTPS_PROXY", ""), all[1]], HOST).unwrap(),
+            "lower:2"
+        );
         // An empty setting of the agent's own means no proxy.
         assert_eq!(proxy_for("proxy = ''", &all[..2], HOST), None);
-        assert_eq!(proxy_for("proxy = 'http://file:4'", &[("GW_PROXY", ""), all[0]], HOST), None);
+        assert_eq!(
+            proxy_for("proxy = 'http://file:4'", &[("GW_PROXY", ""), all[0]], HOST),
+            None
+        );
     }
 
     #[test]
     fn exceptions_apply_to_every_proxy_and_loopback_to_those_of_all_programs() {
         let no_proxy = ("no_proxy", "example.com");
-        assert_eq!(proxy_for("proxy = 'http://p'", &[no_proxy], "eu1.example.com"), None);
         assert_eq!(
-            proxy_for("proxy = 'http://p'", &[("NO_PROXY", "a.org"), no_proxy], "eu1.example.com").unwrap(),
+            proxy_for("proxy = 'http://p'", &[no_proxy], "eu1.example.com"),
+            None
+        );
+        assert_eq!(
+            proxy_for(
+                "proxy = 'http://p'",
+                &[("NO_PROXY", "a.org"), no_proxy],
+                "eu1.example.com"
+            )
+            .unwrap(),
             "p:80"
         );
         for host in ["eu1.gw.localhost", "127.0.0.1", "[::1]"] {
-            assert_eq!(proxy_for("", &[("HTTPS_PROXY", "http://p")], host), None, "{host}");
-            assert_eq!(proxy_for("proxy = 'http://p'", &[], host).unwrap(), "p:80", "{host}");
+            assert_eq!(
+                proxy_for("", &[("HTTPS_PROXY", "http://p")], host),
+                None,
+                "{host}"
+            );
+            assert_eq!(
+                proxy_for("proxy = 'http://p'", &[], host).unwrap(),
+                "p:80",
+                "{host}"
+            );
         }
     }
 
@@ -273,10 +377,16 @@ mod tests {
             ("proxy:8080", "proxy:8080"),
             ("http://u:p@[::1]:3128", "[::1]:3128"),
         ] {
-            assert_eq!(proxy_for(&format!("proxy = '{url}'"), &[], "h").unwrap(), proxy);
+            assert_eq!(
+                proxy_for(&format!("proxy = '{url}'"), &[], "h").unwrap(),
+                proxy
+            );
         }
         // base64("user:p@ss:word"), as in RFC 7617 with the first `:` between user and password.
-        assert_eq!(authorization("http://user:p%40ss:word@h"), "Basic dXNlcjpwQHNzOndvcmQ=");
+        assert_eq!(
+            authorization("http://user:p%40ss:word@h"),
+            "Basic dXNlcjpwQHNzOndvcmQ="
+        );
         assert_eq!(authorization("http://user@h"), "Basic dXNlcjo=");
         assert_eq!(authorization("http://%C3%BC:@h"), "Basic w7w6");
     }
@@ -284,7 +394,10 @@ mod tests {
     #[test]
     fn mistakes_name_their_source_and_never_show_the_url() {
         for (url, cause) in [
-            ("https://u:hunter2@h:1", "https:// proxies are not supported"),
+            (
+                "https://u:hunter2@h:1",
+                "https:// proxies are not supported",
+            ),
             ("socks5://u:hunter2@h:1", "SOCKS proxies are not supported"),
             ("ftp://u:hunter2@h:1", "not the URL of a proxy"),
             ("http://u:hunter2@h:99999", "not the URL of a proxy"),
@@ -302,14 +415,27 @@ mod tests {
                 (String::new(), vec![("HTTPS_PROXY", url)], "HTTPS_PROXY: "),
             ] {
                 let errors = settings(&text, &variables).unwrap_err();
-                let is_told = errors.len() == 1 && errors[0].starts_with(source) && errors[0].contains(cause);
-                assert!(is_told && !errors[0].contains("hunter2"), "{url}: {errors:?}");
+                let is_told =
+                    errors.len() == 1 && errors[0].starts_with(source) && errors[0].contains(cause);
+                assert!(
+                    is_told && !errors[0].contains("hunter2"),
+                    "{url}: {errors:?}"
+                );
             }
         }
         let errors = settings("proxy = ['http://u:hunter2@h']", &[]).unwrap_err();
-        assert!(errors[0].starts_with("proxy: ") && !errors[0].contains("hunter2"), "{errors:?}");
-        let printed = format!("{:?}", settings("proxy = 'http://u:hunter2@h'", &[]).unwrap());
-        assert!(!printed.contains("hunter2") && !printed.contains(&STANDARD.encode("u:hunter2")), "{printed}");
+        assert!(
+            errors[0].starts_with("proxy: ") && !errors[0].contains("hunter2"),
+            "{errors:?}"
+        );
+        let printed = format!(
+            "{:?}",
+            settings("proxy = 'http://u:hunter2@h'", &[]).unwrap()
+        );
+        assert!(
+            !printed.contains("hunter2") && !printed.contains(&STANDARD.encode("u:hunter2")),
+            "{printed}"
+        );
     }
 
     #[test]
@@ -318,18 +444,47 @@ mod tests {
         let file = folder.path().join("password");
         let with = |contents: &str, url: &str| {
             std::fs::write(&file, contents).unwrap();
-            let read = settings(&format!("proxy = '{url}'\nproxy_password_file = '{}'", file.display()), &[]);
-            read.map(|settings| settings.proxy.unwrap().authorization.unwrap().reveal().to_owned())
+            let read = settings(
+                &format!(
+                    "proxy = '{url}'\nproxy_password_file = '{}'",
+                    file.display()
+                ),
+                &[],
+            );
+            read.map(|settings| {
+                settings
+                    .proxy
+                    .unwrap()
+                    .authorization
+                    .unwrap()
+                    .reveal()
+                    .to_owned()
+            })
         };
-        assert_eq!(with("p@ss:word\n", "http://user:other@h").unwrap(), "Basic dXNlcjpwQHNzOndvcmQ=");
-        assert_eq!(with("p@ss:word\r\n", "http://user@h").unwrap(), "Basic dXNlcjpwQHNzOndvcmQ=");
+        assert_eq!(
+            with("p@ss:word\n", "http://user:other@h").unwrap(),
+            "Basic dXNlcjpwQHNzOndvcmQ="
+        );
+        assert_eq!(
+            with("p@ss:word\r\n", "http://user@h").unwrap(),
+            "Basic dXNlcjpwQHNzOndvcmQ="
+        );
         for wrong in ["", "\n", "two\nlines\n"] {
             let errors = with(wrong, "http://user@h").unwrap_err();
-            assert!(errors[0].starts_with("proxy_password_file: ") && errors[0].contains("one line"), "{errors:?}");
+            assert!(
+                errors[0].starts_with("proxy_password_file: ") && errors[0].contains("one line"),
+                "{errors:?}"
+            );
         }
         assert!(with("x", "http://h").unwrap_err()[0].contains("names no user"));
-        for text in ["proxy_password_file = '/none'", "proxy_password_file = '/none'\nproxy = 'http://u@h'"] {
-            assert!(settings(text, &[]).unwrap_err()[0].starts_with("proxy_password_file: "), "{text}");
+        for text in [
+            "proxy_password_file = '/none'",
+            "proxy_password_file = '/none'\nproxy = 'http://u@h'",
+        ] {
+            assert!(
+                settings(text, &[]).unwrap_err()[0].starts_with("proxy_password_file: "),
+                "{text}"
+            );
         }
     }
 }

@@ -53,12 +53,14 @@ impl Counts {
 
     /// Adds bytes of a request body sent to the backend.
     pub(crate) fn sent(&self, bytes: usize) {
-        self.request_bytes.set(self.request_bytes.get() + bytes as u64);
+        self.request_bytes
+            .set(self.request_bytes.get() + bytes as u64);
     }
 
     /// Adds bytes of a response body received from the backend.
     pub(crate) fn received(&self, bytes: usize) {
-        self.response_bytes.set(self.response_bytes.get() + bytes as u64);
+        self.response_bytes
+            .set(self.response_bytes.get() + bytes as u64);
     }
 
     /// Adds the time from the connection to the backend to the head of its response.

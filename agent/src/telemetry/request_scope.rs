@@ -37,7 +37,13 @@ impl RequestScope {
         let request_id = request.headers.get(X_GW_REQUEST_ID).cloned();
         let recording = tracing.and_then(|tracing| tracing.begin(request, slots_in_use));
         let recording = recording.map(|recording| Box::new(RefCell::new(recording)));
-        Self { began, connected: Cell::default(), request_id, counts: Rc::clone(counts), recording }
+        Self {
+            began,
+            connected: Cell::default(),
+            request_id,
+            counts: Rc::clone(counts),
+            recording,
+        }
     }
 
     /// The request id, for log lines.

@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 use gw_shared::http::RequestHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::AgentId;
-use gw_shared::telemetry::trace::{self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer};
+use gw_shared::telemetry::trace::{
+    self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer,
+};
 use http::header::HeaderValue;
 use http::uri::Authority;
 use http::{Method, StatusCode};
@@ -19,7 +21,10 @@ pub(crate) struct Tracing {
 
 impl Tracing {
     pub(crate) fn new(queue: Queue<AgentSpan>, sample_ratio: f64, agent_id: AgentId) -> Self {
-        Self { tracer: Rc::new(Tracer::new(queue, sample_ratio)), agent_id }
+        Self {
+            tracer: Rc::new(Tracer::new(queue, sample_ratio)),
+            agent_id,
+        }
     }
 
     /// Adds the trace context to the request's fields and returns the recording if the trace is sampled.
@@ -89,7 +94,12 @@ pub(crate) struct BackendConnection {
 }
 
 impl AgentSpan {
-    fn new(context: SpanContext, agent_id: AgentId, request: &RequestHead, slots_in_use: u32) -> Self {
+    fn new(
+        context: SpanContext,
+        agent_id: AgentId,
+        request: &RequestHead,
+        slots_in_use: u32,
+    ) -> Self {
         Self {
             context,
             agent_id,
@@ -114,7 +124,8 @@ impl Finished for AgentSpan {
     fn into_span(self) -> Span {
         let mut attributes = Vec::with_capacity(20);
         let name = trace::http_method(&self.method, &mut attributes);
-        let mut add = |name: &'static str, value: String| attributes.push(KeyValue::new(name, value));
+        let mut add =
+            |name: &'static str, value: String| attributes.push(KeyValue::new(name, value));
         add("url.path", self.path.into());
         add("gw.agent_id", self.agent_id.to_string());
         if let Some(id) = self.request_id.as_ref().and_then(|id| id.to_str().ok()) {
@@ -128,8 +139,14 @@ impl Finished for AgentSpan {
         let mut events = Vec::new();
         if let Some(connection) = self.connection {
             add("server.address", connection.address);
-            add("network.protocol.version", if connection.is_http2 { "2" } else { "1.1" }.to_owned());
-            add("gw.backend.connection", if connection.is_reused { "kept" } else { "new" }.to_owned());
+            add(
+                "network.protocol.version",
+                if connection.is_http2 { "2" } else { "1.1" }.to_owned(),
+            );
+            add(
+                "gw.backend.connection",
+                if connection.is_reused { "kept" } else { "new" }.to_owned(),
+            );
             if let Some(port) = connection.port {
                 attributes.push(KeyValue::new("server.port", i64::from(port)));
             }
@@ -142,12 +159,19 @@ impl Finished for AgentSpan {
         if let Some(head) = self.response_head {
             events.push(("gw.response_head", self.start + head));
         }
-        attributes.push(KeyValue::new("gw.slots_in_use", i64::from(self.slots_in_use)));
+        attributes.push(KeyValue::new(
+            "gw.slots_in_use",
+            i64::from(self.slots_in_use),
+        ));
         let mut failure = None;
         if let Some(status) = self.status {
-            attributes.push(KeyValue::new("http.response.status_code", i64::from(status.as_u16())));
+            attributes.push(KeyValue::new(
+                "http.response.status_code",
+                i64::from(status.as_u16()),
+            ));
             // For a client span, 4xx responses are failures too (OpenTelemetry HTTP conventions).
-            failure = (status.is_client_error() || status.is_server_error()).then(|| status.as_str().to_owned());
+            failure = (status.is_client_error() || status.is_server_error())
+                .then(|| status.as_str().to_owned());
         }
         if let Some(code) = self.error {
             failure = Some(code.to_owned());

@@ -26,7 +26,12 @@ const REASON_MAX: usize = 100;
 
 /// Handles and sends messages until the tunnel ends or is closing. After an error, the tunnel must end.
 pub(super) async fn serve(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessage> {
-    match select(pin!(receive(session, tunnel)), pin!(report(session, tunnel))).await {
+    match select(
+        pin!(receive(session, tunnel)),
+        pin!(report(session, tunnel)),
+    )
+    .await
+    {
         Either::Left((received, _)) => received,
         Either::Right(_) => Ok(()),
     }
@@ -37,7 +42,10 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
     let events = &session.agent.gateway_events;
     while let Some(message) = tunnel.message().await {
         match control::decode(&message)? {
-            ToAgent::Ready { agent_id, generation } => {
+            ToAgent::Ready {
+                agent_id,
+                generation,
+            } => {
                 tracing::info!(agent_id, generation, "tunnel ready");
                 session.used();
             }
@@ -56,8 +64,14 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
             }
             ToAgent::Services { hostnames } => events.set_services(hostnames),
             ToAgent::Certificate(reply) => events.answer_certificate_request(Ok(reply)),
-            ToAgent::RenewalWanted { authority, within_seconds } => {
-                session.agent.certificates.renew_within(authority, Duration::from_secs(within_seconds.into()));
+            ToAgent::RenewalWanted {
+                authority,
+                within_seconds,
+            } => {
+                session
+                    .agent
+                    .certificates
+                    .renew_within(authority, Duration::from_secs(within_seconds.into()));
             }
             ToAgent::Programs { programs } => session.agent.updates.offered(programs),
             ToAgent::OtherTunnels { exist } => session.pool.set_other_tunnels(exist),
@@ -81,7 +95,11 @@ async fn report(session: &Session, tunnel: &Tunnel) {
     let mut reported = None;
     let mut reported_update = None;
     loop {
-        let now = (session.slots.in_use(), session.pool.idle(), *health.borrow_and_update());
+        let now = (
+            session.slots.in_use(),
+            session.pool.idle(),
+            *health.borrow_and_update(),
+        );
         if reported != Some(now) {
             reported = Some(now);
             let statistics = ToGateway::Statistics {
@@ -96,7 +114,9 @@ async fn report(session: &Session, tunnel: &Tunnel) {
         let update = Some(session.agent.updates.report());
         if reported_update != update {
             reported_update.clone_from(&update);
-            update.iter().for_each(|update| send(tunnel, &ToGateway::Update(update.clone())));
+            update
+                .iter()
+                .for_each(|update| send(tunnel, &ToGateway::Update(update.clone())));
         }
         if *session.phase.borrow() == Phase::Ready
             && let Some(csr) = session.agent.gateway_events.take_certificate_request()

@@ -29,7 +29,9 @@ const TIME_LIMIT: Duration = Duration::from_secs(20);
 pub(crate) enum DialError {
     #[error(transparent)]
     Gateway(#[from] GatewayError),
-    #[error("an administrator has revoked this agent; enroll it again with a new token and `gw-agent enroll --force`")]
+    #[error(
+        "an administrator has revoked this agent; enroll it again with a new token and `gw-agent enroll --force`"
+    )]
     Revoked,
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
@@ -69,13 +71,26 @@ pub(crate) async fn open(
     clock: &GatewayClock,
 ) -> Result<TlsStream, DialError> {
     let (state, to) = (&config.state, &config.enrollment);
-    let tls = connection::client_config(state.gateway_authorities()?, Some(identity.client_auth()), tunnel::ALPN)?;
+    let tls = connection::client_config(
+        state.gateway_authorities()?,
+        Some(identity.client_auth()),
+        tunnel::ALPN,
+    )?;
     let opened = async {
-        let stream = connection::open(&config.proxies, &to.gateway_host, to.gateway_port, hostname, tls).await?;
+        let stream = connection::open(
+            &config.proxies,
+            &to.gateway_host,
+            to.gateway_port,
+            hostname,
+            tls,
+        )
+        .await?;
         upgrade(&stream, hostname, identity, clock).await?;
         Ok(stream)
     };
-    runtime::timeout(TIME_LIMIT, opened).await.map_err(|_| GatewayError::TimedOut(TIME_LIMIT))?
+    runtime::timeout(TIME_LIMIT, opened)
+        .await
+        .map_err(|_| GatewayError::TimedOut(TIME_LIMIT))?
 }
 
 async fn upgrade(
@@ -118,7 +133,9 @@ pub(crate) async fn authenticated(
         && let Some(challenge) = field.to_str().ok().and_then(handshake::parse_challenge)
     {
         let proof = identity.prove(hostname, challenge)?;
-        return Ok(connection::exchange_up_to(stream, &request(Some(&proof)), body_max, buffer).await?);
+        return Ok(
+            connection::exchange_up_to(stream, &request(Some(&proof)), body_max, buffer).await?,
+        );
     }
     Ok(answer)
 }
@@ -130,7 +147,10 @@ impl DialError {
 
     /// Whether the error persists until an administrator intervenes.
     pub(crate) fn needs_intervention(&self) -> bool {
-        matches!(self, Self::Revoked | Self::Recovery(RecoveryError::Refused(_) | RecoveryError::Deleted))
+        matches!(
+            self,
+            Self::Revoked | Self::Recovery(RecoveryError::Refused(_) | RecoveryError::Deleted)
+        )
     }
 
     /// Whether the gateway does not have a record of this agent any more.
@@ -141,21 +161,27 @@ impl DialError {
     /// Whether another attempt may succeed as soon as the gateway is available again.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Gateway(error) | Self::Recovery(RecoveryError::Gateway(error)) => error.is_transient(),
+            Self::Gateway(error) | Self::Recovery(RecoveryError::Gateway(error)) => {
+                error.is_transient()
+            }
             _ => false,
         }
     }
 
     /// Whether another node of the gateway may open the tunnel: the node that was reached cannot serve for the moment.
     pub(crate) fn is_of_one_node(&self) -> bool {
-        let Self::Gateway(error) = self else { return false };
+        let Self::Gateway(error) = self else {
+            return false;
+        };
         error.refusal().and_then(|refusal| refusal.code) == Some(ErrorCode::NodeUnavailable)
     }
 
     /// Least time until the next attempt, as requested by the gateway.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Gateway(error) | Self::Recovery(RecoveryError::Gateway(error)) => error.refusal()?.retry_after,
+            Self::Gateway(error) | Self::Recovery(RecoveryError::Gateway(error)) => {
+                error.refusal()?.retry_after
+            }
             _ => None,
         }
     }
@@ -196,18 +222,26 @@ mod tests {
         let port = fake_gateway::serve(&authority, {
             let authority = std::sync::Arc::clone(&authority);
             move |request| {
-                seen.send(request.head.lines().next().unwrap().to_owned()).unwrap();
+                seen.send(request.head.lines().next().unwrap().to_owned())
+                    .unwrap();
                 answer(&authority, request)
             }
         });
-        let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(years), port);
+        let agent = fake_gateway::agent(
+            directory.path(),
+            &authority,
+            &authority.identity_pem(years),
+            port,
+        );
         let dialled = Driver::choose().unwrap().block_on(async {
             for _ in 1..times {
                 assert!(dial(&agent, HOSTNAME).await.is_err());
             }
             let stream = dial(&agent, HOSTNAME).await?;
             let mut first = [0; 3];
-            let read = std::future::poll_fn(|cx| stream.poll_read(cx, &mut first)).await.unwrap();
+            let read = std::future::poll_fn(|cx| stream.poll_read(cx, &mut first))
+                .await
+                .unwrap();
             Ok(String::from_utf8(first[..read].to_vec()).unwrap())
         });
         (dialled.unwrap(), requests.try_iter().collect())
@@ -217,7 +251,11 @@ mod tests {
         certify_for(authority, request, NOW)
     }
 
-    fn certify_for(authority: &Authority, request: &Request, years: std::ops::Range<i32>) -> String {
+    fn certify_for(
+        authority: &Authority,
+        request: &Request,
+        years: std::ops::Range<i32>,
+    ) -> String {
         let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
         assert!(request.agent_id.is_some());
         json(200, "", &authority.certify(&request.csr, years))
@@ -238,11 +276,20 @@ mod tests {
         fs::remove_file(&path).unwrap();
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let writer = thread::spawn(move || fs::write(path, pem).unwrap());
-        let refused = Driver::choose().unwrap().block_on(async { dial(&agent, HOSTNAME).await.err() }).unwrap();
+        let refused = Driver::choose()
+            .unwrap()
+            .block_on(async { dial(&agent, HOSTNAME).await.err() })
+            .unwrap();
         writer.join().unwrap();
         let error = refused.map(|error| error.to_string()).unwrap_or_default();
-        assert!(error.contains("identity.pem: cannot make sure that the file is on the disk"), "{error}");
-        assert!(requests.try_recv().is_err(), "nothing was asked of the gateway");
+        assert!(
+            error.contains("identity.pem: cannot make sure that the file is on the disk"),
+            "{error}"
+        );
+        assert!(
+            requests.try_recv().is_err(),
+            "nothing was asked of the gateway"
+        );
     }
 
     #[test]
@@ -255,7 +302,10 @@ mod tests {
     fn challenge_is_answered_once_on_the_same_connection() {
         let challenge = "www-authenticate: Gw-Agent challenge=\"drawn\"\r\n";
         let (dialled, requests) = dial_once(NOW, move |_, request| {
-            if request.head.contains("authorization: Gw-Agent certificate=") {
+            if request
+                .head
+                .contains("authorization: Gw-Agent certificate=")
+            {
                 ACCEPTED.into()
             } else {
                 refusal(401, challenge, "GW_AGENT_CERTIFICATE_REQUIRED")
@@ -263,16 +313,25 @@ mod tests {
         });
         assert_eq!((dialled.unwrap().as_str(), requests.len()), ("abc", 2));
 
-        let refuse = move |_: &Authority, _: &Request| refusal(401, challenge, "GW_AGENT_CERTIFICATE_REQUIRED");
+        let refuse = move |_: &Authority, _: &Request| {
+            refusal(401, challenge, "GW_AGENT_CERTIFICATE_REQUIRED")
+        };
         let (dialled, requests) = dial_once(NOW, refuse);
-        assert!(matches!(dialled, Err(DialError::Gateway(GatewayError::Refused(_)))));
+        assert!(matches!(
+            dialled,
+            Err(DialError::Gateway(GatewayError::Refused(_)))
+        ));
         assert_eq!(requests.len(), 2);
     }
 
     #[test]
     fn certificate_expired_by_the_local_clock_is_still_used() {
         let (dialled, requests) = dial_once(LONG_AGO, |authority, request| {
-            if request.head.starts_with("POST /csr ") { certify(authority, request) } else { ACCEPTED.into() }
+            if request.head.starts_with("POST /csr ") {
+                certify(authority, request)
+            } else {
+                ACCEPTED.into()
+            }
         });
         assert_eq!(dialled.unwrap(), "abc");
         assert_eq!(requests, ["GET /tunnel HTTP/1.1"]);
@@ -289,9 +348,27 @@ mod tests {
             }
         });
         let last = dialled.unwrap_err();
-        assert!(matches!(last, DialError::Recovery(RecoveryError::TooSoon(_))) && !last.needs_intervention(), "{last}");
-        assert_eq!(requests.iter().filter(|line| line.starts_with("POST /csr ")).count(), 1, "{requests:?}");
-        assert_eq!(requests.iter().filter(|line| line.starts_with("GET /tunnel ")).count(), 4, "{requests:?}");
+        assert!(
+            matches!(last, DialError::Recovery(RecoveryError::TooSoon(_)))
+                && !last.needs_intervention(),
+            "{last}"
+        );
+        assert_eq!(
+            requests
+                .iter()
+                .filter(|line| line.starts_with("POST /csr "))
+                .count(),
+            1,
+            "{requests:?}"
+        );
+        assert_eq!(
+            requests
+                .iter()
+                .filter(|line| line.starts_with("GET /tunnel "))
+                .count(),
+            4,
+            "{requests:?}"
+        );
     }
 
     #[test]
@@ -302,10 +379,20 @@ mod tests {
              date: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n"
                 .into()
         });
-        let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), port);
-        Driver::choose().unwrap().block_on(async { drop(dial(&agent, HOSTNAME).await.unwrap()) }).unwrap();
+        let agent = fake_gateway::agent(
+            directory.path(),
+            &authority,
+            &authority.identity_pem(NOW),
+            port,
+        );
+        Driver::choose()
+            .unwrap()
+            .block_on(async { drop(dial(&agent, HOSTNAME).await.unwrap()) })
+            .unwrap();
         let date = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
-        assert!(agent.clock.known().unwrap().duration_since(date).unwrap() < Duration::from_secs(60));
+        assert!(
+            agent.clock.known().unwrap().duration_since(date).unwrap() < Duration::from_secs(60)
+        );
     }
 
     #[test]
@@ -322,7 +409,14 @@ mod tests {
             }
         });
         assert_eq!(dialled.unwrap(), "abc");
-        assert_eq!(requests, ["GET /tunnel HTTP/1.1", "POST /csr HTTP/1.1", "GET /tunnel HTTP/1.1"]);
+        assert_eq!(
+            requests,
+            [
+                "GET /tunnel HTTP/1.1",
+                "POST /csr HTTP/1.1",
+                "GET /tunnel HTTP/1.1"
+            ]
+        );
     }
 
     #[test]
@@ -330,35 +424,54 @@ mod tests {
         let unknown = |_: &Authority, _: &Request| refusal(401, "", "GW_AGENT_UNKNOWN");
         let (dialled, requests) = dial_once(NOW, unknown);
         let deleted = dialled.unwrap_err();
-        assert!(deleted.is_deleted() && deleted.needs_intervention(), "{deleted}");
+        assert!(
+            deleted.is_deleted() && deleted.needs_intervention(),
+            "{deleted}"
+        );
         assert_eq!(requests, ["GET /tunnel HTTP/1.1", "POST /csr HTTP/1.1"]);
         // An agent that was away for long has a certificate that has expired.
-        let (dialled, _) = dial_once(NOW, move |authority, request| match request.head.starts_with("GET /tunnel ") {
-            true => refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED"),
-            false => unknown(authority, request),
+        let (dialled, _) = dial_once(NOW, move |authority, request| {
+            match request.head.starts_with("GET /tunnel ") {
+                true => refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED"),
+                false => unknown(authority, request),
+            }
         });
         assert!(dialled.unwrap_err().is_deleted());
         // A worker that does not have the newest records proves nothing.
-        let (dialled, _) = dial_once(NOW, move |authority, request| match request.head.starts_with("POST /csr ") {
-            true => certify(authority, request),
-            false => unknown(authority, request),
+        let (dialled, _) = dial_once(NOW, move |authority, request| {
+            match request.head.starts_with("POST /csr ") {
+                true => certify(authority, request),
+                false => unknown(authority, request),
+            }
         });
         let error = dialled.unwrap_err();
-        assert!(!error.is_deleted() && !error.needs_intervention(), "{error}");
+        assert!(
+            !error.is_deleted() && !error.needs_intervention(),
+            "{error}"
+        );
     }
 
     #[test]
     fn errors_that_need_an_administrator_are_recognised() {
-        let (late, _) = dial_once(LONG_AGO, |_, _| refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED"));
+        let (late, _) = dial_once(LONG_AGO, |_, _| {
+            refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED")
+        });
         let late = late.unwrap_err();
-        assert!(late.needs_intervention() && late.to_string().contains("--force"), "{late}");
+        assert!(
+            late.needs_intervention() && late.to_string().contains("--force"),
+            "{late}"
+        );
         let (revoked, _) = dial_once(NOW, |_, _| refusal(401, "", "GW_AGENT_REVOKED"));
         assert!(revoked.unwrap_err().needs_intervention());
-        let (busy, _) = dial_once(NOW, |_, _| refusal(503, "retry-after: 9\r\n", "GW_OVERLOADED"));
+        let (busy, _) = dial_once(NOW, |_, _| {
+            refusal(503, "retry-after: 9\r\n", "GW_OVERLOADED")
+        });
         let busy = busy.unwrap_err();
         assert!(!busy.needs_intervention() && busy.retry_after() == Some(Duration::from_secs(9)));
         assert!(!busy.is_of_one_node());
-        let (suspended, _) = dial_once(NOW, |_, _| refusal(503, "retry-after: 1\r\n", "GW_NODE_UNAVAILABLE"));
+        let (suspended, _) = dial_once(NOW, |_, _| {
+            refusal(503, "retry-after: 1\r\n", "GW_NODE_UNAVAILABLE")
+        });
         assert!(suspended.unwrap_err().is_of_one_node());
     }
 }

@@ -61,10 +61,20 @@ impl Agent {
     /// An agent in a process that nothing replaces.
     #[cfg(any(test, feature = "bench_support"))]
     pub(crate) fn alone(config: Config) -> Self {
-        Self::new(config, None, Updates::new(None, None, &UpdateRecord::default()), Events::new().0)
+        Self::new(
+            config,
+            None,
+            Updates::new(None, None, &UpdateRecord::default()),
+            Events::new().0,
+        )
     }
 
-    pub(crate) fn new(config: Config, tracing: Option<Tracing>, updates: Updates, events: Events) -> Self {
+    pub(crate) fn new(
+        config: Config,
+        tracing: Option<Tracing>,
+        updates: Updates,
+        events: Events,
+    ) -> Self {
         let clock = Rc::new(GatewayClock::default());
         let gateway_events = Rc::new(GatewayEvents::new(
             config.enrollment.gateway_name.clone(),
@@ -98,6 +108,9 @@ impl Agent {
             443 => format!("https://{hostname}"),
             port => format!("https://{hostname}:{port}"),
         };
-        RelayedService { url, backends: backends.to_string() }
+        RelayedService {
+            url,
+            backends: backends.to_string(),
+        }
     }
 }

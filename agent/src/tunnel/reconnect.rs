@@ -44,7 +44,11 @@ impl Default for Reconnects {
 impl Reconnects {
     /// `backoff` is the initial backoff of every service.
     pub(crate) fn new(backoff: Backoff) -> Self {
-        Self { backoff, successes: watch::Sender::new(0), attempts: Semaphore::new(ATTEMPTS) }
+        Self {
+            backoff,
+            successes: watch::Sender::new(0),
+            attempts: Semaphore::new(ATTEMPTS),
+        }
     }
 
     pub(crate) fn backoff(&self) -> Backoff {
@@ -133,7 +137,10 @@ mod tests {
                 woken_after
             })
             .unwrap();
-        assert!(woken_after[4] >= WOKEN_WITHIN && woken_after[2] >= WOKEN_WITHIN / 2, "{woken_after:?}");
+        assert!(
+            woken_after[4] >= WOKEN_WITHIN && woken_after[2] >= WOKEN_WITHIN / 2,
+            "{woken_after:?}"
+        );
         assert!(woken_after[0] < woken_after[4], "{woken_after:?}");
     }
 
@@ -155,7 +162,11 @@ mod tests {
 
     #[test]
     fn concurrent_attempts_are_bounded() {
-        let (reconnects, now, most) = (Reconnects::default(), Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        let (reconnects, now, most) = (
+            Reconnects::default(),
+            Rc::new(Cell::new(0)),
+            Rc::new(Cell::new(0)),
+        );
         Driver::choose()
             .unwrap()
             .block_on(join_all((0..1000).map(|_| {

@@ -35,14 +35,19 @@ impl ServiceRegistry {
             tunnels_opened: Cell::default(),
             failed_attempts: Cell::default(),
         });
-        self.services.borrow_mut().insert(hostname.to_owned(), Rc::clone(&service));
+        self.services
+            .borrow_mut()
+            .insert(hostname.to_owned(), Rc::clone(&service));
         service
     }
 
     /// Removes `service`, unless it has been added again meanwhile.
     pub(crate) fn remove(&self, hostname: &str, service: &Rc<RegisteredService>) {
         let mut services = self.services.borrow_mut();
-        if services.get(hostname).is_some_and(|found| Rc::ptr_eq(found, service)) {
+        if services
+            .get(hostname)
+            .is_some_and(|found| Rc::ptr_eq(found, service))
+        {
             services.remove(hostname);
         }
     }
@@ -68,12 +73,18 @@ impl RegisteredService {
     }
 
     pub(crate) fn sessions(&self) -> Vec<Rc<Session>> {
-        self.sessions.borrow().iter().filter_map(Weak::upgrade).collect()
+        self.sessions
+            .borrow()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
     }
 
     /// Whether a tunnel can receive requests.
     pub(crate) fn is_up(&self) -> bool {
-        let is_up = |session: &Rc<Session>| matches!(*session.phase.borrow(), Phase::Ready | Phase::GatewayDrains);
+        let is_up = |session: &Rc<Session>| {
+            matches!(*session.phase.borrow(), Phase::Ready | Phase::GatewayDrains)
+        };
         self.sessions().iter().any(is_up)
     }
 }

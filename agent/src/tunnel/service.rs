@@ -26,7 +26,12 @@ const OTHER_NODE_WITHIN: Duration = Duration::from_secs(10);
 const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 
 /// Keeps a tunnel for the service at `hostname` until `stop` is true; returns when the last request has ended.
-pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Backends, stop: watch::Receiver<bool>) {
+pub(crate) async fn keep_tunnel(
+    agent: Rc<Agent>,
+    hostname: String,
+    backends: Backends,
+    stop: watch::Receiver<bool>,
+) {
     let pool = Rc::new(Pool::new(&hostname, &backends, agent.config.slots()));
     let service = Service {
         unannounced: Some(agent.relayed_service(&hostname, &backends)),
@@ -65,15 +70,25 @@ impl Service {
         let (agent, stop) = (Rc::clone(&self.agent), self.stop.clone());
         while !*stop.borrow() {
             // A tunnel from here would replace that of a successor which is starting.
-            if unless_stopped(&stop, agent.succession.wait_until_unexpected()).await.is_none() {
+            if unless_stopped(&stop, agent.succession.wait_until_unexpected())
+                .await
+                .is_none()
+            {
                 break;
             }
             self.ending.retain(|phase| *phase.borrow() != Phase::Ended);
             self.successes.ignore_past();
             // Boxed: an open tunnel does not keep the memory of an attempt.
-            let dialled = agent.reconnects.attempt(Box::pin(dial::dial(&agent, &self.hostname)));
+            let dialled = agent
+                .reconnects
+                .attempt(Box::pin(dial::dial(&agent, &self.hostname)));
             let dialled = async {
-                match select(pin!(dialled), pin!(agent.succession.wait_for(Succession::Expected))).await {
+                match select(
+                    pin!(dialled),
+                    pin!(agent.succession.wait_for(Succession::Expected)),
+                )
+                .await
+                {
                     Either::Left((dialled, _)) => Some(dialled),
                     Either::Right(_) => None,
                 }
@@ -107,7 +122,14 @@ impl Service {
         } else {
             tracing::warn!(service = %self.hostname, %error, ?retry_in, "cannot open a tunnel");
         }
-        if error.is_transient() { Pause::Unreachable { retry_in, at_least: retry_after } } else { Pause::For(retry_in) }
+        if error.is_transient() {
+            Pause::Unreachable {
+                retry_in,
+                at_least: retry_after,
+            }
+        } else {
+            Pause::For(retry_in)
+        }
     }
 
     /// Serves a tunnel until it needs a replacement. Returns the pause before the next attempt.
@@ -162,7 +184,10 @@ impl Service {
         } else if was_ready {
             Pause::For(self.backoff.next_delay(random()))
         } else {
-            Pause::Unreachable { retry_in: self.backoff.next_delay(random()), at_least: Duration::ZERO }
+            Pause::Unreachable {
+                retry_in: self.backoff.next_delay(random()),
+                at_least: Duration::ZERO,
+            }
         }
     }
 
@@ -188,7 +213,11 @@ impl Service {
 
 /// The pause after a failed attempt with this delay of the backoff.
 fn retry_pause(delay: Duration, retry_after: Duration, is_of_one_node: bool) -> Duration {
-    let delay = if is_of_one_node { delay.min(OTHER_NODE_WITHIN) } else { delay };
+    let delay = if is_of_one_node {
+        delay.min(OTHER_NODE_WITHIN)
+    } else {
+        delay
+    };
     delay.max(retry_after)
 }
 
@@ -217,7 +246,11 @@ enum Wake {
 
 /// Waits for `delay` or for a sign that the gateway is available. `ending` are the tunnels of this service that may still
 /// have requests.
-async fn wait_for_gateway(successes: &mut Successes, ending: &mut [watch::Receiver<Phase>], delay: Duration) -> Wake {
+async fn wait_for_gateway(
+    successes: &mut Successes,
+    ending: &mut [watch::Receiver<Phase>],
+    delay: Duration,
+) -> Wake {
     let has_tunnels = !ending.is_empty();
     let all_ended = async {
         for phase in ending {
@@ -256,7 +289,9 @@ async fn follow(
             on_reserve();
         }
         if now >= Phase::GatewayDrains
-            || unless_stopped(stop, phase.changed()).await.is_none_or(|change| change.is_err())
+            || unless_stopped(stop, phase.changed())
+                .await
+                .is_none_or(|change| change.is_err())
         {
             return on_ready.is_none();
         }
@@ -264,7 +299,10 @@ async fn follow(
 }
 
 /// Returns the result of `future`, or `None` as soon as `stop` is true or its sender is dropped.
-pub(crate) async fn unless_stopped<T>(stop: &watch::Receiver<bool>, future: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn unless_stopped<T>(
+    stop: &watch::Receiver<bool>,
+    future: impl Future<Output = T>,
+) -> Option<T> {
     let mut stop = stop.clone();
     match select(pin!(future), pin!(stop.wait_for(|stop| *stop))).await {
         Either::Left((output, _)) => Some(output),
@@ -287,7 +325,11 @@ mod tests {
         assert_eq!(retry_pause(seconds(120), seconds(1), true), seconds(10));
         assert_eq!(retry_pause(seconds(120), seconds(1), false), seconds(120));
         assert_eq!(retry_pause(Duration::ZERO, seconds(1), true), seconds(1));
-        assert_eq!(retry_pause(Duration::ZERO, seconds(60), true), seconds(60), "the gateway decides");
+        assert_eq!(
+            retry_pause(Duration::ZERO, seconds(60), true),
+            seconds(60),
+            "the gateway decides"
+        );
     }
 
     #[test]
@@ -303,10 +345,16 @@ mod tests {
                     wait_for_gateway(&mut successes, &mut ending, Duration::from_millis(20)).await,
                     Wake::Timeout
                 );
-                assert_eq!(wait_for_gateway(&mut successes, &mut [], Duration::from_millis(20)).await, Wake::Timeout);
-                let (wake, ()) = futures_util::join!(wait_for_gateway(&mut successes, &mut ending, LONG), async {
-                    phase.send_replace(Phase::Ended);
-                });
+                assert_eq!(
+                    wait_for_gateway(&mut successes, &mut [], Duration::from_millis(20)).await,
+                    Wake::Timeout
+                );
+                let (wake, ()) = futures_util::join!(
+                    wait_for_gateway(&mut successes, &mut ending, LONG),
+                    async {
+                        phase.send_replace(Phase::Ended);
+                    }
+                );
                 assert_eq!(wake, Wake::DrainedTunnelEnded);
             })
             .unwrap();
@@ -320,7 +368,12 @@ mod tests {
             let was_ready = Driver::choose().unwrap().block_on(async {
                 let (phase, mut watched) = watch::channel(Phase::Starting);
                 let (was_ready, ()) = futures_util::join!(
-                    follow(&mut watched, &stopped, || displaced.set(displaced.get() + 1), || calls += 1),
+                    follow(
+                        &mut watched,
+                        &stopped,
+                        || displaced.set(displaced.get() + 1),
+                        || calls += 1
+                    ),
                     async {
                         for next in phases {
                             phase.send_replace(*next);
@@ -332,10 +385,22 @@ mod tests {
             });
             (was_ready.unwrap(), calls, displaced.get())
         };
-        assert_eq!(follow_to(&[Phase::Ready, Phase::Closing, Phase::Ended]), (true, 1, 0));
-        assert_eq!(follow_to(&[Phase::Ready, Phase::GatewayDrains]), (true, 1, 0));
+        assert_eq!(
+            follow_to(&[Phase::Ready, Phase::Closing, Phase::Ended]),
+            (true, 1, 0)
+        );
+        assert_eq!(
+            follow_to(&[Phase::Ready, Phase::GatewayDrains]),
+            (true, 1, 0)
+        );
         assert_eq!(follow_to(&[Phase::Ended]), (false, 0, 0));
-        let twice = &[Phase::Ready, Phase::Reserve, Phase::Ready, Phase::Reserve, Phase::Ended];
+        let twice = &[
+            Phase::Ready,
+            Phase::Reserve,
+            Phase::Ready,
+            Phase::Reserve,
+            Phase::Ended,
+        ];
         assert_eq!(follow_to(twice), (true, 1, 2));
     }
 }

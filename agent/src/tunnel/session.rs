@@ -76,7 +76,11 @@ impl Session {
         self.displaced.set(true);
         let is_done = *self.stop.borrow() || *self.phase.borrow() >= Phase::GatewayDrains;
         let is_followed = is_done || self.agent.succession.has_successor();
-        self.enter(if is_followed { Phase::Replaced } else { Phase::Reserve });
+        self.enter(if is_followed {
+            Phase::Replaced
+        } else {
+            Phase::Reserve
+        });
     }
 
     /// Enters a later phase, or returns from the reserve. Returns whether the phase has changed.
@@ -135,7 +139,9 @@ pub(crate) fn poll_serve(
 ) -> Poll<Result<(), TunnelError>> {
     let driven = tunnel.poll_drive(cx, stream, &mut apply_window);
     // Needs no waker: only this task receives.
-    while let Poll::Ready(Some(halves)) = tunnel.poll_accept(&mut Context::from_waker(Waker::noop())) {
+    while let Poll::Ready(Some(halves)) =
+        tunnel.poll_accept(&mut Context::from_waker(Waker::noop()))
+    {
         dispatch(session, halves);
     }
     driven
@@ -145,13 +151,20 @@ pub(crate) fn poll_serve(
 /// budget.
 fn apply_window(endpoint: &mut Endpoint) -> Result<(), TunnelError> {
     if let Some(bytes) = endpoint.announced_window() {
-        endpoint.set_credit(usize::try_from(bytes).unwrap_or(usize::MAX), window::TUNNEL_BUDGET);
+        endpoint.set_credit(
+            usize::try_from(bytes).unwrap_or(usize::MAX),
+            window::TUNNEL_BUDGET,
+        );
     }
     Ok(())
 }
 
 /// Serves the control messages and the heartbeat until the tunnel ends or is closing.
-fn attend(session: Rc<Session>, tunnel: Tunnel, stream: &TlsStream) -> impl Future<Output = ()> + use<> {
+fn attend(
+    session: Rc<Session>,
+    tunnel: Tunnel,
+    stream: &TlsStream,
+) -> impl Future<Output = ()> + use<> {
     let (closer, last_received) = (stream.closer(), stream.socket().last_received());
     async move {
         let messages = pin!(control_messages::serve(&session, &tunnel));
@@ -179,7 +192,11 @@ struct Close {
 
 impl Close {
     fn new(stream: &TlsStream) -> Self {
-        Self { is_sent: false, quiet: runtime::sleep(CLOSED_WITHIN), sent: stream.socket().sent() }
+        Self {
+            is_sent: false,
+            quiet: runtime::sleep(CLOSED_WITHIN),
+            sent: stream.socket().sent(),
+        }
     }
 
     /// Ready once the gateway has closed, or no request has been running and no byte has been sent for
@@ -220,7 +237,10 @@ impl Close {
 
 /// Resolves when the gateway sends no more requests and none is running.
 async fn drained(session: &Session) {
-    let (mut phase, mut no_more_requests) = (session.phase.subscribe(), session.no_more_requests.subscribe());
+    let (mut phase, mut no_more_requests) = (
+        session.phase.subscribe(),
+        session.no_more_requests.subscribe(),
+    );
     let mut stop = session.stop.clone();
     // A gateway that does not confirm is unreachable; the heartbeat detects that later.
     let unconfirmed = async {
@@ -236,9 +256,16 @@ async fn drained(session: &Session) {
 
 /// Starts a task for the request of a stream.
 fn dispatch(session: &Rc<Session>, halves: (StreamSender, StreamReceiver)) {
-    let Some(mut request) = TunnelRequest::read(halves) else { return };
+    let Some(mut request) = TunnelRequest::read(halves) else {
+        return;
+    };
     let tracing = session.agent.tracing.as_ref();
-    let scope = RequestScope::begin(tracing, &session.counts, session.slots.in_use(), &mut request.head);
+    let scope = RequestScope::begin(
+        tracing,
+        &session.counts,
+        session.slots.in_use(),
+        &mut request.head,
+    );
     let slot = session.slots.take();
     let session = Rc::clone(session);
     runtime::spawn(async move {

@@ -16,15 +16,36 @@ pub(super) async fn download(agent: &Agent, program: &SignedProgram) -> Result<V
     let identity = state.identity()?;
     // Any service that this agent serves: the gateway authenticates the connection as that of a tunnel.
     let services = agent.registry.services();
-    let hostname = services.keys().next().or(to.services.first()).cloned().unwrap_or_default();
-    let tls = connection::client_config(state.gateway_authorities()?, Some(identity.client_auth()), tunnel::ALPN)?;
+    let hostname = services
+        .keys()
+        .next()
+        .or(to.services.first())
+        .cloned()
+        .unwrap_or_default();
+    let tls = connection::client_config(
+        state.gateway_authorities()?,
+        Some(identity.client_auth()),
+        tunnel::ALPN,
+    )?;
     let downloaded = async {
-        let stream = connection::open(&agent.config.proxies, &to.gateway_host, to.gateway_port, &hostname, tls).await?;
-        let request = |proof: Option<&handshake::Proof>| handshake::program_request(&hostname, &program.sha256, proof);
+        let stream = connection::open(
+            &agent.config.proxies,
+            &to.gateway_host,
+            to.gateway_port,
+            &hostname,
+            tls,
+        )
+        .await?;
+        let request = |proof: Option<&handshake::Proof>| {
+            handshake::program_request(&hostname, &program.sha256, proof)
+        };
         let size = usize::try_from(program.size).unwrap_or(usize::MAX);
         let mut buffer = BytesMut::new();
-        let answer = dial::authenticated(&stream, &hostname, &identity, request, size, &mut buffer).await?;
+        let answer =
+            dial::authenticated(&stream, &hostname, &identity, request, size, &mut buffer).await?;
         Ok(answer.into_body()?)
     };
-    runtime::timeout(DOWNLOAD_WITHIN, downloaded).await.map_err(|_| GatewayError::TimedOut(DOWNLOAD_WITHIN))?
+    runtime::timeout(DOWNLOAD_WITHIN, downloaded)
+        .await
+        .map_err(|_| GatewayError::TimedOut(DOWNLOAD_WITHIN))?
 }

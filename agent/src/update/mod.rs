@@ -36,20 +36,27 @@ enum UpdateError {
     Invalid(#[from] InvalidProgram),
     #[error("cannot store the program in {path}: {error}")]
     Store { path: String, error: io::Error },
-    #[error("cannot start the thread that stores the program: the limit on threads or memory is reached")]
+    #[error(
+        "cannot start the thread that stores the program: the limit on threads or memory is reached"
+    )]
     Thread,
 }
 
 /// Downloads each offered program and tells the supervisor, which runs it. Returns when a successor serves.
 pub(crate) async fn keep_updated(agent: &Rc<Agent>) {
-    select(pin!(agent.succession.wait_for(Succession::Done)), pin!(follow_offers(agent))).await;
+    select(
+        pin!(agent.succession.wait_for(Succession::Done)),
+        pin!(follow_offers(agent)),
+    )
+    .await;
 }
 
 async fn follow_offers(agent: &Rc<Agent>) {
     let mut offers = agent.updates.offer.subscribe();
     let mut retries = retries();
     loop {
-        let pause = match select(pin!(offers.changed()), pin!(agent.updates.retry.notified())).await {
+        let pause = match select(pin!(offers.changed()), pin!(agent.updates.retry.notified())).await
+        {
             Either::Left((Ok(()), _)) => {
                 retries.reset();
                 SPREAD.mul_f64(random())
@@ -67,7 +74,9 @@ async fn follow_offers(agent: &Rc<Agent>) {
             }
             Either::Right((Err(_), _)) => return,
         }
-        let Some(program) = offers.borrow_and_update().clone() else { continue };
+        let Some(program) = offers.borrow_and_update().clone() else {
+            continue;
+        };
         let mut backoff = Backoff::default();
         while !offers.has_changed().unwrap_or(true) {
             agent.updates.begin(&program);
@@ -77,7 +86,9 @@ async fn follow_offers(agent: &Rc<Agent>) {
                     break;
                 }
                 Err(UpdateError::Invalid(error)) => {
-                    agent.updates.refuse(&program, &format!("the program is refused: {error}"));
+                    agent
+                        .updates
+                        .refuse(&program, &format!("the program is refused: {error}"));
                     break;
                 }
                 Err(error) => error,
@@ -104,7 +115,9 @@ async fn fetch(agent: &Agent, program: &SignedProgram) -> Result<(), UpdateError
             if keys.is_some_and(|keys| stored::read(&state, &program, &keys).is_ok()) {
                 return Ok(None);
             }
-            ReservedFile::new(&state, &program).map(Some).map_err(|error| not_stored(&state, error))
+            ReservedFile::new(&state, &program)
+                .map(Some)
+                .map_err(|error| not_stored(&state, error))
         })
         .await?
     };
@@ -113,13 +126,17 @@ async fn fetch(agent: &Agent, program: &SignedProgram) -> Result<(), UpdateError
     let (program, state) = (program.clone(), agent.config.state.clone());
     let store = move || {
         program.verify_content(&content)?;
-        file.store(&content).map_err(|error| not_stored(&state, error))
+        file.store(&content)
+            .map_err(|error| not_stored(&state, error))
     };
     on_thread(store).await
 }
 
 fn not_stored(state: &StateDir, error: io::Error) -> UpdateError {
-    UpdateError::Store { path: stored::folder(state).display().to_string(), error }
+    UpdateError::Store {
+        path: stored::folder(state).display().to_string(),
+        error,
+    }
 }
 
 /// Runs `work` on a thread of its own: hashing and synced writes take too long for the reactor.
@@ -128,7 +145,10 @@ async fn on_thread<T: Send + 'static>(
 ) -> Result<T, UpdateError> {
     let (sender, receiver) = oneshot::channel();
     let run = move || drop(sender.send(work()));
-    std::thread::Builder::new().name("gw-update".into()).spawn(run).map_err(|_| UpdateError::Thread)?;
+    std::thread::Builder::new()
+        .name("gw-update".into())
+        .spawn(run)
+        .map_err(|_| UpdateError::Thread)?;
     receiver.await.unwrap_or(Err(UpdateError::Thread))
 }
 
@@ -139,7 +159,9 @@ mod tests {
     #[test]
     fn a_program_is_tried_again_after_a_minute_and_at_last_every_hour() {
         let mut retries = retries();
-        let minutes: Vec<u64> = (0..9).map(|_| retries.next_delay(1.0).as_secs() / 60).collect();
+        let minutes: Vec<u64> = (0..9)
+            .map(|_| retries.next_delay(1.0).as_secs() / 60)
+            .collect();
         assert_eq!(minutes, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
     }
 }

@@ -13,7 +13,8 @@ use gw_gateway::hostname::Region;
 use gw_gateway::rate::Rate;
 use gw_gateway::rate_limit::Bucket;
 use gw_gateway::store::{
-    CallerSecretRecord, Directory, Modes, Records, SecretAccess, ServiceRecord, SigningKey, StoredRecord,
+    CallerSecretRecord, Directory, Modes, Records, SecretAccess, ServiceRecord, SigningKey,
+    StoredRecord,
 };
 use gw_gateway::support::bench::ServiceCounts;
 use gw_shared::http::Fields;
@@ -69,16 +70,34 @@ pub(crate) fn benches(criterion: &mut Criterion) {
         authenticate(checks, tokens, headers).is_ok()
     };
     let good = headers(&X_GW_SERVICE_KEY, &world.key);
-    let wrong = headers(&X_GW_SERVICE_KEY, &format!("{}x", &world.key[..world.key.len() - 1]));
-    let token = headers(&X_GW_AUTHORIZATION, &format!("Bearer {}", world.token(Timestamp::now())));
+    let wrong = headers(
+        &X_GW_SERVICE_KEY,
+        &format!("{}x", &world.key[..world.key.len() - 1]),
+    );
+    let token = headers(
+        &X_GW_AUTHORIZATION,
+        &format!("Bearer {}", world.token(Timestamp::now())),
+    );
     assert!(check(&good, &mut tokens) && !check(&wrong, &mut tokens) && check(&token, &mut tokens));
-    group.bench_function("service key, right", |bencher| bencher.iter(|| check(&good, &mut tokens)));
-    group.bench_function("service key, wrong secret", |bencher| bencher.iter(|| check(&wrong, &mut tokens)));
-    group.bench_function("token, verified before", |bencher| bencher.iter(|| check(&token, &mut tokens)));
-    group.bench_function("token, new", |bencher| {
-        bencher.iter_batched_ref(VerifiedTokens::default, |tokens| check(&token, tokens), BatchSize::SmallInput);
+    group.bench_function("service key, right", |bencher| {
+        bencher.iter(|| check(&good, &mut tokens))
     });
-    group.bench_function("token, minted", |bencher| bencher.iter(|| world.token(Timestamp::now())));
+    group.bench_function("service key, wrong secret", |bencher| {
+        bencher.iter(|| check(&wrong, &mut tokens))
+    });
+    group.bench_function("token, verified before", |bencher| {
+        bencher.iter(|| check(&token, &mut tokens))
+    });
+    group.bench_function("token, new", |bencher| {
+        bencher.iter_batched_ref(
+            VerifiedTokens::default,
+            |tokens| check(&token, tokens),
+            BatchSize::SmallInput,
+        );
+    });
+    group.bench_function("token, minted", |bencher| {
+        bencher.iter(|| world.token(Timestamp::now()))
+    });
     group.finish();
 }
 
@@ -107,14 +126,31 @@ impl World {
                 created_at: now,
             };
             let wanted = number == SERVICES / 2;
-            let key_id = if wanted { key_id.clone() } else { KeyId::random() };
-            let client = if wanted { client.clone() } else { ClientId::random() };
-            records.put(StoredRecord::ServiceKey(CallerSecretRecord { id: key_id, access: access.clone() }));
-            records.put(StoredRecord::Credential(CallerSecretRecord { id: client, access }));
+            let key_id = if wanted {
+                key_id.clone()
+            } else {
+                KeyId::random()
+            };
+            let client = if wanted {
+                client.clone()
+            } else {
+                ClientId::random()
+            };
+            records.put(StoredRecord::ServiceKey(CallerSecretRecord {
+                id: key_id,
+                access: access.clone(),
+            }));
+            records.put(StoredRecord::Credential(CallerSecretRecord {
+                id: client,
+                access,
+            }));
             records.put(StoredRecord::Service(ServiceRecord {
                 account: account.clone(),
                 id,
-                modes: Modes { jwt: true, service_key: true },
+                modes: Modes {
+                    jwt: true,
+                    service_key: true,
+                },
                 enabled: true,
                 rate: Rate::new(1000, 300).unwrap(),
                 request_logging: true,
@@ -125,23 +161,47 @@ impl World {
                 created_at: now,
             }));
         }
-        records.put(StoredRecord::SigningKey(SigningKey::generate(now, now).unwrap()));
+        records.put(StoredRecord::SigningKey(
+            SigningKey::generate(now, now).unwrap(),
+        ));
         let directory = Directory::new(&records, &Region::new("eu1", "example.com"), 2);
-        Self { directory, key: format!("gw_sk_{key_id}.{SECRET}"), client }
+        Self {
+            directory,
+            key: format!("gw_sk_{key_id}.{SECRET}"),
+            client,
+        }
     }
 
     /// A token as minted by the token endpoint.
     fn token(&self, now: Timestamp) -> String {
         let service = self.directory.service("acme--svc500").unwrap();
-        let claims = Claims::new(ISSUER, &self.client, service, now, Duration::from_secs(3600));
-        claims.signed_by(self.directory.active_signing_key(now).unwrap()).unwrap()
+        let claims = Claims::new(
+            ISSUER,
+            &self.client,
+            service,
+            now,
+            Duration::from_secs(3600),
+        );
+        claims
+            .signed_by(self.directory.active_signing_key(now).unwrap())
+            .unwrap()
     }
 }
 
 fn headers(name: &HeaderName, value: &str) -> Fields {
     let mut headers = Fields::new();
-    for name in ["accept", "accept-encoding", "accept-language", "cookie", "referer", "user-agent"] {
-        headers.insert(HeaderName::from_static(name), HeaderValue::from_static("something of a caller"));
+    for name in [
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "cookie",
+        "referer",
+        "user-agent",
+    ] {
+        headers.insert(
+            HeaderName::from_static(name),
+            HeaderValue::from_static("something of a caller"),
+        );
     }
     headers.insert(name.clone(), HeaderValue::from_str(value).unwrap());
     headers

@@ -26,11 +26,21 @@ pub(crate) fn benches(criterion: &mut Criterion) {
     });
     for frames in [1, 16] {
         // One hop: send through the pipe, post the wake, deliver, receive.
-        group.bench_function(format!("pipe, hop between two workers, {frames} under way"), |bencher| {
-            bencher.iter_custom(|hops| {
-                rally(&workers[0], &workers[1], frames, 100, usize::try_from(hops).unwrap()).unwrap()
-            });
-        });
+        group.bench_function(
+            format!("pipe, hop between two workers, {frames} under way"),
+            |bencher| {
+                bencher.iter_custom(|hops| {
+                    rally(
+                        &workers[0],
+                        &workers[1],
+                        frames,
+                        100,
+                        usize::try_from(hops).unwrap(),
+                    )
+                    .unwrap()
+                });
+            },
+        );
     }
     group.finish();
 }

@@ -1,6 +1,10 @@
 //! Benchmarks of the stages of the request path. `cargo bench -p gw-benches -- NAME` runs those whose names contain
 //! NAME.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench stops on any failure")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a bench stops on any failure"
+)]
 
 mod admission;
 mod head;

@@ -24,10 +24,22 @@ pub(crate) fn benches(criterion: &mut Criterion) {
     for (name, size) in [("100 B", SMALL), ("64 KiB", LARGE)] {
         group.throughput(Throughput::Bytes(size as u64));
         group.bench_function(format!("one way, {name}"), |bencher| {
-            bencher.iter_custom(|messages| reactor.run(Job { size, messages, echo: false }));
+            bencher.iter_custom(|messages| {
+                reactor.run(Job {
+                    size,
+                    messages,
+                    echo: false,
+                })
+            });
         });
         group.bench_function(format!("there and back, {name}"), |bencher| {
-            bencher.iter_custom(|messages| reactor.run(Job { size, messages, echo: true }));
+            bencher.iter_custom(|messages| {
+                reactor.run(Job {
+                    size,
+                    messages,
+                    echo: true,
+                })
+            });
         });
     }
     group.finish();
@@ -104,7 +116,9 @@ async fn write(stream: &TlsStream, bytes: &[u8]) {
 async fn read_exact(stream: &TlsStream, target: &mut [u8]) {
     let mut filled = 0;
     while filled < target.len() {
-        let read = std::future::poll_fn(|cx| stream.poll_read(cx, &mut target[filled..])).await.unwrap();
+        let read = std::future::poll_fn(|cx| stream.poll_read(cx, &mut target[filled..]))
+            .await
+            .unwrap();
         assert!(read > 0, "the other end closed");
         filled += read;
     }
@@ -113,7 +127,9 @@ async fn read_exact(stream: &TlsStream, target: &mut [u8]) {
 /// A client and a server after their handshake.
 async fn connect() -> (Rc<TlsStream>, Rc<TlsStream>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+    let socket = Socket::connect(listener.local_addr().unwrap(), None)
+        .await
+        .unwrap();
     let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
     let (client, server) = sessions();
     let client = Rc::new(TlsStream::new(socket, client));
@@ -148,5 +164,8 @@ fn sessions() -> (UnbufferedClientConnection, UnbufferedServerConnection) {
         .with_no_client_auth();
     let name = ServerName::try_from("localhost").unwrap();
     let client = UnbufferedClientConnection::new(Arc::new(client), name).unwrap();
-    (client, UnbufferedServerConnection::new(Arc::new(server)).unwrap())
+    (
+        client,
+        UnbufferedServerConnection::new(Arc::new(server)).unwrap(),
+    )
 }

@@ -36,7 +36,9 @@ them with benches/baselines/instructions.txt. Fails if a scenario has grown by m
 fn main() -> ExitCode {
     let (mut update, mut words) = (false, Vec::new());
     // Cargo adds `--bench`.
-    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let mut arguments = std::env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             // Below callgrind.
@@ -55,7 +57,9 @@ fn main() -> ExitCode {
     }
     let chosen: Vec<&Scenario> = ALL
         .iter()
-        .filter(|scenario| words.is_empty() || words.iter().any(|word| scenario.name.contains(word)))
+        .filter(|scenario| {
+            words.is_empty() || words.iter().any(|word| scenario.name.contains(word))
+        })
         .collect();
     if chosen.is_empty() {
         eprintln!("no scenario has any of these in its name: {words:?}");
@@ -83,9 +87,14 @@ fn begin() {
 }
 
 fn count_all(chosen: &[&Scenario]) -> Result<Counts, String> {
-    let mut counts = Counts { environment: environment()?, ..Counts::default() };
+    let mut counts = Counts {
+        environment: environment()?,
+        ..Counts::default()
+    };
     for scenario in chosen {
-        counts.scenarios.insert(scenario.name.to_owned(), count(scenario)?);
+        counts
+            .scenarios
+            .insert(scenario.name.to_owned(), count(scenario)?);
     }
     Ok(counts)
 }
@@ -94,11 +103,19 @@ fn count_all(chosen: &[&Scenario]) -> Result<Counts, String> {
 /// Processors of two vendors with these features differed by 0.3 %.
 fn environment() -> Result<String, String> {
     const FEATURES: [&str; 2] = ["avx2", "erms"];
-    let compiler = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into())).arg("--version").output();
+    let compiler = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()))
+        .arg("--version")
+        .output();
     let compiler = compiler.map_err(|error| format!("rustc --version: {error}"))?;
-    let processor = std::fs::read_to_string("/proc/cpuinfo").map_err(|error| format!("/proc/cpuinfo: {error}"))?;
-    let flags = processor.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
-    let features = FEATURES.into_iter().filter(|feature| flags.split(' ').any(|flag| flag == *feature));
+    let processor = std::fs::read_to_string("/proc/cpuinfo")
+        .map_err(|error| format!("/proc/cpuinfo: {error}"))?;
+    let flags = processor
+        .lines()
+        .find(|line| line.starts_with("flags"))
+        .unwrap_or_default();
+    let features = FEATURES
+        .into_iter()
+        .filter(|feature| flags.split(' ').any(|flag| flag == *feature));
     let features: Vec<&str> = features.collect();
     let compiler = String::from_utf8_lossy(&compiler.stdout);
     Ok(format!("{}, {}", compiler.trim(), features.join(" ")))
@@ -115,16 +132,29 @@ fn count(scenario: &Scenario) -> Result<u64, String> {
         .args(["--relay", scenario.name])
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| format!("valgrind cannot be started: {error}; the Debian package is valgrind"))?;
+        .map_err(|error| {
+            format!("valgrind cannot be started: {error}; the Debian package is valgrind")
+        })?;
     if !run.status.success() {
-        return Err(format!("{}: {}\n{}", scenario.name, run.status, String::from_utf8_lossy(&run.stderr)));
+        return Err(format!(
+            "{}: {}\n{}",
+            scenario.name,
+            run.status,
+            String::from_utf8_lossy(&run.stderr)
+        ));
     }
-    let text = std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))?;
+    let text = std::fs::read_to_string(&profile)
+        .map_err(|error| format!("{}: {error}", profile.display()))?;
     // Otherwise the start is counted, too.
     if !text.contains("instructions::begin") {
-        return Err(format!("{}: valgrind has not found the functions of the program", profile.display()));
+        return Err(format!(
+            "{}: valgrind has not found the functions of the program",
+            profile.display()
+        ));
     }
-    let total: Option<u64> = text.lines().find_map(|line| line.strip_prefix("totals: ")?.trim().parse().ok());
+    let total: Option<u64> = text
+        .lines()
+        .find_map(|line| line.strip_prefix("totals: ")?.trim().parse().ok());
     let total = total.ok_or_else(|| format!("{}: no totals", profile.display()))?;
     Ok(total / u64::from(scenario.requests))
 }
@@ -135,17 +165,25 @@ fn profile_of(scenario: &Scenario, program: &Path) -> PathBuf {
 
 fn report(now: Counts, update: bool) -> Result<ExitCode, String> {
     let text = std::fs::read_to_string(BASELINE).unwrap_or_default();
-    let mut baseline = Counts::parse(&text).map_err(|line| format!("{BASELINE}: not understood: {line}"))?;
+    let mut baseline =
+        Counts::parse(&text).map_err(|line| format!("{BASELINE}: not understood: {line}"))?;
     print!("{}", table(&baseline, &now));
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    println!("Profiles: callgrind_annotate --threshold=100 {}", program.with_file_name("callgrind.SCENARIO").display());
+    println!(
+        "Profiles: callgrind_annotate --threshold=100 {}",
+        program.with_file_name("callgrind.SCENARIO").display()
+    );
     if update {
         // Counts of another environment do not stay.
         if baseline.environment != now.environment {
-            baseline = Counts { environment: now.environment, ..Counts::default() };
+            baseline = Counts {
+                environment: now.environment,
+                ..Counts::default()
+            };
         }
         baseline.scenarios.extend(now.scenarios);
-        std::fs::write(BASELINE, baseline.to_text()).map_err(|error| format!("{BASELINE}: {error}"))?;
+        std::fs::write(BASELINE, baseline.to_text())
+            .map_err(|error| format!("{BASELINE}: {error}"))?;
         println!("Written: {BASELINE}");
         return Ok(ExitCode::SUCCESS);
     }
@@ -160,7 +198,10 @@ fn report(now: Counts, update: bool) -> Result<ExitCode, String> {
             ExitCode::SUCCESS
         }
         Verdict::Missing(names) => {
-            eprintln!("Not in the baseline: {}. `benches/instructions --update` adds them.", names.join(", "));
+            eprintln!(
+                "Not in the baseline: {}. `benches/instructions --update` adds them.",
+                names.join(", ")
+            );
             ExitCode::FAILURE
         }
         Verdict::Grown(names) => {

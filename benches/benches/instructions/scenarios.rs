@@ -46,7 +46,10 @@ pub(crate) const ALL: [Scenario; 6] = [
         callers: 1,
         warm_up: 512,
         requests: 2048,
-        request: RequestKind::Http1 { fields: 30, body: 0 },
+        request: RequestKind::Http1 {
+            fields: 30,
+            body: 0,
+        },
         response_body: SMALL,
     },
     Scenario {
@@ -70,7 +73,10 @@ pub(crate) const ALL: [Scenario; 6] = [
         callers: 1,
         warm_up: 512,
         requests: 2048,
-        request: RequestKind::Http1 { fields: 6, body: 1024 },
+        request: RequestKind::Http1 {
+            fields: 6,
+            body: 1024,
+        },
         response_body: SMALL,
     },
     Scenario {
@@ -86,7 +92,9 @@ pub(crate) const ALL: [Scenario; 6] = [
 /// Relays the requests of a scenario. `begin` is called between the warm-up and the measured requests.
 pub(crate) fn relay(scenario: &'static Scenario, begin: fn()) {
     // Not io_uring, which valgrind does not know. The reactor only runs the tasks: there is no I/O.
-    let driver = Driver::Epoll { reason: "benchmark".to_owned() };
+    let driver = Driver::Epoll {
+        reason: "benchmark".to_owned(),
+    };
     let relayed = driver.block_on(async {
         let gateway = world::start(&scenario.backend()).await;
         scenario.relay_all(&gateway, scenario.warm_up).await;
@@ -110,7 +118,11 @@ impl Scenario {
             RequestKind::Http1 { body, .. } => body,
             RequestKind::Http2 => 0,
         };
-        CannedBackend { response: response.into(), body_length, connections: self.callers }
+        CannedBackend {
+            response: response.into(),
+            body_length,
+            connections: self.callers,
+        }
     }
 
     async fn relay_all(&'static self, gateway: &Rc<Gateway>, requests: u32) {
@@ -138,13 +150,19 @@ impl Scenario {
                 let mut caller = Http1Caller::new(gateway);
                 for _ in 0..requests {
                     let response = caller.relay(&request).await.unwrap();
-                    assert!(response.starts_with(b"HTTP/1.1 200 OK\r\n") && response.len() > self.response_body);
+                    assert!(
+                        response.starts_with(b"HTTP/1.1 200 OK\r\n")
+                            && response.len() > self.response_body
+                    );
                 }
             }
             RequestKind::Http2 => {
                 let request = http2_request();
                 for _ in 0..requests {
-                    assert_eq!(gateway.relay_http2(request.clone()).await, Some(self.response_body));
+                    assert_eq!(
+                        gateway.relay_http2(request.clone()).await,
+                        Some(self.response_body)
+                    );
                 }
             }
         }
@@ -153,7 +171,11 @@ impl Scenario {
 
 /// A request with so many fields in all.
 fn http1_request(fields: usize, body: usize) -> Bytes {
-    let (method, length) = if body > 0 { ("POST", format!("{body}")) } else { ("GET", String::new()) };
+    let (method, length) = if body > 0 {
+        ("POST", format!("{body}"))
+    } else {
+        ("GET", String::new())
+    };
     let first = [
         ("Host", HOST),
         ("User-Agent", "curl/8.14.1"),
@@ -163,7 +185,12 @@ fn http1_request(fields: usize, body: usize) -> Bytes {
         ("Content-Length", &length),
     ];
     let mut request = format!("{method} /hello?name=you HTTP/1.1\r\n");
-    for (name, value) in first.iter().chain(&BROWSER).filter(|(_, value)| !value.is_empty()).take(fields) {
+    for (name, value) in first
+        .iter()
+        .chain(&BROWSER)
+        .filter(|(_, value)| !value.is_empty())
+        .take(fields)
+    {
         request.push_str(&format!("{name}: {value}\r\n"));
     }
     request.push_str("\r\n");
@@ -175,7 +202,10 @@ fn http1_request(fields: usize, body: usize) -> Bytes {
 /// Fields of a browser behind a content delivery network, and of an application.
 const BROWSER: [(&str, &str); 25] = [
     ("Cache-Control", "max-age=0"),
-    ("sec-ch-ua", "\"Chromium\";v=\"142\", \"Google Chrome\";v=\"142\", \"Not_A Brand\";v=\"99\""),
+    (
+        "sec-ch-ua",
+        "\"Chromium\";v=\"142\", \"Google Chrome\";v=\"142\", \"Not_A Brand\";v=\"99\"",
+    ),
     ("sec-ch-ua-mobile", "?0"),
     ("sec-ch-ua-platform", "\"Linux\""),
     ("sec-ch-ua-arch", "\"x86\""),
@@ -184,7 +214,10 @@ const BROWSER: [(&str, &str); 25] = [
     ("Sec-Fetch-Mode", "navigate"),
     ("Sec-Fetch-User", "?1"),
     ("Sec-Fetch-Dest", "document"),
-    ("Referer", "https://acme--api.bench.localhost/accounts/42/orders?page=3&sort=created_at"),
+    (
+        "Referer",
+        "https://acme--api.bench.localhost/accounts/42/orders?page=3&sort=created_at",
+    ),
     ("Accept-Encoding", "gzip, deflate, br, zstd"),
     ("Accept-Language", "en-GB,en;q=0.9,de;q=0.8"),
     ("If-None-Match", "W/\"5f3-18c2a7d4e10\""),
@@ -193,9 +226,15 @@ const BROWSER: [(&str, &str); 25] = [
     ("Priority", "u=0, i"),
     ("X-Forwarded-For", "203.0.113.77, 198.51.100.4"),
     ("X-Requested-With", "XMLHttpRequest"),
-    ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    (
+        "traceparent",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    ),
     ("X-Real-IP", "203.0.113.77"),
-    ("Cookie", "session=a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2"),
+    (
+        "Cookie",
+        "session=a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2",
+    ),
     ("X-Request-Start", "t=1795341600.123"),
     ("Via", "1.1 edge"),
     ("Pragma", "no-cache"),

@@ -45,12 +45,19 @@ impl MemoryStream {
             written: RefCell::default(),
             reading: RefCell::default(),
         };
-        (end(&directions[0], &directions[1]), end(&directions[1], &directions[0]))
+        (
+            end(&directions[0], &directions[1]),
+            end(&directions[1], &directions[0]),
+        )
     }
 }
 
 impl Transport for MemoryStream {
-    fn poll_plaintext(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
+    fn poll_plaintext(
+        &self,
+        cx: &mut Context<'_>,
+        sink: &mut dyn FnMut(&[u8]),
+    ) -> Poll<io::Result<usize>> {
         let mut reading = self.reading.borrow_mut();
         std::mem::swap(&mut *reading, &mut *self.incoming.bytes.borrow_mut());
         if reading.is_empty() {
@@ -66,7 +73,9 @@ impl Transport for MemoryStream {
     fn poll_write(&self, _: &mut Context<'_>, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let mut written = self.written.borrow_mut();
         let before = written.len();
-        pieces.iter().for_each(|piece| written.extend_from_slice(piece));
+        pieces
+            .iter()
+            .for_each(|piece| written.extend_from_slice(piece));
         Poll::Ready(Ok(written.len() - before))
     }
 
@@ -74,7 +83,11 @@ impl Transport for MemoryStream {
         let mut written = self.written.borrow_mut();
         if !written.is_empty() {
             self.outgoing.bytes.borrow_mut().append(&mut written);
-            self.outgoing.reader.take().into_iter().for_each(Waker::wake);
+            self.outgoing
+                .reader
+                .take()
+                .into_iter()
+                .for_each(Waker::wake);
         }
         Poll::Ready(Ok(()))
     }

@@ -30,11 +30,18 @@ pub(super) async fn keep_deleting(admin: Admin) {
 impl Admin {
     async fn sweep(&self) -> Result<(), Panicked> {
         let is_first = is_first_node(self.control.local_node().placement().as_deref());
-        if !is_first || !self.clone().run(|control| control.has_ephemeral_agents()).await? {
+        if !is_first
+            || !self
+                .clone()
+                .run(|control| control.has_ephemeral_agents())
+                .await?
+        {
             return Ok(());
         }
         let Some(connected) = connected(&self.live(LiveQuery::default()).await?) else {
-            tracing::debug!("not all nodes and workers report their tunnels: ephemeral agents are not looked at");
+            tracing::debug!(
+                "not all nodes and workers report their tunnels: ephemeral agents are not looked at"
+            );
             return Ok(());
         };
         let swept = self.clone().run(move |control| {
@@ -60,8 +67,15 @@ fn is_first_node(placement: Option<&Placement>) -> bool {
 
 /// Ids of the agents with a tunnel; `None` unless all workers of all nodes report theirs.
 fn connected(live: &Live) -> Option<BTreeSet<String>> {
-    let is_complete = live.missing.is_empty() && live.nodes().all(|node| node.workers_answering == node.workers);
-    is_complete.then(|| live.tunnels().map(|tunnel| tunnel.agent_id.clone()).collect())
+    let is_complete = live.missing.is_empty()
+        && live
+            .nodes()
+            .all(|node| node.workers_answering == node.workers);
+    is_complete.then(|| {
+        live.tunnels()
+            .map(|tunnel| tunnel.agent_id.clone())
+            .collect()
+    })
 }
 
 #[cfg(test)]
@@ -73,21 +87,39 @@ mod tests {
     #[test]
     fn the_member_with_the_lowest_slot_does_the_work() {
         let slot = |slot| NodeSlot::new(slot).unwrap();
-        let member = |number| Member { slot: slot(number), session: 1, peer_address: ([127, 0, 0, 1], 7000).into() };
+        let member = |number| Member {
+            slot: slot(number),
+            session: 1,
+            peer_address: ([127, 0, 0, 1], 7000).into(),
+        };
         let is_first = |here, members: &[u16]| {
             let members = members.iter().copied().map(member).collect();
             is_first_node(Some(&Placement::new(1, slot(here), members)))
         };
         assert!(is_first_node(None));
-        assert_eq!([1, 4, 7].map(|here| is_first(here, &[7, 1, 4])), [true, false, false]);
+        assert_eq!(
+            [1, 4, 7].map(|here| is_first(here, &[7, 1, 4])),
+            [true, false, false]
+        );
         // A node that leaves is no member any more. Without members, each node does the work.
-        assert_eq!((is_first(1, &[4, 7]), is_first(4, &[4, 7]), is_first(4, &[])), (false, true, true));
+        assert_eq!(
+            (is_first(1, &[4, 7]), is_first(4, &[4, 7]), is_first(4, &[])),
+            (false, true, true)
+        );
     }
 
     #[test]
     fn nothing_is_known_unless_all_workers_of_all_nodes_report() {
-        let node = |workers_answering| NodeLive { workers: 2, workers_answering, ..NodeLive::default() };
-        let live = |here, other, missing| Live { here: node(here), others: vec![(4, node(other))], missing };
+        let node = |workers_answering| NodeLive {
+            workers: 2,
+            workers_answering,
+            ..NodeLive::default()
+        };
+        let live = |here, other, missing| Live {
+            here: node(here),
+            others: vec![(4, node(other))],
+            missing,
+        };
         assert_eq!(connected(&live(2, 2, vec![])), Some(BTreeSet::new()));
         for incomplete in [live(1, 2, vec![]), live(2, 1, vec![]), live(2, 2, vec![7])] {
             assert_eq!(connected(&incomplete), None);

@@ -37,16 +37,33 @@ pub(super) async fn own_host(State(admin): State<Admin>, request: Request, next:
 }
 
 fn is_of_listener(host: &HeaderValue, control: &Control) -> bool {
-    let certified = |name: &str| control.admin_tls().is_some_and(|tls| tls.is_valid_for(name));
-    host.to_str().is_ok_and(|host| is_ours(host, control.region(), control.admin_hosts(), certified))
+    let certified = |name: &str| {
+        control
+            .admin_tls()
+            .is_some_and(|tls| tls.is_valid_for(name))
+    };
+    host.to_str()
+        .is_ok_and(|host| is_ours(host, control.region(), control.admin_hosts(), certified))
 }
 
 /// Whether `host` names the listener: an IP address, localhost, the apex of the region, a configured host, or a name for
 /// which the listener is `certified`, other than that of a service.
-fn is_ours(host: &str, region: &Region, configured: &[String], certified: impl Fn(&str) -> bool) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else { return false };
+fn is_ours(
+    host: &str,
+    region: &Region,
+    configured: &[String],
+    certified: impl Fn(&str) -> bool,
+) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
     let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
-    let of = |domain: &str| name == domain || name.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'));
+    let of = |domain: &str| {
+        name == domain
+            || name
+                .strip_suffix(domain)
+                .is_some_and(|rest| rest.ends_with('.'))
+    };
     let address = name.trim_start_matches('[').trim_end_matches(']');
     let of_service = || matches!(region.destination(&name), Destination::Tenant(_));
     address.parse::<IpAddr>().is_ok()
@@ -58,7 +75,9 @@ fn is_ours(host: &str, region: &Region, configured: &[String], certified: impl F
 
 /// Whether `Origin` matches `Host`, with either scheme, because a proxy may terminate TLS.
 pub(crate) fn is_same(origin: &str, host: &str) -> bool {
-    let authority = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+    let authority = origin
+        .strip_prefix("https://")
+        .or_else(|| origin.strip_prefix("http://"));
     authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
 }
 
@@ -69,7 +88,8 @@ mod tests {
     #[test]
     fn foreign_host_names_are_refused() {
         let region = Region::new("eu1", "example.com");
-        let certified = |name: &str| name == "tls.example.org" || name.ends_with(".eu1.example.com");
+        let certified =
+            |name: &str| name == "tls.example.org" || name.ends_with(".eu1.example.com");
         let ours = |host| is_ours(host, &region, &["admin.example.org".to_owned()], certified);
         for host in [
             "127.0.0.1:9080",
@@ -102,8 +122,17 @@ mod tests {
 
     #[test]
     fn an_origin_is_compared_with_its_port() {
-        assert!(is_same("http://127.0.0.1:9080", "127.0.0.1:9080") && is_same("https://a.example", "A.example"));
-        for origin in ["null", "", "http://127.0.0.1", "http://127.0.0.1:9081", "http://127.0.0.1:9080.evil.example"] {
+        assert!(
+            is_same("http://127.0.0.1:9080", "127.0.0.1:9080")
+                && is_same("https://a.example", "A.example")
+        );
+        for origin in [
+            "null",
+            "",
+            "http://127.0.0.1",
+            "http://127.0.0.1:9081",
+            "http://127.0.0.1:9080.evil.example",
+        ] {
             assert!(!is_same(origin, "127.0.0.1:9080"), "{origin}");
         }
     }

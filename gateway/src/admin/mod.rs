@@ -90,7 +90,18 @@ impl Admin {
     ) -> Self {
         let (backups, scrapes) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(1)));
         let (console, unread) = (Arc::new(Console::new(port)), Unread::default());
-        Self { control, request_log, spans, series, draining, region, console, backups, scrapes, unread }
+        Self {
+            control,
+            request_log,
+            spans,
+            series,
+            draining,
+            region,
+            console,
+            backups,
+            scrapes,
+            unread,
+        }
     }
 
     /// Runs work on the control plane that may block on the disk.
@@ -101,11 +112,16 @@ impl Admin {
         Ok(self.run(work).await??)
     }
 
-    async fn run<T: Send + 'static>(self, work: impl FnOnce(&Control) -> T + Send + 'static) -> Result<T, Panicked> {
-        tokio::task::spawn_blocking(move || work(&self.control)).await.map_err(|error| {
-            tracing::error!(%error, "a request of the admin listener panicked");
-            Panicked
-        })
+    async fn run<T: Send + 'static>(
+        self,
+        work: impl FnOnce(&Control) -> T + Send + 'static,
+    ) -> Result<T, Panicked> {
+        tokio::task::spawn_blocking(move || work(&self.control))
+            .await
+            .map_err(|error| {
+                tracing::error!(%error, "a request of the admin listener panicked");
+                Panicked
+            })
     }
 }
 
@@ -113,7 +129,9 @@ impl Admin {
     /// How agents and callers reach the gateway.
     async fn gateway_address(&self) -> Result<GatewayAddress, Panicked> {
         let port = self.console.port();
-        self.clone().run(move |control| control.gateway_address().on_port(port)).await
+        self.clone()
+            .run(move |control| control.gateway_address().on_port(port))
+            .await
     }
 
     /// Runs a read of this node's request log on a blocking thread.
@@ -122,7 +140,11 @@ impl Admin {
         read: impl FnOnce(&RequestLog) -> Result<T, LogError> + Send + 'static,
     ) -> Result<T, Failed> {
         let log = Arc::clone(&self.request_log);
-        Ok(self.clone().run(move |_| read(&log)).await?.map_err(ControlError::from)?)
+        Ok(self
+            .clone()
+            .run(move |_| read(&log))
+            .await?
+            .map_err(ControlError::from)?)
     }
 
     /// Replays a captured request of any node, waits for its end and returns the new request, which is in the log of this
@@ -141,7 +163,10 @@ impl Admin {
 }
 
 fn not_logged(id: RequestId) -> ControlError {
-    ControlError::NotFound { kind: "request", id: format!("{id} in the log: it was not logged, or is too old") }
+    ControlError::NotFound {
+        kind: "request",
+        id: format!("{id} in the log: it was not logged, or is too old"),
+    }
 }
 
 /// All paths of the admin listener.
@@ -170,14 +195,19 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     let workers = admin.control.workers();
     let asked = tokio::task::spawn_blocking(move || {
         let region = admin.region.as_ref().and_then(RegionInputs::status);
-        (admin.control.reports().len(), region.is_some_and(|region| region.is_shut_out))
+        (
+            admin.control.reports().len(),
+            region.is_some_and(|region| region.is_shut_out),
+        )
     });
     match asked.await.unwrap_or_default() {
-        (answered, _) if answered < workers => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("{answered} of {workers} workers answer\n"))
-        }
+        (answered, _) if answered < workers => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{answered} of {workers} workers answer\n"),
+        ),
         (_, true) => {
-            let refused = "all other nodes refuse the messages of this one: see gw-gateway region status\n";
+            let refused =
+                "all other nodes refuse the messages of this one: see gw-gateway region status\n";
             (StatusCode::SERVICE_UNAVAILABLE, refused.to_owned())
         }
         _ => (StatusCode::OK, "ready\n".to_owned()),
@@ -186,18 +216,31 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
 
 /// Counters of all workers, or an error: a sum without one worker would drop and rise again, which scrapers interpret
 /// as a restart.
-async fn metrics(State(admin): State<Admin>, ConnectInfo(client): ConnectInfo<SocketAddr>) -> Response {
+async fn metrics(
+    State(admin): State<Admin>,
+    ConnectInfo(client): ConnectInfo<SocketAddr>,
+) -> Response {
     // Never fails: the semaphore is not closed.
     let _alone = admin.scrapes.acquire().await;
     let text = admin.clone().run(move |control| {
         let reports = control.reports_with_services();
         if reports.len() < control.workers() {
-            return Err(format!("{} of {} workers answer\n", reports.len(), control.workers()));
+            return Err(format!(
+                "{} of {} workers answer\n",
+                reports.len(),
+                control.workers()
+            ));
         }
         let inventory = control.inventory(&reports, Timestamp::now());
         let region = admin.region.as_ref().and_then(RegionInputs::status);
         let log = admin.request_log.stats();
-        Ok(metrics::render(&reports, &inventory, &log, region.as_ref(), admin.spans.as_deref()))
+        Ok(metrics::render(
+            &reports,
+            &inventory,
+            &log,
+            region.as_ref(),
+            admin.spans.as_deref(),
+        ))
     });
     match text.await {
         Ok(Ok(text)) => {

@@ -106,8 +106,13 @@ impl Problem {
             StatusCode::METHOD_NOT_ALLOWED => ("method-not-allowed", "Method not allowed"),
             StatusCode::CONFLICT => ("conflict", "Conflict with the current state"),
             StatusCode::PAYLOAD_TOO_LARGE => ("too-large", "The body is too large"),
-            StatusCode::MISDIRECTED_REQUEST => ("other-host", "The Host field is not a name of the admin listener"),
-            StatusCode::UNSUPPORTED_MEDIA_TYPE => ("unsupported-media-type", "The body must be JSON"),
+            StatusCode::MISDIRECTED_REQUEST => (
+                "other-host",
+                "The Host field is not a name of the admin listener",
+            ),
+            StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+                ("unsupported-media-type", "The body must be JSON")
+            }
             StatusCode::UNPROCESSABLE_ENTITY => ("invalid", "Invalid value"),
             StatusCode::SERVICE_UNAVAILABLE => ("unavailable", "Temporarily unavailable"),
             StatusCode::INSUFFICIENT_STORAGE => ("full", "The disk is full; nothing was changed"),
@@ -139,9 +144,10 @@ impl From<ControlError> for Problem {
         match error {
             ControlError::NotFound { .. } => Self::new(StatusCode::NOT_FOUND, detail),
             ControlError::Conflict(_) => Self::new(StatusCode::CONFLICT, detail),
-            ControlError::Invalid { field, .. } => {
-                Self { field: Some(field.into()), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail) }
-            }
+            ControlError::Invalid { field, .. } => Self {
+                field: Some(field.into()),
+                ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+            },
             ControlError::NodesUnavailable(nodes) => Self {
                 missing_nodes: nodes.iter().map(|node| node.slot).collect(),
                 ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
@@ -149,9 +155,14 @@ impl From<ControlError> for Problem {
             ControlError::HandedOver
             | ControlError::Stopping
             | ControlError::Store(
-                StoreError::Unavailable(_) | StoreError::Stale | StoreError::Pooled | StoreError::NewerSchema { .. },
+                StoreError::Unavailable(_)
+                | StoreError::Stale
+                | StoreError::Pooled
+                | StoreError::NewerSchema { .. },
             ) => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
-            ControlError::Store(StoreError::Full) => Self::new(StatusCode::INSUFFICIENT_STORAGE, detail),
+            ControlError::Store(StoreError::Full) => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, detail)
+            }
             _ => {
                 tracing::error!(error = detail, "a request of the admin listener failed");
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
@@ -198,12 +209,15 @@ impl IntoResponse for Problem {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, [(header::CONTENT_TYPE, MEDIA_TYPE)]).into_response();
         if status == StatusCode::UNAUTHORIZED {
-            response
-                .headers_mut()
-                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"gw admin\""));
+            response.headers_mut().insert(
+                header::WWW_AUTHENTICATE,
+                HeaderValue::from_static("Bearer realm=\"gw admin\""),
+            );
         }
         if status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         // A struct of strings always serializes.
         *response.body_mut() = serde_json::to_vec(&self).unwrap_or_default().into();

@@ -65,9 +65,16 @@ pub(crate) async fn serve(
         router = router.layer(map_request(over_https));
     }
     let (close, closing) = watch::channel(false);
-    let serving = Serving { router, tls, closing };
+    let serving = Serving {
+        router,
+        tls,
+        closing,
+    };
     let mut tasks = JoinSet::new();
-    let places = TaskPlaces::new(limits::ADMIN_CONNECTIONS, limits::ADMIN_CONNECTIONS_PER_ADDRESS);
+    let places = TaskPlaces::new(
+        limits::ADMIN_CONNECTIONS,
+        limits::ADMIN_CONNECTIONS_PER_ADDRESS,
+    );
     let mut stopped = pin!(stopped);
     loop {
         tokio::select! {
@@ -111,7 +118,11 @@ impl Serving {
     /// Serves a connection until it ends or has to give way. Requests of an administrator keep its place.
     async fn serve(self, stream: TcpStream, from: SocketAddr, place: TaskPlace) {
         let place = Arc::new(place);
-        let router = self.router.clone().layer(Extension(ConnectInfo(from))).layer(Extension(Arc::clone(&place)));
+        let router = self
+            .router
+            .clone()
+            .layer(Extension(ConnectInfo(from)))
+            .layer(Extension(Arc::clone(&place)));
         tokio::select! {
             biased;
             () = place.lost() => tracing::debug!(%from, "connection to the admin listener gave way to a later one"),
@@ -133,8 +144,12 @@ impl Serving {
                     _ = stopping.wait_for(|is_closing| *is_closing) => return,
                 };
                 match accepted.unwrap_or(Err(NotServed::TimedOut)) {
-                    Ok(stream) => http_server::serve_connection(stream, router, head, idle, closing).await,
-                    Err(error) => return tracing::debug!(%from, %error, "connection to the admin listener refused"),
+                    Ok(stream) => {
+                        http_server::serve_connection(stream, router, head, idle, closing).await
+                    }
+                    Err(error) => {
+                        return tracing::debug!(%from, %error, "connection to the admin listener refused");
+                    }
                 }
             }
         };
@@ -150,7 +165,10 @@ fn set_options(stream: &TcpStream) -> io::Result<()> {
     socket2::SockRef::from(stream).set_tcp_user_timeout(Some(limits::ADMIN_DEAD_AFTER))
 }
 
-async fn handshake(mut stream: TcpStream, tls: &AdminTls) -> Result<TlsStream<TcpStream>, NotServed> {
+async fn handshake(
+    mut stream: TcpStream,
+    tls: &AdminTls,
+) -> Result<TlsStream<TcpStream>, NotServed> {
     let mut first = [0];
     if stream.peek(&mut first).await? == 1 && first[0] != TLS_HANDSHAKE {
         refuse_plain_http(&mut stream).await?;
@@ -176,6 +194,9 @@ async fn refuse_plain_http(stream: &mut TcpStream) -> io::Result<()> {
 /// value only gets cookies that the browser does not return.
 async fn over_https(mut request: Request) -> Request {
     const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-    request.headers_mut().entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("https"));
+    request
+        .headers_mut()
+        .entry(FORWARDED_PROTO)
+        .or_insert(HeaderValue::from_static("https"));
     request
 }

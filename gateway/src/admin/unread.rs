@@ -41,11 +41,17 @@ impl Unread {
     pub(super) fn body(&self, address: IpAddr, content: Bytes) -> Body {
         let left = content.len();
         let rest = Arc::new(Mutex::new(content));
-        let (place, older) = lock(&self.0).take(Claimant::Address(address.into()), Arc::clone(&rest));
+        let (place, older) =
+            lock(&self.0).take(Claimant::Address(address.into()), Arc::clone(&rest));
         if let Some(older) = older {
             *lock(&older) = Bytes::new();
         }
-        Body::new(UnreadBody { unread: self.clone(), place, rest, left })
+        Body::new(UnreadBody {
+            unread: self.clone(),
+            place,
+            rest,
+            left,
+        })
     }
 }
 
@@ -53,7 +59,10 @@ impl HttpBody for UnreadBody {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if self.left == 0 {
             return Poll::Ready(None);
         }
@@ -100,18 +109,27 @@ mod tests {
     #[tokio::test]
     async fn a_response_is_sent_whole_unless_later_ones_take_its_place() {
         let unread = Unread::default();
-        let content = Bytes::from((0..100_000_u32).map(|at| (at % 251) as u8).collect::<Vec<_>>());
+        let content = Bytes::from(
+            (0..100_000_u32)
+                .map(|at| (at % 251) as u8)
+                .collect::<Vec<_>>(),
+        );
         let body = |last: u8| unread.body(IpAddr::from([192, 0, 2, last]), content.clone());
         for _ in 0..2 * limits::ADMIN_UNREAD {
             assert_eq!(to_bytes(body(1), usize::MAX).await.unwrap(), content);
         }
-        let held: Vec<Body> = (0..=limits::ADMIN_UNREAD_PER_ADDRESS).map(|_| body(1)).collect();
+        let held: Vec<Body> = (0..=limits::ADMIN_UNREAD_PER_ADDRESS)
+            .map(|_| body(1))
+            .collect();
         let other = body(2);
         let mut whole = Vec::new();
         for body in held {
             whole.push(to_bytes(body, usize::MAX).await.is_ok());
         }
-        assert_eq!((whole[0], whole[1..].iter().all(|whole| *whole)), (false, true));
+        assert_eq!(
+            (whole[0], whole[1..].iter().all(|whole| *whole)),
+            (false, true)
+        );
         assert_eq!(to_bytes(other, usize::MAX).await.unwrap(), content);
     }
 }

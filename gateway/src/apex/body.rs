@@ -8,10 +8,14 @@ use crate::http_message::{BodyError, CallerGone, RequestBody};
 use crate::limits;
 
 /// Reads a body of at most [`limits::APEX_BODY`] bytes within [`limits::APEX_BODY_WITHIN`].
-pub(super) async fn read(body: &mut impl RequestBody) -> Result<Result<Vec<u8>, Error>, CallerGone> {
+pub(super) async fn read(
+    body: &mut impl RequestBody,
+) -> Result<Result<Vec<u8>, Error>, CallerGone> {
     match runtime::timeout(limits::APEX_BODY_WITHIN, read_whole(body)).await {
         Ok(read) => read,
-        Err(_) => Ok(Err(Error::InvalidRequest("the request body took too long".to_owned()))),
+        Err(_) => Ok(Err(Error::InvalidRequest(
+            "the request body took too long".to_owned(),
+        ))),
     }
 }
 
@@ -26,7 +30,9 @@ async fn read_whole(body: &mut impl RequestBody) -> Result<Result<Vec<u8>, Error
             Ok(Part::Trailers(_)) => {}
             Ok(Part::End) => return Ok(Ok(whole)),
             Err(BodyError::Gone) => return Err(CallerGone),
-            Err(BodyError::Malformed(error)) => return Ok(Err(Error::BadRequest(error.to_string()))),
+            Err(BodyError::Malformed(error)) => {
+                return Ok(Err(Error::BadRequest(error.to_string())));
+            }
         }
     }
 }

@@ -32,7 +32,9 @@ impl Apex {
             Ok(enrollment) => enrollment,
             Err(error) => return Ok(Err(error)),
         };
-        let reply = self.change(move |control| control.enroll(&enrollment)).await;
+        let reply = self
+            .change(move |control| control.enroll(&enrollment))
+            .await;
         Ok(reply.map(|reply| answer(StatusCode::CREATED, &reply)))
     }
 
@@ -43,10 +45,13 @@ impl Apex {
     ) -> Result<Response<Vec<u8>>, Error> {
         only(&Method::GET, "GET, HEAD", request)?;
         self.charge(self.bucket_of(request, client)).await?;
-        let id =
-            enrollment_id(request).ok_or_else(|| Error::InvalidRequest("?enrollment_id= is missing".to_owned()))?;
+        let id = enrollment_id(request)
+            .ok_or_else(|| Error::InvalidRequest("?enrollment_id= is missing".to_owned()))?;
         let secret = enrollment_secret(&request.headers).ok_or(Error::EnrollmentInvalid)?;
-        let reply = self.executor.run(move |control| control.enrollment_status(&id, &secret)).await?;
+        let reply = self
+            .executor
+            .run(move |control| control.enrollment_status(&id, &secret))
+            .await?;
         Ok(answer(StatusCode::OK, &reply))
     }
 
@@ -58,16 +63,21 @@ impl Apex {
     ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
         // A request that an old key signs is charged to the address: a signature costs more to check than a secret.
         let bucket = self.bucket_of(request, client);
-        let CsrRequest { csr, agent_id } = match self.charge_and_read(request, bucket, body).await? {
+        let CsrRequest { csr, agent_id } = match self.charge_and_read(request, bucket, body).await?
+        {
             Ok(csr) => csr,
             Err(error) => return Ok(Err(error)),
         };
         let proof = match (enrollment_secret(&request.headers), agent_id) {
             (Some(_), Some(_)) => {
-                let message = "send the bearer of an enrollment or an agent_id, not both".to_owned();
+                let message =
+                    "send the bearer of an enrollment or an agent_id, not both".to_owned();
                 return Ok(Err(Error::InvalidRequest(message)));
             }
-            (Some(secret), None) => AgentProof::Enrollment { id: enrollment_id(request), secret },
+            (Some(secret), None) => AgentProof::Enrollment {
+                id: enrollment_id(request),
+                secret,
+            },
             (None, Some(agent_id)) => AgentProof::OldKey(agent_id),
             (None, None) => return Ok(Err(Error::EnrollmentInvalid)),
         };
@@ -81,7 +91,10 @@ impl Apex {
         &self,
         change: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
     ) -> Result<T, Error> {
-        let (reply, position) = self.executor.run(move |control| Ok((change(control)?, control.position()))).await?;
+        let (reply, position) = self
+            .executor
+            .run(move |control| Ok((change(control)?, control.position())))
+            .await?;
         if let Some(nodes) = &self.other_nodes {
             nodes.keep(position).await;
         }
@@ -109,32 +122,45 @@ impl Apex {
         }
         let read = body::read(body).await?;
         Ok(read.and_then(|body| {
-            strict_json::parse(&body).map_err(|error| Error::InvalidRequest(format!("request body: {error}")))
+            strict_json::parse(&body)
+                .map_err(|error| Error::InvalidRequest(format!("request body: {error}")))
         }))
     }
 }
 
 fn bucket_of(directory: &Directory, headers: &Fields, client: IpAddr) -> ApexBucket {
     let secret = enrollment_secret(headers);
-    let agent = secret.and_then(|secret| directory.enrolled(&SecretHash::of(secret.reveal())).cloned());
+    let agent = secret.and_then(|secret| {
+        directory
+            .enrolled(&SecretHash::of(secret.reveal()))
+            .cloned()
+    });
     agent.map_or(ApexBucket::Enrollment(client), ApexBucket::Agent)
 }
 
 /// `?enrollment_id=…`
 fn enrollment_id(request: &RequestHead) -> Option<String> {
     let query = request.target.query().unwrap_or_default();
-    let (_, id) = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "enrollment_id")?;
+    let (_, id) =
+        form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "enrollment_id")?;
     Some(id.into_owned())
 }
 
 /// `Authorization: Bearer {enrollment_secret}`
 fn enrollment_secret(headers: &Fields) -> Option<Secret> {
-    headers.get(header::AUTHORIZATION).and_then(bearer).map(|secret| Secret::new(secret.to_owned()))
+    headers
+        .get(header::AUTHORIZATION)
+        .and_then(bearer)
+        .map(|secret| Secret::new(secret.to_owned()))
 }
 
 fn answer(status: StatusCode, reply: &impl Serialize) -> Response<Vec<u8>> {
     // Structs of strings always serialize.
-    json(status, serde_json::to_vec(reply).unwrap_or_default(), "no-store")
+    json(
+        status,
+        serde_json::to_vec(reply).unwrap_or_default(),
+        "no-store",
+    )
 }
 
 #[cfg(test)]
@@ -158,7 +184,11 @@ mod tests {
     fn waiting() -> Directory {
         let agents = (0..WAITING).map(|number| {
             let secret = SecretHash::of(&format!("secret {number}"));
-            let enrollment = EnrollmentRecord { id: EnrollmentId::random(), secret, expires_at: Timestamp(i64::MAX) };
+            let enrollment = EnrollmentRecord {
+                id: EnrollmentId::random(),
+                secret,
+                expires_at: Timestamp(i64::MAX),
+            };
             StoredRecord::Agent(AgentRecord {
                 id: AgentId::random(),
                 account: gw_shared::id::AccountId::new("acme").unwrap(),
@@ -178,7 +208,11 @@ mod tests {
                 created_at: Timestamp(1),
             })
         });
-        Directory::new(&Records::from_iter(agents), &Region::new("eu1", "example.com"), 1)
+        Directory::new(
+            &Records::from_iter(agents),
+            &Region::new("eu1", "example.com"),
+            1,
+        )
     }
 
     fn with_secret(secret: &str) -> Fields {
@@ -192,7 +226,10 @@ mod tests {
         let per_minute = Rate::new(60, 60).unwrap();
         let (limits, start) = (ApexLimits::new(per_minute, per_minute), Instant::now());
         let take = |headers: &Fields, at: u64| {
-            limits.take(bucket_of(&directory, headers, client), start + Duration::from_secs(at))
+            limits.take(
+                bucket_of(&directory, headers, client),
+                start + Duration::from_secs(at),
+            )
         };
         let (mut polls, mut guesses_admitted) = (0, 0);
         for at in 0..30 * 60 {
@@ -204,16 +241,25 @@ mod tests {
             }
             // A stranger at the same address guesses twenty times a second.
             for guess in 0..20 {
-                guesses_admitted += u64::from(take(&with_secret(&format!("secret {at} {guess}")), at).is_ok());
+                guesses_admitted +=
+                    u64::from(take(&with_secret(&format!("secret {at} {guess}")), at).is_ok());
             }
-            assert!(take(&Fields::new(), at).is_err() || at < 3, "without a secret, after the guesses");
+            assert!(
+                take(&Fields::new(), at).is_err() || at < 3,
+                "without a secret, after the guesses"
+            );
         }
         assert_eq!(polls, WAITING * 30 * 12);
-        assert!((30 * 60..=31 * 60).contains(&guesses_admitted), "{guesses_admitted}");
+        assert!(
+            (30 * 60..=31 * 60).contains(&guesses_admitted),
+            "{guesses_admitted}"
+        );
 
         // An agent that asks without pause is limited by itself.
         let at = 30 * 60;
-        let hasty = (0..1000).filter(|_| take(&with_secret("secret 7"), at).is_ok()).count();
+        let hasty = (0..1000)
+            .filter(|_| take(&with_secret("secret 7"), at).is_ok())
+            .count();
         assert!((50..=60).contains(&hasty), "{hasty}");
         take(&with_secret("secret 8"), at).unwrap();
     }
@@ -222,9 +268,21 @@ mod tests {
     fn only_the_secret_of_an_enrollment_is_charged_to_its_agent() {
         let (directory, client) = (waiting(), IpAddr::from([192, 0, 2, 1]));
         let bucket = |headers: Fields| bucket_of(&directory, &headers, client);
-        assert!(matches!(bucket(with_secret("secret 3")), ApexBucket::Agent(_)));
-        let basic = Fields::from_iter([(header::AUTHORIZATION, HeaderValue::from_static("Basic secret 3"))]);
-        for other in [Fields::new(), basic, with_secret("secret"), with_secret("secret 20"), with_secret("")] {
+        assert!(matches!(
+            bucket(with_secret("secret 3")),
+            ApexBucket::Agent(_)
+        ));
+        let basic = Fields::from_iter([(
+            header::AUTHORIZATION,
+            HeaderValue::from_static("Basic secret 3"),
+        )]);
+        for other in [
+            Fields::new(),
+            basic,
+            with_secret("secret"),
+            with_secret("secret 20"),
+            with_secret(""),
+        ] {
             assert_eq!(bucket(other), ApexBucket::Enrollment(client));
         }
     }

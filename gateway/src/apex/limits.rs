@@ -31,7 +31,9 @@ impl ApexBucket {
     /// The worker out of `workers` (at least one) that has the bucket.
     pub(super) fn owner(&self, workers: usize) -> WorkerId {
         match self {
-            Self::Token(client) | Self::Enrollment(client) => AddressKey::from(*client).owner(workers),
+            Self::Token(client) | Self::Enrollment(client) => {
+                AddressKey::from(*client).owner(workers)
+            }
             Self::Agent(agent) => ownership::owner(agent.as_str(), workers),
         }
     }
@@ -39,7 +41,9 @@ impl ApexBucket {
     /// Index of the node, out of the slots of the members, that has it for the whole region; `None` without members.
     pub(super) fn owner_node(&self, slots: impl Iterator<Item = u64>) -> Option<usize> {
         match self {
-            Self::Token(client) | Self::Enrollment(client) => AddressKey::from(*client).owner_node(slots),
+            Self::Token(client) | Self::Enrollment(client) => {
+                AddressKey::from(*client).owner_node(slots)
+            }
             Self::Agent(agent) => ownership::owner_node(agent.as_str(), slots),
         }
     }
@@ -116,7 +120,10 @@ impl Apex {
             ApexBucket::Token(_) | ApexBucket::Enrollment(_) => "address",
             ApexBucket::Agent(_) => "agent",
         };
-        taken.map_err(|exhausted| Error::ApexRateLimited { client, retry_after: exhausted.until_full })
+        taken.map_err(|exhausted| Error::ApexRateLimited {
+            client,
+            retry_after: exhausted.until_full,
+        })
     }
 
     /// Takes one request out of the bucket that a worker of this node has.
@@ -127,8 +134,12 @@ impl Apex {
         }
         let (reply, answer) = oneshot::channel();
         let charge = Box::new(ApexCharge { bucket, reply });
-        self.owners.post(owner, charge).map_err(|_| Error::Overloaded(Overload::QueueFull))?;
-        answer.await.map_err(|_| Error::Overloaded(Overload::Stopping))
+        self.owners
+            .post(owner, charge)
+            .map_err(|_| Error::Overloaded(Overload::QueueFull))?;
+        answer
+            .await
+            .map_err(|_| Error::Overloaded(Overload::Stopping))
     }
 }
 
@@ -140,11 +151,19 @@ mod tests {
     fn other_nodes_are_asked_for_the_same_bucket() {
         let client: IpAddr = "2001:db8::7".parse().unwrap();
         let agent = AgentId::random();
-        for bucket in [ApexBucket::Token(client), ApexBucket::Enrollment(client), ApexBucket::Agent(agent)] {
+        for bucket in [
+            ApexBucket::Token(client),
+            ApexBucket::Enrollment(client),
+            ApexBucket::Agent(agent),
+        ] {
             let (kind, name) = bucket.names();
             assert_eq!(ApexBucket::parse(kind, &name), Some(bucket));
         }
-        for (kind, name) in [("token", "ag_0123456789abcdefghij"), ("agent", "192.0.2.1"), ("other", "192.0.2.1")] {
+        for (kind, name) in [
+            ("token", "ag_0123456789abcdefghij"),
+            ("agent", "192.0.2.1"),
+            ("other", "192.0.2.1"),
+        ] {
             assert_eq!(ApexBucket::parse(kind, name), None, "{kind} {name}");
         }
     }

@@ -66,8 +66,12 @@ impl Apex {
         response: &mut impl ResponseSink,
     ) -> Outcome {
         // Bodies for the apex are small: they are asked for before any check.
-        let go_on =
-            ResponseHead { status: StatusCode::CONTINUE, headers: Fields::new(), has_body: false, upgrade: None };
+        let go_on = ResponseHead {
+            status: StatusCode::CONTINUE,
+            headers: Fields::new(),
+            has_body: false,
+            upgrade: None,
+        };
         if request.expects_continue && response.interim(go_on).await.is_err() {
             return Outcome::CallerGone;
         }
@@ -94,24 +98,38 @@ impl Apex {
             _ => Err(Error::PathNotFound),
         };
         // Every endpoint except the key set answers authenticated requests only.
-        if path != JWKS_PATH && answer.as_ref().is_ok_and(|answer| answer.status().is_success()) {
+        if path != JWKS_PATH
+            && answer
+                .as_ref()
+                .is_ok_and(|answer| answer.status().is_success())
+        {
             scope.note(Stage::ApexAuthenticated);
         }
         if let Ok(answer) = &mut answer {
-            answer.headers_mut().insert(X_GW_REQUEST_ID, request_id_value(scope.id));
+            answer
+                .headers_mut()
+                .insert(X_GW_REQUEST_ID, request_id_value(scope.id));
         }
         Ok(answer)
     }
 
     fn key_set(&self) -> Response<Vec<u8>> {
-        json(StatusCode::OK, self.directory.get().jwks().to_vec(), JWKS_CACHE)
+        json(
+            StatusCode::OK,
+            self.directory.get().jwks().to_vec(),
+            JWKS_CACHE,
+        )
     }
 }
 
 /// Refuses other methods than `method`; accepts HEAD where that is GET.
 fn only(method: &Method, allowed: &'static str, request: &RequestHead) -> Result<(), Error> {
     let as_good = *method == Method::GET && request.method == Method::HEAD;
-    if request.method == *method || as_good { Ok(()) } else { Err(Error::MethodNotAllowed(allowed)) }
+    if request.method == *method || as_good {
+        Ok(())
+    } else {
+        Err(Error::MethodNotAllowed(allowed))
+    }
 }
 
 /// A JSON response.
@@ -120,7 +138,10 @@ fn json(status: StatusCode, body: Vec<u8>, cache: &'static str) -> Response<Vec<
     *response.status_mut() = status;
     let length = HeaderValue::from(response.body().len());
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     headers.insert(header::CONTENT_LENGTH, length);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
     response

@@ -51,7 +51,11 @@ enum Question {
         reply: oneshot::Sender<Option<Verdict>>,
     },
     /// Whether the nodes keep the change that made a position; answered when they do, or after a second.
-    Keep { nodes: Vec<Member>, position: Position, reply: oneshot::Sender<()> },
+    Keep {
+        nodes: Vec<Member>,
+        position: Position,
+        reply: oneshot::Sender<()>,
+    },
 }
 
 /// Whether a request was taken out of the owner's bucket.
@@ -65,14 +69,18 @@ impl NodeQuestions {
     /// Starts the thread. It ends when all clones are dropped.
     pub(crate) fn start(client: NodeClient) -> io::Result<Self> {
         let (questions, mut asked) = mpsc::channel::<Question>(limits::NODE_CHARGES);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let serve = async move {
             let mut owners = HashMap::new();
             while let Some(question) = asked.recv().await {
                 question.ask(&client, &mut owners);
             }
         };
-        std::thread::Builder::new().name("gw-apex".to_owned()).spawn(move || runtime.block_on(serve))?;
+        std::thread::Builder::new()
+            .name("gw-apex".to_owned())
+            .spawn(move || runtime.block_on(serve))?;
         Ok(Self(questions))
     }
 }
@@ -84,14 +92,26 @@ impl OtherNodes {
 
     /// Takes a request out of the owner's bucket. `Ok` if this node is the owner, or the owner does not answer.
     pub(super) async fn take(&self, bucket: &ApexBucket) -> Result<(), Exhausted> {
-        let Some(owner) = self.owner(bucket) else { return Ok(()) };
+        let Some(owner) = self.owner(bucket) else {
+            return Ok(());
+        };
         let (kind, client) = bucket.names();
         let path = format!("/v1/apex-limits/{kind}/{client}");
         let (reply, answer) = oneshot::channel();
-        if self.questions.0.try_send(Question::Charge { owner, path, reply }).is_err() {
+        if self
+            .questions
+            .0
+            .try_send(Question::Charge { owner, path, reply })
+            .is_err()
+        {
             return Ok(());
         }
-        match answer.await.ok().flatten().and_then(|verdict| verdict.exhausted_for_ms) {
+        match answer
+            .await
+            .ok()
+            .flatten()
+            .and_then(|verdict| verdict.exhausted_for_ms)
+        {
             Some((until_one, until_full)) => Err(Exhausted {
                 until_one: Duration::from_millis(until_one),
                 until_full: Duration::from_millis(until_full),
@@ -102,11 +122,22 @@ impl OtherNodes {
 
     /// Waits until the other nodes keep the change that made `position`, for a second at most.
     pub(super) async fn keep(&self, position: Position) {
-        let Some(view) = self.peering.view() else { return };
+        let Some(view) = self.peering.view() else {
+            return;
+        };
         let nodes = view.placement().others().cloned().collect();
         let (reply, answer) = oneshot::channel();
         let revision = position.revision.0;
-        if self.questions.0.try_send(Question::Keep { nodes, position, reply }).is_err() {
+        if self
+            .questions
+            .0
+            .try_send(Question::Keep {
+                nodes,
+                position,
+                reply,
+            })
+            .is_err()
+        {
             return tracing::warn!(revision, "an enrollment may not be known at all nodes yet");
         }
         // The sender is dropped when the process ends.
@@ -119,7 +150,10 @@ impl OtherNodes {
         let placement = view.placement();
         let members = placement.members();
         let index = bucket.owner_node(members.iter().map(|member| u64::from(member.slot.get())))?;
-        members.get(index).filter(|member| member.slot != placement.here()).cloned()
+        members
+            .get(index)
+            .filter(|member| member.slot != placement.here())
+            .cloned()
     }
 }
 
@@ -137,7 +171,9 @@ impl Question {
                     // Forgets processes that have ended.
                     permits.retain(|_, permits| permits.available_permits() < limits::CLUSTER_KEPT);
                 }
-                let permits = permits.entry(key).or_insert_with(|| Arc::new(Semaphore::new(limits::CLUSTER_KEPT)));
+                let permits = permits
+                    .entry(key)
+                    .or_insert_with(|| Arc::new(Semaphore::new(limits::CLUSTER_KEPT)));
                 // A flood from many clients opens no further connections: it is limited by each node alone.
                 let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
                     let _ = reply.send(None);
@@ -148,7 +184,11 @@ impl Question {
                     drop(permit);
                 });
             }
-            Self::Keep { nodes, position, reply } => {
+            Self::Keep {
+                nodes,
+                position,
+                reply,
+            } => {
                 tokio::spawn(async move {
                     let behind = nodes_behind(&client, &nodes, &position).await;
                     if !behind.is_empty() {
@@ -164,7 +204,9 @@ impl Question {
 async fn charge_at(client: &NodeClient, owner: &Member, path: String) -> Option<Verdict> {
     let request = Request::post(path).body(Bytes::new()).ok()?;
     match client.send(owner, request, WITHIN).await {
-        Ok(response) if response.status() == StatusCode::OK => serde_json::from_slice(response.body()).ok(),
+        Ok(response) if response.status() == StatusCode::OK => {
+            serde_json::from_slice(response.body()).ok()
+        }
         Ok(response) => {
             tracing::debug!(node = owner.slot.get(), status = %response.status(), "no charge of a request");
             None
@@ -186,7 +228,9 @@ struct Owners {
 /// Route for other nodes.
 pub(crate) fn routes(mailboxes: Arc<dyn Post<Box<ApexCharge>>>, workers: usize) -> Router {
     let owners = Owners { mailboxes, workers };
-    Router::new().route("/v1/apex-limits/{kind}/{client}", post(charge)).with_state(owners)
+    Router::new()
+        .route("/v1/apex-limits/{kind}/{client}", post(charge))
+        .with_state(owners)
 }
 
 async fn charge(
@@ -201,7 +245,12 @@ async fn charge(
         .post(owner, Box::new(ApexCharge { bucket, reply }))
         .map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     let taken = answer.await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
-    let exhausted_for_ms = taken.err().map(|Exhausted { until_one, until_full }| (ms(until_one), ms(until_full)));
+    let exhausted_for_ms = taken.err().map(
+        |Exhausted {
+             until_one,
+             until_full,
+         }| (ms(until_one), ms(until_full)),
+    );
     Ok(Json(Verdict { exhausted_for_ms }))
 }
 

@@ -34,7 +34,8 @@ impl Scope {
         let (mut account, mut service, mut ignored) = (None, None, false);
         for pair in text.split(' ').filter(|pair| !pair.is_empty()) {
             let split = pair.split_once(':').filter(|(key, _)| !key.is_empty());
-            let (key, value) = split.ok_or_else(|| InvalidScope::NotAPair(pair.chars().take(SHOWN).collect()))?;
+            let (key, value) =
+                split.ok_or_else(|| InvalidScope::NotAPair(pair.chars().take(SHOWN).collect()))?;
             match key {
                 "account" if account.is_some() => return Err(InvalidScope::Repeated("account")),
                 "service" if service.is_some() => return Err(InvalidScope::Repeated("service")),
@@ -58,17 +59,27 @@ mod tests {
     #[test]
     fn both_orders_parse_to_one_scope() {
         let scope = Scope::parse("account:acme service:api").unwrap();
-        assert_eq!((scope.account.as_str(), scope.service.as_str()), ("acme", "api"));
+        assert_eq!(
+            (scope.account.as_str(), scope.service.as_str()),
+            ("acme", "api")
+        );
         assert_eq!(Scope::parse(" service:api  account:acme ").unwrap(), scope);
         assert!(!scope.ignored);
     }
 
     #[test]
     fn pairs_with_other_keys_are_ignored() {
-        for text in ["admin:yes account:acme service:api", "account:acme a:b:c service:api a: admin:yes admin:yes"] {
+        for text in [
+            "admin:yes account:acme service:api",
+            "account:acme a:b:c service:api a: admin:yes admin:yes",
+        ] {
             let scope = Scope::parse(text).unwrap();
             assert_eq!(
-                (scope.account.as_str(), scope.service.as_str(), scope.ignored),
+                (
+                    scope.account.as_str(),
+                    scope.service.as_str(),
+                    scope.ignored
+                ),
                 ("acme", "api", true),
                 "{text}"
             );
@@ -81,13 +92,31 @@ mod tests {
         assert_eq!(error(""), "account:<account_id> is missing");
         assert_eq!(error("account:acme"), "service:<service_id> is missing");
         assert_eq!(error("service:api"), "account:<account_id> is missing");
-        assert_eq!(error("account:acme service:api account:acme"), "account appears more than once");
-        assert_eq!(error("account:acme service:api service:b"), "service appears more than once");
-        assert_eq!(error("account service:api"), "\"account\" is not of the form key:value");
-        assert_eq!(error("account:acme service:api :yes"), "\":yes\" is not of the form key:value");
+        assert_eq!(
+            error("account:acme service:api account:acme"),
+            "account appears more than once"
+        );
+        assert_eq!(
+            error("account:acme service:api service:b"),
+            "service appears more than once"
+        );
+        assert_eq!(
+            error("account service:api"),
+            "\"account\" is not of the form key:value"
+        );
+        assert_eq!(
+            error("account:acme service:api :yes"),
+            "\":yes\" is not of the form key:value"
+        );
         // Keys are case-sensitive.
-        assert_eq!(error("Account:acme service:api"), "account:<account_id> is missing");
-        assert_eq!(error("admin:yes account:acme service:api account:acme"), "account appears more than once");
+        assert_eq!(
+            error("Account:acme service:api"),
+            "account:<account_id> is missing"
+        );
+        assert_eq!(
+            error("admin:yes account:acme service:api account:acme"),
+            "account appears more than once"
+        );
         assert!(error("account:ACME service:api").contains("is not an account id"));
         assert!(error("account:acme service:-").contains("is not a service id"));
         assert!(error("account:acme\tservice:api").contains("is not an account id"));

@@ -70,7 +70,10 @@ impl Apex {
         request: &RequestHead,
         body: &mut impl RequestBody,
     ) -> Result<Response<Vec<u8>>, CallerGone> {
-        let minted = match self.charge_token_request(request, request_scope.client).await {
+        let minted = match self
+            .charge_token_request(request, request_scope.client)
+            .await
+        {
             Ok(()) => match body::read(body).await? {
                 Ok(body) => match parse(&request.headers, &body) {
                     Ok(token_request) => self.mint(&token_request).await,
@@ -83,8 +86,14 @@ impl Apex {
         Ok(match minted {
             Ok(token) => {
                 self.counters.tokens_minted.increment();
-                let mut response = json(StatusCode::OK, serde_json::to_vec(&token).unwrap_or_default(), "no-store");
-                response.headers_mut().insert(header::PRAGMA, HeaderValue::from_static("no-cache"));
+                let mut response = json(
+                    StatusCode::OK,
+                    serde_json::to_vec(&token).unwrap_or_default(),
+                    "no-store",
+                );
+                response
+                    .headers_mut()
+                    .insert(header::PRAGMA, HeaderValue::from_static("no-cache"));
                 response
             }
             Err(denial) => {
@@ -96,32 +105,56 @@ impl Apex {
         })
     }
 
-    async fn charge_token_request(&self, request: &RequestHead, client: IpAddr) -> Result<(), Denial> {
+    async fn charge_token_request(
+        &self,
+        request: &RequestHead,
+        client: IpAddr,
+    ) -> Result<(), Denial> {
         if request.method != Method::POST {
             return Err(Denial::MethodNotAllowed);
         }
-        self.charge(ApexBucket::Token(client)).await.map_err(|error| match error.retry_after_seconds() {
-            Some(seconds) if matches!(error, Error::ApexRateLimited { .. }) => Denial::RateLimited { seconds },
-            _ => OVERLOADED,
-        })
+        self.charge(ApexBucket::Token(client))
+            .await
+            .map_err(|error| match error.retry_after_seconds() {
+                Some(seconds) if matches!(error, Error::ApexRateLimited { .. }) => {
+                    Denial::RateLimited { seconds }
+                }
+                _ => OVERLOADED,
+            })
     }
 
     async fn mint(&self, request: &TokenRequest) -> Result<TokenResponse, Denial> {
         self.freeze.over().await.map_err(|_| OVERLOADED)?;
-        mint(&self.directory.get(), &self.issuer, request, Timestamp::now(), self.token_lifetime)
+        mint(
+            &self.directory.get(),
+            &self.issuer,
+            request,
+            Timestamp::now(),
+            self.token_lifetime,
+        )
     }
 }
 
 /// Parses a token request from the body and `Authorization`.
 pub(crate) fn parse(headers: &Fields, body: &[u8]) -> Result<TokenRequest, Denial> {
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let content_type = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    let media_type = content_type
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
     let mut request = match media_type.as_str() {
-        "application/json" => strict_json::parse::<TokenRequest>(body)
-            .map_err(|error| Denial::InvalidRequest(format!("the body is not the expected JSON object: {error}")))?,
+        "application/json" => strict_json::parse::<TokenRequest>(body).map_err(|error| {
+            Denial::InvalidRequest(format!("the body is not the expected JSON object: {error}"))
+        })?,
         "application/x-www-form-urlencoded" => parse_form(body)?,
         _ => {
-            let message = "Content-Type must be application/json or application/x-www-form-urlencoded";
+            let message =
+                "Content-Type must be application/json or application/x-www-form-urlencoded";
             return Err(Denial::InvalidRequest(message.to_owned()));
         }
     };
@@ -129,15 +162,25 @@ pub(crate) fn parse(headers: &Fields, body: &[u8]) -> Result<TokenRequest, Denia
     for field in [&mut request.client_id, &mut request.scope] {
         field.take_if(|value| value.is_empty());
     }
-    request.client_secret.take_if(|secret| secret.reveal().is_empty());
+    request
+        .client_secret
+        .take_if(|secret| secret.reveal().is_empty());
     let mut authorizations = headers.get_all(header::AUTHORIZATION);
     let (authorization, None) = (authorizations.next(), authorizations.next()) else {
-        return Err(Denial::InvalidRequest("Authorization appears more than once".to_owned()));
+        return Err(Denial::InvalidRequest(
+            "Authorization appears more than once".to_owned(),
+        ));
     };
     if let Some(authorization) = authorization {
-        let (id, secret) = authorization.to_str().ok().and_then(parse_basic).ok_or(Denial::InvalidClient)?;
+        let (id, secret) = authorization
+            .to_str()
+            .ok()
+            .and_then(parse_basic)
+            .ok_or(Denial::InvalidClient)?;
         // A client uses one authentication method per request (RFC 6749 §2.3).
-        if request.client_secret.is_some() || request.client_id.as_ref().is_some_and(|other| *other != id) {
+        if request.client_secret.is_some()
+            || request.client_id.as_ref().is_some_and(|other| *other != id)
+        {
             let message = "authenticate by Authorization or in the body, not both".to_owned();
             return Err(Denial::InvalidRequest(message));
         }
@@ -158,7 +201,9 @@ fn parse_form(body: &[u8]) -> Result<TokenRequest, Denial> {
             _ => false,
         };
         if repeated {
-            return Err(Denial::InvalidRequest(format!("{name} appears more than once")));
+            return Err(Denial::InvalidRequest(format!(
+                "{name} appears more than once"
+            )));
         }
     }
     Ok(request)
@@ -172,8 +217,16 @@ fn parse_basic(authorization: &str) -> Option<(String, Secret)> {
     }
     let decoded = String::from_utf8(STANDARD.decode(encoded.trim()).ok()?).ok()?;
     let (id, secret) = decoded.split_once(':')?;
-    let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8().ok().map(Cow::into_owned);
-    Some((decode(id).filter(|id| !id.is_empty())?, Secret::new(decode(secret)?)))
+    let decode = |text: &str| {
+        percent_decode_str(&text.replace('+', " "))
+            .decode_utf8()
+            .ok()
+            .map(Cow::into_owned)
+    };
+    Some((
+        decode(id).filter(|id| !id.is_empty())?,
+        Secret::new(decode(secret)?),
+    ))
 }
 
 /// Decides whether the client gets a token, and signs it.
@@ -184,12 +237,22 @@ fn mint(
     now: Timestamp,
     lifetime: Duration,
 ) -> Result<TokenResponse, Denial> {
-    if request.grant_type.as_ref().is_some_and(|grant_type| grant_type != "client_credentials") {
+    if request
+        .grant_type
+        .as_ref()
+        .is_some_and(|grant_type| grant_type != "client_credentials")
+    {
         return Err(Denial::UnsupportedGrantType);
     }
     let missing = |field: &str| Denial::InvalidRequest(format!("{field} is missing"));
-    let client_id = request.client_id.as_deref().ok_or_else(|| missing("client_id"))?;
-    let client_secret = request.client_secret.as_ref().ok_or_else(|| missing("client_secret"))?;
+    let client_id = request
+        .client_id
+        .as_deref()
+        .ok_or_else(|| missing("client_id"))?;
+    let client_secret = request
+        .client_secret
+        .as_ref()
+        .ok_or_else(|| missing("client_secret"))?;
     let scope = request.scope.as_deref().ok_or_else(|| missing("scope"))?;
     let (client, access) = directory
         .credential(client_id)
@@ -197,42 +260,71 @@ fn mint(
         .ok_or(Denial::InvalidClient)?;
     let scope = Scope::parse(scope).map_err(|error| Denial::InvalidScope(error.to_string()))?;
     if scope.account != access.account {
-        return Err(Denial::InvalidScope("the scope's account is not the credential's".to_owned()));
+        return Err(Denial::InvalidScope(
+            "the scope's account is not the credential's".to_owned(),
+        ));
     }
     let service = tenant_label(&scope.account, &scope.service)
         .and_then(|label| directory.service(&label))
         .filter(|service| access.permits(service))
-        .ok_or(Denial::UnauthorizedClient("this credential is not allowed this service"))?;
+        .ok_or(Denial::UnauthorizedClient(
+            "this credential is not allowed this service",
+        ))?;
     if !service.modes.jwt {
-        return Err(Denial::UnauthorizedClient("this service does not accept access tokens"));
+        return Err(Denial::UnauthorizedClient(
+            "this service does not accept access tokens",
+        ));
     }
-    let key = directory.active_signing_key(now).ok_or(Denial::Unavailable("no signing key is active"))?;
+    let key = directory
+        .active_signing_key(now)
+        .ok_or(Denial::Unavailable("no signing key is active"))?;
     let claims = Claims::new(issuer, client, service, now, lifetime);
     let access_token = claims.signed_by(key).map_err(|error| {
         tracing::error!(%error, "cannot sign access tokens");
         Denial::Unavailable("the token could not be signed")
     })?;
     let granted = scope.ignored.then_some(claims.scope);
-    Ok(TokenResponse { access_token, token_type: "Bearer", expires_in: lifetime.as_secs(), scope: granted })
+    Ok(TokenResponse {
+        access_token,
+        token_type: "Bearer",
+        expires_in: lifetime.as_secs(),
+        scope: granted,
+    })
 }
 
 impl Denial {
     fn parts(&self) -> (StatusCode, &'static str, &str) {
         match self {
             Self::InvalidRequest(message) => (StatusCode::BAD_REQUEST, "invalid_request", message),
-            Self::InvalidClient => (StatusCode::UNAUTHORIZED, "invalid_client", "unknown client, or wrong secret"),
-            Self::UnsupportedGrantType => {
-                (StatusCode::BAD_REQUEST, "unsupported_grant_type", "grant_type must be client_credentials")
-            }
+            Self::InvalidClient => (
+                StatusCode::UNAUTHORIZED,
+                "invalid_client",
+                "unknown client, or wrong secret",
+            ),
+            Self::UnsupportedGrantType => (
+                StatusCode::BAD_REQUEST,
+                "unsupported_grant_type",
+                "grant_type must be client_credentials",
+            ),
             Self::InvalidScope(message) => (StatusCode::BAD_REQUEST, "invalid_scope", message),
-            Self::UnauthorizedClient(message) => (StatusCode::BAD_REQUEST, "unauthorized_client", message),
+            Self::UnauthorizedClient(message) => {
+                (StatusCode::BAD_REQUEST, "unauthorized_client", message)
+            }
             Self::RateLimited { .. } => (
                 StatusCode::TOO_MANY_REQUESTS,
                 "rate_limit_exceeded",
                 "too many token requests from this address: keep tokens until shortly before they expire",
             ),
-            Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "invalid_request", "use POST"),
-            Self::Unavailable(message) => (StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable", message),
+            Self::MethodNotAllowed => (
+                StatusCode::METHOD_NOT_ALLOWED,
+                "invalid_request",
+                "use POST",
+            ),
+            Self::Unavailable(message) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "temporarily_unavailable",
+                message,
+            ),
         }
     }
 
@@ -254,10 +346,18 @@ impl Denial {
         match self {
             Self::InvalidClient => {
                 let challenge = HeaderValue::try_from(format!("Basic realm=\"{realm}\""));
-                headers.extend(challenge.ok().map(|challenge| (header::WWW_AUTHENTICATE, challenge)));
+                headers.extend(
+                    challenge
+                        .ok()
+                        .map(|challenge| (header::WWW_AUTHENTICATE, challenge)),
+                );
             }
-            Self::RateLimited { seconds } => drop(headers.insert(header::RETRY_AFTER, HeaderValue::from(*seconds))),
-            Self::MethodNotAllowed => drop(headers.insert(header::ALLOW, HeaderValue::from_static("POST"))),
+            Self::RateLimited { seconds } => {
+                drop(headers.insert(header::RETRY_AFTER, HeaderValue::from(*seconds)))
+            }
+            Self::MethodNotAllowed => {
+                drop(headers.insert(header::ALLOW, HeaderValue::from_static("POST")))
+            }
             Self::Unavailable(_) => drop(headers.insert(header::RETRY_AFTER, HeaderValue::from(1))),
             _ => {}
         }
@@ -269,28 +369,51 @@ impl Denial {
 mod tests {
     use super::*;
 
-    fn parse_as(content_type: &'static str, authorization: Option<&str>, body: &str) -> Result<TokenRequest, Denial> {
+    fn parse_as(
+        content_type: &'static str,
+        authorization: Option<&str>,
+        body: &str,
+    ) -> Result<TokenRequest, Denial> {
         let mut headers = Fields::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
         if let Some(authorization) = authorization {
-            headers.append(header::AUTHORIZATION, HeaderValue::from_str(authorization).unwrap());
+            headers.append(
+                header::AUTHORIZATION,
+                HeaderValue::from_str(authorization).unwrap(),
+            );
         }
         parse(&headers, body.as_bytes())
     }
 
     fn fields(request: &TokenRequest) -> [Option<&str>; 4] {
         let secret = request.client_secret.as_ref().map(Secret::reveal);
-        [request.grant_type.as_deref(), request.client_id.as_deref(), secret, request.scope.as_deref()]
+        [
+            request.grant_type.as_deref(),
+            request.client_id.as_deref(),
+            secret,
+            request.scope.as_deref(),
+        ]
     }
 
     #[test]
     fn form_json_and_basic_parse_to_one_request() {
-        let expected = [Some("client_credentials"), Some("a"), Some("b c"), Some("account:x service:y")];
+        let expected = [
+            Some("client_credentials"),
+            Some("a"),
+            Some("b c"),
+            Some("account:x service:y"),
+        ];
         let json = r#"{"grant_type":"client_credentials","client_id":"a","client_secret":"b c",
             "scope":"account:x service:y","audience":"ignored"}"#;
-        assert_eq!(fields(&parse_as("Application/JSON; charset=utf-8", None, json).unwrap()), expected);
+        assert_eq!(
+            fields(&parse_as("Application/JSON; charset=utf-8", None, json).unwrap()),
+            expected
+        );
         let form = "grant_type=client_credentials&client_id=a&client_secret=b+c&scope=account%3Ax+service%3Ay&x=1";
-        assert_eq!(fields(&parse_as("application/x-www-form-urlencoded", None, form).unwrap()), expected);
+        assert_eq!(
+            fields(&parse_as("application/x-www-form-urlencoded", None, form).unwrap()),
+            expected
+        );
         let form = "grant_type=client_credentials&scope=account:x%20service:y&client_secret=";
         let basic = format!("basic {}", STANDARD.encode("a:b+c"));
         let parsed = parse_as("application/x-www-form-urlencoded", Some(&basic), form).unwrap();
@@ -306,7 +429,12 @@ mod tests {
         let form = "grant_type=&client_id=&client_secret=&scope=&scope=x&client_id=a&client_id=";
         let parsed = parse_as("application/x-www-form-urlencoded", None, form).unwrap();
         assert_eq!(fields(&parsed), [None, Some("a"), None, Some("x")]);
-        let parsed = parse_as("application/json", None, r#"{"grant_type":"","scope":null}"#).unwrap();
+        let parsed = parse_as(
+            "application/json",
+            None,
+            r#"{"grant_type":"","scope":null}"#,
+        )
+        .unwrap();
         assert_eq!(fields(&parsed), [Some(""), None, None, None]);
         let denial = parse_as("application/json", None, r#"{"x":{"y":1,"y":1}}"#).unwrap_err();
         assert!(
@@ -317,22 +445,32 @@ mod tests {
 
     #[test]
     fn malformed_requests_are_named() {
-        let message = |content_type, authorization, body| match parse_as(content_type, authorization, body) {
-            Err(Denial::InvalidRequest(message)) => message,
-            other => panic!("{other:?}"),
-        };
+        let message =
+            |content_type, authorization, body| match parse_as(content_type, authorization, body) {
+                Err(Denial::InvalidRequest(message)) => message,
+                other => panic!("{other:?}"),
+            };
         let (json, form) = ("application/json", "application/x-www-form-urlencoded");
         assert!(message("text/plain", None, "{}").contains("Content-Type"));
         assert!(message(json, None, "[").contains("JSON"));
         assert!(message(json, None, r#"{"client_id":5}"#).contains("JSON"));
-        assert!(message(json, None, r#"{"scope":"a","scope":"b"}"#).contains("duplicate field `scope`"));
-        assert_eq!(message(form, None, "scope=a&scope=b"), "scope appears more than once");
+        assert!(
+            message(json, None, r#"{"scope":"a","scope":"b"}"#).contains("duplicate field `scope`")
+        );
+        assert_eq!(
+            message(form, None, "scope=a&scope=b"),
+            "scope appears more than once"
+        );
         let basic = format!("Basic {}", STANDARD.encode("a:b"));
         assert!(message(form, Some(&basic), "client_secret=b").contains("not both"));
         assert!(message(form, Some(&basic), "client_id=other").contains("not both"));
         let empty_id = format!("Basic {}", STANDARD.encode(":b"));
         for bad in ["Bearer x", "Basic", "Basic !", "Basic YQ==", &empty_id] {
-            assert_eq!(parse_as(form, Some(bad), "").unwrap_err(), Denial::InvalidClient, "{bad}");
+            assert_eq!(
+                parse_as(form, Some(bad), "").unwrap_err(),
+                Denial::InvalidClient,
+                "{bad}"
+            );
         }
     }
 

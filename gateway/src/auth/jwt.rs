@@ -76,14 +76,24 @@ pub(super) fn verify(
     tokens: &mut VerifiedTokens,
     value: &HeaderValue,
 ) -> Result<ClientId, Error> {
-    let Checks { directory, issuer, service, now, may_verify } = checks;
+    let Checks {
+        directory,
+        issuer,
+        service,
+        now,
+        may_verify,
+    } = checks;
     let token = bearer(value)
         .filter(|token| !token.is_empty() && token.len() <= limits::TOKEN)
-        .ok_or(Error::TokenInvalid("X-Gw-Authorization must be `Bearer` and a token"))?;
+        .ok_or(Error::TokenInvalid(
+            "X-Gw-Authorization must be `Bearer` and a token",
+        ))?;
     let mut fingerprint = [0; digest::SHA256_OUTPUT_LEN];
     fingerprint.copy_from_slice(digest::digest(&digest::SHA256, token.as_bytes()).as_ref());
     let verified = match tokens.0.get(&fingerprint) {
-        Some(verified) if directory.signing_key(verified.key.as_str()).is_some() => Rc::clone(verified),
+        Some(verified) if directory.signing_key(verified.key.as_str()).is_some() => {
+            Rc::clone(verified)
+        }
         _ => {
             let (claims, key) = verify_signature(directory, token, may_verify)?;
             let verified = Rc::new(Verified { claims, key });
@@ -106,18 +116,25 @@ fn verify_signature(
     if header.alg != "EdDSA" || header.typ != TYPE {
         return Err(Error::TokenInvalid("not an access token signed with EdDSA"));
     }
-    let key = directory.signing_key(header.kid).ok_or(Error::TokenInvalid("signed by no key of this region"))?;
+    let key = directory
+        .signing_key(header.kid)
+        .ok_or(Error::TokenInvalid("signed by no key of this region"))?;
     may_verify()?;
     // The algorithm is that of the key, not that of the token (RFC 8725 §3.1). `check_claims` checks the claims.
     let mut validation = Validation::new(Algorithm::EdDSA);
     validation.validate_exp = false;
     validation.validate_aud = false;
     validation.required_spec_claims.clear();
-    let decoded = jsonwebtoken::decode::<Claims>(token, &key.public, &validation).map_err(|_| Error::TokenForged)?;
+    let decoded = jsonwebtoken::decode::<Claims>(token, &key.public, &validation)
+        .map_err(|_| Error::TokenForged)?;
     let claims = decoded.claims;
     // The gateway issues no longer ones: a token that is valid for years was made with a stolen key.
-    if claims.exp.saturating_sub(claims.iat.min(claims.nbf)) > limits::TOKEN_LIFETIME_MAX.as_secs().cast_signed() {
-        return Err(Error::TokenInvalid("valid for longer than any token of this gateway"));
+    if claims.exp.saturating_sub(claims.iat.min(claims.nbf))
+        > limits::TOKEN_LIFETIME_MAX.as_secs().cast_signed()
+    {
+        return Err(Error::TokenInvalid(
+            "valid for longer than any token of this gateway",
+        ));
     }
     Ok((claims, key.id.clone()))
 }
@@ -146,7 +163,11 @@ fn check_claims(
 }
 
 /// Checks that a credential still gives access to the service.
-pub(super) fn check_credential(directory: &Directory, service: &Service, id: &str) -> Result<ClientId, Error> {
+pub(super) fn check_credential(
+    directory: &Directory,
+    service: &Service,
+    id: &str,
+) -> Result<ClientId, Error> {
     match directory.credential(id) {
         Some((id, access)) if access.permits(service) => Ok(id.clone()),
         _ => Err(Error::CredentialRevoked),
@@ -155,7 +176,13 @@ pub(super) fn check_credential(directory: &Directory, service: &Service, id: &st
 
 impl Claims {
     /// The claims of a token for `service` that is issued to `client` at `now`.
-    pub fn new(issuer: &str, client: &ClientId, service: &Service, now: Timestamp, lifetime: Duration) -> Self {
+    pub fn new(
+        issuer: &str,
+        client: &ClientId,
+        service: &Service,
+        now: Timestamp,
+        lifetime: Duration,
+    ) -> Self {
         Self {
             iss: issuer.to_owned(),
             sub: client.clone(),

@@ -9,10 +9,16 @@ const PREFIX: &str = "gw_sk_";
 
 /// Verifies the key that a caller sent. The id is public (it appears in logs and in the console); the secret is
 /// compared in constant time.
-pub(super) fn verify(directory: &Directory, service: &Service, value: &[u8]) -> Result<KeyId, Error> {
+pub(super) fn verify(
+    directory: &Directory,
+    service: &Service,
+    value: &[u8],
+) -> Result<KeyId, Error> {
     let (id, secret) = parse(value).ok_or(Error::ServiceKeyInvalid)?;
-    let (id, access) =
-        directory.service_key(id).filter(|(_, access)| access.enabled).ok_or(Error::ServiceKeyInvalid)?;
+    let (id, access) = directory
+        .service_key(id)
+        .filter(|(_, access)| access.enabled)
+        .ok_or(Error::ServiceKeyInvalid)?;
     if !access.secret.matches(secret) {
         return Err(Error::ServiceKeyInvalid);
     }
@@ -38,5 +44,8 @@ pub(crate) fn text(id: &KeyId, secret: &str) -> String {
 
 /// Splits the text of a service key into id and secret.
 pub(crate) fn parse(value: &[u8]) -> Option<(&str, &str)> {
-    std::str::from_utf8(value).ok()?.strip_prefix(PREFIX)?.split_once('.')
+    std::str::from_utf8(value)
+        .ok()?
+        .strip_prefix(PREFIX)?
+        .split_once('.')
 }

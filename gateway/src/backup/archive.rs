@@ -32,7 +32,10 @@ impl<W: Write> Writer<W> {
     pub(super) fn begin(out: W, time: u64) -> io::Result<Self> {
         let mut encoder = zstd::Encoder::new(out, LEVEL)?;
         encoder.include_checksum(true)?;
-        Ok(Self { tar: tar::Builder::new(encoder), time })
+        Ok(Self {
+            tar: tar::Builder::new(encoder),
+            time,
+        })
     }
 
     pub(super) fn add(&mut self, name: &str, size: u64, contents: impl Read) -> io::Result<()> {
@@ -53,7 +56,9 @@ impl<W: Write> Writer<W> {
 /// and nothing else.
 pub(super) fn unpack(input: impl Read, folder: &Path) -> Result<Manifest, BackupError> {
     let mut decoder = zstd::Decoder::new(input).map_err(BackupError::Damaged)?;
-    decoder.window_log_max(WINDOW_LOG_MAX).map_err(BackupError::Damaged)?;
+    decoder
+        .window_log_max(WINDOW_LOG_MAX)
+        .map_err(BackupError::Damaged)?;
     let mut archive = tar::Archive::new(&mut decoder);
     let mut manifest = None;
     let mut names = BTreeSet::new();
@@ -66,7 +71,9 @@ pub(super) fn unpack(input: impl Read, folder: &Path) -> Result<Manifest, Backup
         }
         if manifest.is_none() {
             if name != MANIFEST {
-                return Err(BackupError::Refused(format!("its first file is {name}, not {MANIFEST}")));
+                return Err(BackupError::Refused(format!(
+                    "its first file is {name}, not {MANIFEST}"
+                )));
             }
             manifest = Some(read_manifest(&mut entry)?);
         } else {
@@ -74,11 +81,16 @@ pub(super) fn unpack(input: impl Read, folder: &Path) -> Result<Manifest, Backup
         }
     }
     // Up to the checksum at the end.
-    let rest = io::copy(&mut decoder.take(END_MAX), &mut io::sink()).map_err(BackupError::Damaged)?;
+    let rest =
+        io::copy(&mut decoder.take(END_MAX), &mut io::sink()).map_err(BackupError::Damaged)?;
     if rest == END_MAX {
-        return Err(BackupError::Refused("more data follows the last file".to_owned()));
+        return Err(BackupError::Refused(
+            "more data follows the last file".to_owned(),
+        ));
     }
-    let missing = [DATABASE, "agent-ca.crt", "agent-ca.key"].into_iter().find(|name| !names.contains(*name));
+    let missing = [DATABASE, "agent-ca.crt", "agent-ca.key"]
+        .into_iter()
+        .find(|name| !names.contains(*name));
     match (manifest, missing) {
         (Some(manifest), None) => Ok(manifest),
         (None, _) => Err(BackupError::Refused(format!("it has no {MANIFEST}"))),
@@ -89,17 +101,29 @@ pub(super) fn unpack(input: impl Read, folder: &Path) -> Result<Manifest, Backup
 /// The name of a regular file that an archive may have, of a permitted size.
 fn checked_name(entry: &tar::Entry<'_, impl Read>) -> Result<String, BackupError> {
     let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-    let is_secret = || SHARED_SECRETS.iter().any(|secret| secret.files.contains(&name.as_str()));
+    let is_secret = || {
+        SHARED_SECRETS
+            .iter()
+            .any(|secret| secret.files.contains(&name.as_str()))
+    };
     if entry.header().entry_type() != tar::EntryType::Regular {
-        return Err(BackupError::Refused(format!("{name:?} is not a regular file")));
+        return Err(BackupError::Refused(format!(
+            "{name:?} is not a regular file"
+        )));
     }
     let most = match name.as_str() {
         DATABASE => DATABASE_MAX,
         name if name == MANIFEST || is_secret() => SMALL_MAX,
-        _ => return Err(BackupError::Refused(format!("{name:?} is not a file of a backup"))),
+        _ => {
+            return Err(BackupError::Refused(format!(
+                "{name:?} is not a file of a backup"
+            )));
+        }
     };
     match entry.size() {
-        size if size > most => Err(BackupError::Refused(format!("{name} has {size} bytes, more than {most}"))),
+        size if size > most => Err(BackupError::Refused(format!(
+            "{name} has {size} bytes, more than {most}"
+        ))),
         _ => Ok(name),
     }
 }
@@ -107,11 +131,15 @@ fn checked_name(entry: &tar::Entry<'_, impl Read>) -> Result<String, BackupError
 fn read_manifest(entry: &mut impl Read) -> Result<Manifest, BackupError> {
     let mut text = Vec::new();
     entry.read_to_end(&mut text).map_err(BackupError::Damaged)?;
-    let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|error| BackupError::Refused(format!("{MANIFEST}: {error}")))?;
+    let manifest: Manifest = serde_json::from_slice(&text)
+        .map_err(|error| BackupError::Refused(format!("{MANIFEST}: {error}")))?;
     if manifest.format != FORMAT {
-        let Manifest { format, program, .. } = manifest;
-        let refused = format!("it has format {format}, of gw-gateway {program}; restore it with that version");
+        let Manifest {
+            format, program, ..
+        } = manifest;
+        let refused = format!(
+            "it has format {format}, of gw-gateway {program}; restore it with that version"
+        );
         return Err(BackupError::Refused(refused));
     }
     Ok(manifest)
@@ -119,7 +147,11 @@ fn read_manifest(entry: &mut impl Read) -> Result<Manifest, BackupError> {
 
 /// Copies a file. Errors of the archive differ from those of the disk.
 fn write_file(entry: &mut impl Read, path: &Path) -> Result<(), BackupError> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
     let mut file: File = file.map_err(BackupError::file(path))?;
     let mut chunk = vec![0; 64 * 1024];
     loop {
@@ -127,6 +159,7 @@ fn write_file(entry: &mut impl Read, path: &Path) -> Result<(), BackupError> {
         if read == 0 {
             return file.sync_all().map_err(BackupError::file(path));
         }
-        file.write_all(&chunk[..read]).map_err(BackupError::file(path))?;
+        file.write_all(&chunk[..read])
+            .map_err(BackupError::file(path))?;
     }
 }

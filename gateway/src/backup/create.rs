@@ -47,37 +47,73 @@ impl Drop for Staging {
 
 /// Prepares a backup of a running gateway. Changes go on meanwhile, and later ones are not in it. Ends early when
 /// `is_cancelled`.
-pub(crate) fn of_running(control: &Control, is_cancelled: &dyn Fn() -> bool) -> Result<PreparedBackup, ControlError> {
-    let data_dir = control.data_dir().ok_or_else(|| ControlError::Conflict(IN_POSTGRES.to_owned()))?;
+pub(crate) fn of_running(
+    control: &Control,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<PreparedBackup, ControlError> {
+    let data_dir = control
+        .data_dir()
+        .ok_or_else(|| ControlError::Conflict(IN_POSTGRES.to_owned()))?;
     let snapshot = control.begin_backup(&Actor::Admin)?;
-    PreparedBackup::new(data_dir, &control.sealing(), control.region().apex(), snapshot, |before| {
-        if is_cancelled() { Err(ControlError::Stopping) } else { control.audit_before(before, PAGE) }
-    })
+    PreparedBackup::new(
+        data_dir,
+        &control.sealing(),
+        control.region().apex(),
+        snapshot,
+        |before| {
+            if is_cancelled() {
+                Err(ControlError::Stopping)
+            } else {
+                control.audit_before(before, PAGE)
+            }
+        },
+    )
 }
 
 /// Writes a backup of the data folder of a stopped gateway to `out`. As root, works with the rights of the folder's owner.
 /// Ends early when `is_cancelled`.
-pub fn of_folder(config: &Config, out: impl Write, is_cancelled: &dyn Fn() -> bool) -> Result<(), BackupError> {
+pub fn of_folder(
+    config: &Config,
+    out: impl Write,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<(), BackupError> {
     if matches!(config.store, StoreSettings::Postgres(_)) {
         return Err(BackupError::InPostgres);
     }
     let owner = FileOwner::of(&config.data_dir).map_err(BackupError::file(&config.data_dir))?;
-    let made = owner.run(|| prepare_folder(config, is_cancelled)?.write(out).map_err(BackupError::Output));
+    let made = owner.run(|| {
+        prepare_folder(config, is_cancelled)?
+            .write(out)
+            .map_err(BackupError::Output)
+    });
     made.map_err(BackupError::file(&config.data_dir))?
 }
 
-fn prepare_folder(config: &Config, is_cancelled: &dyn Fn() -> bool) -> Result<PreparedBackup, BackupError> {
+fn prepare_folder(
+    config: &Config,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<PreparedBackup, BackupError> {
     let sealing = Sealing::load(config.seal_key.as_deref())?;
     let store = SqliteStore::open_unmigrated(&StoreSource::sqlite_in(&config.data_dir))?;
     let mut store = store.with_sealing(sealing.clone());
     let snapshot = store.load()?;
-    let prepared = PreparedBackup::new(&config.data_dir, &sealing, config.region.apex(), snapshot, |before| {
-        if is_cancelled() {
-            return Err(ControlError::Stopping);
-        }
-        let query = AuditQuery { account: None, before: Some(before), limit: PAGE };
-        store.audit_log(&query).map_err(ControlError::from)
-    });
+    let prepared = PreparedBackup::new(
+        &config.data_dir,
+        &sealing,
+        config.region.apex(),
+        snapshot,
+        |before| {
+            if is_cancelled() {
+                return Err(ControlError::Stopping);
+            }
+            let query = AuditQuery {
+                account: None,
+                before: Some(before),
+                limit: PAGE,
+            };
+            store.audit_log(&query).map_err(ControlError::from)
+        },
+    );
     prepared.map_err(|error| match error {
         ControlError::Stopping => BackupError::Cancelled,
         ControlError::Store(error) => error.into(),
@@ -122,7 +158,10 @@ impl PreparedBackup {
         for secret in &SHARED_SECRETS {
             if secret.read_if_there(data_dir)?.is_some() {
                 for file in secret.files {
-                    secrets.push((*file, Zeroizing::new(sealing.read_file(&data_dir.join(file))?.into_bytes())));
+                    secrets.push((
+                        *file,
+                        Zeroizing::new(sealing.read_file(&data_dir.join(file))?.into_bytes()),
+                    ));
                 }
             }
         }
@@ -134,7 +173,12 @@ impl PreparedBackup {
             created_at: created_at.to_string(),
             revision,
         };
-        Ok(Self { staging, manifest, created_at, secrets })
+        Ok(Self {
+            staging,
+            manifest,
+            created_at,
+            secrets,
+        })
     }
 
     /// Writes the archive.

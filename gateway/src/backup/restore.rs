@@ -35,20 +35,33 @@ pub struct Restored {
 
 /// Restores the archive `input` into `data_dir`, which must be empty or missing. On an error the folder is as before.
 /// As root, works with the rights of the folder's owner. Ends early when `is_cancelled`.
-pub fn restore(config: &Config, input: impl Read, is_cancelled: &dyn Fn() -> bool) -> Result<Restored, BackupError> {
+pub fn restore(
+    config: &Config,
+    input: impl Read,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<Restored, BackupError> {
     if matches!(config.store, StoreSettings::Postgres(_)) {
         return Err(BackupError::InPostgres);
     }
     let owner = FileOwner::of(&config.data_dir).map_err(BackupError::file(&config.data_dir))?;
-    owner.run(|| restore_files(config, input, is_cancelled)).map_err(BackupError::file(&config.data_dir))?
+    owner
+        .run(|| restore_files(config, input, is_cancelled))
+        .map_err(BackupError::file(&config.data_dir))?
 }
 
-fn restore_files(config: &Config, input: impl Read, is_cancelled: &dyn Fn() -> bool) -> Result<Restored, BackupError> {
+fn restore_files(
+    config: &Config,
+    input: impl Read,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<Restored, BackupError> {
     let destination = Destination::begin(&config.data_dir)?;
     let manifest = unpack(input, &destination.staging)?;
     if manifest.region != config.region.apex() {
         let configured = config.region.apex().to_owned();
-        return Err(BackupError::OtherRegion { found: manifest.region, configured });
+        return Err(BackupError::OtherRegion {
+            found: manifest.region,
+            configured,
+        });
     }
     for authority in ["agent-ca", "dev-ca"] {
         check_authority(&destination.staging, authority)?;
@@ -59,7 +72,10 @@ fn restore_files(config: &Config, input: impl Read, is_cancelled: &dyn Fn() -> b
     let snapshot = store.load()?;
     if snapshot.position.revision.0 != manifest.revision {
         let found = snapshot.position.revision.0;
-        let refused = format!("{DATABASE} ends with change {found}, and it should with {}", manifest.revision);
+        let refused = format!(
+            "{DATABASE} ends with change {found}, and it should with {}",
+            manifest.revision
+        );
         return Err(BackupError::Refused(refused));
     }
     let records = snapshot.records.clone().into_vec().len();
@@ -70,7 +86,11 @@ fn restore_files(config: &Config, input: impl Read, is_cancelled: &dyn Fn() -> b
         return Err(BackupError::Cancelled);
     }
     destination.keep()?;
-    Ok(Restored { manifest, records: records - enrollment_tokens, enrollment_tokens })
+    Ok(Restored {
+        manifest,
+        records: records - enrollment_tokens,
+        enrollment_tokens,
+    })
 }
 
 /// Deletes enrollment tokens, which may have been used or deleted since the backup, and notes the restore in the audit log.
@@ -94,7 +114,10 @@ fn delete_enrollment_tokens(
         }),
     };
     let deleted = tokens.len();
-    let steps: Vec<Step> = tokens.into_iter().map(|id| Step::Delete(RecordId::EnrollmentToken(id))).collect();
+    let steps: Vec<Step> = tokens
+        .into_iter()
+        .map(|id| Step::Delete(RecordId::EnrollmentToken(id)))
+        .collect();
     store.commit(&restored.position, &steps, &entry)?;
     Ok(deleted)
 }
@@ -106,7 +129,8 @@ fn check_authority(folder: &Path, name: &str) -> Result<(), BackupError> {
         return Ok(());
     }
     let chain = certificate::read_chain(&certificate);
-    let checked = chain.and_then(|chain| certificate::check_key(&chain, &certificate::read_key(&key)?));
+    let checked =
+        chain.and_then(|chain| certificate::check_key(&chain, &certificate::read_key(&key)?));
     checked.map_err(|error| BackupError::Refused(format!("{name}.crt and {name}.key: {error}")))
 }
 
@@ -129,7 +153,12 @@ impl<'a> Destination<'a> {
         }
         let staging = folder.join(INCOMPLETE_RESTORE);
         let lock = create_staging(&staging)?;
-        let destination = Self { folder, staging, _lock: lock, is_new };
+        let destination = Self {
+            folder,
+            staging,
+            _lock: lock,
+            is_new,
+        };
         // A gateway that started before the folder of unchecked files existed has made its database by now, or refuses.
         check_empty(folder)?;
         Ok(destination)
@@ -137,19 +166,26 @@ impl<'a> Destination<'a> {
 
     /// Gives the files their places. The database is the last: without it a gateway has no records.
     fn keep(self) -> Result<(), BackupError> {
-        let mut names: Vec<_> =
-            names(&self.staging).map_err(BackupError::file(&self.staging))?.filter(|name| name != DATABASE).collect();
+        let mut names: Vec<_> = names(&self.staging)
+            .map_err(BackupError::file(&self.staging))?
+            .filter(|name| name != DATABASE)
+            .collect();
         names.push(DATABASE.into());
         check_empty(self.folder)?;
         let mut kept = Kept(Vec::new());
         for name in &names {
             let path = self.folder.join(name);
             // Not over a file that another process has made since.
-            let unchecked = TempPath::try_from_path(self.staging.join(name)).map_err(BackupError::file(&path))?;
-            unchecked.persist_noclobber(&path).map_err(|error| BackupError::file(&path)(error.error))?;
+            let unchecked = TempPath::try_from_path(self.staging.join(name))
+                .map_err(BackupError::file(&path))?;
+            unchecked
+                .persist_noclobber(&path)
+                .map_err(|error| BackupError::file(&path)(error.error))?;
             kept.0.push(path);
         }
-        File::open(self.folder).and_then(|folder| folder.sync_all()).map_err(BackupError::file(self.folder))?;
+        File::open(self.folder)
+            .and_then(|folder| folder.sync_all())
+            .map_err(BackupError::file(self.folder))?;
         kept.0.clear();
         Ok(())
     }
@@ -187,9 +223,10 @@ fn names(folder: &Path) -> io::Result<impl Iterator<Item = OsString>> {
 fn check_empty(folder: &Path) -> Result<(), BackupError> {
     let mut names = names(folder).map_err(BackupError::file(folder))?;
     match names.find(|name| name != LOST_AND_FOUND && name != INCOMPLETE_RESTORE) {
-        Some(name) => {
-            Err(BackupError::NotEmpty { path: folder.to_owned(), entry: name.to_string_lossy().into_owned() })
-        }
+        Some(name) => Err(BackupError::NotEmpty {
+            path: folder.to_owned(),
+            entry: name.to_string_lossy().into_owned(),
+        }),
         None => Ok(()),
     }
 }
@@ -199,13 +236,21 @@ fn create_staging(staging: &Path) -> Result<File, BackupError> {
     loop {
         files::create_private_dir(staging).map_err(BackupError::file(staging))?;
         let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
-        let lock = match OpenOptions::new().read(true).custom_flags(flags).open(staging) {
+        let lock = match OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(staging)
+        {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             opened => opened.map_err(BackupError::file(staging))?,
         };
         match lock.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(BackupError::Restoring { path: staging.to_owned() }),
+            Err(TryLockError::WouldBlock) => {
+                return Err(BackupError::Restoring {
+                    path: staging.to_owned(),
+                });
+            }
             Err(TryLockError::Error(error)) => return Err(BackupError::file(staging)(error)),
         }
         let id = |file: fs::Metadata| (file.dev(), file.ino());

@@ -45,7 +45,8 @@ impl Folder {
             revision: 0,
         };
         let manifest = (MANIFEST.to_owned(), serde_json::to_vec(&manifest).unwrap());
-        let others = ["agent-ca.key", "agent-ca.crt", DATABASE].map(|name| (name.to_owned(), self.read(name)));
+        let others = ["agent-ca.key", "agent-ca.crt", DATABASE]
+            .map(|name| (name.to_owned(), self.read(name)));
         std::iter::once(manifest).chain(others).collect()
     }
 }
@@ -54,7 +55,9 @@ fn archive(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut writer = Writer::begin(&mut bytes, 0).unwrap();
     for (name, contents) in files {
-        writer.add(name, contents.len() as u64, &contents[..]).unwrap();
+        writer
+            .add(name, contents.len() as u64, &contents[..])
+            .unwrap();
     }
     writer.finish().unwrap();
     bytes
@@ -63,9 +66,18 @@ fn archive(files: &[(String, Vec<u8>)]) -> Vec<u8> {
 /// The error of a restore. Nothing is left of it.
 fn refusal(bytes: &[u8]) -> String {
     let parent = tempfile::tempdir().unwrap();
-    let config = Config::new(Region::new("eu1", "example.com"), parent.path().join("data"));
-    let error = restore(&config, Cursor::new(bytes), &|| false).unwrap_err().to_string();
-    assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0, "{error}");
+    let config = Config::new(
+        Region::new("eu1", "example.com"),
+        parent.path().join("data"),
+    );
+    let error = restore(&config, Cursor::new(bytes), &|| false)
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        std::fs::read_dir(parent.path()).unwrap().count(),
+        0,
+        "{error}"
+    );
     error
 }
 
@@ -81,9 +93,15 @@ fn a_backup_of_a_folder_is_restored() {
     let restored = restore(&config, Cursor::new(&bytes), &|| false).unwrap();
     assert_eq!((restored.manifest.revision, restored.records), (0, 0));
     for name in ["agent-ca.key", "agent-ca.crt", "admin.token"] {
-        assert_eq!(std::fs::read(parent.path().join(name)).unwrap(), folder.read(name));
+        assert_eq!(
+            std::fs::read(parent.path().join(name)).unwrap(),
+            folder.read(name)
+        );
     }
-    assert!(matches!(restore(&config, Cursor::new(&bytes), &|| false), Err(BackupError::NotEmpty { .. })));
+    assert!(matches!(
+        restore(&config, Cursor::new(&bytes), &|| false),
+        Err(BackupError::NotEmpty { .. })
+    ));
 }
 
 #[test]
@@ -93,11 +111,17 @@ fn a_cancelled_backup_or_restore_leaves_nothing() {
     let names = |folder: &std::path::Path| std::fs::read_dir(folder).unwrap().count();
     let before = names(folder.0.path());
     let cancelled = of_folder(&folder.config(), &mut bytes, &|| true).unwrap_err();
-    assert!(matches!(cancelled, BackupError::Cancelled) && bytes.is_empty(), "{cancelled}");
+    assert!(
+        matches!(cancelled, BackupError::Cancelled) && bytes.is_empty(),
+        "{cancelled}"
+    );
     assert_eq!(names(folder.0.path()), before);
 
     of_folder(&folder.config(), &mut bytes, &|| false).unwrap();
-    let config = Config::new(Region::new("eu1", "example.com"), parent.path().join("data"));
+    let config = Config::new(
+        Region::new("eu1", "example.com"),
+        parent.path().join("data"),
+    );
     let cancelled = restore(&config, Cursor::new(&bytes), &|| true).unwrap_err();
     assert!(matches!(cancelled, BackupError::Cancelled), "{cancelled}");
     assert_eq!(names(parent.path()), 0);
@@ -112,16 +136,24 @@ fn a_backup_never_migrates_the_database() {
         if let Some(to) = to {
             connection.pragma_update(None, "user_version", to).unwrap();
         }
-        connection.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0)).unwrap()
+        connection
+            .pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0))
+            .unwrap()
     };
     let known = version(None);
-    for (found, expected) in
-        [(known - 1, "use the program of the version that ran with it"), (999, "too new for this program")]
-    {
+    for (found, expected) in [
+        (known - 1, "use the program of the version that ran with it"),
+        (999, "too new for this program"),
+    ] {
         version(Some(found));
         let mut bytes = Vec::new();
-        let error = of_folder(&folder.config(), &mut bytes, &|| false).unwrap_err().to_string();
-        assert!(error.contains(&format!("schema {found}")) && error.contains(expected), "{error}");
+        let error = of_folder(&folder.config(), &mut bytes, &|| false)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(&format!("schema {found}")) && error.contains(expected),
+            "{error}"
+        );
         assert_eq!((version(None), bytes.len()), (found, 0));
     }
 }
@@ -139,20 +171,39 @@ fn archives_with_other_contents_are_refused() {
     let cases: [(&str, Change<'_>); 12] = [
         ("it has no agent-ca.key", &|files| drop(files.remove(1))),
         ("it has no gw.sqlite", &|files| drop(files.pop())),
-        ("its first file is agent-ca.key", &|files| drop(files.remove(0))),
-        ("it has agent-ca.crt twice", &|files| files.push(files[2].clone())),
-        ("\"passwd\" is not a file of a backup", &|files| files.push(("passwd".into(), Vec::new()))),
-        ("\"requests/x\" is not a file", &|files| files.push(("requests/x".into(), Vec::new()))),
-        ("admin.token has 65537 bytes", &|files| files.push(("admin.token".into(), vec![b'x'; 65_537]))),
+        ("its first file is agent-ca.key", &|files| {
+            drop(files.remove(0))
+        }),
+        ("it has agent-ca.crt twice", &|files| {
+            files.push(files[2].clone())
+        }),
+        ("\"passwd\" is not a file of a backup", &|files| {
+            files.push(("passwd".into(), Vec::new()))
+        }),
+        ("\"requests/x\" is not a file", &|files| {
+            files.push(("requests/x".into(), Vec::new()))
+        }),
+        ("admin.token has 65537 bytes", &|files| {
+            files.push(("admin.token".into(), vec![b'x'; 65_537]))
+        }),
         ("backup.json: ", &|files| files[0].1 = b"{}".to_vec()),
-        ("agent-ca.crt and agent-ca.key: does not match", &|files| files[1].1 = other.read("agent-ca.key")),
-        ("file is not a database", &|files| files[3].1 = vec![b'x'; 4096]),
+        ("agent-ca.crt and agent-ca.key: does not match", &|files| {
+            files[1].1 = other.read("agent-ca.key")
+        }),
+        ("file is not a database", &|files| {
+            files[3].1 = vec![b'x'; 4096]
+        }),
         ("it has format 2", &|files| {
-            files[0].1 = String::from_utf8(files[0].1.clone()).unwrap().replacen('1', "2", 1).into();
+            files[0].1 = String::from_utf8(files[0].1.clone())
+                .unwrap()
+                .replacen('1', "2", 1)
+                .into();
         }),
         ("ends with change 0, and it should with 7", &|files| {
-            files[0].1 =
-                String::from_utf8(files[0].1.clone()).unwrap().replace("\"revision\":0", "\"revision\":7").into();
+            files[0].1 = String::from_utf8(files[0].1.clone())
+                .unwrap()
+                .replace("\"revision\":0", "\"revision\":7")
+                .into();
         }),
     ];
     for (expected, change) in cases {
@@ -177,14 +228,35 @@ fn with_entry(kind: tar::EntryType, name: &str) -> Vec<u8> {
 
 #[test]
 fn links_devices_and_foreign_paths_are_refused() {
-    use tar::EntryType::{Block, Char, Directory, Fifo, GNULongName, GNUSparse, Link, Symlink, XHeader};
-    for kind in [Symlink, Link, Char, Block, Fifo, Directory, GNULongName, GNUSparse, XHeader] {
+    use tar::EntryType::{
+        Block, Char, Directory, Fifo, GNULongName, GNUSparse, Link, Symlink, XHeader,
+    };
+    for kind in [
+        Symlink,
+        Link,
+        Char,
+        Block,
+        Fifo,
+        Directory,
+        GNULongName,
+        GNUSparse,
+        XHeader,
+    ] {
         let error = refusal(&with_entry(kind, MANIFEST));
         assert!(error.contains("is not a regular file"), "{kind:?}: {error}");
     }
-    for name in ["/etc/passwd", "../backup.json", "./backup.json", "x/../backup.json", "backup.json/"] {
+    for name in [
+        "/etc/passwd",
+        "../backup.json",
+        "./backup.json",
+        "x/../backup.json",
+        "backup.json/",
+    ] {
         let error = refusal(&with_entry(tar::EntryType::Regular, name));
-        assert!(error.contains("is not a file of a backup"), "{name}: {error}");
+        assert!(
+            error.contains("is not a file of a backup"),
+            "{name}: {error}"
+        );
     }
 }
 
@@ -219,17 +291,25 @@ fn a_database_with_triggers_or_damaged_pages_is_refused() {
     let mut files = folder.files();
     files[3].1[4096..].fill(0xff);
     let error = refusal(&archive(&files));
-    assert!(error.contains("malformed") || error.contains("damaged"), "{error}");
+    assert!(
+        error.contains("malformed") || error.contains("damaged"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_region_on_postgresql_is_not_backed_up_here() {
     let folder = Folder::new();
     let settings = PostgresSettings::new("postgres://gw@localhost/gw", None, None).unwrap();
-    let config = Config { store: StoreSettings::Postgres(settings), ..folder.config() };
+    let config = Config {
+        store: StoreSettings::Postgres(settings),
+        ..folder.config()
+    };
     for error in [
         of_folder(&config, Vec::new(), &|| false).unwrap_err(),
-        restore(&config, Cursor::new([]), &|| false).map(drop).unwrap_err(),
+        restore(&config, Cursor::new([]), &|| false)
+            .map(drop)
+            .unwrap_err(),
     ] {
         assert!(error.to_string().contains("pg_dump"), "{error}");
     }

@@ -33,14 +33,25 @@ pub(crate) enum AccountCommand {
 impl AccountCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
-            Self::Create { account, capture_allowed } => {
-                output.create::<AccountView>("/accounts", &NewAccount { id: account.to_string(), capture_allowed })
-            }
+            Self::Create {
+                account,
+                capture_allowed,
+            } => output.create::<AccountView>(
+                "/accounts",
+                &NewAccount {
+                    id: account.to_string(),
+                    capture_allowed,
+                },
+            ),
             Self::List => output.list::<AccountView>("/accounts", &[], None),
             Self::Show { account } => output.show::<AccountView>(&format!("/accounts/{account}")),
-            Self::Change { account, capture_allowed } => {
-                output.change::<AccountView>(&format!("/accounts/{account}"), &AccountChanges { capture_allowed })
-            }
+            Self::Change {
+                account,
+                capture_allowed,
+            } => output.change::<AccountView>(
+                &format!("/accounts/{account}"),
+                &AccountChanges { capture_allowed },
+            ),
             Self::Delete { account } => output.delete(&format!("/accounts/{account}")),
         }
     }

@@ -48,11 +48,21 @@ pub(crate) enum AgentCommand {
 
 impl AgentCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
-        let item = |account: &AccountId, agent: &AgentId| format!("/accounts/{account}/agents/{agent}");
+        let item =
+            |account: &AccountId, agent: &AgentId| format!("/accounts/{account}/agents/{agent}");
         match self {
-            Self::List { account, enrollment_token } => {
-                let token = enrollment_token.as_ref().map(|token| ("enrollment_token", token.as_str()));
-                output.list::<AgentView>(&format!("/accounts/{account}/agents"), token.as_slice(), None)
+            Self::List {
+                account,
+                enrollment_token,
+            } => {
+                let token = enrollment_token
+                    .as_ref()
+                    .map(|token| ("enrollment_token", token.as_str()));
+                output.list::<AgentView>(
+                    &format!("/accounts/{account}/agents"),
+                    token.as_slice(),
+                    None,
+                )
             }
             Self::Progress => agent_progress::print(output),
             Self::Show { account, agent } => output.show::<AgentView>(&item(&account, &agent)),
@@ -62,8 +72,18 @@ impl AgentCommand {
             Self::Revoke { account, agent } => {
                 output.act::<AgentView>(&format!("{}/revoke", item(&account, &agent)), None)
             }
-            Self::Change { account, agent, services, name, standby } => {
-                let changes = AgentChanges { name, services: new_list(texts(&services)), standby };
+            Self::Change {
+                account,
+                agent,
+                services,
+                name,
+                standby,
+            } => {
+                let changes = AgentChanges {
+                    name,
+                    services: new_list(texts(&services)),
+                    standby,
+                };
                 output.change::<AgentView>(&item(&account, &agent), &changes)
             }
             Self::Delete { account, agent } => output.delete(&item(&account, &agent)),
@@ -88,20 +108,54 @@ impl Shown for AgentView {
             ("share", joined(self.tunnels.iter().map(tunnel::share))),
             ("version", or_dash(self.version.as_ref())),
             ("update", or_dash(self.update.as_ref())),
-            ("release keys", joined(self.update.iter().flat_map(AgentUpdate::short_keys))),
-            ("certificate until", or_dash(self.certificate_not_after.as_ref())),
+            (
+                "release keys",
+                joined(self.update.iter().flat_map(AgentUpdate::short_keys)),
+            ),
+            (
+                "certificate until",
+                or_dash(self.certificate_not_after.as_ref()),
+            ),
             ("ephemeral", yes_or_no(self.ephemeral)),
             ("enrollment token", or_dash(self.enrollment_token.as_ref())),
             ("created", self.created_at.clone()),
         ];
-        let tunnels = self.tunnels.iter().map(|tunnel| ("tunnel", in_words(tunnel)));
-        let missing = (!self.missing_nodes.is_empty())
-            .then(|| ("missing", format!("tunnels at nodes that do not answer: {}", joined(&self.missing_nodes))));
-        let ended = self.ended_tunnels.iter().map(|ended| ("ended", ended.to_string()));
+        let tunnels = self
+            .tunnels
+            .iter()
+            .map(|tunnel| ("tunnel", in_words(tunnel)));
+        let missing = (!self.missing_nodes.is_empty()).then(|| {
+            (
+                "missing",
+                format!(
+                    "tunnels at nodes that do not answer: {}",
+                    joined(&self.missing_nodes)
+                ),
+            )
+        });
+        let ended = self
+            .ended_tunnels
+            .iter()
+            .map(|ended| ("ended", ended.to_string()));
         let absent = self.absent_since.as_ref();
-        let absent = absent.map(|at| ("absent", format!("since {at}; deleted after an hour without a tunnel")));
-        let refused = self.refused_version.as_ref().map(|refused| ("refused", refused.to_string()));
-        facts.into_iter().chain(tunnels).chain(ended).chain(absent).chain(refused).chain(missing).collect()
+        let absent = absent.map(|at| {
+            (
+                "absent",
+                format!("since {at}; deleted after an hour without a tunnel"),
+            )
+        });
+        let refused = self
+            .refused_version
+            .as_ref()
+            .map(|refused| ("refused", refused.to_string()));
+        facts
+            .into_iter()
+            .chain(tunnels)
+            .chain(ended)
+            .chain(absent)
+            .chain(refused)
+            .chain(missing)
+            .collect()
     }
 }
 
@@ -116,13 +170,28 @@ fn state(tunnel: &TunnelReport) -> String {
 }
 
 fn in_words(tunnel: &TunnelReport) -> String {
-    let TunnelReport { service, age_seconds, idle_seconds, in_flight, .. } = tunnel;
-    let slots = tunnel.slots.map_or_else(String::new, |_| format!(", {} slots in use", tunnel::slots(tunnel)));
-    let share = tunnel.share_percent.map_or_else(String::new, |percent| format!(", {percent} % of the requests"));
+    let TunnelReport {
+        service,
+        age_seconds,
+        idle_seconds,
+        in_flight,
+        ..
+    } = tunnel;
+    let slots = tunnel.slots.map_or_else(String::new, |_| {
+        format!(", {} slots in use", tunnel::slots(tunnel))
+    });
+    let share = tunnel.share_percent.map_or_else(String::new, |percent| {
+        format!(", {percent} % of the requests")
+    });
     let round_trip = tunnel.round_trip_us.map(Duration::from_micros);
     let round_trip = round_trip.map_or(String::new(), |time| format!(", round trip {time:.1?}"));
-    let [age, idle] = [age_seconds, idle_seconds].map(|seconds| format_duration(Duration::from_secs(*seconds)));
-    let node = tunnel.node.map_or(String::new(), |node| format!(" at node {node}"));
+    let [age, idle] =
+        [age_seconds, idle_seconds].map(|seconds| format_duration(Duration::from_secs(*seconds)));
+    let node = tunnel
+        .node
+        .map_or(String::new(), |node| format!(" at node {node}"));
     let state = state(tunnel);
-    format!("{service}{node}: {state}, up {age}, idle {idle}, {in_flight} requests in flight{slots}{share}{round_trip}")
+    format!(
+        "{service}{node}: {state}, up {age}, idle {idle}, {in_flight} requests in flight{slots}{share}{round_trip}"
+    )
 }

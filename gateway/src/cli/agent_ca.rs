@@ -31,9 +31,10 @@ impl AgentCaCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Status => output.show::<AgentCaView>("/agent-ca"),
-            Self::Replace { immediately } => {
-                output.act::<AgentCaView>("/agent-ca/replace", Some(&json!(AuthorityReplacement { immediately })))
-            }
+            Self::Replace { immediately } => output.act::<AgentCaView>(
+                "/agent-ca/replace",
+                Some(&json!(AuthorityReplacement { immediately })),
+            ),
             Self::Finish { force } => {
                 output.act::<AgentCaView>("/agent-ca/finish", Some(&json!(AuthorityEnd { force })))
             }
@@ -58,7 +59,10 @@ impl Shown for AgentCaView {
             facts.push(("waits for nodes", joined(&self.waits_for_nodes)));
         }
         if self.with_role(AuthorityRole::Earlier).is_some() {
-            facts.push(("agents left", format!("{} of {}", self.agents_left, self.agents)));
+            facts.push((
+                "agents left",
+                format!("{} of {}", self.agents_left, self.agents),
+            ));
             let agents = self.left.iter().map(|left| {
                 let until = left.certificate_not_after.as_deref().unwrap_or("?");
                 format!("{}/{} (until {until})", left.account, left.agent_id)
@@ -84,7 +88,9 @@ impl Shown for AgentCaView {
             );
         }
         self.with_role(AuthorityRole::Earlier)?;
-        let is_done = self.agents_left + self.tunnels_left + self.nodes_left.len() + self.missing_nodes.len() == 0;
+        let is_done =
+            self.agents_left + self.tunnels_left + self.nodes_left.len() + self.missing_nodes.len()
+                == 0;
         Some(if is_done {
             "Nothing uses the earlier authority any more. End it with `gw-gateway agent-ca finish`."
         } else {

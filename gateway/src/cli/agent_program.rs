@@ -47,9 +47,18 @@ impl AgentProgramCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
         match self {
             Self::NewKey { file } => new_key(&file),
-            Self::Sign { key, program, out, target, version, minimum } => {
+            Self::Sign {
+                key,
+                program,
+                out,
+                target,
+                version,
+                minimum,
+            } => {
                 if let Some(minimum) = minimum.filter(|minimum| *minimum > version) {
-                    let message = format!("--minimum: {minimum} is above the version of the program, {version}");
+                    let message = format!(
+                        "--minimum: {minimum} is above the version of the program, {version}"
+                    );
                     return Err(Failure::Usage(message));
                 }
                 let sign_content = |content: &[u8], pair: &Ed25519KeyPair| {
@@ -87,15 +96,24 @@ fn sign(
 ) -> Result<(), Failure> {
     let document = fs::read(key).map_err(|error| at(key, &error))?;
     let pair = Ed25519KeyPair::from_pkcs8(&document).map_err(|_| {
-        Failure::Usage(format!("{}: not a release key, as `gw-gateway agent-program new-key` makes one", key.display()))
+        Failure::Usage(format!(
+            "{}: not a release key, as `gw-gateway agent-program new-key` makes one",
+            key.display()
+        ))
     })?;
     let content = fs::read(program).map_err(|error| at(program, &error))?;
     if content.len() as u64 > SIZE_MAX {
-        let message = format!("{}: larger than {SIZE_MAX} bytes; strip its debug symbols", program.display());
+        let message = format!(
+            "{}: larger than {SIZE_MAX} bytes; strip its debug symbols",
+            program.display()
+        );
         return Err(Failure::Usage(message));
     }
     if !content.starts_with(b"\x7fELF") {
-        return Err(Failure::Usage(format!("{}: not a program (no ELF header)", program.display())));
+        return Err(Failure::Usage(format!(
+            "{}: not a program (no ELF header)",
+            program.display()
+        )));
     }
     let signed = sign_content(&content, &pair);
     fs::create_dir_all(out).map_err(|error| at(out, &error))?;
@@ -105,7 +123,13 @@ fn sign(
     files::remove_if_there(&description).map_err(|error| at(&description, &error))?;
     fs::write(&file, &content).map_err(|error| at(&file, &error))?;
     fs::write(&description, json).map_err(|error| at(&description, &error))?;
-    writeln!(io::stdout(), "{}\n{}", file.display(), description.display()).map_err(Failure::run)
+    writeln!(
+        io::stdout(),
+        "{}\n{}",
+        file.display(),
+        description.display()
+    )
+    .map_err(Failure::run)
 }
 
 fn at(path: &Path, error: &io::Error) -> Failure {

@@ -36,10 +36,19 @@ pub(crate) fn print(output: &mut Output) -> Result<(), CommandError> {
     let mut progress = Progress::default();
     for account in output.api.list("/accounts", &[], None)?.items {
         let Account { id } = serde_json::from_value(account).map_err(ApiError::from)?;
-        let listing = output.api.list(&format!("/accounts/{id}/agents"), &[], None)?;
+        let listing = output
+            .api
+            .list(&format!("/accounts/{id}/agents"), &[], None)?;
         progress.missing_nodes.extend(listing.missing_nodes);
-        let agents: Result<Vec<AgentView>, _> = listing.items.into_iter().map(serde_json::from_value).collect();
-        agents.map_err(ApiError::from)?.iter().for_each(|agent| progress.add(agent));
+        let agents: Result<Vec<AgentView>, _> = listing
+            .items
+            .into_iter()
+            .map(serde_json::from_value)
+            .collect();
+        agents
+            .map_err(ApiError::from)?
+            .iter()
+            .for_each(|agent| progress.add(agent));
     }
     if output.json {
         return output.print_json(&json!(progress).to_string());
@@ -54,27 +63,59 @@ impl Progress {
         }
         self.agents += 1;
         if agent.tunnels.is_empty() {
-            return self.not_connected.push(format!("{}/{}", agent.account, agent.agent_id));
+            return self
+                .not_connected
+                .push(format!("{}/{}", agent.account, agent.agent_id));
         }
-        *self.versions.entry(agent.version.clone().unwrap_or_default()).or_default() += 1;
+        *self
+            .versions
+            .entry(agent.version.clone().unwrap_or_default())
+            .or_default() += 1;
         let keys = agent.update.iter().flat_map(|update| &update.release_keys);
         keys.for_each(|key| *self.release_keys.entry(key.clone()).or_default() += 1);
-        self.without_updates += usize::from(agent.update.as_ref().is_none_or(|update| update.release_keys.is_empty()));
+        self.without_updates += usize::from(
+            agent
+                .update
+                .as_ref()
+                .is_none_or(|update| update.release_keys.is_empty()),
+        );
     }
 
     fn rows(&self) -> Vec<Vec<String>> {
-        let Self { agents, not_connected, versions, release_keys, without_updates, missing_nodes } = self;
+        let Self {
+            agents,
+            not_connected,
+            versions,
+            release_keys,
+            without_updates,
+            missing_nodes,
+        } = self;
         let connected = agents - not_connected.len();
         let row = |label: String, count: usize, of: usize| vec![label, format!("{count} of {of}")];
         let mut rows = vec![row("connected".to_owned(), connected, *agents)];
-        rows.extend(versions.iter().map(|(version, count)| row(format!("version {version}"), *count, connected)));
-        rows.extend(release_keys.iter().map(|(key, count)| row(format!("release key {key}"), *count, connected)));
-        rows.push(row("without updates".to_owned(), *without_updates, connected));
+        rows.extend(
+            versions
+                .iter()
+                .map(|(version, count)| row(format!("version {version}"), *count, connected)),
+        );
+        rows.extend(
+            release_keys
+                .iter()
+                .map(|(key, count)| row(format!("release key {key}"), *count, connected)),
+        );
+        rows.push(row(
+            "without updates".to_owned(),
+            *without_updates,
+            connected,
+        ));
         if !not_connected.is_empty() {
             rows.push(vec!["not connected".to_owned(), joined(not_connected)]);
         }
         if !missing_nodes.is_empty() {
-            rows.push(vec!["nodes that do not answer".to_owned(), joined(missing_nodes)]);
+            rows.push(vec![
+                "nodes that do not answer".to_owned(),
+                joined(missing_nodes),
+            ]);
         }
         rows
     }

@@ -42,7 +42,10 @@ pub(crate) enum ApiError {
     #[error(
         "no response from {url}: {error}; check that the gateway runs and that --admin-url names its admin listener"
     )]
-    Unreachable { url: String, error: Box<ureq::Error> },
+    Unreachable {
+        url: String,
+        error: Box<ureq::Error>,
+    },
     #[error("{0}")]
     Tls(String),
     #[error("{url} speaks https, not plain HTTP: use https:// in the URL (--admin-url)")]
@@ -51,7 +54,9 @@ pub(crate) enum ApiError {
     Unauthorized { url: String, token_source: String },
     #[error("{0}")]
     Refused(ReceivedProblem),
-    #[error("{url} is not the admin listener of a gateway: it responds with {status} and no problem details")]
+    #[error(
+        "{url} is not the admin listener of a gateway: it responds with {status} and no problem details"
+    )]
     UnexpectedResponse { url: String, status: StatusCode },
     #[error("cannot parse the response of the gateway: {0}; check that it runs the same version")]
     Malformed(#[from] serde_json::Error),
@@ -60,7 +65,9 @@ pub(crate) enum ApiError {
 impl ApiError {
     /// Whether no process listens at the address.
     pub(crate) fn is_connection_refused(&self) -> bool {
-        let Self::Unreachable { error, .. } = self else { return false };
+        let Self::Unreachable { error, .. } = self else {
+            return false;
+        };
         matches!(&**error, ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
     }
 }
@@ -90,7 +97,9 @@ impl std::fmt::Display for ReceivedProblem {
         let detail = escaped(self.detail.as_ref().unwrap_or(&self.title));
         match &self.field {
             // The detail may already begin with the field.
-            Some(field) if !detail.starts_with(field.as_str()) => write!(f, "{}: {detail}", escaped(field)),
+            Some(field) if !detail.starts_with(field.as_str()) => {
+                write!(f, "{}: {detail}", escaped(field))
+            }
             _ => f.write_str(&detail),
         }
     }
@@ -113,7 +122,10 @@ impl Api {
             // No redirects: the token must not be sent to another server.
             .max_redirects(0)
             .max_redirects_will_error(false);
-        Self { http: endpoint.address.agent(config), endpoint }
+        Self {
+            http: endpoint.address.agent(config),
+            endpoint,
+        }
     }
 
     /// Sends a request without a body to `path`, for example `/accounts/acme`.
@@ -122,17 +134,32 @@ impl Api {
     }
 
     /// As [`Self::request`], for a listener that may not answer.
-    pub(crate) fn request_within(&self, method: Method, path: &str, within: Duration) -> Result<Reply, ApiError> {
+    pub(crate) fn request_within(
+        &self,
+        method: Method,
+        path: &str,
+        within: Duration,
+    ) -> Result<Reply, ApiError> {
         self.send(method, path, None, Some(within))
     }
 
     /// Sends a request with `body`.
-    pub(crate) fn request_with(&self, method: Method, path: &str, body: &Value) -> Result<Reply, ApiError> {
+    pub(crate) fn request_with(
+        &self,
+        method: Method,
+        path: &str,
+        body: &Value,
+    ) -> Result<Reply, ApiError> {
         self.send(method, path, Some(body), Some(TIMEOUT))
     }
 
     /// Sends a request that is answered when another operation ends, without a time limit.
-    pub(crate) fn wait_for(&self, method: Method, path: &str, body: &Value) -> Result<Reply, ApiError> {
+    pub(crate) fn wait_for(
+        &self,
+        method: Method,
+        path: &str,
+        body: &Value,
+    ) -> Result<Reply, ApiError> {
         self.send(method, path, Some(body), None)
     }
 
@@ -145,11 +172,17 @@ impl Api {
     ) -> Result<Listing, ApiError> {
         let mut list = Listing::default();
         loop {
-            let missing = at_most.map_or(usize::MAX, |at_most| at_most.saturating_sub(list.items.len()));
+            let missing = at_most.map_or(usize::MAX, |at_most| {
+                at_most.saturating_sub(list.items.len())
+            });
             let mut query = form_urlencoded::Serializer::new(String::new());
-            query.append_pair("limit", &missing.min(ITEMS_PER_PAGE).to_string()).extend_pairs(filter);
+            query
+                .append_pair("limit", &missing.min(ITEMS_PER_PAGE).to_string())
+                .extend_pairs(filter);
             query.extend_pairs(list.next_cursor.take().map(|cursor| ("cursor", cursor)));
-            let page: Listing = self.request(Method::GET, &format!("{path}?{}", query.finish()))?.parse()?;
+            let page: Listing = self
+                .request(Method::GET, &format!("{path}?{}", query.finish()))?
+                .parse()?;
             let page_length = page.items.len();
             list.items.extend(page.items);
             list.missing_nodes.extend(page.missing_nodes);
@@ -162,7 +195,12 @@ impl Api {
 
     pub(crate) fn download(&self, path: &str) -> Result<DownloadedBody, ApiError> {
         let (_, headers, bytes) = self.ask(Method::GET, path, None, Some(TIMEOUT))?;
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let text = |name: &str| {
+            headers
+                .get(name)
+                .and_then(|value| value.to_str().ok())
+                .map(str::to_owned)
+        };
         let truncated = text("x-gw-truncated").is_some_and(|truncated| truncated == "true");
         Ok(DownloadedBody {
             bytes,
@@ -180,7 +218,10 @@ impl Api {
         timeout: Option<Duration>,
     ) -> Result<Reply, ApiError> {
         let (status, _, bytes) = self.ask(method, path, body, timeout)?;
-        Ok(Reply { status, text: String::from_utf8_lossy(&bytes).into_owned() })
+        Ok(Reply {
+            status,
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+        })
     }
 
     /// A backup of the gateway, which is read while it is made.
@@ -208,7 +249,10 @@ impl Api {
         if !status.is_success() {
             return Err(self.refusal(status, &bytes));
         }
-        if let Some(nodes) = headers.get("x-gw-pending-nodes").and_then(|value| value.to_str().ok()) {
+        if let Some(nodes) = headers
+            .get("x-gw-pending-nodes")
+            .and_then(|value| value.to_str().ok())
+        {
             // The change is made. A failure to say so must not look like a failure to make it.
             for warning in pending_nodes::warnings(nodes) {
                 command::note("gw-gateway", format_args!("warning: {warning}"));
@@ -235,16 +279,27 @@ impl Api {
             .header(AUTHORIZATION, format!("Bearer {}", token.reveal()));
         let sent = match body {
             Some(body) => {
-                let request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
-                request.map_err(ureq::Error::from).and_then(|request| self.run(request, timeout))
+                let request = request
+                    .header(CONTENT_TYPE, "application/json")
+                    .body(body.to_string());
+                request
+                    .map_err(ureq::Error::from)
+                    .and_then(|request| self.run(request, timeout))
             }
-            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.run(request, timeout)),
+            None => request
+                .body(())
+                .map_err(ureq::Error::from)
+                .and_then(|request| self.run(request, timeout)),
         };
         sent.map_err(|error| self.unreachable(error))
     }
 
     fn read(&self, response: &mut http::Response<ureq::Body>) -> Result<Vec<u8>, ApiError> {
-        let read = response.body_mut().with_config().limit(BODY_MAX).read_to_vec();
+        let read = response
+            .body_mut()
+            .with_config()
+            .limit(BODY_MAX)
+            .read_to_vec();
         read.map_err(|error| self.unreachable(error))
     }
 
@@ -252,19 +307,31 @@ impl Api {
         let address = &self.endpoint.address;
         match address.explain(&error) {
             Some(explanation) => ApiError::Tls(explanation),
-            None => ApiError::Unreachable { url: address.url.clone(), error: Box::new(error) },
+            None => ApiError::Unreachable {
+                url: address.url.clone(),
+                error: Box::new(error),
+            },
         }
     }
 
     /// The error of a response without success.
     fn refusal(&self, status: StatusCode, body: &[u8]) -> ApiError {
-        let AdminEndpoint { address, token_source, .. } = &self.endpoint;
+        let AdminEndpoint {
+            address,
+            token_source,
+            ..
+        } = &self.endpoint;
         let url = address.url.clone();
         match status {
-            StatusCode::UNAUTHORIZED => ApiError::Unauthorized { url, token_source: token_source.clone() },
+            StatusCode::UNAUTHORIZED => ApiError::Unauthorized {
+                url,
+                token_source: token_source.clone(),
+            },
             StatusCode::BAD_REQUEST if is_of_tls_listener(body) => ApiError::NotPlain { url },
-            _ => serde_json::from_slice(body)
-                .map_or_else(|_| ApiError::UnexpectedResponse { url, status }, ApiError::Refused),
+            _ => serde_json::from_slice(body).map_or_else(
+                |_| ApiError::UnexpectedResponse { url, status },
+                ApiError::Refused,
+            ),
         }
     }
 
@@ -273,7 +340,12 @@ impl Api {
         request: Request<impl ureq::AsSendBody>,
         timeout: Option<Duration>,
     ) -> Result<http::Response<ureq::Body>, ureq::Error> {
-        self.http.run(self.http.configure_request(request).timeout_global(timeout).build())
+        self.http.run(
+            self.http
+                .configure_request(request)
+                .timeout_global(timeout)
+                .build(),
+        )
     }
 }
 
@@ -294,10 +366,26 @@ mod tests {
 
     #[test]
     fn problem_messages_name_the_field_once() {
-        let text = |json: &str| serde_json::from_str::<ReceivedProblem>(json).unwrap().to_string();
-        assert_eq!(text(r#"{"title":"Not Found","detail":"no account acme"}"#), "no account acme");
-        assert_eq!(text(r#"{"title":"Invalid","detail":"at least 1","field":"burst"}"#), "burst: at least 1");
-        assert_eq!(text(r#"{"title":"Invalid","detail":"burst: at least 1","field":"burst"}"#), "burst: at least 1");
-        assert_eq!(text(r#"{"type":"about:blank","title":"Conflict","status":409}"#), "Conflict");
+        let text = |json: &str| {
+            serde_json::from_str::<ReceivedProblem>(json)
+                .unwrap()
+                .to_string()
+        };
+        assert_eq!(
+            text(r#"{"title":"Not Found","detail":"no account acme"}"#),
+            "no account acme"
+        );
+        assert_eq!(
+            text(r#"{"title":"Invalid","detail":"at least 1","field":"burst"}"#),
+            "burst: at least 1"
+        );
+        assert_eq!(
+            text(r#"{"title":"Invalid","detail":"burst: at least 1","field":"burst"}"#),
+            "burst: at least 1"
+        );
+        assert_eq!(
+            text(r#"{"type":"about:blank","title":"Conflict","status":409}"#),
+            "Conflict"
+        );
     }
 }

@@ -162,7 +162,11 @@ mod tests {
 
     #[test]
     fn ids_and_settings_are_checked_before_any_request() {
-        let kind = |line: &str| Arguments::try_parse_from(line.split(' ')).err().map(|error| error.kind());
+        let kind = |line: &str| {
+            Arguments::try_parse_from(line.split(' '))
+                .err()
+                .map(|error| error.kind())
+        };
         for good in [
             "gw-gateway account create acme --json",
             "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
@@ -189,30 +193,75 @@ mod tests {
         }
         let refused = [
             ("gw-gateway account create ACME", ErrorKind::ValueValidation),
-            ("gw-gateway account show acme/../other", ErrorKind::ValueValidation),
-            ("gw-gateway credential show acme 0123456789abcdef", ErrorKind::ValueValidation),
-            ("gw-gateway service create acme api --backend-port 80", ErrorKind::MissingRequiredArgument),
-            ("gw-gateway service create acme api --burst 0", ErrorKind::ValueValidation),
-            ("gw-gateway service create acme api --mode password", ErrorKind::InvalidValue),
-            ("gw-gateway service change acme api --enable --disable", ErrorKind::ArgumentConflict),
-            ("gw-gateway key create acme", ErrorKind::MissingRequiredArgument),
-            ("gw-gateway enrollment-token create acme --service api --approval maybe", ErrorKind::InvalidValue),
-            ("gw-gateway enrollment-token create acme --service api --expires-in 31d", ErrorKind::ValueValidation),
-            ("gw-gateway enrollment-token create acme --service api --uses 10001", ErrorKind::ValueValidation),
+            (
+                "gw-gateway account show acme/../other",
+                ErrorKind::ValueValidation,
+            ),
+            (
+                "gw-gateway credential show acme 0123456789abcdef",
+                ErrorKind::ValueValidation,
+            ),
+            (
+                "gw-gateway service create acme api --backend-port 80",
+                ErrorKind::MissingRequiredArgument,
+            ),
+            (
+                "gw-gateway service create acme api --burst 0",
+                ErrorKind::ValueValidation,
+            ),
+            (
+                "gw-gateway service create acme api --mode password",
+                ErrorKind::InvalidValue,
+            ),
+            (
+                "gw-gateway service change acme api --enable --disable",
+                ErrorKind::ArgumentConflict,
+            ),
+            (
+                "gw-gateway key create acme",
+                ErrorKind::MissingRequiredArgument,
+            ),
+            (
+                "gw-gateway enrollment-token create acme --service api --approval maybe",
+                ErrorKind::InvalidValue,
+            ),
+            (
+                "gw-gateway enrollment-token create acme --service api --expires-in 31d",
+                ErrorKind::ValueValidation,
+            ),
+            (
+                "gw-gateway enrollment-token create acme --service api --uses 10001",
+                ErrorKind::ValueValidation,
+            ),
             (
                 "gw-gateway enrollment-token create acme --service api --expires-in 1h --expires-in-seconds 9",
                 ErrorKind::ArgumentConflict,
             ),
             ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
-            ("gw-gateway init --domain EXAMPLE", ErrorKind::ValueValidation),
+            (
+                "gw-gateway init --domain EXAMPLE",
+                ErrorKind::ValueValidation,
+            ),
             ("gw-gateway init --listen 443", ErrorKind::ValueValidation),
-            ("gw-gateway init --tls-key key.pem", ErrorKind::MissingRequiredArgument),
-            ("gw-gateway init --serve --no-start", ErrorKind::ArgumentConflict),
+            (
+                "gw-gateway init --tls-key key.pem",
+                ErrorKind::MissingRequiredArgument,
+            ),
+            (
+                "gw-gateway init --serve --no-start",
+                ErrorKind::ArgumentConflict,
+            ),
             ("gw-gateway demo --nodes 1", ErrorKind::ValueValidation),
             ("gw-gateway demo --nodes 10", ErrorKind::ValueValidation),
-            ("gw-gateway restore backup.tar.zst", ErrorKind::MissingRequiredArgument),
+            (
+                "gw-gateway restore backup.tar.zst",
+                ErrorKind::MissingRequiredArgument,
+            ),
             ("gw-gateway region init", ErrorKind::MissingRequiredArgument),
-            ("gw-gateway region export --config gateway.toml", ErrorKind::MissingRequiredArgument),
+            (
+                "gw-gateway region export --config gateway.toml",
+                ErrorKind::MissingRequiredArgument,
+            ),
         ];
         for (line, expected) in refused {
             assert_eq!(kind(line), Some(expected), "{line}");

@@ -18,7 +18,10 @@ pub(crate) struct AuditArguments {
 
 impl AuditArguments {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
-        let account = self.account.as_ref().map(|account| ("account", account.as_str()));
+        let account = self
+            .account
+            .as_ref()
+            .map(|account| ("account", account.as_str()));
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         output.list::<AuditEntryView>("/audit-log", account.as_slice(), Some(limit))
     }

@@ -45,12 +45,24 @@ const NOT_RESTORED: &str = "nothing was restored";
 
 impl BackupArguments {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let Self { file, force, connection } = self;
+        let Self {
+            file,
+            force,
+            connection,
+        } = self;
         let interrupt = Interrupt::listen()?;
         if file == Path::new(STANDARD) {
             let mut out = BufWriter::with_capacity(CHUNK, io::stdout().lock());
-            let done = copy(&connection, &mut out, Path::new("standard output"), &interrupt);
-            return done.and_then(|()| out.flush().map_err(|error| Failure::Run(format!("standard output: {error}"))));
+            let done = copy(
+                &connection,
+                &mut out,
+                Path::new("standard output"),
+                &interrupt,
+            );
+            return done.and_then(|()| {
+                out.flush()
+                    .map_err(|error| Failure::Run(format!("standard output: {error}")))
+            });
         }
         if fs::symlink_metadata(&file).is_ok_and(|found| !found.is_file()) {
             // It would be replaced, not written to.
@@ -60,43 +72,77 @@ impl BackupArguments {
             )));
         }
         if !force && file.exists() {
-            return Err(Failure::Usage(format!("{} exists; give another name, or --force", file.display())));
+            return Err(Failure::Usage(format!(
+                "{} exists; give another name, or --force",
+                file.display()
+            )));
         }
-        let failed = |error: io::Error| Failure::Run(format!("{}: {error}; {NOT_MADE}", file.display()));
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let failed =
+            |error: io::Error| Failure::Run(format!("{}: {error}; {NOT_MADE}", file.display()));
+        let folder = file
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         // Has mode 0600, and is deleted on a failure.
-        let mut new = tempfile::Builder::new().prefix(".gw-backup-").tempfile_in(folder).map_err(failed)?;
+        let mut new = tempfile::Builder::new()
+            .prefix(".gw-backup-")
+            .tempfile_in(folder)
+            .map_err(failed)?;
         copy(&connection, new.as_file_mut(), &file, &interrupt)?;
         new.as_file().sync_all().map_err(failed)?;
-        let kept = if force { new.persist(&file) } else { new.persist_noclobber(&file) };
+        let kept = if force {
+            new.persist(&file)
+        } else {
+            new.persist_noclobber(&file)
+        };
         let kept = kept.map_err(|error| failed(error.error))?;
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        File::open(folder)
+            .and_then(|folder| folder.sync_all())
+            .map_err(failed)?;
         let bytes = kept.metadata().map_err(failed)?.len();
         let name = file.display();
         let told = if connection.json() {
-            writeln!(io::stdout(), "{}", json!({ "file": name.to_string(), "bytes": bytes }))
+            writeln!(
+                io::stdout(),
+                "{}",
+                json!({ "file": name.to_string(), "bytes": bytes })
+            )
         } else {
-            writeln!(io::stdout(), "Written: {name}, {bytes} bytes, with private keys in it. Encrypt copies of it.")
+            writeln!(
+                io::stdout(),
+                "Written: {name}, {bytes} bytes, with private keys in it. Encrypt copies of it."
+            )
         };
         told.map_err(|error| Failure::Run(format!("standard output: {error}")))
     }
 }
 
 /// Writes the backup of a running gateway to `out`, or else that of the data folder of the configuration.
-fn copy(connection: &AdminConnection, out: &mut impl Write, name: &Path, interrupt: &Interrupt) -> Result<(), Failure> {
+fn copy(
+    connection: &AdminConnection,
+    out: &mut impl Write,
+    name: &Path,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
     let mut out = interrupt.writer(out);
-    let written = |error: io::Error| Failure::Run(format!("{}: {error}; {NOT_MADE}", name.display()));
-    let copied = match (download(connection, &mut out, written, interrupt), connection.own_config_file()) {
+    let written =
+        |error: io::Error| Failure::Run(format!("{}: {error}; {NOT_MADE}", name.display()));
+    let copied = match (
+        download(connection, &mut out, written, interrupt),
+        connection.own_config_file(),
+    ) {
         (Ok(Err(refused)), Some(config)) if refused.is_connection_refused() => {
             load_config(config, |name| std::env::var(name).ok()).and_then(|config| {
-                backup::of_folder(&config, &mut out, &|| interrupt.is_set()).map_err(|error| match error {
+                backup::of_folder(&config, &mut out, &|| interrupt.is_set()).map_err(
+                |error| match error {
                     BackupError::Output(error) => written(error),
                     BackupError::Store(StoreError::InUse) => Failure::Run(format!(
                         "a gateway runs with {}, and its admin listener does not answer: {refused}",
                         config.data_dir.display()
                     )),
                     error => Failure::Run(format!("{error}; {NOT_MADE}")),
-                })
+                },
+            )
             })
         }
         (Ok(Err(error)), _) => Err(Failure::run(error)),
@@ -121,7 +167,9 @@ fn download(
     let mut chunk = vec![0; CHUNK];
     loop {
         let read = archive.read(&mut chunk).map_err(|error| {
-            Failure::Run(format!("the gateway did not send the whole backup: {error}; {NOT_MADE}, try again"))
+            Failure::Run(format!(
+                "the gateway did not send the whole backup: {error}; {NOT_MADE}, try again"
+            ))
         })?;
         if read == 0 {
             return Ok(Ok(()));
@@ -143,12 +191,24 @@ impl RestoreArguments {
             Ok(Box::new(File::open(source)?))
         };
         let input = interrupt.open(open).and_then(|opened| opened);
-        let input = input.map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
-        let restored = backup::restore(&config, input, &|| interrupt.is_set()).map_err(|error| match error {
-            BackupError::NotEmpty { .. } | BackupError::InPostgres => Failure::Usage(error.to_string()),
-            error => interrupt.explain(Failure::Run(format!("{error}; {NOT_RESTORED}")), NOT_RESTORED),
-        })?;
-        let backup::Restored { manifest, records, enrollment_tokens } = restored;
+        let input =
+            input.map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
+        let restored = backup::restore(&config, input, &|| interrupt.is_set()).map_err(
+            |error| match error {
+                BackupError::NotEmpty { .. } | BackupError::InPostgres => {
+                    Failure::Usage(error.to_string())
+                }
+                error => interrupt.explain(
+                    Failure::Run(format!("{error}; {NOT_RESTORED}")),
+                    NOT_RESTORED,
+                ),
+            },
+        )?;
+        let backup::Restored {
+            manifest,
+            records,
+            enrollment_tokens,
+        } = restored;
         let deleted = match enrollment_tokens {
             0 => String::new(),
             count => format!(

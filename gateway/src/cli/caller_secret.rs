@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use clap::Subcommand;
 use gw_gateway::control::{
-    CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, SecretKind,
-    ServiceKeyView,
+    CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
+    SecretKind, ServiceKeyView,
 };
 use gw_shared::id::{AccountId, ClientId, InvalidId, KeyId, ServiceId};
 
@@ -70,15 +70,34 @@ impl<K: SecretCollection> CallerSecretCommand<K> {
         let collection = |account: &AccountId| format!("/accounts/{account}/{}", K::COLLECTION);
         let item = |account: &AccountId, id: &K| format!("{}/{id}", collection(account));
         match self {
-            Self::Create { account, services, name, switch } => {
-                let new = NewCallerSecret { name, allowed_services: texts(&services), enabled: switch.enabled() };
+            Self::Create {
+                account,
+                services,
+                name,
+                switch,
+            } => {
+                let new = NewCallerSecret {
+                    name,
+                    allowed_services: texts(&services),
+                    enabled: switch.enabled(),
+                };
                 output.create::<K::NewView>(&collection(&account), &new)
             }
             Self::List { account } => output.list::<K::View>(&collection(&account), &[], None),
             Self::Show { account, id } => output.show::<K::View>(&item(&account, &id)),
-            Self::Change { account, id, services, name, switch } => {
+            Self::Change {
+                account,
+                id,
+                services,
+                name,
+                switch,
+            } => {
                 let allowed_services = new_list(texts(&services));
-                let changes = CallerSecretChanges { name, allowed_services, enabled: switch.enabled() };
+                let changes = CallerSecretChanges {
+                    name,
+                    allowed_services,
+                    enabled: switch.enabled(),
+                };
                 output.change::<K::View>(&item(&account, &id), &changes)
             }
             Self::RotateSecret { account, id } => {
@@ -125,7 +144,10 @@ impl Listed for ServiceKeyView {
 
 impl Shown for NewCredentialView {
     fn facts(&self) -> Vec<(&'static str, String)> {
-        let secret = self.client_secret.clone().map(|secret| ("client secret", secret));
+        let secret = self
+            .client_secret
+            .clone()
+            .map(|secret| ("client secret", secret));
         self.credential.facts().into_iter().chain(secret).collect()
     }
 
@@ -136,7 +158,10 @@ impl Shown for NewCredentialView {
 
 impl Shown for NewServiceKeyView {
     fn facts(&self) -> Vec<(&'static str, String)> {
-        let secret = self.service_key.clone().map(|secret| ("service key", secret));
+        let secret = self
+            .service_key
+            .clone()
+            .map(|secret| ("service key", secret));
         self.key.facts().into_iter().chain(secret).collect()
     }
 

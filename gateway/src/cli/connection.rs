@@ -50,7 +50,10 @@ pub(crate) struct AdminEndpoint {
 impl AdminConnection {
     /// To the gateway on this machine with this configuration file.
     pub(crate) fn of(config: &Path) -> Self {
-        Self { config: Some(config.to_owned()), ..Self::default() }
+        Self {
+            config: Some(config.to_owned()),
+            ..Self::default()
+        }
     }
 
     pub(crate) fn open(&self) -> Result<Output, Failure> {
@@ -72,51 +75,85 @@ impl AdminConnection {
         self.json
     }
 
-    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<AdminEndpoint, Failure> {
+    fn endpoint(
+        &self,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<AdminEndpoint, Failure> {
         let variable = |name| environment(name).filter(|value| !value.is_empty());
-        let config = self.config.as_deref().map(|path| load_config(path, &environment)).transpose()?;
+        let config = self
+            .config
+            .as_deref()
+            .map(|path| load_config(path, &environment))
+            .transpose()?;
 
-        let authorities = self.admin_ca.clone().or_else(|| variable("GW_ADMIN_CA").map(PathBuf::from));
+        let authorities = self
+            .admin_ca
+            .clone()
+            .or_else(|| variable("GW_ADMIN_CA").map(PathBuf::from));
         let authorities = authorities.as_deref();
         let address = match (&self.admin_url, &config) {
             (Some(url), _) => AdminAddress::at(url, authorities),
             (None, Some(config)) => AdminAddress::of(config, authorities),
-            (None, None) => AdminAddress::at(variable("GW_ADMIN_URL").as_deref().unwrap_or(URL_DEFAULT), authorities),
+            (None, None) => AdminAddress::at(
+                variable("GW_ADMIN_URL").as_deref().unwrap_or(URL_DEFAULT),
+                authorities,
+            ),
         };
         let address = address.map_err(Failure::Usage)?;
-        let (token, token_source) = match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
-            (Some(file), ..) => read_token(file),
-            // The file is of no use without the key that seals it.
-            (None, Some(config), token) => read_token_in(config)
-                .or_else(|error| token.map(|token| (token, "GW_ADMIN_TOKEN".to_owned())).ok_or(error)),
-            (None, None, Some(token)) => Ok((token, "GW_ADMIN_TOKEN".to_owned())),
-            (None, None, None) => match variable("GW_ADMIN_TOKEN_FILE") {
-                Some(file) => read_token(Path::new(&file)),
-                None => Err(NO_TOKEN.to_owned()),
-            },
-        }
-        .map_err(Failure::Usage)?;
+        let (token, token_source) =
+            match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
+                (Some(file), ..) => read_token(file),
+                // The file is of no use without the key that seals it.
+                (None, Some(config), token) => read_token_in(config).or_else(|error| {
+                    token
+                        .map(|token| (token, "GW_ADMIN_TOKEN".to_owned()))
+                        .ok_or(error)
+                }),
+                (None, None, Some(token)) => Ok((token, "GW_ADMIN_TOKEN".to_owned())),
+                (None, None, None) => match variable("GW_ADMIN_TOKEN_FILE") {
+                    Some(file) => read_token(Path::new(&file)),
+                    None => Err(NO_TOKEN.to_owned()),
+                },
+            }
+            .map_err(Failure::Usage)?;
         let token = Secret::new(token.trim().to_owned());
-        if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic()) {
-            let message = format!("{token_source} holds no admin token: a token is one line of printable ASCII");
+        if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic())
+        {
+            let message = format!(
+                "{token_source} holds no admin token: a token is one line of printable ASCII"
+            );
             return Err(Failure::Usage(message));
         }
-        Ok(AdminEndpoint { address, token, token_source })
+        Ok(AdminEndpoint {
+            address,
+            token,
+            token_source,
+        })
     }
 }
 
-pub(super) fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
+pub(super) fn load_config(
+    path: &Path,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Result<Config, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    Config::parse(&text, environment)
+        .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
 /// The token in a data folder, read with the rights of its owner, and opened if it is sealed.
 fn read_token_in(config: &Config) -> Result<(String, String), String> {
     let file = config.data_dir.join("admin.token");
-    let failed = |error: &dyn std::fmt::Display| format!("cannot read the admin token: {}: {error}", file.display());
+    let failed = |error: &dyn std::fmt::Display| {
+        format!("cannot read the admin token: {}: {error}", file.display())
+    };
     let sealing = Sealing::load(config.seal_key.as_deref()).map_err(|error| failed(&error))?;
-    let read = FileOwner::of(&config.data_dir).and_then(|owner| owner.run(|| sealing.read_file(&file)));
-    let token = read.map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+    let read =
+        FileOwner::of(&config.data_dir).and_then(|owner| owner.run(|| sealing.read_file(&file)));
+    let token = read
+        .map_err(|error| failed(&error))?
+        .map_err(|error| failed(&error))?;
     Ok((token, file.display().to_string()))
 }
 
@@ -135,13 +172,24 @@ mod tests {
 
     use super::*;
 
-    fn endpoint(connection: &AdminConnection, environment: &[(&str, &str)]) -> Result<AdminEndpoint, String> {
-        let variable =
-            |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
-        connection.endpoint(variable).map_err(|failure| match failure {
-            Failure::Usage(message) => message,
-            Failure::Run(message) | Failure::Internal(message) => panic!("not a matter of usage: {message}"),
-        })
+    fn endpoint(
+        connection: &AdminConnection,
+        environment: &[(&str, &str)],
+    ) -> Result<AdminEndpoint, String> {
+        let variable = |name: &str| {
+            environment
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
+        connection
+            .endpoint(variable)
+            .map_err(|failure| match failure {
+                Failure::Usage(message) => message,
+                Failure::Run(message) | Failure::Internal(message) => {
+                    panic!("not a matter of usage: {message}")
+                }
+            })
     }
 
     #[test]
@@ -176,13 +224,25 @@ mod tests {
         };
         let expect = |url: &str, token: &str| (url.to_owned(), token.to_owned());
 
-        assert_eq!(found(&options, &variables), expect("http://option:1", "of-option"));
+        assert_eq!(
+            found(&options, &variables),
+            expect("http://option:1", "of-option")
+        );
         (options.admin_url, options.admin_token_file) = (None, None);
-        assert_eq!(found(&options, &variables), expect("http://[::1]:9090", "of-config"));
+        assert_eq!(
+            found(&options, &variables),
+            expect("http://[::1]:9090", "of-config")
+        );
         options.config = None;
-        assert_eq!(found(&options, &variables), expect("http://variable:2", "of-variable"));
+        assert_eq!(
+            found(&options, &variables),
+            expect("http://variable:2", "of-variable")
+        );
         variables[1].1 = "";
-        assert_eq!(found(&options, &variables), expect("http://variable:2", "of-file"));
+        assert_eq!(
+            found(&options, &variables),
+            expect("http://variable:2", "of-file")
+        );
         variables.remove(0);
         assert_eq!(found(&options, &variables), expect(URL_DEFAULT, "of-file"));
         assert_eq!(endpoint(&options, &[]).unwrap_err(), NO_TOKEN);
@@ -190,13 +250,28 @@ mod tests {
 
     #[test]
     fn invalid_tokens_and_authorities_are_refused_by_name() {
-        let error = endpoint(&AdminConnection::default(), &[("GW_ADMIN_TOKEN", "t"), ("GW_ADMIN_CA", "/nowhere/ca")]);
+        let error = endpoint(
+            &AdminConnection::default(),
+            &[("GW_ADMIN_TOKEN", "t"), ("GW_ADMIN_CA", "/nowhere/ca")],
+        );
         assert!(error.unwrap_err().starts_with("--admin-ca /nowhere/ca: "));
-        let token = |token| endpoint(&AdminConnection::default(), &[("GW_ADMIN_TOKEN", token)]).unwrap_err();
+        let token = |token| {
+            endpoint(&AdminConnection::default(), &[("GW_ADMIN_TOKEN", token)]).unwrap_err()
+        };
         for wrong in [" ", "two words", "line\nline", "caf\u{e9}"] {
-            assert!(token(wrong).starts_with("GW_ADMIN_TOKEN holds no admin token"), "{wrong}");
+            assert!(
+                token(wrong).starts_with("GW_ADMIN_TOKEN holds no admin token"),
+                "{wrong}"
+            );
         }
-        let nowhere = AdminConnection { admin_token_file: Some("/nowhere/token".into()), ..AdminConnection::default() };
-        assert!(endpoint(&nowhere, &[]).unwrap_err().starts_with("cannot read the admin token: /nowhere/token: "));
+        let nowhere = AdminConnection {
+            admin_token_file: Some("/nowhere/token".into()),
+            ..AdminConnection::default()
+        };
+        assert!(
+            endpoint(&nowhere, &[])
+                .unwrap_err()
+                .starts_with("cannot read the admin token: /nowhere/token: ")
+        );
     }
 }

@@ -4,7 +4,9 @@ use std::io::{self, StdoutLock, Write};
 use std::path::Path;
 
 use gw_gateway::config::workers_or_cores;
-use gw_gateway::demo::nodes::{self, NodesDemo, NodesError, NodesOptions, User, become_program, end_with};
+use gw_gateway::demo::nodes::{
+    self, NodesDemo, NodesError, NodesOptions, User, become_program, end_with,
+};
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_gateway::rate::Rate;
 use gw_shared::command::Failure;
@@ -21,8 +23,9 @@ use super::arguments::{DemoArguments, DemoPart, PartArguments};
 pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
     core_dump::allow(core_dumps_of_environment()?).map_err(Failure::run)?;
     logging::start(LogFormat::Text, "warn");
-    let rate = Rate::new(arguments.burst, arguments.refill_per_minute)
-        .ok_or_else(|| Failure::Usage("--burst and --refill-per-minute must be at least 1".to_owned()))?;
+    let rate = Rate::new(arguments.burst, arguments.refill_per_minute).ok_or_else(|| {
+        Failure::Usage("--burst and --refill-per-minute must be at least 1".to_owned())
+    })?;
     if let Some(nodes) = arguments.nodes {
         return run_nodes(nodes.into(), rate, arguments);
     }
@@ -45,7 +48,9 @@ pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
         DemoError::Agent(_) => Failure::Usage(error.to_string()),
         _ => Failure::Run(error.to_string()),
     })?;
-    print(arguments.json, &demo.about, |out| demo.about.write_hints(out))?;
+    print(arguments.json, &demo.about, |out| {
+        demo.about.write_hints(out)
+    })?;
     Ok(demo.run_until_stopped()?)
 }
 
@@ -65,7 +70,9 @@ fn run_nodes(nodes: usize, rate: Rate, arguments: DemoArguments) -> Result<(), F
         error => Failure::run(error),
     };
     let demo = NodesDemo::start(&options).map_err(failed)?;
-    print(arguments.json, &demo.about, |out| demo.about.write_hints(out))?;
+    print(arguments.json, &demo.about, |out| {
+        demo.about.write_hints(out)
+    })?;
     demo.run_until_stopped().map_err(failed)
 }
 
@@ -77,11 +84,15 @@ fn print(
 ) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let written = if as_json {
-        serde_json::to_writer(&mut out, about).map_err(io::Error::from).and_then(|()| writeln!(out))
+        serde_json::to_writer(&mut out, about)
+            .map_err(io::Error::from)
+            .and_then(|()| writeln!(out))
     } else {
         write_hints(&mut out)
     };
-    written.and_then(|()| out.flush()).map_err(|error| Failure::Run(format!("standard output: {error}")))
+    written
+        .and_then(|()| out.flush())
+        .map_err(|error| Failure::Run(format!("standard output: {error}")))
 }
 
 /// Runs a process of a demo of several nodes. `serve` runs a node.
@@ -100,10 +111,18 @@ pub(crate) fn run_part(
             logging::start(LogFormat::Text, "info");
             nodes::run_agent().map_err(Failure::run)
         }
-        DemoPart::Program { user, group, program, arguments } => {
+        DemoPart::Program {
+            user,
+            group,
+            program,
+            arguments,
+        } => {
             let user = user.zip(group).map(|(id, group)| User { id, group });
             let error = become_program(parent, user, &program, &arguments);
-            Err(Failure::Run(format!("cannot run {}: {error}", program.display())))
+            Err(Failure::Run(format!(
+                "cannot run {}: {error}",
+                program.display()
+            )))
         }
     }
 }
@@ -111,14 +130,23 @@ pub(crate) fn run_part(
 /// Whether core dumps are allowed, from the environment: a demo has no configuration file.
 fn core_dumps_of_environment() -> Result<bool, Failure> {
     let environment = |name: &str| std::env::var(name).ok();
-    let mut keys = Keys::parse("", &environment).map_err(|errors| Failure::Usage(errors.to_string()))?;
+    let mut keys =
+        Keys::parse("", &environment).map_err(|errors| Failure::Usage(errors.to_string()))?;
     let are_allowed = core_dump::take(&mut keys);
-    if keys.errors.is_empty() { Ok(are_allowed) } else { Err(Failure::Usage(keys.errors.join("; "))) }
+    if keys.errors.is_empty() {
+        Ok(are_allowed)
+    } else {
+        Err(Failure::Usage(keys.errors.join("; ")))
+    }
 }
 
 /// Settings of the export of spans, likewise.
 fn traces_of_environment() -> Result<Option<Settings>, Failure> {
     let mut errors = Vec::new();
     let settings = Settings::resolve(None, None, &|name| std::env::var(name).ok(), &mut errors);
-    if errors.is_empty() { Ok(settings) } else { Err(Failure::Usage(errors.join("; "))) }
+    if errors.is_empty() {
+        Ok(settings)
+    } else {
+        Err(Failure::Usage(errors.join("; ")))
+    }
 }

@@ -3,7 +3,9 @@
 use std::io::Write;
 
 use clap::{Subcommand, value_parser};
-use gw_gateway::control::{BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+use gw_gateway::control::{
+    BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
+};
 use gw_gateway::store::Approval;
 use gw_shared::id::{AccountId, EnrollmentTokenId, ServiceId};
 use http::Method;
@@ -51,9 +53,15 @@ pub(crate) enum EnrollmentTokenCommand {
     /// List the tokens of an account, without their secrets.
     List { account: AccountId },
     /// Show a token, without its secret.
-    Show { account: AccountId, id: EnrollmentTokenId },
+    Show {
+        account: AccountId,
+        id: EnrollmentTokenId,
+    },
     /// Withdraw a token: no further agent enrolls with it. Agents that used it stay enrolled.
-    Delete { account: AccountId, id: EnrollmentTokenId },
+    Delete {
+        account: AccountId,
+        id: EnrollmentTokenId,
+    },
 }
 
 impl EnrollmentTokenCommand {
@@ -71,8 +79,13 @@ impl EnrollmentTokenCommand {
                 backend_port,
             } => {
                 let expires_in_seconds = expires_in.or(expires_in_seconds);
-                let new =
-                    NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds, uses, ephemeral };
+                let new = NewEnrollmentToken {
+                    services: texts(&services),
+                    approval,
+                    expires_in_seconds,
+                    uses,
+                    ephemeral,
+                };
                 let path = format!("/accounts/{account}/enrollment-tokens");
                 let reply = output.api.request_with(Method::POST, &path, &json!(new))?;
                 output.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
@@ -92,9 +105,11 @@ impl EnrollmentTokenCommand {
                     writeln!(out, "{}", created.command(backend_port))
                 })
             }
-            Self::List { account } => {
-                output.list::<EnrollmentTokenView>(&format!("/accounts/{account}/enrollment-tokens"), &[], None)
-            }
+            Self::List { account } => output.list::<EnrollmentTokenView>(
+                &format!("/accounts/{account}/enrollment-tokens"),
+                &[],
+                None,
+            ),
             Self::Show { account, id } => output.show::<EnrollmentTokenView>(&path(&account, &id)),
             Self::Delete { account, id } => output.delete(&path(&account, &id)),
         }

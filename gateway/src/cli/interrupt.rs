@@ -27,11 +27,18 @@ impl Interrupt {
     /// Registers the signals. They no longer end the process by default.
     pub(super) fn listen() -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::Run(format!("cannot register signals: {error}"));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .map_err(failed)?;
         let mut signals = Vec::new();
         {
             let _entered = runtime.enter();
-            for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+            for kind in [
+                SignalKind::interrupt(),
+                SignalKind::terminate(),
+                SignalKind::hangup(),
+            ] {
                 if !is_ignored(kind.as_raw_value()).map_err(failed)? {
                     signals.push(signal(kind).map_err(failed)?);
                 }
@@ -39,7 +46,10 @@ impl Interrupt {
         }
         let (unset, signal) = bounded(0);
         let wait = move || runtime.block_on(wait(signals, unset));
-        thread::Builder::new().name("gw-signals".to_owned()).spawn(wait).map_err(failed)?;
+        thread::Builder::new()
+            .name("gw-signals".to_owned())
+            .spawn(wait)
+            .map_err(failed)?;
         Ok(Self { signal })
     }
 
@@ -48,12 +58,20 @@ impl Interrupt {
     }
 
     fn check(&self) -> io::Result<()> {
-        if self.is_set() { Err(interrupted()) } else { Ok(()) }
+        if self.is_set() {
+            Err(interrupted())
+        } else {
+            Ok(())
+        }
     }
 
     /// The failure of a command: `error`, or the signal that has caused it. `outcome` tells what was not made.
     pub(super) fn explain(&self, error: Failure, outcome: &str) -> Failure {
-        if self.is_set() { Failure::Run(format!("{}; {outcome}", interrupted())) } else { error }
+        if self.is_set() {
+            Failure::Run(format!("{}; {outcome}", interrupted()))
+        } else {
+            error
+        }
     }
 
     /// Opens a source and reads it in a thread of its own, so that a signal also ends the wait for its data.
@@ -63,25 +81,35 @@ impl Interrupt {
     ) -> io::Result<Result<Source, E>> {
         let (opened, is_open) = bounded(1);
         let (sender, chunks) = bounded(CHUNKS);
-        thread::Builder::new().name("gw-source".to_owned()).spawn(move || match open() {
-            // A send fails when the command does not read any more.
-            Ok(source) => {
-                if opened.send(Ok(())).is_ok() {
-                    read_all(source, &sender);
+        thread::Builder::new()
+            .name("gw-source".to_owned())
+            .spawn(move || match open() {
+                // A send fails when the command does not read any more.
+                Ok(source) => {
+                    if opened.send(Ok(())).is_ok() {
+                        read_all(source, &sender);
+                    }
                 }
-            }
-            Err(error) => drop(opened.send(Err(error))),
-        })?;
+                Err(error) => drop(opened.send(Err(error))),
+            })?;
         let opened = select! {
             recv(is_open) -> opened => opened.map_err(|RecvError| io::Error::other("the thread that opens it has ended"))?,
             recv(self.signal) -> _ => return Err(interrupted()),
         };
-        Ok(opened.map(|()| Source { chunks, chunk: io::Cursor::default(), is_at_end: false, interrupt: self.clone() }))
+        Ok(opened.map(|()| Source {
+            chunks,
+            chunk: io::Cursor::default(),
+            is_at_end: false,
+            interrupt: self.clone(),
+        }))
     }
 
     /// A writer that fails after a signal.
     pub(super) fn writer<W: Write>(&self, out: W) -> Output<W> {
-        Output { out, interrupt: self.clone() }
+        Output {
+            out,
+            interrupt: self.clone(),
+        }
     }
 }
 

@@ -90,16 +90,46 @@ pub(crate) struct Family<C: Subcommand> {
 impl Administration {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let done = match self {
-            Self::Account(Family { command, connection }) => command.run(&mut connection.open()?),
-            Self::Service(Family { command, connection }) => command.run(&mut connection.open()?),
-            Self::Credential(Family { command, connection }) => command.run(&mut connection.open()?),
-            Self::Key(Family { command, connection }) => command.run(&mut connection.open()?),
-            Self::EnrollmentToken(Family { command, connection }) => command.run(&mut connection.open()?),
-            Self::Agent(Family { command, connection }) => command.run(&mut connection.open()?),
-            Self::AgentCa(Family { command, connection }) => command.run(&mut connection.open()?),
-            Self::Tunnel(Family { command, connection }) => command.run(&mut connection.open()?),
-            Self::SigningKey(Family { command, connection }) => command.run(&mut connection.open()?),
-            Self::Request(Family { command, connection }) => command.run(&mut connection.open()?),
+            Self::Account(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::Service(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::Credential(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::Key(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::EnrollmentToken(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::Agent(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::AgentCa(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::Tunnel(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::SigningKey(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::Request(Family {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
             Self::Audit { query, connection } => query.run(&mut connection.open()?),
         };
         match done {

@@ -26,11 +26,17 @@ pub(crate) enum CommandError {
     Api(#[from] ApiError),
     #[error("nothing to change; --help lists what can be changed")]
     NothingToChange,
-    #[error("--with-key: callers of this service cannot use a service key; add the mode service_key to it")]
+    #[error(
+        "--with-key: callers of this service cannot use a service key; add the mode service_key to it"
+    )]
     NoKeyMode,
     /// A command of several changes, not all of which are made.
     #[error("{error}; in place: {made}; not created: {missing}")]
-    Partly { error: Box<CommandError>, made: String, missing: String },
+    Partly {
+        error: Box<CommandError>,
+        made: String,
+        missing: String,
+    },
     #[error("{name}: {error}")]
     Input { name: String, error: io::Error },
     #[error("standard output: {0}")]
@@ -57,14 +63,30 @@ pub(crate) trait Listed: Shown {
 
 impl Output {
     pub(crate) fn new(api: Api, json: bool) -> Self {
-        Self { api, json, out: io::stdout().lock() }
+        Self {
+            api,
+            json,
+            out: io::stdout().lock(),
+        }
     }
 
-    pub(crate) fn create<T: Shown>(&mut self, path: &str, new: &impl Serialize) -> Result<(), CommandError> {
+    pub(crate) fn create<T: Shown>(
+        &mut self,
+        path: &str,
+        new: &impl Serialize,
+    ) -> Result<(), CommandError> {
         let reply = self.api.request_with(Method::POST, path, &json!(new))?;
         let created = reply.created();
         self.tell(&reply, |view: T, out| {
-            writeln!(out, "{}", if created { "Created:" } else { "Already exists, unchanged:" })?;
+            writeln!(
+                out,
+                "{}",
+                if created {
+                    "Created:"
+                } else {
+                    "Already exists, unchanged:"
+                }
+            )?;
             write_facts(&view, out)
         })
     }
@@ -83,14 +105,21 @@ impl Output {
         if page.items.is_empty() {
             self.print(&format!("No {}.", T::PLURAL))?;
         } else {
-            let views: Vec<T> =
-                page.items.into_iter().map(serde_json::from_value).collect::<Result<_, _>>().map_err(ApiError::from)?;
+            let views: Vec<T> = page
+                .items
+                .into_iter()
+                .map(serde_json::from_value)
+                .collect::<Result<_, _>>()
+                .map_err(ApiError::from)?;
             table::write(&mut self.out, &rows(&views))?;
             self.out.flush()?;
         }
         if !missing.is_empty() {
             let plural = T::PLURAL;
-            self.print(&format!("Missing: the {plural} of nodes that do not answer: {}.", joined(missing)))?;
+            self.print(&format!(
+                "Missing: the {plural} of nodes that do not answer: {}.",
+                joined(missing)
+            ))?;
         }
         Ok(())
     }
@@ -101,7 +130,11 @@ impl Output {
     }
 
     /// Changes a record and prints the new state.
-    pub(crate) fn change<T: Shown>(&mut self, path: &str, changes: &impl Serialize) -> Result<(), CommandError> {
+    pub(crate) fn change<T: Shown>(
+        &mut self,
+        path: &str,
+        changes: &impl Serialize,
+    ) -> Result<(), CommandError> {
         let changes = json!(changes);
         if changes.as_object().is_some_and(serde_json::Map::is_empty) {
             return Err(CommandError::NothingToChange);
@@ -111,7 +144,11 @@ impl Output {
     }
 
     /// Performs an action on a record and prints the new state.
-    pub(crate) fn act<T: Shown>(&mut self, path: &str, body: Option<&Value>) -> Result<(), CommandError> {
+    pub(crate) fn act<T: Shown>(
+        &mut self,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(), CommandError> {
         let reply = match body {
             Some(body) => self.api.request_with(Method::POST, path, body)?,
             None => self.api.request(Method::POST, path)?,
@@ -120,14 +157,22 @@ impl Output {
     }
 
     /// Performs an action without a time limit and prints its result.
-    pub(crate) fn wait_for<T: Shown>(&mut self, path: &str, body: &Value) -> Result<(), CommandError> {
+    pub(crate) fn wait_for<T: Shown>(
+        &mut self,
+        path: &str,
+        body: &Value,
+    ) -> Result<(), CommandError> {
         let reply = self.api.wait_for(Method::POST, path, body)?;
         self.tell(&reply, |view: T, out| write_facts(&view, out))
     }
 
     pub(crate) fn delete(&mut self, path: &str) -> Result<(), CommandError> {
         self.api.request(Method::DELETE, path)?;
-        if self.json { Ok(()) } else { self.print("Deleted.") }
+        if self.json {
+            Ok(())
+        } else {
+            self.print("Deleted.")
+        }
     }
 
     /// Writes the bytes at `path` to standard output, and notes about them to standard error. A terminal would obey
@@ -137,18 +182,28 @@ impl Output {
         if self.out.is_terminal() {
             for line in String::from_utf8_lossy(&download.bytes).split_inclusive('\n') {
                 let end = if line.ends_with('\n') { "\n" } else { "" };
-                write!(self.out, "{}{end}", escaped(line.trim_end_matches(['\n', '\r'])))?;
+                write!(
+                    self.out,
+                    "{}{end}",
+                    escaped(line.trim_end_matches(['\n', '\r']))
+                )?;
             }
         } else {
             self.out.write_all(&download.bytes)?;
         }
         self.out.flush()?;
         if let Some(encoding) = download.encoding {
-            command::note("gw-gateway", format_args!("the body has the content coding {encoding}"));
+            command::note(
+                "gw-gateway",
+                format_args!("the body has the content coding {encoding}"),
+            );
         }
         if download.truncated {
-            let reason = download.truncated_by.map_or_else(String::new, |reason| format!(" ({reason})"));
-            let note = format_args!("the body is incomplete; only the beginning was captured{reason}");
+            let reason = download
+                .truncated_by
+                .map_or_else(String::new, |reason| format!(" ({reason})"));
+            let note =
+                format_args!("the body is incomplete; only the beginning was captured{reason}");
             command::note("gw-gateway", note);
         }
         Ok(())
@@ -189,16 +244,30 @@ impl Output {
 
 /// Writes each fact on its own line.
 pub(crate) fn write_facts(view: &impl Shown, out: &mut impl Write) -> io::Result<()> {
-    let lines: Vec<Vec<String>> =
-        view.facts().into_iter().map(|(label, value)| vec![format!("  {label}"), value]).collect();
+    let lines: Vec<Vec<String>> = view
+        .facts()
+        .into_iter()
+        .map(|(label, value)| vec![format!("  {label}"), value])
+        .collect();
     table::write(out, &lines)?;
     view.note().map_or(Ok(()), |note| writeln!(out, "{note}"))
 }
 
 fn rows<T: Listed>(views: &[T]) -> Vec<Vec<String>> {
     let columns = |view: &T| view.facts().into_iter().take(T::COLUMNS);
-    let header = views.first().map(|view| columns(view).map(|(label, _)| label.to_uppercase()).collect());
-    header.into_iter().chain(views.iter().map(|view| columns(view).map(|(_, value)| value).collect())).collect()
+    let header = views.first().map(|view| {
+        columns(view)
+            .map(|(label, _)| label.to_uppercase())
+            .collect()
+    });
+    header
+        .into_iter()
+        .chain(
+            views
+                .iter()
+                .map(|view| columns(view).map(|(_, value)| value).collect()),
+        )
+        .collect()
 }
 
 /// The word that the API uses for a value of an enumeration.
@@ -217,5 +286,9 @@ pub(crate) fn or_dash<T: ToString>(value: Option<&T>) -> String {
 /// The values with commas between them; a dash if there are none.
 pub(crate) fn joined(values: impl IntoIterator<Item = impl ToString>) -> String {
     let values: Vec<String> = values.into_iter().map(|value| value.to_string()).collect();
-    if values.is_empty() { "-".to_owned() } else { values.join(", ") }
+    if values.is_empty() {
+        "-".to_owned()
+    } else {
+        values.join(", ")
+    }
 }

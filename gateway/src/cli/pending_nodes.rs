@@ -2,8 +2,15 @@
 
 /// Warnings for a list such as `2, 5;dead`.
 pub(super) fn warnings(nodes: &str) -> Vec<String> {
-    let nodes = || nodes.split(',').map(str::trim).filter(|node| !node.is_empty());
-    let dead: Vec<&str> = nodes().filter_map(|node| node.strip_suffix(";dead")).collect();
+    let nodes = || {
+        nodes
+            .split(',')
+            .map(str::trim)
+            .filter(|node| !node.is_empty())
+    };
+    let dead: Vec<&str> = nodes()
+        .filter_map(|node| node.strip_suffix(";dead"))
+        .collect();
     let silent: Vec<&str> = nodes().filter(|node| !node.ends_with(";dead")).collect();
     let silent = (!silent.is_empty()).then(|| {
         let silent = silent.join(", ");
@@ -29,10 +36,19 @@ mod tests {
     fn nodes_that_do_not_answer_and_dead_ones_have_a_warning_each() {
         assert_eq!(warnings("").len(), 0);
         let silent = warnings("2, 5");
-        assert!(silent.len() == 1 && silent[0].starts_with("not yet in use at node 2, 5, which"), "{silent:?}");
+        assert!(
+            silent.len() == 1 && silent[0].starts_with("not yet in use at node 2, 5, which"),
+            "{silent:?}"
+        );
         let both = warnings("1;dead, 2, 7;dead");
-        assert!(both[0].starts_with("not yet in use at node 2, which"), "{both:?}");
-        assert!(both[1].starts_with("not asked, because it is dead: node 1, 7; "), "{both:?}");
+        assert!(
+            both[0].starts_with("not yet in use at node 2, which"),
+            "{both:?}"
+        );
+        assert!(
+            both[1].starts_with("not asked, because it is dead: node 1, 7; "),
+            "{both:?}"
+        );
         assert_eq!(warnings("3;dead").len(), 1);
     }
 }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use gw_gateway::config::Config;
-use gw_gateway::process::region::{self, Created, Drained, KeyFile, Moved, ReplaceableSecret, Replaced, Status};
+use gw_gateway::process::region::{
+    self, Created, Drained, KeyFile, Moved, ReplaceableSecret, Replaced, Status,
+};
 use gw_gateway::store::{ContentsSummary, Replication};
 use gw_shared::command::Failure;
 use gw_shared::text::escaped_json;
@@ -127,25 +129,44 @@ impl RegionCommand {
                 ThisNode::ask(&config).add_to(&mut status);
                 print(writeln!(out, "{}", escaped_json(&status.to_string())))
             }
-            Self::Status { config, json: false } => {
+            Self::Status {
+                config,
+                json: false,
+            } => {
                 let status = region::status(&load(&config)?)?;
                 let node = ThisNode::ask(&config);
                 print(write_status(&mut out, &status).and_then(|()| node.write(&mut out)))
             }
-            Self::Drain { config, no_wait, node } => {
+            Self::Drain {
+                config,
+                no_wait,
+                node,
+            } => {
                 let drained = region::drain(&load(&config)?, node, !no_wait)?;
                 print(match drained {
                     Drained::Left => {
-                        writeln!(out, "Node {node} has left. Its process ends after its running requests.")
+                        writeln!(
+                            out,
+                            "Node {node} has left. Its process ends after its running requests."
+                        )
                     }
-                    Drained::Told => writeln!(out, "Node {node} is to leave: see gw-gateway region status."),
+                    Drained::Told => writeln!(
+                        out,
+                        "Node {node} is to leave: see gw-gateway region status."
+                    ),
                 })
             }
             Self::Remove { config, node } => {
                 region::remove(&load(&config)?, node)?;
-                print(writeln!(out, "Removed node {node}. Another node can take its slot."))
+                print(writeln!(
+                    out,
+                    "Removed node {node}. Another node can take its slot."
+                ))
             }
-            Self::Repair { config, discard_later_changes } => {
+            Self::Repair {
+                config,
+                discard_later_changes,
+            } => {
                 let repaired = region::repair(&load(&config)?, discard_later_changes)?;
                 let (known, revision) = (repaired.known.0, repaired.revision.0);
                 print(writeln!(
@@ -159,7 +180,10 @@ impl RegionCommand {
             }
             Self::Forget { config, secret } => {
                 region::forget(&load(&config)?, secret)?;
-                print(writeln!(out, "Deleted it. The first node that starts without its files makes another one."))
+                print(writeln!(
+                    out,
+                    "Deleted it. The first node that starts without its files makes another one."
+                ))
             }
             Self::Import { config, folder } => {
                 let moved = region::import(&load(&config)?, &folder)?;
@@ -187,7 +211,10 @@ fn print(written: io::Result<()>) -> Result<(), Failure> {
 
 /// Writes labels and values, each pair in a line.
 fn write_facts(out: &mut impl Write, facts: &[(&str, String)]) -> io::Result<()> {
-    let rows: Vec<Vec<String>> = facts.iter().map(|(label, value)| vec![format!("  {label}"), value.clone()]).collect();
+    let rows: Vec<Vec<String>> = facts
+        .iter()
+        .map(|(label, value)| vec![format!("  {label}"), value.clone()])
+        .collect();
     table::write(out, &rows)
 }
 
@@ -197,24 +224,53 @@ fn write_created(out: &mut impl Write, created: &Created, config: &Path) -> io::
         KeyFile::Created => "created with mode 0600",
         KeyFile::Kept => "existed, unchanged",
     };
-    writeln!(out, "Created the region {} in {}:", created.name, created.database)?;
-    write_facts(out, &[("region id", created.id.clone()), ("region key", format!("{key} ({made})"))])?;
+    writeln!(
+        out,
+        "Created the region {} in {}:",
+        created.name, created.database
+    )?;
+    write_facts(
+        out,
+        &[
+            ("region id", created.id.clone()),
+            ("region key", format!("{key} ({made})")),
+        ],
+    )?;
     let config = config.display();
     writeln!(out, "Next:")?;
     writeln!(
         out,
         "  1. Let the user of the gateway read the key. Copy it to the other nodes, and keep a copy elsewhere:"
     )?;
-    writeln!(out, "     a backup of the database cannot be used without it.")?;
-    writeln!(out, "  2. To take over the data of a single gateway, stop it, then:")?;
-    writeln!(out, "     gw-gateway region import --config {config} FOLDER")?;
-    writeln!(out, "  3. On each node: gw-gateway region join --config {config}")?;
-    writeln!(out, "     and start it:  gw-gateway serve --config {config}")
+    writeln!(
+        out,
+        "     a backup of the database cannot be used without it."
+    )?;
+    writeln!(
+        out,
+        "  2. To take over the data of a single gateway, stop it, then:"
+    )?;
+    writeln!(
+        out,
+        "     gw-gateway region import --config {config} FOLDER"
+    )?;
+    writeln!(
+        out,
+        "  3. On each node: gw-gateway region join --config {config}"
+    )?;
+    writeln!(
+        out,
+        "     and start it:  gw-gateway serve --config {config}"
+    )
 }
 
 fn write_replaced(out: &mut impl Write, replaced: &Replaced) -> io::Result<()> {
     let Replaced { revision, records } = replaced;
-    writeln!(out, "Replaced the region key, as revision {}; {records} records were written again.", revision.0)?;
+    writeln!(
+        out,
+        "Replaced the region key, as revision {}; {records} records were written again.",
+        revision.0
+    )?;
     writeln!(
         out,
         "Next, on each node: set region_key to the file of region_key_next, remove region_key_next, and replace the process"
@@ -226,10 +282,21 @@ fn write_replaced(out: &mut impl Write, replaced: &Replaced) -> io::Result<()> {
 }
 
 fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
-    let Status { database, engine, region, key_in_use, key_problem, nodes, records, last_change } = status;
+    let Status {
+        database,
+        engine,
+        region,
+        key_in_use,
+        key_problem,
+        nodes,
+        records,
+        last_change,
+    } = status;
     let standby = match engine.replication {
         Replication::Synchronous => "synchronous",
-        Replication::SynchronousMissing => "synchronous, but none is connected: changes are not acknowledged",
+        Replication::SynchronousMissing => {
+            "synchronous, but none is connected: changes are not acknowledged"
+        }
         Replication::Asynchronous => "asynchronous: a failover can lose acknowledged changes",
         Replication::None => "none",
     };
@@ -246,7 +313,10 @@ fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
         ],
     )?;
     let change = last_change.as_ref().map(|change| {
-        let node = change.node.as_ref().map_or_else(String::new, |node| format!(" on {node}"));
+        let node = change
+            .node
+            .as_ref()
+            .map_or_else(String::new, |node| format!(" on {node}"));
         format!("{} by {}{node}, {}", change.at, change.actor, change.action)
     });
     writeln!(out, "Region:")?;
@@ -255,7 +325,12 @@ fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
         &[
             ("region", region.name.clone()),
             ("region id", region.id.clone()),
-            ("region key of this node", key_problem.clone().unwrap_or_else(|| equal_key(*key_in_use))),
+            (
+                "region key of this node",
+                key_problem
+                    .clone()
+                    .unwrap_or_else(|| equal_key(*key_in_use)),
+            ),
             ("revision", region.revision.0.to_string()),
             ("last change", or_dash(change.as_ref())),
             ("schema", region.schema.to_string()),
@@ -263,44 +338,87 @@ fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
         ],
     )?;
     if !nodes.is_empty() {
-        let header = ["  NODE", "STATE", "VERSION", "ADDRESS", "EPOCHS BEHIND", "CHANGES BEHIND", "REGION KEYS"];
+        let header = [
+            "  NODE",
+            "STATE",
+            "VERSION",
+            "ADDRESS",
+            "EPOCHS BEHIND",
+            "CHANGES BEHIND",
+            "REGION KEYS",
+        ];
         let header = header.map(str::to_owned).into();
         let rows = nodes.iter().map(|node| {
             let (epochs, changes) = (node.epoch_lag.to_string(), node.revision_lag.to_string());
             let slot = format!("  {}", node.slot);
-            let keys = or_dash(Some(node.keys.join(", ")).filter(|keys| !keys.is_empty()).as_ref());
-            vec![slot, node.state.to_owned(), node.version.clone(), node.peer_address.clone(), epochs, changes, keys]
+            let keys = or_dash(
+                Some(node.keys.join(", "))
+                    .filter(|keys| !keys.is_empty())
+                    .as_ref(),
+            );
+            vec![
+                slot,
+                node.state.to_owned(),
+                node.version.clone(),
+                node.peer_address.clone(),
+                epochs,
+                changes,
+                keys,
+            ]
         });
         writeln!(out, "Nodes:")?;
-        table::write(out, &std::iter::once(header).chain(rows).collect::<Vec<_>>())?;
+        table::write(
+            out,
+            &std::iter::once(header).chain(rows).collect::<Vec<_>>(),
+        )?;
     }
     let header = ["  KIND", "COUNT", "BYTES"].map(str::to_owned).into();
-    let rows = records
-        .iter()
-        .map(|of_kind| vec![format!("  {}", of_kind.kind), of_kind.count.to_string(), of_kind.bytes.to_string()]);
+    let rows = records.iter().map(|of_kind| {
+        vec![
+            format!("  {}", of_kind.kind),
+            of_kind.count.to_string(),
+            of_kind.bytes.to_string(),
+        ]
+    });
     writeln!(out, "Records:")?;
-    table::write(out, &std::iter::once(header).chain(rows).collect::<Vec<_>>())
+    table::write(
+        out,
+        &std::iter::once(header).chain(rows).collect::<Vec<_>>(),
+    )
 }
 
 fn equal_key(in_use: Option<&str>) -> String {
     match in_use {
         Some("region_key") | None => "equal".to_owned(),
         Some(setting) => {
-            format!("equal ({setting}): set region_key to its file on all nodes, and replace their processes")
+            format!(
+                "equal ({setting}): set region_key to its file on all nodes, and replace their processes"
+            )
         }
     }
 }
 
 /// Writes the summaries of source and destination beside each other.
 fn write_moved(out: &mut impl Write, moved: &Moved) -> io::Result<()> {
-    let Moved { source, destination, secrets } = moved;
-    let count = |summary: &ContentsSummary, kind: &str| summary.records.get(kind).copied().unwrap_or(0).to_string();
+    let Moved {
+        source,
+        destination,
+        secrets,
+    } = moved;
+    let count = |summary: &ContentsSummary, kind: &str| {
+        summary.records.get(kind).copied().unwrap_or(0).to_string()
+    };
     let mut rows = vec![["  ", "SOURCE", "DESTINATION"].map(str::to_owned).to_vec()];
-    let mut row = |label: &str, from: String, to: String| rows.push(vec![format!("  {label}"), from, to]);
+    let mut row =
+        |label: &str, from: String, to: String| rows.push(vec![format!("  {label}"), from, to]);
     for kind in source.records.keys() {
         row(kind, count(source, kind), count(destination, kind));
     }
-    row("audit entries", source.audit_entries.to_string(), destination.audit_entries.to_string());
+    row(
+        "audit entries",
+        source.audit_entries.to_string(),
+        destination.audit_entries.to_string(),
+    );
     table::write(out, &rows)?;
     write_facts(
         out,
@@ -312,17 +430,42 @@ fn write_moved(out: &mut impl Write, moved: &Moved) -> io::Result<()> {
     )
 }
 
-fn write_imported(out: &mut impl Write, moved: &Moved, config: &Path, folder: &Path) -> io::Result<()> {
-    writeln!(out, "Imported {}; everything was read back and is equal:", folder.display())?;
+fn write_imported(
+    out: &mut impl Write,
+    moved: &Moved,
+    config: &Path,
+    folder: &Path,
+) -> io::Result<()> {
+    writeln!(
+        out,
+        "Imported {}; everything was read back and is equal:",
+        folder.display()
+    )?;
     write_moved(out, moved)?;
-    writeln!(out, "Next, on each node: gw-gateway region join --config {}", config.display())?;
-    writeln!(out, "Do not start a gateway with the old database again: its changes would not be in the region.")
+    writeln!(
+        out,
+        "Next, on each node: gw-gateway region join --config {}",
+        config.display()
+    )?;
+    writeln!(
+        out,
+        "Do not start a gateway with the old database again: its changes would not be in the region."
+    )
 }
 
 fn write_exported(out: &mut impl Write, moved: &Moved, folder: &Path) -> io::Result<()> {
     let folder = folder.display();
-    writeln!(out, "Exported to {folder}; everything was read back and is equal:")?;
+    writeln!(
+        out,
+        "Exported to {folder}; everything was read back and is equal:"
+    )?;
     write_moved(out, moved)?;
-    writeln!(out, "Next: stop the nodes, and start one gateway with data_dir = \"{folder}\" and without `store`.")?;
-    writeln!(out, "Changes that were made after this export are not in it.")
+    writeln!(
+        out,
+        "Next: stop the nodes, and start one gateway with data_dir = \"{folder}\" and without `store`."
+    )?;
+    writeln!(
+        out,
+        "Changes that were made after this export are not in it."
+    )
 }

@@ -101,7 +101,10 @@ impl RequestCommand {
             Self::Search(search) => {
                 let limit = usize::try_from(search.limit).unwrap_or(usize::MAX);
                 let filter = search.filter();
-                let filter: Vec<(&str, &str)> = filter.iter().map(|(key, value)| (*key, value.as_str())).collect();
+                let filter: Vec<(&str, &str)> = filter
+                    .iter()
+                    .map(|(key, value)| (*key, value.as_str()))
+                    .collect();
                 output.list::<RequestView>("/requests", &filter, Some(limit))
             }
             Self::Body { id, side } => {
@@ -153,7 +156,10 @@ impl SearchArguments {
             ("until", query.until),
             ("min_ms", query.min_ms.map(|ms| ms.to_string())),
         ];
-        values.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+        values
+            .into_iter()
+            .filter_map(|(key, value)| Some((key, value?)))
+            .collect()
     }
 }
 
@@ -167,7 +173,10 @@ impl ReplayArguments {
             } else {
                 fs::read(&path)
             }
-            .map_err(|error| CommandError::Input { name: path.display().to_string(), error })
+            .map_err(|error| CommandError::Input {
+                name: path.display().to_string(),
+                error,
+            })
         });
         Ok(ReplayEdits {
             method: self.method,
@@ -175,7 +184,9 @@ impl ReplayArguments {
             headers: None,
             set_headers: self.headers.into_iter().collect(),
             body: None,
-            body_base64: body.transpose()?.map(|body| base64::engine::general_purpose::STANDARD.encode(body)),
+            body_base64: body
+                .transpose()?
+                .map(|body| base64::engine::general_purpose::STANDARD.encode(body)),
         })
     }
 }
@@ -185,16 +196,25 @@ fn time_or_ago(text: &str) -> Result<String, String> {
     if OffsetDateTime::parse(text, &Rfc3339).is_ok() {
         return Ok(text.to_owned());
     }
-    let ago = humantime::parse_duration(text).ok().and_then(|ago| ago.try_into().ok());
+    let ago = humantime::parse_duration(text)
+        .ok()
+        .and_then(|ago| ago.try_into().ok());
     let time = ago.and_then(|ago| OffsetDateTime::now_utc().checked_sub(ago));
     time.and_then(|time| time.format(&Rfc3339).ok())
-        .ok_or_else(|| "a time like 2026-11-21T08:00:00Z, or how long ago: 90s, 15m, 2h, 3d".to_owned())
+        .ok_or_else(|| {
+            "a time like 2026-11-21T08:00:00Z, or how long ago: 90s, 15m, 2h, 3d".to_owned()
+        })
 }
 
 fn field(text: &str) -> Result<(String, Option<String>), String> {
-    let (name, value) = text.split_once(':').ok_or("a field like `Accept: text/plain`")?;
+    let (name, value) = text
+        .split_once(':')
+        .ok_or("a field like `Accept: text/plain`")?;
     let value = value.trim();
-    Ok((name.trim().to_owned(), (!value.is_empty()).then(|| value.to_owned())))
+    Ok((
+        name.trim().to_owned(),
+        (!value.is_empty()).then(|| value.to_owned()),
+    ))
 }
 
 impl Shown for RequestView {
@@ -208,7 +228,11 @@ impl Shown for RequestView {
             ("time", self.time.clone()),
             (
                 "service",
-                if self.account.is_empty() { "apex".to_owned() } else { format!("{}/{}", self.account, self.service) },
+                if self.account.is_empty() {
+                    "apex".to_owned()
+                } else {
+                    format!("{}/{}", self.account, self.service)
+                },
             ),
             ("status", or_dash(self.status.as_ref())),
             ("code", or_dash(self.code.as_ref())),
@@ -227,26 +251,52 @@ impl Shown for RequestView {
             ("replayed from", or_dash(self.replayed_from.as_ref())),
             ("trace", or_dash(self.trace_id.as_ref())),
             ("captured request", captured(self.captured_request.as_ref())),
-            ("captured response", captured(self.captured_response.as_ref())),
+            (
+                "captured response",
+                captured(self.captured_response.as_ref()),
+            ),
         ];
         facts.extend(self.attempts.iter().map(|attempt| {
-            let AttemptView { agent_id, reason, duration_us } = attempt;
-            let agent = if agent_id.is_empty() { "unknown agent" } else { agent_id };
-            ("failed attempt", format!("{agent}: {reason} after {} ms", millis((*duration_us).into())))
+            let AttemptView {
+                agent_id,
+                reason,
+                duration_us,
+            } = attempt;
+            let agent = if agent_id.is_empty() {
+                "unknown agent"
+            } else {
+                agent_id
+            };
+            (
+                "failed attempt",
+                format!(
+                    "{agent}: {reason} after {} ms",
+                    millis((*duration_us).into())
+                ),
+            )
         }));
         let waterfall = self.durations_us.waterfall();
         facts.extend(waterfall.into_iter().map(|stage| {
             let of_total = |part: u64| part * BAR / self.durations_us.total.max(1);
             let (before, bar) = (of_total(stage.start_us), of_total(stage.length_us).max(1));
-            let drawn = format!("{}{}", " ".repeat(before as usize), "█".repeat(bar as usize));
-            (stage.name, format!("{:>10} ms  {drawn}", millis(stage.length_us)))
+            let drawn = format!(
+                "{}{}",
+                " ".repeat(before as usize),
+                "█".repeat(bar as usize)
+            );
+            (
+                stage.name,
+                format!("{:>10} ms  {drawn}", millis(stage.length_us)),
+            )
         }));
         facts
     }
 }
 
 fn captured(message: Option<&CapturedView>) -> String {
-    let Some(message) = message else { return "no".to_owned() };
+    let Some(message) = message else {
+        return "no".to_owned();
+    };
     let cut = match (message.truncated, message.truncated_by) {
         (false, _) => String::new(),
         (true, None) => ", cut off".to_owned(),
@@ -271,9 +321,15 @@ mod tests {
 
     #[test]
     fn times_are_absolute_or_relative() {
-        assert_eq!(time_or_ago("2026-11-21T08:00:00+01:00").unwrap(), "2026-11-21T08:00:00+01:00");
+        assert_eq!(
+            time_or_ago("2026-11-21T08:00:00+01:00").unwrap(),
+            "2026-11-21T08:00:00+01:00"
+        );
         for good in ["0s", "15m", "2h", "3d", "1h 30m"] {
-            assert!(OffsetDateTime::parse(&time_or_ago(good).unwrap(), &Rfc3339).is_ok(), "{good}");
+            assert!(
+                OffsetDateTime::parse(&time_or_ago(good).unwrap(), &Rfc3339).is_ok(),
+                "{good}"
+            );
         }
         for bad in ["", "h", "1", "-1h", "é", "yesterday", "99999999999d"] {
             assert!(time_or_ago(bad).is_err(), "{bad}");
@@ -282,7 +338,10 @@ mod tests {
 
     #[test]
     fn fields_are_set_or_removed() {
-        assert_eq!(field("Accept: a:b ").unwrap(), ("Accept".to_owned(), Some("a:b".to_owned())));
+        assert_eq!(
+            field("Accept: a:b ").unwrap(),
+            ("Accept".to_owned(), Some("a:b".to_owned()))
+        );
         assert_eq!(field("Accept:").unwrap(), ("Accept".to_owned(), None));
         assert!(field("Accept").is_err());
     }

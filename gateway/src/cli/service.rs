@@ -24,7 +24,10 @@ pub(crate) enum ServiceCommand {
     /// List the services of an account.
     List { account: AccountId },
     /// Show a service.
-    Show { account: AccountId, service: ServiceId },
+    Show {
+        account: AccountId,
+        service: ServiceId,
+    },
     /// Change a service. Omitted settings stay unchanged.
     Change {
         account: AccountId,
@@ -33,7 +36,10 @@ pub(crate) enum ServiceCommand {
         settings: Settings,
     },
     /// Delete a service, and remove it from the lists of credentials, keys and agents.
-    Delete { account: AccountId, service: ServiceId },
+    Delete {
+        account: AccountId,
+        service: ServiceId,
+    },
 }
 
 #[derive(Args)]
@@ -86,18 +92,30 @@ impl From<Settings> for ServiceChanges {
 impl ServiceCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
-            Self::Create { account, service, settings, access } => {
+            Self::Create {
+                account,
+                service,
+                settings,
+                access,
+            } => {
                 let new = NewService::new(service.to_string(), settings.into());
                 if access.is_wanted() {
                     return access.create(&account, &new, output);
                 }
                 output.create::<ServiceView>(&format!("/accounts/{account}/services"), &new)
             }
-            Self::List { account } => output.list::<ServiceView>(&format!("/accounts/{account}/services"), &[], None),
-            Self::Show { account, service } => output.show::<ServiceView>(&path(&account, &service)),
-            Self::Change { account, service, settings } => {
-                output.change::<ServiceView>(&path(&account, &service), &ServiceChanges::from(settings))
+            Self::List { account } => {
+                output.list::<ServiceView>(&format!("/accounts/{account}/services"), &[], None)
             }
+            Self::Show { account, service } => {
+                output.show::<ServiceView>(&path(&account, &service))
+            }
+            Self::Change {
+                account,
+                service,
+                settings,
+            } => output
+                .change::<ServiceView>(&path(&account, &service), &ServiceChanges::from(settings)),
             Self::Delete { account, service } => output.delete(&path(&account, &service)),
         }
     }
@@ -118,7 +136,10 @@ impl Shown for ServiceView {
             ("refill per minute", self.refill_per_minute.to_string()),
             ("request logging", yes_or_no(self.request_logging)),
             ("capture request body", yes_or_no(self.capture_request_body)),
-            ("capture response body", yes_or_no(self.capture_response_body)),
+            (
+                "capture response body",
+                yes_or_no(self.capture_response_body),
+            ),
             ("retries", yes_or_no(self.retries)),
             ("affinity", self.affinity.to_string()),
             ("created", self.created_at.clone()),

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use clap::{Args, value_parser};
 use gw_gateway::control::{
-    BACKEND_PORT, GatewayAddress, Mode, NewAccount, NewCallerSecret, NewEnrollmentToken, NewEnrollmentTokenView,
-    NewService, NewServiceKeyView, ServiceView,
+    BACKEND_PORT, GatewayAddress, Mode, NewAccount, NewCallerSecret, NewEnrollmentToken,
+    NewEnrollmentTokenView, NewService, NewServiceKeyView, ServiceView,
 };
 use gw_shared::id::AccountId;
 use http::Method;
@@ -60,11 +60,24 @@ impl Access {
 
     /// Creates the service and what is wanted with it, and prints it. After a failure, prints what exists: secrets are
     /// shown only once.
-    pub(crate) fn create(self, account: &AccountId, new: &NewService, output: &mut Output) -> Result<(), CommandError> {
-        if self.with_key && new.modes.as_ref().is_some_and(|modes| !modes.contains(&Mode::ServiceKey)) {
+    pub(crate) fn create(
+        self,
+        account: &AccountId,
+        new: &NewService,
+        output: &mut Output,
+    ) -> Result<(), CommandError> {
+        if self.with_key
+            && new
+                .modes
+                .as_ref()
+                .is_some_and(|modes| !modes.contains(&Mode::ServiceKey))
+        {
             return Err(CommandError::NoKeyMode);
         }
-        let mut steps = Steps { done: Vec::new(), left: self.steps(account, new) };
+        let mut steps = Steps {
+            done: Vec::new(),
+            left: self.steps(account, new),
+        };
         let mut made = Made::default();
         let result = self.make(account, new, output, &mut steps, &mut made);
         if made.service.is_some() {
@@ -88,7 +101,10 @@ impl Access {
             (self.with_key, "service key".to_owned()),
             (self.with_agent, "enrollment token".to_owned()),
         ];
-        steps.into_iter().filter_map(|(wanted, step)| wanted.then_some(step)).collect()
+        steps
+            .into_iter()
+            .filter_map(|(wanted, step)| wanted.then_some(step))
+            .collect()
     }
 
     fn make(
@@ -101,14 +117,27 @@ impl Access {
     ) -> Result<(), CommandError> {
         let post = |path: &str, body: &Value| output.api.request_with(Method::POST, path, body);
         if self.create_account {
-            post("/accounts", &json!(NewAccount { id: account.to_string(), capture_allowed: None }))?;
+            post(
+                "/accounts",
+                &json!(NewAccount {
+                    id: account.to_string(),
+                    capture_allowed: None
+                }),
+            )?;
             steps.next_is_done();
         }
         let reply = post(&format!("/accounts/{account}/services"), &json!(new))?;
         steps.next_is_done();
         let view: ServiceView = reply.parse()?;
-        let (hostname, accepts_keys) = (view.hostname.clone(), view.modes.contains(&Mode::ServiceKey));
-        made.service = Some(MadeService { json: reply.parse()?, view, created: reply.created() });
+        let (hostname, accepts_keys) = (
+            view.hostname.clone(),
+            view.modes.contains(&Mode::ServiceKey),
+        );
+        made.service = Some(MadeService {
+            json: reply.parse()?,
+            view,
+            created: reply.created(),
+        });
         if !self.with_key && !self.with_agent {
             return Ok(());
         }
@@ -120,19 +149,35 @@ impl Access {
             if !accepts_keys {
                 return Err(CommandError::NoKeyMode);
             }
-            let new = NewCallerSecret { allowed_services: vec![new.id.clone()], ..NewCallerSecret::default() };
-            let key: NewServiceKeyView = post(&format!("/accounts/{account}/service-keys"), &json!(new))?.parse()?;
+            let new = NewCallerSecret {
+                allowed_services: vec![new.id.clone()],
+                ..NewCallerSecret::default()
+            };
+            let key: NewServiceKeyView =
+                post(&format!("/accounts/{account}/service-keys"), &json!(new))?.parse()?;
             steps.next_is_done();
-            made.curl_command = key.service_key.as_ref().map(|key| address.call_with_key(&hostname, key));
+            made.curl_command = key
+                .service_key
+                .as_ref()
+                .map(|key| address.call_with_key(&hostname, key));
             made.key = Some(key);
         }
         if self.with_agent {
-            let new = NewEnrollmentToken { services: vec![new.id.clone()], ..NewEnrollmentToken::default() };
-            let reply = post(&format!("/accounts/{account}/enrollment-tokens"), &json!(new))?;
+            let new = NewEnrollmentToken {
+                services: vec![new.id.clone()],
+                ..NewEnrollmentToken::default()
+            };
+            let reply = post(
+                &format!("/accounts/{account}/enrollment-tokens"),
+                &json!(new),
+            )?;
             steps.next_is_done();
             let token: NewEnrollmentTokenView = reply.parse()?;
-            made.agent_command =
-                Some(address.agent_command(&token.token, token.enrollment_token.uses, self.backend_port));
+            made.agent_command = Some(address.agent_command(
+                &token.token,
+                token.enrollment_token.uses,
+                self.backend_port,
+            ));
             made.token = Some(token);
         }
         Ok(())
@@ -161,7 +206,13 @@ impl Made {
 
     /// The service as the API gives it, with further members.
     fn into_json(self) -> Value {
-        let Self { service, key, token, curl_command, agent_command } = self;
+        let Self {
+            service,
+            key,
+            token,
+            curl_command,
+            agent_command,
+        } = self;
         let mut all = service.map_or(Value::Null, |service| service.json);
         let mut add = |name: &str, value: Option<Value>| {
             if let (Some(all), Some(value)) = (all.as_object_mut(), value) {
@@ -169,8 +220,14 @@ impl Made {
             }
         };
         add("key_id", key.as_ref().map(|key| json!(key.key.key_id)));
-        add("service_key", key.and_then(|key| key.service_key).map(Value::from));
-        add("enrollment_token_id", token.as_ref().map(|token| json!(token.enrollment_token.id)));
+        add(
+            "service_key",
+            key.and_then(|key| key.service_key).map(Value::from),
+        );
+        add(
+            "enrollment_token_id",
+            token.as_ref().map(|token| json!(token.enrollment_token.id)),
+        );
         add("enrollment_token", token.map(|token| token.token.into()));
         add("agent_command", agent_command.map(Value::from));
         add("curl_command", curl_command.map(Value::from));
@@ -179,7 +236,15 @@ impl Made {
 
     fn write(&self, backend_port: u16, out: &mut impl Write) -> io::Result<()> {
         if let Some(service) = &self.service {
-            writeln!(out, "{}", if service.created { "Created:" } else { "Already exists, unchanged:" })?;
+            writeln!(
+                out,
+                "{}",
+                if service.created {
+                    "Created:"
+                } else {
+                    "Already exists, unchanged:"
+                }
+            )?;
             write_facts(&service.view, out)?;
         }
         if let Some(key) = &self.key {
@@ -190,7 +255,10 @@ impl Made {
             writeln!(out, "\nEnrollment token:")?;
             write_facts(&token.enrollment_token, out)?;
             writeln!(out, "The token is shown only this once, and works once.")?;
-            writeln!(out, "\nRun beside the backend, which listens on port {backend_port}:\n\n{command}")?;
+            writeln!(
+                out,
+                "\nRun beside the backend, which listens on port {backend_port}:\n\n{command}"
+            )?;
         }
         if let Some(command) = &self.curl_command {
             writeln!(out, "\nCall the service:\n\n{command}")?;

@@ -30,9 +30,10 @@ impl SigningKeyCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::List => output.list::<SigningKeyView>("/signing-keys", &[], None),
-            Self::Rotate { immediately } => {
-                output.act::<SigningKeyView>("/signing-keys/rotate", Some(&json!(Rotation { immediately })))
-            }
+            Self::Rotate { immediately } => output.act::<SigningKeyView>(
+                "/signing-keys/rotate",
+                Some(&json!(Rotation { immediately })),
+            ),
             Self::Delete { kid } => output.delete(&format!("/signing-keys/{kid}")),
         }
     }

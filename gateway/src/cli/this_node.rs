@@ -20,9 +20,13 @@ pub(crate) struct ThisNode(Result<Value, String>);
 impl ThisNode {
     /// Asks the gateway with this configuration file.
     pub(crate) fn ask(config: &Path) -> Self {
-        let api = AdminConnection::of(config).open_api().map_err(|failure| failure.message().to_owned());
-        let answer =
-            api.and_then(|api| api.request_within(Method::GET, "/region", WITHIN).map_err(|error| error.to_string()));
+        let api = AdminConnection::of(config)
+            .open_api()
+            .map_err(|failure| failure.message().to_owned());
+        let answer = api.and_then(|api| {
+            api.request_within(Method::GET, "/region", WITHIN)
+                .map_err(|error| error.to_string())
+        });
         Self(answer.and_then(|reply| reply.parse().map_err(|error| error.to_string())))
     }
 
@@ -43,15 +47,24 @@ impl ThisNode {
             Err(problem) => return writeln!(out, "  its process does not answer: {problem}"),
         };
         let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
-        let nodes = node["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let nodes = node["nodes"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         let mut rows = vec![
             vec!["  node".to_owned(), or_dash(node["node"].as_u64().as_ref())],
-            vec!["  standing".to_owned(), or_dash(text(&node["standing"]).as_ref())],
+            vec![
+                "  standing".to_owned(),
+                or_dash(text(&node["standing"]).as_ref()),
+            ],
         ];
         for other in nodes.iter().filter(|other| other["refusal"].is_object()) {
             let seconds = other["refusal"]["seconds"].as_f64().unwrap_or(0.0);
             let reason = text(&other["refusal"]["reason"]).unwrap_or_default();
-            rows.push(vec!["  refused by".to_owned(), format!("node {} for {seconds:.0} s: {reason}", other["slot"])]);
+            rows.push(vec![
+                "  refused by".to_owned(),
+                format!("node {} for {seconds:.0} s: {reason}", other["slot"]),
+            ]);
         }
         table::write(out, &rows)
     }
@@ -68,17 +81,27 @@ mod tests {
         let written = |node: &ThisNode| {
             let mut out = Vec::new();
             node.write(&mut out).unwrap();
-            String::from_utf8(out).unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+            String::from_utf8(out)
+                .unwrap()
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         let nodes = json!([
             { "slot": 0, "refusal": null },
             { "slot": 2, "refusal": { "reason": "403 Forbidden: why", "seconds": 12.4 } },
         ]);
-        let node = ThisNode(Ok(json!({ "node": 0, "standing": "member", "nodes": nodes })));
-        let refused = "This node: node 0 standing member refused by node 2 for 12 s: 403 Forbidden: why";
+        let node = ThisNode(Ok(
+            json!({ "node": 0, "standing": "member", "nodes": nodes }),
+        ));
+        let refused =
+            "This node: node 0 standing member refused by node 2 for 12 s: 403 Forbidden: why";
         assert_eq!(written(&node), refused);
         let ended = ThisNode(Err("connection refused".to_owned()));
-        assert_eq!(written(&ended), "This node: its process does not answer: connection refused");
+        assert_eq!(
+            written(&ended),
+            "This node: its process does not answer: connection refused"
+        );
         let mut status = json!({ "nodes": [] });
         ended.add_to(&mut status);
         assert_eq!(

@@ -28,8 +28,14 @@ pub(crate) enum TunnelCommand {
 impl TunnelCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         let Self::List { account, service } = self;
-        let mut listing = output.api.list(&format!("/accounts/{account}/agents"), &[], None)?;
-        let agents: Result<Vec<AgentView>, _> = listing.items.into_iter().map(serde_json::from_value).collect();
+        let mut listing = output
+            .api
+            .list(&format!("/accounts/{account}/agents"), &[], None)?;
+        let agents: Result<Vec<AgentView>, _> = listing
+            .items
+            .into_iter()
+            .map(serde_json::from_value)
+            .collect();
         let label = service.map(|service| format!("{account}--{service}"));
         let mut tunnels = Vec::new();
         for agent in agents.map_err(ApiError::from)? {
@@ -37,11 +43,20 @@ impl TunnelCommand {
             tunnels.extend(agent.tunnels);
         }
         tunnels.retain(|tunnel| label.as_ref().is_none_or(|label| tunnel.service == *label));
-        tunnels.sort_by(|one, other| (&one.service, &one.agent_id).cmp(&(&other.service, &other.agent_id)));
+        tunnels.sort_by(|one, other| {
+            (&one.service, &one.agent_id).cmp(&(&other.service, &other.agent_id))
+        });
         let missing_nodes = listing.missing_nodes;
         if output.json {
             let items = tunnels.iter().map(|tunnel| json!(tunnel)).collect();
-            return output.print_json(&json!(Listing { items, next_cursor: None, missing_nodes }).to_string());
+            return output.print_json(
+                &json!(Listing {
+                    items,
+                    next_cursor: None,
+                    missing_nodes
+                })
+                .to_string(),
+            );
         }
         output.write(|out| {
             if tunnels.is_empty() {
@@ -50,7 +65,11 @@ impl TunnelCommand {
                 table::write(out, &rows(&tunnels))?;
             }
             if !missing_nodes.is_empty() {
-                writeln!(out, "Missing: the tunnels of nodes that do not answer: {}.", joined(missing_nodes))?;
+                writeln!(
+                    out,
+                    "Missing: the tunnels of nodes that do not answer: {}.",
+                    joined(missing_nodes)
+                )?;
             }
             Ok(())
         })
@@ -58,8 +77,19 @@ impl TunnelCommand {
 }
 
 fn rows(tunnels: &[TunnelReport]) -> Vec<Vec<String>> {
-    const HEADER: [&str; 11] =
-        ["SERVICE", "AGENT", "STATE", "STANDBY", "SLOTS", "REQUESTS", "SHARE", "IN FLIGHT", "UP", "NODE", "VERSION"];
+    const HEADER: [&str; 11] = [
+        "SERVICE",
+        "AGENT",
+        "STATE",
+        "STANDBY",
+        "SLOTS",
+        "REQUESTS",
+        "SHARE",
+        "IN FLIGHT",
+        "UP",
+        "NODE",
+        "VERSION",
+    ];
     let row = |tunnel: &TunnelReport| {
         vec![
             tunnel.service.clone(),
@@ -75,16 +105,23 @@ fn rows(tunnels: &[TunnelReport]) -> Vec<Vec<String>> {
             tunnel.agent_version.clone(),
         ]
     };
-    [HEADER.map(str::to_owned).to_vec()].into_iter().chain(tunnels.iter().map(row)).collect()
+    [HEADER.map(str::to_owned).to_vec()]
+        .into_iter()
+        .chain(tunnels.iter().map(row))
+        .collect()
 }
 
 /// Slots in use and all of them.
 pub(crate) fn slots(tunnel: &TunnelReport) -> String {
-    let Some(all) = tunnel.slots else { return "-".to_owned() };
+    let Some(all) = tunnel.slots else {
+        return "-".to_owned();
+    };
     format!("{} of {all}", tunnel.slots_in_use.unwrap_or(0))
 }
 
 /// Share of the requests of the tunnel's service.
 pub(crate) fn share(tunnel: &TunnelReport) -> String {
-    tunnel.share_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent} %"))
+    tunnel
+        .share_percent
+        .map_or_else(|| "-".to_owned(), |percent| format!("{percent} %"))
 }

@@ -12,7 +12,11 @@ use super::connection::AdminConnection;
 pub(crate) fn examine(out: &mut Examination, config: &Path) {
     const CHECK: &str = "agents of services";
     let is_valid = |check: &str, verdict| check == "configuration" && verdict == Verdict::Ok;
-    if !out.checks().iter().any(|finding| is_valid(&finding.check, finding.verdict)) {
+    if !out
+        .checks()
+        .iter()
+        .any(|finding| is_valid(&finding.check, finding.verdict))
+    {
         return;
     }
     let not_checked = |reason: &str| format!("not checked: {reason}");
@@ -20,11 +24,19 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
         Ok(api) => api,
         Err(failure) => return out.ok(CHECK, not_checked(failure.message())),
     };
-    match api.request(Method::GET, "/warnings").and_then(|reply| reply.parse::<WarningsView>()) {
-        Err(error) if error.is_connection_refused() => out.ok(CHECK, not_checked("the gateway does not run")),
+    match api
+        .request(Method::GET, "/warnings")
+        .and_then(|reply| reply.parse::<WarningsView>())
+    {
+        Err(error) if error.is_connection_refused() => {
+            out.ok(CHECK, not_checked("the gateway does not run"))
+        }
         Err(error) => out.ok(CHECK, not_checked(&error.to_string())),
         Ok(WarningsView { items, .. }) if items.is_empty() => {
-            out.ok(CHECK, "no service with several agents depends on one of them");
+            out.ok(
+                CHECK,
+                "no service with several agents depends on one of them",
+            );
         }
         Ok(WarningsView { items, .. }) => {
             for warning in items {

@@ -79,7 +79,10 @@ struct Failed {
 
 impl NodeClient {
     pub(crate) fn new(node: Arc<LocalNode>) -> Self {
-        Self(Arc::new(Inner { node, idle: Mutex::default() }))
+        Self(Arc::new(Inner {
+            node,
+            idle: Mutex::default(),
+        }))
     }
 
     /// This process as a node of the region.
@@ -96,7 +99,9 @@ impl NodeClient {
         within: Duration,
     ) -> Result<Response<Bytes>, NodeCallError> {
         name_host(to, &mut request);
-        timeout(within, self.exchange(to, request)).await.unwrap_or(Err(NodeCallError::TimedOut))
+        timeout(within, self.exchange(to, request))
+            .await
+            .unwrap_or(Err(NodeCallError::TimedOut))
     }
 
     /// As [`Self::send`], on a connection that is opened for this request and not kept: a kept one to a lost machine looks
@@ -110,12 +115,20 @@ impl NodeClient {
         name_host(to, &mut request);
         let exchanged = async {
             let mut sender = self.connect(to).await?;
-            exchange_once(&mut sender, request).await.map_err(|failed| failed.error)
+            exchange_once(&mut sender, request)
+                .await
+                .map_err(|failed| failed.error)
         };
-        timeout(within, exchanged).await.unwrap_or(Err(NodeCallError::TimedOut))
+        timeout(within, exchanged)
+            .await
+            .unwrap_or(Err(NodeCallError::TimedOut))
     }
 
-    async fn exchange(&self, to: &Member, request: Request<Bytes>) -> Result<Response<Bytes>, NodeCallError> {
+    async fn exchange(
+        &self,
+        to: &Member,
+        request: Request<Bytes>,
+    ) -> Result<Response<Bytes>, NodeCallError> {
         let destination = Destination {
             runtime: Handle::current().id(),
             slot: to.slot,
@@ -128,13 +141,17 @@ impl NodeClient {
         {
             match self.exchange_on(sender, destination, request.clone()).await {
                 // The node may have closed the connection meanwhile.
-                Err(Failed { may_repeat: true, .. }) => {}
+                Err(Failed {
+                    may_repeat: true, ..
+                }) => {}
                 Err(Failed { error, .. }) => return Err(error),
                 Ok(response) => return Ok(response),
             }
         }
         let sender = self.connect(to).await?;
-        self.exchange_on(sender, destination, request).await.map_err(|failed| failed.error)
+        self.exchange_on(sender, destination, request)
+            .await
+            .map_err(|failed| failed.error)
     }
 
     async fn connect(&self, to: &Member) -> Result<SendRequest<Body>, NodeCallError> {
@@ -167,7 +184,9 @@ impl NodeClient {
         let mut idle = self.idle();
         let kept = idle.get_mut(destination)?;
         // The last one was used most recently.
-        std::iter::from_fn(|| kept.pop()).find(Idle::is_usable).map(|idle| idle.sender)
+        std::iter::from_fn(|| kept.pop())
+            .find(Idle::is_usable)
+            .map(|idle| idle.sender)
     }
 
     fn keep(&self, destination: Destination, sender: SendRequest<Body>) {
@@ -178,7 +197,10 @@ impl NodeClient {
         });
         let kept = idle.entry(destination).or_default();
         if kept.len() < limits::CLUSTER_KEPT {
-            kept.push(Idle { sender, since: Instant::now() });
+            kept.push(Idle {
+                sender,
+                since: Instant::now(),
+            });
         }
     }
 
@@ -201,16 +223,27 @@ fn name_host(to: &Member, request: &mut Request<Bytes>) {
 }
 
 /// Sends a request on a connection and receives the whole response.
-async fn exchange_once(sender: &mut SendRequest<Body>, request: Request<Bytes>) -> Result<Response<Bytes>, Failed> {
+async fn exchange_once(
+    sender: &mut SendRequest<Body>,
+    request: Request<Bytes>,
+) -> Result<Response<Bytes>, Failed> {
     let is_idempotent = request.method().is_idempotent();
-    let response: Response<Incoming> =
-        sender.try_send_request(request.map(Body::from)).await.map_err(|mut error| {
+    let response: Response<Incoming> = sender
+        .try_send_request(request.map(Body::from))
+        .await
+        .map_err(|mut error| {
             let may_repeat = is_idempotent || error.take_message().is_some();
-            Failed { error: error.into_error().into(), may_repeat }
+            Failed {
+                error: error.into_error().into(),
+                may_repeat,
+            }
         })?;
     let (head, body) = response.into_parts();
     let body = to_bytes(Body::new(body), limits::CLUSTER_RESPONSE).await;
-    let cut = |error| Failed { error: NodeCallError::ResponseBody(error), may_repeat: false };
+    let cut = |error| Failed {
+        error: NodeCallError::ResponseBody(error),
+        may_repeat: false,
+    };
     Ok(Response::from_parts(head, body.map_err(cut)?))
 }
 

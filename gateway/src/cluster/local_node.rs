@@ -32,7 +32,11 @@ struct Latest {
 
 impl LocalNode {
     pub(crate) fn new(region: Region) -> Arc<Self> {
-        Arc::new(Self { region, tls: watch::Sender::default(), latest: Mutex::default() })
+        Arc::new(Self {
+            region,
+            tls: watch::Sender::default(),
+            latest: Mutex::default(),
+        })
     }
 
     pub(crate) fn tls(&self) -> Option<Arc<NodeTls>> {
@@ -41,7 +45,8 @@ impl LocalNode {
 
     /// Waits until the certificate that another node has shown is of no trusted authority any more.
     pub(super) async fn distrusts(&self, certificate: &CertificateDer<'_>) {
-        let is_distrusted = |tls: &Option<Arc<NodeTls>>| tls.as_ref().is_none_or(|tls| !tls.trusts(certificate));
+        let is_distrusted =
+            |tls: &Option<Arc<NodeTls>>| tls.as_ref().is_none_or(|tls| !tls.trusts(certificate));
         // Fails when this is dropped, which the caller holds.
         let _ = self.tls.subscribe().wait_for(is_distrusted).await;
     }
@@ -51,19 +56,26 @@ impl LocalNode {
     }
 
     pub(crate) fn placement(&self) -> Option<Arc<Placement>> {
-        self.latest().view.as_ref().map(|view| view.shared_placement())
+        self.latest()
+            .view
+            .as_ref()
+            .map(|view| view.shared_placement())
     }
 
     /// Whether this process is a node of the region, as far as it is known here.
     pub(super) fn knows(&self, node: NodeIdentity) -> bool {
-        self.latest().view.as_ref().is_some_and(|view| view.knows(node.slot, node.session))
+        self.latest()
+            .view
+            .as_ref()
+            .is_some_and(|view| view.knows(node.slot, node.session))
     }
 
     /// Notes that a request of this process is refused. Returns whether it is the first one since the last change of the
     /// members, so that a node that tries every second does not fill the log.
     pub(super) fn refuses_first(&self, node: NodeIdentity) -> bool {
         let mut latest = self.latest();
-        latest.refused.len() < limits::CLUSTER_CONNECTIONS && latest.refused.insert((node.slot, node.session))
+        latest.refused.len() < limits::CLUSTER_CONNECTIONS
+            && latest.refused.insert((node.slot, node.session))
     }
 
     /// Uses this configuration for new connections.
@@ -75,7 +87,11 @@ impl LocalNode {
 
     pub(crate) fn use_view(&self, view: Arc<View>) {
         let mut latest = self.latest();
-        if latest.view.as_ref().is_none_or(|last| last.epoch() != view.epoch()) {
+        if latest
+            .view
+            .as_ref()
+            .is_none_or(|last| last.epoch() != view.epoch())
+        {
             latest.refused.clear();
         }
         latest.view = Some(view);

@@ -82,7 +82,14 @@ pub(crate) async fn serve(
     let (close, closing) = watch::channel(false);
     let connections = Arc::new(Semaphore::new(limits.connections));
     let handshakes = TaskPlaces::new(limits.handshakes, limits.handshakes_per_address);
-    let serving = Serving { node, router, limits, connections, handshakes, closing };
+    let serving = Serving {
+        node,
+        router,
+        limits,
+        connections,
+        handshakes,
+        closing,
+    };
     let mut tasks = JoinSet::new();
     let mut stopped = pin!(stopped);
     loop {
@@ -124,7 +131,11 @@ async fn only_nodes(
             "request of a control plane refused: its process has ended, or the table of nodes does not list it"
         );
     }
-    (StatusCode::FORBIDDEN, "the process of this certificate is not known as a node\n").into_response()
+    (
+        StatusCode::FORBIDDEN,
+        "the process of this certificate is not known as a node\n",
+    )
+        .into_response()
 }
 
 fn check(ended: Result<(), tokio::task::JoinError>) {
@@ -136,12 +147,17 @@ fn check(ended: Result<(), tokio::task::JoinError>) {
 impl Serving {
     async fn serve(self, connection: NodeConnection, handshake: TaskPlace) {
         let from = connection.from;
-        let (stream, node, certificate, _counted) = match self.shake_hands(connection, handshake).await {
+        let (stream, node, certificate, _counted) = match self
+            .shake_hands(connection, handshake)
+            .await
+        {
             Ok(accepted) => accepted,
             Err(error @ NotServed::GaveWay) => {
                 return tracing::debug!(%from, %error, "connection of another control plane ended");
             }
-            Err(error) => return tracing::warn!(%from, %error, "connection of another control plane refused"),
+            Err(error) => {
+                return tracing::warn!(%from, %error, "connection of another control plane refused");
+            }
         };
         let router = self.router.layer(Extension(node));
         let (head, idle) = (self.limits.head, self.limits.idle);
@@ -162,14 +178,24 @@ impl Serving {
         &self,
         connection: NodeConnection,
         handshake: TaskPlace,
-    ) -> Result<(TlsStream<TcpStream>, NodeIdentity, CertificateDer<'static>, OwnedSemaphorePermit), NotServed> {
+    ) -> Result<
+        (
+            TlsStream<TcpStream>,
+            NodeIdentity,
+            CertificateDer<'static>,
+            OwnedSemaphorePermit,
+        ),
+        NotServed,
+    > {
         let accepted = tokio::select! {
             biased;
             () = handshake.lost() => return Err(NotServed::GaveWay),
             accepted = timeout(self.limits.handshake_within, transport::accept(connection, &self.node)) => accepted,
         };
         let (stream, node, certificate) = accepted.unwrap_or(Err(NotServed::TimedOut))?;
-        let counted = Arc::clone(&self.connections).try_acquire_owned().map_err(|_| NotServed::TooMany)?;
+        let counted = Arc::clone(&self.connections)
+            .try_acquire_owned()
+            .map_err(|_| NotServed::TooMany)?;
         Ok((stream, node, certificate, counted))
     }
 }

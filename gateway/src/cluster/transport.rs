@@ -44,13 +44,26 @@ pub(crate) struct WaitingConnections {
 pub(crate) fn channel() -> (NodeConnections, WaitingConnections) {
     let (to_nodes, of_nodes) = mpsc::channel(limits::CLUSTER_WAITING);
     let (to_others, of_others) = mpsc::channel(limits::CLUSTER_WAITING);
-    (NodeConnections { of_nodes: to_nodes, of_others: to_others }, WaitingConnections { of_nodes, of_others })
+    (
+        NodeConnections {
+            of_nodes: to_nodes,
+            of_others: to_others,
+        },
+        WaitingConnections {
+            of_nodes,
+            of_others,
+        },
+    )
 }
 
 impl NodeConnections {
     /// Never blocks. Returns whether there was room; without room the connection is closed.
     pub(crate) fn give(&self, connection: NodeConnection) -> bool {
-        let queue = if connection.claimant == Claimant::Known { &self.of_nodes } else { &self.of_others };
+        let queue = if connection.claimant == Claimant::Known {
+            &self.of_nodes
+        } else {
+            &self.of_others
+        };
         queue.try_send(connection).is_ok()
     }
 }
@@ -92,7 +105,14 @@ pub(super) enum NotServed {
 pub(super) async fn accept(
     connection: NodeConnection,
     node: &LocalNode,
-) -> Result<(server::TlsStream<TcpStream>, NodeIdentity, CertificateDer<'static>), NotServed> {
+) -> Result<
+    (
+        server::TlsStream<TcpStream>,
+        NodeIdentity,
+        CertificateDer<'static>,
+    ),
+    NotServed,
+> {
     let tls = node.tls().ok_or(NotServed::NoCertificate)?;
     let socket = std::net::TcpStream::from(connection.socket);
     socket.set_nonblocking(true)?;
@@ -103,27 +123,45 @@ pub(super) async fn accept(
     while !received.is_empty() {
         acceptor.read_tls(&mut received)?;
     }
-    let accepted = acceptor.accept().map_err(|(error, _)| error)?.ok_or(NotServed::NoClientHello)?;
-    let stream = StartHandshake::from_parts(accepted, socket).into_stream(tls.server.clone()).await?;
+    let accepted = acceptor
+        .accept()
+        .map_err(|(error, _)| error)?
+        .ok_or(NotServed::NoClientHello)?;
+    let stream = StartHandshake::from_parts(accepted, socket)
+        .into_stream(tls.server.clone())
+        .await?;
     let session = stream.get_ref().1;
     let identity = identity(session, node).ok_or(NotServed::OtherCertificate)?;
-    let shown = session.peer_certificates().and_then(|chain| chain.first()).ok_or(NotServed::OtherCertificate)?;
+    let shown = session
+        .peer_certificates()
+        .and_then(|chain| chain.first())
+        .ok_or(NotServed::OtherCertificate)?;
     let certificate = shown.clone().into_owned();
     Ok((stream, identity, certificate))
 }
 
 /// Connects to the control plane of a member. Fails if another process answers there.
-pub(super) async fn connect(to: &Member, node: &LocalNode) -> Result<client::TlsStream<TcpStream>, NodeCallError> {
+pub(super) async fn connect(
+    to: &Member,
+    node: &LocalNode,
+) -> Result<client::TlsStream<TcpStream>, NodeCallError> {
     let tls = node.tls().ok_or(NodeCallError::NoCertificate)?;
-    let socket = TcpStream::connect(to.peer_address).await.map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => NodeCallError::Refused,
-        _ => NodeCallError::Io(error),
-    })?;
+    let socket = TcpStream::connect(to.peer_address)
+        .await
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::ConnectionRefused => NodeCallError::Refused,
+            _ => NodeCallError::Io(error),
+        })?;
     set_options(&socket)?;
     // An address is not sent in the ClientHello.
     let name = ServerName::IpAddress(to.peer_address.ip().into());
-    let stream = TlsConnector::from(tls.control_client.clone()).connect(name, socket).await?;
-    let member = NodeIdentity { slot: to.slot, session: to.session };
+    let stream = TlsConnector::from(tls.control_client.clone())
+        .connect(name, socket)
+        .await?;
+    let member = NodeIdentity {
+        slot: to.slot,
+        session: to.session,
+    };
     let other = identity(stream.get_ref().1, node);
     if other != Some(member) {
         return Err(NodeCallError::OtherProcess(other));

@@ -28,12 +28,15 @@ pub(super) fn seal_key(keys: &mut Keys<'_>, is_postgres: bool) -> Option<PathBuf
     let given = keys.text("seal_key", "a file", |text| Some(PathBuf::from(text)));
     if is_postgres {
         if given.is_some() {
-            keys.errors.push("seal_key: only for SQLite; in PostgreSQL, region_key seals the secrets".to_owned());
+            keys.errors.push(
+                "seal_key: only for SQLite; in PostgreSQL, region_key seals the secrets".to_owned(),
+            );
         }
         return None;
     }
     given.or_else(|| {
-        let credential = PathBuf::from(keys.environment()("CREDENTIALS_DIRECTORY")?).join(SEAL_KEY_CREDENTIAL);
+        let credential =
+            PathBuf::from(keys.environment()("CREDENTIALS_DIRECTORY")?).join(SEAL_KEY_CREDENTIAL);
         credential.exists().then_some(credential)
     })
 }
@@ -48,12 +51,20 @@ pub(super) struct RegionKeyFiles {
 impl RegionKeyFiles {
     pub(super) fn take(keys: &mut Keys<'_>) -> Self {
         let mut file = |key| keys.text(key, "a file", |text| Some(PathBuf::from(text)));
-        Self { in_use: file(REGION_KEY), next: file(REGION_KEY_NEXT), previous: file(REGION_KEY_PREVIOUS) }
+        Self {
+            in_use: file(REGION_KEY),
+            next: file(REGION_KEY_NEXT),
+            previous: file(REGION_KEY_PREVIOUS),
+        }
     }
 
     /// Reports keys that are missing or have no use.
     pub(super) fn check(&self, keys: &mut Keys<'_>, is_postgres: bool, has_archive: bool) {
-        let Self { in_use, next, previous } = self;
+        let Self {
+            in_use,
+            next,
+            previous,
+        } = self;
         let mut refuse = |problem: &str| keys.errors.push(problem.to_owned());
         if is_postgres && in_use.is_none() {
             refuse("region_key: missing; a region on PostgreSQL needs the file of its key");
@@ -73,9 +84,13 @@ impl RegionKeyFiles {
 impl Config {
     /// Reads the files with the keys of the region; `None` without `region_key`.
     pub fn region_keys(&self) -> Result<Option<RegionKeys>, RegionKeyError> {
-        let Some(key) = &self.region_key else { return Ok(None) };
+        let Some(key) = &self.region_key else {
+            return Ok(None);
+        };
         let load = |setting: &'static str, path: &Option<PathBuf>| {
-            path.as_deref().map(|path| RegionKey::load_from(setting, path)).transpose()
+            path.as_deref()
+                .map(|path| RegionKey::load_from(setting, path))
+                .transpose()
         };
         let next = load(REGION_KEY_NEXT, &self.region_key_next)?;
         let previous = load(REGION_KEY_PREVIOUS, &self.region_key_previous)?;
@@ -84,7 +99,8 @@ impl Config {
 }
 
 pub(super) fn peer_settings(keys: &mut Keys<'_>, has_region: bool) -> PeerSettings {
-    let listen: Option<SocketAddr> = keys.text("peer_listen", "ADDRESS:PORT", |text| text.parse().ok());
+    let listen: Option<SocketAddr> =
+        keys.text("peer_listen", "ADDRESS:PORT", |text| text.parse().ok());
     let address: Option<SocketAddr> = keys.text("peer_address", "ADDRESS:PORT", parse_reachable);
     let isolation = keys.text("isolation", "\"serve\" or \"refuse\"", |text| match text {
         "serve" => Some(false),
@@ -98,38 +114,71 @@ pub(super) fn peer_settings(keys: &mut Keys<'_>, has_region: bool) -> PeerSettin
         ("isolation", isolation == Some(true)),
         ("max_staleness_seconds", staleness.is_some()),
     ];
-    for (key, _) in given.iter().filter(|(_, is_given)| *is_given && !has_region) {
-        keys.errors.push(format!("{key}: only for a store on PostgreSQL, which the nodes of a region share"));
+    for (key, _) in given
+        .iter()
+        .filter(|(_, is_given)| *is_given && !has_region)
+    {
+        keys.errors.push(format!(
+            "{key}: only for a store on PostgreSQL, which the nodes of a region share"
+        ));
     }
-    for (key, _) in given[1..].iter().filter(|(_, is_given)| *is_given && has_region && listen.is_none()) {
-        keys.errors.push(format!("{key}: needs peer_listen, without which this node works alone"));
+    for (key, _) in given[1..]
+        .iter()
+        .filter(|(_, is_given)| *is_given && has_region && listen.is_none())
+    {
+        keys.errors.push(format!(
+            "{key}: needs peer_listen, without which this node works alone"
+        ));
     }
     if listen.is_some_and(|listen| listen.ip().is_unspecified()) && address.is_none() {
-        keys.errors.push("peer_address: missing; peer_listen does not say at which address other nodes connect".into());
+        keys.errors.push(
+            "peer_address: missing; peer_listen does not say at which address other nodes connect"
+                .into(),
+        );
     }
     if staleness.is_some() && isolation != Some(true) {
-        keys.errors.push("max_staleness_seconds: only with isolation = \"refuse\"".to_owned());
+        keys.errors
+            .push("max_staleness_seconds: only with isolation = \"refuse\"".to_owned());
     }
     let max_staleness = staleness.map_or(limits::STALENESS, Duration::from_secs);
-    let isolation = if isolation == Some(true) { Isolation::Refuse { max_staleness } } else { Isolation::Serve };
-    PeerSettings { listen, address, isolation }
+    let isolation = if isolation == Some(true) {
+        Isolation::Refuse { max_staleness }
+    } else {
+        Isolation::Serve
+    };
+    PeerSettings {
+        listen,
+        address,
+        isolation,
+    }
 }
 
 /// Parses an address that other machines can connect to.
 fn parse_reachable(text: &str) -> Option<SocketAddr> {
-    text.parse().ok().filter(|address: &SocketAddr| !address.ip().is_unspecified() && address.port() != 0)
+    text.parse()
+        .ok()
+        .filter(|address: &SocketAddr| !address.ip().is_unspecified() && address.port() != 0)
 }
 
 pub(super) fn store_settings(keys: &mut Keys<'_>) -> Option<StoreSettings> {
-    let url =
-        keys.text("store", "\"sqlite\" or a URL such as \"postgres://gw@db1,db2/gw\"", |text| Some(text.to_owned()));
-    let password = keys.text("store_password_file", "a file", |text| Some(PathBuf::from(text)));
+    let url = keys.text(
+        "store",
+        "\"sqlite\" or a URL such as \"postgres://gw@db1,db2/gw\"",
+        |text| Some(text.to_owned()),
+    );
+    let password = keys.text("store_password_file", "a file", |text| {
+        Some(PathBuf::from(text))
+    });
     let authorities = keys.text("store_ca", "a file", |text| Some(PathBuf::from(text)));
     let url = url.filter(|url| url != "sqlite");
     let Some(url) = url else {
-        for (key, given) in [("store_password_file", &password), ("store_ca", &authorities)] {
+        for (key, given) in [
+            ("store_password_file", &password),
+            ("store_ca", &authorities),
+        ] {
             if given.is_some() {
-                keys.errors.push(format!("{key}: only for a store on PostgreSQL"));
+                keys.errors
+                    .push(format!("{key}: only for a store on PostgreSQL"));
             }
         }
         return None;

@@ -14,29 +14,46 @@ pub(super) fn trusted_proxies(keys: &mut Keys<'_>) -> Option<TrustedProxies> {
     let mut proxies = TrustedProxies::default();
     for (index, element) in elements.into_iter().enumerate() {
         let entry = match element {
-            toml::Value::Table(table) => entry(&format!("{name}[{index}]"), table, &mut keys.errors),
+            toml::Value::Table(table) => {
+                entry(&format!("{name}[{index}]"), table, &mut keys.errors)
+            }
             element => {
                 let parsed = element.as_str().map_or(Err(BLOCK), parse_text);
-                parsed.map_err(|expected| keys.errors.push(format!("{name}: {element} is not {expected}"))).ok()
+                parsed
+                    .map_err(|expected| {
+                        keys.errors
+                            .push(format!("{name}: {element} is not {expected}"))
+                    })
+                    .ok()
             }
         };
         if let Some((block, setting)) = entry
             && !proxies.add(block, setting)
         {
-            keys.errors.push(format!("{name}: {block} is listed twice; keep one of the entries"));
+            keys.errors.push(format!(
+                "{name}: {block} is listed twice; keep one of the entries"
+            ));
         }
     }
     Some(proxies)
 }
 
 /// Parses the table of a proxy, which `name` denotes in errors.
-fn entry(name: &str, table: toml::Table, errors: &mut Vec<String>) -> Option<(IpNet, ProxyProtocol)> {
+fn entry(
+    name: &str,
+    table: toml::Table,
+    errors: &mut Vec<String>,
+) -> Option<(IpNet, ProxyProtocol)> {
     let no_variables = |_: &str| None;
     let mut keys = Keys::new(table, &no_variables);
     let block = keys.required("address", BLOCK, parse_block);
     let setting = keys.required("proxy_protocol", "\"required\" or \"off\"", parse_setting);
     keys.refuse_unknown();
-    errors.extend(keys.errors.into_iter().map(|error| format!("{name}.{error}")));
+    errors.extend(
+        keys.errors
+            .into_iter()
+            .map(|error| format!("{name}.{error}")),
+    );
     block.zip(setting)
 }
 
@@ -51,7 +68,9 @@ fn parse_text(text: &str) -> Result<(IpNet, ProxyProtocol), &'static str> {
 
 /// Parses a block, or an address as a block of one.
 fn parse_block(text: &str) -> Option<IpNet> {
-    text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()
+    text.parse()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
+        .ok()
 }
 
 fn parse_setting(text: &str) -> Option<ProxyProtocol> {

@@ -39,7 +39,12 @@ impl Discards {
         discard: impl Future<Output = T>,
     ) -> Option<T> {
         let counted = self.begin(client);
-        match select(pin!(runtime::timeout(within, discard)), pin!(counted.end.notified())).await {
+        match select(
+            pin!(runtime::timeout(within, discard)),
+            pin!(counted.end.notified()),
+        )
+        .await
+        {
             Either::Left((discarded, _)) => discarded.ok(),
             Either::Right(((), _)) => None,
         }
@@ -56,7 +61,11 @@ impl Discards {
         if let Some(older) = older {
             older.notify_one();
         }
-        Counted { discards: self, number, end }
+        Counted {
+            discards: self,
+            number,
+            end,
+        }
     }
 }
 
@@ -88,12 +97,21 @@ mod tests {
             .unwrap()
             .block_on(async {
                 let proxy = Claimant::Unshared;
-                let mut all = [run(address(1)), run(proxy), run(proxy), run(address(1)), run(address(1)), run(proxy)];
+                let mut all = [
+                    run(address(1)),
+                    run(proxy),
+                    run(proxy),
+                    run(address(1)),
+                    run(address(1)),
+                    run(proxy),
+                ];
                 let mut ended = Vec::new();
                 for number in 0..all.len() {
                     assert!(futures_util::poll!(&mut all[number]).is_pending());
                     // The third of an address ends its first, and the fifth of all the oldest of all.
-                    let over = (0..number).filter(|at| !ended.contains(at)).collect::<Vec<_>>();
+                    let over = (0..number)
+                        .filter(|at| !ended.contains(at))
+                        .collect::<Vec<_>>();
                     for at in over {
                         if futures_util::poll!(&mut all[at]).is_ready() {
                             ended.push(at);
@@ -117,7 +135,12 @@ mod tests {
             .unwrap()
             .block_on(async {
                 assert_eq!(discards.run(address(1), LONG, ready(5)).await, Some(5));
-                assert_eq!(discards.run(address(1), Duration::from_millis(1), pending::<()>()).await, None);
+                assert_eq!(
+                    discards
+                        .run(address(1), Duration::from_millis(1), pending::<()>())
+                        .await,
+                    None
+                );
                 assert!(discards.0.borrow().holders().next().is_none());
             })
             .unwrap();

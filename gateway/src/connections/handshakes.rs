@@ -27,7 +27,10 @@ pub(crate) struct HandshakeGuard {
 impl Handshakes {
     /// Allows `limit` handshakes, of which each client address has at most `per_address`.
     pub(crate) fn new(limit: usize, per_address: usize) -> Rc<Self> {
-        Rc::new(Self { under_way: RefCell::new(Places::new(limit, per_address)), turn: Semaphore::new(1) })
+        Rc::new(Self {
+            under_way: RefCell::new(Places::new(limit, per_address)),
+            turn: Semaphore::new(1),
+        })
     }
 
     /// Runs `handshake`. Its first step is expensive (key exchange and signature), so only one handshake per turn of
@@ -54,12 +57,22 @@ impl Handshakes {
     }
 
     /// Counts a handshake. Returns whether it has ended an older one.
-    pub(crate) fn begin(self: &Rc<Self>, claimant: Claimant, closer: Closer) -> (HandshakeGuard, bool) {
+    pub(crate) fn begin(
+        self: &Rc<Self>,
+        claimant: Claimant,
+        closer: Closer,
+    ) -> (HandshakeGuard, bool) {
         let (number, older) = self.under_way.borrow_mut().take(claimant, closer);
         if let Some(closer) = &older {
             closer.abort();
         }
-        (HandshakeGuard { handshakes: Rc::clone(self), number }, older.is_some())
+        (
+            HandshakeGuard {
+                handshakes: Rc::clone(self),
+                number,
+            },
+            older.is_some(),
+        )
     }
 }
 
@@ -92,7 +105,9 @@ mod tests {
                     let (handshakes, begun) = (Rc::clone(&handshakes), Rc::clone(&begun));
                     runtime::spawn(async move {
                         assert_eq!(handshakes.one_a_turn(|| true, ready(())).await, None);
-                        handshakes.one_a_turn(|| false, async { begun.set(begun.get() + 1) }).await;
+                        handshakes
+                            .one_a_turn(|| false, async { begun.set(begun.get() + 1) })
+                            .await;
                     });
                 }
                 let mut seen = vec![0];
@@ -101,7 +116,10 @@ mod tests {
                     seen.push(begun.get());
                 }
                 // The other tasks may run twice between two checks.
-                assert!(seen.windows(2).all(|turn| turn[1] - turn[0] <= 2), "{seen:?}");
+                assert!(
+                    seen.windows(2).all(|turn| turn[1] - turn[0] <= 2),
+                    "{seen:?}"
+                );
             })
             .unwrap();
     }
@@ -120,7 +138,8 @@ mod tests {
                     ours.push(Socket::from_fd(listener.accept().unwrap().0.into()).unwrap());
                     (peer, ours[ours.len() - 1].closer())
                 };
-                let [(_a, a), (mut b_peer, b), (_c, c), (_d, d)] = [connect(), connect(), connect(), connect()];
+                let [(_a, a), (mut b_peer, b), (_c, c), (_d, d)] =
+                    [connect(), connect(), connect(), connect()];
                 let begin = |closer| handshakes.begin(Claimant::Unshared, closer);
                 let (first, has_ended_oldest) = begin(a);
                 assert!(!has_ended_oldest);

@@ -89,7 +89,11 @@ impl Connections {
     }
 
     /// Adds a connection, whose handshake must be complete by `deadline`. `None` if the table is full.
-    pub(crate) fn register(self: &Rc<Self>, socket: &Socket, deadline: Instant) -> Option<ConnectionGuard> {
+    pub(crate) fn register(
+        self: &Rc<Self>,
+        socket: &Socket,
+        deadline: Instant,
+    ) -> Option<ConnectionGuard> {
         let mut entries = self.entries.borrow_mut();
         if entries.len() - self.evicting.get() >= self.limit - self.slack() {
             self.make_room(&entries);
@@ -114,7 +118,14 @@ impl Connections {
         });
         let key = entries.insert(Rc::clone(&entry));
         let socket = self.socket_memory.watch(socket);
-        Some(ConnectionGuard { connections: Rc::clone(self), key, entry, socket, address_slot: None, _handshake: None })
+        Some(ConnectionGuard {
+            connections: Rc::clone(self),
+            key,
+            entry,
+            socket,
+            address_slot: None,
+            _handshake: None,
+        })
     }
 
     /// Number of entries kept free as long as there are idle connections.
@@ -126,7 +137,11 @@ impl Connections {
     /// ones. Ends several at once, because each search visits all entries.
     fn make_room(&self, entries: &Slab<Rc<ConnectionEntry>>) {
         let is_idle = |entry: &&Rc<ConnectionEntry>| entry.idle.get() && !entry.evicted.get();
-        let mut idle: Vec<&Rc<ConnectionEntry>> = entries.iter().map(|(_, entry)| entry).filter(is_idle).collect();
+        let mut idle: Vec<&Rc<ConnectionEntry>> = entries
+            .iter()
+            .map(|(_, entry)| entry)
+            .filter(is_idle)
+            .collect();
         let most = (self.slack().max(1)).min(idle.len());
         if most == 0 {
             return;
@@ -142,7 +157,10 @@ impl Connections {
 
     /// Aborts all connections.
     pub(crate) fn abort(&self) {
-        self.entries.borrow().iter().for_each(|(_, entry)| entry.closer.abort());
+        self.entries
+            .borrow()
+            .iter()
+            .for_each(|(_, entry)| entry.closer.abort());
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -170,7 +188,10 @@ impl Connections {
         self.draining_since.set(Some(now));
         for (_, entry) in self.entries.borrow().iter() {
             if entry.idle.get() && !entry.stopping.get() {
-                let earlier = entry.deadline.get().map_or(now + idle, |deadline| deadline.min(now + idle));
+                let earlier = entry
+                    .deadline
+                    .get()
+                    .map_or(now + idle, |deadline| deadline.min(now + idle));
                 entry.deadline.set(Some(earlier));
             }
             entry.request_goaway();
@@ -180,13 +201,20 @@ impl Connections {
 
     /// Whether, in a drain, no connection has a request, including one sent before the drain began.
     pub(crate) fn are_quiet(&self, now: Instant) -> bool {
-        let Some(since) = self.draining_since.get() else { return false };
-        self.entries.borrow().iter().all(|(_, entry)| entry.is_quiet(since, now))
+        let Some(since) = self.draining_since.get() else {
+            return false;
+        };
+        self.entries
+            .borrow()
+            .iter()
+            .all(|(_, entry)| entry.is_quiet(since, now))
     }
 
     /// Ends the connections without a request.
     pub(crate) fn end_quiet(&self, now: Instant) {
-        let Some(since) = self.draining_since.get() else { return };
+        let Some(since) = self.draining_since.get() else {
+            return;
+        };
         for (_, entry) in self.entries.borrow().iter() {
             if entry.is_quiet(since, now) && !entry.stopping.get() && !entry.closer.has_unread() {
                 entry.stop(now);
@@ -197,7 +225,11 @@ impl Connections {
 
 impl ConnectionEntry {
     fn has_left(&self) -> bool {
-        if self.half_closed.get() { self.closer.is_broken() } else { self.closer.is_hung_up() }
+        if self.half_closed.get() {
+            self.closer.is_broken()
+        } else {
+            self.closer.is_hung_up()
+        }
     }
 
     /// Whether no request runs, arrives, or can still arrive that was sent before `drain_began`.
@@ -264,8 +296,15 @@ impl ConnectionGuard {
     /// Runs `discard`, which receives the rest of a request of the peer. Returns `None` if that takes too long, or if the rest
     /// of another request takes its place.
     pub(crate) async fn discard<T>(&self, discard: impl Future<Output = T>) -> Option<T> {
-        let within = if self.is_draining() { limits::LINGER } else { limits::DISCARD_WITHIN };
-        let client = self.address_slot.as_ref().map_or(Claimant::Unshared, |slot| Claimant::Address(slot.address()));
+        let within = if self.is_draining() {
+            limits::LINGER
+        } else {
+            limits::DISCARD_WITHIN
+        };
+        let client = self
+            .address_slot
+            .as_ref()
+            .map_or(Claimant::Unshared, |slot| Claimant::Address(slot.address()));
         self.connections.discards.run(client, within, discard).await
     }
 
@@ -289,8 +328,14 @@ impl ConnectionGuard {
         self.entry.idle.set(true);
         self.entry.expected.set(false);
         self.entry.idle_since.set(Instant::now());
-        let draining = self.connections.draining.get().map(|idle| Instant::now() + idle);
-        self.entry.deadline.set(Some(draining.map_or(deadline, |draining| deadline.min(draining))));
+        let draining = self
+            .connections
+            .draining
+            .get()
+            .map(|idle| Instant::now() + idle);
+        self.entry.deadline.set(Some(
+            draining.map_or(deadline, |draining| deadline.min(draining)),
+        ));
     }
 
     /// Whether the worker drains: the connection should end after its running request.
@@ -338,7 +383,9 @@ impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.connections.entries.borrow_mut().remove(self.key);
         if self.entry.evicted.get() {
-            self.connections.evicting.set(self.connections.evicting.get() - 1);
+            self.connections
+                .evicting
+                .set(self.connections.evicting.get() - 1);
         }
     }
 }
@@ -383,7 +430,10 @@ mod tests {
             assert!(!guard.entry.stopping.get());
             connections.sweep(start + 201 * second);
             assert!(guard.entry.stopping.get());
-            assert_eq!(guard.entry.deadline.get(), Some(start + 201 * second + limits::LINGER));
+            assert_eq!(
+                guard.entry.deadline.get(),
+                Some(start + 201 * second + limits::LINGER)
+            );
         });
     }
 
@@ -392,8 +442,11 @@ mod tests {
         with_socket(|socket| {
             let (connections, start) = (connections(3), Instant::now());
             let second = Duration::from_secs(1);
-            let [idle, early, busy] =
-                [75, 2, 75].map(|seconds| connections.register(socket, start + seconds * second).unwrap());
+            let [idle, early, busy] = [75, 2, 75].map(|seconds| {
+                connections
+                    .register(socket, start + seconds * second)
+                    .unwrap()
+            });
             busy.busy();
             let mut cx = Context::from_waker(Waker::noop());
             assert!(busy.poll_leave(&mut cx).is_pending());
@@ -411,7 +464,11 @@ mod tests {
     fn a_drain_waits_for_requests_that_were_sent_before_it() {
         with_socket(|socket| {
             let connections = connections(4);
-            let register = || connections.register(socket, Instant::now() + limits::IDLE).unwrap();
+            let register = || {
+                connections
+                    .register(socket, Instant::now() + limits::IDLE)
+                    .unwrap()
+            };
             let (idle, busy) = (register(), register());
             idle.idle_until(Instant::now() + limits::IDLE);
             busy.busy();
@@ -447,13 +504,21 @@ mod tests {
             assert_eq!(connections.evicted.value(), 0);
             all.push(register().unwrap());
             let evicted = |all: &[ConnectionGuard]| -> Vec<usize> {
-                (0..all.len()).filter(|at| all[*at].entry.evicted.get()).collect()
+                (0..all.len())
+                    .filter(|at| all[*at].entry.evicted.get())
+                    .collect()
             };
-            assert_eq!((connections.evicted.value(), evicted(&all)), (2, vec![2, 3]));
+            assert_eq!(
+                (connections.evicted.value(), evicted(&all)),
+                (2, vec![2, 3])
+            );
             all.push(register().unwrap());
             // Full, and two evicted connections are still present: evicts two more.
             assert!(register().is_none());
-            assert_eq!((connections.evicted.value(), evicted(&all)), (4, vec![2, 3, 4, 5]));
+            assert_eq!(
+                (connections.evicted.value(), evicted(&all)),
+                (4, vec![2, 3, 4, 5])
+            );
             drop(all.drain(2..6).collect::<Vec<_>>());
             assert_eq!((connections.evicting.get(), connections.len()), (0, 60));
             all.iter().for_each(ConnectionGuard::busy);

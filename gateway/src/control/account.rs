@@ -53,11 +53,18 @@ impl From<&AccountRecord> for AccountView {
 
 impl Control {
     /// Creates an account if it does not exist; the flag says whether it was created.
-    pub fn create_account(&self, actor: &Actor, new: &NewAccount) -> Result<(AccountView, bool), ControlError> {
+    pub fn create_account(
+        &self,
+        actor: &Actor,
+        new: &NewAccount,
+    ) -> Result<(AccountView, bool), ControlError> {
         let id = AccountId::new(&new.id).map_err(ControlError::bad_id("id"))?;
         self.change(actor, |records, now| {
             if let Some(record) = records.accounts.get(&id) {
-                if new.capture_allowed.is_some_and(|wanted| wanted != record.capture_allowed) {
+                if new
+                    .capture_allowed
+                    .is_some_and(|wanted| wanted != record.capture_allowed)
+                {
                     return Err(ControlError::Conflict(format!(
                         "account {id} exists with other settings; change it instead"
                     )));
@@ -65,7 +72,11 @@ impl Control {
                 return Ok(Plan::already((record.into(), false)));
             }
             let capture_allowed = new.capture_allowed.unwrap_or(false);
-            let record = AccountRecord { id: id.clone(), capture_allowed, created_at: now };
+            let record = AccountRecord {
+                id: id.clone(),
+                capture_allowed,
+                created_at: now,
+            };
             Ok(Plan {
                 action: "account.create",
                 account: Some(record.id.clone()),
@@ -79,7 +90,12 @@ impl Control {
 
     pub fn accounts(&self, query: &PageQuery) -> Result<Page<AccountView>, ControlError> {
         let state = self.state();
-        Ok(Page::of(state.records.accounts.values(), |record| record.id.as_str(), query, AccountView::from)?)
+        Ok(Page::of(
+            state.records.accounts.values(),
+            |record| record.id.as_str(),
+            query,
+            AccountView::from,
+        )?)
     }
 
     pub fn account(&self, id: &str) -> Result<AccountView, ControlError> {
@@ -95,7 +111,10 @@ impl Control {
         self.change(actor, |records, _| {
             let record = find(records, id)?;
             let capture_allowed = changes.capture_allowed.unwrap_or(record.capture_allowed);
-            let changed = AccountRecord { capture_allowed, ..record.clone() };
+            let changed = AccountRecord {
+                capture_allowed,
+                ..record.clone()
+            };
             if changed == *record {
                 return Ok(Plan::already(record.into()));
             }
@@ -116,21 +135,45 @@ impl Control {
             let id = &find(records, id)?.id;
             let left = [
                 ("services", records.services_of(id).next().is_some()),
-                ("credentials", records.credentials.values().any(|record| record.access.account == *id)),
-                ("service keys", records.service_keys.values().any(|record| record.access.account == *id)),
-                ("agents", records.agents.values().any(|record| record.account == *id)),
+                (
+                    "credentials",
+                    records
+                        .credentials
+                        .values()
+                        .any(|record| record.access.account == *id),
+                ),
+                (
+                    "service keys",
+                    records
+                        .service_keys
+                        .values()
+                        .any(|record| record.access.account == *id),
+                ),
+                (
+                    "agents",
+                    records.agents.values().any(|record| record.account == *id),
+                ),
             ];
-            let left: Vec<&str> = left.into_iter().filter_map(|(what, any)| any.then_some(what)).collect();
+            let left: Vec<&str> = left
+                .into_iter()
+                .filter_map(|(what, any)| any.then_some(what))
+                .collect();
             if !left.is_empty() {
                 return Err(ControlError::Conflict(format!(
                     "account {id} still has {}; delete them first",
                     left.join(", ")
                 )));
             }
-            let tokens = records.enrollment_tokens.values().filter(|token| token.account == *id);
-            let tokens = tokens.map(|token| Step::Delete(RecordId::EnrollmentToken(token.id.clone())));
+            let tokens = records
+                .enrollment_tokens
+                .values()
+                .filter(|token| token.account == *id);
+            let tokens =
+                tokens.map(|token| Step::Delete(RecordId::EnrollmentToken(token.id.clone())));
             Ok(Plan {
-                steps: tokens.chain([Step::Delete(RecordId::Account(id.clone()))]).collect(),
+                steps: tokens
+                    .chain([Step::Delete(RecordId::Account(id.clone()))])
+                    .collect(),
                 action: "account.delete",
                 account: Some(id.clone()),
                 target: id.to_string(),
@@ -143,5 +186,8 @@ impl Control {
 
 /// The account with this id.
 pub(super) fn find<'a>(records: &'a Records, id: &str) -> Result<&'a AccountRecord, ControlError> {
-    records.accounts.get(id).ok_or_else(|| ControlError::not_found("account", id))
+    records
+        .accounts
+        .get(id)
+        .ok_or_else(|| ControlError::not_found("account", id))
 }

@@ -12,7 +12,9 @@ use super::service::{ServiceIdText, checked_list};
 use super::{Actor, Control, ControlError, Plan, account, checked_name};
 use crate::page::{Page, PageQuery};
 use crate::store::{AgentRecord, RecordId, Records, Step, StoredRecord};
-use crate::telemetry::counters::{AgentUpdate, EndedTunnel, RefusedVersion, TunnelReport, WorkerReport};
+use crate::telemetry::counters::{
+    AgentUpdate, EndedTunnel, RefusedVersion, TunnelReport, WorkerReport,
+};
 
 /// A program beside a backend that keeps tunnels to the gateway.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -87,7 +89,11 @@ pub struct LiveAgents {
 #[serde(deny_unknown_fields)]
 pub struct AgentChanges {
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
+    #[schema(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$"
+    )]
     pub name: Option<String>,
     /// The agent hears of it through its tunnels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,7 +108,10 @@ impl AgentView {
     fn new(record: &AgentRecord, live: &LiveAgents) -> Self {
         let mut view = Self {
             agent_id: record.id.clone(),
-            enrollment_id: record.enrollment.as_ref().map(|enrollment| enrollment.id.clone()),
+            enrollment_id: record
+                .enrollment
+                .as_ref()
+                .map(|enrollment| enrollment.id.clone()),
             account: record.account.clone(),
             name: record.name.clone(),
             services: record.services.clone(),
@@ -126,28 +135,45 @@ impl AgentView {
 
     /// Adds what a node reports.
     pub(crate) fn add(&mut self, live: &LiveAgents) {
-        let of_agent = live.tunnels.iter().filter(|tunnel| tunnel.agent_id == self.agent_id.as_str());
+        let of_agent = live
+            .tunnels
+            .iter()
+            .filter(|tunnel| tunnel.agent_id == self.agent_id.as_str());
         self.tunnels.extend(of_agent.cloned());
         // The newest tunnel tells the version that the agent runs now.
         if let Some(newest) = self.tunnels.iter().min_by_key(|tunnel| tunnel.age_seconds) {
             self.version = Some(newest.agent_version.clone());
             self.update.clone_from(&newest.update);
         }
-        let of_agent = live.refused_versions.iter().filter(|refused| refused.agent_id == self.agent_id.as_str());
-        let last = of_agent.chain(&self.refused_version).min_by_key(|refused| refused.seconds_ago).cloned();
+        let of_agent = live
+            .refused_versions
+            .iter()
+            .filter(|refused| refused.agent_id == self.agent_id.as_str());
+        let last = of_agent
+            .chain(&self.refused_version)
+            .min_by_key(|refused| refused.seconds_ago)
+            .cloned();
         self.refused_version = last;
-        let of_agent = live.ended_tunnels.iter().filter(|ended| ended.agent_id == self.agent_id.as_str());
+        let of_agent = live
+            .ended_tunnels
+            .iter()
+            .filter(|ended| ended.agent_id == self.agent_id.as_str());
         self.ended_tunnels.extend(of_agent.cloned());
         // The service may have moved between nodes or workers.
+        self.ended_tunnels.sort_by(|one, other| {
+            (&one.service, one.seconds_ago).cmp(&(&other.service, other.seconds_ago))
+        });
         self.ended_tunnels
-            .sort_by(|one, other| (&one.service, one.seconds_ago).cmp(&(&other.service, other.seconds_ago)));
-        self.ended_tunnels.dedup_by(|older, newer| older.service == newer.service);
+            .dedup_by(|older, newer| older.service == newer.service);
     }
 
     /// The ends of tunnels of services to which the agent has no tunnel now.
     pub fn ended_without_another(&self) -> impl Iterator<Item = &EndedTunnel> {
-        let has_tunnel = |service: &str| self.tunnels.iter().any(|tunnel| tunnel.service == service);
-        self.ended_tunnels.iter().filter(move |ended| !has_tunnel(&ended.service))
+        let has_tunnel =
+            |service: &str| self.tunnels.iter().any(|tunnel| tunnel.service == service);
+        self.ended_tunnels
+            .iter()
+            .filter(move |ended| !has_tunnel(&ended.service))
     }
 }
 
@@ -171,10 +197,18 @@ impl Control {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         let agents = state.records.agents.values().filter(|record| {
-            let token = record.enrollment_token.as_ref().map(EnrollmentTokenId::as_str);
+            let token = record
+                .enrollment_token
+                .as_ref()
+                .map(EnrollmentTokenId::as_str);
             record.account == *account && (enrollment_token.is_none() || token == enrollment_token)
         });
-        Ok(Page::of(agents, |record| record.id.as_str(), query, |record| AgentView::new(record, &live))?)
+        Ok(Page::of(
+            agents,
+            |record| record.id.as_str(),
+            query,
+            |record| AgentView::new(record, &live),
+        )?)
     }
 
     pub fn agent(&self, account: &str, id: &str) -> Result<AgentView, ControlError> {
@@ -190,35 +224,68 @@ impl Control {
         changes: &AgentChanges,
     ) -> Result<AgentView, ControlError> {
         let name = changes.name.as_deref().map(checked_name).transpose()?;
-        self.edit_agent(actor, account, id, "agent.change", &json!(changes), |records, record| {
-            if let Some(services) = &changes.services {
-                record.services = checked_list(records, &record.account, "services", services)?;
-            }
-            if let Some(name) = &name {
-                record.name.clone_from(name);
-            }
-            record.standby = changes.standby.unwrap_or(record.standby);
-            Ok(())
-        })
+        self.edit_agent(
+            actor,
+            account,
+            id,
+            "agent.change",
+            &json!(changes),
+            |records, record| {
+                if let Some(services) = &changes.services {
+                    record.services = checked_list(records, &record.account, "services", services)?;
+                }
+                if let Some(name) = &name {
+                    record.name.clone_from(name);
+                }
+                record.standby = changes.standby.unwrap_or(record.standby);
+                Ok(())
+            },
+        )
     }
 
     /// Approves a pending agent, which can then get its certificate.
-    pub fn approve_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
-        self.edit_agent(actor, account, id, "agent.approve", &json!({}), |_, record| {
-            if record.status == EnrollmentStatus::Revoked {
-                return Err(ControlError::Conflict("this agent is revoked; enroll it again".to_owned()));
-            }
-            record.status = EnrollmentStatus::Approved;
-            Ok(())
-        })
+    pub fn approve_agent(
+        &self,
+        actor: &Actor,
+        account: &str,
+        id: &str,
+    ) -> Result<AgentView, ControlError> {
+        self.edit_agent(
+            actor,
+            account,
+            id,
+            "agent.approve",
+            &json!({}),
+            |_, record| {
+                if record.status == EnrollmentStatus::Revoked {
+                    return Err(ControlError::Conflict(
+                        "this agent is revoked; enroll it again".to_owned(),
+                    ));
+                }
+                record.status = EnrollmentStatus::Approved;
+                Ok(())
+            },
+        )
     }
 
     /// Revokes an agent permanently: its tunnels end, and its certificate and key are refused.
-    pub fn revoke_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
-        self.edit_agent(actor, account, id, "agent.revoke", &json!({}), |_, record| {
-            record.status = EnrollmentStatus::Revoked;
-            Ok(())
-        })
+    pub fn revoke_agent(
+        &self,
+        actor: &Actor,
+        account: &str,
+        id: &str,
+    ) -> Result<AgentView, ControlError> {
+        self.edit_agent(
+            actor,
+            account,
+            id,
+            "agent.revoke",
+            &json!({}),
+            |_, record| {
+                record.status = EnrollmentStatus::Revoked;
+                Ok(())
+            },
+        )
     }
 
     pub fn delete_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<(), ControlError> {
@@ -266,7 +333,9 @@ impl Control {
     /// What the workers of this node report of agents.
     fn live_agents(&self) -> LiveAgents {
         let mut live = LiveAgents::default();
-        self.reports().into_iter().for_each(|report| live.add(report));
+        self.reports()
+            .into_iter()
+            .for_each(|report| live.add(report));
         live
     }
 
@@ -276,7 +345,11 @@ impl Control {
     }
 }
 
-fn find<'a>(records: &'a Records, account: &str, id: &str) -> Result<&'a AgentRecord, ControlError> {
+fn find<'a>(
+    records: &'a Records,
+    account: &str,
+    id: &str,
+) -> Result<&'a AgentRecord, ControlError> {
     let account = &account::find(records, account)?.id;
     records
         .agents

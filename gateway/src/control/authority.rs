@@ -15,7 +15,9 @@ use utoipa::ToSchema;
 use super::{Actor, Control, ControlError, Plan};
 use crate::caller_session::AffinityKey;
 use crate::clock::Timestamp;
-use crate::store::{AgentRecord, AuthorityRecord, AuthorityRole, RecordId, Records, Step, StoreError, StoredRecord};
+use crate::store::{
+    AgentRecord, AuthorityRecord, AuthorityRole, RecordId, Records, Step, StoreError, StoredRecord,
+};
 use crate::tls::agents::TrustedAuthorities;
 use crate::tls::node::NodeTls;
 use crate::tls::pki::{self, Authority, NodeIdentity};
@@ -109,20 +111,38 @@ impl Authorities {
     pub(super) fn of(records: &Records, first: &Arc<Authority>) -> Result<Self, ControlError> {
         if records.authorities.is_empty() {
             let trusted = vec![identified(first.certificate_pem())?];
-            let trusted = TrustedAuthorities { issuing: trusted[0].0.clone(), trusted, ended: Vec::new() };
-            return Ok(Self { issuing: Arc::clone(first), trusted });
+            let trusted = TrustedAuthorities {
+                issuing: trusted[0].0.clone(),
+                trusted,
+                ended: Vec::new(),
+            };
+            return Ok(Self {
+                issuing: Arc::clone(first),
+                trusted,
+            });
         }
         let Some((issuing, key)) = find(records, AuthorityRole::Issuing)
             .and_then(|record| record.private_key.as_ref().map(|key| (record, key)))
         else {
-            return Err(
-                StoreError::Corrupt("no authority of agents has the role `issuing` and a key".to_owned()).into()
-            );
+            return Err(StoreError::Corrupt(
+                "no authority of agents has the role `issuing` and a key".to_owned(),
+            )
+            .into());
         };
-        let others = [AuthorityRole::Next, AuthorityRole::Earlier].into_iter().filter_map(|role| find(records, role));
-        let trusted = [issuing].into_iter().chain(others).map(|record| identified(&record.certificate));
-        let ended = records.authorities.values().filter(|record| record.role == AuthorityRole::Ended);
-        let ended = ended.map(|record| Ok(identified(&record.certificate)?.1)).collect::<Result<_, TlsError>>()?;
+        let others = [AuthorityRole::Next, AuthorityRole::Earlier]
+            .into_iter()
+            .filter_map(|role| find(records, role));
+        let trusted = [issuing]
+            .into_iter()
+            .chain(others)
+            .map(|record| identified(&record.certificate));
+        let ended = records
+            .authorities
+            .values()
+            .filter(|record| record.role == AuthorityRole::Ended);
+        let ended = ended
+            .map(|record| Ok(identified(&record.certificate)?.1))
+            .collect::<Result<_, TlsError>>()?;
         Ok(Self {
             issuing: Arc::new(Authority::from_pem(&issuing.certificate, key)?),
             trusted: TrustedAuthorities {
@@ -134,15 +154,25 @@ impl Authorities {
     }
 
     /// TLS configurations for other nodes, with a new certificate for this node.
-    fn node_tls(&self, control: &Control, node: NodeIdentity) -> Result<Arc<NodeTls>, ControlError> {
+    fn node_tls(
+        &self,
+        control: &Control,
+        node: NodeIdentity,
+    ) -> Result<Arc<NodeTls>, ControlError> {
         let issued = self.issuing.issue_node(&control.region, node)?;
-        Ok(Arc::new(NodeTls::new(&self.trusted.certificates(), &issued)?))
+        Ok(Arc::new(NodeTls::new(
+            &self.trusted.certificates(),
+            &issued,
+        )?))
     }
 }
 
 fn identified(pem: &str) -> Result<(Option<AuthorityId>, CertificateDer<'static>), TlsError> {
     let certificate = CertificateDer::from_pem_slice(pem.as_bytes());
-    let certificate = certificate.map_err(|error| TlsError::Pem { path: "agents' authority".into(), error })?;
+    let certificate = certificate.map_err(|error| TlsError::Pem {
+        path: "agents' authority".into(),
+        error,
+    })?;
     Ok((pki::authority_id(&certificate), certificate))
 }
 
@@ -154,7 +184,12 @@ impl Control {
     }
 
     pub(super) fn authorities(&self) -> Arc<Authorities> {
-        Arc::clone(&self.authorities.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(
+            &self
+                .authorities
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 
     /// The authority that issues certificates now.
@@ -177,15 +212,25 @@ impl Control {
         }
         let publish = |configs: &Arc<ServerConfigs>| self.workers.publish_certificates(configs);
         self.tls.trust(authorities.trusted.clone(), publish)?;
-        let certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
+        let certified = self
+            .certified_node
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         certified.map_or(Ok(()), |node| self.certify(&authorities, node))?;
         // Last: after a failure, the next change of the records tries again.
-        *self.authorities.lock().unwrap_or_else(PoisonError::into_inner) = authorities;
+        *self
+            .authorities
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = authorities;
         Ok(())
     }
 
     /// Issues a certificate for this process as `node`, and publishes it.
-    pub(super) fn certify(&self, authorities: &Authorities, node: NodeIdentity) -> Result<(), ControlError> {
+    pub(super) fn certify(
+        &self,
+        authorities: &Authorities,
+        node: NodeIdentity,
+    ) -> Result<(), ControlError> {
         let tls = authorities.node_tls(self, node)?;
         self.local_node().use_tls(Arc::clone(&tls));
         self.workers.publish_node_tls(&tls);
@@ -221,16 +266,33 @@ impl Control {
     pub(crate) fn replace_authority_now(&self, actor: &Actor) -> Result<(), ControlError> {
         let (new, key) = Authority::generate(COMMON_NAME)?;
         self.change(actor, |records, now| {
-            let first = records.authorities.is_empty().then_some(&self.first_authority);
-            let first = first.map(|first| record(first, first.key_pem(), AuthorityRole::Issuing, now)).transpose()?;
-            let steps = records.authorities.values().chain(&first).filter_map(|before| match before.role {
-                AuthorityRole::Issuing | AuthorityRole::Earlier => Some(put(with_role(before, AuthorityRole::Ended))),
-                AuthorityRole::Next => Some(forget(before)),
-                AuthorityRole::Ended => None,
-            });
+            let first = records
+                .authorities
+                .is_empty()
+                .then_some(&self.first_authority);
+            let first = first
+                .map(|first| record(first, first.key_pem(), AuthorityRole::Issuing, now))
+                .transpose()?;
+            let steps =
+                records
+                    .authorities
+                    .values()
+                    .chain(&first)
+                    .filter_map(|before| match before.role {
+                        AuthorityRole::Issuing | AuthorityRole::Earlier => {
+                            Some(put(with_role(before, AuthorityRole::Ended)))
+                        }
+                        AuthorityRole::Next => Some(forget(before)),
+                        AuthorityRole::Ended => None,
+                    });
             let new = record(&new, key.clone(), AuthorityRole::Issuing, now)?;
             let target = new.id.to_string();
-            let steps = self.forgotten(records, now)?.map(forget).chain(steps).chain([put(new)]).collect();
+            let steps = self
+                .forgotten(records, now)?
+                .map(forget)
+                .chain(steps)
+                .chain([put(new)])
+                .collect();
             Ok(plan("agent_ca.replace_now", target, json!({}), steps))
         })
     }
@@ -238,8 +300,13 @@ impl Control {
     /// Has the next authority issue from now on; without effect if there is none. Every node must trust it.
     pub(crate) fn switch_authority(&self, actor: &Actor) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
-            let Some(next) = find(records, AuthorityRole::Next) else { return Ok(Plan::already(())) };
-            let issuing = AuthorityRecord { role: AuthorityRole::Issuing, ..next.clone() };
+            let Some(next) = find(records, AuthorityRole::Next) else {
+                return Ok(Plan::already(()));
+            };
+            let issuing = AuthorityRecord {
+                role: AuthorityRole::Issuing,
+                ..next.clone()
+            };
             let earlier = find(records, AuthorityRole::Issuing);
             // It issues nothing any more.
             let earlier = earlier.map(|record| with_role(record, AuthorityRole::Earlier));
@@ -251,7 +318,11 @@ impl Control {
     }
 
     /// Ends the earlier authority. Without `force`, refuses while an agent has a certificate of it that has not expired.
-    pub(crate) fn end_authority(&self, actor: &Actor, end: &AuthorityEnd) -> Result<(), ControlError> {
+    pub(crate) fn end_authority(
+        &self,
+        actor: &Actor,
+        end: &AuthorityEnd,
+    ) -> Result<(), ControlError> {
         self.change(actor, |records, now| {
             let Some(earlier) = find(records, AuthorityRole::Earlier) else {
                 let next = find(records, AuthorityRole::Next).map_or(
@@ -281,7 +352,10 @@ impl Control {
         now: Timestamp,
     ) -> Result<impl Iterator<Item = &'a AuthorityRecord>, ControlError> {
         let first = identified(self.first_authority.certificate_pem())?.0;
-        let ended = records.authorities.values().filter(|record| record.role == AuthorityRole::Ended);
+        let ended = records
+            .authorities
+            .values()
+            .filter(|record| record.role == AuthorityRole::Ended);
         Ok(ended.filter(move |ended| !has_agents(records, ended, first.as_ref(), now)))
     }
 
@@ -292,7 +366,12 @@ impl Control {
         let mut authorities: Vec<&AuthorityRecord> = records.authorities.values().collect();
         authorities.sort_by_key(|record| record.role as u8);
         let first = match authorities.is_empty() {
-            true => Some(record(&self.first_authority, Secret::new(String::new()), AuthorityRole::Issuing, now)?),
+            true => Some(record(
+                &self.first_authority,
+                Secret::new(String::new()),
+                AuthorityRole::Issuing,
+                now,
+            )?),
             false => None,
         };
         let named = |agent: &AgentRecord| LeftAgent {
@@ -304,7 +383,11 @@ impl Control {
         Ok(AgentCaView {
             authorities: authorities.into_iter().chain(&first).map(view).collect(),
             waits_for_nodes: Vec::new(),
-            agents: records.agents.values().filter(|agent| is_certified(agent, now)).count(),
+            agents: records
+                .agents
+                .values()
+                .filter(|agent| is_certified(agent, now))
+                .count(),
             agents_left: left(records, now).count(),
             left: left(records, now).take(NAMED_AGENTS).map(named).collect(),
             tunnels_left: 0,
@@ -317,37 +400,62 @@ impl Control {
 impl AgentCaView {
     /// The authority with this role.
     pub fn with_role(&self, role: AuthorityRole) -> Option<&AuthorityView> {
-        self.authorities.iter().find(|authority| authority.role == role)
+        self.authorities
+            .iter()
+            .find(|authority| authority.role == role)
     }
 }
 
 fn find(records: &Records, role: AuthorityRole) -> Option<&AuthorityRecord> {
-    records.authorities.values().find(|record| record.role == role)
+    records
+        .authorities
+        .values()
+        .find(|record| record.role == role)
 }
 
 /// Whether the agent has a certificate that has not expired.
 fn is_certified(agent: &AgentRecord, now: Timestamp) -> bool {
-    agent.status == EnrollmentStatus::Approved && agent.certificate_not_after.is_some_and(|not_after| not_after > now)
+    agent.status == EnrollmentStatus::Approved
+        && agent
+            .certificate_not_after
+            .is_some_and(|not_after| not_after > now)
 }
 
 /// The agents whose newest certificate has not expired and is of another authority than the issuing one. Agents with an expired
 /// one do not depend on its authority: they get another with their key as proof.
 fn left(records: &Records, now: Timestamp) -> impl Iterator<Item = &AgentRecord> {
     let replaced = find(records, AuthorityRole::Earlier).and(find(records, AuthorityRole::Issuing));
-    let certified = records.agents.values().filter(move |agent| is_certified(agent, now));
-    certified.filter(move |agent| replaced.is_some_and(|issuing| agent.authority.as_ref() != Some(&issuing.id)))
+    let certified = records
+        .agents
+        .values()
+        .filter(move |agent| is_certified(agent, now));
+    certified.filter(move |agent| {
+        replaced.is_some_and(|issuing| agent.authority.as_ref() != Some(&issuing.id))
+    })
 }
 
 /// Whether the newest certificate of an agent is of this authority and has not expired: the agent recovers only while its
 /// certificate counts as expired, not as one of a stranger. Certificates without a known authority are of the `first` one.
-fn has_agents(records: &Records, authority: &AuthorityRecord, first: Option<&AuthorityId>, now: Timestamp) -> bool {
-    let mut certified = records.agents.values().filter(|agent| is_certified(agent, now));
+fn has_agents(
+    records: &Records,
+    authority: &AuthorityRecord,
+    first: Option<&AuthorityId>,
+    now: Timestamp,
+) -> bool {
+    let mut certified = records
+        .agents
+        .values()
+        .filter(|agent| is_certified(agent, now));
     certified.any(|agent| agent.authority.as_ref().or(first) == Some(&authority.id))
 }
 
 /// The record of an authority that issues no more, or has ended.
 fn with_role(record: &AuthorityRecord, role: AuthorityRole) -> AuthorityRecord {
-    AuthorityRecord { role, private_key: None, ..record.clone() }
+    AuthorityRecord {
+        role,
+        private_key: None,
+        ..record.clone()
+    }
 }
 
 fn record(
@@ -362,7 +470,13 @@ fn record(
             "agent-ca.crt has no subject key identifier of 20 bytes, so that it cannot be replaced while agents run";
         ControlError::Conflict(problem.to_owned())
     })?;
-    Ok(AuthorityRecord { id, role, certificate, private_key: Some(key), created_at })
+    Ok(AuthorityRecord {
+        id,
+        role,
+        certificate,
+        private_key: Some(key),
+        created_at,
+    })
 }
 
 fn put(record: AuthorityRecord) -> Step {
@@ -373,8 +487,20 @@ fn forget(record: &AuthorityRecord) -> Step {
     Step::Delete(RecordId::Authority(record.id.clone()))
 }
 
-fn plan(action: &'static str, target: String, detail: serde_json::Value, steps: Vec<Step>) -> Plan<()> {
-    Plan { steps, action, account: None, target, detail, output: () }
+fn plan(
+    action: &'static str,
+    target: String,
+    detail: serde_json::Value,
+    steps: Vec<Step>,
+) -> Plan<()> {
+    Plan {
+        steps,
+        action,
+        account: None,
+        target,
+        detail,
+        output: (),
+    }
 }
 
 fn view(record: &AuthorityRecord) -> AuthorityView {
@@ -382,7 +508,9 @@ fn view(record: &AuthorityRecord) -> AuthorityView {
     AuthorityView {
         id: record.id.clone(),
         role: record.role,
-        not_after: certificate.and_then(|certificate| pki::not_after(&certificate)).map(|at| at.to_string()),
+        not_after: certificate
+            .and_then(|certificate| pki::not_after(&certificate))
+            .map(|at| at.to_string()),
         certificate: record.certificate.clone(),
     }
 }

@@ -115,7 +115,11 @@ pub struct NewServiceKeyView {
 pub struct NewCallerSecret {
     /// Name for administrators. Creating a second one of the same name changes nothing and returns the existing one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
+    #[schema(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$"
+    )]
     pub name: Option<String>,
     /// Services of the account that it gives access to.
     #[schema(value_type = Vec<ServiceIdText>, max_items = 500)]
@@ -129,7 +133,11 @@ pub struct NewCallerSecret {
 #[serde(deny_unknown_fields)]
 pub struct CallerSecretChanges {
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
+    #[schema(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$"
+    )]
     pub name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<ServiceIdText>>, max_items = 500)]
@@ -168,7 +176,14 @@ impl SecretKind for ClientId {
     }
 
     fn view(record: &CallerSecretRecord<Self>) -> CredentialView {
-        let SecretAccess { account, name, allowed_services, enabled, created_at, .. } = record.access.clone();
+        let SecretAccess {
+            account,
+            name,
+            allowed_services,
+            enabled,
+            created_at,
+            ..
+        } = record.access.clone();
         CredentialView {
             client_id: record.id.clone(),
             account,
@@ -221,7 +236,14 @@ impl SecretKind for KeyId {
     }
 
     fn view(record: &CallerSecretRecord<Self>) -> ServiceKeyView {
-        let SecretAccess { account, name, allowed_services, enabled, created_at, .. } = record.access.clone();
+        let SecretAccess {
+            account,
+            name,
+            allowed_services,
+            enabled,
+            created_at,
+            ..
+        } = record.access.clone();
         ServiceKeyView {
             key_id: record.id.clone(),
             account,
@@ -256,7 +278,8 @@ impl Control {
         let name = new.name.as_deref().map(checked_name).transpose()?;
         self.change(actor, |records, now| {
             let account = &account::find(records, account)?.id;
-            let allowed_services = checked_list(records, account, "allowed_services", &new.allowed_services)?;
+            let allowed_services =
+                checked_list(records, account, "allowed_services", &new.allowed_services)?;
             let enabled = new.enabled.unwrap_or(true);
             if let Some(existing) = named::<K>(records, account, name.as_deref()) {
                 let access = &existing.access;
@@ -274,7 +297,10 @@ impl Control {
                 enabled,
                 created_at: now,
             };
-            let record = CallerSecretRecord { id: K::random(), access };
+            let record = CallerSecretRecord {
+                id: K::random(),
+                access,
+            };
             Ok(Plan {
                 action: K::ACTIONS.create,
                 account: Some(account.clone()),
@@ -293,11 +319,22 @@ impl Control {
     ) -> Result<Page<K::View>, ControlError> {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
-        let records = K::all(&state.records).values().filter(|record| record.access.account == *account);
-        Ok(Page::of(records, |record| record.id.borrow(), query, K::view)?)
+        let records = K::all(&state.records)
+            .values()
+            .filter(|record| record.access.account == *account);
+        Ok(Page::of(
+            records,
+            |record| record.id.borrow(),
+            query,
+            K::view,
+        )?)
     }
 
-    pub fn caller_secret<K: SecretKind>(&self, account: &str, id: &str) -> Result<K::View, ControlError> {
+    pub fn caller_secret<K: SecretKind>(
+        &self,
+        account: &str,
+        id: &str,
+    ) -> Result<K::View, ControlError> {
         find::<K>(&self.state().records, account, id).map(K::view)
     }
 
@@ -398,14 +435,16 @@ fn named<'a, K: SecretKind>(
     name: Option<&str>,
 ) -> Option<&'a CallerSecretRecord<K>> {
     let name = name?;
-    K::all(records)
-        .values()
-        .find(|record| record.access.account == *account && record.access.name.as_deref() == Some(name))
+    K::all(records).values().find(|record| {
+        record.access.account == *account && record.access.name.as_deref() == Some(name)
+    })
 }
 
 fn taken<K: SecretKind>(existing: &CallerSecretRecord<K>) -> ControlError {
     let (kind, id) = (K::NAME, &existing.id);
-    ControlError::Conflict(format!("{kind} {id} has this name and other settings; change it, or choose another name"))
+    ControlError::Conflict(format!(
+        "{kind} {id} has this name and other settings; change it, or choose another name"
+    ))
 }
 
 fn fresh_secret<K: SecretKind>() -> Secret {

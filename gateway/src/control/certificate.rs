@@ -37,7 +37,12 @@ impl Control {
         self.sign_at(proof, csr, Timestamp::now())
     }
 
-    fn sign_at(&self, proof: &AgentProof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
+    fn sign_at(
+        &self,
+        proof: &AgentProof,
+        csr: &str,
+        now: Timestamp,
+    ) -> Result<CertificateReply, ControlError> {
         let id = self.agent_of(proof)?;
         let agent = entitled(&self.state().records, &id, proof, now)?.clone();
         // Counted here only for an authenticated agent: an unauthenticated request must not use up the agent's
@@ -55,7 +60,14 @@ impl Control {
         let not_after = now.after(self.certificate_lifetime);
         let authorities = self.authorities();
         let issuing = &authorities.issuing;
-        let certificate = issuing.issue_agent(&self.region, &agent.account, &agent.id, &request, now, not_after)?;
+        let certificate = issuing.issue_agent(
+            &self.region,
+            &agent.account,
+            &agent.id,
+            &request,
+            now,
+            not_after,
+        )?;
         self.change(&Actor::Agent(agent.id.clone()), |records, _| {
             // The record may have changed in the meantime.
             let mut agent = entitled(records, &id, proof, now)?.clone();
@@ -65,10 +77,15 @@ impl Control {
             }
             agent.certificate_not_after = Some(not_after);
             agent.authority.clone_from(&authorities.trusted.issuing);
-            if let (Some(enrollment), AgentProof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
+            if let (Some(enrollment), AgentProof::Enrollment { .. }) =
+                (&mut agent.enrollment, proof)
+            {
                 enrollment.expires_at = enrollment.expires_at.min(now.after(ASK_AGAIN));
             }
-            let services = agent.services.iter().filter_map(|id| self.region.tenant_hostname(&agent.account, id));
+            let services = agent
+                .services
+                .iter()
+                .filter_map(|id| self.region.tenant_hostname(&agent.account, id));
             let reply = CertificateReply {
                 certificate: certificate.clone(),
                 chain: issuing.certificate_pem().to_owned(),
@@ -89,9 +106,16 @@ impl Control {
 
     /// Forgets the key before `key`, which a tunnel of the agent has used: the agent has the new certificate on its disk.
     /// Without effect if the record has changed since.
-    pub(crate) fn forget_replaced_key(&self, agent: &AgentId, key: &PublicKeyHash) -> Result<(), ControlError> {
+    pub(crate) fn forget_replaced_key(
+        &self,
+        agent: &AgentId,
+        key: &PublicKeyHash,
+    ) -> Result<(), ControlError> {
         self.change(&Actor::Gateway, |records, _| {
-            let record = records.agents.get(agent).filter(|record| record.key.as_ref() == Some(key));
+            let record = records
+                .agents
+                .get(agent)
+                .filter(|record| record.key.as_ref() == Some(key));
             let Some(record) = record.filter(|record| record.previous_key.is_some()) else {
                 return Ok(Plan::already(()));
             };
@@ -101,7 +125,10 @@ impl Control {
                 target: record.id.to_string(),
                 detail: json!({}),
                 output: (),
-                steps: vec![Step::Put(StoredRecord::Agent(AgentRecord { previous_key: None, ..record.clone() }))],
+                steps: vec![Step::Put(StoredRecord::Agent(AgentRecord {
+                    previous_key: None,
+                    ..record.clone()
+                }))],
             })
         })
     }
@@ -149,12 +176,14 @@ fn entitled<'a>(
 ) -> Result<&'a AgentRecord, ControlError> {
     let refused = |error| Err(ControlError::Refused(error));
     let agent = match proof {
-        AgentProof::Enrollment { id: enrollment, secret } => {
-            of_enrollment(records, id, enrollment.as_deref(), secret, now)?
-        }
-        AgentProof::OldKey(_) | AgentProof::Tunnel(_) => {
-            records.agents.get(id).ok_or(ControlError::Refused(Error::AgentUnknown))?
-        }
+        AgentProof::Enrollment {
+            id: enrollment,
+            secret,
+        } => of_enrollment(records, id, enrollment.as_deref(), secret, now)?,
+        AgentProof::OldKey(_) | AgentProof::Tunnel(_) => records
+            .agents
+            .get(id)
+            .ok_or(ControlError::Refused(Error::AgentUnknown))?,
     };
     match agent.status {
         EnrollmentStatus::Revoked => return refused(Error::AgentRevoked),
@@ -162,7 +191,9 @@ fn entitled<'a>(
         EnrollmentStatus::Approved => {}
     }
     if matches!(proof, AgentProof::OldKey(_))
-        && agent.certificate_not_after.is_none_or(|not_after| now > not_after.after(RECOVERY))
+        && agent
+            .certificate_not_after
+            .is_none_or(|not_after| now > not_after.after(RECOVERY))
     {
         return refused(Error::AgentCertificateExpired);
     }
@@ -170,7 +201,11 @@ fn entitled<'a>(
 }
 
 /// Checks that the proof covers this key.
-fn check_key(agent: &AgentRecord, proof: &AgentProof, key: &PublicKeyHash) -> Result<(), ControlError> {
+fn check_key(
+    agent: &AgentRecord,
+    proof: &AgentProof,
+    key: &PublicKeyHash,
+) -> Result<(), ControlError> {
     let known = |known: &Option<PublicKeyHash>| known.as_ref() == Some(key);
     let reaches = match proof {
         // For the agent's first key, and for the same key again.
@@ -179,5 +214,9 @@ fn check_key(agent: &AgentRecord, proof: &AgentProof, key: &PublicKeyHash) -> Re
         AgentProof::OldKey(_) => known(&agent.key) || known(&agent.previous_key),
         AgentProof::Tunnel(_) => true,
     };
-    if reaches { Ok(()) } else { Err(ControlError::Refused(Error::EnrollmentInvalid)) }
+    if reaches {
+        Ok(())
+    } else {
+        Err(ControlError::Refused(Error::EnrollmentInvalid))
+    }
 }

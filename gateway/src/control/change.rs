@@ -12,7 +12,9 @@ use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::limits;
 use crate::rate_limit::ClientLimits;
-use crate::store::{AuditEntry, Directory, History, Position, Records, Snapshot, Step, Store, StoreError};
+use crate::store::{
+    AuditEntry, Directory, History, Position, Records, Snapshot, Step, Store, StoreError,
+};
 
 /// How often a change is planned again after changes of other nodes, before it is refused.
 pub(super) const COMMIT_ATTEMPTS: usize = 32;
@@ -166,7 +168,12 @@ impl Control {
                 detail: plan.detail,
             };
             if let Some(position) = self.commit(&mut store, &after, &plan.steps, &entry)? {
-                tracing::info!(actor = entry.actor, action = plan.action, target = entry.target, "changed");
+                tracing::info!(
+                    actor = entry.actor,
+                    action = plan.action,
+                    target = entry.target,
+                    "changed"
+                );
                 self.apply(&after, vec![(position, plan.steps)]);
                 return Ok(plan.output);
             }
@@ -233,7 +240,8 @@ impl Control {
                 if let Some(journal) = &self.journal {
                     journal.push(&state.position, &position, &steps);
                 }
-                self.service_counts.note(&steps, &state.records, &self.region);
+                self.service_counts
+                    .note(&steps, &state.records, &self.region);
                 has_authorities |= steps.iter().any(Step::is_of_authority);
                 state.apply(position, steps, &self.region, self.workers.count());
             }

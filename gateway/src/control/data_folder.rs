@@ -26,8 +26,13 @@ pub(super) fn prepare(path: &Path) -> Result<(), ControlError> {
         return Err(unusable(
             path,
             match fs::metadata(path) {
-                Ok(found) if !found.is_dir() => "it is not a folder; name a folder in data_dir".to_owned(),
-                _ => format!("it cannot be created: {error}; {}", creation(path, &error, user)),
+                Ok(found) if !found.is_dir() => {
+                    "it is not a folder; name a folder in data_dir".to_owned()
+                }
+                _ => format!(
+                    "it cannot be created: {error}; {}",
+                    creation(path, &error, user)
+                ),
             },
         ));
     }
@@ -72,7 +77,10 @@ const READ_ONLY: &str = "name a folder on a file system that can be written; und
 fn creation(path: &Path, error: &io::Error, user: u32) -> String {
     match error.kind() {
         ErrorKind::PermissionDenied => {
-            format!("create it for user {user} with `install -d -m 0700 -o {user} {}`", path.display())
+            format!(
+                "create it for user {user} with `install -d -m 0700 -o {user} {}`",
+                path.display()
+            )
         }
         ErrorKind::ReadOnlyFilesystem => READ_ONLY.to_owned(),
         ErrorKind::StorageFull => "free space on its disk".to_owned(),
@@ -84,21 +92,29 @@ fn creation(path: &Path, error: &io::Error, user: u32) -> String {
 pub(super) fn explain(path: &Path, error: ControlError) -> ControlError {
     let reason = match kind(&error) {
         Some(ErrorKind::ResourceBusy) => {
-            let holder = holder(path).map_or_else(|| "another process".to_owned(), |holder| holder.to_string());
+            let holder = holder(path)
+                .map_or_else(|| "another process".to_owned(), |holder| holder.to_string());
             let reason = format!(
                 "{holder} uses it, and a data folder is for one gateway: stop that process, replace it with SIGUSR2, or \
                  name another folder in data_dir"
             );
-            return ControlError::DataFolderInUse { path: path.to_owned(), reason };
+            return ControlError::DataFolderInUse {
+                path: path.to_owned(),
+                reason,
+            };
         }
         Some(ErrorKind::StorageFull) => {
             let path = path.display();
-            format!("the disk is full: free space (`df -h {path}` shows it), then start again ({error})")
+            format!(
+                "the disk is full: free space (`df -h {path}` shows it), then start again ({error})"
+            )
         }
         Some(ErrorKind::PermissionDenied) => {
             let user = rustix::process::geteuid().as_raw();
             let path = path.display();
-            format!("{error}; all files in it must belong to the user of the gateway: `chown -R {user} {path}`")
+            format!(
+                "{error}; all files in it must belong to the user of the gateway: `chown -R {user} {path}`"
+            )
         }
         _ => return error,
     };
@@ -106,7 +122,10 @@ pub(super) fn explain(path: &Path, error: ControlError) -> ControlError {
 }
 
 fn unusable(path: &Path, reason: String) -> ControlError {
-    ControlError::DataFolder { path: path.to_owned(), reason }
+    ControlError::DataFolder {
+        path: path.to_owned(),
+        reason,
+    }
 }
 
 /// What failed, in the words of the operating system.
@@ -121,7 +140,10 @@ fn kind(error: &ControlError) -> Option<ErrorKind> {
 /// The process that uses the folder, if this process may see it.
 fn holder(path: &Path) -> Option<Holder> {
     let files = [StoreSource::sqlite_in(path), path.join(LOCK_FILE)];
-    files.iter().filter_map(|file| Holder::of_file(file)).find(|holder| !holder.is_this_process())
+    files
+        .iter()
+        .filter_map(|file| Holder::of_file(file))
+        .find(|holder| !holder.is_this_process())
 }
 
 #[cfg(test)]
@@ -141,26 +163,54 @@ mod tests {
         prepare(&path).unwrap();
         prepare(&path).unwrap();
         let full = text(&explain(&path, StoreError::Full.into()));
-        assert!(full.starts_with(&named("the disk is full: free space (`df -h ")), "{full}");
-        let full = text(&explain(&path, io::Error::from(ErrorKind::StorageFull).into()));
+        assert!(
+            full.starts_with(&named("the disk is full: free space (`df -h ")),
+            "{full}"
+        );
+        let full = text(&explain(
+            &path,
+            io::Error::from(ErrorKind::StorageFull).into(),
+        ));
         assert!(full.starts_with(&named("the disk is full")), "{full}");
-        let denied = text(&explain(&path, StoreError::Io(ErrorKind::PermissionDenied.into()).into()));
+        let denied = text(&explain(
+            &path,
+            StoreError::Io(ErrorKind::PermissionDenied.into()).into(),
+        ));
         assert!(denied.contains("`chown -R "), "{denied}");
         let used = text(&explain(&path, StoreError::InUse.into()));
-        assert!(used.starts_with(&named("another process uses it")), "{used}");
+        assert!(
+            used.starts_with(&named("another process uses it")),
+            "{used}"
+        );
         // Others have nothing to do with the folder.
         let newer = StoreError::NewerSchema { found: 9, known: 1 };
-        assert_eq!(text(&explain(&path, StoreError::NewerSchema { found: 9, known: 1 }.into())), newer.to_string());
+        assert_eq!(
+            text(&explain(
+                &path,
+                StoreError::NewerSchema { found: 9, known: 1 }.into()
+            )),
+            newer.to_string()
+        );
 
         fs::create_dir(path.join(INCOMPLETE_RESTORE)).unwrap();
         let incomplete = text(&prepare(&path).unwrap_err());
-        assert!(incomplete.starts_with(&named("a restore of a backup is running or was interrupted")), "{incomplete}");
+        assert!(
+            incomplete.starts_with(&named(
+                "a restore of a backup is running or was interrupted"
+            )),
+            "{incomplete}"
+        );
         fs::remove_dir(path.join(INCOMPLETE_RESTORE)).unwrap();
 
         fs::remove_dir(&path).unwrap();
         fs::write(&path, "").unwrap();
-        assert_eq!(text(&prepare(&path).unwrap_err()), named("it is not a folder; name a folder in data_dir"));
+        assert_eq!(
+            text(&prepare(&path).unwrap_err()),
+            named("it is not a folder; name a folder in data_dir")
+        );
         let below = path.join("below");
-        assert!(text(&prepare(&below).unwrap_err()).contains("it cannot be created: Not a directory"));
+        assert!(
+            text(&prepare(&below).unwrap_err()).contains("it cannot be created: Not a directory")
+        );
     }
 }

@@ -12,7 +12,8 @@ use super::{Actor, Control, ControlError, Plan, checked_name, new_secret};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{
-    AgentRecord, Approval, Directory, EnrollmentRecord, EnrollmentTokenRecord, RecordId, Records, Step, StoredRecord,
+    AgentRecord, Approval, Directory, EnrollmentRecord, EnrollmentTokenRecord, RecordId, Records,
+    Step, StoredRecord,
 };
 
 /// Time that an enrollment may wait for approval and its first certificate.
@@ -25,13 +26,18 @@ impl Control {
     pub fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, ControlError> {
         self.agent_versions
             .check(&request.version)
-            .map_err(|mismatch| ControlError::Refused(Error::VersionMismatch(mismatch.to_string())))?;
+            .map_err(|mismatch| {
+                ControlError::Refused(Error::VersionMismatch(mismatch.to_string()))
+            })?;
         let name = checked_name(&request.name)
             .map_err(|error| ControlError::Refused(Error::InvalidRequest(error.to_string())))?;
         let refused = |state| ControlError::Refused(Error::EnrollmentTokenInvalid(state));
         let (id, secret) = parse_token(&request.token).ok_or(refused("unknown or deleted"))?;
         self.change(&Actor::EnrollmentToken(id.clone()), |records, now| {
-            let token = records.enrollment_tokens.get(&id).filter(|token| token.secret.matches(secret));
+            let token = records
+                .enrollment_tokens
+                .get(&id)
+                .filter(|token| token.secret.matches(secret));
             let token = token.ok_or(refused("unknown or deleted"))?;
             if token.is_used_up() {
                 return Err(refused("used up"));
@@ -92,13 +98,20 @@ impl Control {
                     "uses": used.uses,
                 }),
                 output: reply,
-                steps: vec![Step::Put(StoredRecord::EnrollmentToken(used)), Step::Put(StoredRecord::Agent(agent))],
+                steps: vec![
+                    Step::Put(StoredRecord::EnrollmentToken(used)),
+                    Step::Put(StoredRecord::Agent(agent)),
+                ],
             })
         })
     }
 
     /// The status of an enrollment.
-    pub fn enrollment_status(&self, id: &str, secret: &Secret) -> Result<StatusReply, ControlError> {
+    pub fn enrollment_status(
+        &self,
+        id: &str,
+        secret: &Secret,
+    ) -> Result<StatusReply, ControlError> {
         let state = self.state();
         let agent = enrolled(&state.directory, secret)?;
         let agent = of_enrollment(&state.records, &agent, Some(id), secret, Timestamp::now())?;
@@ -121,7 +134,12 @@ impl Control {
                 .agents
                 .values()
                 .filter(|agent| agent.status == EnrollmentStatus::Pending)
-                .filter(|agent| agent.enrollment.as_ref().is_none_or(|enrollment| now >= enrollment.expires_at))
+                .filter(|agent| {
+                    agent
+                        .enrollment
+                        .as_ref()
+                        .is_none_or(|enrollment| now >= enrollment.expires_at)
+                })
                 .map(|agent| RecordId::Agent(agent.id.clone()));
             let old: Vec<RecordId> = tokens.chain(agents).collect();
             Ok(Plan {
@@ -139,7 +157,9 @@ impl Control {
 /// Finds the agent by the secret of its enrollment, which may have expired.
 pub(super) fn enrolled(directory: &Directory, secret: &Secret) -> Result<AgentId, ControlError> {
     let agent = directory.enrolled(&SecretHash::of(secret.reveal()));
-    agent.cloned().ok_or(ControlError::Refused(Error::EnrollmentInvalid))
+    agent
+        .cloned()
+        .ok_or(ControlError::Refused(Error::EnrollmentInvalid))
 }
 
 /// The agent `agent`, if its enrollment is in force and has this secret, and this id if one is given.
@@ -157,7 +177,10 @@ pub(super) fn of_enrollment<'a>(
             && id.is_none_or(|id| enrollment.id.as_str() == id)
             && now < enrollment.expires_at
     };
-    let agent = records.agents.get(agent).filter(|agent| agent.enrollment.as_deref().is_some_and(is_proved));
+    let agent = records
+        .agents
+        .get(agent)
+        .filter(|agent| agent.enrollment.as_deref().is_some_and(is_proved));
     agent.ok_or(ControlError::Refused(Error::EnrollmentInvalid))
 }
 
@@ -178,7 +201,11 @@ mod tests {
     fn records(agents: usize) -> Records {
         let agents = (0..agents).map(|number| {
             let secret = SecretHash::of(&number.to_string());
-            let enrollment = EnrollmentRecord { id: EnrollmentId::random(), secret, expires_at: Timestamp(10) };
+            let enrollment = EnrollmentRecord {
+                id: EnrollmentId::random(),
+                secret,
+                expires_at: Timestamp(10),
+            };
             StoredRecord::Agent(AgentRecord {
                 id: AgentId::random(),
                 account: AccountId::new("acme").unwrap(),
@@ -212,7 +239,8 @@ mod tests {
         EXAMINED.set(0);
         let secret = Secret::new(secret.to_owned());
         let found = enrolled(directory, &secret);
-        let found = found.and_then(|agent| of_enrollment(records, &agent, id, &secret, Timestamp(now)).cloned());
+        let found = found
+            .and_then(|agent| of_enrollment(records, &agent, id, &secret, Timestamp(now)).cloned());
         (found.ok().map(|agent| agent.name), EXAMINED.get())
     }
 
@@ -223,9 +251,17 @@ mod tests {
             let directory = Directory::new(&records, &Region::new("eu1", "example.com"), 1);
             for number in [0, agents / 2, agents - 1] {
                 let name = number.to_string();
-                assert_eq!(find(&records, &directory, &name, None, 9), (Some(name), 1), "of {agents}");
+                assert_eq!(
+                    find(&records, &directory, &name, None, 9),
+                    (Some(name), 1),
+                    "of {agents}"
+                );
             }
-            assert_eq!(find(&records, &directory, "unknown", None, 9), (None, 0), "of {agents}");
+            assert_eq!(
+                find(&records, &directory, "unknown", None, 9),
+                (None, 0),
+                "of {agents}"
+            );
         }
     }
 
@@ -234,7 +270,11 @@ mod tests {
         let records = records(2);
         let directory = Directory::new(&records, &Region::new("eu1", "example.com"), 1);
         let id = |name: &str| {
-            let agent = records.agents.values().find(|agent| agent.name == name).unwrap();
+            let agent = records
+                .agents
+                .values()
+                .find(|agent| agent.name == name)
+                .unwrap();
             agent.enrollment.as_ref().unwrap().id.to_string()
         };
         let find = |secret, id: Option<&str>, now| find(&records, &directory, secret, id, now).0;

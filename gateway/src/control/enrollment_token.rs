@@ -119,19 +119,25 @@ impl NewEnrollmentToken {
         let lifetime = humantime::parse_duration(text.trim()).ok();
         let lifetime = lifetime.filter(|lifetime| (LIFETIME_MIN..=LIFETIME_MAX).contains(lifetime));
         let seconds = lifetime.map(|lifetime| lifetime.as_secs());
-        seconds.ok_or_else(|| "must be a time from 1 minute to 30 days, such as 10m, 12h or 30d".to_owned())
+        seconds.ok_or_else(|| {
+            "must be a time from 1 minute to 30 days, such as 10m, 12h or 30d".to_owned()
+        })
     }
 }
 
 impl NewEnrollmentTokenView {
     /// Adds the port that the gateway listens on to its address.
     pub(crate) fn on_port(self, port: u16) -> Self {
-        Self { gateway: self.gateway.on_port(port), ..self }
+        Self {
+            gateway: self.gateway.on_port(port),
+            ..self
+        }
     }
 
     /// The command that enrolls an agent and runs it in front of a program on `backend_port` of its machine.
     pub fn command(&self, backend_port: u16) -> String {
-        self.gateway.agent_command(&self.token, self.enrollment_token.uses, backend_port)
+        self.gateway
+            .agent_command(&self.token, self.enrollment_token.uses, backend_port)
     }
 }
 
@@ -143,14 +149,22 @@ impl Control {
         account: &str,
         new: &NewEnrollmentToken,
     ) -> Result<NewEnrollmentTokenView, ControlError> {
-        let lifetime = new.expires_in_seconds.map_or(LIFETIME_DEFAULT, Duration::from_secs);
+        let lifetime = new
+            .expires_in_seconds
+            .map_or(LIFETIME_DEFAULT, Duration::from_secs);
         if lifetime.is_zero() || lifetime > LIFETIME_MAX {
-            let message = format!("must be a whole number from 1 to {}", LIFETIME_MAX.as_secs());
+            let message = format!(
+                "must be a whole number from 1 to {}",
+                LIFETIME_MAX.as_secs()
+            );
             return Err(ControlError::invalid("expires_in_seconds", message));
         }
         let uses = new.uses.unwrap_or(1);
         if !(1..=NewEnrollmentToken::USES_MAX).contains(&uses) {
-            let message = format!("must be a whole number from 1 to {}", NewEnrollmentToken::USES_MAX);
+            let message = format!(
+                "must be a whole number from 1 to {}",
+                NewEnrollmentToken::USES_MAX
+            );
             return Err(ControlError::invalid("uses", message));
         }
         let gateway = self.gateway_address();
@@ -158,7 +172,10 @@ impl Control {
             let account = &account::find(records, account)?.id;
             let services = checked_list(records, account, "services", &new.services)?;
             if services.is_empty() {
-                return Err(ControlError::invalid("services", "must name at least one service for the agent"));
+                return Err(ControlError::invalid(
+                    "services",
+                    "must name at least one service for the agent",
+                ));
             }
             let secret = new_secret();
             let record = EnrollmentTokenRecord {
@@ -196,15 +213,30 @@ impl Control {
     ) -> Result<Page<EnrollmentTokenView>, ControlError> {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
-        let tokens = || state.records.enrollment_tokens.values().filter(|record| record.account == *account);
+        let tokens = || {
+            state
+                .records
+                .enrollment_tokens
+                .values()
+                .filter(|record| record.account == *account)
+        };
         let agents = enrolled_agents(&state.records, tokens());
         let view = |record: &EnrollmentTokenRecord| {
             EnrollmentTokenView::new(record, agents.get(&record.id).cloned().unwrap_or_default())
         };
-        Ok(Page::of(tokens(), |record| record.id.as_str(), query, view)?)
+        Ok(Page::of(
+            tokens(),
+            |record| record.id.as_str(),
+            query,
+            view,
+        )?)
     }
 
-    pub fn enrollment_token(&self, account: &str, id: &str) -> Result<EnrollmentTokenView, ControlError> {
+    pub fn enrollment_token(
+        &self,
+        account: &str,
+        id: &str,
+    ) -> Result<EnrollmentTokenView, ControlError> {
         let state = self.state();
         let record = find_token(&state.records, account, id)?;
         let agents = enrolled_agents(&state.records, [record]).remove(&record.id);
@@ -212,7 +244,12 @@ impl Control {
     }
 
     /// Withdraws a token. Agents that used it stay enrolled.
-    pub fn delete_enrollment_token(&self, actor: &Actor, account: &str, id: &str) -> Result<(), ControlError> {
+    pub fn delete_enrollment_token(
+        &self,
+        actor: &Actor,
+        account: &str,
+        id: &str,
+    ) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
             let record = find_token(records, account, id)?;
             Ok(Plan {
@@ -235,20 +272,34 @@ fn enrolled_agents<'a>(
     // The record of an agent that enrolled at an earlier version does not name the token.
     let by_earlier_version = |token: &EnrollmentTokenRecord| {
         let agent = token.used_by.as_ref().and_then(|id| records.agents.get(id));
-        agent.filter(|agent| agent.enrollment_token.is_none()).map(|agent| agent.id.clone()).into_iter().collect()
+        agent
+            .filter(|agent| agent.enrollment_token.is_none())
+            .map(|agent| agent.id.clone())
+            .into_iter()
+            .collect()
     };
-    let mut enrolled: BTreeMap<&EnrollmentTokenId, Vec<AgentId>> =
-        tokens.into_iter().map(|token| (&token.id, by_earlier_version(token))).collect();
+    let mut enrolled: BTreeMap<&EnrollmentTokenId, Vec<AgentId>> = tokens
+        .into_iter()
+        .map(|token| (&token.id, by_earlier_version(token)))
+        .collect();
     for agent in records.agents.values() {
-        let agents = agent.enrollment_token.as_ref().and_then(|token| enrolled.get_mut(token));
-        if let Some(agents) = agents.filter(|agents| agents.len() < EnrollmentTokenView::AGENTS_MAX) {
+        let agents = agent
+            .enrollment_token
+            .as_ref()
+            .and_then(|token| enrolled.get_mut(token));
+        if let Some(agents) = agents.filter(|agents| agents.len() < EnrollmentTokenView::AGENTS_MAX)
+        {
             agents.push(agent.id.clone());
         }
     }
     enrolled
 }
 
-fn find_token<'a>(records: &'a Records, account: &str, id: &str) -> Result<&'a EnrollmentTokenRecord, ControlError> {
+fn find_token<'a>(
+    records: &'a Records,
+    account: &str,
+    id: &str,
+) -> Result<&'a EnrollmentTokenRecord, ControlError> {
     let account = &account::find(records, account)?.id;
     records
         .enrollment_tokens
@@ -270,9 +321,24 @@ mod tests {
     #[test]
     fn a_lifetime_has_units_and_bounds() {
         let seconds = NewEnrollmentToken::parse_lifetime;
-        assert_eq!(["1m", "90s", " 1h 30m", "30d"].map(seconds), [60, 90, 5400, 2_592_000].map(Ok));
-        for wrong in ["", "30", "59s", "31d", "30d 1s", "-1h", "soon", "999999999999999y"] {
-            assert!(seconds(wrong).unwrap_err().contains("1 minute to 30 days"), "{wrong}");
+        assert_eq!(
+            ["1m", "90s", " 1h 30m", "30d"].map(seconds),
+            [60, 90, 5400, 2_592_000].map(Ok)
+        );
+        for wrong in [
+            "",
+            "30",
+            "59s",
+            "31d",
+            "30d 1s",
+            "-1h",
+            "soon",
+            "999999999999999y",
+        ] {
+            assert!(
+                seconds(wrong).unwrap_err().contains("1 minute to 30 days"),
+                "{wrong}"
+            );
         }
     }
 }

@@ -28,11 +28,18 @@ impl Control {
 
     /// Notes which ephemeral agents have lost their last tunnel, and which have one again. `connected` are the ids of all
     /// agents with a tunnel, to any node.
-    pub fn note_absent_agents(&self, connected: &BTreeSet<String>, now: Timestamp) -> Result<(), ControlError> {
+    pub fn note_absent_agents(
+        &self,
+        connected: &BTreeSet<String>,
+        now: Timestamp,
+    ) -> Result<(), ControlError> {
         self.change(&Actor::Gateway, |records, _| {
             let changed = ephemeral_agents(records).filter_map(|agent| {
                 let absent_since = absent_since(agent, connected, now);
-                (absent_since != agent.absent_since).then(|| AgentRecord { absent_since, ..agent.clone() })
+                (absent_since != agent.absent_since).then(|| AgentRecord {
+                    absent_since,
+                    ..agent.clone()
+                })
             });
             let steps: Vec<Step> = changed.map(StoredRecord::Agent).map(Step::Put).collect();
             Ok(Plan {
@@ -47,21 +54,36 @@ impl Control {
     }
 
     /// Deletes the ephemeral agents that have had no tunnel for an hour.
-    pub fn delete_absent_agents(&self, connected: &BTreeSet<String>, now: Timestamp) -> Result<(), ControlError> {
-        let accounts: BTreeSet<AccountId> =
-            self.look_at(|records| ended(records, connected, now).map(|agent| agent.account.clone()).collect());
+    pub fn delete_absent_agents(
+        &self,
+        connected: &BTreeSet<String>,
+        now: Timestamp,
+    ) -> Result<(), ControlError> {
+        let accounts: BTreeSet<AccountId> = self.look_at(|records| {
+            ended(records, connected, now)
+                .map(|agent| agent.account.clone())
+                .collect()
+        });
         for account in accounts {
             self.change(&Actor::Gateway, |records, _| {
-                let ended: Vec<&AgentRecord> =
-                    ended(records, connected, now).filter(|agent| agent.account == account).collect();
-                let named: Vec<&str> = ended.iter().take(NAMED_AGENTS).map(|agent| agent.id.as_str()).collect();
+                let ended: Vec<&AgentRecord> = ended(records, connected, now)
+                    .filter(|agent| agent.account == account)
+                    .collect();
+                let named: Vec<&str> = ended
+                    .iter()
+                    .take(NAMED_AGENTS)
+                    .map(|agent| agent.id.as_str())
+                    .collect();
                 Ok(Plan {
                     action: "agent.expire",
                     account: Some(account.clone()),
                     target: format!("{} ephemeral agents", ended.len()),
                     detail: json!({ "agents": named }),
                     output: (),
-                    steps: ended.iter().map(|agent| Step::Delete(RecordId::Agent(agent.id.clone()))).collect(),
+                    steps: ended
+                        .iter()
+                        .map(|agent| Step::Delete(RecordId::Agent(agent.id.clone())))
+                        .collect(),
                 })
             })?;
         }
@@ -77,7 +99,11 @@ fn ephemeral_agents(records: &Records) -> impl Iterator<Item = &AgentRecord> {
 }
 
 /// Since when the agent has no tunnel; `None` if it has one.
-fn absent_since(agent: &AgentRecord, connected: &BTreeSet<String>, now: Timestamp) -> Option<Timestamp> {
+fn absent_since(
+    agent: &AgentRecord,
+    connected: &BTreeSet<String>,
+    now: Timestamp,
+) -> Option<Timestamp> {
     if connected.contains(agent.id.as_str()) {
         return None;
     }
@@ -93,7 +119,10 @@ fn ended<'a>(
 ) -> impl Iterator<Item = &'a AgentRecord> {
     let is_ended = move |agent: &&AgentRecord| {
         let is_connected = connected.contains(agent.id.as_str());
-        !is_connected && agent.absent_since.is_some_and(|since| now.since(since) >= DELETED_AFTER)
+        !is_connected
+            && agent
+                .absent_since
+                .is_some_and(|since| now.since(since) >= DELETED_AFTER)
     };
     ephemeral_agents(records).filter(is_ended)
 }

@@ -19,7 +19,10 @@ pub enum ControlError {
     NotFound { kind: &'static str, id: String },
     /// An invalid value, with the name of its field.
     #[error("{field}: {message}")]
-    Invalid { field: &'static str, message: String },
+    Invalid {
+        field: &'static str,
+        message: String,
+    },
     #[error("{0}")]
     Conflict(String),
     #[error("another process is taking over from this one; try again")]
@@ -54,11 +57,17 @@ pub enum ControlError {
 
 impl ControlError {
     pub(super) fn not_found(kind: &'static str, id: impl fmt::Display) -> Self {
-        Self::NotFound { kind, id: id.to_string() }
+        Self::NotFound {
+            kind,
+            id: id.to_string(),
+        }
     }
 
     pub(crate) fn invalid(field: &'static str, message: impl Into<String>) -> Self {
-        Self::Invalid { field, message: message.into() }
+        Self::Invalid {
+            field,
+            message: message.into(),
+        }
     }
 
     pub(crate) fn bad_id(field: &'static str) -> impl Fn(InvalidId) -> Self {

@@ -46,9 +46,14 @@ impl Executor {
             // The task that waits may have been cancelled.
             let _ = reply.send(work(control));
         });
-        self.0.try_send(Job::Work(work)).map_err(|_| Error::Overloaded(Overload::QueueFull))?;
+        self.0
+            .try_send(Job::Work(work))
+            .map_err(|_| Error::Overloaded(Overload::QueueFull))?;
         // The sender is dropped when the work panics or the gateway stops.
-        answer.await.map_err(|_| Error::Overloaded(Overload::JobDropped))?.map_err(refusal)
+        answer
+            .await
+            .map_err(|_| Error::Overloaded(Overload::JobDropped))?
+            .map_err(refusal)
     }
 
     /// Stops the control thread after the jobs that are already queued.

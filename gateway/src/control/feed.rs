@@ -21,7 +21,8 @@ use crate::clock::ClockWatch;
 use crate::freeze::AwaitedRead;
 use crate::region::{RegionKeys, Roster};
 use crate::store::{
-    Position, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, StoreError, StoreSource, StoredRecord,
+    Position, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, StoreError, StoreSource,
+    StoredRecord,
 };
 
 /// Interval of polling.
@@ -73,22 +74,38 @@ impl EngineHealth {
 
     fn answered(&self, revision: Revision) {
         if let Some(Failure { since, .. }) = self.lock().take() {
-            tracing::info!(revision = revision.0, seconds = since.elapsed().as_secs(), "PostgreSQL answers again");
+            tracing::info!(
+                revision = revision.0,
+                seconds = since.elapsed().as_secs(),
+                "PostgreSQL answers again"
+            );
         }
     }
 
     fn failed(&self, error: &StoreError) {
-        let refused_rows = if let StoreError::Forged { count, .. } = error { *count } else { 0 };
+        let refused_rows = if let StoreError::Forged { count, .. } = error {
+            *count
+        } else {
+            0
+        };
         let mut failure = self.lock();
-        let since = failure.as_ref().map_or_else(Instant::now, |failure| failure.since);
-        if failure.as_ref().is_none_or(|failure| failure.refused_rows != refused_rows) {
+        let since = failure
+            .as_ref()
+            .map_or_else(Instant::now, |failure| failure.since);
+        if failure
+            .as_ref()
+            .is_none_or(|failure| failure.refused_rows != refused_rows)
+        {
             if refused_rows == 0 {
                 tracing::error!(%error, "relaying goes on from memory; changes are refused until PostgreSQL answers");
             } else {
                 tracing::error!(%error, "records are not authentic: relaying goes on from memory");
             }
         }
-        *failure = Some(Failure { since, refused_rows });
+        *failure = Some(Failure {
+            since,
+            refused_rows,
+        });
     }
 }
 
@@ -98,11 +115,18 @@ impl Control {
             .engine_health
             .lock()
             .as_ref()
-            .map_or((None, 0), |failure| (Some(failure.since.elapsed()), failure.refused_rows));
+            .map_or((None, 0), |failure| {
+                (Some(failure.since.elapsed()), failure.refused_rows)
+            });
         let state = self.state();
         let refused_records = state.directory.refused_signing_keys() + refused_rows;
         let is_copy_failing = self.journal.as_ref().is_some_and(Journal::is_failing);
-        StoreStatus { revision: state.position.revision, away_for, refused_records, is_copy_failing }
+        StoreStatus {
+            revision: state.position.revision,
+            away_for,
+            refused_records,
+            is_copy_failing,
+        }
     }
 
     /// Looks for changes of other nodes now. Does not wait.
@@ -140,13 +164,18 @@ impl Control {
 
     /// Returns whether all changes so far are durable.
     async fn flush_journal(self: &Arc<Self>) -> bool {
-        let Some(journal) = &self.journal else { return true };
+        let Some(journal) = &self.journal else {
+            return true;
+        };
         // One thread at a time waits for the disk, however many changes wait.
         let turn = journal.turn().await;
         let control = Arc::clone(self);
         let flush = move || {
             let _turn = turn;
-            control.journal.as_ref().is_none_or(|journal| journal.flush().is_ok())
+            control
+                .journal
+                .as_ref()
+                .is_none_or(|journal| journal.flush().is_ok())
         };
         tokio::task::spawn_blocking(flush).await.unwrap_or(false)
     }
@@ -176,7 +205,9 @@ pub(crate) struct Feed {
 impl Feed {
     /// Starts to follow; `None` if the store is SQLite, which no other process changes.
     pub(crate) fn start(control: &Arc<Control>, data_dir: &Path) -> io::Result<Option<Self>> {
-        let StoreSource::Postgres(source) = &control.store_source else { return Ok(None) };
+        let StoreSource::Postgres(source) = &control.store_source else {
+            return Ok(None);
+        };
         let follower = Follower {
             control: Arc::clone(control),
             copy: RecordsCopy::new(data_dir, source),
@@ -189,15 +220,24 @@ impl Feed {
         };
         let stopped = Arc::<AtomicBool>::default();
         let until = Arc::clone(&stopped);
-        let thread = std::thread::Builder::new().name("gw-feed".to_owned()).spawn(move || follower.run(&until))?;
-        Ok(Some(Self { stopped, thread: Some(thread) }))
+        let thread = std::thread::Builder::new()
+            .name("gw-feed".to_owned())
+            .spawn(move || follower.run(&until))?;
+        Ok(Some(Self {
+            stopped,
+            thread: Some(thread),
+        }))
     }
 }
 
 impl Drop for Feed {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
             tracing::error!("the thread that follows changes panicked");
         }
     }
@@ -234,7 +274,11 @@ impl Follower {
             let had_connection = store.is_connected();
             // A panic here must not end the thread: nothing else would notice that changes are not followed.
             let followed = catch_unwind(AssertUnwindSafe(|| self.follow(&mut store)))
-                .unwrap_or_else(|_| Err(StoreError::Corrupt("a row made the reader panic".to_owned())));
+                .unwrap_or_else(|_| {
+                    Err(StoreError::Corrupt(
+                        "a row made the reader panic".to_owned(),
+                    ))
+                });
             self.tell_workers(&followed, had_connection);
             match followed {
                 Ok(()) => self.control.engine_health.answered(self.control.revision()),
@@ -252,7 +296,9 @@ impl Follower {
 
     /// Writes the changes of this round to the data folder, and a copy of the records if it is due.
     fn keep_records(&mut self) {
-        let Some(journal) = &self.control.journal else { return };
+        let Some(journal) = &self.control.journal else {
+            return;
+        };
         journal.flush_unless_busy();
         self.copy.write_if_due(&self.control, journal);
     }
@@ -298,8 +344,19 @@ struct RecordsCopy {
 
 impl RecordsCopy {
     fn new(data_dir: &Path, source: &PostgresSource) -> Self {
-        let (path, keys, sealer) = (data_dir.join(COPY_FILE), source.keys.clone(), Sealer::new(&source.keys));
-        Self { path, keys, sealer, written: None, has_failed: false, next: Instant::now() }
+        let (path, keys, sealer) = (
+            data_dir.join(COPY_FILE),
+            source.keys.clone(),
+            Sealer::new(&source.keys),
+        );
+        Self {
+            path,
+            keys,
+            sealer,
+            written: None,
+            has_failed: false,
+            next: Instant::now(),
+        }
     }
 
     fn write_if_due(&mut self, control: &Control, journal: &Journal) {
@@ -326,21 +383,39 @@ impl RecordsCopy {
     }
 
     /// Returns the position of the copy; `None` if another process has the data folder.
-    fn write(&self, control: &Control, journal: &Journal, key: usize) -> Result<Option<Position>, ControlError> {
-        let Some(mut copying) = journal.copy() else { return Ok(None) };
+    fn write(
+        &self,
+        control: &Control,
+        journal: &Journal,
+        key: usize,
+    ) -> Result<Option<Position>, ControlError> {
+        let Some(mut copying) = journal.copy() else {
+            return Ok(None);
+        };
         let (position, records) = {
             let state = control.state();
-            if self.written.as_ref().is_some_and(|(_, of_copy)| *of_copy != key) {
+            if self
+                .written
+                .as_ref()
+                .is_some_and(|(_, of_copy)| *of_copy != key)
+            {
                 // Its entries are sealed with the earlier region key.
                 journal.break_off();
             }
             copying.begin();
             (state.position.clone(), state.records.clone())
         };
-        let text = serde_json::to_string(&(&position, records.into_vec(), HAS_TAGS)).map_err(io::Error::other)?;
+        let text = serde_json::to_string(&(&position, records.into_vec(), HAS_TAGS))
+            .map_err(io::Error::other)?;
         let text = Secret::new(text);
-        let sealer = self.sealer.as_ref().map_err(|error| io::Error::other(error.to_string()))?;
-        files::write_private(&self.path, sealer.seal(COPY_FILE, text.reveal().as_bytes())?.as_bytes())?;
+        let sealer = self
+            .sealer
+            .as_ref()
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        files::write_private(
+            &self.path,
+            sealer.seal(COPY_FILE, text.reveal().as_bytes())?.as_bytes(),
+        )?;
         copying.finish(&position)?;
         Ok(Some(position))
     }
@@ -348,7 +423,10 @@ impl RecordsCopy {
 
 /// Reads the copy of the records and applies the changes of the journal; `None` if there is no copy. A copy of a database
 /// with tags makes `source` expect them.
-pub(crate) fn read_copy(data_dir: &Path, source: &PostgresSource) -> Result<Option<Snapshot>, ControlError> {
+pub(crate) fn read_copy(
+    data_dir: &Path,
+    source: &PostgresSource,
+) -> Result<Option<Snapshot>, ControlError> {
     let path = data_dir.join(COPY_FILE);
     if !path.exists() {
         return Ok(None);
@@ -356,16 +434,27 @@ pub(crate) fn read_copy(data_dir: &Path, source: &PostgresSource) -> Result<Opti
     let (sealer, changes) = (Sealer::new(&source.keys)?, journal::read(data_dir)?);
     let opened = sealer.open(COPY_FILE, &files::read_text(&path)?)?;
     // Earlier versions wrote two members.
-    let read = serde_json::from_slice::<(Position, Vec<StoredRecord>, bool)>(&opened)
-        .or_else(|_| serde_json::from_slice(&opened).map(|(position, records)| (position, records, false)));
+    let read =
+        serde_json::from_slice::<(Position, Vec<StoredRecord>, bool)>(&opened).or_else(|_| {
+            serde_json::from_slice(&opened).map(|(position, records)| (position, records, false))
+        });
     let (position, records, has_tags) = read.map_err(io::Error::other)?;
     if has_tags {
         source.known.expect_tags();
     }
-    let mut snapshot = Snapshot { position, records: records.into_iter().collect(), recent: Vec::new() };
+    let mut snapshot = Snapshot {
+        position,
+        records: records.into_iter().collect(),
+        recent: Vec::new(),
+    };
     for entry in journal::changes_after(&sealer, &changes, &snapshot.position) {
-        entry.steps.into_iter().for_each(|step| snapshot.records.apply(step));
-        snapshot.recent.push(mem::replace(&mut snapshot.position, entry.after));
+        entry
+            .steps
+            .into_iter()
+            .for_each(|step| snapshot.records.apply(step));
+        snapshot
+            .recent
+            .push(mem::replace(&mut snapshot.position, entry.after));
     }
     Ok(Some(snapshot))
 }

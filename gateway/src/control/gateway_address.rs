@@ -37,7 +37,10 @@ impl GatewayAddress {
     /// Other users of that machine can read the arguments of the running agent. A token that is still good then is passed
     /// in the environment.
     pub fn agent_command(&self, token: &str, uses: u32, backend_port: u16) -> String {
-        let run = format!("gw-agent http {backend_port} --gateway {}", quoted(&self.gateway_url));
+        let run = format!(
+            "gw-agent http {backend_port} --gateway {}",
+            quoted(&self.gateway_url)
+        );
         let (before, ca_option) = self.ca_file("--ca-file");
         let token = quoted(token);
         if uses == 1 {
@@ -51,7 +54,10 @@ impl GatewayAddress {
     pub fn call_with_key(&self, hostname: &str, key: &str) -> String {
         let (before, ca_option) = self.ca_file("--cacert");
         let url = quoted(&format!("https://{hostname}{}/", self.port()));
-        format!("{before}curl -sS{ca_option} {url} \\\n  -H {}", quoted(&format!("X-Gw-Service-Key: {key}")))
+        format!(
+            "{before}curl -sS{ca_option} {url} \\\n  -H {}",
+            quoted(&format!("X-Gw-Service-Key: {key}"))
+        )
     }
 
     /// The commands that get an access token, and call a service with it.
@@ -65,8 +71,10 @@ impl GatewayAddress {
     ) -> String {
         let (before, ca_option) = self.ca_file("--cacert");
         let client = quoted(&format!("{client_id}:{secret}"));
-        let (curl, scope) =
-            (format!("curl -sS{ca_option}"), quoted(&format!("scope=account:{account} service:{service}")));
+        let (curl, scope) = (
+            format!("curl -sS{ca_option}"),
+            quoted(&format!("scope=account:{account} service:{service}")),
+        );
         let (token_url, url) = (
             quoted(&format!("{}/oauth/token", self.gateway_url)),
             quoted(&format!("https://{hostname}{}/", self.port())),
@@ -80,7 +88,11 @@ impl GatewayAddress {
 
     /// With a leading colon; empty for the default port of https.
     fn port(&self) -> String {
-        let port = self.gateway_url.parse::<Uri>().ok().and_then(|url| url.port_u16());
+        let port = self
+            .gateway_url
+            .parse::<Uri>()
+            .ok()
+            .and_then(|url| url.port_u16());
         port.map_or_else(String::new, |port| format!(":{port}"))
     }
 
@@ -88,11 +100,20 @@ impl GatewayAddress {
     /// public authority, and for text that is not PEM, which could end the command and begin another.
     fn ca_file(&self, option: &str) -> (String, String) {
         let is_pem = |line: &str| {
-            line != "END" && line.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=- ".contains(&byte))
+            line != "END"
+                && line
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"+/=- ".contains(&byte))
         };
-        let pem = self.ca_certificate.as_ref().filter(|pem| pem.trim().split('\n').all(is_pem));
+        let pem = self
+            .ca_certificate
+            .as_ref()
+            .filter(|pem| pem.trim().split('\n').all(is_pem));
         pem.map_or_else(Default::default, |pem| {
-            (format!("cat > gw-ca.crt <<'END'\n{}\nEND\n", pem.trim()), format!(" {option} gw-ca.crt"))
+            (
+                format!("cat > gw-ca.crt <<'END'\n{}\nEND\n", pem.trim()),
+                format!(" {option} gw-ca.crt"),
+            )
         })
     }
 }
@@ -102,9 +123,15 @@ impl Control {
     pub(crate) fn gateway_address(&self) -> GatewayAddress {
         let ca_certificate = self.development_ca().and_then(|file| {
             let read = files::read_text(&file);
-            read.inspect_err(|error| tracing::warn!(%error, "cannot read the CA certificate for commands")).ok()
+            read.inspect_err(
+                |error| tracing::warn!(%error, "cannot read the CA certificate for commands"),
+            )
+            .ok()
         });
-        GatewayAddress { gateway_url: self.region.base_url(), ca_certificate }
+        GatewayAddress {
+            gateway_url: self.region.base_url(),
+            ca_certificate,
+        }
     }
 }
 
@@ -113,14 +140,20 @@ mod tests {
     use super::*;
 
     fn public() -> GatewayAddress {
-        GatewayAddress { gateway_url: "https://eu1.example.com".to_owned(), ca_certificate: None }
+        GatewayAddress {
+            gateway_url: "https://eu1.example.com".to_owned(),
+            ca_certificate: None,
+        }
     }
 
     #[test]
     fn no_part_of_a_command_ends_it() {
         let url = "https://eu1.example.com/'$(reboot)\n\x1b";
         for ca in ["PEM\nEND\nreboot", "PEM\r\nreboot", "$(reboot)", "\x1b[2J"] {
-            let address = GatewayAddress { gateway_url: url.to_owned(), ca_certificate: Some(ca.to_owned()) };
+            let address = GatewayAddress {
+                gateway_url: url.to_owned(),
+                ca_certificate: Some(ca.to_owned()),
+            };
             let command = address.agent_command("gw_et_a.b\nreboot", 2, 3000);
             let expected = concat!(
                 r"GW_ENROLLMENT_TOKEN='gw_et_a.b\u{a}reboot' gw-agent http 3000 ",
@@ -141,7 +174,11 @@ mod tests {
             public.agent_command("gw_et_a.b", 1, 3000),
             "gw-agent http 3000 --gateway https://eu1.example.com --token gw_et_a.b"
         );
-        let own = GatewayAddress { ca_certificate: Some("PEM\n".to_owned()), ..public }.on_port(8443);
+        let own = GatewayAddress {
+            ca_certificate: Some("PEM\n".to_owned()),
+            ..public
+        }
+        .on_port(8443);
         let file = "cat > gw-ca.crt <<'END'\nPEM\nEND\n";
         assert_eq!(
             own.call_with_key("acme--api.eu1.example.com", "gw_sk_a.b"),

@@ -27,39 +27,59 @@ pub struct Inventory {
 impl Control {
     /// Computes the inventory at `now`; `reports` lists the tunnels of the agents.
     pub fn inventory(&self, reports: &[WorkerReport], now: Timestamp) -> Inventory {
-        let connected: BTreeSet<&str> =
-            reports.iter().flat_map(|report| &report.tunnels).map(|tunnel| tunnel.agent_id.as_str()).collect();
+        let connected: BTreeSet<&str> = reports
+            .iter()
+            .flat_map(|report| &report.tunnels)
+            .map(|tunnel| tunnel.agent_id.as_str())
+            .collect();
         let store = self.store_status();
         // Another node reports the services that it owns.
         let placement = self.local_node().placement();
         let is_ours = |label: &String| {
             let hostname = format!("{label}.{}", self.region.apex());
-            placement.as_ref().is_none_or(|placement| placement.owner(&hostname) == Owner::Here)
+            placement
+                .as_ref()
+                .is_none_or(|placement| placement.owner(&hostname) == Owner::Here)
         };
         let records = &self.state().records;
-        let mut agents = BTreeMap::from(["pending", "approved", "expired", "revoked"].map(|state| (state, 0)));
+        let mut agents =
+            BTreeMap::from(["pending", "approved", "expired", "revoked"].map(|state| (state, 0)));
         for agent in records.agents.values() {
             let state = match agent.status {
                 EnrollmentStatus::Pending => "pending",
                 EnrollmentStatus::Revoked => "revoked",
-                EnrollmentStatus::Approved if agent.certificate_not_after.is_some_and(|it| it <= now) => "expired",
+                EnrollmentStatus::Approved
+                    if agent.certificate_not_after.is_some_and(|it| it <= now) =>
+                {
+                    "expired"
+                }
                 EnrollmentStatus::Approved => "approved",
             };
             *agents.entry(state).or_default() += 1;
         }
-        let connected = records.agents.values().filter(|agent| connected.contains(agent.id.as_str()));
+        let connected = records
+            .agents
+            .values()
+            .filter(|agent| connected.contains(agent.id.as_str()));
         let enabled = records.services.values().filter(|service| service.enabled);
-        let mut services: Vec<String> =
-            enabled.filter_map(|service| tenant_label(&service.account, &service.id)).filter(is_ours).collect();
+        let mut services: Vec<String> = enabled
+            .filter_map(|service| tenant_label(&service.account, &service.id))
+            .filter(is_ours)
+            .collect();
         services.sort_unstable();
         Inventory {
             services,
             agents,
-            first_agent_expiry: connected.filter_map(|agent| agent.certificate_not_after).min(),
-            server_certificate_expiry: [self.tls.not_after(), self.admin_tls().and_then(|tls| tls.not_after())]
-                .into_iter()
-                .flatten()
+            first_agent_expiry: connected
+                .filter_map(|agent| agent.certificate_not_after)
                 .min(),
+            server_certificate_expiry: [
+                self.tls.not_after(),
+                self.admin_tls().and_then(|tls| tls.not_after()),
+            ]
+            .into_iter()
+            .flatten()
+            .min(),
             store,
         }
     }

@@ -124,7 +124,11 @@ impl Journal {
     pub(super) fn push(&self, before: &Position, after: &Position, steps: &[Step]) {
         let mut queue = lock(&self.queue);
         if queue.base != Base::Missing {
-            queue.push(Entry { before: before.clone(), after: after.clone(), steps: steps.to_vec() });
+            queue.push(Entry {
+                before: before.clone(),
+                after: after.clone(),
+                steps: steps.to_vec(),
+            });
         }
     }
 
@@ -166,12 +170,22 @@ impl Journal {
     }
 
     /// Returns whether there was room.
-    fn append(&self, file: &mut Option<JournalFile>, entries: &[Entry]) -> Result<bool, ControlError> {
-        let Some(JournalFile { file, length }) = file else { return Ok(false) };
+    fn append(
+        &self,
+        file: &mut Option<JournalFile>,
+        entries: &[Entry],
+    ) -> Result<bool, ControlError> {
+        let Some(JournalFile { file, length }) = file else {
+            return Ok(false);
+        };
         let mut lines = Vec::new();
         for entry in entries {
             let text = Secret::new(serde_json::to_string(entry).map_err(io::Error::other)?);
-            lines.extend(self.sealer.seal(FILE, text.reveal().as_bytes())?.into_bytes());
+            lines.extend(
+                self.sealer
+                    .seal(FILE, text.reveal().as_bytes())?
+                    .into_bytes(),
+            );
             lines.push(b'\n');
         }
         if *length + lines.len() > limits::JOURNAL {
@@ -185,14 +199,20 @@ impl Journal {
 
     /// Whether a copy of the records is due: changes are not kept, or the file is half full.
     pub(super) fn needs_copy(&self) -> bool {
-        let is_long = lock(&self.file).as_ref().is_some_and(|file| file.length > limits::JOURNAL / 2);
+        let is_long = lock(&self.file)
+            .as_ref()
+            .is_some_and(|file| file.length > limits::JOURNAL / 2);
         is_long || lock(&self.queue).base == Base::Missing
     }
 
     /// The right to write a copy of the records; `None` if another process has the data folder.
     pub(super) fn copy(&self) -> Option<Copying<'_>> {
         let owns_files = lock(&self.owns_files);
-        owns_files.then_some(Copying { journal: self, keeps_entries: false, _owns_files: owns_files })
+        owns_files.then_some(Copying {
+            journal: self,
+            keeps_entries: false,
+            _owns_files: owns_files,
+        })
     }
 
     /// Ends all writes, so that another process can use the data folder. Every change so far is written, if it can be.
@@ -237,12 +257,22 @@ impl Journal {
     /// Begins the file again after a copy of `position`, with the entries after it if they are to be kept.
     fn rotate(&self, position: &Position, keeps_entries: bool) -> Result<(), ControlError> {
         let mut file = lock(&self.file);
-        let stored = if keeps_entries { read_file(&self.path)? } else { Vec::new() };
-        let kept: Vec<u8> =
-            chain(&self.sealer, &stored, position).into_iter().flat_map(|(line, _)| line).copied().collect();
+        let stored = if keeps_entries {
+            read_file(&self.path)?
+        } else {
+            Vec::new()
+        };
+        let kept: Vec<u8> = chain(&self.sealer, &stored, position)
+            .into_iter()
+            .flat_map(|(line, _)| line)
+            .copied()
+            .collect();
         files::write_private(&self.path, &kept)?;
         let opened = OpenOptions::new().append(true).open(&self.path)?;
-        *file = Some(JournalFile { file: opened, length: kept.len() });
+        *file = Some(JournalFile {
+            file: opened,
+            length: kept.len(),
+        });
         Ok(())
     }
 }
@@ -296,16 +326,21 @@ pub(super) fn read(data_dir: &Path) -> io::Result<Vec<u8>> {
 
 /// The changes that follow `position` in a file.
 pub(super) fn changes_after(sealer: &Sealer, stored: &[u8], position: &Position) -> Vec<Entry> {
-    chain(sealer, stored, position).into_iter().map(|(_, entry)| entry).collect()
+    chain(sealer, stored, position)
+        .into_iter()
+        .map(|(_, entry)| entry)
+        .collect()
 }
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut stored = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(limits::JOURNAL as u64).read_to_end(&mut stored));
+    let read = File::open(path)
+        .and_then(|file| file.take(limits::JOURNAL as u64).read_to_end(&mut stored));
     match read {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(io::Error::new(error.kind(), format!("{}: {error}", path.display())))
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io::Error::new(
+            error.kind(),
+            format!("{}: {error}", path.display()),
+        )),
         _ => Ok(stored),
     }
 }
@@ -334,9 +369,13 @@ fn chain<'a>(sealer: &Sealer, stored: &'a [u8], position: &Position) -> Vec<(&'a
 }
 
 fn open(sealer: &Sealer, line: &[u8]) -> Result<Entry, StoreError> {
-    let sealed = line.strip_suffix(b"\n").and_then(|line| str::from_utf8(line).ok());
-    let sealed = sealed.ok_or_else(|| StoreError::Corrupt(format!("{FILE} has an incomplete line")))?;
-    serde_json::from_slice(&sealer.open(FILE, sealed)?).map_err(|error| StoreError::Corrupt(error.to_string()))
+    let sealed = line
+        .strip_suffix(b"\n")
+        .and_then(|line| str::from_utf8(line).ok());
+    let sealed =
+        sealed.ok_or_else(|| StoreError::Corrupt(format!("{FILE} has an incomplete line")))?;
+    serde_json::from_slice(&sealer.open(FILE, sealed)?)
+        .map_err(|error| StoreError::Corrupt(error.to_string()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -357,7 +396,11 @@ mod tests {
     }
 
     fn at(revision: i64) -> Position {
-        Position { origin: "region".to_owned(), revision: Revision(revision), change: format!("change {revision}") }
+        Position {
+            origin: "region".to_owned(),
+            revision: Revision(revision),
+            change: format!("change {revision}"),
+        }
     }
 
     fn journal(folder: &tempfile::TempDir) -> Journal {
@@ -379,7 +422,11 @@ mod tests {
     /// The revisions that a start from a copy of `revision` knows in addition.
     fn known_after(folder: &tempfile::TempDir, revision: i64) -> Vec<i64> {
         let entries = changes_after(&sealer(), &read(folder.path()).unwrap(), &at(revision));
-        entries.iter().inspect(|entry| assert_eq!(entry.steps.len(), 1)).map(|entry| entry.after.revision.0).collect()
+        entries
+            .iter()
+            .inspect(|entry| assert_eq!(entry.steps.len(), 1))
+            .map(|entry| entry.after.revision.0)
+            .collect()
     }
 
     #[test]
@@ -387,7 +434,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = journal(&folder);
         push(&first, 1, 3);
-        assert!(first.flush().is_err() && first.needs_copy(), "there is no copy yet");
+        assert!(
+            first.flush().is_err() && first.needs_copy(),
+            "there is no copy yet"
+        );
         write_copy(&first, 3);
         assert!(first.flush().is_ok() && !first.needs_copy());
         push(&first, 3, 6);
@@ -395,8 +445,14 @@ mod tests {
         assert_eq!(known_after(&folder, 3), [4, 5, 6]);
         assert_eq!(known_after(&folder, 4), [5, 6], "a later copy");
         assert!(known_after(&folder, 6).is_empty() && known_after(&folder, 2).is_empty());
-        let other = Position { change: "other".to_owned(), ..at(3) };
-        assert!(changes_after(&sealer(), &read(folder.path()).unwrap(), &other).is_empty(), "another history");
+        let other = Position {
+            change: "other".to_owned(),
+            ..at(3)
+        };
+        assert!(
+            changes_after(&sealer(), &read(folder.path()).unwrap(), &other).is_empty(),
+            "another history"
+        );
         // Changes while a copy is written follow it.
         let mut copying = first.copy().unwrap();
         copying.begin();
@@ -418,7 +474,12 @@ mod tests {
         first.flush().unwrap();
         let path = folder.path().join(FILE);
         let whole = fs::read(&path).unwrap();
-        let ends: Vec<_> = whole.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1).collect();
+        let ends: Vec<_> = whole
+            .iter()
+            .enumerate()
+            .filter(|(_, byte)| **byte == b'\n')
+            .map(|(at, _)| at + 1)
+            .collect();
         for length in 0..whole.len() {
             fs::write(&path, &whole[..length]).unwrap();
             let complete = ends.iter().filter(|end| **end <= length).count();
@@ -478,7 +539,10 @@ mod tests {
         push(&first, 1, 2);
         assert!(first.flush().is_err() && first.is_failing());
         push(&first, 2, 3);
-        assert!(first.flush().is_err() && first.needs_copy(), "the changes before it are not stored");
+        assert!(
+            first.flush().is_err() && first.needs_copy(),
+            "the changes before it are not stored"
+        );
         write_copy(&first, 3);
         first.succeeded();
         assert!(first.flush().is_ok() && !first.is_failing());
@@ -489,7 +553,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = journal(&folder);
         write_copy(&first, 1);
-        let steps = vec![Step::Delete(RecordId::Account("acme".parse().unwrap())); limits::JOURNAL_STEPS];
+        let steps =
+            vec![Step::Delete(RecordId::Account("acme".parse().unwrap())); limits::JOURNAL_STEPS];
         first.push(&at(1), &at(2), &steps);
         assert!(lock(&first.queue).entries.is_empty() && first.flush().is_err());
         write_copy(&first, 2);
@@ -508,7 +573,11 @@ mod tests {
         write_copy(&first, 1);
         push(&first, 1, 3);
         first.hand_over();
-        assert_eq!(known_after(&folder, 1), [2, 3], "the successor knows all changes");
+        assert_eq!(
+            known_after(&folder, 1),
+            [2, 3],
+            "the successor knows all changes"
+        );
         push(&first, 3, 4);
         assert!(first.flush().is_err() && first.copy().is_none());
         // The successor has failed.

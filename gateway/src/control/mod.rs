@@ -49,8 +49,8 @@ pub use audit::AuditEntryView;
 use authority::Authorities;
 pub use authority::{AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView, LeftAgent};
 pub use caller_secret::{
-    CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, SecretKind,
-    ServiceKeyView,
+    CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
+    SecretKind, ServiceKeyView,
 };
 pub use certificate::AgentProof;
 pub use change::Actor;
@@ -85,7 +85,9 @@ use crate::hostname::Region;
 use crate::rate::Rate;
 use crate::rate_limit::Level;
 use crate::region::View;
-use crate::store::{Directory, PostgresSource, Records, Revision, Step, Store, StoreSource, StoredRecord};
+use crate::store::{
+    Directory, PostgresSource, Records, Revision, Step, Store, StoreSource, StoredRecord,
+};
 use crate::telemetry::counters::WorkerReport;
 use crate::tls::admin::AdminTls;
 use crate::tls::certificate::Mistakes;
@@ -134,7 +136,9 @@ pub struct Control {
 
 impl Control {
     /// The directory and TLS configurations that workers start with.
-    pub(crate) fn initial_state(&self) -> Result<(Arc<Directory>, Arc<ServerConfigs>), ControlError> {
+    pub(crate) fn initial_state(
+        &self,
+    ) -> Result<(Arc<Directory>, Arc<ServerConfigs>), ControlError> {
         Ok((Arc::new(self.state().directory.clone()), self.tls.load()?))
     }
 
@@ -249,10 +253,14 @@ impl Control {
     /// Reloads the server certificate and that of the admin listener. One that cannot be used stays as it was, and the
     /// other is replaced all the same.
     pub fn reload_certificates(&self) -> Result<(), ControlError> {
-        let server = self.tls.reload(|certificates| self.workers.publish_certificates(certificates));
+        let server = self
+            .tls
+            .reload(|certificates| self.workers.publish_certificates(certificates));
         let admin = self.admin_tls.as_ref().map_or(Ok(()), |tls| tls.reload());
         Ok(match (server, admin) {
-            (Err(server), Err(admin)) => Err(Mistakes(vec![server.to_string(), admin.to_string()]).into()),
+            (Err(server), Err(admin)) => {
+                Err(Mistakes(vec![server.to_string(), admin.to_string()]).into())
+            }
             (server, admin) => server.and(admin),
         }?)
     }
@@ -268,8 +276,14 @@ impl Control {
     ) -> Result<(), ControlError> {
         // First, because it locks the state, which is locked before `certified_node` elsewhere.
         self.count_services_by(view.placement());
-        let node = NodeIdentity { slot: view.placement().here(), session };
-        let mut certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = NodeIdentity {
+            slot: view.placement().here(),
+            session,
+        };
+        let mut certified = self
+            .certified_node
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if *certified != Some(node) {
             self.certify(&self.authorities(), node)?;
             *certified = Some(node);

@@ -18,7 +18,10 @@ pub(super) fn checked_name(name: &str) -> Result<String, ControlError> {
     if (1..=LENGTH_MAX).contains(&name.chars().count()) {
         Ok(name.to_owned())
     } else {
-        Err(ControlError::invalid("name", format!("must have 1 to {LENGTH_MAX} characters")))
+        Err(ControlError::invalid(
+            "name",
+            format!("must have 1 to {LENGTH_MAX} characters"),
+        ))
     }
 }
 
@@ -36,21 +39,44 @@ mod tests {
     #[test]
     fn names_are_trimmed_and_allow_any_script() {
         let family = "\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467}";
-        for name in ["a", "edge 1 (Z\u{fc}rich)", "\u{5d0}\u{5d1}\u{5d2}", family, &"\u{e4}".repeat(100)] {
+        for name in [
+            "a",
+            "edge 1 (Z\u{fc}rich)",
+            "\u{5d0}\u{5d1}\u{5d2}",
+            family,
+            &"\u{e4}".repeat(100),
+        ] {
             assert_eq!(checked_name(&format!(" {name}\t")).unwrap(), name);
         }
         for name in ["", " ", &"x".repeat(101)] {
-            assert_eq!(checked_name(name).unwrap_err().to_string(), "name: must have 1 to 100 characters");
+            assert_eq!(
+                checked_name(name).unwrap_err().to_string(),
+                "name: must have 1 to 100 characters"
+            );
         }
     }
 
     #[test]
     fn control_and_bidirectional_characters_are_refused_with_their_code_point() {
-        let refused =
-            ['\0', '\u{1b}', '\n', '\u{7f}', '\u{9b}', '\u{2028}', '\u{2029}', '\u{61c}', '\u{200e}', '\u{200f}'];
-        for character in refused.into_iter().chain('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}') {
-            let error = checked_name(&format!("a{character}b")).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("name: has the character U+{:04X};", u32::from(character))), "{error}");
+        let refused = [
+            '\0', '\u{1b}', '\n', '\u{7f}', '\u{9b}', '\u{2028}', '\u{2029}', '\u{61c}',
+            '\u{200e}', '\u{200f}',
+        ];
+        for character in refused
+            .into_iter()
+            .chain('\u{202a}'..='\u{202e}')
+            .chain('\u{2066}'..='\u{2069}')
+        {
+            let error = checked_name(&format!("a{character}b"))
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.starts_with(&format!(
+                    "name: has the character U+{:04X};",
+                    u32::from(character)
+                )),
+                "{error}"
+            );
         }
     }
 }

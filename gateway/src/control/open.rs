@@ -19,8 +19,8 @@ use crate::config::{Config, StoreSettings};
 use crate::freeze::AwaitedRead;
 use crate::region::RegionKeys;
 use crate::store::{
-    KnownRecords, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, Sealer, Sealing, Snapshot, Store,
-    StoreError, StoreSource,
+    KnownRecords, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, Sealer,
+    Sealing, Snapshot, Store, StoreError, StoreSource,
 };
 use crate::tls::admin::AdminTls;
 use crate::tls::pki::{self, Authority};
@@ -35,7 +35,8 @@ impl Control {
     /// Opens the store and the data folder with authority and admin token, and creates what is missing.
     pub(crate) fn open(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
         data_folder::prepare(&config.data_dir)?;
-        Self::open_in_folder(config, workers).map_err(|error| data_folder::explain(&config.data_dir, error))
+        Self::open_in_folder(config, workers)
+            .map_err(|error| data_folder::explain(&config.data_dir, error))
     }
 
     fn open_in_folder(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
@@ -46,7 +47,8 @@ impl Control {
         let sealing = store_source.sealing();
         seal_files(&sealing, &config.data_dir)?;
         let snapshot = load(store.as_mut(), &store_source, config)?;
-        let first = Authority::load_or_create_with(&sealing, &config.data_dir, AGENT_CA_NAME, COMMON_NAME)?;
+        let first =
+            Authority::load_or_create_with(&sealing, &config.data_dir, AGENT_CA_NAME, COMMON_NAME)?;
         let first_authority = Arc::new(first);
         let authorities = Authorities::of(&snapshot.records, &first_authority)?;
         let tls = TlsMaterial::new(
@@ -57,7 +59,9 @@ impl Control {
         )?;
         let journal = match &store_source {
             StoreSource::Sqlite(..) => None,
-            StoreSource::Postgres(source) => Some(Journal::new(&config.data_dir, Sealer::new(&source.keys)?)),
+            StoreSource::Postgres(source) => {
+                Some(Journal::new(&config.data_dir, Sealer::new(&source.keys)?))
+            }
         };
         let (applied, _) = watch::channel(snapshot.position.revision);
         let look_for_changes = Arc::<Notify>::default();
@@ -74,14 +78,22 @@ impl Control {
             first_authority,
             authorities: Mutex::new(Arc::new(authorities)),
             tls,
-            admin_tls: config.admin_certificate.clone().map(AdminTls::load).transpose()?.map(Arc::new),
+            admin_tls: config
+                .admin_certificate
+                .clone()
+                .map(AdminTls::load)
+                .transpose()?
+                .map(Arc::new),
             admin_token: admin_token(&sealing, &config.data_dir.join(ADMIN_TOKEN_FILE))?,
             admin_hosts: config.admin_hosts.clone(),
             certified_node: Mutex::default(),
             node_client: NodeClient::new(LocalNode::new(config.region.clone())),
             service_counts: ServiceCounts::default(),
             engine_health: EngineHealth::default(),
-            awaited_read: Arc::new(AwaitedRead::new(Arc::clone(&look_for_changes), Instant::now())),
+            awaited_read: Arc::new(AwaitedRead::new(
+                Arc::clone(&look_for_changes),
+                Instant::now(),
+            )),
             look_for_changes,
             applied,
             workers,
@@ -100,11 +112,14 @@ impl Control {
 
 fn store_source(config: &Config) -> Result<StoreSource, ControlError> {
     Ok(match &config.store {
-        StoreSettings::Sqlite => {
-            StoreSource::Sqlite(StoreSource::sqlite_in(&config.data_dir), Sealing::load(config.seal_key.as_deref())?)
-        }
+        StoreSettings::Sqlite => StoreSource::Sqlite(
+            StoreSource::sqlite_in(&config.data_dir),
+            Sealing::load(config.seal_key.as_deref())?,
+        ),
         StoreSettings::Postgres(settings) => {
-            let keys = config.region_keys().map_err(|error| StoreError::Region(error.to_string()))?;
+            let keys = config
+                .region_keys()
+                .map_err(|error| StoreError::Region(error.to_string()))?;
             let keys = keys.ok_or_else(|| StoreError::Region("region_key: missing".to_owned()))?;
             StoreSource::Postgres(postgres_source(config, settings, keys))
         }
@@ -112,7 +127,11 @@ fn store_source(config: &Config) -> Result<StoreSource, ControlError> {
 }
 
 /// The database of a node with this configuration.
-pub(crate) fn postgres_source(config: &Config, settings: &PostgresSettings, keys: RegionKeys) -> PostgresSource {
+pub(crate) fn postgres_source(
+    config: &Config,
+    settings: &PostgresSettings,
+    keys: RegionKeys,
+) -> PostgresSource {
     PostgresSource {
         settings: settings.clone(),
         apex: config.region.apex().to_owned(),
@@ -125,19 +144,34 @@ pub(crate) fn postgres_source(config: &Config, settings: &PostgresSettings, keys
 
 /// Name of this machine.
 pub(crate) fn node_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Loads the records, and stores the secrets that all nodes share in the data folder. If PostgreSQL does not answer, or
 /// its records are not authentic, both come from the data folder.
-fn load(store: &mut dyn Store, source: &StoreSource, config: &Config) -> Result<Snapshot, ControlError> {
-    let StoreSource::Postgres(source) = source else { return Ok(store.load()?) };
+fn load(
+    store: &mut dyn Store,
+    source: &StoreSource,
+    config: &Config,
+) -> Result<Snapshot, ControlError> {
+    let StoreSource::Postgres(source) = source else {
+        return Ok(store.load()?);
+    };
     match load_from_postgres(store, source, config) {
-        Err(ControlError::Store(error @ (StoreError::Unavailable(_) | StoreError::Forged { .. }))) => {
-            let has_secrets = [AGENT_CA, ADMIN_TOKEN].iter().all(|secret| secret.is_in(&config.data_dir));
+        Err(ControlError::Store(
+            error @ (StoreError::Unavailable(_) | StoreError::Forged { .. }),
+        )) => {
+            let has_secrets = [AGENT_CA, ADMIN_TOKEN]
+                .iter()
+                .all(|secret| secret.is_in(&config.data_dir));
             // A start from the copy makes no secret of its own, which the other nodes would not know.
             let copy = read_copy(&config.data_dir, source)?.filter(|_| has_secrets);
-            let Some(copy) = copy else { return Err(error.into()) };
+            let Some(copy) = copy else {
+                return Err(error.into());
+            };
             tracing::error!(%error, revision = copy.position.revision.0, "starting with the copy of the records in the data folder");
             Ok(copy)
         }
@@ -170,14 +204,18 @@ fn load_from_postgres(
 fn fetch_shared_files(store: &mut PostgresStore, config: &Config) -> Result<(), ControlError> {
     let folder = &config.data_dir;
     fetch(store, folder, &AGENT_CA, || {
-        Authority::load_or_create(folder, AGENT_CA_NAME, COMMON_NAME).map(drop).map_err(ControlError::from)
+        Authority::load_or_create(folder, AGENT_CA_NAME, COMMON_NAME)
+            .map(drop)
+            .map_err(ControlError::from)
     })?;
     fetch(store, folder, &ADMIN_TOKEN, || {
         Ok(admin_token(&Sealing::default(), &folder.join(ADMIN_TOKEN_FILE)).map(drop)?)
     })?;
     if matches!(config.certificate, CertificateSource::Development { .. }) {
         fetch(store, folder, &DEVELOPMENT_CA, || {
-            pki::development_authority(folder).map(drop).map_err(ControlError::from)
+            pki::development_authority(folder)
+                .map(drop)
+                .map_err(ControlError::from)
         })?;
     }
     Ok(())
@@ -211,5 +249,7 @@ fn admin_token(sealing: &Sealing, path: &Path) -> Result<Secret, StoreError> {
     if !path.exists() {
         sealing.write_file(path, new_secret().reveal())?;
     }
-    sealing.read_file(path).map(|text| Secret::new(text.trim().to_owned()))
+    sealing
+        .read_file(path)
+        .map(|text| Secret::new(text.trim().to_owned()))
 }

@@ -23,7 +23,11 @@ use crate::ownership;
 use crate::telemetry::request_log::CapturedRequest;
 
 /// Fields of a replayed request that its body decides.
-pub(crate) const REPLAY_FRAMING: [HeaderName; 3] = [header::EXPECT, header::TRANSFER_ENCODING, header::CONTENT_LENGTH];
+pub(crate) const REPLAY_FRAMING: [HeaderName; 3] = [
+    header::EXPECT,
+    header::TRANSFER_ENCODING,
+    header::CONTENT_LENGTH,
+];
 
 /// A captured request to relay again.
 pub(crate) struct Replay {
@@ -81,8 +85,15 @@ impl Control {
         kept: CapturedRequest,
         edits: &ReplayEdits,
     ) -> Result<oneshot::Receiver<RequestId>, ControlError> {
-        let CapturedRequest { view, method, target, request } = kept;
-        let Some(request) = request else { return Err(not_captured(&view.id)) };
+        let CapturedRequest {
+            view,
+            method,
+            target,
+            request,
+        } = kept;
+        let Some(request) = request else {
+            return Err(not_captured(&view.id));
+        };
         let new_body = edits.new_body()?;
         if request.body.truncated && new_body.is_none() {
             return Err(ControlError::Conflict(format!(
@@ -100,17 +111,24 @@ impl Control {
         }
         let method = match &edits.method {
             None => method,
-            Some(method) => {
-                method.parse().map_err(|_| ControlError::invalid("method", "must be a method such as POST"))?
-            }
+            Some(method) => method
+                .parse()
+                .map_err(|_| ControlError::invalid("method", "must be a method such as POST"))?,
         };
         if method == Method::CONNECT {
-            return Err(ControlError::invalid("method", "must not be CONNECT, which opens a tunnel"));
+            return Err(ControlError::invalid(
+                "method",
+                "must not be CONNECT, which opens a tunnel",
+            ));
         }
         let (target, headers) = edits.head(&target, request.headers)?;
         let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), headers.iter());
         checked.map_err(|invalid| {
-            let field = if matches!(invalid, InvalidHead::TargetTooLong(_)) { "target" } else { "headers" };
+            let field = if matches!(invalid, InvalidHead::TargetTooLong(_)) {
+                "target"
+            } else {
+                "headers"
+            };
             ControlError::invalid(field, invalid.to_string())
         })?;
         self.note_replay(actor, &view, edits)?;
@@ -119,7 +137,10 @@ impl Control {
             original: view.id.parse().map_err(ControlError::bad_id("id"))?,
             label: tenant_label(&service.account, &service.id)
                 .ok_or_else(|| ControlError::not_found("service", &view.service))?,
-            hostname: service.hostname.parse().map_err(|_| ControlError::not_found("service", &view.service))?,
+            hostname: service
+                .hostname
+                .parse()
+                .map_err(|_| ControlError::not_found("service", &view.service))?,
             method,
             target,
             headers,
@@ -132,15 +153,18 @@ impl Control {
         };
         let owner = ownership::owner(&service.hostname, self.workers.count());
         let posted = self.workers.replay(owner, Box::new(replay));
-        posted.map_err(|_| ControlError::Conflict("the gateway is overloaded or stopping; try again".to_owned()))?;
+        posted.map_err(|_| {
+            ControlError::Conflict("the gateway is overloaded or stopping; try again".to_owned())
+        })?;
         Ok(ended)
     }
 }
 
 /// The error for a request whose log record has no captured message.
 pub(crate) fn not_captured(id: &str) -> ControlError {
-    let message =
-        format!("request {id} was not captured: capture_request_body was off, or the request was not relayed");
+    let message = format!(
+        "request {id} was not captured: capture_request_body was off, or the request was not relayed"
+    );
     ControlError::Conflict(message)
 }
 
@@ -151,11 +175,17 @@ impl ReplayEdits {
             (Some(text), None) => Ok(Some(Bytes::from(text.clone()))),
             (None, Some(encoded)) => {
                 let decoded = STANDARD.decode(encoded);
-                decoded
-                    .map(|body| Some(body.into()))
-                    .map_err(|_| ControlError::invalid("body_base64", "must be base64 with padding (RFC 4648 §4)"))
+                decoded.map(|body| Some(body.into())).map_err(|_| {
+                    ControlError::invalid(
+                        "body_base64",
+                        "must be base64 with padding (RFC 4648 §4)",
+                    )
+                })
             }
-            (Some(_), Some(_)) => Err(ControlError::invalid("body_base64", "must not be given together with body")),
+            (Some(_), Some(_)) => Err(ControlError::invalid(
+                "body_base64",
+                "must not be given together with body",
+            )),
         }
     }
 
@@ -171,14 +201,22 @@ impl ReplayEdits {
             return Err(masked("the target"));
         }
         if self.headers.is_none() {
-            let is_edited =
-                |name: &HeaderName| self.set_headers.keys().any(|set| name.as_str().eq_ignore_ascii_case(set));
-            let found = kept.iter().find(|(name, value)| mask::is_masked(value.as_bytes()) && !is_edited(name));
+            let is_edited = |name: &HeaderName| {
+                self.set_headers
+                    .keys()
+                    .any(|set| name.as_str().eq_ignore_ascii_case(set))
+            };
+            let found = kept
+                .iter()
+                .find(|(name, value)| mask::is_masked(value.as_bytes()) && !is_edited(name));
             if let Some((name, _)) = found {
                 return Err(masked(name.as_str()));
             }
         }
-        Ok((checked_target(self.target.as_deref().unwrap_or(target))?, self.headers(kept)?))
+        Ok((
+            checked_target(self.target.as_deref().unwrap_or(target))?,
+            self.headers(kept)?,
+        ))
     }
 
     fn headers(&self, kept: Fields) -> Result<Fields, ControlError> {
@@ -186,7 +224,10 @@ impl ReplayEdits {
         if let Some(all) = &self.headers {
             headers.clear();
             for ReplayField { name, value } in all {
-                headers.append(checked_name("headers", name)?, checked_value("headers", name, value)?);
+                headers.append(
+                    checked_name("headers", name)?,
+                    checked_value("headers", name, value)?,
+                );
             }
         }
         for (name, value) in &self.set_headers {
@@ -204,16 +245,22 @@ fn checked_target(target: &str) -> Result<PathAndQuery, ControlError> {
     // The parser of http::uri silently drops a fragment.
     let has_form = (target.starts_with('/') || target == "*") && !target.contains('#');
     let parsed = target.parse::<PathAndQuery>().ok().filter(|_| has_form);
-    parsed.ok_or_else(|| ControlError::invalid("target", "must be a path and query such as /orders?limit=5"))
+    parsed.ok_or_else(|| {
+        ControlError::invalid("target", "must be a path and query such as /orders?limit=5")
+    })
 }
 
 fn checked_name(edit: &'static str, name: &str) -> Result<HeaderName, ControlError> {
-    name.parse().map_err(|_| ControlError::invalid(edit, format!("{name:?} is not a valid field name")))
+    name.parse()
+        .map_err(|_| ControlError::invalid(edit, format!("{name:?} is not a valid field name")))
 }
 
 fn checked_value(edit: &'static str, name: &str, value: &str) -> Result<HeaderValue, ControlError> {
     HeaderValue::from_str(value).map_err(|_| {
-        ControlError::invalid(edit, format!("the value of {name} has characters that are not allowed in a field"))
+        ControlError::invalid(
+            edit,
+            format!("the value of {name} has characters that are not allowed in a field"),
+        )
     })
 }
 
@@ -223,7 +270,10 @@ mod tests {
 
     fn headers(fields: &[(&'static str, &'static str)]) -> Fields {
         let field = |(name, value): &(&'static str, &'static str)| {
-            (HeaderName::from_static(name), HeaderValue::from_static(value))
+            (
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            )
         };
         fields.iter().map(field).collect()
     }
@@ -232,13 +282,23 @@ mod tests {
     fn edits_replace_or_patch_headers() {
         let kept = headers(&[("accept", "*/*"), ("x-a", "1")]);
         let patch = ReplayEdits {
-            set_headers: [("X-A".to_owned(), None), ("Authorization".to_owned(), Some("Bearer x".to_owned()))].into(),
+            set_headers: [
+                ("X-A".to_owned(), None),
+                ("Authorization".to_owned(), Some("Bearer x".to_owned())),
+            ]
+            .into(),
             ..ReplayEdits::default()
         };
         let patched = headers(&[("accept", "*/*"), ("authorization", "Bearer x")]);
         assert_eq!(patch.headers(kept.clone()).unwrap(), patched);
-        let all = Some(vec![ReplayField { name: "X-B".to_owned(), value: "2".to_owned() }]);
-        let replaced = ReplayEdits { headers: all, ..ReplayEdits::default() };
+        let all = Some(vec![ReplayField {
+            name: "X-B".to_owned(),
+            value: "2".to_owned(),
+        }]);
+        let replaced = ReplayEdits {
+            headers: all,
+            ..ReplayEdits::default()
+        };
         assert_eq!(replaced.headers(kept).unwrap(), headers(&[("x-b", "2")]));
     }
 
@@ -246,12 +306,21 @@ mod tests {
     fn invalid_edits_are_refused_by_field() {
         let refusal = |edits: ReplayEdits| edits.headers(Fields::new()).unwrap_err().to_string();
         let edits = ReplayEdits {
-            headers: Some(vec![ReplayField { name: "a b".to_owned(), value: String::new() }]),
+            headers: Some(vec![ReplayField {
+                name: "a b".to_owned(),
+                value: String::new(),
+            }]),
             ..Default::default()
         };
         assert_eq!(refusal(edits), "headers: \"a b\" is not a valid field name");
-        let edits = ReplayEdits { set_headers: [("a".to_owned(), Some("\n".to_owned()))].into(), ..Default::default() };
-        assert_eq!(refusal(edits), "set_headers: the value of a has characters that are not allowed in a field");
+        let edits = ReplayEdits {
+            set_headers: [("a".to_owned(), Some("\n".to_owned()))].into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            refusal(edits),
+            "set_headers: the value of a has characters that are not allowed in a field"
+        );
         for bad in ["", "orders", "http://example.com/", "/a b", "/a#b", "/?a#b"] {
             assert!(checked_target(bad).is_err(), "{bad}");
         }
@@ -262,11 +331,22 @@ mod tests {
     fn a_body_is_given_as_text_or_base64() {
         let body = |body: Option<&str>, base64: Option<&str>| {
             let (body, body_base64) = (body.map(str::to_owned), base64.map(str::to_owned));
-            ReplayEdits { body, body_base64, ..ReplayEdits::default() }.new_body()
+            ReplayEdits {
+                body,
+                body_base64,
+                ..ReplayEdits::default()
+            }
+            .new_body()
         };
         assert_eq!(body(None, None).unwrap(), None);
-        assert_eq!(body(Some("a"), None).unwrap(), Some(Bytes::from_static(b"a")));
-        assert_eq!(body(None, Some("AP8=")).unwrap(), Some(Bytes::from_static(&[0, 255])));
+        assert_eq!(
+            body(Some("a"), None).unwrap(),
+            Some(Bytes::from_static(b"a"))
+        );
+        assert_eq!(
+            body(None, Some("AP8=")).unwrap(),
+            Some(Bytes::from_static(&[0, 255]))
+        );
         assert!(body(None, Some("?")).is_err() && body(Some(""), Some("")).is_err());
     }
 }

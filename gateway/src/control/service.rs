@@ -140,8 +140,13 @@ impl ServiceView {
         Self {
             id: record.id.clone(),
             account: record.account.clone(),
-            hostname: region.tenant_hostname(&record.account, &record.id).unwrap_or_default(),
-            modes: modes.into_iter().filter_map(|(mode, on)| on.then_some(mode)).collect(),
+            hostname: region
+                .tenant_hostname(&record.account, &record.id)
+                .unwrap_or_default(),
+            modes: modes
+                .into_iter()
+                .filter_map(|(mode, on)| on.then_some(mode))
+                .collect(),
             enabled: record.enabled,
             burst: record.rate.burst(),
             refill_per_minute: record.rate.refill_per_minute(),
@@ -204,26 +209,43 @@ impl ServiceChanges {
         let mut changed = record.clone();
         if let Some(modes) = &self.modes {
             if modes.is_empty() {
-                return Err(ControlError::invalid("modes", "must contain at least one of \"jwt\" and \"service_key\""));
+                return Err(ControlError::invalid(
+                    "modes",
+                    "must contain at least one of \"jwt\" and \"service_key\"",
+                ));
             }
-            changed.modes = Modes { jwt: modes.contains(&Mode::Jwt), service_key: modes.contains(&Mode::ServiceKey) };
+            changed.modes = Modes {
+                jwt: modes.contains(&Mode::Jwt),
+                service_key: modes.contains(&Mode::ServiceKey),
+            };
         }
         let burst = self.burst.unwrap_or(record.rate.burst());
-        let refill = self.refill_per_minute.unwrap_or(record.rate.refill_per_minute());
-        let field = if burst == 0 { "burst" } else { "refill_per_minute" };
-        changed.rate = Rate::new(burst, refill).ok_or_else(|| ControlError::invalid(field, "at least 1"))?;
+        let refill = self
+            .refill_per_minute
+            .unwrap_or(record.rate.refill_per_minute());
+        let field = if burst == 0 {
+            "burst"
+        } else {
+            "refill_per_minute"
+        };
+        changed.rate =
+            Rate::new(burst, refill).ok_or_else(|| ControlError::invalid(field, "at least 1"))?;
         let switches = [
             (&mut changed.enabled, self.enabled),
             (&mut changed.request_logging, self.request_logging),
             (&mut changed.capture_request_body, self.capture_request_body),
-            (&mut changed.capture_response_body, self.capture_response_body),
+            (
+                &mut changed.capture_response_body,
+                self.capture_response_body,
+            ),
             (&mut changed.retries, self.retries),
         ];
         for (switch, wanted) in switches {
             *switch = wanted.unwrap_or(*switch);
         }
         if let Some(affinity) = &self.affinity {
-            let invalid = |error: InvalidAffinity| ControlError::invalid("affinity", error.to_string());
+            let invalid =
+                |error: InvalidAffinity| ControlError::invalid("affinity", error.to_string());
             changed.affinity = affinity.parse().map_err(invalid)?;
         }
         Ok(changed)
@@ -244,20 +266,29 @@ impl Control {
         self.change(actor, |records, now| {
             let account = &account::find(records, account)?.id;
             if self.region.tenant_hostname(account, &id).is_none() {
-                let message = format!("{account}--{id} is longer than the 63 characters that DNS allows in a label");
+                let message = format!(
+                    "{account}--{id} is longer than the 63 characters that DNS allows in a label"
+                );
                 return Err(ControlError::Conflict(message));
             }
             if let Some(existing) = records.services.get(&(account.clone(), id.clone())) {
                 if settings.applied_to(existing)? != *existing {
-                    let message = format!("service {id} exists with other settings; change it instead");
+                    let message =
+                        format!("service {id} exists with other settings; change it instead");
                     return Err(ControlError::Conflict(message));
                 }
-                return Ok(Plan::already((ServiceView::new(existing, &self.region), false)));
+                return Ok(Plan::already((
+                    ServiceView::new(existing, &self.region),
+                    false,
+                )));
             }
             let record = settings.applied_to(&ServiceRecord {
                 account: account.clone(),
                 id: id.clone(),
-                modes: Modes { jwt: true, service_key: true },
+                modes: Modes {
+                    jwt: true,
+                    service_key: true,
+                },
                 enabled: true,
                 rate: self.default_rate,
                 request_logging: true,
@@ -279,7 +310,11 @@ impl Control {
         })
     }
 
-    pub fn services(&self, account: &str, query: &PageQuery) -> Result<Page<ServiceView>, ControlError> {
+    pub fn services(
+        &self,
+        account: &str,
+        query: &PageQuery,
+    ) -> Result<Page<ServiceView>, ControlError> {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         Ok(Page::of(
@@ -291,7 +326,8 @@ impl Control {
     }
 
     pub fn service(&self, account: &str, id: &str) -> Result<ServiceView, ControlError> {
-        find(&self.state().records, account, id).map(|record| ServiceView::new(record, &self.region))
+        find(&self.state().records, account, id)
+            .map(|record| ServiceView::new(record, &self.region))
     }
 
     pub fn change_service(
@@ -321,28 +357,52 @@ impl Control {
 
     /// Deletes a service and removes it from every list, so that a later service of the same name starts without
     /// access.
-    pub fn delete_service(&self, actor: &Actor, account: &str, id: &str) -> Result<(), ControlError> {
+    pub fn delete_service(
+        &self,
+        actor: &Actor,
+        account: &str,
+        id: &str,
+    ) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
             let service = find(records, account, id)?;
             let (account, id) = (&service.account, &service.id);
             let mut steps = vec![Step::Delete(RecordId::Service(account.clone(), id.clone()))];
-            for mut record in records.credentials.values().filter(|record| record.access.account == *account).cloned() {
+            for mut record in records
+                .credentials
+                .values()
+                .filter(|record| record.access.account == *account)
+                .cloned()
+            {
                 if record.access.allowed_services.remove(id) {
                     steps.push(Step::Put(StoredRecord::Credential(record)));
                 }
             }
-            for mut record in records.service_keys.values().filter(|record| record.access.account == *account).cloned()
+            for mut record in records
+                .service_keys
+                .values()
+                .filter(|record| record.access.account == *account)
+                .cloned()
             {
                 if record.access.allowed_services.remove(id) {
                     steps.push(Step::Put(StoredRecord::ServiceKey(record)));
                 }
             }
-            for mut record in records.agents.values().filter(|record| record.account == *account).cloned() {
+            for mut record in records
+                .agents
+                .values()
+                .filter(|record| record.account == *account)
+                .cloned()
+            {
                 if record.services.remove(id) {
                     steps.push(Step::Put(StoredRecord::Agent(record)));
                 }
             }
-            for mut record in records.enrollment_tokens.values().filter(|record| record.account == *account).cloned() {
+            for mut record in records
+                .enrollment_tokens
+                .values()
+                .filter(|record| record.account == *account)
+                .cloned()
+            {
                 if record.services.remove(id) {
                     steps.push(Step::Put(StoredRecord::EnrollmentToken(record)));
                 }
@@ -359,11 +419,18 @@ impl Control {
     }
 }
 
-fn find<'a>(records: &'a Records, account: &str, id: &str) -> Result<&'a ServiceRecord, ControlError> {
+fn find<'a>(
+    records: &'a Records,
+    account: &str,
+    id: &str,
+) -> Result<&'a ServiceRecord, ControlError> {
     let missing = || ControlError::not_found("service", format_args!("{account}--{id}"));
     let account = &account::find(records, account)?.id;
     let id = ServiceId::new(id).map_err(|_| missing())?;
-    records.services.get(&(account.clone(), id)).ok_or_else(missing)
+    records
+        .services
+        .get(&(account.clone(), id))
+        .ok_or_else(missing)
 }
 
 /// Checks a list of service ids: each must exist in the account.
@@ -374,15 +441,23 @@ pub(super) fn checked_list(
     list: &[String],
 ) -> Result<BTreeSet<ServiceId>, ControlError> {
     if list.len() > SERVICES_MAX {
-        return Err(ControlError::invalid(field, format!("must have at most {SERVICES_MAX} services")));
+        return Err(ControlError::invalid(
+            field,
+            format!("must have at most {SERVICES_MAX} services"),
+        ));
     }
     list.iter()
         .map(|id| {
             let id = ServiceId::new(id).map_err(ControlError::bad_id(field))?;
-            if records.services.contains_key(&(account.clone(), id.clone())) {
+            if records
+                .services
+                .contains_key(&(account.clone(), id.clone()))
+            {
                 Ok(id)
             } else {
-                Err(ControlError::Conflict(format!("{field}: account {account} has no service {id}; create it first")))
+                Err(ControlError::Conflict(format!(
+                    "{field}: account {account} has no service {id}; create it first"
+                )))
             }
         })
         .collect()

@@ -35,7 +35,11 @@ struct Counts {
 impl Control {
     /// Counts by the members of this placement from now on.
     pub(super) fn count_services_by(&self, placement: &Placement) {
-        let slots: Arc<[NodeSlot]> = placement.members().iter().map(|member| member.slot).collect();
+        let slots: Arc<[NodeSlot]> = placement
+            .members()
+            .iter()
+            .map(|member| member.slot)
+            .collect();
         let state = self.state();
         if self.service_counts.lock().slots != slots {
             self.service_counts.begin(&state.directory, slots);
@@ -60,11 +64,19 @@ impl ServiceCounts {
         let count = {
             let mut counts = self.lock();
             let services = vec![0; slots.len()];
-            *counts = Counts { slots, services, count: counts.count + 1, is_complete: false };
+            *counts = Counts {
+                slots,
+                services,
+                count: counts.count + 1,
+                is_complete: false,
+            };
             counts.count
         };
         let run = move || counts.count_all(&directory, count);
-        if let Err(error) = std::thread::Builder::new().name("gw-count".to_owned()).spawn(run) {
+        if let Err(error) = std::thread::Builder::new()
+            .name("gw-count".to_owned())
+            .spawn(run)
+        {
             tracing::warn!(%error, "cannot count the services of each node");
         }
     }
@@ -89,7 +101,11 @@ impl ServiceCounts {
         }
         let mut counts = self.lock();
         if counts.count == count {
-            counts.services.iter_mut().zip(services).for_each(|(all, counted)| *all += counted);
+            counts
+                .services
+                .iter_mut()
+                .zip(services)
+                .for_each(|(all, counted)| *all += counted);
             counts.is_complete = true;
             self.0.1.notify_all();
         }
@@ -105,12 +121,21 @@ impl ServiceCounts {
         let mut exists = BTreeMap::new();
         for step in steps {
             let (key, comes) = match step {
-                Step::Put(StoredRecord::Service(record)) => ((record.account.clone(), record.id.clone()), true),
-                Step::Delete(RecordId::Service(account, id)) => ((account.clone(), id.clone()), false),
+                Step::Put(StoredRecord::Service(record)) => {
+                    ((record.account.clone(), record.id.clone()), true)
+                }
+                Step::Delete(RecordId::Service(account, id)) => {
+                    ((account.clone(), id.clone()), false)
+                }
                 _ => continue,
             };
-            let Some(hostname) = region.tenant_hostname(&key.0, &key.1) else { continue };
-            let existed = exists.get(&key).copied().unwrap_or_else(|| records.services.contains_key(&key));
+            let Some(hostname) = region.tenant_hostname(&key.0, &key.1) else {
+                continue;
+            };
+            let existed = exists
+                .get(&key)
+                .copied()
+                .unwrap_or_else(|| records.services.contains_key(&key));
             exists.insert(key, comes);
             if let Some(owner) = owner(&hostname, &counts.slots) {
                 counts.services[owner] += isize::from(comes) - isize::from(existed);
@@ -125,7 +150,14 @@ impl ServiceCounts {
             .wait_timeout_while(self.lock(), within, |counts| !counts.is_known())
             .unwrap_or_else(PoisonError::into_inner);
         let number = |services: &isize| usize::try_from(*services).unwrap_or(0);
-        let of_nodes = || counts.slots.iter().copied().zip(counts.services.iter().map(number)).collect();
+        let of_nodes = || {
+            counts
+                .slots
+                .iter()
+                .copied()
+                .zip(counts.services.iter().map(number))
+                .collect()
+        };
         counts.is_known().then(of_nodes)
     }
 }
@@ -163,7 +195,10 @@ mod tests {
         StoredRecord::Service(ServiceRecord {
             account: AccountId::new("acme").unwrap(),
             id: ServiceId::new(&format!("api{number}")).unwrap(),
-            modes: Modes { jwt: true, service_key: true },
+            modes: Modes {
+                jwt: true,
+                service_key: true,
+            },
             enabled: true,
             rate: Rate::new(1, 1).unwrap(),
             request_logging: false,
@@ -176,7 +211,10 @@ mod tests {
     }
 
     fn slots(slots: &[u16]) -> Arc<[NodeSlot]> {
-        slots.iter().map(|slot| NodeSlot::new(*slot).unwrap()).collect()
+        slots
+            .iter()
+            .map(|slot| NodeSlot::new(*slot).unwrap())
+            .collect()
     }
 
     /// Records and their directory, whose services are counted.
@@ -190,12 +228,18 @@ mod tests {
         fn with_services(count: usize) -> Self {
             let records: Records = (0..count).map(service).collect();
             let directory = Directory::new(&records, &region(), 1);
-            Self { records, directory, counts: ServiceCounts::default() }
+            Self {
+                records,
+                directory,
+                counts: ServiceCounts::default(),
+            }
         }
 
         fn change(&mut self, steps: &[Step]) {
             self.counts.note(steps, &self.records, &region());
-            steps.iter().for_each(|step| self.records.apply(step.clone()));
+            steps
+                .iter()
+                .for_each(|step| self.records.apply(step.clone()));
             self.directory.apply(steps, &self.records, &region(), 1);
         }
 
@@ -212,20 +256,44 @@ mod tests {
     #[test]
     fn numbers_follow_changes_of_records_and_members() {
         let mut world = World::with_services(100);
-        assert_eq!(world.counts.complete(Duration::ZERO), Some(BTreeMap::new()), "without members");
+        assert_eq!(
+            world.counts.complete(Duration::ZERO),
+            Some(BTreeMap::new()),
+            "without members"
+        );
         world.counts.begin(&world.directory, slots(&[0, 3, 7]));
         // Counted or not: changes come at any time.
-        world.change(&[Step::Put(service(100)), Step::Put(service(5)), Step::Delete(service(6).id())]);
+        world.change(&[
+            Step::Put(service(100)),
+            Step::Put(service(5)),
+            Step::Delete(service(6).id()),
+        ]);
         world.check(100);
-        world.change(&[Step::Delete(service(7).id()), Step::Delete(service(7).id()), Step::Put(service(7))]);
-        world.change(&[Step::Put(service(200)), Step::Delete(service(200).id()), Step::Delete(service(300).id())]);
+        world.change(&[
+            Step::Delete(service(7).id()),
+            Step::Delete(service(7).id()),
+            Step::Put(service(7)),
+        ]);
+        world.change(&[
+            Step::Put(service(200)),
+            Step::Delete(service(200).id()),
+            Step::Delete(service(300).id()),
+        ]);
         world.check(100);
         world.counts.begin(&world.directory, slots(&[3]));
         world.check(100);
         let [world_of_two, world_of_one] = [World::with_services(2), World::with_services(1)];
         world.counts.begin_again(&world_of_two.directory);
         world.counts.begin_again(&world_of_one.directory);
-        assert_eq!(world.counts.complete(SOON).unwrap().into_values().collect::<Vec<_>>(), [1]);
+        assert_eq!(
+            world
+                .counts
+                .complete(SOON)
+                .unwrap()
+                .into_values()
+                .collect::<Vec<_>>(),
+            [1]
+        );
     }
 
     #[test]
@@ -241,6 +309,9 @@ mod tests {
         let began = Instant::now();
         world.counts.complete(SOON).unwrap();
         let request = began.elapsed();
-        assert!(request < all / 100, "{request:?} for a request, {all:?} for a count");
+        assert!(
+            request < all / 100,
+            "{request:?} for a request, {all:?} for a count"
+        );
     }
 }

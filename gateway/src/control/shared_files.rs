@@ -19,12 +19,21 @@ pub(crate) struct SharedSecret {
     pub(crate) is_required: bool,
 }
 
-pub(crate) const AGENT_CA: SharedSecret =
-    SharedSecret { name: "agent-ca", files: &["agent-ca.key", "agent-ca.crt"], is_required: true };
-pub(crate) const ADMIN_TOKEN: SharedSecret =
-    SharedSecret { name: "admin token", files: &["admin.token"], is_required: false };
-pub(crate) const DEVELOPMENT_CA: SharedSecret =
-    SharedSecret { name: "dev-ca", files: &["dev-ca.key", "dev-ca.crt"], is_required: false };
+pub(crate) const AGENT_CA: SharedSecret = SharedSecret {
+    name: "agent-ca",
+    files: &["agent-ca.key", "agent-ca.crt"],
+    is_required: true,
+};
+pub(crate) const ADMIN_TOKEN: SharedSecret = SharedSecret {
+    name: "admin token",
+    files: &["admin.token"],
+    is_required: false,
+};
+pub(crate) const DEVELOPMENT_CA: SharedSecret = SharedSecret {
+    name: "dev-ca",
+    files: &["dev-ca.key", "dev-ca.crt"],
+    is_required: false,
+};
 
 /// All of them.
 pub(crate) const SHARED_SECRETS: [SharedSecret; 3] = [AGENT_CA, ADMIN_TOKEN, DEVELOPMENT_CA];
@@ -54,9 +63,13 @@ impl SharedSecret {
 
     /// Writes the files as they are in the database. Files that are the same stay as they are.
     pub(crate) fn write(&self, folder: &Path, stored: &[u8]) -> io::Result<()> {
-        let SharedFiles(stored) = serde_json::from_slice(stored)
-            .map_err(|error| io::Error::other(StoreError::Corrupt(format!("{}: {error}", self.name))))?;
-        for (file, contents) in stored.iter().filter(|(file, _)| self.files.contains(&file.as_str())) {
+        let SharedFiles(stored) = serde_json::from_slice(stored).map_err(|error| {
+            io::Error::other(StoreError::Corrupt(format!("{}: {error}", self.name)))
+        })?;
+        for (file, contents) in stored
+            .iter()
+            .filter(|(file, _)| self.files.contains(&file.as_str()))
+        {
             let path = folder.join(file);
             if fs::read(&path).ok().as_deref() != Some(contents.as_bytes()) {
                 files::write_private(&path, contents.as_bytes())?;
@@ -79,18 +92,38 @@ mod tests {
         let stored = AGENT_CA.read_if_there(from.path()).unwrap().unwrap();
         AGENT_CA.write(to.path(), &stored).unwrap();
         assert_eq!(AGENT_CA.read(to.path()).unwrap(), stored);
-        assert_eq!(fs::read_to_string(to.path().join("agent-ca.crt")).unwrap(), "certificate\n");
+        assert_eq!(
+            fs::read_to_string(to.path().join("agent-ca.crt")).unwrap(),
+            "certificate\n"
+        );
     }
 
     #[test]
     fn a_part_of_a_secret_is_refused_and_files_of_other_names_are_not_written() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(DEVELOPMENT_CA.read_if_there(folder.path()).unwrap(), None);
-        assert!(AGENT_CA.read_if_there(folder.path()).unwrap_err().to_string().contains("agent-ca.key"));
+        assert!(
+            AGENT_CA
+                .read_if_there(folder.path())
+                .unwrap_err()
+                .to_string()
+                .contains("agent-ca.key")
+        );
         fs::write(folder.path().join("dev-ca.key"), "key").unwrap();
-        assert!(DEVELOPMENT_CA.read_if_there(folder.path()).unwrap_err().to_string().contains("dev-ca.crt"));
-        ADMIN_TOKEN.write(folder.path(), br#"[["../evil","x"],["dev-ca.key","x"]]"#).unwrap();
-        assert_eq!(fs::read_to_string(folder.path().join("dev-ca.key")).unwrap(), "key");
+        assert!(
+            DEVELOPMENT_CA
+                .read_if_there(folder.path())
+                .unwrap_err()
+                .to_string()
+                .contains("dev-ca.crt")
+        );
+        ADMIN_TOKEN
+            .write(folder.path(), br#"[["../evil","x"],["dev-ca.key","x"]]"#)
+            .unwrap();
+        assert_eq!(
+            fs::read_to_string(folder.path().join("dev-ca.key")).unwrap(),
+            "key"
+        );
         assert!(ADMIN_TOKEN.write(folder.path(), b"nonsense").is_err());
     }
 }

@@ -53,39 +53,77 @@ pub struct Rotation {
 impl Control {
     /// Creates the key that follows the active one; returns the waiting key if there is one. `immediately` always creates
     /// a key and deletes the waiting one, which was stored beside the active key and is stolen with it.
-    pub fn rotate_signing_key(&self, actor: &Actor, rotation: &Rotation) -> Result<SigningKeyView, ControlError> {
+    pub fn rotate_signing_key(
+        &self,
+        actor: &Actor,
+        rotation: &Rotation,
+    ) -> Result<SigningKeyView, ControlError> {
         self.change(actor, |records, now| {
-            let mut waiting = records.signing_keys.values().filter(|key| key.active_from > now);
+            let mut waiting = records
+                .signing_keys
+                .values()
+                .filter(|key| key.active_from > now);
             if !rotation.immediately {
                 return match waiting.next() {
                     Some(key) => Ok(Plan::already(view(records, key, now))),
-                    None => Ok(rotated(records, SigningKey::generate(now, now.after(PUBLISHED_AHEAD))?, now)),
+                    None => Ok(rotated(
+                        records,
+                        SigningKey::generate(now, now.after(PUBLISHED_AHEAD))?,
+                        now,
+                    )),
                 };
             }
             // Must be later than every key that signs already, even if that key was created in the same second.
-            let signing = records.signing_keys.values().map(|key| key.active_from).filter(|from| *from <= now);
-            let active_from = signing.max().map_or(now, |latest| now.max(latest.after(Duration::from_secs(1))));
+            let signing = records
+                .signing_keys
+                .values()
+                .map(|key| key.active_from)
+                .filter(|from| *from <= now);
+            let active_from = signing
+                .max()
+                .map_or(now, |latest| now.max(latest.after(Duration::from_secs(1))));
             let deleted: Vec<SigningKeyId> = waiting.map(|key| key.id.clone()).collect();
             let mut plan = rotated(records, SigningKey::generate(now, active_from)?, now);
             if !deleted.is_empty() {
                 plan.detail["deleted"] = json!(deleted);
             }
-            plan.steps.extend(deleted.into_iter().map(|id| Step::Delete(RecordId::SigningKey(id))));
+            plan.steps.extend(
+                deleted
+                    .into_iter()
+                    .map(|id| Step::Delete(RecordId::SigningKey(id))),
+            );
             Ok(plan)
         })
     }
 
     pub(super) fn rotate_signing_key_by_age(&self, now: Timestamp) -> Result<(), ControlError> {
         self.change(&Actor::Gateway, |records, _| {
-            let newest = records.signing_keys.values().map(|key| key.active_from).max();
+            let newest = records
+                .signing_keys
+                .values()
+                .map(|key| key.active_from)
+                .max();
             let active_from = match (newest, self.signing_key_rotation) {
                 (None, _) => now,
                 (Some(newest), Some(age)) if now.since(newest) >= age => now.after(PUBLISHED_AHEAD),
                 (Some(_), _) => return Ok(Plan::already(())),
             };
-            let Plan { steps, action, account, target, detail, .. } =
-                rotated(records, SigningKey::generate(now, active_from)?, now);
-            Ok(Plan { steps, action, account, target, detail, output: () })
+            let Plan {
+                steps,
+                action,
+                account,
+                target,
+                detail,
+                ..
+            } = rotated(records, SigningKey::generate(now, active_from)?, now);
+            Ok(Plan {
+                steps,
+                action,
+                account,
+                target,
+                detail,
+                output: (),
+            })
         })
     }
 
@@ -101,10 +139,17 @@ impl Control {
             Ok(Plan {
                 action: "signing_key.retire",
                 account: None,
-                target: old.iter().map(SigningKeyId::as_str).collect::<Vec<_>>().join(" "),
+                target: old
+                    .iter()
+                    .map(SigningKeyId::as_str)
+                    .collect::<Vec<_>>()
+                    .join(" "),
                 detail: json!({}),
                 output: (),
-                steps: old.into_iter().map(|id| Step::Delete(RecordId::SigningKey(id))).collect(),
+                steps: old
+                    .into_iter()
+                    .map(|id| Step::Delete(RecordId::SigningKey(id)))
+                    .collect(),
             })
         })
     }
@@ -112,15 +157,25 @@ impl Control {
     pub fn signing_keys(&self, query: &PageQuery) -> Result<Page<SigningKeyView>, ControlError> {
         let (state, now) = (self.state(), Timestamp::now());
         let records = &state.records;
-        Ok(Page::of(records.signing_keys.values(), |key| key.id.as_str(), query, |key| view(records, key, now))?)
+        Ok(Page::of(
+            records.signing_keys.values(),
+            |key| key.id.as_str(),
+            query,
+            |key| view(records, key, now),
+        )?)
     }
 
     /// Withdraws a key that no longer signs. Tokens signed by it are refused from now on.
     pub fn delete_signing_key(&self, actor: &Actor, kid: &str) -> Result<(), ControlError> {
         self.change(actor, |records, now| {
-            let key = records.signing_keys.get(kid).ok_or_else(|| ControlError::not_found("signing key", kid))?;
+            let key = records
+                .signing_keys
+                .get(kid)
+                .ok_or_else(|| ControlError::not_found("signing key", kid))?;
             if status(records, key, now) == SigningKeyStatus::Active {
-                return Err(ControlError::Conflict("this key is active; rotate with `immediately` first".to_owned()));
+                return Err(ControlError::Conflict(
+                    "this key is active; rotate with `immediately` first".to_owned(),
+                ));
             }
             Ok(Plan {
                 steps: vec![Step::Delete(RecordId::SigningKey(key.id.clone()))],
@@ -148,7 +203,12 @@ fn rotated(records: &Records, record: SigningKeyRecord, now: Timestamp) -> Plan<
 /// The time at which the next key replaces `key`, if there is a next key.
 fn superseded_at(records: &Records, key: &SigningKeyRecord) -> Option<Timestamp> {
     let order = |key: &SigningKeyRecord| (key.active_from, key.id.clone());
-    records.signing_keys.values().filter(|other| order(other) > order(key)).map(|other| other.active_from).min()
+    records
+        .signing_keys
+        .values()
+        .filter(|other| order(other) > order(key))
+        .map(|other| other.active_from)
+        .min()
 }
 
 /// Whether every token of `key` has expired. Assumes the longest lifetime that can be configured, because the
@@ -190,12 +250,28 @@ mod tests {
     fn a_key_is_published_then_active_then_retired_then_deleted() {
         let mut records = Records::default();
         let (first, second) = (key(&mut records, 0), key(&mut records, 1000));
-        let at = |now| (status(&records, &first, Timestamp(now)), status(&records, &second, Timestamp(now)));
+        let at = |now| {
+            (
+                status(&records, &first, Timestamp(now)),
+                status(&records, &second, Timestamp(now)),
+            )
+        };
         assert_eq!(at(999), (SigningKeyStatus::Active, SigningKeyStatus::Next));
-        assert_eq!(at(1000), (SigningKeyStatus::Retired, SigningKeyStatus::Active));
+        assert_eq!(
+            at(1000),
+            (SigningKeyStatus::Retired, SigningKeyStatus::Active)
+        );
         let last_token_expires = 1000 + limits::TOKEN_LIFETIME_MAX.as_secs().cast_signed();
-        assert!(!is_forgotten(&records, &first, Timestamp(last_token_expires)));
-        assert!(is_forgotten(&records, &first, Timestamp(last_token_expires + 1)));
+        assert!(!is_forgotten(
+            &records,
+            &first,
+            Timestamp(last_token_expires)
+        ));
+        assert!(is_forgotten(
+            &records,
+            &first,
+            Timestamp(last_token_expires + 1)
+        ));
         assert!(!is_forgotten(&records, &second, Timestamp(i64::MAX)));
     }
 }

@@ -38,13 +38,19 @@ impl Control {
 
     /// The changes after `position`, for the process that follows. Each change is returned once.
     pub(crate) fn changes_after(&self, position: &Position) -> Result<History, StoreError> {
-        let kept = self.state().unsent.as_mut().and_then(|unsent| unsent.take_after(position));
+        let kept = self
+            .state()
+            .unsent
+            .as_mut()
+            .and_then(|unsent| unsent.take_after(position));
         if let Some(history) = kept {
             return Ok(history);
         }
         // The follower is behind the records that this process started with.
         let mut store = self.store();
-        let Some(store) = store.as_mut() else { return Ok(History::Forgotten) };
+        let Some(store) = store.as_mut() else {
+            return Ok(History::Forgotten);
+        };
         let history = store.changes_after(position)?;
         if let (History::Changes(changes), Some(unsent)) = (&history, &mut self.state().unsent) {
             unsent.skip_to(changes.last().map_or(position, |(newest, _)| newest));
@@ -58,10 +64,16 @@ impl Control {
     }
 
     /// Applies a change received from the process that now has the store. Skips one that was applied before.
-    pub(crate) fn follow_change(&self, position: Position, steps: Vec<Step>) -> Result<(), MissingChanges> {
+    pub(crate) fn follow_change(
+        &self,
+        position: Position,
+        steps: Vec<Step>,
+    ) -> Result<(), MissingChanges> {
         let ours = self.position();
         if position.origin != ours.origin || position.revision.0 > ours.revision.0 + 1 {
-            return Err(MissingChanges { after: ours.revision });
+            return Err(MissingChanges {
+                after: ours.revision,
+            });
         }
         self.apply(&ours, vec![(position, steps)]);
         Ok(())
@@ -72,7 +84,14 @@ impl Control {
         if !self.has_store() {
             let position = self.position();
             let records = records.into_iter().collect();
-            self.replace(&position, Snapshot { position: position.clone(), records, recent: Vec::new() });
+            self.replace(
+                &position,
+                Snapshot {
+                    position: position.clone(),
+                    records,
+                    recent: Vec::new(),
+                },
+            );
         }
     }
 }
@@ -80,7 +99,14 @@ impl Control {
 impl UnsentChanges {
     pub(super) fn after(position: Position) -> Self {
         let (bell, changed) = bounded(1);
-        Self { changes: VecDeque::new(), after: position, steps: 0, has_gap: false, bell, changed }
+        Self {
+            changes: VecDeque::new(),
+            after: position,
+            steps: 0,
+            has_gap: false,
+            bell,
+            changed,
+        }
     }
 
     /// A channel with one message if the records have changed since the last message was received.
@@ -126,7 +152,10 @@ impl UnsentChanges {
         if position.revision < self.after.revision {
             return;
         }
-        while let Some((_, steps)) = self.changes.pop_front_if(|(at, _)| at.revision <= position.revision) {
+        while let Some((_, steps)) = self
+            .changes
+            .pop_front_if(|(at, _)| at.revision <= position.revision)
+        {
             self.steps -= 1 + steps.len();
         }
         self.after = position.clone();
@@ -143,11 +172,16 @@ mod tests {
     use super::*;
 
     fn at(revision: i64) -> Position {
-        Position { revision: Revision(revision), ..Position::default() }
+        Position {
+            revision: Revision(revision),
+            ..Position::default()
+        }
     }
 
     fn revisions(history: Option<History>) -> Vec<i64> {
-        let Some(History::Changes(changes)) = history else { panic!("{history:?}") };
+        let Some(History::Changes(changes)) = history else {
+            panic!("{history:?}")
+        };
         changes.into_iter().map(|(at, _)| at.revision.0).collect()
     }
 
@@ -166,7 +200,10 @@ mod tests {
     fn a_follower_at_another_position_is_left_to_the_store() {
         let mut unsent = UnsentChanges::after(at(5));
         (6..9).for_each(|revision| unsent.push(at(revision), Vec::new()));
-        let other = Position { origin: "other".to_owned(), ..at(5) };
+        let other = Position {
+            origin: "other".to_owned(),
+            ..at(5)
+        };
         for position in [at(4), at(6), at(20), other] {
             assert!(unsent.take_after(&position).is_none(), "{position:?}");
         }
@@ -185,14 +222,23 @@ mod tests {
         assert_eq!(revisions(unsent.take_after(&at(5))), [6]);
         unsent.push(at(7), vec![step; limits::UNSENT_STEPS]);
         unsent.push(at(8), Vec::new());
-        assert!(matches!(unsent.take_after(&at(6)), Some(History::Forgotten)));
+        assert!(matches!(
+            unsent.take_after(&at(6)),
+            Some(History::Forgotten)
+        ));
         unsent.push(at(9), Vec::new());
-        assert!(matches!(unsent.take_after(&at(8)), Some(History::Forgotten)), "a gap stays");
+        assert!(
+            matches!(unsent.take_after(&at(8)), Some(History::Forgotten)),
+            "a gap stays"
+        );
         assert!(unsent.changes.is_empty());
 
         let mut unsent = UnsentChanges::after(at(5));
         unsent.break_off();
         assert_eq!(unsent.changed().try_iter().count(), 1);
-        assert!(matches!(unsent.take_after(&at(5)), Some(History::Forgotten)));
+        assert!(matches!(
+            unsent.take_after(&at(5)),
+            Some(History::Forgotten)
+        ));
     }
 }

@@ -53,7 +53,10 @@ impl WarningView {
 impl Control {
     /// Warnings of the enabled services. `tunnels` are those of all nodes. A service without a tunnel has no warning: lists of
     /// services show it.
-    pub(crate) fn warnings<'a>(&self, tunnels: impl IntoIterator<Item = &'a TunnelReport>) -> Vec<WarningView> {
+    pub(crate) fn warnings<'a>(
+        &self,
+        tunnels: impl IntoIterator<Item = &'a TunnelReport>,
+    ) -> Vec<WarningView> {
         let mut by_service: HashMap<&str, Vec<&TunnelReport>> = HashMap::new();
         for tunnel in tunnels {
             by_service.entry(&tunnel.service).or_default().push(tunnel);
@@ -64,9 +67,16 @@ impl Control {
 
 fn warnings(records: &Records, tunnels: &HashMap<&str, Vec<&TunnelReport>>) -> Vec<WarningView> {
     let mut agents: BTreeMap<(&AccountId, &ServiceId), Vec<&AgentRecord>> = BTreeMap::new();
-    for agent in records.agents.values().filter(|agent| agent.status == EnrollmentStatus::Approved) {
+    for agent in records
+        .agents
+        .values()
+        .filter(|agent| agent.status == EnrollmentStatus::Approved)
+    {
         for service in &agent.services {
-            agents.entry((&agent.account, service)).or_default().push(agent);
+            agents
+                .entry((&agent.account, service))
+                .or_default()
+                .push(agent);
         }
     }
     let enabled = records.services.values().filter(|service| service.enabled);
@@ -87,10 +97,13 @@ fn warnings(records: &Records, tunnels: &HashMap<&str, Vec<&TunnelReport>>) -> V
 fn found(agents: &[&AgentRecord], tunnels: &[&TunnelReport]) -> Option<String> {
     let tunnels_of = |agent: &AgentRecord| {
         let id = agent.id.clone();
-        tunnels.iter().filter(move |tunnel| tunnel.agent_id == id.as_str())
+        tunnels
+            .iter()
+            .filter(move |tunnel| tunnel.agent_id == id.as_str())
     };
-    let (ready, others): (Vec<&AgentRecord>, Vec<&AgentRecord>) =
-        agents.iter().partition(|agent| tunnels_of(agent).any(|tunnel| tunnel.is_ready()));
+    let (ready, others): (Vec<&AgentRecord>, Vec<&AgentRecord>) = agents
+        .iter()
+        .partition(|agent| tunnels_of(agent).any(|tunnel| tunnel.is_ready()));
     if agents.len() < 2 || ready.len() > 1 {
         return None;
     }
@@ -134,12 +147,18 @@ mod tests {
     }
 
     fn tunnel(number: usize, state: &str) -> TunnelReport {
-        TunnelReport { state: state.to_owned(), ..TunnelReport::example("acme--api", id(number).as_str()) }
+        TunnelReport {
+            state: state.to_owned(),
+            ..TunnelReport::example("acme--api", id(number).as_str())
+        }
     }
 
     fn warning(agents: usize, tunnels: &[TunnelReport]) -> Option<String> {
         let agents: Vec<AgentRecord> = (1..=agents).map(agent).collect();
-        found(&agents.iter().collect::<Vec<_>>(), &tunnels.iter().collect::<Vec<_>>())
+        found(
+            &agents.iter().collect::<Vec<_>>(),
+            &tunnels.iter().collect::<Vec<_>>(),
+        )
     }
 
     #[test]
@@ -151,7 +170,10 @@ mod tests {
         // Nodes of an earlier version do not report the state.
         assert_eq!(warning(2, &[ready(1), tunnel(2, "unknown")]), None);
         // Two tunnels of one agent.
-        let drained = TunnelReport { draining: true, ..ready(1) };
+        let drained = TunnelReport {
+            draining: true,
+            ..ready(1)
+        };
         assert!(warning(2, &[ready(1), drained]).is_some());
     }
 
@@ -162,7 +184,8 @@ mod tests {
             state_reason: Some("the agent reports that no backend takes connections".to_owned()),
             ..tunnel(2, "unhealthy")
         };
-        let [first, second, third] = [1, 2, 3].map(|number| format!("{} (edge {number})", id(number)));
+        let [first, second, third] =
+            [1, 2, 3].map(|number| format!("{} (edge {number})", id(number)));
         let expected = format!(
             "1 of 3 agents is ready, {first}; {second}: unhealthy for 1m 1s: the agent reports that no backend takes \
              connections; {third}: no tunnel"
@@ -170,7 +193,9 @@ mod tests {
         assert_eq!(warning(3, &[tunnel(1, "ready"), unhealthy]), Some(expected));
         let none = warning(9, &[tunnel(1, "suspect")]).unwrap();
         assert!(
-            none.starts_with(&format!("none of 9 agents is ready; {first}: suspect for 1s; {second}: no ")),
+            none.starts_with(&format!(
+                "none of 9 agents is ready; {first}: suspect for 1s; {second}: no "
+            )),
             "{none}"
         );
         assert!(none.ends_with(": no tunnel; and 4 more"), "{none}");
@@ -185,22 +210,38 @@ mod tests {
             });
             serde_json::from_value(record).unwrap()
         };
-        let (suspect, key) = (tunnel(1, "suspect"), ("acme".parse().unwrap(), "api".parse().unwrap()));
+        let (suspect, key) = (
+            tunnel(1, "suspect"),
+            ("acme".parse().unwrap(), "api".parse().unwrap()),
+        );
         let count = |enabled, revoked: bool, tunnels: &[&TunnelReport]| {
             let mut records = Records::default();
             records.services.insert(key.clone(), service(enabled));
             let second = AgentRecord {
-                status: if revoked { EnrollmentStatus::Revoked } else { EnrollmentStatus::Approved },
+                status: if revoked {
+                    EnrollmentStatus::Revoked
+                } else {
+                    EnrollmentStatus::Approved
+                },
                 ..agent(2)
             };
-            records.agents.extend([agent(1), second].map(|agent| (agent.id.clone(), agent)));
+            records
+                .agents
+                .extend([agent(1), second].map(|agent| (agent.id.clone(), agent)));
             let by_service = HashMap::from([("acme--api", tunnels.to_vec())]);
-            let by_service = by_service.into_iter().filter(|(_, tunnels)| !tunnels.is_empty()).collect();
+            let by_service = by_service
+                .into_iter()
+                .filter(|(_, tunnels)| !tunnels.is_empty())
+                .collect();
             warnings(&records, &by_service).len()
         };
         assert_eq!(count(true, false, &[&suspect]), 1);
         assert_eq!(
-            [count(false, false, &[&suspect]), count(true, true, &[&suspect]), count(true, false, &[])],
+            [
+                count(false, false, &[&suspect]),
+                count(true, true, &[&suspect]),
+                count(true, false, &[])
+            ],
             [0, 0, 0]
         );
     }

@@ -26,17 +26,22 @@ pub(crate) fn start() -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     listener.set_nonblocking(true)?;
-    std::thread::Builder::new().name("gw-echo".into()).spawn(move || {
-        let served = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
-            runtime.block_on(async {
-                let listener = tokio::net::TcpListener::from_std(listener)?;
-                axum::serve(listener, router()).await
-            })
-        });
-        if let Err(error) = served {
-            tracing::error!(%error, "the echo backend ended");
-        }
-    })?;
+    std::thread::Builder::new()
+        .name("gw-echo".into())
+        .spawn(move || {
+            let served = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .and_then(|runtime| {
+                    runtime.block_on(async {
+                        let listener = tokio::net::TcpListener::from_std(listener)?;
+                        axum::serve(listener, router()).await
+                    })
+                });
+            if let Err(error) = served {
+                tracing::error!(%error, "the echo backend ended");
+            }
+        })?;
     Ok(address)
 }
 
@@ -53,30 +58,46 @@ fn router() -> Router {
 async fn echo(request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Ok(body) = axum::body::to_bytes(body, ECHO_MAX).await else {
-        return (StatusCode::PAYLOAD_TOO_LARGE, "the echo backend accepts bodies up to 1 MiB\n").into_response();
+        return (
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the echo backend accepts bodies up to 1 MiB\n",
+        )
+            .into_response();
     };
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let headers: Vec<[String; 2]> =
-        parts.headers.iter().map(|(name, value)| [name.to_string(), text(value.as_bytes())]).collect();
+    let headers: Vec<[String; 2]> = parts
+        .headers
+        .iter()
+        .map(|(name, value)| [name.to_string(), text(value.as_bytes())])
+        .collect();
     let seen = json!({
         "method": parts.method.as_str(),
         "target": parts.uri.path_and_query().map_or("", |target| target.as_str()),
         "headers": headers,
         "body": text(&body),
     });
-    ([(header::CONTENT_TYPE, "application/json")], format!("{seen:#}\n")).into_response()
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        format!("{seen:#}\n"),
+    )
+        .into_response()
 }
 
 /// `count` bytes, each the low byte of its position.
 async fn bytes(Path(count): Path<u64>) -> Response {
-    let pattern: Bytes = (0..PIECE).map(|position| position as u8).collect::<Vec<u8>>().into();
+    let pattern: Bytes = (0..PIECE)
+        .map(|position| position as u8)
+        .collect::<Vec<u8>>()
+        .into();
     let pieces = stream::unfold(count, move |left| {
         let piece = pattern.slice(..PIECE.min(usize::try_from(left).unwrap_or(PIECE)));
         let left_after = left - piece.len() as u64;
         std::future::ready((left > 0).then_some((Ok::<_, Infallible>(piece), left_after)))
     });
-    let headers =
-        [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_LENGTH, count.to_string())];
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_LENGTH, count.to_string()),
+    ];
     (headers, Body::from_stream(pieces)).into_response()
 }
 
@@ -99,7 +120,11 @@ async fn events() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
         }
         Some((number, number + 1))
     });
-    Sse::new(ticks.map(|number| Ok(Event::default().id(number.to_string()).data(format!("tick {number}")))))
+    Sse::new(ticks.map(|number| {
+        Ok(Event::default()
+            .id(number.to_string())
+            .data(format!("tick {number}")))
+    }))
 }
 
 async fn status(Path(code): Path<u16>) -> Response {

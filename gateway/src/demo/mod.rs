@@ -135,13 +135,31 @@ impl Demo {
         let ca_file = data_dir.join("dev-ca.crt");
         let state_dir = data_dir.join("agent");
         let port = gateway.address().port();
-        enroll(gateway.control().region(), port, &ca_file, &state_dir, seeded.enrollment_token.clone())?;
+        enroll(
+            gateway.control().region(),
+            port,
+            &ca_file,
+            &state_dir,
+            seeded.enrollment_token.clone(),
+        )?;
         let agent = start_agent(options, &state_dir)?;
         wait_for_tunnel(&gateway)?;
 
         let region = gateway.control().region();
-        let about = About::new(seeded, region, port, gateway.admin_address(), ca_file, control_token(&gateway));
-        Ok(Self { gateway, agent, about, _temporary: temporary })
+        let about = About::new(
+            seeded,
+            region,
+            port,
+            gateway.admin_address(),
+            ca_file,
+            control_token(&gateway),
+        );
+        Ok(Self {
+            gateway,
+            agent,
+            about,
+            _temporary: temporary,
+        })
     }
 
     pub fn gateway(&self) -> &Gateway {
@@ -167,7 +185,13 @@ impl Demo {
 }
 
 /// Enrolls the agent with the gateway on `port` over HTTPS with a token, as any agent does.
-fn enroll(region: &Region, port: u16, ca_file: &Path, state_dir: &Path, token: Secret) -> Result<(), DemoError> {
+fn enroll(
+    region: &Region,
+    port: u16,
+    ca_file: &Path,
+    state_dir: &Path,
+    token: Secret,
+) -> Result<(), DemoError> {
     let options = gw_agent::identity::enroll::Options {
         gateway: Some(format!("{}:{port}", region.base_url())),
         token: Some(gw_agent::identity::enroll::TokenSource::Text(token)),
@@ -209,29 +233,53 @@ impl About {
 
     /// Writes example commands.
     pub fn write_hints(&self, out: &mut impl Write) -> io::Result<()> {
-        writeln!(out, "Gw is running: caller -> gateway -> tunnel -> agent -> backend. Try:\n")?;
+        writeln!(
+            out,
+            "Gw is running: caller -> gateway -> tunnel -> agent -> backend. Try:\n"
+        )?;
         self.write_commands(out)?;
         writeln!(out, "Also /slow?ms=500 and /status/404. Stop with Ctrl-C.")
     }
 
     /// Writes commands that send requests and administer the gateway.
     fn write_commands(&self, out: &mut impl Write) -> io::Result<()> {
-        let Self { base_url, tenant_url, service_key, client_id, client_secret, admin_url, admin_token, .. } = self;
+        let Self {
+            base_url,
+            tenant_url,
+            service_key,
+            client_id,
+            client_secret,
+            admin_url,
+            admin_token,
+            ..
+        } = self;
         let ca = self.ca_file.display();
-        writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' '{tenant_url}/hello?name=you'")?;
+        writeln!(
+            out,
+            "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' '{tenant_url}/hello?name=you'"
+        )?;
         writeln!(
             out,
             "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' {tenant_url}/bytes/1000000 -o /dev/null"
         )?;
-        writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' -N {tenant_url}/sse")?;
+        writeln!(
+            out,
+            "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' -N {tenant_url}/sse"
+        )?;
         writeln!(out, "  curl --cacert {ca} {tenant_url}/without-a-key")?;
-        writeln!(out, "\nAn access token, for X-Gw-Authorization: Bearer ... instead of the key:\n")?;
+        writeln!(
+            out,
+            "\nAn access token, for X-Gw-Authorization: Bearer ... instead of the key:\n"
+        )?;
         writeln!(
             out,
             "  curl --cacert {ca} {base_url}/oauth/token -u {client_id}:{client_secret} \\\n    -d 'scope=account:{ACCOUNT} service:{SERVICE}'"
         )?;
         writeln!(out, "\nAdministration:\n")?;
-        writeln!(out, "  export GW_ADMIN_URL={admin_url} GW_ADMIN_TOKEN={admin_token}")?;
+        writeln!(
+            out,
+            "  export GW_ADMIN_URL={admin_url} GW_ADMIN_TOKEN={admin_token}"
+        )?;
         writeln!(out, "  gw-gateway agent list {ACCOUNT}")?;
         writeln!(out, "  curl {admin_url}/metrics\n")?;
         writeln!(out, "Console, with the same token: {}\n", self.console_url)
@@ -263,22 +311,37 @@ fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoE
     let environment = |name: &str| {
         let said = match name {
             gw_agent::SLOTS_VARIABLE => options.slots.map(|slots| slots.to_string()),
-            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" => options.traces.as_ref().map(|traces| traces.endpoint.to_string()),
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" => options
+                .traces
+                .as_ref()
+                .map(|traces| traces.endpoint.to_string()),
             // The gateway is in this process: no proxy.
             "GW_PROXY" => Some(String::new()),
-            "OTEL_TRACES_SAMPLER_ARG" => options.traces.as_ref().map(|traces| traces.sample_ratio.to_string()),
+            "OTEL_TRACES_SAMPLER_ARG" => options
+                .traces
+                .as_ref()
+                .map(|traces| traces.sample_ratio.to_string()),
             _ => None,
         };
         said.or_else(|| std::env::var(name).ok())
     };
-    let config =
-        gw_agent::Config::load(options.agent_config.as_deref(), Some(state_dir.to_owned()), &backends, environment)?;
+    let config = gw_agent::Config::load(
+        options.agent_config.as_deref(),
+        Some(state_dir.to_owned()),
+        &backends,
+        environment,
+    )?;
     Ok(gw_agent::start(config)?)
 }
 
 fn wait_for_tunnel(gateway: &Gateway) -> Result<(), DemoError> {
     let deadline = Instant::now() + TUNNEL_WITHIN;
-    while gateway.control().reports().iter().all(|report| report.tunnels.is_empty()) {
+    while gateway
+        .control()
+        .reports()
+        .iter()
+        .all(|report| report.tunnels.is_empty())
+    {
         if Instant::now() >= deadline {
             return Err(DemoError::NoTunnel(TUNNEL_WITHIN));
         }

@@ -5,8 +5,8 @@ use gw_shared::identity::secret::Secret;
 
 use super::{ACCOUNT, AGENT, SERVICE};
 use crate::control::{
-    AccountChanges, Actor, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken, NewService,
-    SecretKind, ServiceChanges,
+    AccountChanges, Actor, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken,
+    NewService, SecretKind, ServiceChanges,
 };
 use crate::page::PageQuery;
 use crate::rate::Rate;
@@ -24,27 +24,55 @@ impl Seeded {
     /// Creates the records, or reuses those of an earlier demo in the same folder. Secrets are new each time.
     pub(super) fn new(control: &Control, rate: Rate) -> Result<Self, ControlError> {
         let actor = &Actor::Admin;
-        control.create_account(actor, &NewAccount { id: ACCOUNT.to_owned(), capture_allowed: None })?;
-        control.change_account(actor, ACCOUNT, &AccountChanges { capture_allowed: Some(true) })?;
+        control.create_account(
+            actor,
+            &NewAccount {
+                id: ACCOUNT.to_owned(),
+                capture_allowed: None,
+            },
+        )?;
+        control.change_account(
+            actor,
+            ACCOUNT,
+            &AccountChanges {
+                capture_allowed: Some(true),
+            },
+        )?;
         let (burst, refill_per_minute) = (Some(rate.burst()), Some(rate.refill_per_minute()));
-        let changes =
-            ServiceChanges { burst, refill_per_minute, request_logging: Some(true), ..ServiceChanges::default() };
+        let changes = ServiceChanges {
+            burst,
+            refill_per_minute,
+            request_logging: Some(true),
+            ..ServiceChanges::default()
+        };
         let service = match control.change_service(actor, ACCOUNT, SERVICE, &changes) {
             Err(ControlError::NotFound { .. }) => {
-                control.create_service(actor, ACCOUNT, &NewService::new(SERVICE.to_owned(), changes))?.0
+                control
+                    .create_service(
+                        actor,
+                        ACCOUNT,
+                        &NewService::new(SERVICE.to_owned(), changes),
+                    )?
+                    .0
             }
             existing => existing?,
         };
         // Only the demo's own agent: the user may have enrolled others in the same folder.
-        for agent in
-            control.agents(ACCOUNT, None, &PageQuery::default())?.items.iter().filter(|agent| agent.name == AGENT)
+        for agent in control
+            .agents(ACCOUNT, None, &PageQuery::default())?
+            .items
+            .iter()
+            .filter(|agent| agent.name == AGENT)
         {
             control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
         }
         let credential = fresh_secret::<ClientId>(control)?;
         let key = fresh_secret::<KeyId>(control)?;
         let services = vec![SERVICE.to_owned()];
-        let token = NewEnrollmentToken { services, ..NewEnrollmentToken::default() };
+        let token = NewEnrollmentToken {
+            services,
+            ..NewEnrollmentToken::default()
+        };
         let token = control.create_enrollment_token(actor, ACCOUNT, &token)?;
         Ok(Self {
             hostname: service.hostname,
@@ -60,7 +88,11 @@ impl Seeded {
 /// A caller secret of the demo, new or rotated.
 fn fresh_secret<K: SecretKind>(control: &Control) -> Result<K::NewView, ControlError> {
     let (actor, allowed_services) = (&Actor::Admin, vec![SERVICE.to_owned()]);
-    let access = NewCallerSecret { name: Some(ACCOUNT.to_owned()), allowed_services, ..NewCallerSecret::default() };
+    let access = NewCallerSecret {
+        name: Some(ACCOUNT.to_owned()),
+        allowed_services,
+        ..NewCallerSecret::default()
+    };
     match control.create_caller_secret::<K>(actor, ACCOUNT, &access)? {
         (view, true) => Ok(view),
         (view, false) => control.rotate_secret::<K>(actor, ACCOUNT, K::id_of(&view).borrow()),

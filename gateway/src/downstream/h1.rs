@@ -19,7 +19,9 @@ use super::Refusals;
 use crate::client_address::Peer;
 use crate::connections::ConnectionGuard;
 use crate::error::Error;
-use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
+use crate::http_message::{
+    BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink,
+};
 use crate::http1;
 use crate::limits;
 use crate::route::Router;
@@ -43,14 +45,35 @@ pub(crate) fn serve(
     async move {
         let mut buffer = BytesMut::new();
         loop {
-            let head = match http1::read_head_or_refuse(&stream, &mut buffer, &guard, limits::REQUEST_HEAD).await {
+            let head = match http1::read_head_or_refuse(
+                &stream,
+                &mut buffer,
+                &guard,
+                limits::REQUEST_HEAD,
+            )
+            .await
+            {
                 Ok(Some(head)) => head,
                 Ok(None) => break,
-                Err(refused) => return Box::pin(refuse_invalid_head(&router, &stream, refused, &peer, &guard)).await,
+                Err(refused) => {
+                    return Box::pin(refuse_invalid_head(
+                        &router, &stream, refused, &peer, &guard,
+                    ))
+                    .await;
+                }
             };
             guard.busy();
             // Boxed: an idle connection does not keep the memory of a request.
-            match Box::pin(serve_request(&router, &stream, &mut buffer, head, &peer, &guard)).await {
+            match Box::pin(serve_request(
+                &router,
+                &stream,
+                &mut buffer,
+                head,
+                &peer,
+                &guard,
+            ))
+            .await
+            {
                 // Also in a drain, if the response announced a persistent connection: the next response announces the
                 // close.
                 AfterRequest::KeepAlive => {}
@@ -92,8 +115,14 @@ async fn serve_request(
     guard: &ConnectionGuard,
 ) -> AfterRequest {
     let rest = Cell::new(Rest::of(&head));
-    let mut body =
-        H1RequestBody { stream, buffer, decoder: BodyDecoder::new(head.framing), rest: &rest, switched: false, guard };
+    let mut body = H1RequestBody {
+        stream,
+        buffer,
+        decoder: BodyDecoder::new(head.framing),
+        rest: &rest,
+        switched: false,
+        guard,
+    };
     let mut response = H1ResponseSink {
         stream,
         version: head.version,
@@ -157,7 +186,14 @@ async fn refuse_invalid_head(
         guard,
     };
     // The caller may not wait for the answer; the connection closes either way.
-    let _ = router.refuse_invalid_head(head, peer, &Error::invalid_head(refused.invalid), &mut response).await;
+    let _ = router
+        .refuse_invalid_head(
+            head,
+            peer,
+            &Error::invalid_head(refused.invalid),
+            &mut response,
+        )
+        .await;
     http1::linger(stream, guard).await;
 }
 
@@ -199,7 +235,10 @@ impl H1RequestBody<'_> {
         }
         let guard = self.guard;
         guard.discards();
-        match guard.discard(self.discard(Some(limits::DISCARD_PAUSE))).await {
+        match guard
+            .discard(self.discard(Some(limits::DISCARD_PAUSE)))
+            .await
+        {
             Some(Ok(())) => whole,
             Some(Err(BodyError::Malformed(_))) => AfterRequest::Close,
             // A drain ends the discard. The caller gets a moment to take its response.
@@ -210,8 +249,16 @@ impl H1RequestBody<'_> {
 
     fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, BodyError>> {
         loop {
-            if let Some(part) = self.decoder.decode(self.buffer).map_err(BodyError::Malformed)? {
-                self.rest.set(if self.decoder.is_done() { Rest::Received } else { Rest::Coming });
+            if let Some(part) = self
+                .decoder
+                .decode(self.buffer)
+                .map_err(BodyError::Malformed)?
+            {
+                self.rest.set(if self.decoder.is_done() {
+                    Rest::Received
+                } else {
+                    Rest::Coming
+                });
                 return Poll::Ready(Ok(part));
             }
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
@@ -288,9 +335,20 @@ impl H1ResponseSink<'_> {
             (Ok(None) | Err(_), Version::Http11 | Version::Http2) => Framing::Chunked,
             (Ok(None) | Err(_), Version::Http10) => Framing::UntilClose,
         };
-        let framing = announced.of_response(head.status, if self.is_head { &Method::HEAD } else { &Method::GET });
+        let framing = announced.of_response(
+            head.status,
+            if self.is_head {
+                &Method::HEAD
+            } else {
+                &Method::GET
+            },
+        );
         // The upstream stream ended with the head.
-        if framing.has_body() && !head.has_body { Framing::Length(0) } else { framing }
+        if framing.has_body() && !head.has_body {
+            Framing::Length(0)
+        } else {
+            framing
+        }
     }
 
     async fn write(&mut self, data: &[u8], last: bool) -> Result<(), CallerGone> {
@@ -299,12 +357,18 @@ impl H1ResponseSink<'_> {
         }
         let mut size = [0; 18];
         let (start, end): (&[u8], &[u8]) = match self.framing {
-            Framing::Chunked if last => (body::chunk_start(data.len(), &mut size), body::LAST_CHUNK_END),
+            Framing::Chunked if last => (
+                body::chunk_start(data.len(), &mut size),
+                body::LAST_CHUNK_END,
+            ),
             Framing::Chunked => (body::chunk_start(data.len(), &mut size), body::CHUNK_END),
             _ => (&[], &[]),
         };
         let mut pieces = [&self.out, start, data, end].map(IoSlice::new);
-        self.stream.write_all(&mut pieces).await.map_err(|_| CallerGone)?;
+        self.stream
+            .write_all(&mut pieces)
+            .await
+            .map_err(|_| CallerGone)?;
         self.guard.carried();
         self.out.clear();
         self.body_ended = last;
@@ -313,7 +377,10 @@ impl H1ResponseSink<'_> {
 
     async fn write_out(&mut self) -> Result<(), CallerGone> {
         let mut pieces = [IoSlice::new(&self.out)];
-        self.stream.write_all(&mut pieces).await.map_err(|_| CallerGone)?;
+        self.stream
+            .write_all(&mut pieces)
+            .await
+            .map_err(|_| CallerGone)?;
         self.out.clear();
         self.out.shrink_to(HEAD_BUFFER_KEPT);
         Ok(())
@@ -329,7 +396,13 @@ impl ResponseSink for H1ResponseSink<'_> {
         if head.status == StatusCode::CONTINUE && self.rest.get() == Rest::Withheld {
             self.rest.set(Rest::Coming);
         }
-        head::write_response(&mut self.out, head.status, &head.headers, Framing::None, Connection::Persists);
+        head::write_response(
+            &mut self.out,
+            head.status,
+            &head.headers,
+            Framing::None,
+            Connection::Persists,
+        );
         drop(head);
         self.flush().await
     }
@@ -338,22 +411,38 @@ impl ResponseSink for H1ResponseSink<'_> {
         self.begun = true;
         if let Some(protocol) = &head.upgrade {
             (self.switched, self.keep_alive, self.framing) = (true, false, Framing::UntilClose);
-            let (status, connection) = (StatusCode::SWITCHING_PROTOCOLS, Connection::Upgrade(protocol));
-            head::write_response(&mut self.out, status, &head.headers, self.framing, connection);
+            let (status, connection) = (
+                StatusCode::SWITCHING_PROTOCOLS,
+                Connection::Upgrade(protocol),
+            );
+            head::write_response(
+                &mut self.out,
+                status,
+                &head.headers,
+                self.framing,
+                connection,
+            );
             return Ok(());
         }
         self.framing = self.framing_of(&head);
         // No 100 was sent, so a body may or may not follow: close. A caller that is told of a close stops sending, so a
         // response before the end of its request does not announce the close of a drain.
         let is_drained = self.guard.is_draining() && self.rest.get() == Rest::Received;
-        self.keep_alive &= self.framing != Framing::UntilClose && !self.has_withheld_body() && !is_drained;
+        self.keep_alive &=
+            self.framing != Framing::UntilClose && !self.has_withheld_body() && !is_drained;
         let connection = match (self.keep_alive, self.version) {
             (false, _) => Connection::Close,
             (true, Version::Http10) => Connection::KeepAlive,
             (true, Version::Http11 | Version::Http2) => Connection::Persists,
         };
         self.out.reserve(512);
-        head::write_response(&mut self.out, head.status, &head.headers, self.framing, connection);
+        head::write_response(
+            &mut self.out,
+            head.status,
+            &head.headers,
+            self.framing,
+            connection,
+        );
         Ok(())
     }
 
@@ -371,7 +460,11 @@ impl ResponseSink for H1ResponseSink<'_> {
         }
         self.flush().await?;
         // Ends this direction; the direction from the caller may continue.
-        if self.switched { self.stream.close().await.map_err(|_| CallerGone) } else { Ok(()) }
+        if self.switched {
+            self.stream.close().await.map_err(|_| CallerGone)
+        } else {
+            Ok(())
+        }
     }
 
     async fn flush(&mut self) -> Result<(), CallerGone> {

@@ -10,7 +10,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::future::Either;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
-use gw_shared::http::framing::{check_values_of_http2, content_length, length_of, set_content_length};
+use gw_shared::http::framing::{
+    check_values_of_http2, content_length, length_of, set_content_length,
+};
 use gw_shared::http::head::request_of_http2;
 use gw_shared::http::{Fields, Framing, InvalidHead, InvalidHeadParts, Part};
 use gw_shared::http2::stream;
@@ -27,7 +29,9 @@ use super::upload_window::UploadWindow;
 use crate::client_address::Peer;
 use crate::connections::ConnectionGuard;
 use crate::error::Error;
-use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink, size_of_fields};
+use crate::http_message::{
+    BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink, size_of_fields,
+};
 use crate::http2::frame_meter::{Meter, Metered};
 use crate::http2::incoming::Incoming;
 use crate::limits;
@@ -62,7 +66,8 @@ pub(crate) fn serve(
     let mut upload_window = UploadWindow::new(stream.socket().gauge());
     let meter = Rc::new(Meter::new(Instant::now()));
     // Boxed: the connection does not keep the memory of its beginning.
-    let handshake = Box::pin(settings().handshake::<_, Bytes>(Metered::new(stream, Rc::clone(&meter))));
+    let handshake =
+        Box::pin(settings().handshake::<_, Bytes>(Metered::new(stream, Rc::clone(&meter))));
     async move {
         let mut http2 = match handshake.await {
             Ok(http2) => http2,
@@ -111,7 +116,10 @@ pub(crate) fn serve(
                 Either::Right(Some(error)) => {
                     if error.is_go_away() && error.is_library() {
                         router.observers.counters.abused("http2");
-                        ending = Ending { goodbye: true, abuse: true };
+                        ending = Ending {
+                            goodbye: true,
+                            abuse: true,
+                        };
                     }
                     tracing::debug!(%peer, %error, "HTTP/2 ended");
                     break;
@@ -125,7 +133,11 @@ pub(crate) fn serve(
             // they arrive resets the connection, and the caller may lose the GOAWAY (RFC 9113 §9.1).
             connection.guard.expect_by(Instant::now() + limits::LINGER);
             // Ends at the limit, whatever the caller sends.
-            let _ = Box::pin(runtime::timeout(limits::LINGER, peer_end.linger(limits::LINGER))).await;
+            let _ = Box::pin(runtime::timeout(
+                limits::LINGER,
+                peer_end.linger(limits::LINGER),
+            ))
+            .await;
         }
     }
 }
@@ -176,11 +188,17 @@ impl Connection {
         if let Some(abuse) = self.abuse()
             && !ending.abuse
         {
-            *ending = Ending { goodbye: true, abuse: true };
+            *ending = Ending {
+                goodbye: true,
+                abuse: true,
+            };
             return Poll::Ready(EndReason::Abuse(abuse));
         }
         let mut driver = self.driver.borrow_mut();
-        if !driver.as_ref().is_some_and(|driver| driver.will_wake(cx.waker())) {
+        if !driver
+            .as_ref()
+            .is_some_and(|driver| driver.will_wake(cx.waker()))
+        {
             *driver = Some(cx.waker().clone());
         }
         if !ending.goodbye && self.guard.poll_leave(cx).is_ready() {
@@ -244,9 +262,17 @@ async fn serve_request(
         stream: &stream,
         meter: &connection.0.meter,
     };
-    let mut body = H2RequestBody { body: Incoming::new(body), unreleased: 0, stream: &stream };
+    let mut body = H2RequestBody {
+        body: Incoming::new(body),
+        unreleased: 0,
+        stream: &stream,
+    };
     let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
-        Ok(head) => router.serve(head, &connection.0.peer, &mut body, &mut response).await,
+        Ok(head) => {
+            router
+                .serve(head, &connection.0.peer, &mut body, &mut response)
+                .await
+        }
         Err(refused) => {
             let (invalid, parts) = *refused;
             let error = Error::invalid_head(invalid.clone());
@@ -257,7 +283,9 @@ async fn serve_request(
                 return connection.0.count_refusal();
             }
             let head = InvalidHeadParts::of_http2(parts);
-            router.refuse_invalid_head(head, &connection.0.peer, &error, &mut response).await
+            router
+                .refuse_invalid_head(head, &connection.0.peer, &error, &mut response)
+                .await
         }
     };
     match outcome {
@@ -347,7 +375,9 @@ impl H2RequestBody<'_> {
     /// rest is too long, dropping the body resets the stream without an error (RFC 9113 §8.1).
     async fn discard_rest(mut self, guard: &ConnectionGuard) {
         if !self.is_done() {
-            guard.discard(self.discard(Some(limits::DISCARD_PAUSE))).await;
+            guard
+                .discard(self.discard(Some(limits::DISCARD_PAUSE)))
+                .await;
         }
     }
 }
@@ -381,11 +411,18 @@ impl RequestBody for H2RequestBody<'_> {
 
     async fn gone(&mut self) -> CallerGone {
         // While the next hop does not read the body, received data is gathered in no more memory than its bytes.
-        self.body.gather_while(std::future::poll_fn(|cx| self.stream.borrow_mut().poll_reset(cx))).await
+        self.body
+            .gather_while(std::future::poll_fn(|cx| {
+                self.stream.borrow_mut().poll_reset(cx)
+            }))
+            .await
     }
 
     fn was_taken_back(&mut self) -> bool {
-        self.stream.borrow_mut().poll_reset(&mut Context::from_waker(Waker::noop())).is_ready()
+        self.stream
+            .borrow_mut()
+            .poll_reset(&mut Context::from_waker(Waker::noop()))
+            .is_ready()
     }
 
     fn switch_protocols(&mut self) {
@@ -430,9 +467,16 @@ impl H2ResponseSink<'_> {
         }
     }
 
-    fn poll_data(&self, cx: &mut Context<'_>, data: &mut Bytes, last: bool) -> Poll<Result<(), CallerGone>> {
+    fn poll_data(
+        &self,
+        cx: &mut Context<'_>,
+        data: &mut Bytes,
+        last: bool,
+    ) -> Poll<Result<(), CallerGone>> {
         match &mut *self.stream.borrow_mut() {
-            Stream::Answering(stream) => stream::poll_send(stream, cx, data, last).map_err(|_| CallerGone),
+            Stream::Answering(stream) => {
+                stream::poll_send(stream, cx, data, last).map_err(|_| CallerGone)
+            }
             Stream::Asked(_) => Poll::Ready(Err(CallerGone)),
         }
     }
@@ -449,31 +493,48 @@ impl ResponseSink for H2ResponseSink<'_> {
         self.meter.until_not_blocked().await;
         self.queued += size_of_fields(&head.headers);
         match &mut *self.stream.borrow_mut() {
-            Stream::Asked(respond) => respond.send_informational(response(head)).map_err(|_| CallerGone),
+            Stream::Asked(respond) => respond
+                .send_informational(response(head))
+                .map_err(|_| CallerGone),
             Stream::Answering(_) => Ok(()),
         }
     }
 
     async fn head(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
-        let announced = content_length(&head.headers).ok().flatten().map_or(Framing::Chunked, Framing::Length);
+        let announced = content_length(&head.headers)
+            .ok()
+            .flatten()
+            .map_or(Framing::Chunked, Framing::Length);
         let framing = if head.upgrade.is_some() {
             head.status = StatusCode::OK;
             Framing::UntilClose
         } else {
-            announced.of_response(head.status, if self.is_head { &Method::HEAD } else { &Method::GET })
+            announced.of_response(
+                head.status,
+                if self.is_head {
+                    &Method::HEAD
+                } else {
+                    &Method::GET
+                },
+            )
         };
         set_content_length(&mut head.headers, framing);
         let ends = !head.has_body || matches!(framing, Framing::None | Framing::Described(_));
         self.queued += size_of_fields(&head.headers);
         let mut stream = self.stream.borrow_mut();
-        let Stream::Asked(respond) = &mut *stream else { return Err(CallerGone) };
-        let request_id = tracing::enabled!(tracing::Level::DEBUG).then(|| head.headers.get(X_GW_REQUEST_ID).cloned());
-        let answering = respond.send_response(response(head), ends).map_err(|error| {
-            let request_id = request_id.flatten();
-            let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
-            tracing::debug!(request_id, %error, "response head not sent");
-            CallerGone
-        })?;
+        let Stream::Asked(respond) = &mut *stream else {
+            return Err(CallerGone);
+        };
+        let request_id = tracing::enabled!(tracing::Level::DEBUG)
+            .then(|| head.headers.get(X_GW_REQUEST_ID).cloned());
+        let answering = respond
+            .send_response(response(head), ends)
+            .map_err(|error| {
+                let request_id = request_id.flatten();
+                let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
+                tracing::debug!(request_id, %error, "response head not sent");
+                CallerGone
+            })?;
         *stream = Stream::Answering(answering);
         drop(stream);
         if ends {
@@ -545,7 +606,9 @@ impl ResponseSink for H2ResponseSink<'_> {
             self.data(body.into(), true).await?;
             self.end(None).await
         };
-        runtime::timeout(limits::HEAD, sent).await.unwrap_or(Err(CallerGone))
+        runtime::timeout(limits::HEAD, sent)
+            .await
+            .unwrap_or(Err(CallerGone))
     }
 }
 

@@ -27,7 +27,9 @@ impl Refusals {
 
     /// Counts one; returns whether the connection may stay open.
     fn count(&mut self) -> bool {
-        self.0.as_mut().is_none_or(|left| left.take(Instant::now()).is_ok())
+        self.0
+            .as_mut()
+            .is_none_or(|left| left.take(Instant::now()).is_ok())
     }
 }
 
@@ -41,13 +43,18 @@ mod tests {
     use crate::connections::ConnectionGuard;
 
     /// Size of the task of a connection, which an idle connection keeps.
-    fn size_of_task<F: Future>(_: fn(Rc<Router>, TlsStream, IpAddr, ConnectionGuard) -> F) -> usize {
+    fn size_of_task<F: Future>(
+        _: fn(Rc<Router>, TlsStream, IpAddr, ConnectionGuard) -> F,
+    ) -> usize {
         size_of::<F>()
     }
 
     #[test]
     fn idle_connections_are_small() {
         let (h1, h2) = (size_of_task(h1::serve), size_of_task(h2::serve));
-        assert!(h1 <= 800 && h2 <= 1800, "HTTP/1.1: {h1} bytes, HTTP/2: {h2} bytes");
+        assert!(
+            h1 <= 800 && h2 <= 1800,
+            "HTTP/1.1: {h1} bytes, HTTP/2: {h2} bytes"
+        );
     }
 }

@@ -17,7 +17,11 @@ pub(super) struct UploadWindow {
 
 impl UploadWindow {
     pub(super) fn new(gauge: Gauge) -> Self {
-        Self { gauge, tuner: WindowTuner::default(), next_look: Instant::now() + window::INTERVAL }
+        Self {
+            gauge,
+            tuner: WindowTuner::default(),
+            next_look: Instant::now() + window::INTERVAL,
+        }
     }
 
     /// Adjusts the windows once an interval. Called before the connection is polled.
@@ -25,7 +29,11 @@ impl UploadWindow {
     /// The windows only grow. When the caller acknowledges a smaller initial window, h2 0.4.20 reduces the window of each
     /// open stream and does not check whether a WINDOW_UPDATE is due. The upload of such a stream could stall for ever. The
     /// window of the connection bounds the memory.
-    pub(super) fn look(&mut self, connection: &mut h2::server::Connection<Metered, Bytes>, streams: usize) {
+    pub(super) fn look(
+        &mut self,
+        connection: &mut h2::server::Connection<Metered, Bytes>,
+        streams: usize,
+    ) {
         let now = Instant::now();
         if now < self.next_look {
             return;
@@ -33,10 +41,22 @@ impl UploadWindow {
         self.next_look = now + window::INTERVAL;
         let Ok(info) = self.gauge.read() else { return };
         let rtt = info.shortest_rtt.unwrap_or_default();
-        let traffic = Traffic { received: info.received, sent: 0, rtt };
+        let traffic = Traffic {
+            received: info.received,
+            sent: 0,
+            rtt,
+        };
         // The bytes held by single streams are not measured: the window of the connection bounds them.
-        let demand = Demand { streams, unread: &[] };
-        let wanted = self.tuner.look(now, traffic, &demand, limits::HTTP2_CONNECTION_WINDOW as usize);
+        let demand = Demand {
+            streams,
+            unread: &[],
+        };
+        let wanted = self.tuner.look(
+            now,
+            traffic,
+            &demand,
+            limits::HTTP2_CONNECTION_WINDOW as usize,
+        );
         // Fails until the caller has acknowledged the last change; retried at a later interval.
         if wanted > self.tuner.window() && connection.set_initial_window_size(wanted).is_ok() {
             self.tuner.set(wanted);

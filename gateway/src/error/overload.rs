@@ -17,11 +17,20 @@ pub(super) struct Terms {
 
 const fn unavailable(text: &'static str) -> Terms {
     let (status, code) = (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Overloaded);
-    Terms { status, code, text, retry_after: 1, is_of_owner: false }
+    Terms {
+        status,
+        code,
+        text,
+        retry_after: 1,
+        is_of_owner: false,
+    }
 }
 
 const fn of_owner(text: &'static str) -> Terms {
-    Terms { is_of_owner: true, ..unavailable(text) }
+    Terms {
+        is_of_owner: true,
+        ..unavailable(text)
+    }
 }
 
 /// Defines [`Overload`] with the terms of each reason beside its name.
@@ -72,12 +81,17 @@ impl Overload {
 
     /// The reason with which the owner of a service answered. A reason of a later version counts as a full queue.
     pub(crate) fn from_owner(text: &str) -> Self {
-        Self::of_owners().find(|reason| reason.as_str() == text).unwrap_or(Self::QueueFull)
+        Self::of_owners()
+            .find(|reason| reason.as_str() == text)
+            .unwrap_or(Self::QueueFull)
     }
 
     /// Reasons that the owner of a service can have.
     pub(crate) fn of_owners() -> impl Iterator<Item = Self> {
-        Self::ALL.iter().copied().filter(|reason| reason.terms().is_of_owner)
+        Self::ALL
+            .iter()
+            .copied()
+            .filter(|reason| reason.terms().is_of_owner)
     }
 }
 
@@ -103,9 +117,19 @@ mod tests {
             "at this account's limit of relayed requests",
             "waiting for the agent of this service to read requests",
         ];
-        assert!(previous.iter().all(|text| texts.contains(text)), "{texts:?}");
-        assert_eq!(Overload::from_owner("a reason of a later version"), Overload::QueueFull);
-        assert_eq!(Overload::from_owner(Overload::Openings.as_str()), Overload::QueueFull, "no reason of an owner");
+        assert!(
+            previous.iter().all(|text| texts.contains(text)),
+            "{texts:?}"
+        );
+        assert_eq!(
+            Overload::from_owner("a reason of a later version"),
+            Overload::QueueFull
+        );
+        assert_eq!(
+            Overload::from_owner(Overload::Openings.as_str()),
+            Overload::QueueFull,
+            "no reason of an owner"
+        );
     }
 
     #[test]

@@ -116,7 +116,10 @@ impl FrameMeter {
         const END_HEADERS: u8 = 4;
         if matches!(kind, HEADERS | CONTINUATION) {
             let before = self.block.as_ref().map_or(0, |block| block.bytes);
-            let block = Block { bytes: before + self.payload, is_last: flags & END_HEADERS != 0 };
+            let block = Block {
+                bytes: before + self.payload,
+                is_last: flags & END_HEADERS != 0,
+            };
             if block.bytes > limits::HTTP2_HEADER_LIST {
                 return Err(HEADER_LIST);
             }
@@ -125,7 +128,10 @@ impl FrameMeter {
             self.block = (!has_ended).then_some(block);
         }
         self.weight += match kind {
-            HEADERS => limits::HTTP2_WEIGHT_OF_HEADERS + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
+            HEADERS => {
+                limits::HTTP2_WEIGHT_OF_HEADERS
+                    + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT
+            }
             CONTINUATION => 1 + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
             _ => 1,
         };
@@ -153,7 +159,8 @@ impl FrameMeter {
 
     fn sent(&mut self, bytes: usize) {
         // Some callers send two updates for each small response.
-        self.updates = (self.updates + (bytes as u64).div_ceil(64)).min(limits::HTTP2_WINDOW_UPDATES);
+        self.updates =
+            (self.updates + (bytes as u64).div_ceil(64)).min(limits::HTTP2_WINDOW_UPDATES);
     }
 }
 
@@ -246,7 +253,12 @@ pub(crate) struct Metered {
 
 impl Metered {
     pub(crate) fn new(stream: TlsStream, meter: Rc<Meter>) -> Self {
-        Self { stream, meter, pause: None, head_due: None }
+        Self {
+            stream,
+            meter,
+            pause: None,
+            head_due: None,
+        }
     }
 }
 
@@ -258,14 +270,20 @@ impl Drop for Metered {
 }
 
 impl AsyncRead for Metered {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.meter.abuse().is_some() {
             return Poll::Pending;
         }
         let mut meter = this.meter.frames.borrow_mut();
         if meter.has_enough() {
-            let pause = this.pause.get_or_insert_with(|| Box::pin(runtime::yield_now()));
+            let pause = this
+                .pause
+                .get_or_insert_with(|| Box::pin(runtime::yield_now()));
             ready!(pause.as_mut().poll(cx));
             this.pause = None;
             meter.weight = 0;
@@ -275,7 +293,9 @@ impl AsyncRead for Metered {
             // Later bytes arrive in another turn.
             meter.weight = 0;
             if meter.block.is_some() {
-                let due = this.head_due.get_or_insert_with(|| Box::pin(runtime::sleep(limits::HEAD)));
+                let due = this
+                    .head_due
+                    .get_or_insert_with(|| Box::pin(runtime::sleep(limits::HEAD)));
                 ready!(due.as_mut().poll(cx));
                 this.meter.end_for(HEADER_LIST, cx);
             }
@@ -306,7 +326,11 @@ impl AsyncRead for Metered {
 }
 
 impl AsyncWrite for Metered {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
 
@@ -361,7 +385,10 @@ fn poll_write_some(
     if pieces.iter().map(|piece| piece.len()).sum::<usize>() <= most {
         return stream.poll_write(cx, pieces);
     }
-    let first = pieces.iter().find(|piece| !piece.is_empty()).map_or(&[][..], |piece| &piece[..piece.len().min(most)]);
+    let first = pieces
+        .iter()
+        .find(|piece| !piece.is_empty())
+        .map_or(&[][..], |piece| &piece[..piece.len().min(most)]);
     stream.poll_write(cx, &[IoSlice::new(first)])
 }
 
@@ -384,17 +411,23 @@ mod tests {
             while !piece.is_empty() {
                 // The next turn.
                 meter.weight = 0;
-                let Ok(taken) = meter.received(piece, || now) else { return false };
+                let Ok(taken) = meter.received(piece, || now) else {
+                    return false;
+                };
                 piece = &piece[taken..];
             }
             true
         };
-        (0..most).take_while(|_| frame.chunks(step).all(&mut whole)).count() as u32
+        (0..most)
+            .take_while(|_| frame.chunks(step).all(&mut whole))
+            .count() as u32
     }
 
     fn begun(now: Instant) -> FrameMeter {
         let mut meter = FrameMeter::new(now);
-        meter.received(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", || now).unwrap();
+        meter
+            .received(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", || now)
+            .unwrap();
         meter
     }
 
@@ -403,10 +436,17 @@ mod tests {
         let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
         for kind in [2, 3, 4, PING, 7, 9, 0xbe] {
             for step in [1, 5, 9, 100] {
-                assert_eq!(taken(&mut begun(now), now, &frame(kind, 0, 8), burst + 10, step), burst, "{kind}");
+                assert_eq!(
+                    taken(&mut begun(now), now, &frame(kind, 0, 8), burst + 10, step),
+                    burst,
+                    "{kind}"
+                );
             }
         }
-        assert_eq!(taken(&mut begun(now), now, &frame(0, 0, 0), burst + 10, 9), burst);
+        assert_eq!(
+            taken(&mut begun(now), now, &frame(0, 0, 0), burst + 10, 9),
+            burst
+        );
     }
 
     #[test]
@@ -422,14 +462,20 @@ mod tests {
         let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
         let ahead = limits::HTTP2_HEADERS_AHEAD;
         let (request, trailers) = (frame(1, 4, 20), frame(1, 5, 20));
-        assert_eq!(taken(&mut begun(now), now, &request, 100_000, 7), ahead + burst);
+        assert_eq!(
+            taken(&mut begun(now), now, &request, 100_000, 7),
+            ahead + burst
+        );
         let mut meter = begun(now);
         for _ in 0..100_000 {
             assert_eq!(taken(&mut meter, now, &request, 1, 7), 1);
             meter.became_request();
             assert_eq!(taken(&mut meter, now, &trailers, 1, 7), 1);
         }
-        assert_eq!(taken(&mut meter, now, &request, 100_000, 7), ahead - 1 + burst);
+        assert_eq!(
+            taken(&mut meter, now, &request, 100_000, 7),
+            ahead - 1 + burst
+        );
     }
 
     #[test]
@@ -460,7 +506,10 @@ mod tests {
             let mut meter = begun(now);
             assert_eq!(taken(&mut meter, now, &head(first), 1, 1000), 1);
             assert!(meter.block.is_some());
-            assert_eq!(taken(&mut meter, now, &rest, 100, 1000), taken_frames as u32);
+            assert_eq!(
+                taken(&mut meter, now, &rest, 100, 1000),
+                taken_frames as u32
+            );
         }
         // Resets the count for the next header block.
         let mut meter = begun(now);
@@ -492,14 +541,20 @@ mod tests {
         let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
         let mut meter = begun(now);
         meter.sent(10 * 64);
-        assert_eq!(taken(&mut meter, now, &frame(8, 0, 4), burst + 100, 13), burst + 10);
+        assert_eq!(
+            taken(&mut meter, now, &frame(8, 0, 4), burst + 100, 13),
+            burst + 10
+        );
     }
 
     #[test]
     fn the_budget_refills() {
         let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
         let mut meter = begun(now);
-        assert_eq!(taken(&mut meter, now, &frame(PING, 0, 8), burst + 1, 17), burst);
+        assert_eq!(
+            taken(&mut meter, now, &frame(PING, 0, 8), burst + 1, 17),
+            burst
+        );
         let minute = std::time::Duration::from_secs(60);
         assert!(taken(&mut meter, now + minute, &frame(PING, 0, 8), burst, 17) == burst);
     }

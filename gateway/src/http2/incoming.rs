@@ -22,11 +22,17 @@ pub(crate) struct Incoming {
 
 impl Incoming {
     pub(crate) fn new(stream: RecvStream) -> Self {
-        Self { stream, waiting: None }
+        Self {
+            stream,
+            waiting: None,
+        }
     }
 
     /// Receives the next piece, waiting data first. An error means that the body was cut off.
-    pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, StreamClosed>> {
+    pub(crate) fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Part, StreamClosed>> {
         match self.waiting.as_mut().and_then(|waiting| waiting.next()) {
             Some(data) => Poll::Ready(Ok(Part::Data(data))),
             None => stream::poll_receive(&mut self.stream, cx),
@@ -59,7 +65,10 @@ impl Incoming {
 
     /// Whether the body is known to have ended and no data waits.
     pub(crate) fn is_done(&self) -> bool {
-        self.waiting.as_ref().is_none_or(|waiting| waiting.is_empty()) && self.stream.is_end_stream()
+        self.waiting
+            .as_ref()
+            .is_none_or(|waiting| waiting.is_empty())
+            && self.stream.is_end_stream()
     }
 
     /// Returns `bytes` to the sender's window after they were relayed.
@@ -85,7 +94,8 @@ impl Waiting {
     fn push(&mut self, data: Bytes) {
         let is_small = data.len() < Self::SMALL;
         if !self.last.is_empty() && (!is_small || self.last.len() + data.len() > Self::MERGED_MAX) {
-            self.pieces.push_back(std::mem::take(&mut self.last).freeze());
+            self.pieces
+                .push_back(std::mem::take(&mut self.last).freeze());
         }
         if is_small {
             self.last.extend_from_slice(&data);
@@ -114,7 +124,13 @@ mod tests {
     #[test]
     fn pieces_keep_their_order_and_small_ones_are_merged() {
         let mut waiting = Waiting::default();
-        let sizes = (0..40_000).map(|number| if number % 10_000 == 5000 { 2000 } else { 1 + number % 3 });
+        let sizes = (0..40_000).map(|number| {
+            if number % 10_000 == 5000 {
+                2000
+            } else {
+                1 + number % 3
+            }
+        });
         let mut sent = Vec::new();
         for (number, size) in sizes.enumerate() {
             let piece = vec![(number % 251) as u8; size];
@@ -129,6 +145,9 @@ mod tests {
         }
         assert!(received == sent && waiting.is_empty());
         // Each large piece, and the merged pieces between them.
-        assert!(pieces <= 4 + 5 + sent.len() / (Waiting::MERGED_MAX - Waiting::SMALL), "{pieces}");
+        assert!(
+            pieces <= 4 + 5 + sent.len() / (Waiting::MERGED_MAX - Waiting::SMALL),
+            "{pieces}"
+        );
     }
 }

@@ -72,7 +72,15 @@ impl Position {
         let [a, b, c, kind, flags, stream @ ..] = self.header;
         let length = u32::from_be_bytes([0, a, b, c]);
         (self.filled, self.payload) = (0, length);
-        (taken, Some(FrameHeader { length, kind, flags, stream: u32::from_be_bytes(stream) }))
+        (
+            taken,
+            Some(FrameHeader {
+                length,
+                kind,
+                flags,
+                stream: u32::from_be_bytes(stream),
+            }),
+        )
     }
 }
 
@@ -155,7 +163,8 @@ impl SentFrames {
     }
 
     fn is_bare_response(&self, header: &FrameHeader) -> bool {
-        let is_known = self.trailers.contains(&header.stream) || self.trailers.len() == limits::HTTP2_TRAILERS_WAITING;
+        let is_known = self.trailers.contains(&header.stream)
+            || self.trailers.len() == limits::HTTP2_TRAILERS_WAITING;
         header.ends_stream_with_fields() && header.length <= BARE_RESPONSE && !is_known
     }
 
@@ -164,7 +173,8 @@ impl SentFrames {
     fn frame(&self, pieces: &[IoSlice<'_>]) -> Next {
         let mut position = self.position;
         let was_begun = !position.is_between_frames();
-        let (mut length, mut is_goaway) = (0, was_begun && position.header[3] == FrameHeader::GOAWAY);
+        let (mut length, mut is_goaway) =
+            (0, was_begun && position.header[3] == FrameHeader::GOAWAY);
         for piece in pieces {
             let mut rest = &piece[..];
             while !rest.is_empty() {
@@ -174,11 +184,19 @@ impl SentFrames {
                     is_goaway = header.kind == FrameHeader::GOAWAY;
                 }
                 if position.is_between_frames() {
-                    return if is_goaway { Next::Send(length) } else { Next::Discard(length) };
+                    return if is_goaway {
+                        Next::Send(length)
+                    } else {
+                        Next::Discard(length)
+                    };
                 }
             }
         }
-        if is_goaway { Next::Send(length) } else { Next::Discard(length) }
+        if is_goaway {
+            Next::Send(length)
+        } else {
+            Next::Discard(length)
+        }
     }
 
     /// Records that the first `count` bytes of `pieces` were sent or discarded. Returns whether the end of a response that
@@ -192,9 +210,14 @@ impl SentFrames {
                 let (taken, header) = self.position.advance(rest);
                 rest = &rest[taken..];
                 let Some(header) = header else { continue };
-                has_end |= !self.ending.is_empty() && header.ends_stream() && self.end_passed(header.stream);
+                has_end |= !self.ending.is_empty()
+                    && header.ends_stream()
+                    && self.end_passed(header.stream);
                 if header.ends_stream_with_fields()
-                    && let Some(at) = self.trailers.iter().position(|stream| *stream == header.stream)
+                    && let Some(at) = self
+                        .trailers
+                        .iter()
+                        .position(|stream| *stream == header.stream)
                 {
                     self.trailers.swap_remove(at);
                 }
@@ -243,7 +266,11 @@ mod tests {
     #[test]
     fn the_end_of_a_stream_that_is_waited_for_is_found_when_it_is_sent() {
         let (end, headers_of_5) = (FrameHeader::END_STREAM, headers(0, 5, 30));
-        for last in [frame(DATA, end, 5, 10), headers(end, 5, 30), frame(FrameHeader::RST_STREAM, 0, 5, 4)] {
+        for last in [
+            frame(DATA, end, 5, 10),
+            headers(end, 5, 30),
+            frame(FrameHeader::RST_STREAM, 0, 5, 4),
+        ] {
             let mut frames = SentFrames::default();
             frames.end_follows(5);
             frames.end_follows(7);
@@ -261,7 +288,13 @@ mod tests {
     #[test]
     fn responses_and_trailers_of_the_gateway_are_sent() {
         let end = FrameHeader::END_STREAM;
-        let own = [headers(0, 1, 80), frame(DATA, 0, 1, 200), headers(end, 1, 2), headers(end, 3, 60)].concat();
+        let own = [
+            headers(0, 1, 80),
+            frame(DATA, 0, 1, 200),
+            headers(end, 1, 2),
+            headers(end, 3, 60),
+        ]
+        .concat();
         for step in [1, 5, 9, 1000] {
             let mut frames = SentFrames::default();
             frames.trailers_follow(1);
@@ -275,7 +308,13 @@ mod tests {
         let end = FrameHeader::END_STREAM;
         let before = [frame(DATA, 0, 1, 200), headers(end, 3, 60)].concat();
         let goaway = frame(FrameHeader::GOAWAY, 0, 0, 20);
-        let after = [headers(end, 5, 5), headers(0, 7, 80), frame(DATA, end, 7, 3), goaway.clone()].concat();
+        let after = [
+            headers(end, 5, 5),
+            headers(0, 7, 80),
+            frame(DATA, end, 7, 3),
+            goaway.clone(),
+        ]
+        .concat();
         for step in [1, 5, 9, 1000] {
             let mut frames = SentFrames::default();
             frames.trailers_follow(9);
@@ -283,7 +322,10 @@ mod tests {
             assert!(!frames.has_bare_response());
             assert_eq!(sent(&mut frames, &after, step), goaway);
             assert!(frames.has_bare_response());
-            assert_eq!(sent(&mut frames, &[before.clone(), after.clone()].concat(), step), goaway);
+            assert_eq!(
+                sent(&mut frames, &[before.clone(), after.clone()].concat(), step),
+                goaway
+            );
         }
     }
 

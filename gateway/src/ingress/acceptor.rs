@@ -43,11 +43,22 @@ impl Acceptor {
         are_ours: bool,
         of_nodes: Vec<std::net::TcpListener>,
     ) -> io::Result<Self> {
-        let public = listeners.into_iter().map(|listener| (listener, Entrance::Public));
-        let all = public.chain(of_nodes.into_iter().map(|listener| (listener, Entrance::Nodes)));
-        let listeners: io::Result<_> =
-            all.map(|(listener, entrance)| Ok((Rc::new(Listener::new(listener)?), entrance))).collect();
-        Ok(Self { listeners: RefCell::new(listeners?), are_ours, stopped: watch::Sender::new(false) })
+        let public = listeners
+            .into_iter()
+            .map(|listener| (listener, Entrance::Public));
+        let all = public.chain(
+            of_nodes
+                .into_iter()
+                .map(|listener| (listener, Entrance::Nodes)),
+        );
+        let listeners: io::Result<_> = all
+            .map(|(listener, entrance)| Ok((Rc::new(Listener::new(listener)?), entrance)))
+            .collect();
+        Ok(Self {
+            listeners: RefCell::new(listeners?),
+            are_ours,
+            stopped: watch::Sender::new(false),
+        })
     }
 
     /// Stops accepting. Connections that wait in the kernel are left to another process that listens, too. Without one
@@ -62,7 +73,10 @@ impl Acceptor {
     /// Makes the kernel refuse connections at once, unless another process listens, too.
     pub(crate) fn abandon(&self) {
         self.stop(false);
-        self.listeners.take().iter().for_each(|(listener, _)| listener.shut());
+        self.listeners
+            .take()
+            .iter()
+            .for_each(|(listener, _)| listener.shut());
     }
 }
 
@@ -96,7 +110,12 @@ impl Ingress {
             }
         }
         // Connections that wait on a listener left to another process belong to that process.
-        let is_left = !self.acceptor.listeners.borrow().iter().any(|(kept, _)| Rc::ptr_eq(kept, &listener));
+        let is_left = !self
+            .acceptor
+            .listeners
+            .borrow()
+            .iter()
+            .any(|(kept, _)| Rc::ptr_eq(kept, &listener));
         if !is_left {
             while let Ok(Some((fd, peer))) = listener.try_accept() {
                 self.begin(fd, peer, entrance);

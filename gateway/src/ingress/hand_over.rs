@@ -32,7 +32,10 @@ pub(crate) struct HandedOver {
 impl Ingress {
     /// The other worker that should serve this connection, if any.
     pub(super) fn worker_for(&self, hello: &ClientHello) -> Option<WorkerId> {
-        let Destination::Tenant(label) = self.region.destination(hello.server_name.as_deref()?) else { return None };
+        let Destination::Tenant(label) = self.region.destination(hello.server_name.as_deref()?)
+        else {
+            return None;
+        };
         let owner = match self.directory.get().service(&label) {
             Some(service) => service.owner,
             None => ownership::owner(hello.server_name.as_deref()?, self.workers),
@@ -40,14 +43,34 @@ impl Ingress {
         if owner == self.worker {
             return None;
         }
-        let busier_per_mille = self.load.busy_per_mille(owner).saturating_sub(self.load.busy_per_mille(self.worker));
+        let busier_per_mille = self
+            .load
+            .busy_per_mille(owner)
+            .saturating_sub(self.load.busy_per_mille(self.worker));
         should_hand_over(self.hand_over, is_tunnel(hello), busier_per_mille).then_some(owner)
     }
 
-    pub(super) async fn hand_over(self: Rc<Self>, owner: WorkerId, greeting: Greeting, origin: Origin) {
-        let Greeting { socket, received, hello } = greeting;
+    pub(super) async fn hand_over(
+        self: Rc<Self>,
+        owner: WorkerId,
+        greeting: Greeting,
+        origin: Origin,
+    ) {
+        let Greeting {
+            socket,
+            received,
+            hello,
+        } = greeting;
         let Some(fd) = socket.into_fd() else { return };
-        match self.owners.post(owner, Box::new(HandedOver { fd, received, hello, origin })) {
+        match self.owners.post(
+            owner,
+            Box::new(HandedOver {
+                fd,
+                received,
+                hello,
+                origin,
+            }),
+        ) {
             Ok(()) => self.counters.handed_over.increment(),
             // The mailbox of the owner is full: the connection is served here and its requests cross cores.
             Err(connection) if !is_tunnel(&connection.hello) => self.take_over(*connection).await,
@@ -58,9 +81,18 @@ impl Ingress {
 
     /// Serves a connection whose ClientHello another worker read.
     pub(crate) async fn take_over(self: Rc<Self>, connection: HandedOver) {
-        let HandedOver { fd, received, hello, origin } = connection;
-        let Ok(socket) = Socket::from_fd(fd) else { return };
-        let Some(mut guard) = self.register(&socket, &self.handshakes, Claimant::Unshared) else { return };
+        let HandedOver {
+            fd,
+            received,
+            hello,
+            origin,
+        } = connection;
+        let Ok(socket) = Socket::from_fd(fd) else {
+            return;
+        };
+        let Some(mut guard) = self.register(&socket, &self.handshakes, Claimant::Unshared) else {
+            return;
+        };
         let address = origin.peer.ip();
         if !self.trusted_proxies.contains(address) {
             match self.arrivals.count(address) {
@@ -68,7 +100,16 @@ impl Ingress {
                 Err(too_many) => return self.counters.turned_away.increment(too_many.reason()),
             }
         }
-        self.welcome(Greeting { socket, received, hello }, origin, guard).await;
+        self.welcome(
+            Greeting {
+                socket,
+                received,
+                hello,
+            },
+            origin,
+            guard,
+        )
+        .await;
     }
 }
 
@@ -93,9 +134,15 @@ mod tests {
         for busier in [0, margin - 1, margin, 1000] {
             assert!(should_hand_over(HandOver::Always, false, busier));
             assert!(!should_hand_over(HandOver::Never, false, busier));
-            assert_eq!(should_hand_over(HandOver::Auto, false, busier), busier < margin);
+            assert_eq!(
+                should_hand_over(HandOver::Auto, false, busier),
+                busier < margin
+            );
             for policy in [HandOver::Auto, HandOver::Always, HandOver::Never] {
-                assert!(should_hand_over(policy, true, busier), "tunnels always move");
+                assert!(
+                    should_hand_over(policy, true, busier),
+                    "tunnels always move"
+                );
             }
         }
     }

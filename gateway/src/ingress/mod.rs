@@ -102,17 +102,27 @@ impl Ingress {
         // Limits apply before anything is spent on the connection. Trusted proxies have yet to name their client.
         let mut slot = None;
         if proxy.is_none() {
-            let Some(counted) = self.count_connection(peer) else { return };
+            let Some(counted) = self.count_connection(peer) else {
+                return;
+            };
             slot = Some(counted);
         }
-        let Ok(socket) = Socket::from_fd(fd) else { return };
+        let Ok(socket) = Socket::from_fd(fd) else {
+            return;
+        };
         if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
             tracing::debug!(%error, "no TCP keep-alive");
         }
-        let Some(mut guard) = self.register(&socket, &self.handshakes, Claimant::Unshared) else { return };
-        let Some((peer, received)) = self.announced(&socket, peer, proxy).await else { return };
+        let Some(mut guard) = self.register(&socket, &self.handshakes, Claimant::Unshared) else {
+            return;
+        };
+        let Some((peer, received)) = self.announced(&socket, peer, proxy).await else {
+            return;
+        };
         if slot.is_none() && !self.trusted_proxies.contains(peer.ip()) {
-            let Some(counted) = self.count_connection(peer) else { return };
+            let Some(counted) = self.count_connection(peer) else {
+                return;
+            };
             slot = Some(counted);
         }
         guard.counts_for(slot);
@@ -149,7 +159,12 @@ impl Ingress {
             Ok(Announcement { source, rest }) => return Some((source.unwrap_or(peer), rest)),
             Err(Unannounced::Header(InvalidHeader::Missing)) => {
                 self.counters.turned_away.increment(PROXY_HEADER_MISSING);
-                if self.unannounced_lines.borrow_mut().take(Instant::now()).is_ok() {
+                if self
+                    .unannounced_lines
+                    .borrow_mut()
+                    .take(Instant::now())
+                    .is_ok()
+                {
                     tracing::warn!(
                         proxy = %peer,
                         "connection closed: it does not begin with a header of the PROXY protocol, which `proxy_protocol = \"required\"` \
@@ -165,12 +180,22 @@ impl Ingress {
     /// Counts a new connection for its address, unless the address has too many.
     fn count_connection(&self, peer: SocketAddr) -> Option<AddressSlot> {
         let counted = self.arrivals.count_new(peer.ip(), Instant::now());
-        counted.map_err(|too_many| self.counters.turned_away.increment(too_many.reason())).ok()
+        counted
+            .map_err(|too_many| self.counters.turned_away.increment(too_many.reason()))
+            .ok()
     }
 
     /// Registers a connection with the worker's connections and with `handshakes`; `None` if the worker has too many.
-    fn register(&self, socket: &Socket, handshakes: &Rc<Handshakes>, claimant: Claimant) -> Option<ConnectionGuard> {
-        let Some(mut guard) = self.connections.register(socket, Instant::now() + limits::HANDSHAKE) else {
+    fn register(
+        &self,
+        socket: &Socket,
+        handshakes: &Rc<Handshakes>,
+        claimant: Claimant,
+    ) -> Option<ConnectionGuard> {
+        let Some(mut guard) = self
+            .connections
+            .register(socket, Instant::now() + limits::HANDSHAKE)
+        else {
             self.counters.shed.increment();
             self.counters.turned_away.increment("full");
             return None;
@@ -179,7 +204,12 @@ impl Ingress {
         Some(guard)
     }
 
-    fn begin_handshake(&self, socket: &Socket, handshakes: &Rc<Handshakes>, claimant: Claimant) -> HandshakeGuard {
+    fn begin_handshake(
+        &self,
+        socket: &Socket,
+        handshakes: &Rc<Handshakes>,
+        claimant: Claimant,
+    ) -> HandshakeGuard {
         let (handshake, another_gave_way) = handshakes.begin(claimant, socket.closer());
         if another_gave_way {
             self.counters.gave_way("handshake");
@@ -188,14 +218,30 @@ impl Ingress {
     }
 
     /// Does the TLS handshake and serves the protocol that the ClientHello names.
-    async fn welcome(self: Rc<Self>, greeting: Greeting, origin: Origin, mut guard: ConnectionGuard) {
+    async fn welcome(
+        self: Rc<Self>,
+        greeting: Greeting,
+        origin: Origin,
+        mut guard: ConnectionGuard,
+    ) {
         let Origin { peer, via } = origin;
         let tunnel = is_tunnel(&greeting.hello);
         let certificates = self.certificates.get();
-        let config = if tunnel { &certificates.tunnel } else { &certificates.public };
+        let config = if tunnel {
+            &certificates.tunnel
+        } else {
+            &certificates.public
+        };
         let peer_end = greeting.socket.closer();
-        let handshake = self.handshakes.one_a_turn(|| peer_end.is_hung_up(), greeting.accept(config.clone()));
-        let left = || Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer did not wait for an answer"));
+        let handshake = self
+            .handshakes
+            .one_a_turn(|| peer_end.is_hung_up(), greeting.accept(config.clone()));
+        let left = || {
+            Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the peer did not wait for an answer",
+            ))
+        };
         let stream: TlsStream = match handshake.await.unwrap_or_else(left) {
             Ok(stream) => stream,
             Err(error) => return self.handshake_failed(peer, &error),
@@ -204,7 +250,13 @@ impl Ingress {
         // A new task: the connection does not keep the memory of this future.
         let router = || Rc::clone(&self.router);
         if tunnel {
-            runtime::spawn(tunnel::handshake::serve(Rc::clone(&self.tunnels), stream, peer, via, guard));
+            runtime::spawn(tunnel::handshake::serve(
+                Rc::clone(&self.tunnels),
+                stream,
+                peer,
+                via,
+                guard,
+            ));
         } else if stream.speaks(ALPN_HTTP2) {
             runtime::spawn(downstream::h2::serve(router(), stream, peer.ip(), guard));
         } else {

@@ -40,13 +40,18 @@ impl Ingress {
     pub(super) fn node_for(&self, hello: &ClientHello) -> Option<SpliceTo> {
         let view = self.nodes.as_ref()?.peering.view()?;
         let placement = view.placement();
-        let Destination::Tenant(label) = self.region.destination(hello.server_name.as_deref()?) else { return None };
+        let Destination::Tenant(label) = self.region.destination(hello.server_name.as_deref()?)
+        else {
+            return None;
+        };
         let directory = self.directory.get();
         match placement.owner(&directory.service(&label)?.hostname) {
             Owner::Here => None,
-            Owner::Peer(owner) => {
-                Some(SpliceTo { owner: owner.clone(), here: placement.here(), epoch: placement.epoch() })
-            }
+            Owner::Peer(owner) => Some(SpliceTo {
+                owner: owner.clone(),
+                here: placement.here(),
+                epoch: placement.epoch(),
+            }),
         }
     }
 
@@ -59,13 +64,23 @@ impl Ingress {
         mut guard: ConnectionGuard,
         mut to: SpliceTo,
     ) {
-        let Some(nodes) = self.nodes.clone() else { return };
+        let Some(nodes) = self.nodes.clone() else {
+            return;
+        };
         let deadline = Instant::now() + limits::NODE_WAIT;
         let connected = loop {
-            let connecting = splice::connect(&to, agent, &greeting.received, &nodes.peering.announcements);
-            let connected = match select(pin!(connecting), pin!(self.moved(&nodes, &greeting.hello, &to.owner))).await {
+            let connecting =
+                splice::connect(&to, agent, &greeting.received, &nodes.peering.announcements);
+            let connected = match select(
+                pin!(connecting),
+                pin!(self.moved(&nodes, &greeting.hello, &to.owner)),
+            )
+            .await
+            {
                 Either::Left((connected, _)) => connected,
-                Either::Right(((), _)) => Err(io::Error::other("another node owns the service now")),
+                Either::Right(((), _)) => {
+                    Err(io::Error::other("another node owns the service now"))
+                }
             };
             let left = deadline.saturating_duration_since(Instant::now());
             if connected.is_ok() || left.is_zero() {
@@ -74,12 +89,19 @@ impl Ingress {
             nodes.peering.signals.link_broke();
             // This wait does not count against the deadline of the agent.
             guard.expect_by(deadline + limits::HANDSHAKE);
-            if runtime::timeout(left, nodes.peering.later_than(to.epoch)).await.is_err() {
+            if runtime::timeout(left, nodes.peering.later_than(to.epoch))
+                .await
+                .is_err()
+            {
                 break connected;
             }
             match self.node_for(&greeting.hello) {
                 Some(next) => to = next,
-                None => return self.take_tunnel(greeting, Origin::direct(agent), guard).await,
+                None => {
+                    return self
+                        .take_tunnel(greeting, Origin::direct(agent), guard)
+                        .await;
+                }
             }
         };
         let node = to.owner.slot.get();
@@ -117,16 +139,24 @@ impl Ingress {
     /// Reads the beginning of a connection from another node: a spliced tunnel, a link, or a call
     /// of its control plane.
     pub(super) async fn greet_node(self: Rc<Self>, fd: OwnedFd, node: SocketAddr) {
-        let Some(nodes) = self.nodes.clone() else { return };
+        let Some(nodes) = self.nodes.clone() else {
+            return;
+        };
         let claimant = claimant(&nodes.peering, node);
         // Nodes bring the tunnels of many agents, which are counted for the agents.
         let mut slot = None;
         if claimant != Claimant::Known {
-            let Some(counted) = self.count_connection(node) else { return };
+            let Some(counted) = self.count_connection(node) else {
+                return;
+            };
             slot = Some(counted);
         }
-        let Ok(socket) = Socket::from_fd(fd) else { return };
-        let Some(mut guard) = self.register(&socket, &self.node_handshakes, claimant) else { return };
+        let Ok(socket) = Socket::from_fd(fd) else {
+            return;
+        };
+        let Some(mut guard) = self.register(&socket, &self.node_handshakes, claimant) else {
+            return;
+        };
         guard.counts_for(slot);
         let (beginning, received) = match read_beginning(&socket, &nodes.peering).await {
             Ok(read) => read,
@@ -137,7 +167,9 @@ impl Ingress {
             Err(error) => return self.handshake_failed(node, &error),
         };
         match beginning {
-            Beginning::Tunnel(announced) => self.take_spliced(&nodes, announced, greeting, guard).await,
+            Beginning::Tunnel(announced) => {
+                self.take_spliced(&nodes, announced, greeting, guard).await
+            }
             Beginning::Tls if offers(&greeting.hello, ALPN_CONTROL) => {
                 drop(guard);
                 self.give_to_control_plane(greeting, node, claimant);
@@ -154,8 +186,16 @@ impl Ingress {
 
     /// Hands a connection of another node's control plane to the control plane of this one.
     fn give_to_control_plane(&self, greeting: Greeting, from: SocketAddr, claimant: Claimant) {
-        let (Some(control_plane), Some(socket)) = (&self.control_plane, greeting.socket.into_fd()) else { return };
-        if !control_plane.give(NodeConnection { socket, received: greeting.received, from, claimant }) {
+        let (Some(control_plane), Some(socket)) = (&self.control_plane, greeting.socket.into_fd())
+        else {
+            return;
+        };
+        if !control_plane.give(NodeConnection {
+            socket,
+            received: greeting.received,
+            from,
+            claimant,
+        }) {
             self.counters.turned_away.increment(CONTROL_PLANE_BUSY);
         }
     }
@@ -185,16 +225,35 @@ impl Ingress {
         // From here on the connection is one of its agent.
         let mut slot = None;
         if !self.trusted_proxies.contains(agent.ip()) {
-            let Some(counted) = self.count_connection(agent) else { return };
+            let Some(counted) = self.count_connection(agent) else {
+                return;
+            };
             slot = Some(counted);
         }
         guard.counts_for(slot);
-        guard.shakes_hands(self.begin_handshake(&greeting.socket, &self.handshakes, Claimant::Unshared));
-        self.take_tunnel(greeting, Origin { peer: agent, via: Some(announced.sender) }, guard).await;
+        guard.shakes_hands(self.begin_handshake(
+            &greeting.socket,
+            &self.handshakes,
+            Claimant::Unshared,
+        ));
+        self.take_tunnel(
+            greeting,
+            Origin {
+                peer: agent,
+                via: Some(announced.sender),
+            },
+            guard,
+        )
+        .await;
     }
 
     /// Serves a tunnel of a service that this node owns.
-    async fn take_tunnel(self: Rc<Self>, greeting: Greeting, origin: Origin, guard: ConnectionGuard) {
+    async fn take_tunnel(
+        self: Rc<Self>,
+        greeting: Greeting,
+        origin: Origin,
+        guard: ConnectionGuard,
+    ) {
         let Some(worker) = self.worker_for(&greeting.hello) else {
             return runtime::spawn(self.welcome(greeting, origin, guard));
         };
@@ -221,21 +280,35 @@ impl Ingress {
         let stream = if claimant == Claimant::Known {
             handshake.await?
         } else {
-            let in_turn = self.node_handshakes.one_a_turn(|| other_end.is_hung_up(), handshake);
+            let in_turn = self
+                .node_handshakes
+                .one_a_turn(|| other_end.is_hung_up(), handshake);
             in_turn.await.ok_or(NotANode::CutOff)??
         };
-        let certificate = stream.peer_certificate().ok_or(NotANode::OtherCertificate)?;
-        let node = pki::node_identity(&certificate, &self.region).ok_or(NotANode::OtherCertificate)?;
+        let certificate = stream
+            .peer_certificate()
+            .ok_or(NotANode::OtherCertificate)?;
+        let node =
+            pki::node_identity(&certificate, &self.region).ok_or(NotANode::OtherCertificate)?;
         // This node may not know yet of one that has just joined.
         let known = nodes.peering.knows(node.slot, node.session);
-        runtime::timeout(limits::NODE_CONNECT, known).await.map_err(|_| NotANode::Ended(node.slot.get()))?;
+        runtime::timeout(limits::NODE_CONNECT, known)
+            .await
+            .map_err(|_| NotANode::Ended(node.slot.get()))?;
         Ok((stream, node))
     }
 
     fn owns(&self, peering: &Peering, announced: &TunnelAnnouncement, hello: &ClientHello) -> bool {
-        let Some(name) = hello.server_name.as_deref().filter(|_| is_tunnel(hello)) else { return false };
-        let Destination::Tenant(label) = self.region.destination(name) else { return false };
-        peering.owns(&format!("{label}.{}", self.region.apex()), announced.owner_session)
+        let Some(name) = hello.server_name.as_deref().filter(|_| is_tunnel(hello)) else {
+            return false;
+        };
+        let Destination::Tenant(label) = self.region.destination(name) else {
+            return false;
+        };
+        peering.owns(
+            &format!("{label}.{}", self.region.apex()),
+            announced.owner_session,
+        )
     }
 }
 
@@ -250,9 +323,16 @@ enum Beginning {
 fn claimant(peering: &Peering, peer: SocketAddr) -> Claimant {
     let address = peer.ip().to_canonical();
     let is_of_member = peering.view().is_some_and(|view| {
-        view.placement().members().iter().any(|member| member.peer_address.ip().to_canonical() == address)
+        view.placement()
+            .members()
+            .iter()
+            .any(|member| member.peer_address.ip().to_canonical() == address)
     });
-    if is_of_member { Claimant::Known } else { Claimant::Address(address.into()) }
+    if is_of_member {
+        Claimant::Known
+    } else {
+        Claimant::Address(address.into())
+    }
 }
 
 fn offers(hello: &ClientHello, alpn: &[u8]) -> bool {
@@ -272,7 +352,9 @@ enum NotANode {
     OtherProtocol,
     #[error("its certificate is not that of a node of this region")]
     OtherCertificate,
-    #[error("its certificate is for a process as node {0} that has ended, or that the table of nodes does not list")]
+    #[error(
+        "its certificate is for a process as node {0} that has ended, or that the table of nodes does not list"
+    )]
     Ended(u16),
     #[error("this node has no certificate yet")]
     NoCertificate,
@@ -284,7 +366,10 @@ enum NotANode {
 const HANDSHAKE: u8 = 22;
 
 /// Reads the beginning of a connection, with the announcement of a tunnel; also returns the bytes behind it.
-async fn read_beginning(socket: &Socket, peering: &Peering) -> Result<(Beginning, BytesMut), NotANode> {
+async fn read_beginning(
+    socket: &Socket,
+    peering: &Peering,
+) -> Result<(Beginning, BytesMut), NotANode> {
     let mut received = BytesMut::new();
     loop {
         if std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut received)).await? == 0 {

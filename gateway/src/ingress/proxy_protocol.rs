@@ -62,7 +62,10 @@ pub(crate) async fn read(socket: &Socket, parse: Parse) -> Result<Announcement, 
         }
         if let Some(Preface { source, length }) = parse(&received)? {
             received.advance(length);
-            return Ok(Announcement { source, rest: received });
+            return Ok(Announcement {
+                source,
+                rest: received,
+            });
         }
     }
 }
@@ -91,7 +94,10 @@ pub(crate) fn parse_optional(received: &[u8]) -> Result<Option<Preface>, Invalid
     if begins(received, v2::PROTOCOL_PREFIX) {
         version_2(received)
     } else {
-        Ok(Some(Preface { source: None, length: 0 }))
+        Ok(Some(Preface {
+            source: None,
+            length: 0,
+        }))
     }
 }
 
@@ -105,18 +111,29 @@ fn version_1(received: &[u8]) -> Result<Option<Preface>, InvalidHeader> {
     const END: &[u8] = b"\r\n";
     let line = &received[..received.len().min(limits::PROXY_LINE)];
     let Some(end) = memchr::memmem::find(line, END) else {
-        return if line.len() < limits::PROXY_LINE { Ok(None) } else { Err(InvalidHeader::LongLine) };
+        return if line.len() < limits::PROXY_LINE {
+            Ok(None)
+        } else {
+            Err(InvalidHeader::LongLine)
+        };
     };
     let length = end + END.len();
     // The rest of an UNKNOWN line is skipped unparsed.
     if let Some(rest) = line[..end].strip_prefix(b"PROXY UNKNOWN")
         && matches!(rest.first(), None | Some(b' '))
     {
-        return Ok(Some(Preface { source: None, length }));
+        return Ok(Some(Preface {
+            source: None,
+            length,
+        }));
     }
     let source = match v1::Header::try_from(&line[..length])?.addresses {
-        v1::Addresses::Tcp4(addresses) => Some((addresses.source_address, addresses.source_port).into()),
-        v1::Addresses::Tcp6(addresses) => Some((addresses.source_address, addresses.source_port).into()),
+        v1::Addresses::Tcp4(addresses) => {
+            Some((addresses.source_address, addresses.source_port).into())
+        }
+        v1::Addresses::Tcp6(addresses) => {
+            Some((addresses.source_address, addresses.source_port).into())
+        }
         v1::Addresses::Unknown => None,
     };
     Ok(Some(Preface { source, length }))
@@ -127,7 +144,9 @@ fn version_2(received: &[u8]) -> Result<Option<Preface>, InvalidHeader> {
     const LOCAL: u8 = 0x20;
 
     let signature = received.len().min(v2::PROTOCOL_PREFIX.len());
-    let Some(&[command, _family, high, low]) = received[signature..].first_chunk() else { return Ok(None) };
+    let Some(&[command, _family, high, low]) = received[signature..].first_chunk() else {
+        return Ok(None);
+    };
     let announced = usize::from(u16::from_be_bytes([high, low]));
     if announced > limits::PROXY_HEADER {
         return Err(InvalidHeader::TooLong(announced));
@@ -135,10 +154,16 @@ fn version_2(received: &[u8]) -> Result<Option<Preface>, InvalidHeader> {
     let length = v2::PROTOCOL_PREFIX.len() + 4 + announced;
     // The rest of a LOCAL header is skipped unparsed.
     if command == LOCAL {
-        return Ok((received.len() >= length).then_some(Preface { source: None, length }));
+        return Ok((received.len() >= length).then_some(Preface {
+            source: None,
+            length,
+        }));
     }
     match v2::Header::try_from(received) {
-        Ok(header) => Ok(Some(Preface { source: source(&header), length })),
+        Ok(header) => Ok(Some(Preface {
+            source: source(&header),
+            length,
+        })),
         Err(v2::ParseError::Incomplete(_) | v2::ParseError::Partial(..)) => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -150,8 +175,12 @@ fn source(header: &v2::Header<'_>) -> Option<SocketAddr> {
         return None;
     }
     match header.addresses {
-        v2::Addresses::IPv4(addresses) => Some((addresses.source_address, addresses.source_port).into()),
-        v2::Addresses::IPv6(addresses) => Some((addresses.source_address, addresses.source_port).into()),
+        v2::Addresses::IPv4(addresses) => {
+            Some((addresses.source_address, addresses.source_port).into())
+        }
+        v2::Addresses::IPv6(addresses) => {
+            Some((addresses.source_address, addresses.source_port).into())
+        }
         v2::Addresses::Unspecified | v2::Addresses::Unix(_) => None,
     }
 }
@@ -174,7 +203,11 @@ mod tests {
 
     /// A header that announces 198.51.100.7:4660 → 192.0.2.1:443, followed by `rest`.
     fn tcp4(rest: &[u8]) -> Vec<u8> {
-        [&[198, 51, 100, 7, 192, 0, 2, 1, 0x12, 0x34, 0x01, 0xbb], rest].concat()
+        [
+            &[198, 51, 100, 7, 192, 0, 2, 1, 0x12, 0x34, 0x01, 0xbb],
+            rest,
+        ]
+        .concat()
     }
 
     /// The announced source, or `-`. Asserts that the header is complete exactly with its last byte.
@@ -190,14 +223,30 @@ mod tests {
 
     #[test]
     fn the_source_is_announced() {
-        assert_eq!(announced(&header(PROXY, TCP4, &tcp4(b""))), "198.51.100.7:4660");
-        let addresses = [&b"\x20\x01\x0d\xb8"[..], &[0; 11], &[7], &[0; 16], &[0x12, 0x34, 0x01, 0xbb]].concat();
-        assert_eq!(announced(&header(PROXY, TCP6, &addresses)), "[2001:db8::7]:4660");
+        assert_eq!(
+            announced(&header(PROXY, TCP4, &tcp4(b""))),
+            "198.51.100.7:4660"
+        );
+        let addresses = [
+            &b"\x20\x01\x0d\xb8"[..],
+            &[0; 11],
+            &[7],
+            &[0; 16],
+            &[0x12, 0x34, 0x01, 0xbb],
+        ]
+        .concat();
+        assert_eq!(
+            announced(&header(PROXY, TCP6, &addresses)),
+            "[2001:db8::7]:4660"
+        );
     }
 
     #[test]
     fn extensions_are_skipped() {
-        assert_eq!(announced(&header(PROXY, TCP4, &tcp4(b"\x04\x00\x03abc"))), "198.51.100.7:4660");
+        assert_eq!(
+            announced(&header(PROXY, TCP4, &tcp4(b"\x04\x00\x03abc"))),
+            "198.51.100.7:4660"
+        );
         let longest = header(PROXY, TCP4, &tcp4(&[0; limits::PROXY_HEADER - 12]));
         assert_eq!(announced(&longest), "198.51.100.7:4660");
     }
@@ -207,7 +256,11 @@ mod tests {
         const LOCAL: u8 = 0x20;
         assert_eq!(announced(&header(LOCAL, 0x00, b"")), "-");
         // The rest of the header has no effect.
-        for (family, payload) in [(TCP4, tcp4(b"")), (TCP4, Vec::new()), (0xff, b"anything".to_vec())] {
+        for (family, payload) in [
+            (TCP4, tcp4(b"")),
+            (TCP4, Vec::new()),
+            (0xff, b"anything".to_vec()),
+        ] {
             assert_eq!(announced(&header(LOCAL, family, &payload)), "-");
         }
         const UNSPECIFIED: u8 = 0x00;
@@ -225,32 +278,74 @@ mod tests {
 
     #[test]
     fn other_bytes_are_not_a_header() {
-        for beginning in [&b"\x16"[..], b"\x16\x03\x01\x02", b"GET / HTTP/1.1\r\n", b"\r\n\r\nx", b"PROXX", b"PROXYZ"] {
+        for beginning in [
+            &b"\x16"[..],
+            b"\x16\x03\x01\x02",
+            b"GET / HTTP/1.1\r\n",
+            b"\r\n\r\nx",
+            b"PROXX",
+            b"PROXYZ",
+        ] {
             assert_eq!(parse(beginning), Err(InvalidHeader::Missing));
-            assert_eq!(parse_optional(beginning), Ok(Some(Preface { source: None, length: 0 })));
+            assert_eq!(
+                parse_optional(beginning),
+                Ok(Some(Preface {
+                    source: None,
+                    length: 0
+                }))
+            );
         }
         // Version 1 is not looked for where the header is optional.
         let line = b"PROXY TCP4 198.51.100.7 192.0.2.1 4660 443\r\n";
-        assert_eq!(parse_optional(line), Ok(Some(Preface { source: None, length: 0 })));
+        assert_eq!(
+            parse_optional(line),
+            Ok(Some(Preface {
+                source: None,
+                length: 0
+            }))
+        );
     }
 
     #[test]
     fn a_line_of_version_1_announces_the_source() {
         for (line, source) in [
-            ("PROXY TCP4 198.51.100.7 192.0.2.1 4660 443\r\n", "198.51.100.7:4660"),
-            ("PROXY TCP6 2001:db8::7 2001:db8::1 4660 443\r\n", "[2001:db8::7]:4660"),
+            (
+                "PROXY TCP4 198.51.100.7 192.0.2.1 4660 443\r\n",
+                "198.51.100.7:4660",
+            ),
+            (
+                "PROXY TCP6 2001:db8::7 2001:db8::1 4660 443\r\n",
+                "[2001:db8::7]:4660",
+            ),
             ("PROXY UNKNOWN\r\n", "-"),
-            ("PROXY UNKNOWN and anything, up to the end of the line\r\n", "-"),
+            (
+                "PROXY UNKNOWN and anything, up to the end of the line\r\n",
+                "-",
+            ),
         ] {
             assert_eq!(announced(line.as_bytes()), source, "{line}");
         }
         // The longest line (proxy-protocol.txt §2.1), and one more byte.
-        let longest = |more: &str| format!("PROXY UNKNOWN {}{more}\r\n", "f".repeat(limits::PROXY_LINE - 16));
-        assert_eq!((longest("").len(), announced(longest("").as_bytes()).as_str()), (107, "-"));
+        let longest = |more: &str| {
+            format!(
+                "PROXY UNKNOWN {}{more}\r\n",
+                "f".repeat(limits::PROXY_LINE - 16)
+            )
+        };
+        assert_eq!(
+            (
+                longest("").len(),
+                announced(longest("").as_bytes()).as_str()
+            ),
+            (107, "-")
+        );
         assert_eq!(parse(longest("f").as_bytes()), Err(InvalidHeader::LongLine));
         // It is refused without its end.
         assert_eq!(parse(&longest("").as_bytes()[..105]), Ok(None));
-        assert_eq!(parse(&longest("fff").as_bytes()[..107]), Err(InvalidHeader::LongLine));
+        assert_eq!(
+            parse(&longest("fff").as_bytes()[..107]),
+            Err(InvalidHeader::LongLine)
+        );
     }
 
     #[test]
@@ -270,7 +365,10 @@ mod tests {
             "PROXY TCP4 \u{fe} 192.0.2.1 4660 443\r\n",
         ] {
             let error = parse(line.as_bytes()).unwrap_err();
-            assert!(matches!(error, InvalidHeader::Version1(_)) && error.to_string().starts_with("PROXY header: "));
+            assert!(
+                matches!(error, InvalidHeader::Version1(_))
+                    && error.to_string().starts_with("PROXY header: ")
+            );
         }
     }
 
@@ -281,16 +379,34 @@ mod tests {
             (0x22, TCP4, tcp4(b""), "command 2"),
             (PROXY, 0x41, tcp4(b""), "Address Family 40"),
             (PROXY, 0x13, tcp4(b""), "protocol 3"),
-            (PROXY, TCP4, vec![0; 11], "11 bytes cannot store the 12 bytes"),
+            (
+                PROXY,
+                TCP4,
+                vec![0; 11],
+                "11 bytes cannot store the 12 bytes",
+            ),
             (PROXY, TCP6, tcp4(b""), "12 bytes cannot store the 36 bytes"),
-            (PROXY, TCP4, vec![0; limits::PROXY_HEADER + 1], "537 bytes after the first 16"),
+            (
+                PROXY,
+                TCP4,
+                vec![0; limits::PROXY_HEADER + 1],
+                "537 bytes after the first 16",
+            ),
         ] {
-            let error = parse(&header(command, family, &payload)).unwrap_err().to_string();
-            assert!(error.starts_with("PROXY header: ") && error.contains(expected), "{error}");
+            let error = parse(&header(command, family, &payload))
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.starts_with("PROXY header: ") && error.contains(expected),
+                "{error}"
+            );
         }
         // A header that is too long is rejected before it is received.
         let long = header(PROXY, TCP4, &[0; limits::PROXY_HEADER + 1]);
-        assert_eq!(parse(&long[..16]), Err(InvalidHeader::TooLong(limits::PROXY_HEADER + 1)));
+        assert_eq!(
+            parse(&long[..16]),
+            Err(InvalidHeader::TooLong(limits::PROXY_HEADER + 1))
+        );
     }
 
     proptest! {

@@ -38,15 +38,23 @@ pub(super) async fn connect(
 ) -> io::Result<Socket> {
     let mut nonce = [0; 16];
     aws_lc_rs::rand::fill(&mut nonce).map_err(|_| io::Error::other("no random numbers"))?;
-    let announcement = TunnelAnnouncement { agent, sender: to.here, owner_session: to.owner.session };
+    let announcement = TunnelAnnouncement {
+        agent,
+        sender: to.here,
+        owner_session: to.owner.session,
+    };
     let header = key.write(&announcement, nonce)?;
     let connected = async {
         let socket = Socket::connect(to.owner.peer_address, None).await?;
-        socket.send_all(&mut [IoSlice::new(&header), IoSlice::new(received)]).await?;
+        socket
+            .send_all(&mut [IoSlice::new(&header), IoSlice::new(received)])
+            .await?;
         Ok(socket)
     };
     let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
-    runtime::timeout(limits::NODE_CONNECT, connected).await.map_err(|_| late())?
+    runtime::timeout(limits::NODE_CONNECT, connected)
+        .await
+        .map_err(|_| late())?
 }
 
 /// Carries both directions. When one has ended, the other has [`limits::SPLICE_END`] to end, too.
@@ -65,10 +73,15 @@ pub(super) async fn carry(agent: &Socket, owner: &Socket) -> io::Result<()> {
     }
 }
 
-async fn finish(ended: io::Result<()>, rest: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+async fn finish(
+    ended: io::Result<()>,
+    rest: impl Future<Output = io::Result<()>>,
+) -> io::Result<()> {
     ended?;
     // A peer that does not end its direction loses it.
-    runtime::timeout(limits::SPLICE_END, rest).await.unwrap_or(Ok(()))
+    runtime::timeout(limits::SPLICE_END, rest)
+        .await
+        .unwrap_or(Ok(()))
 }
 
 /// One direction of a spliced connection.
@@ -81,7 +94,11 @@ struct Direction<'a> {
 
 impl<'a> Direction<'a> {
     fn new(from: &'a Socket, to: &'a Socket) -> Self {
-        Self { from, to, waiting: BytesMut::new() }
+        Self {
+            from,
+            to,
+            waiting: BytesMut::new(),
+        }
     }
 
     /// Carries bytes until `from` ends, then ends the direction of `to`.
@@ -90,7 +107,9 @@ impl<'a> Direction<'a> {
             while !self.waiting.is_empty() {
                 match self.to.try_send(&[IoSlice::new(&self.waiting)]) {
                     Ok(sent) => self.waiting.advance(sent),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(self.to.poll_writable(cx))?,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        ready!(self.to.poll_writable(cx))?
+                    }
                     Err(error) => return Poll::Ready(Err(error)),
                 }
             }
@@ -103,7 +122,11 @@ impl<'a> Direction<'a> {
     }
 
     /// Receives once and sends at once what `to` takes.
-    fn poll_receive(&mut self, cx: &mut Context<'_>, scratch: &mut [u8]) -> Poll<io::Result<usize>> {
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        scratch: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
         let received = ready!(self.from.poll_recv(cx, scratch))?;
         let sent = match self.to.try_send(&[IoSlice::new(&scratch[..received])]) {
             _ if received == 0 => 0,
@@ -138,7 +161,9 @@ mod tests {
         driver
             .block_on(async move {
                 let socket = |stream: TcpStream| Socket::from_fd(stream.into()).unwrap();
-                carry(&socket(agent_here), &socket(owner_here)).await.unwrap();
+                carry(&socket(agent_here), &socket(owner_here))
+                    .await
+                    .unwrap();
             })
             .unwrap();
         outside.join().unwrap();
@@ -146,7 +171,12 @@ mod tests {
 
     #[test]
     fn bytes_and_half_closes_are_carried_both_ways() {
-        for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
+        for driver in [
+            Driver::choose().unwrap(),
+            Driver::Epoll {
+                reason: "test".into(),
+            },
+        ] {
             spliced(&driver, |mut agent, mut owner| {
                 // More than all buffers hold, against a reader that begins late.
                 let sent: Vec<u8> = (0..20_000_000u32).map(|at| (at % 251) as u8).collect();
@@ -183,7 +213,9 @@ mod tests {
                 std::future::pending::<()>().await;
             });
             // Not after a time limit.
-            let Either::Left((ended, _)) = select(carried, closed).await else { panic!("never ready") };
+            let Either::Left((ended, _)) = select(carried, closed).await else {
+                panic!("never ready")
+            };
             ended
         });
         assert!(ended.is_ok());

@@ -31,11 +31,19 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(900);
 const NO_CHANGE: &str = "-";
 
 /// Asks `others` until they keep the change that made `position`. Returns those that do not say so in time.
-pub(crate) async fn nodes_behind(client: &NodeClient, others: &[Member], position: &Position) -> Vec<NodeSlot> {
+pub(crate) async fn nodes_behind(
+    client: &NodeClient,
+    others: &[Member],
+    position: &Position,
+) -> Vec<NodeSlot> {
     let ask = |member: &Member| {
         let (client, member) = (client.clone(), member.clone());
         async move {
-            let Position { origin, revision, change } = position;
+            let Position {
+                origin,
+                revision,
+                change,
+            } = position;
             let change = if change.is_empty() { NO_CHANGE } else { change };
             let path = format!("/v1/changes/{origin}/{}/{change}", revision.0);
             let request = Request::get(path).body(Bytes::new()).ok()?;
@@ -44,13 +52,18 @@ pub(crate) async fn nodes_behind(client: &NodeClient, others: &[Member], positio
         }
     };
     let answers = join_all(others.iter().map(ask)).await;
-    let behind = others.iter().zip(answers).filter(|(_, answer)| answer.is_none());
+    let behind = others
+        .iter()
+        .zip(answers)
+        .filter(|(_, answer)| answer.is_none());
     behind.map(|(member, _)| member.slot).collect()
 }
 
 /// The route of the question: 204 once this node keeps the change, 503 if it does not in time.
 pub(super) fn routes(control: Arc<Control>) -> Router {
-    Router::new().route("/v1/changes/{origin}/{revision}/{change}", get(is_kept)).with_state(control)
+    Router::new()
+        .route("/v1/changes/{origin}/{revision}/{change}", get(is_kept))
+        .with_state(control)
 }
 
 async fn is_kept(
@@ -60,8 +73,16 @@ async fn is_kept(
     if change == NO_CHANGE {
         change.clear();
     }
-    let asked = Position { origin, revision: Revision(revision), change };
+    let asked = Position {
+        origin,
+        revision: Revision(revision),
+        change,
+    };
     control.look_for_changes();
     let kept = timeout(ANSWER_WITHIN, control.keeps(&asked)).await;
-    if kept.is_ok() { StatusCode::NO_CONTENT } else { StatusCode::SERVICE_UNAVAILABLE }
+    if kept.is_ok() {
+        StatusCode::NO_CONTENT
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    }
 }

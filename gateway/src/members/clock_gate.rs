@@ -13,7 +13,9 @@ pub(super) struct ClockGate {
 impl ClockGate {
     /// Whether the gate opens now. `difference` is `None` until the clocks were compared.
     pub(super) fn opens(&mut self, difference: Option<ClockDifference>) -> bool {
-        let Some(difference) = difference.filter(|_| !self.is_open) else { return false };
+        let Some(difference) = difference.filter(|_| !self.is_open) else {
+            return false;
+        };
         if difference.is_allowed() {
             if self.has_refused {
                 tracing::info!("the clock of this machine is right: this node joins the region");

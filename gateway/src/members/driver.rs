@@ -27,8 +27,9 @@ use crate::clock::ClockDifference;
 use crate::control::{Control, ViewApplied};
 use crate::ownership::WorkerId;
 use crate::region::{
-    Action, Call, CallResult, CarriedMembership, Event, Isolation, Member, Membership, NodeConfig, NodeRow, NodeSlot,
-    NodeState, PeerState, RegionSignals, RegionStatus, Roster, Statement, StopReason, View,
+    Action, Call, CallResult, CarriedMembership, Event, Isolation, Member, Membership, NodeConfig,
+    NodeRow, NodeSlot, NodeState, PeerState, RegionSignals, RegionStatus, Roster, Statement,
+    StopReason, View,
 };
 use crate::store::{PostgresStore, StoreError};
 
@@ -105,7 +106,9 @@ impl RegionInputs {
         let mut status = self.status()?;
         let services = control.services_by_node(COUNTED_WITHIN);
         for node in &mut status.nodes {
-            node.services = services.as_ref().map(|services| services.get(&node.slot).copied().unwrap_or(0));
+            node.services = services
+                .as_ref()
+                .map(|services| services.get(&node.slot).copied().unwrap_or(0));
         }
         Some(status)
     }
@@ -135,7 +138,15 @@ pub(crate) struct Members {
 impl Members {
     /// Starts the loop. The node joins the region; it serves other nodes already.
     pub(crate) fn start(setup: MembersSetup) -> io::Result<Self> {
-        let MembersSetup { control, mut store, mut node, carried, signals, data_dir, on_slot } = setup;
+        let MembersSetup {
+            control,
+            mut store,
+            mut node,
+            carried,
+            signals,
+            data_dir,
+            on_slot,
+        } = setup;
         let file = NodeFile::open(&data_dir)?;
         node.slot = file.slot();
         let carried = carried.or_else(|| membership_in(&file, &mut store));
@@ -179,7 +190,9 @@ impl Members {
             stopped,
             ended: Arc::clone(&ended),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let panicked = Arc::clone(&ended);
         let run = move || {
             if catch_unwind(AssertUnwindSafe(|| runtime.block_on(driver.run()))).is_err() {
@@ -188,8 +201,15 @@ impl Members {
                 panicked.notify_one();
             }
         };
-        let thread = std::thread::Builder::new().name("gw-members".to_owned()).spawn(run)?;
-        Ok(Self { inputs: sender, stopped: stop, ended, thread: Some(thread) })
+        let thread = std::thread::Builder::new()
+            .name("gw-members".to_owned())
+            .spawn(run)?;
+        Ok(Self {
+            inputs: sender,
+            stopped: stop,
+            ended,
+            thread: Some(thread),
+        })
     }
 
     pub(crate) fn inputs(&self) -> &RegionInputs {
@@ -221,7 +241,9 @@ impl Members {
         match self.stopped.recv_timeout(within) {
             Ok(_) | Err(RecvTimeoutError::Disconnected) => {}
             Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!("the node has not left the region in time: the others notice that it has ended");
+                tracing::warn!(
+                    "the node has not left the region in time: the others notice that it has ended"
+                );
             }
         }
     }
@@ -245,7 +267,10 @@ fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &Regio
                 if !std::mem::replace(&mut has_failed, true) {
                     tracing::warn!(%error, "cannot reach the table of nodes: working with the known members");
                 }
-                results.send(Input::Event(Event::Result { call: id, result: CallResult::Failed }));
+                results.send(Input::Event(Event::Result {
+                    call: id,
+                    result: CallResult::Failed,
+                }));
                 continue;
             }
         };
@@ -317,7 +342,8 @@ impl Driver {
                 stop = Some((reason, Instant::now() + LAST_MESSAGES));
             }
             self.signals.set(self.machine.admit_until());
-            self.signals.set_suspended(self.machine.is_stale(Instant::now()));
+            self.signals
+                .set_suspended(self.machine.is_stale(Instant::now()));
             self.log_went_back();
             let probe_due = self.probes.run(&self.machine, &self.control, &self.sender);
             if let Some((reason, until)) = stop
@@ -328,9 +354,16 @@ impl Driver {
                 self.ended.notify_one();
             }
             let now = Instant::now();
-            let deadline =
-                self.machine.next_deadline().into_iter().chain(stop.map(|(_, until)| until)).chain(probe_due).min();
-            let wait = deadline.map_or(ANSWER_WITHIN, |deadline| deadline.saturating_duration_since(now));
+            let deadline = self
+                .machine
+                .next_deadline()
+                .into_iter()
+                .chain(stop.map(|(_, until)| until))
+                .chain(probe_due)
+                .min();
+            let wait = deadline.map_or(ANSWER_WITHIN, |deadline| {
+                deadline.saturating_duration_since(now)
+            });
             let next = async {
                 tokio::select! {
                     input = self.inputs.recv() => Next::Input(input),
@@ -361,7 +394,9 @@ impl Driver {
                 "PostgreSQL has older members than this node knows: it was restored, or is not the primary any more; after a \
                  restore, stop all nodes, then start them"
             ),
-            (true, false) => tracing::info!("PostgreSQL has the members that this node knows again"),
+            (true, false) => {
+                tracing::info!("PostgreSQL has the members that this node knows again")
+            }
             _ => {}
         }
     }
@@ -399,8 +434,16 @@ impl Driver {
         let now = Instant::now();
         match input {
             Input::Event(event) => self.machine.on(now, event),
-            Input::Message(StateMessage { state, levels, max_staleness }, used) => {
-                self.dead.told(state.session, max_staleness, self.machine.roster());
+            Input::Message(
+                StateMessage {
+                    state,
+                    levels,
+                    max_staleness,
+                },
+                used,
+            ) => {
+                self.dead
+                    .told(state.session, max_staleness, self.machine.roster());
                 self.refusals.heard(state.session, now);
                 if !levels.is_empty() {
                     self.control.publish_levels(&Arc::new(levels));
@@ -413,12 +456,22 @@ impl Driver {
             Input::Status(reply) => {
                 let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
                 let mut status = self.machine.status(now, revision, std::iter::empty());
-                self.refusals.show(&mut status, self.machine.roster(), self.machine.session(), now);
+                self.refusals.show(
+                    &mut status,
+                    self.machine.roster(),
+                    self.machine.session(),
+                    now,
+                );
                 // Fails if the answer comes too late.
                 let _ = reply.try_send(status);
             }
             Input::Others(newer, reply) => {
-                let others = self.dead.others(self.machine.roster(), newer.as_ref(), self.machine.session(), now);
+                let others = self.dead.others(
+                    self.machine.roster(),
+                    newer.as_ref(),
+                    self.machine.session(),
+                    now,
+                );
                 let _ = reply.try_send(others);
             }
             Input::Leave => self.machine.leave(),
@@ -427,9 +480,14 @@ impl Driver {
     }
 
     fn call(&self, call: Call) {
-        if let Err(TrySendError::Full(call) | TrySendError::Disconnected(call)) = self.calls.try_send(call) {
+        if let Err(TrySendError::Full(call) | TrySendError::Disconnected(call)) =
+            self.calls.try_send(call)
+        {
             // An earlier call has not ended yet.
-            self.sender.send(Input::Event(Event::Result { call: call.id, result: CallResult::Failed }));
+            self.sender.send(Input::Event(Event::Result {
+                call: call.id,
+                result: CallResult::Failed,
+            }));
         }
     }
 
@@ -441,15 +499,23 @@ impl Driver {
         self.file.keep(slot, self.machine.carry(Instant::now()));
         log_view(view);
         let epoch = view.epoch();
-        let (number, applied) = self.publications.begin(Arc::clone(view), self.control.workers());
-        if let Err(error) = self.control.publish_view(number, view, self.machine.session(), &applied) {
+        let (number, applied) = self
+            .publications
+            .begin(Arc::clone(view), self.control.workers());
+        if let Err(error) =
+            self.control
+                .publish_view(number, view, self.machine.session(), &applied)
+        {
             tracing::error!(%error, epoch, "the workers cannot use the members of this epoch");
         }
     }
 
     fn applied(&mut self, applied: ViewApplied) {
         let now = Instant::now();
-        let Some((view, is_last)) = self.publications.applied(applied.number, applied.worker) else { return };
+        let Some((view, is_last)) = self.publications.applied(applied.number, applied.worker)
+        else {
+            return;
+        };
         for level in applied.levels {
             let hostname = format!("{}.{}", level.service, self.control.region().apex());
             if let Some(owner) = view.placement().owning_member(&hostname) {
@@ -457,13 +523,20 @@ impl Driver {
             }
         }
         if is_last {
-            self.machine.on(now, Event::Applied { epoch: view.epoch() });
+            self.machine.on(
+                now,
+                Event::Applied {
+                    epoch: view.epoch(),
+                },
+            );
         }
     }
 
     /// Finds out at once whether the other nodes still listen. At most once in [`TELL_AGAIN`].
     fn tell_again(&mut self) {
-        let Some((state, at)) = self.last_told.clone() else { return };
+        let Some((state, at)) = self.last_told.clone() else {
+            return;
+        };
         if at.elapsed() >= TELL_AGAIN {
             self.tell(&state);
         }
@@ -474,7 +547,8 @@ impl Driver {
         let rows = &state.roster.rows;
         self.dead.note(&state.roster, Instant::now());
         self.refusals.retain(&state.roster);
-        self.outbox.retain(|session| rows.iter().any(|row| row.session == session));
+        self.outbox
+            .retain(|session| rows.iter().any(|row| row.session == session));
         // A node that was declared dead may live, and learns of it from its peers if it does not reach PostgreSQL.
         let listens = |row: &&NodeRow| row.session != state.session && row.state != NodeState::Left;
         for row in rows.iter().filter(listens) {
@@ -501,12 +575,21 @@ impl Driver {
         }
         let (waiting, has_gone) = self.outbox.ended(to.session, delivery);
         if has_gone {
-            let told = self.last_told.as_ref().and_then(|(state, _)| state.roster.slot(to.slot));
+            let told = self
+                .last_told
+                .as_ref()
+                .and_then(|(state, _)| state.roster.slot(to.slot));
             // A node that was declared dead is told until its row is removed, in case that it lives.
             if told.is_none_or(|row| row.session != to.session || !row.state.is_over()) {
                 tracing::warn!(node, %address, "another node does not listen any more");
             }
-            self.machine.on(now, Event::Refused { slot: to.slot, session: to.session });
+            self.machine.on(
+                now,
+                Event::Refused {
+                    slot: to.slot,
+                    session: to.session,
+                },
+            );
         }
         if let Some((to, state)) = waiting {
             self.send(&to, &state);
@@ -515,9 +598,20 @@ impl Driver {
 }
 
 fn log_view(view: &View) {
-    let members: Vec<u16> = view.placement().members().iter().map(|member| member.slot.get()).collect();
+    let members: Vec<u16> = view
+        .placement()
+        .members()
+        .iter()
+        .map(|member| member.slot.get())
+        .collect();
     let node = view.placement().here().get();
-    tracing::info!(node, epoch = view.epoch(), ?members, moving = view.is_moving(), "members of the region");
+    tracing::info!(
+        node,
+        epoch = view.epoch(),
+        ?members,
+        moving = view.is_moving(),
+        "members of the region"
+    );
 }
 
 /// Views that not all workers use yet, the oldest first.
@@ -538,14 +632,23 @@ struct Publication {
 impl Publications {
     fn new() -> Self {
         let (sender, applied) = unbounded_channel();
-        Self { next: 1, sender, applied, open: VecDeque::new() }
+        Self {
+            next: 1,
+            sender,
+            applied,
+            open: VecDeque::new(),
+        }
     }
 
     /// Returns the number of the publication, and where the workers answer.
     fn begin(&mut self, view: Arc<View>, workers: usize) -> (u64, UnboundedSender<ViewApplied>) {
         let number = self.next;
         self.next += 1;
-        self.open.push_back(Publication { number, view, waiting: (0..workers).collect() });
+        self.open.push_back(Publication {
+            number,
+            view,
+            waiting: (0..workers).collect(),
+        });
         (number, self.sender.clone())
     }
 
@@ -553,7 +656,10 @@ impl Publications {
     fn applied(&mut self, number: u64, worker: WorkerId) -> Option<(Arc<View>, bool)> {
         let publication = self.open.iter_mut().find(|open| open.number == number)?;
         publication.waiting.remove(&worker.0);
-        let (view, is_last) = (Arc::clone(&publication.view), publication.waiting.is_empty());
+        let (view, is_last) = (
+            Arc::clone(&publication.view),
+            publication.waiting.is_empty(),
+        );
         if is_last {
             // Each worker uses views in order.
             self.open.retain(|open| open.number > number);

@@ -92,7 +92,12 @@ pub(crate) enum InvalidMessage {
 
 impl StateMessage {
     pub(crate) fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
-        let PeerState { slot, session, acknowledged, roster } = &self.state;
+        let PeerState {
+            slot,
+            session,
+            acknowledged,
+            roster,
+        } = &self.state;
         serde_json::to_vec(&Wire {
             slot: slot.get(),
             session: Session(*session),
@@ -100,24 +105,55 @@ impl StateMessage {
             epoch: roster.epoch,
             nodes: roster.rows.iter().map(wire_node).collect(),
             levels: self.levels.clone(),
-            max_staleness_ms: self.max_staleness.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            max_staleness_ms: self
+                .max_staleness
+                .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         })
     }
 
     pub(crate) fn parse(json: &[u8]) -> Result<Self, InvalidMessage> {
-        let Wire { slot, session, acknowledged, epoch, nodes, levels, max_staleness_ms } =
-            serde_json::from_slice(json)?;
+        let Wire {
+            slot,
+            session,
+            acknowledged,
+            epoch,
+            nodes,
+            levels,
+            max_staleness_ms,
+        } = serde_json::from_slice(json)?;
         let roster = Arc::new(roster(epoch, nodes)?);
-        let state = PeerState { slot: parse_slot(slot)?, session: session.0, acknowledged, roster };
-        Ok(Self { state, levels, max_staleness: max_staleness_ms.map(Duration::from_millis) })
+        let state = PeerState {
+            slot: parse_slot(slot)?,
+            session: session.0,
+            acknowledged,
+            roster,
+        };
+        Ok(Self {
+            state,
+            levels,
+            max_staleness: max_staleness_ms.map(Duration::from_millis),
+        })
     }
 }
 
 impl From<CarriedMembership> for CarriedNode {
     fn from(carried: CarriedMembership) -> Self {
-        let CarriedMembership { slot, session, beats, roster, has_lease } = carried;
+        let CarriedMembership {
+            slot,
+            session,
+            beats,
+            roster,
+            has_lease,
+        } = carried;
         let nodes = roster.rows.iter().map(wire_node).collect();
-        Self { slot: slot.get(), session: Session(session), beats, epoch: roster.epoch, nodes, has_lease }
+        Self {
+            slot: slot.get(),
+            session: Session(session),
+            beats,
+            epoch: roster.epoch,
+            nodes,
+            has_lease,
+        }
     }
 }
 
@@ -125,9 +161,22 @@ impl TryFrom<CarriedNode> for CarriedMembership {
     type Error = InvalidMessage;
 
     fn try_from(carried: CarriedNode) -> Result<Self, InvalidMessage> {
-        let CarriedNode { slot, session, beats, epoch, nodes, has_lease } = carried;
+        let CarriedNode {
+            slot,
+            session,
+            beats,
+            epoch,
+            nodes,
+            has_lease,
+        } = carried;
         let roster = roster(epoch, nodes)?;
-        Ok(Self { slot: parse_slot(slot)?, session: session.0, beats, roster, has_lease })
+        Ok(Self {
+            slot: parse_slot(slot)?,
+            session: session.0,
+            beats,
+            roster,
+            has_lease,
+        })
     }
 }
 
@@ -137,11 +186,25 @@ fn roster(epoch: u64, nodes: Vec<WireNode>) -> Result<Roster, InvalidMessage> {
     if i64::try_from(epoch).is_err() {
         return Err(InvalidMessage::Number);
     }
-    if roster.is_valid() { Ok(roster) } else { Err(InvalidMessage::Order) }
+    if roster.is_valid() {
+        Ok(roster)
+    } else {
+        Err(InvalidMessage::Order)
+    }
 }
 
 fn wire_node(row: &NodeRow) -> WireNode {
-    let NodeRow { slot, session, state, beat, acknowledged, peer_address, ref version, applied_revision, tag } = *row;
+    let NodeRow {
+        slot,
+        session,
+        state,
+        beat,
+        acknowledged,
+        peer_address,
+        ref version,
+        applied_revision,
+        tag,
+    } = *row;
     WireNode {
         slot: slot.get(),
         session: Session(session),
@@ -156,7 +219,17 @@ fn wire_node(row: &NodeRow) -> WireNode {
 }
 
 fn row(node: WireNode) -> Result<NodeRow, InvalidMessage> {
-    let WireNode { slot, session, state, beat, acknowledged, peer_address, version, applied_revision, tag } = node;
+    let WireNode {
+        slot,
+        session,
+        state,
+        beat,
+        acknowledged,
+        peer_address,
+        version,
+        applied_revision,
+        tag,
+    } = node;
     if i64::try_from(beat.max(acknowledged).max(applied_revision)).is_err() {
         return Err(InvalidMessage::Number);
     }
@@ -194,22 +267,44 @@ mod tests {
             applied_revision: 10,
             tag: [14; 16],
         };
-        let roster = Arc::new(Roster { epoch: 11, rows: slots.iter().map(row).collect() });
-        let state = PeerState { slot: NodeSlot::new(5).unwrap(), session: 12, acknowledged: 10, roster };
+        let roster = Arc::new(Roster {
+            epoch: 11,
+            rows: slots.iter().map(row).collect(),
+        });
+        let state = PeerState {
+            slot: NodeSlot::new(5).unwrap(),
+            session: 12,
+            acknowledged: 10,
+            roster,
+        };
         let rate = Rate::new(10, 60).unwrap();
-        let levels = vec![Level { service: "a--b".into(), rate, until_full_ms: 13 }];
-        StateMessage { state, levels, max_staleness: Some(Duration::from_secs(60)) }
+        let levels = vec![Level {
+            service: "a--b".into(),
+            rate,
+            until_full_ms: 13,
+        }];
+        StateMessage {
+            state,
+            levels,
+            max_staleness: Some(Duration::from_secs(60)),
+        }
     }
 
     #[test]
     fn messages_pass_unchanged() {
         let message = message(&[0, 5, 1023]);
-        assert_eq!(StateMessage::parse(&message.to_json().unwrap()).unwrap(), message);
+        assert_eq!(
+            StateMessage::parse(&message.to_json().unwrap()).unwrap(),
+            message
+        );
     }
 
     #[test]
     fn a_node_of_the_previous_version_does_not_say_that_it_refuses() {
-        let serves = StateMessage { max_staleness: None, ..message(&[0]) };
+        let serves = StateMessage {
+            max_staleness: None,
+            ..message(&[0])
+        };
         let json = String::from_utf8(serves.to_json().unwrap()).unwrap();
         assert!(!json.contains("staleness"), "{json}");
         assert_eq!(StateMessage::parse(json.as_bytes()).unwrap(), serves);
@@ -217,17 +312,36 @@ mod tests {
 
     #[test]
     fn invalid_messages_are_refused() {
-        let refused = |json: &str| StateMessage::parse(json.as_bytes()).unwrap_err().to_string();
+        let refused = |json: &str| {
+            StateMessage::parse(json.as_bytes())
+                .unwrap_err()
+                .to_string()
+        };
         let json = |slots: &[u16]| String::from_utf8(message(slots).to_json().unwrap()).unwrap();
         assert!(refused("{}").contains("slot"));
-        assert_eq!(refused(&json(&[5, 0])), "the nodes are not in the order of their slots");
-        assert_eq!(refused(&json(&[1]).replace("draining", "gone")), "\"gone\" is not the state of a node");
-        assert_eq!(refused(&json(&[]).replace("\"slot\":5", "\"slot\":1024")), "1024 is not the slot of a node");
-        assert!(refused(&json(&[]).replace("\"session\":\"", "\"session\":\"x")).contains("invalid digit"));
+        assert_eq!(
+            refused(&json(&[5, 0])),
+            "the nodes are not in the order of their slots"
+        );
+        assert_eq!(
+            refused(&json(&[1]).replace("draining", "gone")),
+            "\"gone\" is not the state of a node"
+        );
+        assert_eq!(
+            refused(&json(&[]).replace("\"slot\":5", "\"slot\":1024")),
+            "1024 is not the slot of a node"
+        );
+        assert!(
+            refused(&json(&[]).replace("\"session\":\"", "\"session\":\"x"))
+                .contains("invalid digit")
+        );
         for member in ["\"epoch\":11", "\"beat\":7"] {
             let name = member.split(':').next().unwrap();
             let large = json(&[1]).replace(member, &format!("{name}:{}", u64::MAX));
-            assert_eq!(refused(&large), "a number is larger than any in the database");
+            assert_eq!(
+                refused(&large),
+                "a number is larger than any in the database"
+            );
         }
     }
 }

@@ -39,8 +39,12 @@ pub(super) fn send(client: &NodeClient, to: &Member, message: StateMessage, inpu
 }
 
 async fn deliver(client: &NodeClient, to: &Member, message: &StateMessage) -> Delivery {
-    let Ok(json) = message.to_json() else { return Delivery::Failed };
-    let Ok(request) = Request::put(PATH).body(Bytes::from(json)) else { return Delivery::Failed };
+    let Ok(json) = message.to_json() else {
+        return Delivery::Failed;
+    };
+    let Ok(request) = Request::put(PATH).body(Bytes::from(json)) else {
+        return Delivery::Failed;
+    };
     match client.send(to, request, WITHIN).await {
         Ok(response) if response.status().is_success() => Delivery::Delivered,
         Ok(response) => Delivery::Denied(reason(&response)),
@@ -61,9 +65,17 @@ fn reason(response: &Response<Bytes>) -> Arc<str> {
 /// Routes for other nodes. A handler finds the sender in an `Extension<NodeIdentity>`.
 pub(crate) fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
     // A gateway without a region has no other nodes.
-    let authenticators = control.postgres_source().map(|source| Arc::new(source.keys.derive(Authenticator::new)));
-    let receiver = Receiver { inputs, authenticators };
-    let state = Router::new().route(PATH, put(receive)).layer(DefaultBodyLimit::max(BYTES)).with_state(receiver);
+    let authenticators = control
+        .postgres_source()
+        .map(|source| Arc::new(source.keys.derive(Authenticator::new)));
+    let receiver = Receiver {
+        inputs,
+        authenticators,
+    };
+    let state = Router::new()
+        .route(PATH, put(receive))
+        .layer(DefaultBodyLimit::max(BYTES))
+        .with_state(receiver);
     state.merge(acknowledgment::routes(control))
 }
 
@@ -76,18 +88,34 @@ struct Receiver {
 }
 
 async fn receive(
-    State(Receiver { inputs, authenticators }): State<Receiver>,
+    State(Receiver {
+        inputs,
+        authenticators,
+    }): State<Receiver>,
     Extension(sender): Extension<NodeIdentity>,
     body: Bytes,
 ) -> Result<StatusCode, (StatusCode, String)> {
-    let message = StateMessage::parse(&body).map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
+    let message = StateMessage::parse(&body)
+        .map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
     if (message.state.slot, message.state.session) != (sender.slot, sender.session) {
-        return Err((StatusCode::FORBIDDEN, "the message is not that of the node of the certificate\n".to_owned()));
+        return Err((
+            StatusCode::FORBIDDEN,
+            "the message is not that of the node of the certificate\n".to_owned(),
+        ));
     }
     // The certificate of a node does not suffice to add members, or to send requests to other addresses.
     let accepted = authenticators.as_ref().map_or(&[][..], |keys| keys.all());
-    if !message.state.roster.rows.iter().all(|row| accepted.iter().any(|key| key.has_written(row))) {
-        return Err((StatusCode::FORBIDDEN, "a member in the message has no valid tag\n".to_owned()));
+    if !message
+        .state
+        .roster
+        .rows
+        .iter()
+        .all(|row| accepted.iter().any(|key| key.has_written(row)))
+    {
+        return Err((
+            StatusCode::FORBIDDEN,
+            "a member in the message has no valid tag\n".to_owned(),
+        ));
     }
     // Ends when the message was used, or the membership has ended.
     let _ = inputs.message(message).await;

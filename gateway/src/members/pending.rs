@@ -24,8 +24,14 @@ impl OtherNodes {
     pub(crate) fn of(roster: &Roster, here: NodeSlot) -> Self {
         let others = || roster.rows.iter().filter(|row| row.slot != here);
         Self {
-            alive: others().filter(|row| !row.state.is_over()).map(NodeRow::member).collect(),
-            dead: others().filter(|row| is_dead(row)).map(|row| row.slot).collect(),
+            alive: others()
+                .filter(|row| !row.state.is_over())
+                .map(NodeRow::member)
+                .collect(),
+            dead: others()
+                .filter(|row| is_dead(row))
+                .map(|row| row.slot)
+                .collect(),
         }
     }
 
@@ -34,8 +40,13 @@ impl OtherNodes {
     pub(crate) fn pending(&self, behind: &[NodeSlot]) -> Option<String> {
         let asked = behind.iter().map(|slot| (*slot, ""));
         // A node can have been declared dead after it was asked.
-        let named: BTreeMap<NodeSlot, &str> = asked.chain(self.dead.iter().map(|slot| (*slot, ";dead"))).collect();
-        let named: Vec<String> = named.into_iter().map(|(slot, dead)| format!("{}{dead}", slot.get())).collect();
+        let named: BTreeMap<NodeSlot, &str> = asked
+            .chain(self.dead.iter().map(|slot| (*slot, ";dead")))
+            .collect();
+        let named: Vec<String> = named
+            .into_iter()
+            .map(|(slot, dead)| format!("{}{dead}", slot.get()))
+            .collect();
         (!named.is_empty()).then(|| named.join(", "))
     }
 }
@@ -54,7 +65,9 @@ impl DeadNodes {
     pub(super) fn told(&mut self, session: u128, max_staleness: Option<Duration>, roster: &Roster) {
         match max_staleness {
             // Others would fill the map.
-            Some(time) if roster.session(session).is_some() => drop(self.max_staleness.insert(session, time)),
+            Some(time) if roster.session(session).is_some() => {
+                drop(self.max_staleness.insert(session, time))
+            }
             Some(_) => {}
             None => drop(self.max_staleness.remove(&session)),
         }
@@ -62,8 +75,10 @@ impl DeadNodes {
 
     /// Takes note of newer rows.
     pub(super) fn note(&mut self, roster: &Roster, now: Instant) {
-        self.max_staleness.retain(|session, _| roster.session(*session).is_some());
-        self.dead_since.retain(|session, _| roster.session(*session).is_some_and(is_dead));
+        self.max_staleness
+            .retain(|session, _| roster.session(*session).is_some());
+        self.dead_since
+            .retain(|session, _| roster.session(*session).is_some_and(is_dead));
         for row in roster.rows.iter().filter(|row| is_dead(row)) {
             self.dead_since.entry(row.session).or_insert(now);
         }
@@ -71,23 +86,37 @@ impl DeadNodes {
 
     /// The nodes other than that of the session `own`. `newer` are rows that were read since, if any: this node may not know yet of
     /// one that has just joined.
-    pub(super) fn others(&mut self, roster: &Roster, newer: Option<&Roster>, own: u128, now: Instant) -> OtherNodes {
+    pub(super) fn others(
+        &mut self,
+        roster: &Roster,
+        newer: Option<&Roster>,
+        own: u128,
+        now: Instant,
+    ) -> OtherNodes {
         self.note(roster, now);
         let others = || roster.rows.iter().filter(|row| row.session != own);
         let new = newer.into_iter().flat_map(|newer| &newer.rows);
         let new = new.filter(|row| row.session != own && roster.session(row.session).is_none());
         OtherNodes {
-            alive: others().chain(new).filter(|row| !row.state.is_over()).map(NodeRow::member).collect(),
-            dead: others().filter(|row| is_dead(row) && self.may_serve(row, now)).map(|row| row.slot).collect(),
+            alive: others()
+                .chain(new)
+                .filter(|row| !row.state.is_over())
+                .map(NodeRow::member)
+                .collect(),
+            dead: others()
+                .filter(|row| is_dead(row) && self.may_serve(row, now))
+                .map(|row| row.slot)
+                .collect(),
         }
     }
 
     /// Whether a dead node may serve, if it lives. Its last contact was before its death: later messages would have told it of
     /// that.
     fn may_serve(&self, row: &NodeRow, now: Instant) -> bool {
-        let (Some(since), Some(max_staleness)) =
-            (self.dead_since.get(&row.session), self.max_staleness.get(&row.session))
-        else {
+        let (Some(since), Some(max_staleness)) = (
+            self.dead_since.get(&row.session),
+            self.max_staleness.get(&row.session),
+        ) else {
             return true;
         };
         // The rates of the clocks of two nodes may differ by a fifth.
@@ -123,7 +152,10 @@ mod tests {
             applied_revision: 0,
             tag: [0; 16],
         };
-        Roster { epoch: 1, rows: (0..).zip(states).map(row).collect() }
+        Roster {
+            epoch: 1,
+            rows: (0..).zip(states).map(row).collect(),
+        }
     }
 
     #[test]
@@ -131,11 +163,22 @@ mod tests {
         use NodeState::{Dead, Draining, Joining, Left, Live};
         let roster = roster(&[Live, Live, Joining, Draining, Dead, Left]);
         let others = DeadNodes::default().others(&roster, None, OWN, Instant::now());
-        assert_eq!(others.alive.iter().map(|member| member.slot.get()).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(
+            others
+                .alive
+                .iter()
+                .map(|member| member.slot.get())
+                .collect::<Vec<_>>(),
+            [1, 2, 3]
+        );
         assert_eq!(others.dead, [slot(4)]);
         assert_eq!(others.pending(&[]).unwrap(), "4;dead");
         assert_eq!(others.pending(&[slot(1), slot(9)]).unwrap(), "1, 4;dead, 9");
-        assert_eq!(others.pending(&[slot(4)]).unwrap(), "4;dead", "it died after it was asked");
+        assert_eq!(
+            others.pending(&[slot(4)]).unwrap(),
+            "4;dead",
+            "it died after it was asked"
+        );
         assert_eq!(OtherNodes::default().pending(&[]), None);
     }
 
@@ -144,7 +187,14 @@ mod tests {
         use NodeState::{Dead, Joining, Live};
         let (known, newer) = (roster(&[Live, Live]), roster(&[Live, Dead, Joining, Dead]));
         let others = DeadNodes::default().others(&known, Some(&newer), OWN, Instant::now());
-        assert_eq!(others.alive.iter().map(|member| member.slot.get()).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(
+            others
+                .alive
+                .iter()
+                .map(|member| member.slot.get())
+                .collect::<Vec<_>>(),
+            [1, 2]
+        );
         assert_eq!(others.dead, []);
     }
 
@@ -152,25 +202,43 @@ mod tests {
     fn without_the_membership_all_nodes_of_the_table_count() {
         use NodeState::{Dead, Joining, Left, Live};
         let others = OtherNodes::of(&roster(&[Live, Live, Joining, Dead, Left]), slot(0));
-        assert_eq!(others.alive.iter().map(|member| member.slot.get()).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(
+            others
+                .alive
+                .iter()
+                .map(|member| member.slot.get())
+                .collect::<Vec<_>>(),
+            [1, 2]
+        );
         assert_eq!(others.dead, [slot(3)]);
     }
 
     #[test]
     fn a_dead_node_is_named_until_it_refuses_requests_by_itself() {
         let (mut dead, start) = (DeadNodes::default(), Instant::now());
-        let (alive, over) = (roster(&[NodeState::Live, NodeState::Live]), roster(&[NodeState::Live, NodeState::Dead]));
+        let (alive, over) = (
+            roster(&[NodeState::Live, NodeState::Live]),
+            roster(&[NodeState::Live, NodeState::Dead]),
+        );
         dead.told(OWN + 1, Some(60 * SECOND), &alive);
         dead.told(OWN + 2, Some(60 * SECOND), &alive);
         assert_eq!(dead.max_staleness.len(), 1, "a session without a row");
-        let is_named = |dead: &mut DeadNodes, at: Duration| !dead.others(&over, None, OWN, start + at).dead.is_empty();
+        let is_named = |dead: &mut DeadNodes, at: Duration| {
+            !dead.others(&over, None, OWN, start + at).dead.is_empty()
+        };
         assert!(is_named(&mut dead, Duration::ZERO) && is_named(&mut dead, 76 * SECOND));
-        assert!(!is_named(&mut dead, 77 * SECOND), "60 s, a fifth more, and 5 s");
+        assert!(
+            !is_named(&mut dead, 77 * SECOND),
+            "60 s, a fifth more, and 5 s"
+        );
         // The same slot with another process.
         dead.note(&alive, start + 80 * SECOND);
         assert!(is_named(&mut dead, 80 * SECOND), "its death was seen again");
         dead.told(OWN + 1, None, &over);
-        assert!(is_named(&mut dead, 8000 * SECOND), "it serves without a limit");
+        assert!(
+            is_named(&mut dead, 8000 * SECOND),
+            "it serves without a limit"
+        );
         dead.told(OWN + 1, Some(Duration::MAX), &over);
         assert!(is_named(&mut dead, 8000 * SECOND));
         dead.note(&roster(&[NodeState::Live]), start);

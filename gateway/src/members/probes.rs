@@ -100,9 +100,17 @@ enum Standing {
 impl Probes {
     /// Looks at the table of nodes, begins the probes that are due and tells the workers of lost nodes. Returns when to call
     /// it again. Must be called on a tokio runtime.
-    pub(super) fn run(&mut self, machine: &Membership, control: &Control, inputs: &RegionInputs) -> Option<Instant> {
+    pub(super) fn run(
+        &mut self,
+        machine: &Membership,
+        control: &Control,
+        inputs: &RegionInputs,
+    ) -> Option<Instant> {
         let now = Instant::now();
-        if self.looked.is_none_or(|at| now.saturating_duration_since(at) >= LOOK_EVERY) {
+        if self
+            .looked
+            .is_none_or(|at| now.saturating_duration_since(at) >= LOOK_EVERY)
+        {
             let suspects = machine.suspects(now);
             self.look(now, machine.roster(), machine.slot(), &suspects);
         }
@@ -116,7 +124,10 @@ impl Probes {
         for (lost, is_first) in self.lost(now) {
             if is_first {
                 let node = lost.slot.get();
-                tracing::warn!(node, "another node is dead and does not answer: its connections with this node end");
+                tracing::warn!(
+                    node,
+                    "another node is dead and does not answer: its connections with this node end"
+                );
             }
             control.end_connections(lost);
         }
@@ -143,9 +154,13 @@ impl Probes {
             }
         }
         let others = roster.rows.iter().filter(|row| Some(row.slot) != here);
-        self.seen = others.map(|row| (row.slot, (row.member(), row.state))).collect();
+        self.seen = others
+            .map(|row| (row.slot, (row.member(), row.state)))
+            .collect();
         for watched in self.watched.values_mut() {
-            let is_suspect = suspects.iter().any(|suspect| suspect.session == watched.member.session);
+            let is_suspect = suspects
+                .iter()
+                .any(|suspect| suspect.session == watched.member.session);
             watched.standing = match watched.standing {
                 Standing::Suspect if !is_suspect => Standing::Released,
                 Standing::Dead { since } | Standing::Replaced { since }
@@ -156,8 +171,11 @@ impl Probes {
                 standing => standing,
             };
         }
-        suspects.iter().for_each(|suspect| self.watch(now, suspect, Standing::Suspect));
-        self.watched.retain(|_, watched| watched.standing != Standing::Released || watched.began.is_some());
+        suspects
+            .iter()
+            .for_each(|suspect| self.watch(now, suspect, Standing::Suspect));
+        self.watched
+            .retain(|_, watched| watched.standing != Standing::Released || watched.began.is_some());
     }
 
     fn watch(&mut self, now: Instant, member: &Member, standing: Standing) {
@@ -182,11 +200,19 @@ impl Probes {
 
     /// The members to probe now. [`Self::ended`] follows for each.
     fn begin(&mut self, now: Instant) -> Vec<Member> {
-        let under_way = self.watched.values().filter(|watched| watched.began.is_some()).count();
+        let under_way = self
+            .watched
+            .values()
+            .filter(|watched| watched.began.is_some())
+            .count();
         let is_due = |watched: &&mut Watched| {
             watched.standing != Standing::Released && watched.began.is_none() && now >= watched.due
         };
-        let due = self.watched.values_mut().filter(is_due).take(limits::PROBES.saturating_sub(under_way));
+        let due = self
+            .watched
+            .values_mut()
+            .filter(is_due)
+            .take(limits::PROBES.saturating_sub(under_way));
         let begun = due.map(|watched| {
             watched.began = Some(now);
             watched.member.clone()
@@ -196,8 +222,12 @@ impl Probes {
 
     /// The probe of this session has ended; without a verdict if this node could not make it.
     pub(super) fn ended(&mut self, now: Instant, session: u128, verdict: Option<Verdict>) {
-        let Some(watched) = self.watched.get_mut(&session) else { return };
-        let Some(began) = watched.began.take() else { return };
+        let Some(watched) = self.watched.get_mut(&session) else {
+            return;
+        };
+        let Some(began) = watched.began.take() else {
+            return;
+        };
         // This thread did not run for a while, and may have missed the answer.
         let is_late = now.saturating_duration_since(began) > WITHIN + LATE;
         let verdict = verdict.filter(|verdict| *verdict == Verdict::Answers || !is_late);
@@ -224,19 +254,34 @@ impl Probes {
                 watched.is_told = true;
                 let is_first = !std::mem::replace(&mut watched.is_known_lost, true);
                 let Member { slot, session, .. } = watched.member;
-                lost.push((LostNode { slot, session, until }, is_first));
+                lost.push((
+                    LostNode {
+                        slot,
+                        session,
+                        until,
+                    },
+                    is_first,
+                ));
             }
         }
         lost
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let under_way = self.watched.values().filter(|watched| watched.began.is_some()).count();
+        let under_way = self
+            .watched
+            .values()
+            .filter(|watched| watched.began.is_some())
+            .count();
         let is_waiting = |watched: &&Watched| {
             let is_over = watched.standing == Standing::Released;
             !is_over && watched.began.is_none() && under_way < limits::PROBES
         };
-        let waiting = self.watched.values().filter(is_waiting).map(|watched| watched.due);
+        let waiting = self
+            .watched
+            .values()
+            .filter(is_waiting)
+            .map(|watched| watched.due);
         waiting.chain(self.looked.map(|at| at + LOOK_EVERY)).min()
     }
 }
@@ -245,26 +290,37 @@ impl Probes {
 async fn probe(client: &NodeClient, to: &Member) -> Option<Verdict> {
     let answer = async {
         loop {
-            let Ok(request) = Request::get("/v1/alive").body(Bytes::new()) else { return None };
+            let Ok(request) = Request::get("/v1/alive").body(Bytes::new()) else {
+                return None;
+            };
             match client.send_on_new_connection(to, request, WITHIN).await {
                 // A route can come back: it is an answer only when the time is up.
-                Err(NodeCallError::Io(error)) if is_without_route(&error) => sleep(ROUTE_AGAIN).await,
+                Err(NodeCallError::Io(error)) if is_without_route(&error) => {
+                    sleep(ROUTE_AGAIN).await
+                }
                 answer => return verdict(to, answer.err().as_ref()),
             }
         }
     };
-    timeout(WITHIN, answer).await.unwrap_or(Some(Verdict::Silent))
+    timeout(WITHIN, answer)
+        .await
+        .unwrap_or(Some(Verdict::Silent))
 }
 
 fn is_without_route(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable)
+    matches!(
+        error.kind(),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable
+    )
 }
 
 fn verdict(to: &Member, error: Option<&NodeCallError>) -> Option<Verdict> {
     match error {
         Some(NodeCallError::NoCertificate) => None,
         Some(NodeCallError::TimedOut | NodeCallError::Refused) => Some(Verdict::Silent),
-        Some(NodeCallError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => Some(Verdict::Silent),
+        Some(NodeCallError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+            Some(Verdict::Silent)
+        }
         Some(NodeCallError::OtherProcess(Some(other)))
             if other.slot == to.slot && is_rejoin(to.session, other.session) =>
         {
@@ -272,9 +328,8 @@ fn verdict(to: &Member, error: Option<&NodeCallError>) -> Option<Verdict> {
         }
         Some(NodeCallError::OtherProcess(_)) => Some(Verdict::Silent),
         // A connection that was closed, or an answer that is no HTTP, is a sign of life.
-        Some(NodeCallError::Io(_) | NodeCallError::Http(_) | NodeCallError::ResponseBody(_)) | None => {
-            Some(Verdict::Answers)
-        }
+        Some(NodeCallError::Io(_) | NodeCallError::Http(_) | NodeCallError::ResponseBody(_))
+        | None => Some(Verdict::Answers),
     }
 }
 
@@ -296,27 +351,49 @@ mod tests {
     impl World {
         /// A region of nodes with these sessions, in the slots from 0. Node 0 looks.
         fn of(sessions: &[u128]) -> Self {
-            let rows = (0..).zip(sessions).map(|(slot, session)| row(slot, *session, NodeState::Live)).collect();
-            let mut world =
-                Self { probes: Probes::default(), start: Instant::now(), roster: Roster { epoch: 1, rows } };
+            let rows = (0..)
+                .zip(sessions)
+                .map(|(slot, session)| row(slot, *session, NodeState::Live))
+                .collect();
+            let mut world = Self {
+                probes: Probes::default(),
+                start: Instant::now(),
+                roster: Roster { epoch: 1, rows },
+            };
             world.look(Duration::ZERO, &[]);
             world
         }
 
         /// Looks with the sessions that give no sign of life.
         fn look(&mut self, after: Duration, suspects: &[u128]) {
-            let suspects: Vec<Member> =
-                suspects.iter().filter_map(|session| self.roster.session(*session)).map(NodeRow::member).collect();
-            self.probes.look(self.start + after, &self.roster, NodeSlot::new(0), &suspects);
+            let suspects: Vec<Member> = suspects
+                .iter()
+                .filter_map(|session| self.roster.session(*session))
+                .map(NodeRow::member)
+                .collect();
+            self.probes.look(
+                self.start + after,
+                &self.roster,
+                NodeSlot::new(0),
+                &suspects,
+            );
         }
 
         fn begin(&mut self, after: Duration) -> Vec<u128> {
-            self.probes.begin(self.start + after).into_iter().map(|member| member.session).collect()
+            self.probes
+                .begin(self.start + after)
+                .into_iter()
+                .map(|member| member.session)
+                .collect()
         }
 
         /// Sessions whose connections end now.
         fn lost(&mut self, after: Duration) -> Vec<u128> {
-            self.probes.lost(self.start + after).into_iter().map(|(lost, _)| lost.session).collect()
+            self.probes
+                .lost(self.start + after)
+                .into_iter()
+                .map(|(lost, _)| lost.session)
+                .collect()
         }
 
         fn set(&mut self, slot: usize, session: u128, state: NodeState) {
@@ -345,28 +422,45 @@ mod tests {
         assert_eq!(world.begin(3 * SECOND), [20]);
         world.set(1, 20, NodeState::Dead);
         world.look(5 * SECOND, &[]);
-        world.probes.ended(world.start + 6 * SECOND, 20, Some(Verdict::Silent));
+        world
+            .probes
+            .ended(world.start + 6 * SECOND, 20, Some(Verdict::Silent));
         assert_eq!(world.lost(6 * SECOND), []);
         assert_eq!(world.begin(6 * SECOND), [20]);
-        world.probes.ended(world.start + 8 * SECOND, 20, Some(Verdict::Silent));
+        world
+            .probes
+            .ended(world.start + 8 * SECOND, 20, Some(Verdict::Silent));
         assert_eq!(world.lost(8 * SECOND), [20]);
     }
 
     #[test]
     fn only_a_suspect_is_probed_and_by_one_connection_at_a_time() {
         let mut world = World::of(&[10, 20, 30]);
-        assert_eq!((world.begin(SECOND), world.probes.watched.is_empty()), (vec![], true));
+        assert_eq!(
+            (world.begin(SECOND), world.probes.watched.is_empty()),
+            (vec![], true)
+        );
         world.look(3 * SECOND, &[20]);
         assert_eq!(world.begin(3 * SECOND), [20]);
         assert_eq!(world.begin(4 * SECOND), []);
         world.probes.ended(world.start, 20, Some(Verdict::Silent));
-        assert_eq!(world.begin(5 * SECOND), [20], "a second after the beginning of the last one, at the earliest");
+        assert_eq!(
+            world.begin(5 * SECOND),
+            [20],
+            "a second after the beginning of the last one, at the earliest"
+        );
         world.probes.ended(world.start, 20, Some(Verdict::Answers));
-        assert_eq!((world.begin(5 * SECOND), world.begin(6 * SECOND)), (vec![], vec![20]));
+        assert_eq!(
+            (world.begin(5 * SECOND), world.begin(6 * SECOND)),
+            (vec![], vec![20])
+        );
         // It lives. The probe under way keeps its place until it ends.
         world.look(7 * SECOND, &[]);
         world.probes.ended(world.start, 20, Some(Verdict::Silent));
-        assert_eq!((world.begin(9 * SECOND), world.lost(9 * SECOND)), (vec![], vec![]));
+        assert_eq!(
+            (world.begin(9 * SECOND), world.lost(9 * SECOND)),
+            (vec![], vec![])
+        );
     }
 
     #[test]
@@ -378,13 +472,19 @@ mod tests {
         assert_eq!(world.lost(5 * SECOND), [], "not declared dead");
         world.set(1, 20, NodeState::Dead);
         world.look(6 * SECOND, &[]);
-        assert_eq!((world.lost(6 * SECOND), world.lost(6 * SECOND)), (vec![20], vec![]));
+        assert_eq!(
+            (world.lost(6 * SECOND), world.lost(6 * SECOND)),
+            (vec![20], vec![])
+        );
         // Again after each probe: a connection may have been opened meanwhile.
         assert_eq!(world.begin(6 * SECOND), [20]);
         world.probes.ended(world.start, 20, Some(Verdict::Silent));
         assert_eq!(world.lost(8 * SECOND), [20]);
         world.look(6 * SECOND + WATCHED, &[]);
-        assert_eq!((world.begin(60 * SECOND), world.probes.watched.is_empty()), (vec![], true));
+        assert_eq!(
+            (world.begin(60 * SECOND), world.probes.watched.is_empty()),
+            (vec![], true)
+        );
     }
 
     #[test]
@@ -395,10 +495,16 @@ mod tests {
         world.probes.ended(world.start, 20, Some(Verdict::Answers));
         world.set(1, 20, NodeState::Dead);
         world.look(6 * SECOND, &[]);
-        assert_eq!((world.lost(6 * SECOND), world.begin(6 * SECOND)), (vec![], vec![20]));
+        assert_eq!(
+            (world.lost(6 * SECOND), world.begin(6 * SECOND)),
+            (vec![], vec![20])
+        );
         // A probe that this node cannot make says nothing.
         world.probes.ended(world.start, 20, None);
-        assert_eq!((world.lost(7 * SECOND), world.begin(7 * SECOND)), (vec![], vec![20]));
+        assert_eq!(
+            (world.lost(7 * SECOND), world.begin(7 * SECOND)),
+            (vec![], vec![20])
+        );
         world.probes.ended(world.start, 20, Some(Verdict::Silent));
         assert_eq!(world.lost(9 * SECOND), [20]);
     }
@@ -408,14 +514,18 @@ mod tests {
         let mut world = World::of(&[10, 20]);
         world.set(1, 20, NodeState::Dead);
         let roster = world.roster.clone();
-        let mut later = World { roster, ..World::of(&[10]) };
+        let mut later = World {
+            roster,
+            ..World::of(&[10])
+        };
         later.look(SECOND, &[]);
         later.look(2 * SECOND, &[]);
         assert_eq!(later.begin(2 * SECOND), []);
     }
 
     #[test]
-    fn the_session_of_a_process_that_was_replaced_is_probed_but_not_that_of_one_that_joined_again() {
+    fn the_session_of_a_process_that_was_replaced_is_probed_but_not_that_of_one_that_joined_again()
+    {
         let mut world = World::of(&[10, 20, 30, 40]);
         world.set(1, 21, NodeState::Joining);
         world.set(2, 7, NodeState::Joining);
@@ -428,8 +538,22 @@ mod tests {
         let lost = world.probes.lost(world.start + 3 * SECOND);
         // Tunnels through the slot since then come through the next process.
         let until = world.start + SECOND;
-        assert_eq!(lost, [(LostNode { slot: NodeSlot::new(2).unwrap(), session: 30, until }, true)]);
-        assert_eq!(world.begin(3 * SECOND), [30], "a process that has left is not probed");
+        assert_eq!(
+            lost,
+            [(
+                LostNode {
+                    slot: NodeSlot::new(2).unwrap(),
+                    session: 30,
+                    until
+                },
+                true
+            )]
+        );
+        assert_eq!(
+            world.begin(3 * SECOND),
+            [30],
+            "a process that has left is not probed"
+        );
     }
 
     #[test]
@@ -441,7 +565,10 @@ mod tests {
         world.set(1, 21, NodeState::Joining);
         world.look(2 * SECOND, &[]);
         world.probes.ended(world.start, 20, Some(Verdict::Silent));
-        assert_eq!((world.lost(3 * SECOND), world.begin(4 * SECOND)), (vec![], vec![]));
+        assert_eq!(
+            (world.lost(3 * SECOND), world.begin(4 * SECOND)),
+            (vec![], vec![])
+        );
     }
 
     #[test]
@@ -451,17 +578,28 @@ mod tests {
         world.look(3 * SECOND, &sessions[1..=limits::PROBES + 5]);
         assert_eq!(world.begin(3 * SECOND).len(), limits::PROBES);
         for session in &sessions[1..=limits::PROBES] {
-            world.probes.ended(world.start, *session, Some(Verdict::Answers));
+            world
+                .probes
+                .ended(world.start, *session, Some(Verdict::Answers));
         }
         assert_eq!(world.begin(4 * SECOND).len(), 5);
-        assert_eq!(world.begin(13 * SECOND), [], "each of 1,024 nodes probes every 10.24 s");
+        assert_eq!(
+            world.begin(13 * SECOND),
+            [],
+            "each of 1,024 nodes probes every 10.24 s"
+        );
         assert_eq!(world.begin(14 * SECOND).len(), limits::PROBES - 5);
     }
 
     #[test]
     fn any_sign_of_the_process_is_an_answer() {
         let to = row(1, 20, NodeState::Dead).member();
-        let other = |slot: u16, session| Some(NodeIdentity { slot: NodeSlot::new(slot).unwrap(), session });
+        let other = |slot: u16, session| {
+            Some(NodeIdentity {
+                slot: NodeSlot::new(slot).unwrap(),
+                session,
+            })
+        };
         let io = |kind: io::ErrorKind| NodeCallError::Io(kind.into());
         for (error, expected) in [
             (NodeCallError::NoCertificate, None),
@@ -470,9 +608,18 @@ mod tests {
             (io(io::ErrorKind::TimedOut), Some(Verdict::Silent)),
             (io(io::ErrorKind::ConnectionReset), Some(Verdict::Answers)),
             (io(io::ErrorKind::UnexpectedEof), Some(Verdict::Answers)),
-            (NodeCallError::OtherProcess(other(1, 21)), Some(Verdict::Answers)),
-            (NodeCallError::OtherProcess(other(1, 19)), Some(Verdict::Silent)),
-            (NodeCallError::OtherProcess(other(2, 21)), Some(Verdict::Silent)),
+            (
+                NodeCallError::OtherProcess(other(1, 21)),
+                Some(Verdict::Answers),
+            ),
+            (
+                NodeCallError::OtherProcess(other(1, 19)),
+                Some(Verdict::Silent),
+            ),
+            (
+                NodeCallError::OtherProcess(other(2, 21)),
+                Some(Verdict::Silent),
+            ),
             (NodeCallError::OtherProcess(None), Some(Verdict::Silent)),
         ] {
             assert_eq!(verdict(&to, Some(&error)), expected, "{error:?}");

@@ -13,9 +13,14 @@ pub(crate) fn default_relay_memory() -> usize {
 /// (cgroup v1 or v2).
 pub(crate) fn limit() -> usize {
     let info = rustix::system::sysinfo();
-    let physical = usize::try_from(info.totalram).unwrap_or(usize::MAX).saturating_mul(info.mem_unit as usize);
-    cgroup_limit(&fs::read_to_string("/proc/self/cgroup").unwrap_or_default(), |path| fs::read_to_string(path).ok())
-        .map_or(physical, |limit| limit.min(physical))
+    let physical = usize::try_from(info.totalram)
+        .unwrap_or(usize::MAX)
+        .saturating_mul(info.mem_unit as usize);
+    cgroup_limit(
+        &fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
+        |path| fs::read_to_string(path).ok(),
+    )
+    .map_or(physical, |limit| limit.min(physical))
 }
 
 /// Smallest limit of the process's group and its ancestors. `membership` is the text of `/proc/self/cgroup`: one
@@ -27,7 +32,10 @@ fn cgroup_limit(membership: &str, read: impl Fn(&Path) -> Option<String>) -> Opt
         let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
         let (root, file) = match controllers {
             "" => ("/sys/fs/cgroup", "memory.max"),
-            _ if controllers.split(',').any(|controller| controller == "memory") => {
+            _ if controllers
+                .split(',')
+                .any(|controller| controller == "memory") =>
+            {
                 ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
             }
             _ => return None,
@@ -53,7 +61,10 @@ mod tests {
 
     fn limit_of(membership: &str, files: &[(&str, &str)]) -> Option<usize> {
         cgroup_limit(membership, |path| {
-            files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| format!("{text}\n"))
+            files
+                .iter()
+                .find(|(name, _)| Path::new(name) == path)
+                .map(|(_, text)| format!("{text}\n"))
         })
     }
 
@@ -67,7 +78,10 @@ mod tests {
         ];
         assert_eq!(limit_of("0::/a/b\n", &files), Some(1000));
         assert_eq!(limit_of("0::/not/visible\n", &files), Some(2000));
-        assert_eq!(limit_of("5:cpu,memory:/x\n4:cpuset:/a\n", &files), Some(500));
+        assert_eq!(
+            limit_of("5:cpu,memory:/x\n4:cpuset:/a\n", &files),
+            Some(500)
+        );
         assert_eq!(limit_of("0::/a/b\n", &files[..1]), None);
         assert_eq!(limit_of("", &files), None);
     }

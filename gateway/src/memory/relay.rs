@@ -43,7 +43,13 @@ impl RelayMemory {
     pub(crate) fn new(budget: usize, sockets: Rc<SocketMemory>) -> Rc<Self> {
         let ledger = Ledger::new(budget);
         let links = ledger.share();
-        Rc::new(Self { budget, ledger, accounts: RefCell::default(), links, sockets })
+        Rc::new(Self {
+            budget,
+            ledger,
+            accounts: RefCell::default(),
+            links,
+            sockets,
+        })
     }
 
     /// Share of requests of other nodes until their accounts are known.
@@ -60,17 +66,27 @@ impl RelayMemory {
             accounts.insert(account, &share);
             share
         });
-        AccountMemory { all: Rc::clone(self), share }
+        AccountMemory {
+            all: Rc::clone(self),
+            share,
+        }
     }
 
     /// Charges `bytes` of a request to `account` until the result is dropped. Fails if there is no room.
-    pub(crate) fn reserve(self: &Rc<Self>, account: &AccountId, bytes: usize) -> Result<Reserved, Error> {
+    pub(crate) fn reserve(
+        self: &Rc<Self>,
+        account: &AccountId,
+        bytes: usize,
+    ) -> Result<Reserved, Error> {
         let memory = self.account(account);
         if memory.share().left() < bytes {
             return Err(memory.refusal());
         }
         memory.share.charge(0, bytes);
-        Ok(Reserved { share: memory.share, bytes })
+        Ok(Reserved {
+            share: memory.share,
+            bytes,
+        })
     }
 
     /// As [`Self::reserve`], for what a request can do without: `None` once the account has used half of its share, so that the
@@ -81,7 +97,10 @@ impl RelayMemory {
             return None;
         }
         memory.share.charge(0, bytes);
-        Some(Reserved { share: memory.share, bytes })
+        Some(Reserved {
+            share: memory.share,
+            bytes,
+        })
     }
 
     /// Bytes that are charged to all accounts.
@@ -113,7 +132,11 @@ impl AccountMemory {
     pub(crate) fn refusal(&self) -> Error {
         let others = self.all.ledger.charged() - self.share.charged();
         // With most of the memory, the others leave less than this account has.
-        if others > self.all.ledger.total() / 2 { Error::Overloaded(Overload::RelayMemory) } else { at_account_limit() }
+        if others > self.all.ledger.total() / 2 {
+            Error::Overloaded(Overload::RelayMemory)
+        } else {
+            at_account_limit()
+        }
     }
 }
 
@@ -143,7 +166,10 @@ mod tests {
     use crate::ownership::WorkerId;
 
     fn memory(budget: usize) -> Rc<RelayMemory> {
-        RelayMemory::new(budget, SocketMemory::new(WorkerId(0), Arc::new(SocketBudget::new(budget, 1))))
+        RelayMemory::new(
+            budget,
+            SocketMemory::new(WorkerId(0), Arc::new(SocketBudget::new(budget, 1))),
+        )
     }
 
     fn account(memory: &Rc<RelayMemory>, name: &str) -> AccountMemory {
@@ -153,9 +179,16 @@ mod tests {
     #[test]
     fn handles_of_one_account_have_one_share() {
         let memory = memory(1000);
-        let (one, again, two) = (account(&memory, "one"), account(&memory, "one"), account(&memory, "two"));
+        let (one, again, two) = (
+            account(&memory, "one"),
+            account(&memory, "one"),
+            account(&memory, "two"),
+        );
         one.share().charge(0, 300);
-        assert_eq!((one.share().left(), again.share().left(), two.share().left()), (200, 200, 350));
+        assert_eq!(
+            (one.share().left(), again.share().left(), two.share().left()),
+            (200, 200, 350)
+        );
         assert_eq!(memory.charged(), 300);
     }
 
@@ -177,7 +210,9 @@ mod tests {
     #[test]
     fn accounts_that_nothing_uses_are_removed() {
         let memory = memory(1000);
-        let used: Vec<_> = (0..100).map(|number| account(&memory, &format!("used{number}"))).collect();
+        let used: Vec<_> = (0..100)
+            .map(|number| account(&memory, &format!("used{number}")))
+            .collect();
         (0..1000).for_each(|number| drop(account(&memory, &format!("left{number}"))));
         assert!(memory.accounts.borrow().shares.len() <= 2 * used.len());
         let one = account(&memory, "used0");

@@ -31,16 +31,24 @@ impl ConfigFile {
     pub fn read(path: &Path) -> Result<Self, String> {
         let text = fs::read_to_string(path).map_err(|error| {
             let advice = match error.kind() {
-                ErrorKind::NotFound => "name the file with --config, or let `gw-gateway init` write one".to_owned(),
+                ErrorKind::NotFound => {
+                    "name the file with --config, or let `gw-gateway init` write one".to_owned()
+                }
                 ErrorKind::PermissionDenied => {
-                    format!("user {} has to be able to read it", rustix::process::geteuid().as_raw())
+                    format!(
+                        "user {} has to be able to read it",
+                        rustix::process::geteuid().as_raw()
+                    )
                 }
                 ErrorKind::InvalidData => "it must be TOML in UTF-8".to_owned(),
                 _ => "name a file with --config".to_owned(),
             };
             format!("{}: cannot be read: {error}; {advice}", path.display())
         })?;
-        Ok(Self { path: path.to_owned(), text })
+        Ok(Self {
+            path: path.to_owned(),
+            text,
+        })
     }
 
     pub(super) fn text(&self) -> &str {
@@ -57,7 +65,11 @@ impl ConfigFile {
         let path = self.path.display();
         let now = match Self::read(&self.path) {
             Ok(now) => now,
-            Err(error) => return tracing::error!("configuration: {error}; the one read at the start stays in use"),
+            Err(error) => {
+                return tracing::error!(
+                    "configuration: {error}; the one read at the start stays in use"
+                );
+            }
         };
         match change(&self.text, &now.text) {
             Change::None => {}
@@ -96,7 +108,11 @@ fn changed_keys(used: &str, now: &str) -> BTreeSet<String> {
         keys
     });
     let only_in = |these: &[(String, Value)], those: &[(String, Value)]| {
-        these.iter().filter(|entry| !those.contains(entry)).map(|(key, _)| key.clone()).collect::<BTreeSet<_>>()
+        these
+            .iter()
+            .filter(|entry| !those.contains(entry))
+            .map(|(key, _)| key.clone())
+            .collect::<BTreeSet<_>>()
     };
     &only_in(&used, &now) | &only_in(&now, &used)
 }
@@ -118,13 +134,23 @@ mod tests {
 
     #[test]
     fn changed_added_and_removed_keys_are_named() {
-        let used = format!("{MINIMAL}workers = 2\nburst = 5\n[traces]\nendpoint = \"http://a:1\"\n");
-        let now = format!("{MINIMAL}workers = 3\ndrain_seconds = 1\n# new\n[traces]\nendpoint = \"http://b:1\"\n");
+        let used =
+            format!("{MINIMAL}workers = 2\nburst = 5\n[traces]\nendpoint = \"http://a:1\"\n");
+        let now = format!(
+            "{MINIMAL}workers = 3\ndrain_seconds = 1\n# new\n[traces]\nendpoint = \"http://b:1\"\n"
+        );
         let expected = ["burst", "drain_seconds", "traces.endpoint", "workers"].map(str::to_owned);
         assert_eq!(change(&used, &now), Change::Keys(expected.into()));
         assert_eq!(change(&used, &format!("# a comment\n{used}")), Change::None);
-        let Change::Mistakes(mistakes) = change(&used, &format!("{MINIMAL}wrokers = 1\nburst = 0\n")) else { panic!() };
-        assert!(mistakes.contains("wrokers: ") && mistakes.contains("burst: "), "{mistakes}");
+        let Change::Mistakes(mistakes) =
+            change(&used, &format!("{MINIMAL}wrokers = 1\nburst = 0\n"))
+        else {
+            panic!()
+        };
+        assert!(
+            mistakes.contains("wrokers: ") && mistakes.contains("burst: "),
+            "{mistakes}"
+        );
         assert!(matches!(change(&used, "region = "), Change::Mistakes(_)));
     }
 
@@ -133,8 +159,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("gateway.toml");
         let error = ConfigFile::read(&path).unwrap_err();
-        assert!(error.starts_with(&format!("{}: cannot be read: No such file", path.display())), "{error}");
+        assert!(
+            error.starts_with(&format!("{}: cannot be read: No such file", path.display())),
+            "{error}"
+        );
         assert!(error.contains("--config"), "{error}");
-        assert!(ConfigFile::read(folder.path()).unwrap_err().contains("Is a directory"));
+        assert!(
+            ConfigFile::read(folder.path())
+                .unwrap_err()
+                .contains("Is a directory")
+        );
     }
 }

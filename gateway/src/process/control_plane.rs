@@ -40,41 +40,68 @@ pub(super) struct NodesThread {
 impl Gateway {
     pub(super) fn serve_jobs(&mut self, jobs: JobQueue) -> Result<(), StartError> {
         let control = Arc::clone(&self.control);
-        self.jobs = Some(spawn("gw-executor".to_owned(), move || jobs.serve(&control)).map_err(StartError::Thread)?);
+        self.jobs = Some(
+            spawn("gw-executor".to_owned(), move || jobs.serve(&control))
+                .map_err(StartError::Thread)?,
+        );
         Ok(())
     }
 
     /// Serves the admin listener, and the control planes of other nodes.
     pub(super) fn serve_administration(&mut self) -> Result<(), StartError> {
-        let Some(listeners) = &self.listeners else { return Ok(()) };
+        let Some(listeners) = &self.listeners else {
+            return Ok(());
+        };
         let listener = listeners.admin.try_clone().map_err(ListenError::from)?;
         let tls = self.control.admin_tls().cloned();
         let (control, request_log) = (Arc::clone(&self.control), Arc::clone(&self.request_log));
         let (spans, series) = (self.span_counts().cloned(), Arc::clone(&self.series));
         let draining = Arc::clone(&self.draining);
-        let region = self.members.as_ref().map(|members| members.inputs().clone());
-        let admin = Admin::new(control, request_log, spans, series, draining, region, self.address.port());
+        let region = self
+            .members
+            .as_ref()
+            .map(|members| members.inputs().clone());
+        let admin = Admin::new(
+            control,
+            request_log,
+            spans,
+            series,
+            draining,
+            region,
+            self.address.port(),
+        );
         self.serve_nodes(&admin)?;
         let (stop, stopped) = oneshot::channel();
-        let thread = spawn("gw-control".to_owned(), move || serve_admin(listener, tls, admin, stopped));
+        let thread = spawn("gw-control".to_owned(), move || {
+            serve_admin(listener, tls, admin, stopped)
+        });
         let thread = thread.map_err(StartError::Thread)?;
         self.admin = Some(AdminThread { stop, thread });
         Ok(())
     }
 
     fn serve_nodes(&mut self, admin: &Admin) -> Result<(), StartError> {
-        let Some(waiting) = self.waiting_nodes.take() else { return Ok(()) };
+        let Some(waiting) = self.waiting_nodes.take() else {
+            return Ok(());
+        };
         let limits = apex::routes_between_nodes(self.peers.clone(), self.control.workers());
         let spliced = spliced_tunnels::routes(Arc::clone(&self.peers));
         let node = Arc::clone(self.control.local_node());
-        let router = admin::between_nodes(admin.clone()).merge(limits).merge(spliced);
+        let router = admin::between_nodes(admin.clone())
+            .merge(limits)
+            .merge(spliced);
         let mut router = cluster::for_nodes(router, Arc::clone(&node));
         if let Some(members) = &self.members {
             // Also for nodes that are not known here yet: they tell of themselves.
-            router = router.merge(members::routes(members.inputs().clone(), Arc::clone(&self.control)));
+            router = router.merge(members::routes(
+                members.inputs().clone(),
+                Arc::clone(&self.control),
+            ));
         }
         let (stop, stopped) = oneshot::channel();
-        let thread = spawn("gw-nodes".to_owned(), move || serve_nodes(waiting, node, router, stopped));
+        let thread = spawn("gw-nodes".to_owned(), move || {
+            serve_nodes(waiting, node, router, stopped)
+        });
         let thread = thread.map_err(StartError::Thread)?;
         self.nodes = Some(NodesThread { stop, thread });
         Ok(())
@@ -110,9 +137,16 @@ impl NodesThread {
 }
 
 /// Serves the admin listener until `stopped` resolves, and then finishes running requests.
-fn serve_admin(listener: TcpListener, tls: Option<Arc<AdminTls>>, admin: Admin, stopped: oneshot::Receiver<()>) {
+fn serve_admin(
+    listener: TcpListener,
+    tls: Option<Arc<AdminTls>>,
+    admin: Admin,
+    stopped: oneshot::Receiver<()>,
+) {
     let stopped = stopped.map(drop).shared();
-    let served = run_until(stopped.clone(), async { admin::serve(listener, tls, admin, stopped).await });
+    let served = run_until(stopped.clone(), async {
+        admin::serve(listener, tls, admin, stopped).await
+    });
     if let Err(error) = served.and_then(Option::transpose) {
         tracing::error!(%error, "the admin listener failed");
     }
@@ -126,7 +160,13 @@ fn serve_nodes(
     stopped: oneshot::Receiver<()>,
 ) -> WaitingConnections {
     let stopped = stopped.map(drop).shared();
-    let serving = cluster::serve(&mut waiting, node, router, ServerLimits::default(), stopped.clone());
+    let serving = cluster::serve(
+        &mut waiting,
+        node,
+        router,
+        ServerLimits::default(),
+        stopped.clone(),
+    );
     if let Err(error) = run_until(stopped.clone(), serving) {
         tracing::error!(%error, "cannot serve the control planes of other nodes");
     }
@@ -134,8 +174,13 @@ fn serve_nodes(
 }
 
 /// Runs `serving` to its end, or until it took too long after `stopped`.
-fn run_until<T>(stopped: impl Future<Output = ()>, serving: impl Future<Output = T>) -> io::Result<Option<T>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+fn run_until<T>(
+    stopped: impl Future<Output = ()>,
+    serving: impl Future<Output = T>,
+) -> io::Result<Option<T>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     Ok(runtime.block_on(async {
         let too_late = async {
             stopped.await;

@@ -42,10 +42,15 @@ pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>
     machine::examine(&mut out, OPEN_FILES);
     kernel_settings(&mut out);
     let Some(file) = file else {
-        out.warning("configuration", "none given", "add --config gateway.toml to check it too");
+        out.warning(
+            "configuration",
+            "none given",
+            "add --config gateway.toml to check it too",
+        );
         return out;
     };
-    const ADVICE: &str = "docs/configuration.md lists the keys; `gw-gateway serve --check` reports the same";
+    const ADVICE: &str =
+        "docs/configuration.md lists the keys; `gw-gateway serve --check` reports the same";
     let parsed = |read: ConfigFile| {
         let parsed = Config::parse(read.text(), environment);
         parsed.map_err(|errors| format!("{}: {errors}", file.display()))
@@ -60,27 +65,47 @@ pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>
 /// Reports how private keys and the admin token are stored, and whether they can be opened.
 fn secrets_at_rest(out: &mut Examination, config: &Config) {
     const CHECK: &str = "secrets at rest";
-    const ADVICE: &str = "docs/deployment.md says how systemd hands the key over; `doctor` has to run with it, too";
+    const ADVICE: &str =
+        "docs/deployment.md says how systemd hands the key over; `doctor` has to run with it, too";
     if let StoreSettings::Postgres(_) = config.store {
         let found = "sealed in the database with region_key; the files in data_dir are not sealed";
         return out.ok(CHECK, found);
     }
     let token = config.data_dir.join("admin.token");
     let sealing = Sealing::load(config.seal_key.as_deref());
-    let opened = sealing.and_then(|sealing| if token.exists() { sealing.read_file(&token).map(drop) } else { Ok(()) });
+    let opened = sealing.and_then(|sealing| {
+        if token.exists() {
+            sealing.read_file(&token).map(drop)
+        } else {
+            Ok(())
+        }
+    });
     match (opened, &config.seal_key) {
         (Err(error @ (StoreError::Sealed(_) | StoreError::SealKey(_))), _) => {
             out.failed(CHECK, error.to_string(), ADVICE);
         }
         (_, Some(path)) => out.ok(CHECK, format!("sealed with {}", path.display())),
-        (_, None) => out.ok(CHECK, "as they are, in files of mode 0600 (seal_key seals them)"),
+        (_, None) => out.ok(
+            CHECK,
+            "as they are, in files of mode 0600 (seal_key seals them)",
+        ),
     }
 }
 
 fn kernel_settings(out: &mut Examination) {
     let bursts = "the kernel drops larger bursts of new connections";
-    machine::setting(out, "net/core/somaxconn", limits::BACKLOG.unsigned_abs().into(), bursts);
-    machine::setting(out, "net/ipv4/tcp_max_syn_backlog", 1024, "more half-open connections have to wait");
+    machine::setting(
+        out,
+        "net/core/somaxconn",
+        limits::BACKLOG.unsigned_abs().into(),
+        bursts,
+    );
+    machine::setting(
+        out,
+        "net/ipv4/tcp_max_syn_backlog",
+        1024,
+        "more half-open connections have to wait",
+    );
     let long = "throughput is low on paths with a long round trip";
     machine::setting(out, "net/ipv4/tcp_rmem", 4 * 1024 * 1024, long);
     machine::setting(out, "net/ipv4/tcp_wmem", 4 * 1024 * 1024, long);
@@ -134,8 +159,14 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     };
     let belongs = |address, proxies| runs && is_listener(address, proxies).unwrap_or(false);
     let listens = belongs(config.listen, &config.trusted_proxies);
-    let ports = [("listen", config.listen, listens), ("admin_listen", config.admin_listen, runs)].into_iter();
-    let peers = config.peer_listen.map(|address| ("peer_listen", address, belongs(address, &no_proxies)));
+    let ports = [
+        ("listen", config.listen, listens),
+        ("admin_listen", config.admin_listen, runs),
+    ]
+    .into_iter();
+    let peers = config
+        .peer_listen
+        .map(|address| ("peer_listen", address, belongs(address, &no_proxies)));
     for (check, address, runs) in ports.chain(peers) {
         let bound = TcpListener::bind(address);
         port(out, check, address, bound.as_ref().err(), runs);
@@ -154,7 +185,10 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     proxies(out, config);
     for (check, name) in [
         ("name of the apex", config.region.apex().to_owned()),
-        ("names of tenants", format!("{TENANT}.{}", config.region.apex())),
+        (
+            "names of tenants",
+            format!("{TENANT}.{}", config.region.apex()),
+        ),
     ] {
         dns(out, check, &name, config.listen.port());
     }
@@ -167,7 +201,11 @@ fn admin_listener(out: &mut Examination, config: &Config) {
         pair_of_files(out, CHECK, PairKeys::ADMIN, certificate, key, None);
     } else if config.open_admin_listener(config.admin_listen).is_some() {
         let found = format!("none, and other machines can reach {}", config.admin_listen);
-        out.warning(CHECK, found, "set admin_tls_certificate and admin_tls_key, or listen on loopback");
+        out.warning(
+            CHECK,
+            found,
+            "set admin_tls_certificate and admin_tls_key, or listen on loopback",
+        );
     }
 }
 
@@ -190,14 +228,25 @@ fn pair_of_files(
     key: &Path,
     region: Option<&Region>,
 ) {
-    match (certificate::read_chain(certificate), certificate::read_key(key)) {
-        (Ok(chain), Ok(key)) => server_certificate(out, check, keys, &chain, &key, region, Timestamp::now()),
+    match (
+        certificate::read_chain(certificate),
+        certificate::read_key(key),
+    ) {
+        (Ok(chain), Ok(key)) => {
+            server_certificate(out, check, keys, &chain, &key, region, Timestamp::now())
+        }
         (chain, private_key) => {
-            let chain = chain.err().map(|error| format!("{}: {error}", certificate.display()));
-            let private_key = private_key.err().map(|error| format!("{}: {error}", key.display()));
+            let chain = chain
+                .err()
+                .map(|error| format!("{}: {error}", certificate.display()));
+            let private_key = private_key
+                .err()
+                .map(|error| format!("{}: {error}", key.display()));
             let errors: Vec<String> = chain.into_iter().chain(private_key).collect();
-            let advice =
-                format!("{} and {} name PEM files that the gateway's user can read", keys.certificate, keys.key);
+            let advice = format!(
+                "{} and {} name PEM files that the gateway's user can read",
+                keys.certificate, keys.key
+            );
             out.failed(check, errors.join("; "), advice);
         }
     }
@@ -219,26 +268,49 @@ fn is_listener(address: SocketAddr, proxies: &TrustedProxies) -> io::Result<bool
 
 /// Whether a gateway answers at `admin`.
 fn is_admin_listener(admin: SocketAddr) -> bool {
-    let config = ureq::Agent::config_builder().timeout_global(Some(TIME_LIMIT)).proxy(None);
+    let config = ureq::Agent::config_builder()
+        .timeout_global(Some(TIME_LIMIT))
+        .proxy(None);
     let agent: ureq::Agent = config.build().into();
     let answer = agent.get(format!("http://{admin}/healthz")).call();
-    answer.is_ok_and(|mut answer| answer.body_mut().read_to_string().is_ok_and(|body| body == "ok\n"))
+    answer.is_ok_and(|mut answer| {
+        answer
+            .body_mut()
+            .read_to_string()
+            .is_ok_and(|body| body == "ok\n")
+    })
 }
 
 /// Reports the result of binding `address`.
-fn port(out: &mut Examination, check: &str, address: SocketAddr, error: Option<&io::Error>, runs: bool) {
+fn port(
+    out: &mut Examination,
+    check: &str,
+    address: SocketAddr,
+    error: Option<&io::Error>,
+    runs: bool,
+) {
     match error.map(|error| (error.kind(), error)) {
         None => out.ok(check, format!("{address} is free")),
         Some((io::ErrorKind::AddrInUse, _)) if runs => {
             out.ok(check, format!("{address}: a gateway has it and answers"));
         }
         Some((io::ErrorKind::AddrInUse, error)) => {
-            out.failed(check, format!("{address}: another program listens there"), advice(address, error));
+            out.failed(
+                check,
+                format!("{address}: another program listens there"),
+                advice(address, error),
+            );
         }
         Some((io::ErrorKind::PermissionDenied, error)) => {
-            out.failed(check, format!("{address}: this user may not bind the port"), advice(address, error));
+            out.failed(
+                check,
+                format!("{address}: this user may not bind the port"),
+                advice(address, error),
+            );
         }
-        Some((_, error)) => out.failed(check, format!("{address}: {error}"), advice(address, error)),
+        Some((_, error)) => {
+            out.failed(check, format!("{address}: {error}"), advice(address, error))
+        }
     }
 }
 
@@ -258,10 +330,16 @@ fn server_certificate(
     match certificate::check_key(chain, key) {
         Ok(()) => out.ok(&key_check, "the key matches the certificate"),
         Err(error) => {
-            out.failed(&key_check, error, format!("set {} to the key of the first certificate", keys.key));
+            out.failed(
+                &key_check,
+                error,
+                format!("set {} to the key of the first certificate", keys.key),
+            );
         }
     }
-    let missing = region.map(|region| certificate::missing_names(chain, region)).unwrap_or_default();
+    let missing = region
+        .map(|region| certificate::missing_names(chain, region))
+        .unwrap_or_default();
     if !missing.is_empty() {
         out.failed(
             &names_check,
@@ -269,9 +347,18 @@ fn server_certificate(
             "have it issued for the apex and the wildcard below it",
         );
     } else if let Some(region) = region {
-        out.ok(&names_check, format!("valid for {}", certificate::wanted_names(region).join(" and ")));
+        out.ok(
+            &names_check,
+            format!(
+                "valid for {}",
+                certificate::wanted_names(region).join(" and ")
+            ),
+        );
     } else {
-        out.ok(&names_check, format!("valid for {}", certificate::names(&chain[0]).join(", ")));
+        out.ok(
+            &names_check,
+            format!("valid for {}", certificate::names(&chain[0]).join(", ")),
+        );
     }
     match certificate::first_out_of_order(chain) {
         None if chain.len() == 1 => out.warning(
@@ -289,11 +376,19 @@ fn server_certificate(
     const RENEW: &str = "renew it, then send SIGHUP (systemctl reload) to the gateway";
     match certificate::validity(chain, now) {
         Validity::Unreadable => {
-            out.failed(&time_check, "cannot be parsed", format!("{} must be X.509 in PEM", keys.certificate));
+            out.failed(
+                &time_check,
+                "cannot be parsed",
+                format!("{} must be X.509 in PEM", keys.certificate),
+            );
         }
         Validity::Expired { at } => out.failed(&time_check, format!("expired on {at}"), RENEW),
         Validity::NotYet { from } => {
-            out.failed(&time_check, format!("not valid before {from}"), "set the clock, or wait until then");
+            out.failed(
+                &time_check,
+                format!("not valid before {from}"),
+                "set the clock, or wait until then",
+            );
         }
         Validity::Until(until) if until.since(now) < EXPIRES_SOON => {
             out.warning(&time_check, format!("expires on {until}"), RENEW);
@@ -310,16 +405,32 @@ fn dns(out: &mut Examination, check: &str, name: &str, port: u16) {
     // The system resolver has no time limit.
     let (result, results) = std::sync::mpsc::channel();
     let asked = name.to_owned();
-    std::thread::spawn(move || result.send((asked.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>)));
+    std::thread::spawn(move || {
+        result.send(
+            (asked.as_str(), port)
+                .to_socket_addrs()
+                .map(Iterator::collect::<Vec<_>>),
+        )
+    });
     let advice = "point both the apex and a wildcard below it at this gateway";
     match results.recv_timeout(TIME_LIMIT) {
         Ok(Ok(addresses)) if !addresses.is_empty() => {
-            let addresses: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
-            out.ok(check, format!("{name} resolves to {}", addresses.join(", ")));
+            let addresses: Vec<String> = addresses
+                .iter()
+                .map(|address| address.ip().to_string())
+                .collect();
+            out.ok(
+                check,
+                format!("{name} resolves to {}", addresses.join(", ")),
+            );
         }
         Ok(Ok(_)) => out.failed(check, format!("{name} has no address"), advice),
         Ok(Err(error)) => out.failed(check, format!("{name}: {error}"), advice),
-        Err(_) => out.failed(check, format!("{name}: no answer within {TIME_LIMIT:?}"), advice),
+        Err(_) => out.failed(
+            check,
+            format!("{name}: no answer within {TIME_LIMIT:?}"),
+            advice,
+        ),
     }
 }
 
@@ -335,25 +446,43 @@ mod tests {
     fn verdicts(examine: impl FnOnce(&mut Examination)) -> BTreeMap<String, Verdict> {
         let mut out = Examination::default();
         examine(&mut out);
-        out.checks().iter().map(|finding| (finding.check.clone(), finding.verdict)).collect()
+        out.checks()
+            .iter()
+            .map(|finding| (finding.check.clone(), finding.verdict))
+            .collect()
     }
 
     /// A chain of the certificate for `names`, an intermediate and the root; and the key.
     fn chain(names: &[&str]) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
         let authority = |name: &str| {
             let mut params = CertificateParams::default();
-            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            params
+                .distinguished_name
+                .push(rcgen::DnType::CommonName, name);
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             params
         };
         let (root, between) = (authority("root"), authority("between"));
-        let (root_key, between_key, key) =
-            (KeyPair::generate().unwrap(), KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let (root_key, between_key, key) = (
+            KeyPair::generate().unwrap(),
+            KeyPair::generate().unwrap(),
+            KeyPair::generate().unwrap(),
+        );
         let root_der = root.self_signed(&root_key).unwrap().der().clone();
-        let between_der = between.signed_by(&between_key, &Issuer::new(root, root_key)).unwrap().der().clone();
-        let mut leaf = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        let between_der = between
+            .signed_by(&between_key, &Issuer::new(root, root_key))
+            .unwrap()
+            .der()
+            .clone();
+        let mut leaf =
+            CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())
+                .unwrap();
         leaf.not_after = date_time_ymd(2030, 1, 1);
-        let leaf = leaf.signed_by(&key, &Issuer::new(between, between_key)).unwrap().der().clone();
+        let leaf = leaf
+            .signed_by(&key, &Issuer::new(between, between_key))
+            .unwrap()
+            .der()
+            .clone();
         (vec![leaf, between_der, root_der], PrivateKeyDer::from(key))
     }
 
@@ -365,9 +494,19 @@ mod tests {
         let (chain, key) = chain(&NAMES);
         let region = Region::new("eu1", "example.com");
         let of = |chain: &[CertificateDer<'static>], region: &Region, now| {
-            verdicts(|out| server_certificate(out, "certificate", PairKeys::CALLERS, chain, &key, Some(region), now))
-                .into_values()
-                .collect::<Vec<_>>()
+            verdicts(|out| {
+                server_certificate(
+                    out,
+                    "certificate",
+                    PairKeys::CALLERS,
+                    chain,
+                    &key,
+                    Some(region),
+                    now,
+                )
+            })
+            .into_values()
+            .collect::<Vec<_>>()
         };
         use Verdict::{Failed, Ok, Warning};
         // Chain, key, names, time.
@@ -375,14 +514,31 @@ mod tests {
         assert_eq!(of(&chain[..1], &region, IN_2029), [Warning, Ok, Ok, Ok]);
         let swapped = [chain[0].clone(), chain[2].clone(), chain[1].clone()];
         assert_eq!(of(&swapped, &region, IN_2029), [Failed, Ok, Ok, Ok]);
-        assert_eq!(of(&chain, &Region::new("eu2", "example.com"), IN_2029), [Ok, Ok, Failed, Ok]);
-        assert_eq!(of(&chain, &region, Timestamp(1_893_456_000 - 86_400)), [Ok, Ok, Ok, Warning]);
-        assert_eq!(of(&chain, &region, Timestamp(1_893_456_000)), [Ok, Ok, Ok, Failed]);
+        assert_eq!(
+            of(&chain, &Region::new("eu2", "example.com"), IN_2029),
+            [Ok, Ok, Failed, Ok]
+        );
+        assert_eq!(
+            of(&chain, &region, Timestamp(1_893_456_000 - 86_400)),
+            [Ok, Ok, Ok, Warning]
+        );
+        assert_eq!(
+            of(&chain, &region, Timestamp(1_893_456_000)),
+            [Ok, Ok, Ok, Failed]
+        );
         // Certificates of rcgen are valid from 1975.
         assert_eq!(of(&chain, &region, Timestamp(0)), [Ok, Ok, Ok, Failed]);
         let other = PrivateKeyDer::from(KeyPair::generate().unwrap());
         let found = verdicts(|out| {
-            server_certificate(out, "certificate", PairKeys::CALLERS, &chain, &other, Some(&region), IN_2029);
+            server_certificate(
+                out,
+                "certificate",
+                PairKeys::CALLERS,
+                &chain,
+                &other,
+                Some(&region),
+                IN_2029,
+            );
         });
         assert_eq!(found["certificate: key"], Failed);
     }
@@ -392,9 +548,24 @@ mod tests {
         let (chain, key) = chain(&NAMES[..1]);
         let mut out = Examination::default();
         let region = Region::new("eu1", "example.com");
-        server_certificate(&mut out, "certificate", PairKeys::CALLERS, &chain, &key, Some(&region), IN_2029);
-        let names = out.checks().iter().find(|finding| finding.check == "certificate: names").unwrap();
-        assert_eq!((names.verdict, names.found.as_str()), (Verdict::Failed, "not valid for *.eu1.example.com"));
+        server_certificate(
+            &mut out,
+            "certificate",
+            PairKeys::CALLERS,
+            &chain,
+            &key,
+            Some(&region),
+            IN_2029,
+        );
+        let names = out
+            .checks()
+            .iter()
+            .find(|finding| finding.check == "certificate: names")
+            .unwrap();
+        assert_eq!(
+            (names.verdict, names.found.as_str()),
+            (Verdict::Failed, "not valid for *.eu1.example.com")
+        );
     }
 
     #[test]
@@ -416,10 +587,19 @@ mod tests {
     #[test]
     fn all_parts_of_a_configuration_are_checked() {
         let folder = tempfile::tempdir().unwrap();
-        let (file, data_dir) = (folder.path().join("gateway.toml"), folder.path().join("data"));
-        let minimal = format!("region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\n", data_dir.display());
+        let (file, data_dir) = (
+            folder.path().join("gateway.toml"),
+            folder.path().join("data"),
+        );
+        let minimal = format!(
+            "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\n",
+            data_dir.display()
+        );
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ports = format!("listen = \"{}\"\nadmin_listen = \"127.0.0.1:0\"\n", taken.local_addr().unwrap());
+        let ports = format!(
+            "listen = \"{}\"\nadmin_listen = \"127.0.0.1:0\"\n",
+            taken.local_addr().unwrap()
+        );
         std::fs::write(&file, format!("{minimal}{ports}")).unwrap();
         let examine = || examine(Some(&file), |_| None);
         let found = verdicts(|out| *out = examine());
@@ -433,23 +613,43 @@ mod tests {
         ] {
             assert_eq!(found.get(check), Some(&verdict), "{check}: {found:?}");
         }
-        for (path, verdict) in
-            [(folder.path().join("access.jsonl"), Verdict::Ok), ("/nowhere/a".into(), Verdict::Failed)]
-        {
-            std::fs::write(&file, format!("{minimal}{ports}access_log = \"{}\"\n", path.display())).unwrap();
+        for (path, verdict) in [
+            (folder.path().join("access.jsonl"), Verdict::Ok),
+            ("/nowhere/a".into(), Verdict::Failed),
+        ] {
+            std::fs::write(
+                &file,
+                format!("{minimal}{ports}access_log = \"{}\"\n", path.display()),
+            )
+            .unwrap();
             assert_eq!(verdicts(|out| *out = examine())["access_log"], verdict);
         }
         for (proxies, verdict) in [
-            ("[\"10.0.0.0/8\", \"192.0.2.1=off\"]", Some(&Verdict::Failed)),
+            (
+                "[\"10.0.0.0/8\", \"192.0.2.1=off\"]",
+                Some(&Verdict::Failed),
+            ),
             ("[\"192.0.2.1=off\"]", Some(&Verdict::Ok)),
             ("[]", None),
         ] {
-            std::fs::write(&file, format!("{minimal}{ports}trusted_proxies = {proxies}\n")).unwrap();
-            assert_eq!(verdicts(|out| *out = examine()).get("trusted_proxies"), verdict, "{proxies}");
+            std::fs::write(
+                &file,
+                format!("{minimal}{ports}trusted_proxies = {proxies}\n"),
+            )
+            .unwrap();
+            assert_eq!(
+                verdicts(|out| *out = examine()).get("trusted_proxies"),
+                verdict,
+                "{proxies}"
+            );
         }
         std::fs::write(&file, "region = 7\ncolour = 1\n").unwrap();
         let out = examine();
         let last = out.checks().last().unwrap();
-        assert!(last.verdict == Verdict::Failed && last.found.contains("region") && last.found.contains("colour"));
+        assert!(
+            last.verdict == Verdict::Failed
+                && last.found.contains("region")
+                && last.found.contains("colour")
+        );
     }
 }

@@ -30,7 +30,11 @@ impl Gateway {
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
         let (successor, began) = (self.has_successor, Instant::now());
-        let tunnels = if self.member_settings.is_some() { BTreeMap::new() } else { self.live_tunnels() };
+        let tunnels = if self.member_settings.is_some() {
+            BTreeMap::new()
+        } else {
+            self.live_tunnels()
+        };
         if !successor {
             self.leave_region();
         }
@@ -59,7 +63,9 @@ impl Gateway {
             let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
         }
         self.peers.tell_all(|| WorkerMessage::End);
-        self.wait_within(limits::TUNNELS_END, || self.all_report(|report| report.tunnels.is_empty()));
+        self.wait_within(limits::TUNNELS_END, || {
+            self.all_report(|report| report.tunnels.is_empty())
+        });
         if !successor {
             self.store_last_stop(tunnels);
         }
@@ -90,18 +96,26 @@ impl Gateway {
 
     /// Stores the levels of rate limits and the services with tunnels for the next start.
     fn store_last_stop(&self, tunnels: BTreeMap<String, usize>) {
-        let (path, levels) = (&self.last_stop_path, self.bucket_levels(WorkerMessage::ReportLevels));
+        let (path, levels) = (
+            &self.last_stop_path,
+            self.bucket_levels(WorkerMessage::ReportLevels),
+        );
         if let Err(error) = (LastStop { levels, tunnels }).store(path, SystemTime::now()) {
             tracing::error!(path = %path.display(), %error, "cannot store state for the next start: rate limits start full");
         }
     }
 
     /// Collects the levels of the buckets from the workers. Logs the number of workers that did not answer.
-    pub(super) fn bucket_levels(&self, question: impl Fn(Sender<Vec<Level>>) -> WorkerMessage) -> Vec<Level> {
+    pub(super) fn bucket_levels(
+        &self,
+        question: impl Fn(Sender<Vec<Level>>) -> WorkerMessage,
+    ) -> Vec<Level> {
         let levels = self.peers.ask_all_within(limits::LEVELS_WITHIN, question);
         let missing = self.peers.mailboxes.len() - levels.len();
         if missing > 0 {
-            tracing::warn!("{missing} workers did not report the levels of their rate limits: these start full");
+            tracing::warn!(
+                "{missing} workers did not report the levels of their rate limits: these start full"
+            );
         }
         levels.concat()
     }
@@ -129,7 +143,11 @@ impl Gateway {
                 return;
             }
             let is_first_second = began.elapsed() < Duration::from_secs(1);
-            std::thread::sleep(if is_first_second { DRAIN_TICK_FIRST } else { DRAIN_TICK });
+            std::thread::sleep(if is_first_second {
+                DRAIN_TICK_FIRST
+            } else {
+                DRAIN_TICK
+            });
         }
     }
 }

@@ -28,7 +28,9 @@ use crate::members::Members;
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::Level;
-use crate::region::{CarriedMembership, NodeSlot, Placement, RegionKeyError, RegionKeys, RegionSignals, View};
+use crate::region::{
+    CarriedMembership, NodeSlot, Placement, RegionKeyError, RegionKeys, RegionSignals, View,
+};
 use crate::telemetry::request_log::archive::ArchiveError;
 use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
@@ -136,21 +138,35 @@ impl Gateway {
     }
 
     /// Starts a gateway that replaces `predecessor`, if any. The predecessor drains when this returns.
-    pub fn start_after(config: &Config, mut predecessor: Option<&mut Predecessor>) -> Result<Self, StartError> {
+    pub fn start_after(
+        config: &Config,
+        mut predecessor: Option<&mut Predecessor>,
+    ) -> Result<Self, StartError> {
         let driver = Driver::choose()?;
         let descriptors = runtime::raise_open_file_limit();
         driver.log();
         let listeners = open_listeners(config, predecessor.as_deref_mut())?;
         let carried = CarriedState::of(config, predecessor.as_deref_mut())?;
-        let (mailboxes, inboxes): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| mailbox(limits::MAILBOX)).unzip();
+        let (mailboxes, inboxes): (Vec<_>, Vec<_>) = (0..config.workers)
+            .map(|_| mailbox(limits::MAILBOX))
+            .unzip();
         let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
-        let (mut gateway, traces) = Self::open(config, listeners, Peers::new(mailboxes), &socket_budget)?;
+        let (mut gateway, traces) =
+            Self::open(config, listeners, Peers::new(mailboxes), &socket_budget)?;
         let (nodes, waiting_nodes) = cluster::channel();
         gateway.waiting_nodes = gateway.peer_address.map(|_| waiting_nodes);
-        let setups = gateway.worker_setups(config, &carried, descriptors, traces.as_ref(), &socket_budget, &nodes)?;
+        let setups = gateway.worker_setups(
+            config,
+            &carried,
+            descriptors,
+            traces.as_ref(),
+            &socket_budget,
+            &nodes,
+        )?;
         gateway.start_workers(setups, inboxes, &driver)?;
         gateway.start_sampler()?;
-        gateway.feed = Feed::start(&gateway.control, &config.data_dir).map_err(StartError::Thread)?;
+        gateway.feed =
+            Feed::start(&gateway.control, &config.data_dir).map_err(StartError::Thread)?;
         gateway.member_settings = MemberSettings::of(config, gateway.peer_address);
         gateway.start_members(carried.membership)?;
         gateway.serve_administration()?;
@@ -178,9 +194,15 @@ impl Gateway {
         let control = Arc::new(Control::open(config, peers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let requests = config.data_dir.join("requests");
-        let request_log = Arc::new(RequestLog::open_with(&requests, masker.clone(), config.access_log.as_ref())?);
+        let request_log = Arc::new(RequestLog::open_with(
+            &requests,
+            masker.clone(),
+            config.access_log.as_ref(),
+        )?);
         let region_keys = region_keys(&control, config)?;
-        if let (Some(settings), Some(keys), None) = (&config.archive, &region_keys, config.peer_listen) {
+        if let (Some(settings), Some(keys), None) =
+            (&config.archive, &region_keys, config.peer_listen)
+        {
             // In a region of several nodes it starts when the node has its slot.
             request_log.archive_to(settings, keys, config.region.apex(), NodeSlot::default())?;
         }
@@ -229,12 +251,24 @@ impl Gateway {
         socket_budget: &Arc<SocketBudget>,
         nodes: &NodeConnections,
     ) -> Result<Vec<Setup>, StartError> {
-        let Some(listeners) = &self.listeners else { return Ok(Vec::new()) };
-        let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
-        let region_keys = region_keys(&self.control, config)?.filter(|_| config.peer_listen.is_some());
-        let start_questions = |_: &RegionKeys| NodeQuestions::start(self.control.node_client().clone());
-        let apex_questions = region_keys.as_ref().map(start_questions).transpose().map_err(StartError::Thread)?;
-        let peer_shares = listeners.peer_shares(config.workers).map_err(ListenError::from)?;
+        let Some(listeners) = &self.listeners else {
+            return Ok(Vec::new());
+        };
+        let shares = listeners
+            .shares(config.workers)
+            .map_err(ListenError::from)?;
+        let region_keys =
+            region_keys(&self.control, config)?.filter(|_| config.peer_listen.is_some());
+        let start_questions =
+            |_: &RegionKeys| NodeQuestions::start(self.control.node_client().clone());
+        let apex_questions = region_keys
+            .as_ref()
+            .map(start_questions)
+            .transpose()
+            .map_err(StartError::Thread)?;
+        let peer_shares = listeners
+            .peer_shares(config.workers)
+            .map_err(ListenError::from)?;
         let (directory, certificates) = self.control.initial_state()?;
         let affinity_key = self.control.affinity_key();
         let shared_config = Arc::new(config.clone());
@@ -245,13 +279,15 @@ impl Gateway {
             id: WorkerId(number),
             peers: Arc::clone(&self.peers),
             listeners: listeners_share,
-            region: region_keys.clone().zip(apex_questions.clone()).map(|(keys, apex_questions)| RegionSetup {
-                keys,
-                signals: Arc::clone(&self.signals),
-                listeners: peer_listeners,
-                control_plane: nodes.clone(),
-                apex_questions,
-            }),
+            region: region_keys.clone().zip(apex_questions.clone()).map(
+                |(keys, apex_questions)| RegionSetup {
+                    keys,
+                    signals: Arc::clone(&self.signals),
+                    listeners: peer_listeners,
+                    control_plane: nodes.clone(),
+                    apex_questions,
+                },
+            ),
             listeners_are_ours: listeners.are_ours,
             directory: Arc::clone(&directory),
             awaited_read: self.control.awaited_read().cloned(),
@@ -268,7 +304,12 @@ impl Gateway {
             published: Vec::new(),
             connection_limit,
         };
-        Ok(shares.into_iter().zip(peer_shares).enumerate().map(setup).collect())
+        Ok(shares
+            .into_iter()
+            .zip(peer_shares)
+            .enumerate()
+            .map(setup)
+            .collect())
     }
 
     /// Starts the workers. They accept connections when this returns.
@@ -282,25 +323,37 @@ impl Gateway {
         let started = Workers::start(&self.control, &self.peers, setups, inboxes, driver, failed);
         let (workers, up) = started.map_err(StartError::Thread)?;
         self.workers = Some(workers);
-        if up < count { Err(StartError::Worker) } else { Ok(()) }
+        if up < count {
+            Err(StartError::Worker)
+        } else {
+            Ok(())
+        }
     }
 
     fn start_sampler(&mut self) -> Result<(), StartError> {
         let control = Arc::clone(&self.control);
         let reports = move || control.reports_with_services();
-        self.sampler = Some(Sampler::start(Arc::clone(&self.series), reports).map_err(StartError::Thread)?);
+        self.sampler =
+            Some(Sampler::start(Arc::clone(&self.series), reports).map_err(StartError::Thread)?);
         Ok(())
     }
 
     fn log_start(&self, config: &Config) {
-        let Self { address, admin_address, .. } = self;
+        let Self {
+            address,
+            admin_address,
+            ..
+        } = self;
         if let Some(warning) = config.open_admin_listener(*admin_address) {
             tracing::warn!("{warning}");
         }
         if let Some((found, remedy)) = config.guessed_proxies() {
             tracing::warn!("trusted_proxies: {found}; {remedy}");
         }
-        let console = config.admin_certificate.is_none().then(|| console_url(*admin_address));
+        let console = config
+            .admin_certificate
+            .is_none()
+            .then(|| console_url(*admin_address));
         tracing::info!(%address, %admin_address, console, workers = config.workers, region = config.region.apex(), "gateway started");
     }
 
@@ -334,7 +387,8 @@ impl Gateway {
         self.signals.set_endless();
         let (applied, _) = tokio::sync::mpsc::unbounded_channel();
         let view = View::settled(placement).with_processes(processes);
-        self.control.publish_view(0, &Arc::new(view), session, &applied)
+        self.control
+            .publish_view(0, &Arc::new(view), session, &applied)
     }
 
     /// Counts of exported and lost spans; `None` without a collector.
@@ -355,7 +409,9 @@ impl Gateway {
         self.request_log.reopen_access_log();
         match self.control.reload_certificates() {
             Ok(()) => tracing::info!("certificates reloaded"),
-            Err(error) => tracing::error!(%error, "cannot reload a certificate: the old one stays in use"),
+            Err(error) => {
+                tracing::error!(%error, "cannot reload a certificate: the old one stays in use")
+            }
         }
     }
 }
@@ -368,7 +424,10 @@ impl Drop for Gateway {
 }
 
 /// Opens the listening sockets. Uses those of the predecessor or of the service manager.
-fn open_listeners(config: &Config, predecessor: Option<&mut Predecessor>) -> Result<Listeners, StartError> {
+fn open_listeners(
+    config: &Config,
+    predecessor: Option<&mut Predecessor>,
+) -> Result<Listeners, StartError> {
     let inherited = match predecessor {
         Some(predecessor) => predecessor.listeners()?,
         None => Inherited::from_service_manager()?,
@@ -383,14 +442,24 @@ impl CarriedState {
             Some(predecessor) => {
                 let (tunnels, membership) = predecessor.take_store()?;
                 let membership = membership.map(CarriedMembership::try_from).transpose();
-                let membership = membership.map_err(|error| TakeoverError::Unexpected(error.to_string()))?;
+                let membership =
+                    membership.map_err(|error| TakeoverError::Unexpected(error.to_string()))?;
                 let tunnel_grace = Arc::new(TunnelGrace::new(tunnels, Instant::now()));
-                Self { tunnel_grace, levels: None, membership }
+                Self {
+                    tunnel_grace,
+                    levels: None,
+                    membership,
+                }
             }
             None => {
-                let last = LastStop::load(&config.data_dir.join(last_stop::FILE), SystemTime::now());
+                let last =
+                    LastStop::load(&config.data_dir.join(last_stop::FILE), SystemTime::now());
                 let tunnel_grace = Arc::new(TunnelGrace::new(last.tunnels, Instant::now()));
-                Self { tunnel_grace, levels: Some(Arc::new(last.levels)), membership: None }
+                Self {
+                    tunnel_grace,
+                    levels: Some(Arc::new(last.levels)),
+                    membership: None,
+                }
             }
         })
     }
@@ -398,24 +467,52 @@ impl CarriedState {
 
 /// The region keys that the store uses, so that all parts agree about the one in use; those of the configuration with SQLite.
 fn region_keys(control: &Control, config: &Config) -> Result<Option<RegionKeys>, RegionKeyError> {
-    control.postgres_source().map_or_else(|| config.region_keys(), |source| Ok(Some(source.keys.clone())))
+    control.postgres_source().map_or_else(
+        || config.region_keys(),
+        |source| Ok(Some(source.keys.clone())),
+    )
 }
 
 /// Starts the export of spans if a collector is configured.
-fn start_exporter(config: &Config, masker: Masker) -> Result<Option<(Exporter, trace::SpanDestination)>, StartError> {
-    let Some(settings) = &config.traces else { return Ok(None) };
-    let region = config.region.apex().split('.').next().unwrap_or_default().to_owned();
+fn start_exporter(
+    config: &Config,
+    masker: Masker,
+) -> Result<Option<(Exporter, trace::SpanDestination)>, StartError> {
+    let Some(settings) = &config.traces else {
+        return Ok(None);
+    };
+    let region = config
+        .region
+        .apex()
+        .split('.')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
     let instance_id = RequestIds::new().next_id().to_string();
-    let identity = Identity { service_name: "gw-gateway", instance_id, region };
+    let identity = Identity {
+        service_name: "gw-gateway",
+        instance_id,
+        region,
+    };
     let (exporter, queue) = Exporter::start(settings, &identity)?;
-    Ok(Some((exporter, trace::SpanDestination { queue, sample_ratio: settings.sample_ratio, masker })))
+    Ok(Some((
+        exporter,
+        trace::SpanDestination {
+            queue,
+            sample_ratio: settings.sample_ratio,
+            masker,
+        },
+    )))
 }
 
 /// Starts a thread that tells the workers when the TCP memory of the machine runs short.
 fn watch_tcp_memory(budget: &Arc<SocketBudget>) -> Result<Option<PressureWatch>, StartError> {
     let held_mib = budget.total() >> 20;
     let Some(memory) = TcpMemory::of_machine() else {
-        tracing::warn!(held_mib, "cannot read the kernel's limits on TCP memory (net.ipv4.tcp_mem)");
+        tracing::warn!(
+            held_mib,
+            "cannot read the kernel's limits on TCP memory (net.ipv4.tcp_mem)"
+        );
         return Ok(None);
     };
     tracing::info!(
@@ -423,11 +520,15 @@ fn watch_tcp_memory(budget: &Arc<SocketBudget>) -> Result<Option<PressureWatch>,
         pressure_mib = memory.pressure >> 20,
         "limits on kernel memory for connections of callers"
     );
-    PressureWatch::start(memory, Arc::clone(budget)).map(Some).map_err(StartError::Thread)
+    PressureWatch::start(memory, Arc::clone(budget))
+        .map(Some)
+        .map_err(StartError::Thread)
 }
 
 /// Connections of one worker, so that all workers together do not run out of descriptors.
 fn connections_per_worker(descriptors: u64, workers: usize) -> usize {
     let share = descriptors.saturating_sub(limits::RESERVED_DESCRIPTORS) / workers as u64;
-    usize::try_from(share).unwrap_or(usize::MAX).clamp(1, limits::CONNECTIONS_PER_WORKER)
+    usize::try_from(share)
+        .unwrap_or(usize::MAX)
+        .clamp(1, limits::CONNECTIONS_PER_WORKER)
 }

@@ -10,7 +10,12 @@ use crate::worker::Peers;
 /// whether the account did not exist.
 pub fn create_account(config: &Config, account: &AccountId) -> Result<bool, ControlError> {
     let control = Control::open(config, Peers::new(Vec::new()))?;
-    let (_, created) =
-        control.create_account(&Actor::Admin, &NewAccount { id: account.to_string(), capture_allowed: None })?;
+    let (_, created) = control.create_account(
+        &Actor::Admin,
+        &NewAccount {
+            id: account.to_string(),
+            capture_allowed: None,
+        },
+    )?;
     Ok(created)
 }

@@ -20,8 +20,9 @@ const AGE_MAX: Duration = Duration::from_hours(24);
 /// wait.
 const TUNNELS_EXPECTED: Duration = Duration::from_secs(60);
 /// Longest file, in bytes.
-const FILE_MAX: u64 =
-    (limits::LEVELS * limits::LEVEL_BYTES + limits::EXPECTED_SERVICES * limits::EXPECTED_SERVICE_BYTES + 1024) as u64;
+const FILE_MAX: u64 = (limits::LEVELS * limits::LEVEL_BYTES
+    + limits::EXPECTED_SERVICES * limits::EXPECTED_SERVICE_BYTES
+    + 1024) as u64;
 
 /// What a stopped process leaves to the next one.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -62,8 +63,16 @@ impl LastStop {
         if self.levels.is_empty() && self.tunnels.is_empty() {
             return files::remove_if_there(path);
         }
-        let tunnels = self.tunnels.into_iter().take(limits::EXPECTED_SERVICES).collect();
-        let stored = Stored { written_at_ms: unix_ms(now), levels: levels::bounded(self.levels), tunnels };
+        let tunnels = self
+            .tunnels
+            .into_iter()
+            .take(limits::EXPECTED_SERVICES)
+            .collect();
+        let stored = Stored {
+            written_at_ms: unix_ms(now),
+            levels: levels::bounded(self.levels),
+            tunnels,
+        };
         files::write_private(path, &serde_json::to_vec(&stored)?)
     }
 
@@ -82,14 +91,22 @@ impl LastStop {
 
     fn read(path: &Path, now: SystemTime) -> Result<Self, Unusable> {
         let mut contents = Vec::new();
-        File::open(path)?.take(FILE_MAX + 1).read_to_end(&mut contents)?;
+        File::open(path)?
+            .take(FILE_MAX + 1)
+            .read_to_end(&mut contents)?;
         if contents.len() as u64 > FILE_MAX {
             return Err(Unusable::TooLong);
         }
-        let Stored { written_at_ms, levels, mut tunnels } = serde_json::from_slice(&contents)?;
+        let Stored {
+            written_at_ms,
+            levels,
+            mut tunnels,
+        } = serde_json::from_slice(&contents)?;
         let now_ms = unix_ms(now);
         if written_at_ms > now_ms {
-            return Err(Unusable::FromTheFuture(Duration::from_millis(written_at_ms - now_ms)));
+            return Err(Unusable::FromTheFuture(Duration::from_millis(
+                written_at_ms - now_ms,
+            )));
         }
         let age_ms = now_ms - written_at_ms;
         let age = Duration::from_millis(age_ms);
@@ -99,7 +116,10 @@ impl LastStop {
         if age > TUNNELS_EXPECTED {
             tunnels.clear();
         }
-        Ok(Self { levels: levels::refilled(levels, age_ms), tunnels })
+        Ok(Self {
+            levels: levels::refilled(levels, age_ms),
+            tunnels,
+        })
     }
 }
 
@@ -127,7 +147,11 @@ mod tests {
     }
 
     fn level(service: &str, until_full_ms: u64) -> Level {
-        Level { service: service.to_owned(), rate: Rate::new(10, 60).unwrap(), until_full_ms }
+        Level {
+            service: service.to_owned(),
+            rate: Rate::new(10, 60).unwrap(),
+            until_full_ms,
+        }
     }
 
     fn tunnels() -> BTreeMap<String, usize> {
@@ -138,11 +162,18 @@ mod tests {
     fn levels_are_refilled_and_tunnels_expected_for_a_minute() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
-        let last = LastStop { levels: vec![level("a--x", 90_000)], tunnels: tunnels() };
+        let last = LastStop {
+            levels: vec![level("a--x", 90_000)],
+            tunnels: tunnels(),
+        };
         last.store(&path, stopped()).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let after = |seconds| {
-            let LastStop { levels, tunnels } = LastStop::load(&path, stopped() + Duration::from_secs(seconds));
+            let LastStop { levels, tunnels } =
+                LastStop::load(&path, stopped() + Duration::from_secs(seconds));
             (levels, tunnels)
         };
         assert_eq!(after(0), (vec![level("a--x", 90_000)], tunnels()));
@@ -157,24 +188,47 @@ mod tests {
     fn implausible_files_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
-        assert!(matches!(LastStop::read(&path, stopped()), Err(Unusable::Io(_))));
-        LastStop { levels: Vec::new(), tunnels: tunnels() }.store(&path, stopped()).unwrap();
+        assert!(matches!(
+            LastStop::read(&path, stopped()),
+            Err(Unusable::Io(_))
+        ));
+        LastStop {
+            levels: Vec::new(),
+            tunnels: tunnels(),
+        }
+        .store(&path, stopped())
+        .unwrap();
         let moment = Duration::from_secs(1);
-        assert!(matches!(LastStop::read(&path, stopped() - moment), Err(Unusable::FromTheFuture(_))));
+        assert!(matches!(
+            LastStop::read(&path, stopped() - moment),
+            Err(Unusable::FromTheFuture(_))
+        ));
         assert!(LastStop::read(&path, stopped() + AGE_MAX).is_ok());
-        assert!(matches!(LastStop::read(&path, stopped() + AGE_MAX + moment), Err(Unusable::TooOld(_))));
+        assert!(matches!(
+            LastStop::read(&path, stopped() + AGE_MAX + moment),
+            Err(Unusable::TooOld(_))
+        ));
         for text in ["", "{", "{\"levels\":[]}", "[1]", "\u{fffd}"] {
             std::fs::write(&path, text).unwrap();
-            assert!(matches!(LastStop::read(&path, stopped()), Err(Unusable::Corrupt(_))), "{text}");
+            assert!(
+                matches!(LastStop::read(&path, stopped()), Err(Unusable::Corrupt(_))),
+                "{text}"
+            );
             assert_eq!(LastStop::load(&path, stopped()), LastStop::default());
         }
         // A rate of zero is rejected when rates are parsed.
         let zero = "{\"written_at_ms\":0,\"tunnels\":{},\"levels\":[{\"service\":\"a\",\"rate\":{\"burst\":0,\
                     \"refill_per_minute\":1},\"until_full_ms\":1}]}";
         std::fs::write(&path, zero).unwrap();
-        assert!(matches!(LastStop::read(&path, stopped()), Err(Unusable::Corrupt(_))));
+        assert!(matches!(
+            LastStop::read(&path, stopped()),
+            Err(Unusable::Corrupt(_))
+        ));
         File::create(&path).unwrap().set_len(FILE_MAX + 1).unwrap();
-        assert!(matches!(LastStop::read(&path, stopped()), Err(Unusable::TooLong)));
+        assert!(matches!(
+            LastStop::read(&path, stopped()),
+            Err(Unusable::TooLong)
+        ));
     }
 
     #[test]
@@ -183,13 +237,22 @@ mod tests {
         let path = folder.path().join(FILE);
         let most = Rate::new(u32::MAX, u32::MAX).unwrap();
         let long = |number: usize| format!("{number:0>63}");
-        let level = |number| Level { service: long(number), rate: most, until_full_ms: u64::MAX };
+        let level = |number| Level {
+            service: long(number),
+            rate: most,
+            until_full_ms: u64::MAX,
+        };
         let last = LastStop {
             levels: (0..=limits::LEVELS).map(level).collect(),
-            tunnels: (0..=limits::EXPECTED_SERVICES).map(|number| (long(number), usize::MAX)).collect(),
+            tunnels: (0..=limits::EXPECTED_SERVICES)
+                .map(|number| (long(number), usize::MAX))
+                .collect(),
         };
         last.store(&path, stopped()).unwrap();
         let read = LastStop::load(&path, stopped());
-        assert_eq!((read.levels.len(), read.tunnels.len()), (limits::LEVELS, limits::EXPECTED_SERVICES));
+        assert_eq!(
+            (read.levels.len(), read.tunnels.len()),
+            (limits::LEVELS, limits::EXPECTED_SERVICES)
+        );
     }
 }

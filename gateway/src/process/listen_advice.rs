@@ -22,7 +22,8 @@ pub(super) fn advice(address: SocketAddr, error: &io::Error) -> String {
             )
         }
         ErrorKind::AddrNotAvailable => {
-            "configure an address of this machine (`ip address` lists them), or 0.0.0.0 for all".to_owned()
+            "configure an address of this machine (`ip address` lists them), or 0.0.0.0 for all"
+                .to_owned()
         }
         _ => "configure another address".to_owned(),
     }
@@ -33,9 +34,13 @@ fn in_use(port: u16, holder: Option<Holder>) -> String {
         Some(holder) if holder.is_this_process() => {
             "another listener of this configuration has the port: give each its own".to_owned()
         }
-        Some(holder) => format!("{holder} listens on port {port}: stop it, or configure another port"),
+        Some(holder) => {
+            format!("{holder} listens on port {port}: stop it, or configure another port")
+        }
         None => {
-            format!("find the process with `ss -ltnp 'sport = :{port}'` as root and stop it, or configure another port")
+            format!(
+                "find the process with `ss -ltnp 'sport = :{port}'` as root and stop it, or configure another port"
+            )
         }
     }
 }
@@ -46,12 +51,18 @@ mod tests {
 
     #[test]
     fn the_holder_of_a_port_is_named_if_it_can_be_seen() {
-        let other = Holder { id: 1, name: "init".to_owned() };
+        let other = Holder {
+            id: 1,
+            name: "init".to_owned(),
+        };
         assert_eq!(
             in_use(443, Some(other)),
             "process 1 (init) listens on port 443: stop it, or configure another port"
         );
-        let this = Holder { id: std::process::id(), name: "gw".to_owned() };
+        let this = Holder {
+            id: std::process::id(),
+            name: "gw".to_owned(),
+        };
         assert!(in_use(443, Some(this)).starts_with("another listener of this configuration"));
         assert!(in_use(443, None).contains("`ss -ltnp 'sport = :443'`"));
     }
@@ -60,7 +71,13 @@ mod tests {
     fn low_ports_need_a_capability() {
         let denied = io::Error::from(ErrorKind::PermissionDenied);
         let low = advice("0.0.0.0:443".parse().unwrap(), &denied);
-        assert!(low.contains("AmbientCapabilities=CAP_NET_BIND_SERVICE") && low.contains("setcap"), "{low}");
-        assert_eq!(advice("0.0.0.0:8443".parse().unwrap(), &denied), "configure another address");
+        assert!(
+            low.contains("AmbientCapabilities=CAP_NET_BIND_SERVICE") && low.contains("setcap"),
+            "{low}"
+        );
+        assert_eq!(
+            advice("0.0.0.0:8443".parse().unwrap(), &denied),
+            "configure another address"
+        );
     }
 }

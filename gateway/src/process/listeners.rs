@@ -47,7 +47,12 @@ pub(crate) struct Inherited {
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error("{key}: cannot listen on {address}: {error}; {advice}")]
-    Listen { key: &'static str, address: SocketAddr, error: io::Error, advice: String },
+    Listen {
+        key: &'static str,
+        address: SocketAddr,
+        error: io::Error,
+        advice: String,
+    },
     #[error("cannot use the sockets of the service manager: {0}")]
     Inherited(io::Error),
     #[error("cannot use a listening socket: {0}")]
@@ -74,12 +79,18 @@ impl Inherited {
     /// Drops sockets whose address differs from the configuration. Keeps those of the service manager, which chooses
     /// their addresses; it opens none for other nodes.
     fn retain_wanted(&mut self, config: &Config) {
-        self.peers.retain(|listener| config.peer_listen.is_some_and(|wanted| is_at(listener, wanted)));
+        self.peers.retain(|listener| {
+            config
+                .peer_listen
+                .is_some_and(|wanted| is_at(listener, wanted))
+        });
         if !self.from_service_manager {
-            self.callers.retain(|listener| is_at(listener, config.listen));
+            self.callers
+                .retain(|listener| is_at(listener, config.listen));
         }
         if !self.admin_from_service_manager {
-            self.admin.take_if(|listener| !is_at(listener, config.admin_listen));
+            self.admin
+                .take_if(|listener| !is_at(listener, config.admin_listen));
         }
     }
 }
@@ -87,31 +98,55 @@ impl Inherited {
 /// Converts `fd`. Fails if it is not a listening TCP socket.
 fn listener(fd: OwnedFd) -> io::Result<TcpListener> {
     let socket = Socket::from(fd);
-    if socket.is_listener()? && socket.r#type()? == Type::STREAM && socket.local_addr()?.as_socket().is_some() {
+    if socket.is_listener()?
+        && socket.r#type()? == Type::STREAM
+        && socket.local_addr()?.as_socket().is_some()
+    {
         Ok(socket.into())
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "a descriptor is not a listening TCP socket"))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a descriptor is not a listening TCP socket",
+        ))
     }
 }
 
 /// Whether `listener` has the address `wanted`. Port 0 matches any port.
 fn is_at(listener: &TcpListener, wanted: SocketAddr) -> bool {
-    listener.local_addr().is_ok_and(|found| found.ip() == wanted.ip() && [found.port(), 0].contains(&wanted.port()))
+    listener
+        .local_addr()
+        .is_ok_and(|found| found.ip() == wanted.ip() && [found.port(), 0].contains(&wanted.port()))
 }
 
 impl Listeners {
     /// Opens the sockets of the configuration. Uses those of `inherited` with the same address.
     pub(crate) fn open(config: &Config, mut inherited: Inherited) -> Result<Self, ListenError> {
         inherited.retain_wanted(config);
-        let Inherited { mut callers, admin, mut peers, from_service_manager, admin_from_service_manager } = inherited;
+        let Inherited {
+            mut callers,
+            admin,
+            mut peers,
+            from_service_manager,
+            admin_from_service_manager,
+        } = inherited;
         let admin = admin.map_or_else(|| bind("admin_listen", config.admin_listen, false), Ok)?;
-        let queues = if from_service_manager { callers.len() } else { config.workers };
+        let queues = if from_service_manager {
+            callers.len()
+        } else {
+            config.workers
+        };
         bind_queues("listen", &mut callers, config.listen, queues)?;
         if let Some(address) = config.peer_listen {
             bind_queues("peer_listen", &mut peers, address, config.workers)?;
         }
         let (are_ours, admin_is_ours) = (!from_service_manager, !admin_from_service_manager);
-        Ok(Self { callers, admin, peers, are_ours, admin_is_ours })
+        Ok(Self {
+            callers,
+            admin,
+            peers,
+            are_ours,
+            admin_is_ours,
+        })
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
@@ -177,7 +212,11 @@ fn bind_queues(
 
 fn bind(key: &'static str, address: SocketAddr, shared: bool) -> Result<TcpListener, ListenError> {
     let listen = || {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM,
+            Some(Protocol::TCP),
+        )?;
         socket.set_reuse_address(true)?;
         // One queue for each worker. The kernel spreads connections over them.
         socket.set_reuse_port(shared)?;
@@ -193,7 +232,12 @@ fn bind(key: &'static str, address: SocketAddr, shared: bool) -> Result<TcpListe
             }
             Err(error) => {
                 let advice = advice(address, &error);
-                return Err(ListenError::Listen { key, address, error, advice });
+                return Err(ListenError::Listen {
+                    key,
+                    address,
+                    error,
+                    advice,
+                });
             }
             Ok(listener) => return Ok(listener),
         }
@@ -216,16 +260,29 @@ mod tests {
 
     fn handed_over(listeners: &Listeners) -> Inherited {
         Inherited {
-            callers: listeners.callers.iter().map(|listener| listener.try_clone().unwrap()).collect(),
+            callers: listeners
+                .callers
+                .iter()
+                .map(|listener| listener.try_clone().unwrap())
+                .collect(),
             admin: Some(listeners.admin.try_clone().unwrap()),
-            peers: listeners.peers.iter().map(|listener| listener.try_clone().unwrap()).collect(),
+            peers: listeners
+                .peers
+                .iter()
+                .map(|listener| listener.try_clone().unwrap())
+                .collect(),
             from_service_manager: !listeners.are_ours,
             admin_from_service_manager: !listeners.admin_is_ours,
         }
     }
 
     fn counts(listeners: &Listeners, workers: usize) -> Vec<usize> {
-        listeners.shares(workers).unwrap().iter().map(Vec::len).collect()
+        listeners
+            .shares(workers)
+            .unwrap()
+            .iter()
+            .map(Vec::len)
+            .collect()
     }
 
     #[test]
@@ -234,28 +291,50 @@ mod tests {
         let address = first.address().unwrap();
         assert_eq!(counts(&first, 3), [1, 1, 1]);
         let fewer = Listeners::open(&config(2), handed_over(&first)).unwrap();
-        assert_eq!((fewer.address().unwrap(), counts(&fewer, 2)), (address, vec![2, 1]));
-        assert_eq!(fewer.admin_address().unwrap(), first.admin_address().unwrap());
+        assert_eq!(
+            (fewer.address().unwrap(), counts(&fewer, 2)),
+            (address, vec![2, 1])
+        );
+        assert_eq!(
+            fewer.admin_address().unwrap(),
+            first.admin_address().unwrap()
+        );
         let more = Listeners::open(&config(4), handed_over(&fewer)).unwrap();
-        assert_eq!((more.address().unwrap(), counts(&more, 4)), (address, vec![1, 1, 1, 1]));
+        assert_eq!(
+            (more.address().unwrap(), counts(&more, 4)),
+            (address, vec![1, 1, 1, 1])
+        );
     }
 
     #[test]
     fn sockets_of_another_address_are_dropped() {
         let first = Listeners::open(&config(1), Inherited::default()).unwrap();
-        let elsewhere = Config { listen: "127.0.0.2:0".parse().unwrap(), ..config(1) };
+        let elsewhere = Config {
+            listen: "127.0.0.2:0".parse().unwrap(),
+            ..config(1)
+        };
         let moved = Listeners::open(&elsewhere, handed_over(&first)).unwrap();
         assert_eq!(moved.address().unwrap().ip(), elsewhere.listen.ip());
-        assert_eq!(moved.admin_address().unwrap(), first.admin_address().unwrap());
+        assert_eq!(
+            moved.admin_address().unwrap(),
+            first.admin_address().unwrap()
+        );
     }
 
     #[test]
     fn the_admin_socket_of_the_service_manager_is_used_without_others() {
         let admin = TcpListener::bind("127.0.0.2:0").unwrap();
         let address = admin.local_addr().unwrap();
-        let inherited = Inherited { admin: Some(admin), admin_from_service_manager: true, ..Inherited::default() };
+        let inherited = Inherited {
+            admin: Some(admin),
+            admin_from_service_manager: true,
+            ..Inherited::default()
+        };
         let listeners = Listeners::open(&config(1), inherited).unwrap();
-        assert_eq!((listeners.admin_address().unwrap(), listeners.are_ours), (address, true));
+        assert_eq!(
+            (listeners.admin_address().unwrap(), listeners.are_ours),
+            (address, true)
+        );
         let next = Listeners::open(&config(1), handed_over(&listeners)).unwrap();
         assert_eq!(next.admin_address().unwrap(), address);
     }
@@ -264,7 +343,11 @@ mod tests {
     fn every_worker_accepts_from_the_sockets_of_the_service_manager() {
         let socket = || TcpListener::bind("127.0.0.1:0").unwrap();
         let callers = vec![socket(), socket()];
-        let inherited = Inherited { callers, from_service_manager: true, ..Inherited::default() };
+        let inherited = Inherited {
+            callers,
+            from_service_manager: true,
+            ..Inherited::default()
+        };
         let listeners = Listeners::open(&config(3), inherited).unwrap();
         assert_eq!(counts(&listeners, 3), [2, 2, 2]);
     }
@@ -272,8 +355,14 @@ mod tests {
     #[test]
     fn sockets_for_other_nodes_exist_if_configured_and_are_handed_over() {
         let first = Listeners::open(&config(2), Inherited::default()).unwrap();
-        assert_eq!((first.peers.len(), first.peer_address().unwrap()), (0, None));
-        let in_region = |workers| Config { peer_listen: Some("127.0.0.1:0".parse().unwrap()), ..config(workers) };
+        assert_eq!(
+            (first.peers.len(), first.peer_address().unwrap()),
+            (0, None)
+        );
+        let in_region = |workers| Config {
+            peer_listen: Some("127.0.0.1:0".parse().unwrap()),
+            ..config(workers)
+        };
         let first = Listeners::open(&in_region(2), Inherited::default()).unwrap();
         let next = Listeners::open(&in_region(3), handed_over(&first)).unwrap();
         assert_eq!(next.peer_address().unwrap(), first.peer_address().unwrap());

@@ -38,10 +38,22 @@ impl MemberSettings {
 
 impl Gateway {
     /// Joins the region, or continues the membership of an earlier process.
-    pub(super) fn start_members(&mut self, carried: Option<CarriedMembership>) -> Result<(), StartError> {
-        let Some(settings) = &self.member_settings else { return Ok(()) };
-        let MemberSettings { peer_address, isolation, data_dir, archive } = settings;
-        let Some(source) = self.control.postgres_source() else { return Ok(()) };
+    pub(super) fn start_members(
+        &mut self,
+        carried: Option<CarriedMembership>,
+    ) -> Result<(), StartError> {
+        let Some(settings) = &self.member_settings else {
+            return Ok(());
+        };
+        let MemberSettings {
+            peer_address,
+            isolation,
+            data_dir,
+            archive,
+        } = settings;
+        let Some(source) = self.control.postgres_source() else {
+            return Ok(());
+        };
         let node = NodeConfig {
             slot: None,
             session: random_session()?,
@@ -56,17 +68,29 @@ impl Gateway {
             carried,
             signals: Arc::clone(&self.signals),
             data_dir: data_dir.clone(),
-            on_slot: self.archive_at_slot(archive.clone().map(|archive| (archive, source.keys.clone()))),
+            on_slot: self.archive_at_slot(
+                archive
+                    .clone()
+                    .map(|archive| (archive, source.keys.clone())),
+            ),
         };
         self.members = Some(Members::start(setup).map_err(StartError::Membership)?);
         Ok(())
     }
 
     /// Starts the archive of the request log once this node has its slot.
-    fn archive_at_slot(&self, archive: Option<(ArchiveSettings, RegionKeys)>) -> Box<dyn Fn(NodeSlot) + Send> {
-        let (log, apex) = (Arc::clone(&self.request_log), self.control.region().apex().to_owned());
+    fn archive_at_slot(
+        &self,
+        archive: Option<(ArchiveSettings, RegionKeys)>,
+    ) -> Box<dyn Fn(NodeSlot) + Send> {
+        let (log, apex) = (
+            Arc::clone(&self.request_log),
+            self.control.region().apex().to_owned(),
+        );
         Box::new(move |slot| {
-            let Some((settings, keys)) = &archive else { return };
+            let Some((settings, keys)) = &archive else {
+                return;
+            };
             if let Err(error) = log.archive_to(settings, keys, &apex, slot) {
                 tracing::error!(%error, "the request log is not archived");
             }

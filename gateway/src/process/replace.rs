@@ -12,7 +12,9 @@ impl Gateway {
     /// Starts `program` beside this process and hands over listeners, store and buckets. Afterwards this process only
     /// has to drain. Returns the process id of the successor. On an error this process continues as before.
     pub(super) fn replace(&mut self, program: Option<&Program>) -> Result<u32, TakeoverError> {
-        let (Some(program), Some(listeners)) = (program, &self.listeners) else { return Err(TakeoverError::NoProgram) };
+        let (Some(program), Some(listeners)) = (program, &self.listeners) else {
+            return Err(TakeoverError::NoProgram);
+        };
         if std::process::id() == 1 {
             return Err(TakeoverError::FirstProcess);
         }
@@ -22,17 +24,18 @@ impl Gateway {
         let jobs = self.pause_control_plane();
         let carried = self.members.take().and_then(Members::hand_over);
         let membership = carried.clone().map(CarriedNode::from);
-        let given = match successor.give_store(self.live_tunnels(), membership, self.control.position()) {
-            Ok(()) => {
-                self.hand_over_buckets(successor);
-                Ok(())
-            }
-            Err(error) => {
-                // Kills the successor, which releases the store.
-                drop(successor);
-                Err(error)
-            }
-        };
+        let given =
+            match successor.give_store(self.live_tunnels(), membership, self.control.position()) {
+                Ok(()) => {
+                    self.hand_over_buckets(successor);
+                    Ok(())
+                }
+                Err(error) => {
+                    // Kills the successor, which releases the store.
+                    drop(successor);
+                    Err(error)
+                }
+            };
         if given.is_err()
             && let Err(error) = self.control.reopen_store()
         {
@@ -61,8 +64,12 @@ impl Gateway {
     /// Hands the buckets over: from here on the successor admits the requests of this process too.
     fn hand_over_buckets(&self, successor: Successor) {
         let (buckets, charges) = SuccessorBuckets::new();
-        let levels = self
-            .bucket_levels(|levels| WorkerMessage::Succeeded(Box::new(Succeeded { buckets: buckets.clone(), levels })));
+        let levels = self.bucket_levels(|levels| {
+            WorkerMessage::Succeeded(Box::new(Succeeded {
+                buckets: buckets.clone(),
+                levels,
+            }))
+        });
         if let Err(error) = successor.follow(levels, charges, &self.control, &self.peers) {
             tracing::warn!(%error, "{}", takeover::FOLLOWS_NO_MORE);
             self.peers.tell_all(|| WorkerMessage::End);
@@ -72,7 +79,12 @@ impl Gateway {
     /// Number of tunnels that take requests, by label of their service.
     pub(super) fn live_tunnels(&self) -> BTreeMap<String, usize> {
         let mut tunnels = BTreeMap::new();
-        for tunnel in self.control.reports().into_iter().flat_map(|report| report.tunnels) {
+        for tunnel in self
+            .control
+            .reports()
+            .into_iter()
+            .flat_map(|report| report.tunnels)
+        {
             if !tunnel.draining {
                 *tunnels.entry(tunnel.service).or_default() += 1;
             }

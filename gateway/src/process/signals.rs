@@ -62,7 +62,9 @@ enum SignalAction {
 impl Signals {
     /// Registers the signals. They no longer end the process by default.
     pub fn listen() -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()?;
         let streams = {
             let _entered = runtime.enter();
             Streams {
@@ -79,7 +81,10 @@ impl Signals {
     /// further SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the certificates and reopens the access log. Notifies systemd
     /// (sd_notify(3)).
     pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> Result<(), RunError> {
-        let Self { runtime, mut streams } = self;
+        let Self {
+            runtime,
+            mut streams,
+        } = self;
         let result = runtime.block_on(async {
             if gateway.predecessor.is_none() {
                 notify(&[NotifyState::Ready]);
@@ -116,7 +121,10 @@ impl Streams {
         program: Option<&Program>,
     ) -> Result<Option<u32>, RunError> {
         loop {
-            let left = gateway.members.as_ref().map(|members| Arc::clone(members.ended()));
+            let left = gateway
+                .members
+                .as_ref()
+                .map(|members| Arc::clone(members.ended()));
             let left = async {
                 match left {
                     Some(left) => left.notified().await,
@@ -142,7 +150,11 @@ impl Streams {
                     // Service managers start the process again after a failure. Not if another process took the slot: the
                     // two would end each other in turns.
                     let has_failed = gateway.members.as_ref().is_some_and(Members::has_failed);
-                    return if has_failed { Err(io::Error::other("the membership failed").into()) } else { Ok(None) };
+                    return if has_failed {
+                        Err(io::Error::other("the membership failed").into())
+                    } else {
+                        Ok(None)
+                    };
                 }
                 SignalAction::WorkersFailed => {
                     notify(&[NotifyState::Stopping]);
@@ -153,7 +165,10 @@ impl Streams {
                 SignalAction::Replace => match gateway.replace(program) {
                     Ok(successor) => {
                         notify(&[NotifyState::MainPid(successor)]);
-                        tracing::warn!(successor, "replaced by a successor; running requests finish here");
+                        tracing::warn!(
+                            successor,
+                            "replaced by a successor; running requests finish here"
+                        );
                         return Ok(Some(successor));
                     }
                     Err(error) => tracing::error!(%error, "not replaced: this process goes on"),
@@ -204,8 +219,16 @@ mod tests {
 
     #[test]
     fn panics_of_workers_have_an_exit_code_of_their_own() {
-        let Failure::Internal(message) = RunError::Workers.into() else { panic!() };
-        assert!(message.starts_with("workers panicked 3 times within 60 s"), "{message}");
-        assert!(matches!(RunError::from(io::Error::other("x")).into(), Failure::Run(_)));
+        let Failure::Internal(message) = RunError::Workers.into() else {
+            panic!()
+        };
+        assert!(
+            message.starts_with("workers panicked 3 times within 60 s"),
+            "{message}"
+        );
+        assert!(matches!(
+            RunError::from(io::Error::other("x")).into(),
+            Failure::Run(_)
+        ));
     }
 }

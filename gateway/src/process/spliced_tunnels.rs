@@ -24,32 +24,61 @@ impl Gateway {
     /// Asks the other nodes to move the tunnels that come through this node. Agents that connect again reach the successor or
     /// another node.
     pub(super) fn move_spliced_tunnels(&self) {
-        let Some(placement) = self.control.local_node().placement() else { return };
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(join_all(placement.others().map(|owner| self.ask_to_move(owner))));
+        let Some(placement) = self.control.local_node().placement() else {
+            return;
+        };
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+        else {
+            return;
+        };
+        runtime.block_on(join_all(
+            placement.others().map(|owner| self.ask_to_move(owner)),
+        ));
     }
 
     async fn ask_to_move(&self, owner: &Member) {
-        let Ok(request) = Request::post(PATH).body(Bytes::new()) else { return };
-        let problem = match self.control.node_client().send(owner, request, WITHIN).await {
+        let Ok(request) = Request::post(PATH).body(Bytes::new()) else {
+            return;
+        };
+        let problem = match self
+            .control
+            .node_client()
+            .send(owner, request, WITHIN)
+            .await
+        {
             Ok(response) if response.status() == StatusCode::NO_CONTENT => return,
             Ok(response) => format!("status {}", response.status()),
             Err(error) => error.to_string(),
         };
         let node = owner.slot.get();
-        tracing::warn!(node, problem, "the tunnels that this process splices to a node end with its drain");
+        tracing::warn!(
+            node,
+            problem,
+            "the tunnels that this process splices to a node end with its drain"
+        );
     }
 }
 
 /// Route for other nodes.
 pub(super) fn routes(workers: Arc<Peers>) -> Router {
-    Router::new().route(PATH, post(move_tunnels)).with_state(workers)
+    Router::new()
+        .route(PATH, post(move_tunnels))
+        .with_state(workers)
 }
 
 /// A node splices tunnels to this one, and its process drains.
-async fn move_tunnels(State(workers): State<Arc<Peers>>, Extension(node): Extension<NodeIdentity>) -> StatusCode {
+async fn move_tunnels(
+    State(workers): State<Arc<Peers>>,
+    Extension(node): Extension<NodeIdentity>,
+) -> StatusCode {
     let told = tokio::task::spawn_blocking(move || {
         workers.tell_all(|| WorkerMessage::MoveTunnels { via: node.slot });
     });
-    if told.await.is_ok() { StatusCode::NO_CONTENT } else { StatusCode::INTERNAL_SERVER_ERROR }
+    if told.await.is_ok() {
+        StatusCode::NO_CONTENT
+    } else {
+        StatusCode::INTERNAL_SERVER_ERROR
+    }
 }

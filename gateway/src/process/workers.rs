@@ -65,7 +65,8 @@ impl RecentPanics {
     /// Counts a panic. Returns whether there are too many.
     fn add(&mut self, now: Instant) -> bool {
         self.0.push_back(now);
-        self.0.retain(|at| now.saturating_duration_since(*at) < limits::WORKER_PANICS_WITHIN);
+        self.0
+            .retain(|at| now.saturating_duration_since(*at) < limits::WORKER_PANICS_WITHIN);
         self.0.len() >= limits::WORKER_PANICS
     }
 }
@@ -98,7 +99,10 @@ impl Workers {
         for (setup, inbox) in setups.into_iter().zip(inboxes) {
             // Without the directory: the kept one would hold records that are deleted later.
             let again = setup.again(Arc::default(), Vec::new())?;
-            supervisor.seeds.push(Some(Seed { setup: again, inbox: inbox.clone() }));
+            supervisor.seeds.push(Some(Seed {
+                setup: again,
+                inbox: inbox.clone(),
+            }));
             let thread = supervisor.spawn(setup, inbox, up.clone(), true)?;
             supervisor.threads.push(Some(thread));
         }
@@ -159,7 +163,10 @@ impl Supervisor {
         if self.panics.add(Instant::now()) {
             let within = limits::WORKER_PANICS_WITHIN.as_secs();
             let times = limits::WORKER_PANICS;
-            tracing::error!(worker = number, "workers panicked {times} times within {within} s: the process ends");
+            tracing::error!(
+                worker = number,
+                "workers panicked {times} times within {within} s: the process ends"
+            );
             return self.give_up();
         }
         let meaning = "its connections are lost, and it starts again; please report it";
@@ -185,7 +192,9 @@ impl Supervisor {
 
     fn start_again(&self, seed: &Seed) -> io::Result<JoinHandle<()>> {
         // Later publications wait in the mailbox.
-        let setup = seed.setup.again(Arc::new(self.control.directory()), self.peers.published())?;
+        let setup = seed
+            .setup
+            .again(Arc::new(self.control.directory()), self.peers.published())?;
         self.spawn(setup, seed.inbox.clone(), bounded(1).0, false)
     }
 
@@ -198,15 +207,16 @@ impl Supervisor {
     ) -> io::Result<JoinHandle<()>> {
         let (worker, driver, events) = (setup.id, self.driver.clone(), self.events.clone());
         spawn(format!("gw-worker-{}", worker.0), move || {
-            let has_failed = match catch_unwind(AssertUnwindSafe(|| worker::run(setup, inbox, up, &driver))) {
-                Ok(Ok(())) => false,
-                Ok(Err(error)) => {
-                    tracing::error!(worker = worker.0, %error, "worker did not start");
-                    // At the first start the process gives up.
-                    !is_first
-                }
-                Err(_) => true,
-            };
+            let has_failed =
+                match catch_unwind(AssertUnwindSafe(|| worker::run(setup, inbox, up, &driver))) {
+                    Ok(Ok(())) => false,
+                    Ok(Err(error)) => {
+                        tracing::error!(worker = worker.0, %error, "worker did not start");
+                        // At the first start the process gives up.
+                        !is_first
+                    }
+                    Err(_) => true,
+                };
             // Fails if the supervisor has ended.
             let _ = events.send(Event::Ended { worker, has_failed });
         })
@@ -243,7 +253,9 @@ mod tests {
 
     fn connect(demo: &Demo) -> StreamOwned<ClientConnection, TcpStream> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(&demo.about.ca_file).unwrap()).unwrap();
+        roots
+            .add(CertificateDer::from_pem_file(&demo.about.ca_file).unwrap())
+            .unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -252,14 +264,17 @@ mod tests {
             .with_no_client_auth();
         let session = ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap();
         let stream = TcpStream::connect(demo.gateway().address()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
         StreamOwned::new(session, stream)
     }
 
     /// The beginning of the response to a request, or nothing if the connection has ended.
     fn ask(demo: &Demo, stream: &mut StreamOwned<ClientConnection, TcpStream>) -> String {
         let key = &demo.about.service_key;
-        let request = format!("GET /status/204 HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+        let request =
+            format!("GET /status/204 HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
         if stream.write_all(request.as_bytes()).is_err() {
             return String::new();
         }
@@ -286,20 +301,37 @@ mod tests {
 
     #[test]
     fn a_worker_that_panics_starts_again_and_the_others_notice_nothing() {
-        let demo = Demo::start(&Options { workers: 2, hand_over: HandOver::Always, ..Options::default() }).unwrap();
+        let demo = Demo::start(&Options {
+            workers: 2,
+            hand_over: HandOver::Always,
+            ..Options::default()
+        })
+        .unwrap();
         let owner = ownership::owner(HOST, 2);
         let mut caller = connect(&demo);
         assert!(is_served(&demo, &mut caller));
         // The worker that owns the service has the connection and the tunnel.
         demo.gateway().peers.tell(owner, WorkerMessage::Panic);
-        eventually("its connections are closed", || ask(&demo, &mut caller).is_empty());
-        eventually("it has started again", || reports(&demo).iter().map(|report| report.restarts).sum::<u32>() == 1);
+        eventually("its connections are closed", || {
+            ask(&demo, &mut caller).is_empty()
+        });
+        eventually("it has started again", || {
+            reports(&demo)
+                .iter()
+                .map(|report| report.restarts)
+                .sum::<u32>()
+                == 1
+        });
         assert_eq!(reports(&demo).len(), 2);
-        eventually("the agent has connected again", || is_served(&demo, &mut connect(&demo)));
+        eventually("the agent has connected again", || {
+            is_served(&demo, &mut connect(&demo))
+        });
         // The other one panics while a caller uses the first one.
         let mut bystander = connect(&demo);
         assert!(is_served(&demo, &mut bystander));
-        demo.gateway().peers.tell(WorkerId(1 - owner.0), WorkerMessage::Panic);
+        demo.gateway()
+            .peers
+            .tell(WorkerId(1 - owner.0), WorkerMessage::Panic);
         eventually("both have started again", || {
             let reports = reports(&demo);
             reports.len() == 2 && reports.iter().all(|report| report.restarts == 1)
@@ -310,25 +342,40 @@ mod tests {
             assert!(is_served(&demo, &mut connect(&demo)));
         }
         // A change reaches the new workers.
-        demo.gateway().control().delete_service(&Actor::Admin, "demo", "echo").unwrap();
-        eventually("the service is gone", || ask(&demo, &mut connect(&demo)).contains("GW_SERVICE_NOT_FOUND"));
+        demo.gateway()
+            .control()
+            .delete_service(&Actor::Admin, "demo", "echo")
+            .unwrap();
+        eventually("the service is gone", || {
+            ask(&demo, &mut connect(&demo)).contains("GW_SERVICE_NOT_FOUND")
+        });
         demo.stop();
     }
 
     #[test]
     fn the_third_panic_in_a_minute_ends_the_process() {
-        let demo = Demo::start(&Options { workers: 2, ..Options::default() }).unwrap();
+        let demo = Demo::start(&Options {
+            workers: 2,
+            ..Options::default()
+        })
+        .unwrap();
         for restarts in 0..limits::WORKER_PANICS {
             eventually("the worker answers", || {
-                reports(&demo).iter().any(|report| report.worker.0 == 1 && report.restarts as usize == restarts)
+                reports(&demo)
+                    .iter()
+                    .any(|report| report.worker.0 == 1 && report.restarts as usize == restarts)
             });
             demo.gateway().peers.tell(WorkerId(1), WorkerMessage::Panic);
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
         runtime.block_on(demo.gateway().workers_failed.notified());
         // Other threads do not wait for the worker.
         let mailbox = &demo.gateway().peers.mailboxes[1];
-        eventually("its mailbox is closed", || mailbox.post(WorkerMessage::Stop).is_err());
+        eventually("its mailbox is closed", || {
+            mailbox.post(WorkerMessage::Stop).is_err()
+        });
         assert_eq!(reports(&demo).len(), 1);
         demo.stop();
     }

@@ -49,8 +49,8 @@ const PLACES: usize = limits::ADDRESSES.get() * 16 / 7;
 /// Bytes of one entry. The id of an agent is a pointer to its text.
 const ENTRY: usize = size_of::<(AddressKey, Bucket)>();
 /// Bytes of a full table: entries with their two links, and for each place of the hash table two pointers and a byte.
-const TABLE_BYTES: usize =
-    limits::ADDRESSES.get() * (ENTRY + 2 * size_of::<usize>()) + PLACES * (2 * size_of::<usize>() + 1);
+const TABLE_BYTES: usize = limits::ADDRESSES.get() * (ENTRY + 2 * size_of::<usize>())
+    + PLACES * (2 * size_of::<usize>() + 1);
 
 // Bounds the memory of a flood of addresses.
 const _: () = assert!(PLACES.is_power_of_two() && TABLE_BYTES <= 3 * 1024 * 1024 / 2);
@@ -86,12 +86,20 @@ pub(crate) struct Exhausted {
 impl<K: Hash + Eq> ClientLimits<K> {
     /// A table in which each client has its own bucket of this `rate`.
     pub(crate) fn new(rate: Rate) -> Self {
-        Self { rate, buckets: LruCache::with_hasher(limits::ADDRESSES, RandomState::new()) }
+        Self {
+            rate,
+            buckets: LruCache::with_hasher(limits::ADDRESSES, RandomState::new()),
+        }
     }
 
     pub(crate) fn take(&mut self, client: impl Into<K>, now: Instant) -> Result<(), Exhausted> {
-        let bucket = self.buckets.get_or_insert_mut(client.into(), || Bucket::new(self.rate, now));
-        bucket.take(now).map_err(|until_one| Exhausted { until_one, until_full: bucket.until_full(now) })
+        let bucket = self
+            .buckets
+            .get_or_insert_mut(client.into(), || Bucket::new(self.rate, now));
+        bucket.take(now).map_err(|until_one| Exhausted {
+            until_one,
+            until_full: bucket.until_full(now),
+        })
     }
 
     /// The refusal that [`Self::take`] would return, if any. Takes nothing and adds no client: a check before each
@@ -100,7 +108,10 @@ impl<K: Hash + Eq> ClientLimits<K> {
         // A client that keeps asking stays in the table.
         let bucket = self.buckets.get(&client.into())?;
         let until_one = bucket.until_one(now);
-        (!until_one.is_zero()).then(|| Exhausted { until_one, until_full: bucket.until_full(now) })
+        (!until_one.is_zero()).then(|| Exhausted {
+            until_one,
+            until_full: bucket.until_full(now),
+        })
     }
 }
 
@@ -127,7 +138,10 @@ mod tests {
             assert_eq!(limits.is_exhausted(client, start), None);
             limits.take(client, start).unwrap();
         }
-        let exhausted = Exhausted { until_one: Duration::from_secs(1), until_full: Duration::from_secs(60) };
+        let exhausted = Exhausted {
+            until_one: Duration::from_secs(1),
+            until_full: Duration::from_secs(60),
+        };
         for _ in 0..100 {
             assert_eq!(limits.is_exhausted(client, start), Some(exhausted));
             assert_eq!(limits.take(client, start), Err(exhausted));
@@ -139,7 +153,12 @@ mod tests {
         limits.take(client, one_refilled).unwrap();
         limits.take(client, one_refilled).unwrap_err();
         let refilled = one_refilled + exhausted.until_full;
-        assert_eq!((0..100).filter(|_| limits.take(client, refilled).is_ok()).count(), 60);
+        assert_eq!(
+            (0..100)
+                .filter(|_| limits.take(client, refilled).is_ok())
+                .count(),
+            60
+        );
     }
 
     #[test]
@@ -149,7 +168,9 @@ mod tests {
         let capacity = u32::try_from(limits::ADDRESSES.get()).unwrap();
         for n in 0..capacity * 2 {
             let network = u128::from(n) << 64;
-            limits.take(IpAddr::V6(Ipv6Addr::from(0x2001_0db8 << 96 | network)), now).unwrap();
+            limits
+                .take(IpAddr::V6(Ipv6Addr::from(0x2001_0db8 << 96 | network)), now)
+                .unwrap();
             if n % 1000 == 0 {
                 assert!(limits.is_exhausted(stubborn, now).is_some(), "after {n}");
             }
@@ -163,7 +184,10 @@ mod tests {
     #[test]
     fn a_check_adds_no_address() {
         let mut limits = limits(1);
-        assert_eq!(limits.is_exhausted(address("192.0.2.1"), Instant::now()), None);
+        assert_eq!(
+            limits.is_exhausted(address("192.0.2.1"), Instant::now()),
+            None
+        );
         assert!(limits.buckets.is_empty());
     }
 
@@ -173,7 +197,10 @@ mod tests {
         assert_eq!(key("::ffff:192.0.2.1"), key("192.0.2.1"));
         assert_ne!(key("::ffff:192.0.2.1"), key("::ffff:192.0.2.2"));
         assert_ne!(key("192.0.2.1"), key("192.0.2.2"));
-        assert_eq!(key("2001:db8:1:2::"), key("2001:db8:1:2:ffff:ffff:ffff:ffff"));
+        assert_eq!(
+            key("2001:db8:1:2::"),
+            key("2001:db8:1:2:ffff:ffff:ffff:ffff")
+        );
         assert_ne!(key("2001:db8:1:2::"), key("2001:db8:1:3::"));
     }
 

@@ -43,13 +43,24 @@ impl TooMany {
 impl Arrivals {
     /// Allows each address `per_address` connections, and new ones at `rate`.
     pub(crate) fn new(per_address: usize, rate: Rate) -> Rc<Self> {
-        Rc::new(Self { per_address, open: RefCell::default(), rate: RefCell::new(ClientLimits::new(rate)) })
+        Rc::new(Self {
+            per_address,
+            open: RefCell::default(),
+            rate: RefCell::new(ClientLimits::new(rate)),
+        })
     }
 
     /// Counts a new connection, and charges the rate of its address.
-    pub(crate) fn count_new(self: &Rc<Self>, address: IpAddr, now: Instant) -> Result<AddressSlot, TooMany> {
+    pub(crate) fn count_new(
+        self: &Rc<Self>,
+        address: IpAddr,
+        now: Instant,
+    ) -> Result<AddressSlot, TooMany> {
         let slot = self.count(address)?;
-        self.rate.borrow_mut().take(address, now).map_err(|_| TooMany::New)?;
+        self.rate
+            .borrow_mut()
+            .take(address, now)
+            .map_err(|_| TooMany::New)?;
         Ok(slot)
     }
 
@@ -62,7 +73,10 @@ impl Arrivals {
             return Err(TooMany::Open);
         }
         *of_address += 1;
-        Ok(AddressSlot { arrivals: Rc::clone(self), address })
+        Ok(AddressSlot {
+            arrivals: Rc::clone(self),
+            address,
+        })
     }
 }
 
@@ -119,7 +133,10 @@ mod tests {
         let (now, client) = (Instant::now(), address("2001:db8::1"));
         // Addresses of one /64 count as one client.
         let refused = |now| arrivals.count_new(address("2001:db8::2"), now).err();
-        let _open = [arrivals.count_new(client, now).unwrap(), arrivals.count_new(client, now).unwrap()];
+        let _open = [
+            arrivals.count_new(client, now).unwrap(),
+            arrivals.count_new(client, now).unwrap(),
+        ];
         assert_eq!(refused(now), Some(TooMany::New));
         assert_eq!(arrivals.open.borrow().values().sum::<usize>(), 2);
         assert_eq!(refused(now + Duration::from_secs(1)), None);
@@ -128,7 +145,9 @@ mod tests {
     #[test]
     fn a_flood_of_addresses_leaves_no_memory_behind() {
         let arrivals = Arrivals::new(1, Rate::new(1, 1).unwrap());
-        let places: Vec<AddressSlot> = (0..10_000u32).map(|n| arrivals.count(IpAddr::V4(n.into())).unwrap()).collect();
+        let places: Vec<AddressSlot> = (0..10_000u32)
+            .map(|n| arrivals.count(IpAddr::V4(n.into())).unwrap())
+            .collect();
         assert_eq!(arrivals.open.borrow().len(), 10_000);
         drop(places);
         assert!(arrivals.open.borrow().capacity() < 100);

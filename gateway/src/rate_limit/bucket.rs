@@ -22,7 +22,10 @@ impl Bucket {
 
     /// A bucket that is full after `until_full`, or empty if that is longer than it takes to fill.
     pub fn filling(rate: Rate, until_full: Duration, now: Instant) -> Self {
-        Self { rate, full_at: now + until_full.min(rate.time_to_fill()) }
+        Self {
+            rate,
+            full_at: now + until_full.min(rate.time_to_fill()),
+        }
     }
 
     pub fn rate(&self) -> Rate {
@@ -61,8 +64,11 @@ impl Bucket {
             return;
         }
         let missing = self.until_full(now).as_nanos();
-        let requests_missing = missing.div_ceil(self.rate.interval().as_nanos()).min(u128::from(rate.burst()));
-        self.full_at = now + rate.interval() * u32::try_from(requests_missing).unwrap_or(rate.burst());
+        let requests_missing = missing
+            .div_ceil(self.rate.interval().as_nanos())
+            .min(u128::from(rate.burst()));
+        self.full_at =
+            now + rate.interval() * u32::try_from(requests_missing).unwrap_or(rate.burst());
         self.rate = rate;
     }
 }
@@ -87,7 +93,9 @@ mod tests {
         assert_eq!(bucket.take(start), Err(Duration::from_millis(200)));
         let later = start + Duration::from_millis(150);
         assert_eq!(bucket.take(later), Err(Duration::from_millis(50)));
-        let admitted = (0..60_000).filter(|ms| bucket.take(start + Duration::from_millis(*ms + 1)).is_ok()).count();
+        let admitted = (0..60_000)
+            .filter(|ms| bucket.take(start + Duration::from_millis(*ms + 1)).is_ok())
+            .count();
         assert_eq!(admitted, 300);
     }
 
@@ -107,7 +115,12 @@ mod tests {
         bucket.take(start).unwrap();
         bucket.take(start).unwrap();
         let wait = bucket.take(start).unwrap_err();
-        assert!(bucket.clone().take(start + wait - Duration::from_nanos(1)).is_err());
+        assert!(
+            bucket
+                .clone()
+                .take(start + wait - Duration::from_nanos(1))
+                .is_err()
+        );
         assert!(bucket.take(start + wait).is_ok());
     }
 
@@ -115,13 +128,28 @@ mod tests {
     fn a_query_takes_no_request() {
         let start = Instant::now();
         let mut bucket = Bucket::new(rate(2, 60), start);
-        assert_eq!((bucket.until_one(start), bucket.until_full(start)), (Duration::ZERO, Duration::ZERO));
+        assert_eq!(
+            (bucket.until_one(start), bucket.until_full(start)),
+            (Duration::ZERO, Duration::ZERO)
+        );
         bucket.take(start).unwrap();
         bucket.take(start).unwrap();
         let seconds = |until: Duration| until.as_secs_f64();
-        assert_eq!((seconds(bucket.until_one(start)), seconds(bucket.until_full(start))), (1.0, 2.0));
+        assert_eq!(
+            (
+                seconds(bucket.until_one(start)),
+                seconds(bucket.until_full(start))
+            ),
+            (1.0, 2.0)
+        );
         let later = start + Duration::from_millis(1500);
-        assert_eq!((seconds(bucket.until_one(later)), seconds(bucket.until_full(later))), (0.0, 0.5));
+        assert_eq!(
+            (
+                seconds(bucket.until_one(later)),
+                seconds(bucket.until_full(later))
+            ),
+            (0.0, 0.5)
+        );
         assert!(!bucket.is_full(later));
         bucket.take(later).unwrap();
     }

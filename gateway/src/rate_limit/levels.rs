@@ -19,7 +19,9 @@ pub(crate) struct Level {
 /// Keeps at most [`limits::LEVELS`] levels: those with the longest time until full.
 pub(crate) fn bounded(mut levels: Vec<Level>) -> Vec<Level> {
     if levels.len() > limits::LEVELS {
-        levels.select_nth_unstable_by_key(limits::LEVELS, |level| std::cmp::Reverse(level.until_full_ms));
+        levels.select_nth_unstable_by_key(limits::LEVELS, |level| {
+            std::cmp::Reverse(level.until_full_ms)
+        });
         levels.truncate(limits::LEVELS);
     }
     levels
@@ -28,8 +30,14 @@ pub(crate) fn bounded(mut levels: Vec<Level>) -> Vec<Level> {
 /// The levels after `elapsed_ms` of refill, without those of buckets that are full then.
 pub(crate) fn refilled(levels: Vec<Level>, elapsed_ms: u64) -> Vec<Level> {
     let refill = |level: Level| {
-        let until_full_ms = level.until_full_ms.checked_sub(elapsed_ms).filter(|left| *left > 0)?;
-        Some(Level { until_full_ms, ..level })
+        let until_full_ms = level
+            .until_full_ms
+            .checked_sub(elapsed_ms)
+            .filter(|left| *left > 0)?;
+        Some(Level {
+            until_full_ms,
+            ..level
+        })
     };
     levels.into_iter().filter_map(refill).collect()
 }
@@ -39,7 +47,11 @@ mod tests {
     use super::*;
 
     fn level(service: &str, until_full_ms: u64) -> Level {
-        Level { service: service.to_owned(), rate: Rate::new(10, 60).unwrap(), until_full_ms }
+        Level {
+            service: service.to_owned(),
+            rate: Rate::new(10, 60).unwrap(),
+            until_full_ms,
+        }
     }
 
     #[test]
@@ -53,9 +65,15 @@ mod tests {
     #[test]
     fn the_emptiest_buckets_are_kept_and_the_longest_entries_fit() {
         let most = Rate::new(u32::MAX, u32::MAX).unwrap();
-        let longest = Level { service: "x".repeat(63), rate: most, until_full_ms: u64::MAX };
+        let longest = Level {
+            service: "x".repeat(63),
+            rate: most,
+            until_full_ms: u64::MAX,
+        };
         assert!(serde_json::to_vec(&longest).unwrap().len() < limits::LEVEL_BYTES);
-        let levels: Vec<Level> = (0..limits::LEVELS as u64 + 5).map(|ms| level("a--x", ms)).collect();
+        let levels: Vec<Level> = (0..limits::LEVELS as u64 + 5)
+            .map(|ms| level("a--x", ms))
+            .collect();
         let kept = bounded(levels);
         assert_eq!(kept.len(), limits::LEVELS);
         assert_eq!(kept.iter().map(|level| level.until_full_ms).min(), Some(5));

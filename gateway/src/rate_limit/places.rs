@@ -28,12 +28,19 @@ pub(crate) struct Places<H> {
 impl<H> Places<H> {
     /// `limit` places, of which each address has at most `per_address`.
     pub(crate) fn new(limit: usize, per_address: usize) -> Self {
-        Self { limit, per_address, taken: BTreeMap::new(), next: 0 }
+        Self {
+            limit,
+            per_address,
+            taken: BTreeMap::new(),
+            next: 0,
+        }
     }
 
     /// Takes a place. Returns its number, and the holder that has to give way.
     pub(crate) fn take(&mut self, claimant: Claimant, holder: H) -> (u64, Option<H>) {
-        let displaced = self.displaced(claimant).and_then(|number| self.taken.remove(&number));
+        let displaced = self
+            .displaced(claimant)
+            .and_then(|number| self.taken.remove(&number));
         let number = self.next;
         self.next += 1;
         self.taken.insert(number, (claimant, holder));
@@ -61,7 +68,10 @@ impl<H> Places<H> {
     fn displaced(&self, claimant: Claimant) -> Option<u64> {
         // With fewer of all, an address cannot have its share.
         if matches!(claimant, Claimant::Address(_)) && self.taken.len() >= self.per_address {
-            let mut of_address = self.taken.iter().filter(|(_, (other, _))| *other == claimant);
+            let mut of_address = self
+                .taken
+                .iter()
+                .filter(|(_, (other, _))| *other == claimant);
             let oldest = of_address.next().map(|(number, _)| *number);
             if of_address.count() + 1 >= self.per_address && oldest.is_some() {
                 return oldest;
@@ -70,8 +80,13 @@ impl<H> Places<H> {
         if self.taken.len() < self.limit {
             return None;
         }
-        let of_others = self.taken.iter().find(|(_, (other, _))| *other != Claimant::Known);
-        of_others.or_else(|| self.taken.first_key_value()).map(|(number, _)| *number)
+        let of_others = self
+            .taken
+            .iter()
+            .find(|(_, (other, _))| *other != Claimant::Known);
+        of_others
+            .or_else(|| self.taken.first_key_value())
+            .map(|(number, _)| *number)
     }
 }
 
@@ -99,7 +114,11 @@ impl TaskPlaces {
         if let Some(older) = older {
             older.notify_one();
         }
-        TaskPlace { places: self.clone(), number, lost }
+        TaskPlace {
+            places: self.clone(),
+            number,
+            lost,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Places<Arc<Notify>>> {
@@ -153,7 +172,10 @@ mod tests {
     #[test]
     fn known_clients_give_way_last() {
         let mut places = Places::new(3, 2);
-        for (number, claimant) in [Claimant::Known, address(1), Claimant::Known].into_iter().enumerate() {
+        for (number, claimant) in [Claimant::Known, address(1), Claimant::Known]
+            .into_iter()
+            .enumerate()
+        {
             places.take(claimant, number);
         }
         assert_eq!(places.take(address(2), 3).1, Some(1));

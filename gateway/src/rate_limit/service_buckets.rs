@@ -36,19 +36,36 @@ enum BucketLocation {
 
 impl Buckets {
     /// Full buckets except those in `levels`.
-    pub(crate) fn new(levels: &[Level], directory: &Directory, worker: WorkerId, now: Instant) -> Self {
-        let mut buckets = Self { by_label: HashMap::new(), location: BucketLocation::Here };
+    pub(crate) fn new(
+        levels: &[Level],
+        directory: &Directory,
+        worker: WorkerId,
+        now: Instant,
+    ) -> Self {
+        let mut buckets = Self {
+            by_label: HashMap::new(),
+            location: BucketLocation::Here,
+        };
         buckets.take_over(levels, directory, worker, now);
         buckets
     }
 
     /// Empty table; requests wait until [`Self::take_over`] fills it.
     pub(crate) fn awaited() -> Self {
-        Self { by_label: HashMap::new(), location: BucketLocation::Coming(watch::Sender::new(())) }
+        Self {
+            by_label: HashMap::new(),
+            location: BucketLocation::Coming(watch::Sender::new(())),
+        }
     }
 
     /// Continues the levels of the services that `worker` owns. Has no effect once another process has taken over.
-    pub(crate) fn take_over(&mut self, levels: &[Level], directory: &Directory, worker: WorkerId, now: Instant) {
+    pub(crate) fn take_over(
+        &mut self,
+        levels: &[Level],
+        directory: &Directory,
+        worker: WorkerId,
+        now: Instant,
+    ) {
         if !matches!(self.location, BucketLocation::AtSuccessor(_)) {
             self.by_label.extend(owned(levels, directory, worker, now));
             // Dropping the sender wakes the waiting requests.
@@ -66,7 +83,10 @@ impl Buckets {
 
     /// The levels of the buckets that are not full.
     pub(crate) fn levels(&self, now: Instant) -> Vec<Level> {
-        self.by_label.iter().filter_map(|(label, bucket)| level(label, bucket, now)).collect()
+        self.by_label
+            .iter()
+            .filter_map(|(label, bucket)| level(label, bucket, now))
+            .collect()
     }
 
     /// Removes the buckets of services that `has_left`; returns the levels of those that are not full.
@@ -76,17 +96,33 @@ impl Buckets {
         has_left: impl Fn(&Service) -> bool,
         now: Instant,
     ) -> Vec<Level> {
-        let is_leaving = |label: &Arc<str>| directory.service(label).is_some_and(|service| has_left(service));
+        let is_leaving = |label: &Arc<str>| {
+            directory
+                .service(label)
+                .is_some_and(|service| has_left(service))
+        };
         let leaving = self.by_label.extract_if(|label, _| is_leaving(label));
-        leaving.filter_map(|(label, bucket)| level(&label, &bucket, now)).collect()
+        leaving
+            .filter_map(|(label, bucket)| level(&label, &bucket, now))
+            .collect()
     }
 
     /// Continues the levels of services that came from another node, and that `worker` owns. The lower one counts if a
     /// bucket exists already.
-    pub(crate) fn receive(&mut self, levels: &[Level], directory: &Directory, worker: WorkerId, now: Instant) {
+    pub(crate) fn receive(
+        &mut self,
+        levels: &[Level],
+        directory: &Directory,
+        worker: WorkerId,
+        now: Instant,
+    ) {
         for (label, bucket) in owned(levels, directory, worker, now) {
             let until_full = bucket.until_full(now);
-            if self.by_label.get(&label).is_none_or(|known| known.until_full(now) < until_full) {
+            if self
+                .by_label
+                .get(&label)
+                .is_none_or(|known| known.until_full(now) < until_full)
+            {
                 self.by_label.insert(label, bucket);
             }
         }
@@ -98,16 +134,24 @@ impl Buckets {
     }
 
     /// Admits a request by the bucket of its service, while this process has the buckets.
-    pub(crate) fn charge(&mut self, request: Authenticated, now: Instant) -> Result<Admitted, Error> {
+    pub(crate) fn charge(
+        &mut self,
+        request: Authenticated,
+        now: Instant,
+    ) -> Result<Admitted, Error> {
         debug_assert!(self.are_here(), "the buckets are in another process");
-        self.take(&request.service, now).map_err(|retry_after| Error::RateLimited { retry_after })?;
+        self.take(&request.service, now)
+            .map_err(|retry_after| Error::RateLimited { retry_after })?;
         Ok(Admitted(request))
     }
 
     fn take(&mut self, service: &Service, now: Instant) -> Result<(), Duration> {
         let bucket = match self.by_label.get_mut(&service.label) {
             Some(bucket) => bucket,
-            None => self.by_label.entry(Arc::clone(&service.label)).or_insert_with(|| Bucket::new(service.rate, now)),
+            None => self
+                .by_label
+                .entry(Arc::clone(&service.label))
+                .or_insert_with(|| Bucket::new(service.rate, now)),
         };
         bucket.set_rate(service.rate, now);
         bucket.take(now)
@@ -115,7 +159,8 @@ impl Buckets {
 
     /// Removes the buckets of deleted services, and full buckets: they are equal to new ones.
     pub(crate) fn retain(&mut self, directory: &Directory, now: Instant) {
-        self.by_label.retain(|label, bucket| directory.service(label).is_some() && !bucket.is_full(now));
+        self.by_label
+            .retain(|label, bucket| directory.service(label).is_some() && !bucket.is_full(now));
     }
 }
 
@@ -124,7 +169,8 @@ fn level(label: &Arc<str>, bucket: &Bucket, now: Instant) -> Option<Level> {
     (!bucket.is_full(now)).then(|| Level {
         service: label.to_string(),
         rate: bucket.rate(),
-        until_full_ms: u64::try_from(bucket.until_full(now).as_micros().div_ceil(1000)).unwrap_or(u64::MAX),
+        until_full_ms: u64::try_from(bucket.until_full(now).as_micros().div_ceil(1000))
+            .unwrap_or(u64::MAX),
     })
 }
 
@@ -136,14 +182,22 @@ fn owned(
     now: Instant,
 ) -> impl Iterator<Item = (Arc<str>, Bucket)> {
     levels.iter().filter_map(move |level| {
-        let service = directory.service(&level.service).filter(|service| service.owner == worker)?;
+        let service = directory
+            .service(&level.service)
+            .filter(|service| service.owner == worker)?;
         let until_full = Duration::from_millis(level.until_full_ms);
-        Some((Arc::clone(&service.label), Bucket::filling(level.rate, until_full, now)))
+        Some((
+            Arc::clone(&service.label),
+            Bucket::filling(level.rate, until_full, now),
+        ))
     })
 }
 
 /// Admits a request by the bucket of its service; waits while the bucket is or goes to another process.
-pub(crate) async fn charge_or_wait(buckets: &RefCell<Buckets>, request: Authenticated) -> Result<Admitted, Error> {
+pub(crate) async fn charge_or_wait(
+    buckets: &RefCell<Buckets>,
+    request: Authenticated,
+) -> Result<Admitted, Error> {
     take(buckets, &request.service).await?;
     Ok(Admitted(request))
 }

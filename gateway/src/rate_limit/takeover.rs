@@ -32,7 +32,9 @@ pub(crate) struct PredecessorCharge {
 
 impl fmt::Debug for PredecessorCharge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PredecessorCharge").field("service", &self.service).finish_non_exhaustive()
+        f.debug_struct("PredecessorCharge")
+            .field("service", &self.service)
+            .finish_non_exhaustive()
     }
 }
 
@@ -47,7 +49,12 @@ impl SuccessorBuckets {
     pub(crate) async fn take(&self, service: &Arc<str>) -> Result<(), Error> {
         const DRAINING: Error = Error::Overloaded(Overload::Draining);
         let (reply, answer) = oneshot::channel();
-        self.0.try_send(SuccessorCharge { service: Arc::clone(service), reply }).map_err(|_| DRAINING)?;
+        self.0
+            .try_send(SuccessorCharge {
+                service: Arc::clone(service),
+                reply,
+            })
+            .map_err(|_| DRAINING)?;
         match answer.await {
             Ok(None) => Ok(()),
             Ok(Some(retry_after)) => Err(Error::RateLimited { retry_after }),

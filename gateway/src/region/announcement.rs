@@ -9,7 +9,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use aws_lc_rs::hmac;
-use ppp::v2::{Addresses, Builder, Command, Header, PROTOCOL_PREFIX, ParseError, Protocol, Version};
+use ppp::v2::{
+    Addresses, Builder, Command, Header, PROTOCOL_PREFIX, ParseError, Protocol, Version,
+};
 
 use super::{DerivedKeys, NodeSlot, RegionKeys};
 
@@ -41,9 +43,13 @@ pub(crate) struct TunnelAnnouncement {
 pub(crate) enum InvalidAnnouncement {
     #[error("announcement of a tunnel: {0}")]
     Malformed(#[from] ParseError),
-    #[error("announcement of a tunnel: it is not a PROXY header of TCP with the extension of a node")]
+    #[error(
+        "announcement of a tunnel: it is not a PROXY header of TCP with the extension of a node"
+    )]
     NotANode,
-    #[error("announcement of a tunnel: wrong authentication code; region_key of that node may differ")]
+    #[error(
+        "announcement of a tunnel: wrong authentication code; region_key of that node may differ"
+    )]
     Forged,
 }
 
@@ -53,8 +59,16 @@ impl AnnouncementKeys {
     }
 
     /// The header. `nonce` is random.
-    pub(crate) fn write(&self, announcement: &TunnelAnnouncement, nonce: [u8; NONCE]) -> std::io::Result<Vec<u8>> {
-        let TunnelAnnouncement { agent, sender, owner_session } = announcement;
+    pub(crate) fn write(
+        &self,
+        announcement: &TunnelAnnouncement,
+        nonce: [u8; NONCE],
+    ) -> std::io::Result<Vec<u8>> {
+        let TunnelAnnouncement {
+            agent,
+            sender,
+            owner_session,
+        } = announcement;
         let mut value = [0; VALUE];
         value[0] = EXTENSION_VERSION;
         value[1..3].copy_from_slice(&sender.get().to_be_bytes());
@@ -65,7 +79,8 @@ impl AnnouncementKeys {
             SocketAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
         };
         let addresses: Addresses = (*agent, SocketAddr::new(nowhere, 0)).into();
-        let builder = Builder::with_addresses(Version::Two | Command::Proxy, Protocol::Stream, addresses);
+        let builder =
+            Builder::with_addresses(Version::Two | Command::Proxy, Protocol::Stream, addresses);
         let mut header = builder.write_tlv(EXTENSION, &value)?.build()?;
         let tag_at = header.len() - TAG;
         let tag = hmac::sign(self.0.in_use(), &header[..tag_at]);
@@ -74,13 +89,20 @@ impl AnnouncementKeys {
     }
 
     /// Parses the header at the beginning of `received`; also returns its length. `None` if more bytes are needed.
-    pub(crate) fn parse(&self, received: &[u8]) -> Result<Option<(TunnelAnnouncement, usize)>, InvalidAnnouncement> {
+    pub(crate) fn parse(
+        &self,
+        received: &[u8],
+    ) -> Result<Option<(TunnelAnnouncement, usize)>, InvalidAnnouncement> {
         let begin = received.len().min(PROTOCOL_PREFIX.len());
         if received[..begin] != PROTOCOL_PREFIX[..begin] {
             return Err(InvalidAnnouncement::NotANode);
         }
-        let Some(&[_, _, high, low]) = received[begin..].first_chunk() else { return Ok(None) };
-        if PROTOCOL_PREFIX.len() + 4 + usize::from(u16::from_be_bytes([high, low])) > ANNOUNCEMENT_MAX {
+        let Some(&[_, _, high, low]) = received[begin..].first_chunk() else {
+            return Ok(None);
+        };
+        if PROTOCOL_PREFIX.len() + 4 + usize::from(u16::from_be_bytes([high, low]))
+            > ANNOUNCEMENT_MAX
+        {
             return Err(InvalidAnnouncement::NotANode);
         }
         let header = match Header::try_from(received) {
@@ -93,11 +115,23 @@ impl AnnouncementKeys {
             return Err(InvalidAnnouncement::NotANode);
         };
         let (signed, tag) = bytes.split_at(bytes.len() - TAG);
-        if !self.0.all().iter().any(|key| hmac::verify(key, signed, tag).is_ok()) {
+        if !self
+            .0
+            .all()
+            .iter()
+            .any(|key| hmac::verify(key, signed, tag).is_ok())
+        {
             return Err(InvalidAnnouncement::Forged);
         }
         let (sender, owner_session) = contents(value).ok_or(InvalidAnnouncement::NotANode)?;
-        Ok(Some((TunnelAnnouncement { agent, sender, owner_session }, bytes.len())))
+        Ok(Some((
+            TunnelAnnouncement {
+                agent,
+                sender,
+                owner_session,
+            },
+            bytes.len(),
+        )))
     }
 }
 
@@ -106,8 +140,12 @@ fn source(header: &Header<'_>) -> Option<SocketAddr> {
         return None;
     }
     match header.addresses {
-        Addresses::IPv4(addresses) => Some((addresses.source_address, addresses.source_port).into()),
-        Addresses::IPv6(addresses) => Some((addresses.source_address, addresses.source_port).into()),
+        Addresses::IPv4(addresses) => {
+            Some((addresses.source_address, addresses.source_port).into())
+        }
+        Addresses::IPv6(addresses) => {
+            Some((addresses.source_address, addresses.source_port).into())
+        }
         Addresses::Unspecified | Addresses::Unix(_) => None,
     }
 }
@@ -115,7 +153,9 @@ fn source(header: &Header<'_>) -> Option<SocketAddr> {
 /// The value of the extension, if it is the only one. Its tag is then at the end of the header.
 fn extension<'a>(header: &'a Header<'_>) -> Option<&'a [u8; VALUE]> {
     let bytes = header.tlv_bytes();
-    let [EXTENSION, high, low, value @ ..] = bytes else { return None };
+    let [EXTENSION, high, low, value @ ..] = bytes else {
+        return None;
+    };
     if usize::from(u16::from_be_bytes([*high, *low])) != VALUE {
         return None;
     }
@@ -152,7 +192,11 @@ mod tests {
 
     #[test]
     fn headers_parse_back_with_their_last_byte() {
-        for agent in ["198.51.100.7:4660", "[2001:db8::7]:443", "[::ffff:10.0.0.1]:9"] {
+        for agent in [
+            "198.51.100.7:4660",
+            "[2001:db8::7]:443",
+            "[::ffff:10.0.0.1]:9",
+        ] {
             let sent = announcement(agent);
             let header = key(1).write(&sent, [7; NONCE]).unwrap();
             assert!(header.len() <= ANNOUNCEMENT_MAX);
@@ -173,7 +217,11 @@ mod tests {
         for (in_use, only) in [(0, key(1)), (1, key(2))] {
             both.switch_to(in_use);
             let header = keys.write(&sent, [7; NONCE]).unwrap();
-            assert_eq!(only.parse(&header), Ok(Some((sent, header.len()))), "made with the key in use");
+            assert_eq!(
+                only.parse(&header),
+                Ok(Some((sent, header.len()))),
+                "made with the key in use"
+            );
             let header = only.write(&sent, [7; NONCE]).unwrap();
             assert_eq!(keys.parse(&header), Ok(Some((sent, header.len()))));
         }
@@ -183,7 +231,9 @@ mod tests {
 
     #[test]
     fn no_byte_can_be_changed() {
-        let header = key(1).write(&announcement("198.51.100.7:4660"), [7; NONCE]).unwrap();
+        let header = key(1)
+            .write(&announcement("198.51.100.7:4660"), [7; NONCE])
+            .unwrap();
         for at in 0..header.len() {
             let mut changed = header.clone();
             changed[at] ^= 1;
@@ -194,16 +244,47 @@ mod tests {
 
     #[test]
     fn other_headers_are_refused() {
-        let addresses: (SocketAddr, SocketAddr) = ("192.0.2.1:1".parse().unwrap(), "192.0.2.2:2".parse().unwrap());
-        let builder =
-            |command| Builder::with_addresses(Version::Two | command, Protocol::Stream, Addresses::from(addresses));
+        let addresses: (SocketAddr, SocketAddr) = (
+            "192.0.2.1:1".parse().unwrap(),
+            "192.0.2.2:2".parse().unwrap(),
+        );
+        let builder = |command| {
+            Builder::with_addresses(
+                Version::Two | command,
+                Protocol::Stream,
+                Addresses::from(addresses),
+            )
+        };
         let value = [0; VALUE];
         let none = builder(Command::Proxy).build().unwrap();
-        let other = builder(Command::Proxy).write_tlv(EXTENSION + 1, &value).unwrap().build().unwrap();
-        let short = builder(Command::Proxy).write_tlv(EXTENSION, &value[1..]).unwrap().build().unwrap();
-        let local = builder(Command::Local).write_tlv(EXTENSION, &value).unwrap().build().unwrap();
-        for header in [&none[..], &other, &short, &local, b"GET / HTTP/1.1", b"\x16\x03\x01"] {
-            assert_eq!(key(1).parse(header), Err(InvalidAnnouncement::NotANode), "{header:?}");
+        let other = builder(Command::Proxy)
+            .write_tlv(EXTENSION + 1, &value)
+            .unwrap()
+            .build()
+            .unwrap();
+        let short = builder(Command::Proxy)
+            .write_tlv(EXTENSION, &value[1..])
+            .unwrap()
+            .build()
+            .unwrap();
+        let local = builder(Command::Local)
+            .write_tlv(EXTENSION, &value)
+            .unwrap()
+            .build()
+            .unwrap();
+        for header in [
+            &none[..],
+            &other,
+            &short,
+            &local,
+            b"GET / HTTP/1.1",
+            b"\x16\x03\x01",
+        ] {
+            assert_eq!(
+                key(1).parse(header),
+                Err(InvalidAnnouncement::NotANode),
+                "{header:?}"
+            );
         }
         let long = [PROTOCOL_PREFIX, b"\x21\x11\xff\xff"].concat();
         assert_eq!(key(1).parse(&long), Err(InvalidAnnouncement::NotANode));

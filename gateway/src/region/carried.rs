@@ -24,8 +24,21 @@ impl Membership {
     /// Continues the membership of an earlier process, which has ended it. The session stays the same, so no service
     /// moves.
     pub fn resume(config: NodeConfig, carried: CarriedMembership, now: Instant) -> Self {
-        let CarriedMembership { slot, session, beats, roster, has_lease } = carried;
-        let mut machine = Self::new(NodeConfig { slot: Some(slot), session, ..config }, now);
+        let CarriedMembership {
+            slot,
+            session,
+            beats,
+            roster,
+            has_lease,
+        } = carried;
+        let mut machine = Self::new(
+            NodeConfig {
+                slot: Some(slot),
+                session,
+                ..config
+            },
+            now,
+        );
         machine.beats = beats;
         machine.is_ready = true;
         machine.is_resumed = true;
@@ -57,7 +70,9 @@ mod tests {
 
     use super::*;
     use crate::region::timing::DEAD_AFTER;
-    use crate::region::{Action, Call, CallResult, Event, Isolation, NodeRow, NodeState, PeerState, Statement};
+    use crate::region::{
+        Action, Call, CallResult, Event, Isolation, NodeRow, NodeState, PeerState, Statement,
+    };
 
     fn row(slot: u16, session: u128) -> NodeRow {
         NodeRow {
@@ -74,7 +89,10 @@ mod tests {
     }
 
     fn roster() -> Roster {
-        Roster { epoch: 7, rows: vec![row(0, 100), row(1, 200)] }
+        Roster {
+            epoch: 7,
+            rows: vec![row(0, 100), row(1, 200)],
+        }
     }
 
     fn resumed(has_lease: bool, now: Instant) -> Membership {
@@ -86,7 +104,13 @@ mod tests {
             isolation: Isolation::Serve,
         };
         let slot = NodeSlot::new(0).unwrap();
-        let carried = CarriedMembership { slot, session: 100, beats: 40, roster: roster(), has_lease };
+        let carried = CarriedMembership {
+            slot,
+            session: 100,
+            beats: 40,
+            roster: roster(),
+            has_lease,
+        };
         Membership::resume(config, carried, now)
     }
 
@@ -95,7 +119,12 @@ mod tests {
         let mut call = None;
         while let Some(action) = machine.poll(now) {
             match action {
-                Action::Publish(view) => machine.on(now, Event::Applied { epoch: view.epoch() }),
+                Action::Publish(view) => machine.on(
+                    now,
+                    Event::Applied {
+                        epoch: view.epoch(),
+                    },
+                ),
                 Action::Call(next) => call = Some(next),
                 Action::Tell(_) | Action::Stop(_) => {}
             }
@@ -112,13 +141,31 @@ mod tests {
         let now = Instant::now() + Duration::from_secs(60);
         let mut machine = resumed(true, now);
         let Call { id, statement } = act(&mut machine, now).unwrap();
-        assert!(matches!(statement, Statement::Beat { session: 100, beat, .. } if beat > 40), "{statement:?}");
+        assert!(
+            matches!(statement, Statement::Beat { session: 100, beat, .. } if beat > 40),
+            "{statement:?}"
+        );
         assert!(!admits(&machine, now));
-        let done = |applied| CallResult::Done { applied, roster: roster() };
-        machine.on(now, Event::Result { call: id, result: done(true) });
+        let done = |applied| CallResult::Done {
+            applied,
+            roster: roster(),
+        };
+        machine.on(
+            now,
+            Event::Result {
+                call: id,
+                result: done(true),
+            },
+        );
         let Call { id, statement } = act(&mut machine, now).unwrap();
         assert_eq!(statement, Statement::Tick);
-        machine.on(now, Event::Result { call: id, result: done(true) });
+        machine.on(
+            now,
+            Event::Result {
+                call: id,
+                result: done(true),
+            },
+        );
         assert_eq!(act(&mut machine, now), None, "it does not join");
         assert!(admits(&machine, now) && machine.view().unwrap().epoch() == 7);
         let carried = machine.carry(now).unwrap();
@@ -130,28 +177,53 @@ mod tests {
         let now = Instant::now() + Duration::from_secs(60);
         let mut machine = resumed(true, now);
         let call = act(&mut machine, now).unwrap();
-        let done = CallResult::Done { applied: true, roster: roster() };
-        machine.on(now, Event::Result { call: call.id, result: done });
+        let done = CallResult::Done {
+            applied: true,
+            roster: roster(),
+        };
+        machine.on(
+            now,
+            Event::Result {
+                call: call.id,
+                result: done,
+            },
+        );
         let (slot, session) = (NodeSlot::new(2).unwrap(), 300);
         let stranger = |epoch| PeerState {
             slot,
             session,
             acknowledged: epoch,
-            roster: Arc::new(Roster { epoch, rows: vec![row(0, 100), row(1, 200), row(2, session)] }),
+            roster: Arc::new(Roster {
+                epoch,
+                rows: vec![row(0, 100), row(1, 200), row(2, session)],
+            }),
         };
-        let knows = |machine: &Membership, slot: NodeSlot, session| machine.view().unwrap().knows(slot, session);
+        let knows = |machine: &Membership, slot: NodeSlot, session| {
+            machine.view().unwrap().knows(slot, session)
+        };
         for epoch in [8, 9] {
             machine.on(now, Event::Peer(stranger(epoch)));
             act(&mut machine, now);
-            assert_eq!(machine.view().unwrap().epoch(), epoch, "it may tell that the services of this node have moved");
+            assert_eq!(
+                machine.view().unwrap().epoch(),
+                epoch,
+                "it may tell that the services of this node have moved"
+            );
             assert!(!knows(&machine, slot, session));
         }
         // A node that joins again after it was declared dead, and a process that had the slot before.
         let known = NodeSlot::new(1).unwrap();
-        assert!(knows(&machine, known, 200) && knows(&machine, known, 201) && !knows(&machine, known, 199));
+        assert!(
+            knows(&machine, known, 200)
+                && knows(&machine, known, 201)
+                && !knows(&machine, known, 199)
+        );
 
         machine.on(now + DEAD_AFTER, Event::Peer(stranger(10)));
-        assert!(knows(&machine, slot, session), "the engine is silent: others may know more");
+        assert!(
+            knows(&machine, slot, session),
+            "the engine is silent: others may know more"
+        );
     }
 
     #[test]
@@ -159,7 +231,13 @@ mod tests {
         let now = Instant::now() + Duration::from_secs(60);
         let mut machine = resumed(true, now);
         let call = act(&mut machine, now).unwrap();
-        machine.on(now, Event::Result { call: call.id, result: CallResult::Failed });
+        machine.on(
+            now,
+            Event::Result {
+                call: call.id,
+                result: CallResult::Failed,
+            },
+        );
         assert!(admits(&machine, now));
     }
 
@@ -168,7 +246,13 @@ mod tests {
         let now = Instant::now() + Duration::from_secs(60);
         let mut machine = resumed(false, now);
         let call = act(&mut machine, now).unwrap();
-        machine.on(now, Event::Result { call: call.id, result: CallResult::Failed });
+        machine.on(
+            now,
+            Event::Result {
+                call: call.id,
+                result: CallResult::Failed,
+            },
+        );
         assert!(!admits(&machine, now));
         let peer = |epoch| PeerState {
             slot: NodeSlot::new(1).unwrap(),
@@ -181,11 +265,20 @@ mod tests {
 
         let mut late = resumed(false, now);
         let call = act(&mut late, now).unwrap();
-        late.on(now, Event::Result { call: call.id, result: CallResult::Failed });
+        late.on(
+            now,
+            Event::Result {
+                call: call.id,
+                result: CallResult::Failed,
+            },
+        );
         let mut dead = peer(8);
         Arc::make_mut(&mut dead.roster).rows[0].state = NodeState::Dead;
         late.on(now, Event::Peer(dead));
         act(&mut late, now);
-        assert!(!admits(&late, now), "another node has declared this session dead");
+        assert!(
+            !admits(&late, now),
+            "another node has declared this session dead"
+        );
     }
 }

@@ -23,7 +23,14 @@ pub enum NodeState {
 }
 
 impl NodeState {
-    pub const ALL: [Self; 6] = [Self::Joining, Self::Live, Self::Draining, Self::Leaving, Self::Left, Self::Dead];
+    pub const ALL: [Self; 6] = [
+        Self::Joining,
+        Self::Live,
+        Self::Draining,
+        Self::Leaving,
+        Self::Left,
+        Self::Dead,
+    ];
 
     /// Whether the node is a member of the placement.
     pub fn owns(self) -> bool {
@@ -78,7 +85,11 @@ pub struct NodeRow {
 
 impl NodeRow {
     pub(crate) fn member(&self) -> Member {
-        Member { slot: self.slot, session: self.session, peer_address: self.peer_address }
+        Member {
+            slot: self.slot,
+            session: self.session,
+            peer_address: self.peer_address,
+        }
     }
 }
 
@@ -102,11 +113,17 @@ impl Roster {
     pub const ROWS_MAX: usize = NodeSlot::MAX as usize + 1;
 
     pub(super) fn empty() -> Self {
-        Self { epoch: 0, rows: Vec::new() }
+        Self {
+            epoch: 0,
+            rows: Vec::new(),
+        }
     }
 
     pub fn slot(&self, slot: NodeSlot) -> Option<&NodeRow> {
-        self.rows.binary_search_by_key(&slot, |row| row.slot).ok().map(|index| &self.rows[index])
+        self.rows
+            .binary_search_by_key(&slot, |row| row.slot)
+            .ok()
+            .map(|index| &self.rows[index])
     }
 
     pub fn session(&self, session: u128) -> Option<&NodeRow> {
@@ -115,17 +132,23 @@ impl Roster {
 
     /// Slot and session of each row.
     pub(super) fn processes(&self) -> Arc<[(NodeSlot, u128)]> {
-        self.rows.iter().map(|row| (row.slot, row.session)).collect()
+        self.rows
+            .iter()
+            .map(|row| (row.slot, row.session))
+            .collect()
     }
 
     /// The lowest slot without a row.
     pub(super) fn free_slot(&self) -> Option<NodeSlot> {
-        (0..=NodeSlot::MAX).filter_map(NodeSlot::new).find(|slot| self.slot(*slot).is_none())
+        (0..=NodeSlot::MAX)
+            .filter_map(NodeSlot::new)
+            .find(|slot| self.slot(*slot).is_none())
     }
 
     /// Whether each slot appears once and in order.
     pub(crate) fn is_valid(&self) -> bool {
-        self.rows.len() <= Self::ROWS_MAX && self.rows.is_sorted_by(|one, next| one.slot < next.slot)
+        self.rows.len() <= Self::ROWS_MAX
+            && self.rows.is_sorted_by(|one, next| one.slot < next.slot)
     }
 }
 
@@ -133,7 +156,9 @@ impl Roster {
 /// with the next number when its session was ended at the engine. Another process has begun with another random number.
 pub(super) fn is_among(processes: &[(NodeSlot, u128)], slot: NodeSlot, session: u128) -> bool {
     const REJOINS_MAX: u128 = 1 << 32;
-    processes.iter().any(|(known, first)| *known == slot && session.wrapping_sub(*first) < REJOINS_MAX)
+    processes
+        .iter()
+        .any(|(known, first)| *known == slot && session.wrapping_sub(*first) < REJOINS_MAX)
 }
 
 /// A statement to run at the engine.
@@ -150,21 +175,41 @@ pub enum Statement {
     /// Raises `beat`, `acknowledged` and `applied_revision` to these values (never lowers them) where the row has this
     /// session and is neither left nor dead. May be committed asynchronously. `beat` is not incremented by the engine:
     /// after a failover that lost the last beat, the next one would restore the lost value, and look like silence.
-    Beat { slot: NodeSlot, session: u128, beat: u64, acknowledged: u64, applied_revision: u64 },
+    Beat {
+        slot: NodeSlot,
+        session: u128,
+        beat: u64,
+        acknowledged: u64,
+        applied_revision: u64,
+    },
     /// Increments `region.tick`, committed synchronously: proves that the server is still the primary of the region.
     Tick,
     /// Writes a row in state `Joining` with beat 0.
     Join(Join),
     /// `Joining` → `Live` of this session. CAS on the epoch.
-    GoLive { slot: NodeSlot, session: u128, epoch: u64 },
+    GoLive {
+        slot: NodeSlot,
+        session: u128,
+        epoch: u64,
+    },
     /// `Live` → `Draining` of this session.
     Drain { slot: NodeSlot, session: u128 },
     /// `Draining` → `Leaving` of this session. CAS on the epoch.
-    Leave { slot: NodeSlot, session: u128, epoch: u64 },
+    Leave {
+        slot: NodeSlot,
+        session: u128,
+        epoch: u64,
+    },
     /// `Leaving` or `Joining` → `Left` of this session.
     End { slot: NodeSlot, session: u128 },
     /// `state` → `Dead` where session, beat and state are as given. CAS on the epoch.
-    DeclareDead { slot: NodeSlot, session: u128, beat: u64, state: NodeState, epoch: u64 },
+    DeclareDead {
+        slot: NodeSlot,
+        session: u128,
+        beat: u64,
+        state: NodeState,
+        epoch: u64,
+    },
     /// Deletes the row of this session where it is left or dead.
     Remove { slot: NodeSlot, session: u128 },
 }

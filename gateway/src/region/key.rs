@@ -21,9 +21,19 @@ pub struct RegionKey(Arc<Zeroizing<[u8; RegionKey::BYTES]>>);
 #[derive(Debug, thiserror::Error)]
 pub enum RegionKeyError {
     #[error("{setting}: {path}: {error}")]
-    Io { setting: &'static str, path: String, error: io::Error },
-    #[error("{setting}: {path}: other users can read it (mode {mode:o}); it must have mode 0600, or 0640 for a group")]
-    Readable { setting: &'static str, path: String, mode: u32 },
+    Io {
+        setting: &'static str,
+        path: String,
+        error: io::Error,
+    },
+    #[error(
+        "{setting}: {path}: other users can read it (mode {mode:o}); it must have mode 0600, or 0640 for a group"
+    )]
+    Readable {
+        setting: &'static str,
+        path: String,
+        mode: u32,
+    },
     #[error("{setting}: {path}: it must contain 32 bytes, or 64 hexadecimal digits")]
     Malformed { setting: &'static str, path: String },
     #[error("region_key: the system has no random numbers")]
@@ -50,22 +60,39 @@ impl RegionKey {
     /// As [`Self::load`]. `setting` is the key of the configuration that names the file.
     pub(crate) fn load_from(setting: &'static str, path: &Path) -> Result<Self, RegionKeyError> {
         let name = || path.display().to_string();
-        let failed = |error| RegionKeyError::Io { setting, path: name(), error };
+        let failed = |error| RegionKeyError::Io {
+            setting,
+            path: name(),
+            error,
+        };
         let file = File::open(path).map_err(failed)?;
         let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
         // A group may read it: service managers pass secrets on that way.
         if mode & 0o027 != 0 {
-            return Err(RegionKeyError::Readable { setting, path: name(), mode });
+            return Err(RegionKeyError::Readable {
+                setting,
+                path: name(),
+                mode,
+            });
         }
         // Room for the digits and a line end, so that a longer file is noticed.
         let mut contents = Zeroizing::new(Vec::with_capacity(LONGEST));
-        file.take(LONGEST as u64).read_to_end(&mut contents).map_err(failed)?;
-        Self::parse(&contents).ok_or_else(|| RegionKeyError::Malformed { setting, path: name() })
+        file.take(LONGEST as u64)
+            .read_to_end(&mut contents)
+            .map_err(failed)?;
+        Self::parse(&contents).ok_or_else(|| RegionKeyError::Malformed {
+            setting,
+            path: name(),
+        })
     }
 
     /// Creates a random key in a new file of mode 0600. Its folder must exist. Never replaces a file.
     pub fn create(path: &Path) -> Result<Self, RegionKeyError> {
-        let failed = |error| RegionKeyError::Io { setting: "region_key", path: path.display().to_string(), error };
+        let failed = |error| RegionKeyError::Io {
+            setting: "region_key",
+            path: path.display().to_string(),
+            error,
+        };
         let mut bytes = Zeroizing::new([0; Self::BYTES]);
         aws_lc_rs::rand::fill(&mut *bytes).map_err(|_| RegionKeyError::Random)?;
         let mut digits = Zeroizing::new(String::with_capacity(LONGEST));
@@ -87,7 +114,10 @@ impl RegionKey {
             return None;
         }
         let mut bytes = Zeroizing::new([0; Self::BYTES]);
-        for (byte, pair) in bytes.iter_mut().zip(std::str::from_utf8(digits).ok()?.as_bytes().chunks(2)) {
+        for (byte, pair) in bytes
+            .iter_mut()
+            .zip(std::str::from_utf8(digits).ok()?.as_bytes().chunks(2))
+        {
             *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
         }
         Some(Self::new(*bytes))
@@ -137,7 +167,9 @@ mod tests {
     }
 
     fn tag(key: &RegionKey, purpose: &str) -> Vec<u8> {
-        hmac::sign(&key.derive(purpose), b"message").as_ref().to_vec()
+        hmac::sign(&key.derive(purpose), b"message")
+            .as_ref()
+            .to_vec()
     }
 
     #[test]
@@ -145,16 +177,34 @@ mod tests {
         let bytes: [u8; 32] = std::array::from_fn(|at| at as u8 * 7);
         let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let expected = tag(&RegionKey::new(bytes), "a");
-        for contents in [&bytes[..], digits.as_bytes(), format!("{}\n", digits.to_uppercase()).as_bytes()] {
+        for contents in [
+            &bytes[..],
+            digits.as_bytes(),
+            format!("{}\n", digits.to_uppercase()).as_bytes(),
+        ] {
             assert_eq!(tag(&load(contents, 0o600).unwrap(), "a"), expected);
         }
-        assert_ne!(tag(&RegionKey::new(bytes), "b"), expected, "each purpose has its own key");
+        assert_ne!(
+            tag(&RegionKey::new(bytes), "b"),
+            expected,
+            "each purpose has its own key"
+        );
     }
 
     #[test]
     fn other_contents_are_refused() {
-        for contents in [&b""[..], &[1; 31], &[b'0'; 63], &[b'0'; 65], &[b'g'; 64], &[0; 200]] {
-            assert!(matches!(load(contents, 0o600), Err(RegionKeyError::Malformed { .. })), "{contents:?}");
+        for contents in [
+            &b""[..],
+            &[1; 31],
+            &[b'0'; 63],
+            &[b'0'; 65],
+            &[b'g'; 64],
+            &[0; 200],
+        ] {
+            assert!(
+                matches!(load(contents, 0o600), Err(RegionKeyError::Malformed { .. })),
+                "{contents:?}"
+            );
         }
     }
 
@@ -163,20 +213,34 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [one, two] = ["one", "two"].map(|name| folder.path().join(name));
         let created = RegionKey::create(&one).unwrap();
-        assert_eq!(fs::metadata(&one).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&one).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         assert_eq!(fs::read(&one).unwrap().len(), 2 * RegionKey::BYTES + 1);
-        assert_eq!(tag(&created, "a"), tag(&RegionKey::load(&one).unwrap(), "a"));
-        assert_ne!(tag(&created, "a"), tag(&RegionKey::create(&two).unwrap(), "a"));
+        assert_eq!(
+            tag(&created, "a"),
+            tag(&RegionKey::load(&one).unwrap(), "a")
+        );
+        assert_ne!(
+            tag(&created, "a"),
+            tag(&RegionKey::create(&two).unwrap(), "a")
+        );
         let refused = RegionKey::create(&one).unwrap_err().to_string();
         assert!(refused.contains("one: File exists"), "{refused}");
-        let refused = RegionKey::create(&folder.path().join("none/key")).unwrap_err().to_string();
+        let refused = RegionKey::create(&folder.path().join("none/key"))
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("none/key: No such file"), "{refused}");
     }
 
     #[test]
     fn a_file_that_others_can_read_is_refused() {
         for mode in [0o604, 0o666, 0o620] {
-            assert!(matches!(load(&[1; 32], mode), Err(RegionKeyError::Readable { .. })), "{mode:o}");
+            assert!(
+                matches!(load(&[1; 32], mode), Err(RegionKeyError::Readable { .. })),
+                "{mode:o}"
+            );
         }
         assert!(load(&[1; 32], 0o640).is_ok());
         assert_eq!(format!("{:?}", RegionKey::new([1; 32])), "[secret]");

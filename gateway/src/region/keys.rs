@@ -28,7 +28,11 @@ pub(crate) struct DerivedKeys<T> {
 impl RegionKeys {
     pub fn new(key: RegionKey, next: Option<RegionKey>, previous: Option<RegionKey>) -> Self {
         let accepted = std::iter::once(key).chain(next).collect();
-        Self(Arc::new(Shared { accepted, previous, in_use: AtomicUsize::new(0) }))
+        Self(Arc::new(Shared {
+            accepted,
+            previous,
+            in_use: AtomicUsize::new(0),
+        }))
     }
 
     /// `region_key`, then `region_key_next`.
@@ -52,12 +56,25 @@ impl RegionKeys {
 
     /// Derives something from each accepted key.
     pub(crate) fn derive<T>(&self, derive: impl FnMut(&RegionKey) -> T) -> DerivedKeys<T> {
-        DerivedKeys { keys: self.clone(), derived: self.accepted().iter().map(derive).collect() }
+        DerivedKeys {
+            keys: self.clone(),
+            derived: self.accepted().iter().map(derive).collect(),
+        }
     }
 
-    pub(crate) fn try_derive<T, E>(&self, derive: impl FnMut(&RegionKey) -> Result<T, E>) -> Result<DerivedKeys<T>, E> {
-        let derived = self.accepted().iter().map(derive).collect::<Result<_, E>>()?;
-        Ok(DerivedKeys { keys: self.clone(), derived })
+    pub(crate) fn try_derive<T, E>(
+        &self,
+        derive: impl FnMut(&RegionKey) -> Result<T, E>,
+    ) -> Result<DerivedKeys<T>, E> {
+        let derived = self
+            .accepted()
+            .iter()
+            .map(derive)
+            .collect::<Result<_, E>>()?;
+        Ok(DerivedKeys {
+            keys: self.clone(),
+            derived,
+        })
     }
 }
 

@@ -37,7 +37,12 @@ pub(super) struct Lease {
 
 impl Lease {
     pub(super) fn new(isolation: Isolation) -> Self {
-        Self { isolation, beat: None, contact: None, failed: None }
+        Self {
+            isolation,
+            beat: None,
+            contact: None,
+            failed: None,
+        }
     }
 
     /// Forgets the beats of an earlier session.
@@ -76,7 +81,10 @@ impl Lease {
     /// Whether the node refuses requests because its contact is too long ago. Not while it only waits for its first call
     /// after a pause. `peers` as in [`Self::until`].
     pub(super) fn is_stale(&self, peers: Option<Instant>, now: Instant) -> bool {
-        let (Isolation::Refuse { max_staleness }, Some(contact)) = (self.isolation, self.contact) else { return false };
+        let (Isolation::Refuse { max_staleness }, Some(contact)) = (self.isolation, self.contact)
+        else {
+            return false;
+        };
         let contact = peers.map_or(contact, |peers| peers.max(contact));
         self.failed.is_some_and(|failed| now < failed + LEASE) && now >= contact + max_staleness
     }
@@ -86,7 +94,11 @@ impl Lease {
     pub(super) fn until(&self, peers: Option<Instant>, is_outdated: bool) -> Option<Instant> {
         let contact = self.contact?;
         let lease = contact + LEASE;
-        let Some(isolated) = self.failed.filter(|_| !is_outdated).map(|failed| failed + LEASE) else {
+        let Some(isolated) = self
+            .failed
+            .filter(|_| !is_outdated)
+            .map(|failed| failed + LEASE)
+        else {
             return Some(lease);
         };
         let isolated = match self.isolation {
@@ -116,17 +128,33 @@ mod tests {
     #[test]
     fn a_node_that_refuses_is_stale_once_the_last_contact_is_too_long_ago() {
         let start = Instant::now();
-        let mut lease = isolated(Isolation::Refuse { max_staleness: 10 * SECOND }, start);
+        let mut lease = isolated(
+            Isolation::Refuse {
+                max_staleness: 10 * SECOND,
+            },
+            start,
+        );
         lease.failed(start + 9 * SECOND, start + 10 * SECOND);
-        assert!(!lease.is_stale(None, start + 9 * SECOND) && lease.is_stale(None, start + 10 * SECOND));
-        assert!(!lease.is_stale(Some(start + SECOND), start + 10 * SECOND), "the other owners were heard later");
+        assert!(
+            !lease.is_stale(None, start + 9 * SECOND) && lease.is_stale(None, start + 10 * SECOND)
+        );
+        assert!(
+            !lease.is_stale(Some(start + SECOND), start + 10 * SECOND),
+            "the other owners were heard later"
+        );
         assert!(lease.is_stale(Some(start + SECOND), start + 11 * SECOND));
         // The call before the pause says nothing about the engine now.
-        assert!(!lease.is_stale(None, start + 60 * SECOND), "the process was paused, and has not called yet");
+        assert!(
+            !lease.is_stale(None, start + 60 * SECOND),
+            "the process was paused, and has not called yet"
+        );
         lease.beat(start + 61 * SECOND);
         lease.tick();
         lease.failed(start + 62 * SECOND, start + 63 * SECOND);
-        assert!(!lease.is_stale(None, start + 63 * SECOND), "it was in contact again");
+        assert!(
+            !lease.is_stale(None, start + 63 * SECOND),
+            "it was in contact again"
+        );
     }
 
     #[test]
@@ -135,6 +163,12 @@ mod tests {
         let mut lease = isolated(Isolation::Serve, start);
         lease.failed(start + 999 * SECOND, start + 1000 * SECOND);
         assert!(!lease.is_stale(None, start + 1000 * SECOND));
-        assert!(!Lease::new(Isolation::Refuse { max_staleness: SECOND }).is_stale(None, start), "it owns nothing yet");
+        assert!(
+            !Lease::new(Isolation::Refuse {
+                max_staleness: SECOND
+            })
+            .is_stale(None, start),
+            "it owns nothing yet"
+        );
     }
 }

@@ -274,7 +274,10 @@ impl Membership {
     pub fn poll(&mut self, now: Instant) -> Option<Action> {
         self.expire(now);
         if let Some(view) = self.succession.view()
-            && self.published.as_ref().is_none_or(|published| !Arc::ptr_eq(published, view))
+            && self
+                .published
+                .as_ref()
+                .is_none_or(|published| !Arc::ptr_eq(published, view))
         {
             self.published = Some(Arc::clone(view));
             return Some(Action::Publish(Arc::clone(view)));
@@ -285,11 +288,17 @@ impl Membership {
             self.tell_due = now + BEAT;
             self.last_tell = Some(now);
             let roster = Arc::clone(self.succession.roster());
-            let state = PeerState { slot, session: self.session, acknowledged: self.applied, roster };
+            let state = PeerState {
+                slot,
+                session: self.session,
+                acknowledged: self.applied,
+                roster,
+            };
             return Some(Action::Tell(state));
         }
         if let Some(reason) = self.stopped {
-            return (!std::mem::replace(&mut self.is_stop_told, true)).then_some(Action::Stop(reason));
+            return (!std::mem::replace(&mut self.is_stop_told, true))
+                .then_some(Action::Stop(reason));
         }
         if self.outstanding.is_some() {
             return None;
@@ -300,10 +309,16 @@ impl Membership {
             self.is_stop_told = true;
             return Some(Action::Stop(reason));
         };
-        let call = Call { id: self.next_call, statement };
+        let call = Call {
+            id: self.next_call,
+            statement,
+        };
         self.next_call += 1;
         self.last_sent = Some(now);
-        self.outstanding = Some(Outstanding { call: call.clone(), sent: now });
+        self.outstanding = Some(Outstanding {
+            call: call.clone(),
+            sent: now,
+        });
         Some(Action::Call(call))
     }
 
@@ -317,12 +332,22 @@ impl Membership {
         if self.is_stop_told {
             return None;
         }
-        let call = self.outstanding.as_ref().map_or(self.beat_due, |outstanding| outstanding.sent + CALL_TIMEOUT);
-        Some(if self.slot.is_some() { call.min(self.tell_due) } else { call })
+        let call = self
+            .outstanding
+            .as_ref()
+            .map_or(self.beat_due, |outstanding| outstanding.sent + CALL_TIMEOUT);
+        Some(if self.slot.is_some() {
+            call.min(self.tell_due)
+        } else {
+            call
+        })
     }
 
     fn on_result(&mut self, now: Instant, id: u64, result: CallResult) {
-        let Some(Outstanding { call, sent }) = self.outstanding.take_if(|outstanding| outstanding.call.id == id) else {
+        let Some(Outstanding { call, sent }) = self
+            .outstanding
+            .take_if(|outstanding| outstanding.call.id == id)
+        else {
             return self.on_late_result(now, result);
         };
         let (applied, roster) = match result {
@@ -388,8 +413,14 @@ impl Membership {
 
     /// The acknowledged epoch to write into the row.
     fn acknowledgment(&self, now: Instant) -> u64 {
-        let is_told = self.applied_at.is_none_or(|at| now.saturating_duration_since(at) >= LEVELS_AHEAD);
-        if is_told { self.applied } else { self.row_acknowledged }
+        let is_told = self
+            .applied_at
+            .is_none_or(|at| now.saturating_duration_since(at) >= LEVELS_AHEAD);
+        if is_told {
+            self.applied
+        } else {
+            self.row_acknowledged
+        }
     }
 
     fn call_failed(&mut self, now: Instant, sent: Instant) {
@@ -423,7 +454,8 @@ impl Membership {
             self.hint(now, theirs);
             // A later epoch counts, whatever the sender: it may have the services of this node. But as long as the engine
             // answers, a sender without a row cannot give itself one, and so call this node.
-            let is_believed = self.succession.knows(state.slot, session) || self.is_engine_silent(now);
+            let is_believed =
+                self.succession.knows(state.slot, session) || self.is_engine_silent(now);
             if is_believed && theirs > self.succession.epoch() {
                 self.succession.admit(&state.roster);
             }
@@ -433,7 +465,11 @@ impl Membership {
         if self.succession.roster().session(session).is_some() {
             self.heard.insert(session, now);
         }
-        if self.is_resumed && self.lease.contact().is_none() && self.heard_all().is_some() && !self.is_outdated() {
+        if self.is_resumed
+            && self.lease.contact().is_none()
+            && self.heard_all().is_some()
+            && !self.is_outdated()
+        {
             // No other node has declared this session dead, as far as nodes without the engine can know.
             self.lease.resume(now);
         }
@@ -463,13 +499,21 @@ impl Membership {
     }
 
     fn is_engine_silent(&self, now: Instant) -> bool {
-        self.answered_at.is_none_or(|at| now.saturating_duration_since(at) >= DEAD_AFTER)
+        self.answered_at
+            .is_none_or(|at| now.saturating_duration_since(at) >= DEAD_AFTER)
     }
 
     /// Since when all other owners were heard.
     pub(super) fn heard_all(&self) -> Option<Instant> {
-        let others = self.roster().rows.iter().filter(|row| row.state.owns() && row.session != self.session);
-        others.map(|row| self.heard.get(&row.session).copied()).min().flatten()
+        let others = self
+            .roster()
+            .rows
+            .iter()
+            .filter(|row| row.state.owns() && row.session != self.session);
+        others
+            .map(|row| self.heard.get(&row.session).copied())
+            .min()
+            .flatten()
     }
 
     pub(super) fn install(&mut self, now: Instant, roster: Roster, source: Source) {
@@ -483,7 +527,8 @@ impl Membership {
         }
         self.succession.install(roster, source, self.slot);
         let roster = self.succession.roster();
-        self.heard.retain(|session, _| roster.session(*session).is_some());
+        self.heard
+            .retain(|session, _| roster.session(*session).is_some());
         self.requests.settle(roster);
         if self.succession.epoch() > before {
             self.tell_due = now;
@@ -502,8 +547,10 @@ impl Membership {
     /// The session of this node has ended at the engine: stop, or join with another one.
     fn fenced(&mut self, now: Instant) {
         let own = self.config.session..=self.session;
-        let is_taken =
-            self.slot.and_then(|slot| self.roster().slot(slot)).is_some_and(|row| !own.contains(&row.session));
+        let is_taken = self
+            .slot
+            .and_then(|slot| self.roster().slot(slot))
+            .is_some_and(|row| !own.contains(&row.session));
         if is_taken {
             self.stopped = Some(StopReason::TakenOver);
         } else if self.is_leaving {
@@ -523,15 +570,29 @@ impl Membership {
     }
 
     fn next_statement(&mut self, now: Instant) -> Option<Statement> {
-        let Some(own) = self.succession.own() else { return self.join(now) };
-        let NodeRow { slot, session, state, .. } = *own;
+        let Some(own) = self.succession.own() else {
+            return self.join(now);
+        };
+        let NodeRow {
+            slot,
+            session,
+            state,
+            ..
+        } = *own;
         if now >= self.beat_due {
             // Due again when this call has succeeded or failed.
             self.beat_due = now + BEAT;
-            let (acknowledged, applied_revision) = (self.acknowledgment(now), self.applied_revision);
+            let (acknowledged, applied_revision) =
+                (self.acknowledgment(now), self.applied_revision);
             self.beats += 1;
             let beat = self.beats;
-            return Some(Statement::Beat { slot, session, beat, acknowledged, applied_revision });
+            return Some(Statement::Beat {
+                slot,
+                session,
+                beat,
+                acknowledged,
+                applied_revision,
+            });
         }
         if !self.is_refreshed {
             return None;
@@ -543,16 +604,40 @@ impl Membership {
         match state {
             NodeState::Joining if self.is_leaving => return Some(Statement::End { slot, session }),
             NodeState::Joining if self.is_ready && self.lease.contact().is_some() => {
-                return Some(Statement::GoLive { slot, session, epoch });
+                return Some(Statement::GoLive {
+                    slot,
+                    session,
+                    epoch,
+                });
             }
             NodeState::Live if self.is_leaving => return Some(Statement::Drain { slot, session }),
-            NodeState::Draining if self.is_handed_over => return Some(Statement::Leave { slot, session, epoch }),
-            NodeState::Leaving if self.acknowledgment(now) >= epoch => return Some(Statement::End { slot, session }),
+            NodeState::Draining if self.is_handed_over => {
+                return Some(Statement::Leave {
+                    slot,
+                    session,
+                    epoch,
+                });
+            }
+            NodeState::Leaving if self.acknowledgment(now) >= epoch => {
+                return Some(Statement::End { slot, session });
+            }
             _ => {}
         }
         if let Some(dead) = self.observer.dead(now, self.succession.roster(), session) {
-            let NodeRow { slot, session, beat, state, .. } = *dead;
-            return Some(Statement::DeclareDead { slot, session, beat, state, epoch });
+            let NodeRow {
+                slot,
+                session,
+                beat,
+                state,
+                ..
+            } = *dead;
+            return Some(Statement::DeclareDead {
+                slot,
+                session,
+                beat,
+                state,
+                epoch,
+            });
         }
         self.requests.next()
     }
@@ -575,11 +660,24 @@ impl Membership {
         }
         let roster = self.succession.roster();
         let slot = self.slot.or_else(|| roster.free_slot())?;
-        let replaces =
-            roster.slot(slot).map(|row| Replaced { session: row.session, state: row.state, epoch: roster.epoch });
-        let NodeConfig { peer_address, ref version, .. } = self.config;
+        let replaces = roster.slot(slot).map(|row| Replaced {
+            session: row.session,
+            state: row.state,
+            epoch: roster.epoch,
+        });
+        let NodeConfig {
+            peer_address,
+            ref version,
+            ..
+        } = self.config;
         let version = Arc::clone(version);
-        Some(Statement::Join(Join { slot, session: self.session, peer_address, version, replaces }))
+        Some(Statement::Join(Join {
+            slot,
+            session: self.session,
+            peer_address,
+            version,
+            replaces,
+        }))
     }
 
     pub(super) fn contact(&self) -> Option<Instant> {
@@ -588,6 +686,8 @@ impl Membership {
 
     /// Whether the node admits only because the engine does not answer.
     pub(super) fn is_isolated(&self, now: Instant) -> bool {
-        self.lease.contact().is_some_and(|contact| now > contact + LEASE)
+        self.lease
+            .contact()
+            .is_some_and(|contact| now > contact + LEASE)
     }
 }

@@ -43,17 +43,27 @@ impl Observer {
     /// Takes note of rows that a call, sent at `sent`, has read.
     pub(super) fn read(&mut self, sent: Instant, now: Instant, roster: &Roster) {
         // After a longer gap this process was paused, and does not know whether the engine was away meanwhile.
-        if self.last_read.is_none_or(|last| sent.saturating_duration_since(last) > READ_GAP_MAX) {
+        if self
+            .last_read
+            .is_none_or(|last| sent.saturating_duration_since(last) > READ_GAP_MAX)
+        {
             self.good_since = None;
         }
         self.last_read = Some(sent);
         self.seen.retain(|slot, _| roster.slot(*slot).is_some());
         for row in &roster.rows {
-            let fresh = || Seen { session: row.session, beat: row.beat, since: now, refused: None };
+            let fresh = || Seen {
+                session: row.session,
+                beat: row.beat,
+                since: now,
+                refused: None,
+            };
             let seen = self.seen.entry(row.slot).or_insert_with(fresh);
             if (seen.session, seen.beat) != (row.session, row.beat) {
-                let refused =
-                    seen.refused.take().filter(|refusal| !refusal.is_confirmed && seen.session == row.session);
+                let refused = seen
+                    .refused
+                    .take()
+                    .filter(|refusal| !refusal.is_confirmed && seen.session == row.session);
                 *seen = Seen { refused, ..fresh() };
             }
             if let Some(refusal) = seen.refused.as_mut().filter(|refusal| sent >= refusal.at) {
@@ -69,36 +79,57 @@ impl Observer {
 
     /// The link to the node broke, and it refused the next connection.
     pub(super) fn refused(&mut self, now: Instant, slot: NodeSlot, session: u128) {
-        if let Some(seen) = self.seen.get_mut(&slot).filter(|seen| seen.session == session) {
-            seen.refused = Some(Refusal { at: now, is_confirmed: false });
+        if let Some(seen) = self
+            .seen
+            .get_mut(&slot)
+            .filter(|seen| seen.session == session)
+        {
+            seen.refused = Some(Refusal {
+                at: now,
+                is_confirmed: false,
+            });
         }
     }
 
     /// Since when calls succeed; `None` if the last one is long ago.
     pub(super) fn good_for(&self, now: Instant) -> Option<Duration> {
-        self.last_read.filter(|last| now.saturating_duration_since(*last) <= READ_GAP_MAX)?;
-        self.good_since.map(|since| now.saturating_duration_since(since))
+        self.last_read
+            .filter(|last| now.saturating_duration_since(*last) <= READ_GAP_MAX)?;
+        self.good_since
+            .map(|since| now.saturating_duration_since(since))
     }
 
     /// A node to declare dead, other than the one with the session `own`.
-    pub(super) fn dead<'a>(&self, now: Instant, roster: &'a Roster, own: u128) -> Option<&'a NodeRow> {
+    pub(super) fn dead<'a>(
+        &self,
+        now: Instant,
+        roster: &'a Roster,
+        own: u128,
+    ) -> Option<&'a NodeRow> {
         let good_for = self.good_for(now)?;
         // Soon after an outage of the engine silence alone proves nothing, and a node that refuses connections has the
         // time for one more beat.
         let is_trusted = good_for >= ENGINE_GRACE;
         let silence = |seen: &Seen| now.saturating_duration_since(seen.since);
-        roster.rows.iter().filter(|row| row.session != own && !row.state.is_over()).find(|row| {
-            self.seen.get(&row.slot).is_some_and(|seen| {
-                let is_same = (seen.session, seen.beat) == (row.session, row.beat);
-                let is_refused = seen.refused.as_ref().is_some_and(|refusal| refusal.is_confirmed);
-                let is_dead = if is_refused {
-                    is_trusted || silence(seen).min(good_for) >= REFUSED_DEAD_AFTER
-                } else {
-                    is_trusted && silence(seen) >= DEAD_AFTER
-                };
-                is_same && is_dead
+        roster
+            .rows
+            .iter()
+            .filter(|row| row.session != own && !row.state.is_over())
+            .find(|row| {
+                self.seen.get(&row.slot).is_some_and(|seen| {
+                    let is_same = (seen.session, seen.beat) == (row.session, row.beat);
+                    let is_refused = seen
+                        .refused
+                        .as_ref()
+                        .is_some_and(|refusal| refusal.is_confirmed);
+                    let is_dead = if is_refused {
+                        is_trusted || silence(seen).min(good_for) >= REFUSED_DEAD_AFTER
+                    } else {
+                        is_trusted && silence(seen) >= DEAD_AFTER
+                    };
+                    is_same && is_dead
+                })
             })
-        })
     }
 
     /// Nodes other than the one with the session `own` whose beats have not changed for a while.
@@ -110,7 +141,10 @@ impl Observer {
     ) -> impl Iterator<Item = &'a NodeRow> {
         // After an outage of the engine the silence of before proves nothing.
         let good_for = self.good_for(now).unwrap_or_default();
-        let others = roster.rows.iter().filter(move |row| row.session != own && !row.state.is_over());
+        let others = roster
+            .rows
+            .iter()
+            .filter(move |row| row.session != own && !row.state.is_over());
         others.filter(move |row| {
             self.seen.get(&row.slot).is_some_and(|seen| {
                 let silence = now.saturating_duration_since(seen.since).min(good_for);
@@ -121,7 +155,10 @@ impl Observer {
 
     /// When the beat of a node last changed, as seen here.
     pub(super) fn last_change(&self, row: &NodeRow) -> Option<Instant> {
-        self.seen.get(&row.slot).filter(|seen| seen.session == row.session).map(|seen| seen.since)
+        self.seen
+            .get(&row.slot)
+            .filter(|seen| seen.session == row.session)
+            .map(|seen| seen.since)
     }
 }
 
@@ -142,11 +179,17 @@ mod tests {
             applied_revision: 1,
             tag: [0; 16],
         };
-        Roster { epoch: 1, rows: (0..).zip(beats).map(row).collect() }
+        Roster {
+            epoch: 1,
+            rows: (0..).zip(beats).map(row).collect(),
+        }
     }
 
     fn suspects(observer: &Observer, now: Instant, roster: &Roster) -> Vec<u128> {
-        observer.suspects(now, roster, 0).map(|row| row.session).collect()
+        observer
+            .suspects(now, roster, 0)
+            .map(|row| row.session)
+            .collect()
     }
 
     #[test]
@@ -157,12 +200,23 @@ mod tests {
             let roster = roster([second, second, 7]);
             observer.read(now, now, &roster);
             observer.ticked(now);
-            let expected: &[u128] = if second >= SUSPECT_AFTER.as_secs() { &[2] } else { &[] };
-            assert_eq!(suspects(&observer, now, &roster), expected, "after {second} s");
+            let expected: &[u128] = if second >= SUSPECT_AFTER.as_secs() {
+                &[2]
+            } else {
+                &[]
+            };
+            assert_eq!(
+                suspects(&observer, now, &roster),
+                expected,
+                "after {second} s"
+            );
         }
         let mut over = roster([5, 5, 7]);
         over.rows[2].state = NodeState::Dead;
-        assert_eq!(suspects(&observer, start + Duration::from_secs(5), &over), []);
+        assert_eq!(
+            suspects(&observer, start + Duration::from_secs(5), &over),
+            []
+        );
     }
 
     #[test]
@@ -172,12 +226,20 @@ mod tests {
         let roster = roster([1, 1, 1]);
         observer.read(start, start, &roster);
         observer.ticked(start);
-        assert_eq!(suspects(&observer, at(20), &roster), [], "the last read is long ago");
+        assert_eq!(
+            suspects(&observer, at(20), &roster),
+            [],
+            "the last read is long ago"
+        );
         observer.failed();
         for second in 20..23 {
             observer.read(at(second), at(second), &roster);
             observer.ticked(at(second));
-            assert_eq!(suspects(&observer, at(second), &roster), [], "calls succeed since 20 s");
+            assert_eq!(
+                suspects(&observer, at(second), &roster),
+                [],
+                "calls succeed since 20 s"
+            );
         }
         observer.read(at(23), at(23), &roster);
         assert_eq!(suspects(&observer, at(23), &roster), [1, 2]);

@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::{AnnouncementKeys, Arrival, Decision, Member, NodeSlot, Owner, Placement, RegionKeys, RegionSignals, View};
+use super::{
+    AnnouncementKeys, Arrival, Decision, Member, NodeSlot, Owner, Placement, RegionKeys,
+    RegionSignals, View,
+};
 
 /// Earlier placements that are kept.
 const EARLIER: usize = 16;
@@ -16,7 +19,10 @@ const EARLIER: usize = 16;
 /// What one worker knows of the other nodes. Exists only on a node with a listener for other nodes.
 pub(crate) struct Peering {
     /// `None` until the first view is published: requests wait for it, and this node serves no other.
-    #[expect(clippy::redundant_allocation, reason = "the inner count is atomic and shared by all cores")]
+    #[expect(
+        clippy::redundant_allocation,
+        reason = "the inner count is atomic and shared by all cores"
+    )]
     view: RefCell<Option<Rc<Arc<View>>>>,
     /// Earlier placements, the last one first, with the time of their end.
     earlier: RefCell<VecDeque<(Instant, Option<Arc<View>>)>>,
@@ -56,7 +62,10 @@ impl Peering {
     pub(crate) fn replace_view(&self, view: Arc<View>, now: Instant) {
         let epoch = view.epoch();
         let previous = self.view.replace(Some(Rc::new(view)));
-        if previous.as_ref().is_none_or(|previous| previous.epoch() != epoch) {
+        if previous
+            .as_ref()
+            .is_none_or(|previous| previous.epoch() != epoch)
+        {
             let mut earlier = self.earlier.borrow_mut();
             earlier.truncate(EARLIER - 1);
             earlier.push_front((now, previous.map(|previous| Arc::clone(&previous))));
@@ -66,28 +75,44 @@ impl Peering {
 
     /// When `lately` is over, if the service came to this node by a change of the placement less than that ago: its agents may
     /// not have connected yet.
-    pub(crate) fn arrived_until(&self, hostname: &str, lately: Duration, now: Instant) -> Option<Instant> {
-        let was_elsewhere =
-            |view: &Option<Arc<View>>| view.as_ref().is_none_or(|view| view.placement().owner(hostname) != Owner::Here);
+    pub(crate) fn arrived_until(
+        &self,
+        hostname: &str,
+        lately: Duration,
+        now: Instant,
+    ) -> Option<Instant> {
+        let was_elsewhere = |view: &Option<Arc<View>>| {
+            view.as_ref()
+                .is_none_or(|view| view.placement().owner(hostname) != Owner::Here)
+        };
         let earlier = self.earlier.borrow();
-        let mut late = earlier.iter().take_while(|(ended, _)| now.saturating_duration_since(*ended) < lately);
-        late.find(|(_, view)| was_elsewhere(view)).map(|(ended, _)| *ended + lately)
+        let mut late = earlier
+            .iter()
+            .take_while(|(ended, _)| now.saturating_duration_since(*ended) < lately);
+        late.find(|(_, view)| was_elsewhere(view))
+            .map(|(ended, _)| *ended + lately)
     }
 
     /// Whether this node may admit a request of the service now.
     pub(crate) fn admits(&self, hostname: &str, now: Instant) -> bool {
         let view = self.view.borrow();
-        let admit =
-            |view: &Rc<Arc<View>>| view.decide(hostname, Arrival::Caller, self.signals.holds(now)) == Decision::Admit;
+        let admit = |view: &Rc<Arc<View>>| {
+            view.decide(hostname, Arrival::Caller, self.signals.holds(now)) == Decision::Admit
+        };
         view.as_ref().is_some_and(admit)
     }
 
     /// Where a request of a caller goes.
     pub(crate) fn destination(&self, hostname: &str, now: Instant) -> Destination {
-        let Some(view) = &*self.view.borrow() else { return Destination::Unknown };
+        let Some(view) = &*self.view.borrow() else {
+            return Destination::Unknown;
+        };
         match view.decide(hostname, Arrival::Caller, self.signals.holds(now)) {
             Decision::Admit => Destination::Here,
-            Decision::Forward(owner) => Destination::Node { owner: owner.clone(), epoch: view.epoch() },
+            Decision::Forward(owner) => Destination::Node {
+                owner: owner.clone(),
+                epoch: view.epoch(),
+            },
             Decision::Wait | Decision::NotOwner { .. } => Destination::Unknown,
         }
     }
@@ -96,7 +121,9 @@ impl Peering {
     /// placement if another node owns the service.
     pub(crate) fn accepts(&self, hostname: &str, now: Instant) -> Option<Result<(), u64>> {
         let view = self.view.borrow();
-        let Some(view) = &*view else { return Some(Err(0)) };
+        let Some(view) = &*view else {
+            return Some(Err(0));
+        };
         match view.decide(hostname, Arrival::Peer, self.signals.holds(now)) {
             Decision::Admit => Some(Ok(())),
             Decision::NotOwner { epoch } => Some(Err(epoch)),
@@ -108,7 +135,12 @@ impl Peering {
     pub(crate) async fn later_than(&self, epoch: u64) {
         loop {
             let changed = self.changed.notified();
-            if self.view.borrow().as_ref().is_some_and(|view| view.epoch() > epoch) {
+            if self
+                .view
+                .borrow()
+                .as_ref()
+                .is_some_and(|view| view.epoch() > epoch)
+            {
                 return;
             }
             changed.await;
@@ -119,7 +151,12 @@ impl Peering {
     pub(crate) async fn knows(&self, slot: NodeSlot, session: u128) {
         loop {
             let changed = self.changed.notified();
-            if self.view.borrow().as_ref().is_some_and(|view| view.knows(slot, session)) {
+            if self
+                .view
+                .borrow()
+                .as_ref()
+                .is_some_and(|view| view.knows(slot, session))
+            {
                 return;
             }
             changed.await;
@@ -133,16 +170,24 @@ impl Peering {
 
     /// Whether another node owns the service.
     pub(crate) fn is_elsewhere(&self, hostname: &str) -> bool {
-        self.view.borrow().as_ref().is_some_and(|view| view.placement().owner(hostname) != Owner::Here)
+        self.view
+            .borrow()
+            .as_ref()
+            .is_some_and(|view| view.placement().owner(hostname) != Owner::Here)
     }
 
     /// Whether this process owns the service by its placement, as a member with this session.
     pub(crate) fn owns(&self, hostname: &str, session: u128) -> bool {
         let owns = |placement: &Placement| {
-            let is_member = placement.member(placement.here()).is_some_and(|here| here.session == session);
+            let is_member = placement
+                .member(placement.here())
+                .is_some_and(|here| here.session == session);
             is_member && placement.owner(hostname) == Owner::Here
         };
-        self.view.borrow().as_ref().is_some_and(|view| owns(view.placement()))
+        self.view
+            .borrow()
+            .as_ref()
+            .is_some_and(|view| owns(view.placement()))
     }
 }
 
@@ -154,15 +199,26 @@ mod tests {
     const HERE: u16 = 3;
 
     fn peering(now: Instant) -> Rc<Peering> {
-        Peering::new(&RegionKey::new([1; 32]).into(), Arc::new(RegionSignals::new(now)))
+        Peering::new(
+            &RegionKey::new([1; 32]).into(),
+            Arc::new(RegionSignals::new(now)),
+        )
     }
 
     fn member(slot: u16, session: u128) -> Member {
-        Member { slot: NodeSlot::new(slot).unwrap(), session, peer_address: ([127, 0, 0, 1], 1).into() }
+        Member {
+            slot: NodeSlot::new(slot).unwrap(),
+            session,
+            peer_address: ([127, 0, 0, 1], 1).into(),
+        }
     }
 
     fn view(epoch: u64, members: Vec<Member>) -> Arc<View> {
-        Arc::new(View::settled(Placement::new(epoch, NodeSlot::new(HERE).unwrap(), members)))
+        Arc::new(View::settled(Placement::new(
+            epoch,
+            NodeSlot::new(HERE).unwrap(),
+            members,
+        )))
     }
 
     #[test]
@@ -186,8 +242,14 @@ mod tests {
         peering.replace_view(view(2, vec![member(HERE, 1)]), start);
         assert!(has_arrived(start + 4 * second) && !has_arrived(start + 5 * second));
         peering.replace_view(view(3, vec![member(HERE, 1)]), start + second);
-        assert!(has_arrived(start + 4 * second), "a later change does not hide the earlier one");
-        assert!(!has_arrived(start + 5 * second), "it was here before the later change");
+        assert!(
+            has_arrived(start + 4 * second),
+            "a later change does not hide the earlier one"
+        );
+        assert!(
+            !has_arrived(start + 5 * second),
+            "it was here before the later change"
+        );
     }
 
     #[test]
@@ -198,12 +260,24 @@ mod tests {
         assert_eq!(peering.accepts("a", now), Some(Err(0)));
         peering.replace_view(view(1, vec![member(HERE, 5)]), now);
         assert!(!peering.admits("a", now));
-        assert_eq!((peering.destination("a", now), peering.accepts("a", now)), (Destination::Unknown, None));
+        assert_eq!(
+            (peering.destination("a", now), peering.accepts("a", now)),
+            (Destination::Unknown, None)
+        );
         peering.signals.set(Some(now + Duration::from_secs(1)));
         assert!(peering.admits("a", now) && !peering.admits("a", now + Duration::from_secs(1)));
-        assert_eq!((peering.destination("a", now), peering.accepts("a", now)), (Destination::Here, Some(Ok(()))));
+        assert_eq!(
+            (peering.destination("a", now), peering.accepts("a", now)),
+            (Destination::Here, Some(Ok(())))
+        );
         peering.replace_view(view(2, vec![member(1, 6)]), now);
-        assert_eq!(peering.destination("a", now), Destination::Node { owner: member(1, 6), epoch: 2 });
+        assert_eq!(
+            peering.destination("a", now),
+            Destination::Node {
+                owner: member(1, 6),
+                epoch: 2
+            }
+        );
         assert_eq!(peering.accepts("a", now), Some(Err(2)));
     }
 }

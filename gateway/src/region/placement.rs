@@ -50,7 +50,11 @@ pub enum Owner<'a> {
 impl Placement {
     /// `members` are the nodes that own services. `here` may be missing: it then owns none.
     pub fn new(epoch: u64, here: NodeSlot, members: Vec<Member>) -> Self {
-        Self { epoch, here, members }
+        Self {
+            epoch,
+            here,
+            members,
+        }
     }
 
     /// Grows with every change of the members.
@@ -73,7 +77,9 @@ impl Placement {
 
     /// All members but this node.
     pub fn others(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.slot != self.here)
+        self.members
+            .iter()
+            .filter(|member| member.slot != self.here)
     }
 
     /// The owner of the service with this hostname. Without members it is this node.
@@ -102,7 +108,11 @@ mod tests {
             session: 1,
             peer_address: ([127, 0, 0, 1], 7000 + slot).into(),
         };
-        Placement::new(1, NodeSlot::new(here).unwrap(), slots.iter().map(member).collect())
+        Placement::new(
+            1,
+            NodeSlot::new(here).unwrap(),
+            slots.iter().map(member).collect(),
+        )
     }
 
     fn hostnames() -> impl Iterator<Item = String> {
@@ -116,7 +126,10 @@ mod tests {
                 Owner::Here => here,
                 Owner::Peer(member) => member.slot.get(),
             });
-            assert!(owners.iter().all(|owner| *owner == owners[0]), "{name}: {owners:?}");
+            assert!(
+                owners.iter().all(|owner| *owner == owners[0]),
+                "{name}: {owners:?}"
+            );
         }
     }
 
@@ -127,7 +140,10 @@ mod tests {
         for name in hostnames().filter(|name| placement.owner(name) == Owner::Here) {
             workers[owner(&name, 2).0] += 1;
         }
-        assert!(workers.iter().all(|share| share.abs_diff(1000) < 100), "{workers:?}");
+        assert!(
+            workers.iter().all(|share| share.abs_diff(1000) < 100),
+            "{workers:?}"
+        );
     }
 
     #[test]
@@ -149,7 +165,10 @@ mod tests {
     #[test]
     fn members_are_found_by_their_slot() {
         let placement = placement(7, &[0, 2]);
-        assert_eq!(placement.member(NodeSlot(2)).unwrap().peer_address.port(), 7002);
+        assert_eq!(
+            placement.member(NodeSlot(2)).unwrap().peer_address.port(),
+            7002
+        );
         assert_eq!(placement.member(NodeSlot(7)), None);
     }
 }

@@ -42,9 +42,15 @@ impl Requests {
     pub(super) fn drain(&mut self, slot: NodeSlot, roster: &Roster) -> Result<(), OperatorError> {
         let row = roster.slot(slot).ok_or(OperatorError::UnknownSlot(slot))?;
         match row.state {
-            NodeState::Live => self.push(Request { slot, session: row.session, kind: Kind::Drain }),
+            NodeState::Live => self.push(Request {
+                slot,
+                session: row.session,
+                kind: Kind::Drain,
+            }),
             NodeState::Draining | NodeState::Leaving => Ok(()),
-            NodeState::Joining | NodeState::Left | NodeState::Dead => Err(OperatorError::NotLive(slot)),
+            NodeState::Joining | NodeState::Left | NodeState::Dead => {
+                Err(OperatorError::NotLive(slot))
+            }
         }
     }
 
@@ -53,7 +59,11 @@ impl Requests {
         if !row.state.is_over() {
             return Err(OperatorError::NotOver(slot));
         }
-        self.push(Request { slot, session: row.session, kind: Kind::Remove })
+        self.push(Request {
+            slot,
+            session: row.session,
+            kind: Kind::Remove,
+        })
     }
 
     fn push(&mut self, request: Request) -> Result<(), OperatorError> {
@@ -70,7 +80,9 @@ impl Requests {
     /// Forgets requests whose row has changed.
     pub(super) fn settle(&mut self, roster: &Roster) {
         self.waiting.retain(|request| {
-            let row = roster.slot(request.slot).filter(|row| row.session == request.session);
+            let row = roster
+                .slot(request.slot)
+                .filter(|row| row.session == request.session);
             row.is_some_and(|row| match request.kind {
                 Kind::Drain => row.state == NodeState::Live,
                 Kind::Remove => row.state.is_over(),
@@ -79,7 +91,11 @@ impl Requests {
     }
 
     pub(super) fn next(&self) -> Option<Statement> {
-        let Request { slot, session, kind } = *self.waiting.first()?;
+        let Request {
+            slot,
+            session,
+            kind,
+        } = *self.waiting.first()?;
         Some(match kind {
             Kind::Drain => Statement::Drain { slot, session },
             Kind::Remove => Statement::Remove { slot, session },

@@ -34,8 +34,11 @@ impl RegionSignals {
 
     /// Replaces the end of the lease; `None` ends it.
     pub fn set(&self, until: Option<Instant>) {
-        let since = until.map_or(0, |until| until.saturating_duration_since(self.base).as_nanos());
-        self.until.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let since = until.map_or(0, |until| {
+            until.saturating_duration_since(self.base).as_nanos()
+        });
+        self.until
+            .store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Replaces the end of the lease by none.
@@ -73,7 +76,8 @@ impl RegionSignals {
     }
 
     pub fn holds(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.base).as_nanos() < u128::from(self.until.load(Ordering::Relaxed))
+        now.saturating_duration_since(self.base).as_nanos()
+            < u128::from(self.until.load(Ordering::Relaxed))
     }
 }
 

@@ -72,36 +72,64 @@ pub struct StateRefusal {
 impl Membership {
     /// Other nodes that have given no sign of life for [`SUSPECT_AFTER`], and are not declared dead.
     pub(crate) fn suspects(&self, now: Instant) -> Vec<Member> {
-        self.observer.suspects(now, self.roster(), self.session).map(NodeRow::member).collect()
+        self.observer
+            .suspects(now, self.roster(), self.session)
+            .map(NodeRow::member)
+            .collect()
     }
 
     /// The status, with the number of `hostnames` that each node owns, and without refusals of messages. `revision` is the
     /// last known revision of the records.
-    pub fn status<'a>(&self, now: Instant, revision: u64, hostnames: impl Iterator<Item = &'a str>) -> RegionStatus {
+    pub fn status<'a>(
+        &self,
+        now: Instant,
+        revision: u64,
+        hostnames: impl Iterator<Item = &'a str>,
+    ) -> RegionStatus {
         let roster = self.roster();
         let mut services = vec![0; roster.rows.len()];
         for hostname in hostnames {
-            let owner = self.view().and_then(|view| view.placement().owning_member(hostname));
-            let index = owner.and_then(|member| roster.rows.iter().position(|row| row.slot == member.slot));
+            let owner = self
+                .view()
+                .and_then(|view| view.placement().owning_member(hostname));
+            let index =
+                owner.and_then(|member| roster.rows.iter().position(|row| row.slot == member.slot));
             index.into_iter().for_each(|index| services[index] += 1);
         }
-        let nodes = roster.rows.iter().zip(services).map(|(row, services)| NodeStatus {
-            slot: row.slot,
-            state: row.state,
-            version: Arc::clone(&row.version),
-            services: Some(services),
-            epoch_lag: if row.state.is_over() { 0 } else { roster.epoch.saturating_sub(row.acknowledged) },
-            revision_lag: if row.state.is_over() { 0 } else { revision.saturating_sub(row.applied_revision) },
-            silence: self.observer.last_change(row).map(|at| now.saturating_duration_since(at)),
-            refusal: None,
-        });
+        let nodes = roster
+            .rows
+            .iter()
+            .zip(services)
+            .map(|(row, services)| NodeStatus {
+                slot: row.slot,
+                state: row.state,
+                version: Arc::clone(&row.version),
+                services: Some(services),
+                epoch_lag: if row.state.is_over() {
+                    0
+                } else {
+                    roster.epoch.saturating_sub(row.acknowledged)
+                },
+                revision_lag: if row.state.is_over() {
+                    0
+                } else {
+                    revision.saturating_sub(row.applied_revision)
+                },
+                silence: self
+                    .observer
+                    .last_change(row)
+                    .map(|at| now.saturating_duration_since(at)),
+                refusal: None,
+            });
         RegionStatus {
             epoch: roster.epoch,
             here: self.slot(),
             standing: self.standing(now),
             engine_silence: self.contact().map(|at| now.saturating_duration_since(at)),
             engine_went_back: self.went_back,
-            is_moving: self.view().is_some_and(|view| view.next().is_some() || view.is_moving()),
+            is_moving: self
+                .view()
+                .is_some_and(|view| view.next().is_some() || view.is_moving()),
             is_shut_out: false,
             nodes: nodes.collect(),
         }
@@ -109,7 +137,8 @@ impl Membership {
 
     /// Whether this node refuses requests because it reached neither the engine nor all other owners for too long.
     pub fn is_stale(&self, now: Instant) -> bool {
-        self.view().is_some_and(|view| view.is_member()) && self.lease.is_stale(self.heard_all(), now)
+        self.view().is_some_and(|view| view.is_member())
+            && self.lease.is_stale(self.heard_all(), now)
     }
 
     fn standing(&self, now: Instant) -> Standing {
@@ -122,6 +151,10 @@ impl Membership {
         if self.admit_until().is_none_or(|until| now > until) {
             return Standing::Suspended;
         }
-        if self.is_isolated(now) { Standing::Isolated } else { Standing::Member }
+        if self.is_isolated(now) {
+            Standing::Isolated
+        } else {
+            Standing::Member
+        }
     }
 }

@@ -83,25 +83,39 @@ impl Succession {
     pub(super) fn renew(&mut self, session: u128) {
         self.session = session;
         if let Some(view) = self.view.as_ref().filter(|view| view.is_member) {
-            self.view = Some(Arc::new(View { is_member: false, awaited: Vec::new(), held: None, ..(**view).clone() }));
+            self.view = Some(Arc::new(View {
+                is_member: false,
+                awaited: Vec::new(),
+                held: None,
+                ..(**view).clone()
+            }));
         }
     }
 
     /// Uses a roster, if it is not older than the known one. `here` is the slot of this node, if it has one.
     pub(super) fn install(&mut self, roster: Roster, source: Source, here: Option<NodeSlot>) {
-        let noted: Vec<_> = roster.rows.iter().map(|row| (row.session, row.acknowledged)).collect();
+        let noted: Vec<_> = roster
+            .rows
+            .iter()
+            .map(|row| (row.session, row.acknowledged))
+            .collect();
         let is_later = roster.epoch > self.roster.epoch;
         // Rows that a peer read at the same epoch can be older than the ones here.
         if is_later || (roster.epoch == self.roster.epoch && source == Source::Engine) {
             self.roster = Arc::new(roster);
-            let Self { acknowledged, roster, .. } = self;
+            let Self {
+                acknowledged,
+                roster,
+                ..
+            } = self;
             acknowledged.retain(|session, _| roster.session(*session).is_some());
         }
         for (session, epoch) in noted {
             self.note(session, epoch);
         }
         let Some(here) = here else { return };
-        let is_same = |view: &Arc<View>| (view.epoch(), view.placement.here()) == (self.roster.epoch, here);
+        let is_same =
+            |view: &Arc<View>| (view.epoch(), view.placement.here()) == (self.roster.epoch, here);
         if self.view.as_ref().is_some_and(is_same) {
             self.refresh();
         } else {
@@ -136,22 +150,51 @@ impl Succession {
 
     /// Makes the view of a new epoch.
     fn advance(&mut self, here: NodeSlot) {
-        let placement = Arc::new(Placement::new(self.roster.epoch, here, self.members(|row| row.state.owns())));
-        let is_member = self.roster.slot(here).is_some_and(|row| row.session == self.session && row.state.owns());
-        let awaited = if is_member { self.awaited(placement.epoch()) } else { Vec::new() };
-        let before = self.view.as_ref().filter(|view| view.is_member && view.awaited.is_empty());
-        let held = before.map(|view| Arc::clone(&view.placement)).filter(|held| {
-            // An earlier session of this process has lost what it held.
-            held.members().iter().any(|member| member.slot == here && member.session == self.session)
-        });
-        if self.history.back().is_none_or(|last| last.epoch() < placement.epoch()) {
+        let placement = Arc::new(Placement::new(
+            self.roster.epoch,
+            here,
+            self.members(|row| row.state.owns()),
+        ));
+        let is_member = self
+            .roster
+            .slot(here)
+            .is_some_and(|row| row.session == self.session && row.state.owns());
+        let awaited = if is_member {
+            self.awaited(placement.epoch())
+        } else {
+            Vec::new()
+        };
+        let before = self
+            .view
+            .as_ref()
+            .filter(|view| view.is_member && view.awaited.is_empty());
+        let held = before
+            .map(|view| Arc::clone(&view.placement))
+            .filter(|held| {
+                // An earlier session of this process has lost what it held.
+                held.members()
+                    .iter()
+                    .any(|member| member.slot == here && member.session == self.session)
+            });
+        if self
+            .history
+            .back()
+            .is_none_or(|last| last.epoch() < placement.epoch())
+        {
             self.history.push_back(Arc::clone(&placement));
         }
         if self.history.len() > HISTORY {
             self.history.pop_front();
         }
         let (next, processes) = (self.next(here), Arc::clone(&self.processes));
-        self.view = Some(Arc::new(View { placement, next, processes, is_member, awaited, held }));
+        self.view = Some(Arc::new(View {
+            placement,
+            next,
+            processes,
+            is_member,
+            awaited,
+            held,
+        }));
     }
 
     /// Makes a new view of the same epoch if the next placement, the awaited sessions or the processes have changed.
@@ -159,22 +202,43 @@ impl Succession {
         let Some(view) = &self.view else { return };
         let epoch = view.epoch();
         let is_awaited = |awaited: &Awaited| match self.roster.session(awaited.session) {
-            Some(row) if row.state.may_admit() => self.acknowledged.get(&awaited.session) != Some(&epoch),
+            Some(row) if row.state.may_admit() => {
+                self.acknowledged.get(&awaited.session) != Some(&epoch)
+            }
             _ => false,
         };
-        let awaited: Vec<Awaited> = view.awaited.iter().filter(|awaited| is_awaited(awaited)).cloned().collect();
+        let awaited: Vec<Awaited> = view
+            .awaited
+            .iter()
+            .filter(|awaited| is_awaited(awaited))
+            .cloned()
+            .collect();
         let next = self.next(view.placement.here());
-        if awaited.len() == view.awaited.len() && next == view.next && self.processes == view.processes {
+        if awaited.len() == view.awaited.len()
+            && next == view.next
+            && self.processes == view.processes
+        {
             return;
         }
         let processes = Arc::clone(&self.processes);
-        self.view = Some(Arc::new(View { next, processes, awaited, ..(**view).clone() }));
+        self.view = Some(Arc::new(View {
+            next,
+            processes,
+            awaited,
+            ..(**view).clone()
+        }));
     }
 
     /// Sessions that may admit by a placement before `epoch`.
     fn awaited(&self, epoch: u64) -> Vec<Awaited> {
-        let may_admit = self.roster.rows.iter().filter(|row| row.session != self.session && row.state.may_admit());
-        may_admit.filter_map(|row| self.await_row(row, epoch)).collect()
+        let may_admit = self
+            .roster
+            .rows
+            .iter()
+            .filter(|row| row.session != self.session && row.state.may_admit());
+        may_admit
+            .filter_map(|row| self.await_row(row, epoch))
+            .collect()
     }
 
     fn await_row(&self, row: &NodeRow, epoch: u64) -> Option<Awaited> {
@@ -183,27 +247,53 @@ impl Succession {
             return None;
         }
         let first = acknowledged.max(1);
-        let known: Vec<_> = self.history.iter().filter(|known| (first..epoch).contains(&known.epoch())).collect();
+        let known: Vec<_> = self
+            .history
+            .iter()
+            .filter(|known| (first..epoch).contains(&known.epoch()))
+            .collect();
         // The epochs in the history are different, so their number says whether one is missing.
         let is_complete = acknowledged < epoch && known.len() as u64 == epoch - first;
         let placements = is_complete.then(|| {
-            let has_session = |known: &Placement| known.members().iter().any(|member| member.session == row.session);
-            known.into_iter().filter(|known| has_session(known)).cloned().collect::<Vec<_>>()
+            let has_session = |known: &Placement| {
+                known
+                    .members()
+                    .iter()
+                    .any(|member| member.session == row.session)
+            };
+            known
+                .into_iter()
+                .filter(|known| has_session(known))
+                .cloned()
+                .collect::<Vec<_>>()
         });
         if placements.as_ref().is_some_and(Vec::is_empty) {
             return None;
         }
-        Some(Awaited { slot: row.slot, session: row.session, placements })
+        Some(Awaited {
+            slot: row.slot,
+            session: row.session,
+            placements,
+        })
     }
 
     fn next(&self, here: NodeSlot) -> Option<Arc<Placement>> {
         use super::engine::NodeState::{Draining, Joining, Live};
-        let is_planned = self.roster.rows.iter().any(|row| matches!(row.state, Joining | Draining));
+        let is_planned = self
+            .roster
+            .rows
+            .iter()
+            .any(|row| matches!(row.state, Joining | Draining));
         let members = || self.members(|row| matches!(row.state, Joining | Live));
         is_planned.then(|| Arc::new(Placement::new(self.roster.epoch + 1, here, members())))
     }
 
     fn members(&self, is_member: impl Fn(&NodeRow) -> bool) -> Vec<Member> {
-        self.roster.rows.iter().filter(|row| is_member(row)).map(NodeRow::member).collect()
+        self.roster
+            .rows
+            .iter()
+            .filter(|row| is_member(row))
+            .map(NodeRow::member)
+            .collect()
     }
 }

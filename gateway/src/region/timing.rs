@@ -38,9 +38,17 @@ pub(super) const LEVELS_AHEAD: Duration = Duration::from_millis(100);
 pub(super) const JOIN_GAP: Duration = Duration::from_millis(200);
 
 const _: () = {
-    assert!(LEASE.as_millis() * 6 <= DEAD_AFTER.as_millis() * 5, "a lease ends before its holder can be declared dead");
+    assert!(
+        LEASE.as_millis() * 6 <= DEAD_AFTER.as_millis() * 5,
+        "a lease ends before its holder can be declared dead"
+    );
     let cycle = BEAT.as_millis() + CALL_TIMEOUT.as_millis();
-    assert!(READ_GAP_MAX.as_millis() > cycle, "slow calls are not taken for a pause");
+    assert!(
+        READ_GAP_MAX.as_millis() > cycle,
+        "slow calls are not taken for a pause"
+    );
     assert!(READ_GAP_MAX.as_millis() < DEAD_AFTER.as_millis());
-    assert!(SUSPECT_AFTER.as_millis() > cycle && SUSPECT_AFTER.as_millis() < DEAD_AFTER.as_millis());
+    assert!(
+        SUSPECT_AFTER.as_millis() > cycle && SUSPECT_AFTER.as_millis() < DEAD_AFTER.as_millis()
+    );
 };

@@ -33,11 +33,11 @@ pub(super) struct Awaited {
 impl Awaited {
     fn may_admit(&self, hostname: &str) -> Option<bool> {
         let placements = self.placements.as_ref()?;
-        Some(
-            placements.iter().any(|placement| {
-                placement.owning_member(hostname).is_some_and(|member| member.session == self.session)
-            }),
-        )
+        Some(placements.iter().any(|placement| {
+            placement
+                .owning_member(hostname)
+                .is_some_and(|member| member.session == self.session)
+        }))
     }
 }
 
@@ -69,13 +69,27 @@ impl View {
     /// says so.
     pub fn settled(placement: Placement) -> Self {
         let is_member = placement.member(placement.here()).is_some();
-        let processes = placement.members().iter().map(|member| (member.slot, member.session)).collect();
-        Self { placement: Arc::new(placement), next: None, processes, is_member, awaited: Vec::new(), held: None }
+        let processes = placement
+            .members()
+            .iter()
+            .map(|member| (member.slot, member.session))
+            .collect();
+        Self {
+            placement: Arc::new(placement),
+            next: None,
+            processes,
+            is_member,
+            awaited: Vec::new(),
+            held: None,
+        }
     }
 
     /// This view, with rows of other nodes that own no services.
     pub(crate) fn with_processes(self, processes: &[(NodeSlot, u128)]) -> Self {
-        Self { processes: processes.into(), ..self }
+        Self {
+            processes: processes.into(),
+            ..self
+        }
     }
 
     /// Whether the process with this slot and session is a node of the region, and so may call this one. The certificate of a
@@ -117,21 +131,31 @@ impl View {
     /// [`Membership::admit_until`]: super::Membership::admit_until
     pub fn decide(&self, hostname: &str, arrival: Arrival, has_lease: bool) -> Decision<'_> {
         match (self.placement.owner(hostname), arrival) {
-            (Owner::Here, _) if self.is_member && has_lease && !self.is_awaiting(hostname) => Decision::Admit,
+            (Owner::Here, _) if self.is_member && has_lease && !self.is_awaiting(hostname) => {
+                Decision::Admit
+            }
             // Without members, or with the row of an earlier session of this slot, the owner is not known yet.
             (Owner::Here, _) => Decision::Wait,
             (Owner::Peer(member), Arrival::Caller) => Decision::Forward(member),
-            (Owner::Peer(_), Arrival::Peer) => Decision::NotOwner { epoch: self.epoch() },
+            (Owner::Peer(_), Arrival::Peer) => Decision::NotOwner {
+                epoch: self.epoch(),
+            },
         }
     }
 
     /// Whether another session may still admit for this service of this node.
     fn is_awaiting(&self, hostname: &str) -> bool {
-        self.awaited.iter().any(|awaited| awaited.may_admit(hostname).unwrap_or_else(|| !self.is_held(hostname)))
+        self.awaited.iter().any(|awaited| {
+            awaited
+                .may_admit(hostname)
+                .unwrap_or_else(|| !self.is_held(hostname))
+        })
     }
 
     fn is_held(&self, hostname: &str) -> bool {
-        self.held.as_ref().is_some_and(|held| held.owner(hostname) == Owner::Here)
+        self.held
+            .as_ref()
+            .is_some_and(|held| held.owner(hostname) == Owner::Here)
     }
 }
 
@@ -159,14 +183,22 @@ impl Attempts {
     pub const RETRIES_MAX: u8 = 2;
 
     pub fn new() -> Self {
-        Self { retries_left: Self::RETRIES_MAX }
+        Self {
+            retries_left: Self::RETRIES_MAX,
+        }
     }
 
     /// A peer answered that it is not the owner at `theirs`; the request was forwarded at epoch `ours`.
     pub fn not_owner(&mut self, ours: u64, theirs: u64) -> Retry {
-        let Some(left) = self.retries_left.checked_sub(1) else { return Retry::GiveUp };
+        let Some(left) = self.retries_left.checked_sub(1) else {
+            return Retry::GiveUp;
+        };
         self.retries_left = left;
-        if theirs > ours { Retry::AfterEpoch(theirs) } else { Retry::AfterPause }
+        if theirs > ours {
+            Retry::AfterEpoch(theirs)
+        } else {
+            Retry::AfterPause
+        }
     }
 }
 

@@ -38,9 +38,18 @@ impl Relay {
     /// Charges the head of a request that waits to the account of its service; `None` if there is no such service.
     fn charge(&self, label: &str, request: &RequestHead) -> Result<Option<Reserved>, Error> {
         let directory = self.directory.get();
-        let Some(service) = directory.service(label) else { return Ok(None) };
-        let fields = request.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD);
+        let Some(service) = directory.service(label) else {
+            return Ok(None);
+        };
+        let fields = request
+            .headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len() + FIELD);
         let head = request.target.as_str().len() + fields.sum::<usize>();
-        self.upstream.tunnels.relay_memory.reserve(&service.account, head).map(Some)
+        self.upstream
+            .tunnels
+            .relay_memory
+            .reserve(&service.account, head)
+            .map(Some)
     }
 }

@@ -25,7 +25,10 @@ pub(crate) struct AuthFailures {
 
 impl AuthFailures {
     pub(crate) fn new(rate: Rate) -> Self {
-        Self { failures: RefCell::new(ClientLimits::new(rate)), forgeries: RefCell::new(ClientLimits::new(rate)) }
+        Self {
+            failures: RefCell::new(ClientLimits::new(rate)),
+            forgeries: RefCell::new(ClientLimits::new(rate)),
+        }
     }
 }
 
@@ -42,14 +45,28 @@ impl Relay {
         service: &Arc<Service>,
         headers: &Fields,
     ) -> Result<Authenticated, Error> {
-        let AuthFailures { failures, forgeries } = &self.auth_failures;
+        let AuthFailures {
+            failures,
+            forgeries,
+        } = &self.auth_failures;
         let authenticated = {
             let may_verify = || may_verify(forgeries, scope.client);
             let tokens = &mut self.tokens.borrow_mut();
-            let checks = auth::Checks { directory, issuer: &self.issuer, service, now: Timestamp::now, may_verify };
+            let checks = auth::Checks {
+                directory,
+                issuer: &self.issuer,
+                service,
+                now: Timestamp::now,
+                may_verify,
+            };
             auth::authenticate(checks, tokens, headers)
         };
-        scope.note(Stage::Authenticated(authenticated.as_ref().ok().map(|authenticated| &authenticated.by)));
+        scope.note(Stage::Authenticated(
+            authenticated
+                .as_ref()
+                .ok()
+                .map(|authenticated| &authenticated.by),
+        ));
         authenticated.map_err(|error| {
             if !error.is_failed_authentication() {
                 return error;
@@ -58,15 +75,23 @@ impl Relay {
                 // Counted here; enforced before the next signature check.
                 let _ = forgeries.borrow_mut().take(scope.client, Instant::now());
             }
-            failures.borrow_mut().take(scope.client, Instant::now()).map_or_else(limited, |()| error)
+            failures
+                .borrow_mut()
+                .take(scope.client, Instant::now())
+                .map_or_else(limited, |()| error)
         })
     }
 }
 
 fn may_verify(forgeries: &RefCell<ClientLimits<AddressKey>>, client: IpAddr) -> Result<(), Error> {
-    forgeries.borrow_mut().is_exhausted(client, Instant::now()).map_or(Ok(()), |exhausted| Err(limited(exhausted)))
+    forgeries
+        .borrow_mut()
+        .is_exhausted(client, Instant::now())
+        .map_or(Ok(()), |exhausted| Err(limited(exhausted)))
 }
 
 fn limited(exhausted: Exhausted) -> Error {
-    Error::AuthRateLimited { retry_after: exhausted.until_one }
+    Error::AuthRateLimited {
+        retry_after: exhausted.until_one,
+    }
 }

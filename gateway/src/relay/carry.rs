@@ -13,7 +13,9 @@ use gw_shared::http::{Part, Version};
 use gw_shared::runtime;
 
 use crate::error::{Error, request_id_value};
-use crate::http_message::{BodyError, CallerGone, RequestBody, ResponseHead, ResponseSink, set_date};
+use crate::http_message::{
+    BodyError, CallerGone, RequestBody, ResponseHead, ResponseSink, set_date,
+};
 use crate::limits;
 use crate::rate_limit::Bucket;
 use crate::request_scope::{RequestScope, Stage};
@@ -57,8 +59,15 @@ pub(super) async fn carry(
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Result<(), Stopped> {
-    let UpstreamRequest { upload, response: pending } = request;
-    let switch = Switch { upgrade, is_switched: Cell::new(None), is_answered: Cell::new(false) };
+    let UpstreamRequest {
+        upload,
+        response: pending,
+    } = request;
+    let switch = Switch {
+        upgrade,
+        is_switched: Cell::new(None),
+        is_answered: Cell::new(false),
+    };
     let error = {
         let down = pin!(receive(scope, pending, &switch, response));
         let up = pin!(send(scope, upload, &switch, body));
@@ -84,7 +93,8 @@ struct Switch {
 impl Switch {
     /// Waits for the decision. Bytes that the caller sends before are not a body.
     async fn is_accepted(&self, body: &mut impl RequestBody) -> Result<bool, CallerGone> {
-        let decided = std::future::poll_fn(|_| self.is_switched.get().map_or(Poll::Pending, Poll::Ready));
+        let decided =
+            std::future::poll_fn(|_| self.is_switched.get().map_or(Poll::Pending, Poll::Ready));
         match select(decided, pin!(body.gone())).await {
             Either::Left((is_switched, _)) => Ok(is_switched),
             Either::Right((CallerGone, _)) => Err(CallerGone),
@@ -144,9 +154,15 @@ async fn send_body(
                 if let Some(scope) = scope {
                     scope.note(Stage::RequestEnd);
                 }
-                let trailers = if let Part::Trailers(trailers) = end { Some(trailers) } else { None };
+                let trailers = if let Part::Trailers(trailers) = end {
+                    Some(trailers)
+                } else {
+                    None
+                };
                 // If the backend reads no more, its response says why.
-                let _ = upload.finish(trailers.map(fields::end_to_end_trailers)).await;
+                let _ = upload
+                    .finish(trailers.map(fields::end_to_end_trailers))
+                    .await;
                 return Ok(());
             }
         };
@@ -159,7 +175,11 @@ async fn send_body(
 /// Delays a tiny piece beyond the rate of such pieces. Data that arrives during the pause is read as one piece.
 async fn pace(tiny: &mut Option<Bucket>, body: &mut impl RequestBody) -> Result<(), BodyError> {
     let now = Instant::now();
-    if tiny.get_or_insert_with(|| Bucket::new(limits::TINY_PIECES, now)).take(now).is_ok() {
+    if tiny
+        .get_or_insert_with(|| Bucket::new(limits::TINY_PIECES, now))
+        .take(now)
+        .is_ok()
+    {
         return Ok(());
     }
     match select(runtime::sleep(limits::TINY_PIECE_WAIT), pin!(body.gone())).await {
@@ -184,7 +204,9 @@ async fn receive(
     if response.has_withheld_body() {
         return Ok(());
     }
-    let taken = std::future::poll_fn(|cx| download.poll_uploaded(cx)).await.map_err(Stopped::Failed)?;
+    let taken = std::future::poll_fn(|cx| download.poll_uploaded(cx))
+        .await
+        .map_err(Stopped::Failed)?;
     match scope {
         Some(scope) => scope.note(Stage::Uploaded(taken)),
         None => response.uploaded(taken).await?,
@@ -221,11 +243,15 @@ async fn receive_head(
     if upgrade == Some(Version::Http2) && head.upgrade.is_none() && head.status.is_success() {
         // An HTTP/2 caller would take a 2xx for a completed upgrade (RFC 8441 §5).
         let code = Some(AgentErrorCode::BackendInvalidResponse);
-        return Err(Stopped::Failed(Error::from_agent(code, "the backend did not switch protocols")));
+        return Err(Stopped::Failed(Error::from_agent(
+            code,
+            "the backend did not switch protocols",
+        )));
     }
     if let Some(scope) = scope {
         scope.note(Stage::ResponseHead(&head));
-        head.headers.insert(X_GW_REQUEST_ID, request_id_value(scope.id));
+        head.headers
+            .insert(X_GW_REQUEST_ID, request_id_value(scope.id));
         set_date(&mut head.headers);
     }
     Ok((head, download))

@@ -27,7 +27,9 @@ use super::carry::{Stopped, carry};
 use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::hostname::Destination;
-use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink};
+use crate::http_message::{
+    BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink,
+};
 use crate::limits;
 use crate::tls::node::ALPN_NODE;
 use crate::tls::pki::NodeIdentity;
@@ -52,13 +54,20 @@ impl Drop for Counted<'_> {
 }
 
 /// Serves a link that another node has opened, until it ends.
-pub(crate) async fn serve_link(upstream: Rc<Upstream>, nodes: Rc<Nodes>, stream: TlsStream, node: NodeIdentity) {
+pub(crate) async fn serve_link(
+    upstream: Rc<Upstream>,
+    nodes: Rc<Nodes>,
+    stream: TlsStream,
+    node: NodeIdentity,
+) {
     let _counted = Counted::new(&nodes.links_served);
     let _attached = nodes.attach(node.session, stream.closer());
     let node = node.slot.get();
     tracing::info!(node, "link of another node opened");
     // A certificate that was verified by an earlier configuration is looked at again.
-    let Some(certificate) = stream.peer_certificate() else { return };
+    let Some(certificate) = stream.peer_certificate() else {
+        return;
+    };
     let ended = drive(&upstream, &nodes, &stream, nodes.distrusts(&certificate)).await;
     let error = ended.err().map(|error| error_line(&error));
     tracing::info!(node, error, "link of another node ended");
@@ -72,17 +81,25 @@ async fn drive(
     distrusted: impl Future<Output = ()>,
 ) -> Result<(), TunnelError> {
     let last_received = stream.socket().last_received();
-    stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
+    stream
+        .socket()
+        .detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
     stream.socket().limit_unsent(UNSENT)?;
     let share = upstream.tunnels.relay_memory.links();
     let endpoint = Endpoint::agent_within(limits::LINK_REQUESTS, share);
     let is_current = stream.speaks(ALPN_NODE);
-    let tunnel = Tunnel::new(if is_current { endpoint } else { endpoint.without_upload_reports() });
+    let tunnel = Tunnel::new(if is_current {
+        endpoint
+    } else {
+        endpoint.without_upload_reports()
+    });
     tunnel.with(|endpoint| endpoint.set_credit(window::FIRST as usize, limits::LINK_BUDGET));
     let driven = pin!(std::future::poll_fn(|cx| {
         let driven = tunnel.poll_drive(cx, stream, &mut |_| Ok(()));
         // Needs no waker: only this task receives.
-        while let Poll::Ready(Some(halves)) = tunnel.poll_accept(&mut Context::from_waker(Waker::noop())) {
+        while let Poll::Ready(Some(halves)) =
+            tunnel.poll_accept(&mut Context::from_waker(Waker::noop()))
+        {
             runtime::spawn(serve(Rc::clone(upstream), Rc::clone(nodes), halves));
         }
         driven
@@ -100,16 +117,30 @@ async fn drive(
 }
 
 /// Serves one request. A reset of its stream cancels it.
-async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (StreamSender, StreamReceiver)) {
+async fn serve(
+    upstream: Rc<Upstream>,
+    nodes: Rc<Nodes>,
+    (sender, receiver): (StreamSender, StreamReceiver),
+) {
     let _counted = Counted::new(&nodes.requests_served);
-    let Some(head) = read_head(&receiver) else { return };
+    let Some(head) = read_head(&receiver) else {
+        return;
+    };
     if upstream.lifecycle.sends_nodes_away() {
         return refuse(&sender, None, &Refused::Ending);
     }
     let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
-    let Either::Left((owned, _)) = select(pin!(after_freeze(&upstream, &nodes, &head)), reset).await else { return };
+    let Either::Left((owned, _)) =
+        select(pin!(after_freeze(&upstream, &nodes, &head)), reset).await
+    else {
+        return;
+    };
     let is_upgrade = head.upgrade.is_some();
-    let framing = if is_upgrade { Framing::None } else { head.framing };
+    let framing = if is_upgrade {
+        Framing::None
+    } else {
+        head.framing
+    };
     let has_body = framing.has_body() || is_upgrade;
     let is_announced = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
     let request = match owned.and_then(|label| open(&upstream, &label, head, &sender)) {
@@ -118,17 +149,30 @@ async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (St
     };
     if is_announced {
         // The other node may send the body. Fails if it has reset the stream, which cancels the request.
-        let _ = sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, &Progress::default()));
+        let _ = sender.send_head(Kind::Interim, false, |out| {
+            wire::write_notice(out, &Progress::default())
+        });
     }
     let body = match (has_body, is_upgrade) {
         (true, true) => Some(ReceivedBody::upgraded(receiver)),
         (true, false) => Some(ReceivedBody::new(receiver, framing)),
         (false, _) => None,
     };
-    let mut body = LinkBody { body, unreleased: 0, sender: &sender };
-    let mut response = LinkSink { sender: &sender, progress: Progress::default(), begun: false, ended: false };
+    let mut body = LinkBody {
+        body,
+        unreleased: 0,
+        sender: &sender,
+    };
+    let mut response = LinkSink {
+        sender: &sender,
+        progress: Progress::default(),
+        begun: false,
+        ended: false,
+    };
     let upgrade = is_upgrade.then_some(Version::Http11);
-    if let Err(Stopped::Failed(error)) = carry(None, request, upgrade, &mut body, &mut response).await {
+    if let Err(Stopped::Failed(error)) =
+        carry(None, request, upgrade, &mut body, &mut response).await
+    {
         response.fail(error);
     }
 }
@@ -136,7 +180,9 @@ async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (St
 /// The head of a stream that another node has opened. It has arrived with the stream.
 fn read_head(receiver: &StreamReceiver) -> Option<RequestHead> {
     let part = receiver.poll_receive(&mut Context::from_waker(Waker::noop()));
-    let Poll::Ready(Ok(ReceivedPart::Head(Kind::Request, payload))) = part else { return None };
+    let Poll::Ready(Ok(ReceivedPart::Head(Kind::Request, payload))) = part else {
+        return None;
+    };
     match head::parse_request(&payload, receiver.ended_with_head()) {
         Ok(head) => Some(head),
         Err(error) => {
@@ -147,7 +193,11 @@ fn read_head(receiver: &StreamReceiver) -> Option<RequestHead> {
 }
 
 /// As [`owned`], for a request that may have queued while this process was frozen.
-async fn after_freeze(upstream: &Upstream, nodes: &Nodes, head: &RequestHead) -> Result<String, Refused> {
+async fn after_freeze(
+    upstream: &Upstream,
+    nodes: &Nodes,
+    head: &RequestHead,
+) -> Result<String, Refused> {
     let label = owned(nodes, head).await?;
     let freeze = &upstream.tunnels.freeze;
     if freeze.is_over(Instant::now()) {
@@ -168,7 +218,9 @@ async fn owned(nodes: &Nodes, head: &RequestHead) -> Result<String, Refused> {
         match nodes.peering.accepts(&hostname, Instant::now()) {
             Some(Ok(())) => return Ok(label.to_string()),
             Some(Err(epoch)) => return Err(Refused::NotOwner { epoch }),
-            None if Instant::now() >= deadline => return Err(Refused::Error(Error::NodeUnavailable)),
+            None if Instant::now() >= deadline => {
+                return Err(Refused::Error(Error::NodeUnavailable));
+            }
             None => drop(runtime::timeout(limits::LEASE_CHECK, nodes.peering.changed()).await),
         }
     }
@@ -191,7 +243,10 @@ fn open(
         }
         let by = principal.ok_or(Error::TunnelProtocol)?;
         let request = Authenticated::by_node(&directory, service, by)?;
-        let memory = upstream.tunnels.relay_memory.account(&request.service.account);
+        let memory = upstream
+            .tunnels
+            .relay_memory
+            .account(&request.service.account);
         if !sender.charge_to(memory.share()) {
             return Err(memory.refusal());
         }
@@ -202,14 +257,39 @@ fn open(
 
 /// The request as it goes to the agent. The fields that frame it have no effect as fields.
 fn outbound(head: RequestHead) -> OutboundRequest {
-    let RequestHead { method, target, authority, headers, framing, upgrade, .. } = head;
-    let framing = if upgrade.is_some() { Framing::None } else { framing };
-    OutboundRequest { method, target, authority, headers: fields::end_to_end(headers, |_| false), framing, upgrade }
+    let RequestHead {
+        method,
+        target,
+        authority,
+        headers,
+        framing,
+        upgrade,
+        ..
+    } = head;
+    let framing = if upgrade.is_some() {
+        Framing::None
+    } else {
+        framing
+    };
+    OutboundRequest {
+        method,
+        target,
+        authority,
+        headers: fields::end_to_end(headers, |_| false),
+        framing,
+        upgrade,
+    }
 }
 
-fn refuse(sender: &StreamSender, timing: Option<gw_shared::tunnel::timing::AgentTiming>, refused: &Refused) {
+fn refuse(
+    sender: &StreamSender,
+    timing: Option<gw_shared::tunnel::timing::AgentTiming>,
+    refused: &Refused,
+) {
     // Fails only if the stream is closed, in which case the caller is gone.
-    let _ = sender.send_head(Kind::Refused, true, |out| wire::write_refusal(out, timing, refused));
+    let _ = sender.send_head(Kind::Refused, true, |out| {
+        wire::write_refusal(out, timing, refused)
+    });
 }
 
 /// The request body, as the node of the caller sends it.
@@ -222,7 +302,9 @@ struct LinkBody<'a> {
 
 impl RequestBody for LinkBody<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
-        let Some(body) = &mut self.body else { return Ok(Part::End) };
+        let Some(body) = &mut self.body else {
+            return Ok(Part::End);
+        };
         if self.unreleased > 0 {
             body.release(std::mem::take(&mut self.unreleased));
         }
@@ -265,7 +347,9 @@ impl LinkSink<'_> {
         } else {
             if !self.progress.failed_attempts.is_empty() {
                 // Fails as the refusal.
-                let _ = self.sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, &self.progress));
+                let _ = self.sender.send_head(Kind::Interim, false, |out| {
+                    wire::write_notice(out, &self.progress)
+                });
             }
             refuse(self.sender, self.progress.timing, &Refused::Error(error));
         }
@@ -290,14 +374,27 @@ impl ResponseSink for LinkSink<'_> {
 
     async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
         if self.progress.opened().is_some() {
-            self.sender.send_head(Kind::Interim, false, |out| wire::write_notice(out, &self.progress))?;
+            self.sender.send_head(Kind::Interim, false, |out| {
+                wire::write_notice(out, &self.progress)
+            })?;
         }
         self.begun = true;
         self.ended = !head.has_body;
         let timing = wire::timing_or_absent(self.progress.timing);
-        let status = if head.upgrade.is_some() { StatusCode::SWITCHING_PROTOCOLS } else { head.status };
+        let status = if head.upgrade.is_some() {
+            StatusCode::SWITCHING_PROTOCOLS
+        } else {
+            head.status
+        };
         self.sender.send_head(Kind::Response, self.ended, |out| {
-            head::write_response(out, timing, status, &head.headers, framing(&head), head.upgrade.as_ref());
+            head::write_response(
+                out,
+                timing,
+                status,
+                &head.headers,
+                framing(&head),
+                head.upgrade.as_ref(),
+            );
         })?;
         Ok(())
     }

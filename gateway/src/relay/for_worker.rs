@@ -13,7 +13,9 @@ use gw_shared::tunnel::head::OutboundRequest;
 use super::carry::{Stopped, carry};
 use crate::auth::Authenticated;
 use crate::error::{Error, Overload};
-use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink};
+use crate::http_message::{
+    BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink,
+};
 use crate::limits;
 use crate::pipe::{self, Closed};
 use crate::rate_limit;
@@ -24,11 +26,27 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
     let is_within_limit = upstream.cross_core_served.get() < limits::CROSS_CORE_REQUESTS;
     let served = is_within_limit.then(|| Served::begin(upstream));
     runtime::spawn(async move {
-        let CrossCoreRequest { request, outbound, body, response, opened } = request;
-        let (upgrade, has_upload) = (outbound.upgrade.as_ref().map(|_| Version::Http11), body.is_some());
-        let mut response = PipeSink { pipe: &response, progress: Progress::default(), begun: false, has_upload };
+        let CrossCoreRequest {
+            request,
+            outbound,
+            body,
+            response,
+            opened,
+        } = request;
+        let (upgrade, has_upload) = (
+            outbound.upgrade.as_ref().map(|_| Version::Http11),
+            body.is_some(),
+        );
+        let mut response = PipeSink {
+            pipe: &response,
+            progress: Progress::default(),
+            begun: false,
+            has_upload,
+        };
         let opened_here = match &served {
-            Some(Served(upstream)) => admit_and_open(upstream, request, outbound, response.pipe).await,
+            Some(Served(upstream)) => {
+                admit_and_open(upstream, request, outbound, response.pipe).await
+            }
             None => Err(Error::Overloaded(Overload::QueueFull)),
         };
         let carried = match opened_here {
@@ -37,7 +55,10 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
                     // Set once: a request crosses cores at most once.
                     let _ = opened.set(stream);
                 }
-                let mut body = PipeBody { parts: body, response: response.pipe };
+                let mut body = PipeBody {
+                    parts: body,
+                    response: response.pipe,
+                };
                 carry(None, request, upgrade, &mut body, &mut response).await
             }
             Err(error) => Err(Stopped::Failed(error)),
@@ -73,14 +94,18 @@ struct Served(Rc<Upstream>);
 
 impl Served {
     fn begin(upstream: &Rc<Upstream>) -> Self {
-        upstream.cross_core_served.set(upstream.cross_core_served.get() + 1);
+        upstream
+            .cross_core_served
+            .set(upstream.cross_core_served.get() + 1);
         Self(Rc::clone(upstream))
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        self.0.cross_core_served.set(self.0.cross_core_served.get() - 1);
+        self.0
+            .cross_core_served
+            .set(self.0.cross_core_served.get() - 1);
     }
 }
 
@@ -93,7 +118,9 @@ struct PipeBody<'a> {
 
 impl RequestBody for PipeBody<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
-        let Some(parts) = &mut self.parts else { return Ok(Part::End) };
+        let Some(parts) = &mut self.parts else {
+            return Ok(Part::End);
+        };
         let part = parts.receive().await.map_err(|Closed| BodyError::Gone)?;
         if !matches!(part, Part::Data(_)) {
             self.parts = None;
@@ -129,14 +156,18 @@ impl PipeSink<'_> {
 
     async fn send_head(&mut self, head: Result<ResponseHead, Error>) -> Result<(), CallerGone> {
         let progress = std::mem::take(&mut self.progress);
-        self.send(Frame::Head(Box::new(HeadResult { progress, head }))).await
+        self.send(Frame::Head(Box::new(HeadResult { progress, head })))
+            .await
     }
 
     /// Sends the error in place of a response, or in place of its rest.
     async fn fail(&mut self, error: Error) {
         // Fails when the worker of the caller has given up.
-        let _ =
-            if self.begun { self.send(Frame::Broken(Box::new(error))).await } else { self.send_head(Err(error)).await };
+        let _ = if self.begun {
+            self.send(Frame::Broken(Box::new(error))).await
+        } else {
+            self.send_head(Err(error)).await
+        };
     }
 }
 
@@ -170,7 +201,11 @@ impl ResponseSink for PipeSink<'_> {
     }
 
     async fn uploaded(&mut self, taken: Option<u64>) -> Result<(), CallerGone> {
-        if self.has_upload { self.send(Frame::Uploaded(taken)).await } else { Ok(()) }
+        if self.has_upload {
+            self.send(Frame::Uploaded(taken)).await
+        } else {
+            Ok(())
+        }
     }
 
     fn has_begun(&self) -> bool {

@@ -14,9 +14,17 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
     if !matches!(request.method, Method::TRACE | Method::OPTIONS) {
         return None;
     }
-    let left: u64 = request.headers.get(header::MAX_FORWARDS)?.to_str().ok()?.parse().ok()?;
+    let left: u64 = request
+        .headers
+        .get(header::MAX_FORWARDS)?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()?;
     if left > 0 {
-        request.headers.insert(header::MAX_FORWARDS, HeaderValue::from(left - 1));
+        request
+            .headers
+            .insert(header::MAX_FORWARDS, HeaderValue::from(left - 1));
         return None;
     }
     let mut response = Response::new(Vec::new());
@@ -25,12 +33,25 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
         let kept = fields::end_to_end(request.headers.clone(), fields::is_credential);
         let (target, authority) = (&request.target, request.authority.as_str().as_bytes());
         let (method, framing, connection) = (&request.method, Framing::None, Connection::Persists);
-        head::write_request(response.body_mut(), method, target, authority, &kept, framing, connection);
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("message/http"));
+        head::write_request(
+            response.body_mut(),
+            method,
+            target,
+            authority,
+            &kept,
+            framing,
+            connection,
+        );
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("message/http"),
+        );
     } else {
         *response.status_mut() = StatusCode::NO_CONTENT;
     }
-    response.headers_mut().insert(X_GW_REQUEST_ID, request_id_value(id));
+    response
+        .headers_mut()
+        .insert(X_GW_REQUEST_ID, request_id_value(id));
     Some(response)
 }
 
@@ -52,7 +73,13 @@ mod tests {
     #[test]
     fn forwards_are_counted_down_and_the_last_is_ours() {
         let (request, answer) = count("OPTIONS", "Max-Forwards: 7\r\n");
-        assert_eq!((request.headers[header::MAX_FORWARDS].to_str().unwrap(), answer.is_none()), ("6", true));
+        assert_eq!(
+            (
+                request.headers[header::MAX_FORWARDS].to_str().unwrap(),
+                answer.is_none()
+            ),
+            ("6", true)
+        );
         let (_, answer) = count("OPTIONS", "Max-Forwards: 0\r\n");
         assert_eq!(answer.unwrap().status(), StatusCode::NO_CONTENT);
         for fields in ["", "Max-Forwards: x\r\n", "Max-Forwards: -1\r\n"] {
@@ -63,11 +90,16 @@ mod tests {
 
     #[test]
     fn a_trace_repeats_the_request_without_its_secrets() {
-        let (_, answer) =
-            count("TRACE", "Max-Forwards: 0\r\nX: 1\r\nCookie: a\r\nAuthorization: b\r\nX-Gw-Service-Key: c\r\n");
+        let (_, answer) = count(
+            "TRACE",
+            "Max-Forwards: 0\r\nX: 1\r\nCookie: a\r\nAuthorization: b\r\nX-Gw-Service-Key: c\r\n",
+        );
         let answer = answer.unwrap();
         assert_eq!(answer.headers()[header::CONTENT_TYPE], "message/http");
         let text = String::from_utf8(answer.into_body()).unwrap();
-        assert_eq!(text, "TRACE /p HTTP/1.1\r\nhost: h\r\nmax-forwards: 0\r\nx: 1\r\n\r\n");
+        assert_eq!(
+            text,
+            "TRACE /p HTTP/1.1\r\nhost: h\r\nmax-forwards: 0\r\nx: 1\r\n\r\n"
+        );
     }
 }

@@ -68,12 +68,16 @@ impl Relay {
             let opening = match opening {
                 Ok(opening) => opening,
                 // Boxed, as below.
-                Err(request) => Box::pin(self.open_after_freeze(scope, label, *request, peer, body)).await,
+                Err(request) => {
+                    Box::pin(self.open_after_freeze(scope, label, *request, peer, body)).await
+                }
             };
             let opened = match opening {
                 Ok(Opening::Opened(request)) => Ok(request),
                 // Boxed: a gateway without other nodes never needs the memory.
-                Ok(Opening::OnNode(request)) => Box::pin(open_on_node(scope, *request, body, response)).await,
+                Ok(Opening::OnNode(request)) => {
+                    Box::pin(open_on_node(scope, *request, body, response)).await
+                }
                 Err(NotOpened::Refused(error)) => Err(Stopped::Failed(error)),
                 Err(NotOpened::Answered(answer)) => return respond(scope, *answer, response).await,
                 Err(NotOpened::TakenBack) => Err(Stopped::CallerGone),
@@ -130,7 +134,11 @@ impl Relay {
         if !service.enabled {
             return Err(Error::ServiceDisabled);
         }
-        if self.lifecycle.is_ending() { Err(Error::Overloaded(Overload::Draining)) } else { Ok(()) }
+        if self.lifecycle.is_ending() {
+            Err(Error::Overloaded(Overload::Draining))
+        } else {
+            Ok(())
+        }
     }
 
     /// Admits the request by the bucket of its service and opens it on a tunnel, unless another node owns the service.
@@ -150,7 +158,12 @@ impl Relay {
         Ok(opening)
     }
 
-    fn outbound(&self, scope: &RequestScope, request: RequestHead, peer: &Peer) -> Result<OutboundRequest, Error> {
+    fn outbound(
+        &self,
+        scope: &RequestScope,
+        request: RequestHead,
+        peer: &Peer,
+    ) -> Result<OutboundRequest, Error> {
         let mut outbound = outbound(request, peer, scope.id)?;
         scope.write_trace_context(&mut outbound.headers);
         Ok(outbound)
@@ -173,7 +186,11 @@ impl From<Error> for NotOpened {
 }
 
 /// Answers with the error if there is no response yet.
-async fn conclude(scope: &RequestScope, carried: Result<(), Stopped>, response: &mut impl ResponseSink) -> Outcome {
+async fn conclude(
+    scope: &RequestScope,
+    carried: Result<(), Stopped>,
+    response: &mut impl ResponseSink,
+) -> Outcome {
     match carried {
         Ok(()) => Outcome::Complete,
         Err(Stopped::CallerGone) => Outcome::CallerGone,
@@ -218,13 +235,22 @@ mod tests {
         assert_eq!(get(&demo, &mut victim, PANICKING_PATH), "");
         assert!(get(&demo, &mut bystander, "/status/204").starts_with("HTTP/1.1 204 "));
         let report = report(|_| true);
-        assert_eq!((report.totals["task_panics"], report.connections, report.tunnels.len()), (1, 1, 1));
+        assert_eq!(
+            (
+                report.totals["task_panics"],
+                report.connections,
+                report.tunnels.len()
+            ),
+            (1, 1, 1)
+        );
         demo.stop();
     }
 
     fn connect(demo: &Demo) -> StreamOwned<ClientConnection, TcpStream> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(&demo.about.ca_file).unwrap()).unwrap();
+        roots
+            .add(CertificateDer::from_pem_file(&demo.about.ca_file).unwrap())
+            .unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -233,14 +259,22 @@ mod tests {
             .with_no_client_auth();
         let name = "demo--echo.eu1.gw.localhost".try_into().unwrap();
         let session = ClientConnection::new(Arc::new(config), name).unwrap();
-        StreamOwned::new(session, TcpStream::connect(demo.gateway().address()).unwrap())
+        StreamOwned::new(
+            session,
+            TcpStream::connect(demo.gateway().address()).unwrap(),
+        )
     }
 
     /// The beginning of the response, or nothing if the connection ended.
-    fn get(demo: &Demo, stream: &mut StreamOwned<ClientConnection, TcpStream>, path: &str) -> String {
+    fn get(
+        demo: &Demo,
+        stream: &mut StreamOwned<ClientConnection, TcpStream>,
+        path: &str,
+    ) -> String {
         let key = &demo.about.service_key;
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: demo--echo.eu1.gw.localhost\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: demo--echo.eu1.gw.localhost\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        );
         stream.write_all(request.as_bytes()).unwrap();
         let mut buffer = [0; 64 * 1024];
         let read = stream.read(&mut buffer).unwrap_or(0);

@@ -24,7 +24,11 @@ pub(super) async fn open_on_node(
             let kept = request.reserve(length).map_err(Stopped::Failed)?;
             let collected = collect(scope, length, body).await;
             let (data, trailers) = collected.map_err(|error| Stopped::by_body(error, response))?;
-            Some(ShortBody { data, trailers, _kept: kept })
+            Some(ShortBody {
+                data,
+                trailers,
+                _kept: kept,
+            })
         }
         None => None,
     };
@@ -62,7 +66,11 @@ async fn collect(
             }
             end => {
                 scope.note(Stage::RequestEnd);
-                let trailers = if let Part::Trailers(trailers) = end { Some(trailers) } else { None };
+                let trailers = if let Part::Trailers(trailers) = end {
+                    Some(trailers)
+                } else {
+                    None
+                };
                 return Ok((whole.freeze(), trailers.map(fields::end_to_end_trailers)));
             }
         }

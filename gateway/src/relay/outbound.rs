@@ -1,7 +1,9 @@
 //! The request head as the agent receives it.
 
 use bytes::Bytes;
-use gw_shared::http::fields::{self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_REQUEST_ID};
+use gw_shared::http::fields::{
+    self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_REQUEST_ID,
+};
 use gw_shared::http::{Fields, Framing, RequestHead, Version};
 use gw_shared::id::RequestId;
 use gw_shared::tunnel::head::OutboundRequest;
@@ -11,13 +13,27 @@ use crate::client_address::Peer;
 use crate::error::{Error, request_id_value};
 
 /// Removes the fields of this hop and adds those of the gateway (RFC 9110 §7.6).
-pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Result<OutboundRequest, Error> {
-    let RequestHead { method, target, authority, version, headers, framing, upgrade, .. } = request;
+pub(super) fn outbound(
+    request: RequestHead,
+    peer: &Peer,
+    id: RequestId,
+) -> Result<OutboundRequest, Error> {
+    let RequestHead {
+        method,
+        target,
+        authority,
+        version,
+        headers,
+        framing,
+        upgrade,
+        ..
+    } = request;
     // Removed: `Host` (the authority has its value), fields of the gateway (credentials or forged), and names that a
     // backend may read as forwarding fields because they have `_` in place of `-`. X-Forwarded-* and X-Gw-Request-Id
     // are set below in their place.
     let is_forged = |name: &HeaderName| {
-        fields::is_own(name) && *name != X_GW_REQUEST_ID || name.as_str().contains('_') && fields::is_forwarding(name)
+        fields::is_own(name) && *name != X_GW_REQUEST_ID
+            || name.as_str().contains('_') && fields::is_forwarding(name)
     };
     let ends_here = |name: &HeaderName| *name == header::HOST || is_forged(name);
     let mut headers = fields::end_to_end(headers, ends_here);
@@ -34,12 +50,24 @@ pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Resu
     };
     append_to_list(&mut headers, header::VIA, HeaderValue::from_static(via));
     headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("https"));
-    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| Error::BadRequest("Host field".to_owned()))?;
+    let host = HeaderValue::from_str(authority.as_str())
+        .map_err(|_| Error::BadRequest("Host field".to_owned()))?;
     headers.insert(X_FORWARDED_HOST, host);
     headers.insert(X_GW_REQUEST_ID, request_id_value(id));
     // Bytes after an upgrade request are not its body.
-    let framing = if upgrade.is_some() { Framing::None } else { framing };
-    Ok(OutboundRequest { method, target, authority, headers, framing, upgrade })
+    let framing = if upgrade.is_some() {
+        Framing::None
+    } else {
+        framing
+    };
+    Ok(OutboundRequest {
+        method,
+        target,
+        authority,
+        headers,
+        framing,
+        upgrade,
+    })
 }
 
 /// Appends to a comma-separated field and keeps the values of earlier hops in front.

@@ -23,15 +23,32 @@ use crate::upstream::Opening;
 impl Relay {
     /// Relays a captured request. The response is recorded and then dropped.
     pub(crate) async fn replay(self: Rc<Self>, replay: Replay) {
-        let Replay { original, label, hostname, method, target, mut headers, body, caller, mut reply } = replay;
+        let Replay {
+            original,
+            label,
+            hostname,
+            method,
+            target,
+            mut headers,
+            body,
+            caller,
+            mut reply,
+        } = replay;
         for name in REPLAY_FRAMING {
             headers.remove(name);
         }
         if !body.is_empty() {
             headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
         }
-        let framing = if body.is_empty() { Framing::None } else { Framing::Length(body.len() as u64) };
-        let mut captured = ReplayBody { rest: Some(body), reply: &mut reply };
+        let framing = if body.is_empty() {
+            Framing::None
+        } else {
+            Framing::Length(body.len() as u64)
+        };
+        let mut captured = ReplayBody {
+            rest: Some(body),
+            reply: &mut reply,
+        };
         let request = RequestHead {
             method,
             target,
@@ -48,7 +65,9 @@ impl Relay {
         let mut response = Discard::default();
         let opened = match self.open_replay(&scope, &label, request) {
             Ok(Opening::Opened(request)) => Ok(request),
-            Ok(Opening::OnNode(request)) => open_on_node(&scope, *request, &mut captured, &mut response).await,
+            Ok(Opening::OnNode(request)) => {
+                open_on_node(&scope, *request, &mut captured, &mut response).await
+            }
             Err(error) => Err(Stopped::Failed(error)),
         };
         let carried = match opened {
@@ -62,13 +81,23 @@ impl Relay {
         let _ = reply.send(id);
     }
 
-    fn open_replay(&self, scope: &RequestScope, label: &str, request: RequestHead) -> Result<Opening, Error> {
+    fn open_replay(
+        &self,
+        scope: &RequestScope,
+        label: &str,
+        request: RequestHead,
+    ) -> Result<Opening, Error> {
         let directory = self.directory.get();
         let service = self.find(scope, &directory, label, &request)?;
         self.permit(service)?;
         let authenticated = Authenticated::administrator(service);
         scope.note(Stage::Authenticated(Some(&authenticated.by)));
-        self.admit_and_open(scope, authenticated, request, &Peer::new(scope.client, None))
+        self.admit_and_open(
+            scope,
+            authenticated,
+            request,
+            &Peer::new(scope.client, None),
+        )
     }
 }
 
@@ -80,7 +109,11 @@ struct ReplayBody<'a> {
 
 impl RequestBody for ReplayBody<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
-        Ok(self.rest.take().filter(|body| !body.is_empty()).map_or(Part::End, Part::Data))
+        Ok(self
+            .rest
+            .take()
+            .filter(|body| !body.is_empty())
+            .map_or(Part::End, Part::Data))
     }
 
     fn is_done(&self) -> bool {

@@ -107,7 +107,10 @@ impl Target {
 /// A stage of a request.
 pub(crate) enum Stage<'a> {
     /// The request is for `service`.
-    Service { service: &'a Arc<Service>, request: &'a RequestHead },
+    Service {
+        service: &'a Arc<Service>,
+        request: &'a RequestHead,
+    },
     /// The invalid head names a service.
     InvalidHeadNames(&'a Arc<Service>),
     /// The request is for the apex.
@@ -146,7 +149,13 @@ pub(crate) enum Stage<'a> {
 
 impl RequestScope {
     pub(crate) fn begin(observers: &Rc<Observers>, request: &RequestHead, client: IpAddr) -> Self {
-        let scope = Self::new(observers, &request.headers, protocol_of(request.version), client, None);
+        let scope = Self::new(
+            observers,
+            &request.headers,
+            protocol_of(request.version),
+            client,
+            None,
+        );
         if scope.is_traced() || observers.records_all {
             scope.summarize(request);
         }
@@ -154,15 +163,27 @@ impl RequestScope {
     }
 
     /// A request with an invalid head, which is refused.
-    pub(crate) fn begin_invalid(observers: &Rc<Observers>, head: InvalidHeadParts, client: IpAddr) -> Self {
-        let scope = Self::new(observers, &head.headers, protocol_of(head.version), client, None);
+    pub(crate) fn begin_invalid(
+        observers: &Rc<Observers>,
+        head: InvalidHeadParts,
+        client: IpAddr,
+    ) -> Self {
+        let scope = Self::new(
+            observers,
+            &head.headers,
+            protocol_of(head.version),
+            client,
+            None,
+        );
         let unknown = || Method::from_bytes(b"-").unwrap_or_default();
         let trace = scope.span.as_ref().map(|span| span.context);
         let _ = scope.summary.set(RequestSummary {
             method: head.method.as_ref().map_or_else(unknown, shortened),
             target: Target::Text(head.target),
             authority: head.authority,
-            trace_id: trace.or_else(|| TraceContext::of(&head.headers)).map(|context| context.trace_id),
+            trace_id: trace
+                .or_else(|| TraceContext::of(&head.headers))
+                .map(|context| context.trace_id),
         });
         scope
     }
@@ -174,7 +195,13 @@ impl RequestScope {
         original: RequestId,
         client: IpAddr,
     ) -> Self {
-        let scope = Self::new(observers, &request.headers, Protocol::Replay, client, Some(original));
+        let scope = Self::new(
+            observers,
+            &request.headers,
+            Protocol::Replay,
+            client,
+            Some(original),
+        );
         if scope.is_traced() || observers.records_all {
             scope.summarize(request);
         }
@@ -189,7 +216,9 @@ impl RequestScope {
         replayed_from: Option<RequestId>,
     ) -> Self {
         observers.counters.requests.increment();
-        observers.requests_in_flight.set(observers.requests_in_flight.get() + 1);
+        observers
+            .requests_in_flight
+            .set(observers.requests_in_flight.get() + 1);
         Self {
             observers: Rc::clone(observers),
             id: observers.ids.next_id(),
@@ -289,7 +318,9 @@ impl RequestScope {
         let mut before = self.progress.borrow_mut();
         // The next owner knows of its own attempts only.
         if before.failed_attempts.iter().any(is_of_lost_node) {
-            let lost = std::mem::take(&mut before.failed_attempts).into_iter().filter(is_of_lost_node);
+            let lost = std::mem::take(&mut before.failed_attempts)
+                .into_iter()
+                .filter(is_of_lost_node);
             let later = std::mem::take(&mut progress.failed_attempts);
             progress.failed_attempts = lost.chain(later).collect();
         }
@@ -309,7 +340,11 @@ impl RequestScope {
         if let Some(service) = self.service.get()
             && self.is_logged()
         {
-            self.capturing.begin(service.captures, &self.observers.capture_budget, &request.headers);
+            self.capturing.begin(
+                service.captures,
+                &self.observers.capture_budget,
+                &request.headers,
+            );
             if !request.framing.has_body() {
                 self.capturing.request_ends();
             }
@@ -344,7 +379,9 @@ impl RequestScope {
     }
 
     fn is_logged(&self) -> bool {
-        self.service.get().is_some_and(|service| service.request_logging)
+        self.service
+            .get()
+            .is_some_and(|service| service.request_logging)
     }
 
     /// Keeps the request line. The second call, for a request that is both traced and logged, has no effect.
@@ -354,17 +391,25 @@ impl RequestScope {
             method: shortened(&request.method),
             target: Target::Parsed(request.target.clone()),
             authority: Some(request.authority.clone()),
-            trace_id: trace.or_else(|| TraceContext::of(&request.headers)).map(|context| context.trace_id),
+            trace_id: trace
+                .or_else(|| TraceContext::of(&request.headers))
+                .map(|context| context.trace_id),
         });
     }
 }
 
 impl Drop for RequestScope {
     fn drop(&mut self) {
-        self.observers.requests_in_flight.set(self.observers.requests_in_flight.get() - 1);
+        self.observers
+            .requests_in_flight
+            .set(self.observers.requests_in_flight.get() - 1);
         // A task that is cancelled has lost its caller. A panic or the end of the worker cuts the response.
         let cut_here = std::thread::panicking() || self.observers.lifecycle.is_ending();
-        self.account(if cut_here { Outcome::Cut } else { Outcome::CallerGone });
+        self.account(if cut_here {
+            Outcome::Cut
+        } else {
+            Outcome::CallerGone
+        });
     }
 }
 
@@ -383,5 +428,9 @@ fn protocol_of(version: Version) -> Protocol {
 /// At most the first [`METHOD_MAX`] bytes of a method, which bounds the size of records and spans.
 fn shortened(method: &Method) -> Method {
     let kept = &method.as_str()[..method.as_str().len().min(METHOD_MAX)];
-    if kept.len() == method.as_str().len() { method.clone() } else { kept.parse().unwrap_or_default() }
+    if kept.len() == method.as_str().len() {
+        method.clone()
+    } else {
+        kept.parse().unwrap_or_default()
+    }
 }

@@ -12,16 +12,36 @@ pub(crate) async fn respond(
     answer: Response<Vec<u8>>,
     response: &mut impl ResponseSink,
 ) -> Outcome {
-    scope.note(Stage::GatewayResponse { status: answer.status(), bytes: answer.body().len() });
+    scope.note(Stage::GatewayResponse {
+        status: answer.status(),
+        bytes: answer.body().len(),
+    });
     response.begin_own_response(true);
     let sent = response.whole(dated(answer)).await;
-    if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
+    if sent.is_ok() {
+        Outcome::Complete
+    } else {
+        Outcome::CallerGone
+    }
 }
 
 /// Sends an error of the gateway.
-pub(crate) async fn refuse(scope: &RequestScope, error: &Error, response: &mut impl ResponseSink) -> Outcome {
+pub(crate) async fn refuse(
+    scope: &RequestScope,
+    error: &Error,
+    response: &mut impl ResponseSink,
+) -> Outcome {
     scope.note(Stage::Refused(error));
     let agents_tried = scope.progress.borrow().agents_failed();
-    let outcome = respond(scope, error.response_after(scope.id, agents_tried), response).await;
-    if outcome == Outcome::Complete && error.is_before_authentication() { Outcome::Refused } else { outcome }
+    let outcome = respond(
+        scope,
+        error.response_after(scope.id, agents_tried),
+        response,
+    )
+    .await;
+    if outcome == Outcome::Complete && error.is_before_authentication() {
+        Outcome::Refused
+    } else {
+        outcome
+    }
 }

@@ -38,13 +38,21 @@ impl Contents {
         let mut audit = Vec::new();
         let mut before = snapshot.position.revision.0.saturating_add(1);
         loop {
-            let page = store.audit_log(&AuditQuery { account: None, before: Some(before), limit: PAGE })?;
+            let page = store.audit_log(&AuditQuery {
+                account: None,
+                before: Some(before),
+                limit: PAGE,
+            })?;
             let Some(oldest) = page.last() else { break };
             before = oldest.number;
             audit.extend(page);
         }
         audit.reverse();
-        Ok(Self { revision: snapshot.position.revision, records: snapshot.records.into_vec(), audit })
+        Ok(Self {
+            revision: snapshot.position.revision,
+            records: snapshot.records.into_vec(),
+            audit,
+        })
     }
 
     pub fn summary(&self) -> Result<ContentsSummary, StoreError> {
@@ -57,17 +65,38 @@ impl Contents {
         documents.sort_unstable();
         let mut records = BTreeMap::new();
         for (kind, id, document) in &documents {
-            [*kind, id.as_str(), document.as_str()].into_iter().for_each(|part| digest.add(part));
+            [*kind, id.as_str(), document.as_str()]
+                .into_iter()
+                .for_each(|part| digest.add(part));
             *records.entry(*kind).or_default() += 1;
         }
         for NumberedEntry { number, entry } in &self.audit {
-            let account = entry.account.as_ref().map_or("", |account| account.as_str());
-            let (number, at, detail) = (number.to_string(), entry.at.0.to_string(), entry.detail.to_string());
-            for part in [number.as_str(), &at, &entry.actor, &entry.action, account, &entry.target, &detail] {
+            let account = entry
+                .account
+                .as_ref()
+                .map_or("", |account| account.as_str());
+            let (number, at, detail) = (
+                number.to_string(),
+                entry.at.0.to_string(),
+                entry.detail.to_string(),
+            );
+            for part in [
+                number.as_str(),
+                &at,
+                &entry.actor,
+                &entry.action,
+                account,
+                &entry.target,
+                &detail,
+            ] {
                 digest.add(part);
             }
         }
-        Ok(ContentsSummary { records, audit_entries: self.audit.len(), sha256: digest.finish() })
+        Ok(ContentsSummary {
+            records,
+            audit_entries: self.audit.len(),
+            sha256: digest.finish(),
+        })
     }
 }
 
@@ -133,23 +162,50 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut old = store(&folder, "old");
         for name in ["acme", "other"] {
-            old.commit(&Position::default(), &[Step::Put(account(name))], &entry(name)).unwrap();
+            old.commit(
+                &Position::default(),
+                &[Step::Put(account(name))],
+                &entry(name),
+            )
+            .unwrap();
         }
         let contents = Contents::read(&mut old).unwrap();
-        assert_eq!(contents.audit.iter().map(|entry| entry.number).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(
+            contents
+                .audit
+                .iter()
+                .map(|entry| entry.number)
+                .collect::<Vec<_>>(),
+            [1, 2]
+        );
         let mut new = store(&folder, "new");
         new.fill(&contents).unwrap();
         let moved = Contents::read(&mut new).unwrap();
-        assert_eq!((moved.revision, moved.summary().unwrap()), (Revision(2), contents.summary().unwrap()));
+        assert_eq!(
+            (moved.revision, moved.summary().unwrap()),
+            (Revision(2), contents.summary().unwrap())
+        );
         assert!(new.fill(&contents).is_err(), "the database is not empty");
-        assert_eq!(new.commit(&Position::default(), &[], &entry("next")).unwrap().revision, Revision(3));
+        assert_eq!(
+            new.commit(&Position::default(), &[], &entry("next"))
+                .unwrap()
+                .revision,
+            Revision(3)
+        );
     }
 
     #[test]
     fn an_audit_log_of_several_pages_is_read_completely() {
         let folder = tempfile::tempdir().unwrap();
-        let entries = (1..=2 * PAGE as i64 + 3).map(|number| NumberedEntry { number, entry: entry("x") });
-        let contents = Contents { revision: Revision(0), records: Vec::new(), audit: entries.collect() };
+        let entries = (1..=2 * PAGE as i64 + 3).map(|number| NumberedEntry {
+            number,
+            entry: entry("x"),
+        });
+        let contents = Contents {
+            revision: Revision(0),
+            records: Vec::new(),
+            audit: entries.collect(),
+        };
         let mut store = store(&folder, "gw.sqlite");
         store.fill(&contents).unwrap();
         assert_eq!(Contents::read(&mut store).unwrap().audit, contents.audit);
@@ -158,13 +214,33 @@ mod tests {
     #[test]
     fn every_difference_changes_the_digest() {
         let contents = |name: &str, number, target: &str| {
-            let audit = vec![NumberedEntry { number, entry: entry(target) }];
-            Contents { revision: Revision(1), records: vec![account(name)], audit }.summary().unwrap()
+            let audit = vec![NumberedEntry {
+                number,
+                entry: entry(target),
+            }];
+            Contents {
+                revision: Revision(1),
+                records: vec![account(name)],
+                audit,
+            }
+            .summary()
+            .unwrap()
         };
         let summary = contents("acme", 1, "x");
-        assert_eq!((summary.records["account"], summary.audit_entries, summary.sha256.len()), (1, 1, 64));
+        assert_eq!(
+            (
+                summary.records["account"],
+                summary.audit_entries,
+                summary.sha256.len()
+            ),
+            (1, 1, 64)
+        );
         assert_eq!(summary, contents("acme", 1, "x"));
-        for other in [contents("acma", 1, "x"), contents("acme", 2, "x"), contents("acme", 1, "y")] {
+        for other in [
+            contents("acma", 1, "x"),
+            contents("acme", 2, "x"),
+            contents("acme", 1, "y"),
+        ] {
             assert_ne!(other.sha256, summary.sha256);
         }
     }
@@ -172,7 +248,13 @@ mod tests {
     #[test]
     fn the_order_of_records_does_not_matter() {
         let of = |names: [&str; 2]| {
-            Contents { revision: Revision(1), records: names.map(account).into(), audit: Vec::new() }.summary().unwrap()
+            Contents {
+                revision: Revision(1),
+                records: names.map(account).into(),
+                audit: Vec::new(),
+            }
+            .summary()
+            .unwrap()
         };
         assert_eq!(of(["acme", "other"]), of(["other", "acme"]));
     }

@@ -11,8 +11,8 @@ use rpds::HashTrieMapSync;
 
 use super::signing_key::{self, SigningKey};
 use super::{
-    AccountRecord, AgentRecord, Modes, PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, Step,
-    StoredRecord,
+    AccountRecord, AgentRecord, Modes, PublicKeyHash, RecordId, Records, SecretAccess,
+    ServiceRecord, Step, StoredRecord,
 };
 use crate::affinity::Affinity;
 use crate::clock::Timestamp;
@@ -90,10 +90,14 @@ impl Directory {
             directory.put_service(record, records, region, workers);
         }
         for record in records.service_keys.values() {
-            directory.service_keys.insert_mut(record.id.clone(), record.access.clone());
+            directory
+                .service_keys
+                .insert_mut(record.id.clone(), record.access.clone());
         }
         for record in records.credentials.values() {
-            directory.credentials.insert_mut(record.id.clone(), record.access.clone());
+            directory
+                .credentials
+                .insert_mut(record.id.clone(), record.access.clone());
         }
         for record in records.agents.values() {
             directory.put_agent(record);
@@ -106,18 +110,23 @@ impl Directory {
     pub fn apply(&mut self, steps: &[Step], records: &Records, region: &Region, workers: usize) {
         for step in steps {
             match step {
-                Step::Put(StoredRecord::Account(AccountRecord { id, .. })) | Step::Delete(RecordId::Account(id)) => {
+                Step::Put(StoredRecord::Account(AccountRecord { id, .. }))
+                | Step::Delete(RecordId::Account(id)) => {
                     // Whether bodies may be captured depends on the account.
                     for record in records.services_of(id) {
                         self.put_service(record, records, region, workers);
                     }
                 }
-                Step::Put(StoredRecord::Service(record)) => self.put_service(record, records, region, workers),
+                Step::Put(StoredRecord::Service(record)) => {
+                    self.put_service(record, records, region, workers)
+                }
                 Step::Put(StoredRecord::Credential(record)) => {
-                    self.credentials.insert_mut(record.id.clone(), record.access.clone());
+                    self.credentials
+                        .insert_mut(record.id.clone(), record.access.clone());
                 }
                 Step::Put(StoredRecord::ServiceKey(record)) => {
-                    self.service_keys.insert_mut(record.id.clone(), record.access.clone());
+                    self.service_keys
+                        .insert_mut(record.id.clone(), record.access.clone());
                 }
                 Step::Put(StoredRecord::Agent(record)) => self.put_agent(record),
                 Step::Delete(RecordId::Service(account, id)) => {
@@ -141,12 +150,25 @@ impl Directory {
         }
     }
 
-    fn put_service(&mut self, record: &ServiceRecord, records: &Records, region: &Region, workers: usize) {
+    fn put_service(
+        &mut self,
+        record: &ServiceRecord,
+        records: &Records,
+        region: &Region,
+        workers: usize,
+    ) {
         let label = tenant_label(&record.account, &record.id);
-        let Some((label, hostname)) = label.zip(region.tenant_hostname(&record.account, &record.id)) else { return };
+        let Some((label, hostname)) =
+            label.zip(region.tenant_hostname(&record.account, &record.id))
+        else {
+            return;
+        };
         let label: Arc<str> = label.into();
         let may_capture = record.request_logging
-            && records.accounts.get(&record.account).is_some_and(|account| account.capture_allowed);
+            && records
+                .accounts
+                .get(&record.account)
+                .is_some_and(|account| account.capture_allowed);
         let service = Service {
             label: Arc::clone(&label),
             owner: ownership::owner(&hostname, workers),
@@ -172,13 +194,18 @@ impl Directory {
         self.forget_enrollment(&record.id);
         let agent = Agent::from(record);
         if let Some(secret) = &agent.enrollment {
-            self.enrollments.insert_mut(secret.clone(), record.id.clone());
+            self.enrollments
+                .insert_mut(secret.clone(), record.id.clone());
         }
         self.agents.insert_mut(record.id.clone(), agent);
     }
 
     fn forget_enrollment(&mut self, id: &AgentId) {
-        if let Some(secret) = self.agents.get(id).and_then(|agent| agent.enrollment.as_ref()) {
+        if let Some(secret) = self
+            .agents
+            .get(id)
+            .and_then(|agent| agent.enrollment.as_ref())
+        {
             self.enrollments.remove_mut(secret);
         }
     }
@@ -230,7 +257,10 @@ impl Directory {
     /// Hostnames of the services of an agent.
     pub fn hostnames(&self, agent: &Agent) -> Vec<String> {
         let label = |service| tenant_label(&agent.account, service);
-        let services = agent.services.iter().filter_map(|service| self.service(&label(service)?));
+        let services = agent
+            .services
+            .iter()
+            .filter_map(|service| self.service(&label(service)?));
         services.map(|service| service.hostname.clone()).collect()
     }
 
@@ -242,7 +272,11 @@ impl Directory {
     /// earliest.
     pub fn active_signing_key(&self, now: Timestamp) -> Option<&SigningKey> {
         let order = |key: &&SigningKey| (key.active_from, key.id.clone());
-        let active = self.signing_keys.values().filter(|key| key.active_from <= now).max_by_key(order);
+        let active = self
+            .signing_keys
+            .values()
+            .filter(|key| key.active_from <= now)
+            .max_by_key(order);
         active.or_else(|| self.signing_keys.values().min_by_key(order))
     }
 
@@ -267,7 +301,10 @@ impl From<&AgentRecord> for Agent {
             certificate_not_after: record.certificate_not_after,
             authority: record.authority.clone(),
             replacing_key: record.previous_key.as_ref().and(record.key.clone()),
-            enrollment: record.enrollment.as_ref().map(|enrollment| enrollment.secret.clone()),
+            enrollment: record
+                .enrollment
+                .as_ref()
+                .map(|enrollment| enrollment.secret.clone()),
         }
     }
 }
@@ -275,7 +312,9 @@ impl From<&AgentRecord> for Agent {
 impl SecretAccess {
     /// Whether the secret gives access to `service`.
     pub(crate) fn permits(&self, service: &Service) -> bool {
-        self.enabled && self.account == service.account && self.allowed_services.contains(&service.id)
+        self.enabled
+            && self.account == service.account
+            && self.allowed_services.contains(&service.id)
     }
 }
 
@@ -289,7 +328,8 @@ impl Agent {
 
     /// Whether the newest certificate has expired.
     pub fn is_expired(&self, now: Timestamp) -> bool {
-        self.certificate_not_after.is_some_and(|not_after| not_after <= now)
+        self.certificate_not_after
+            .is_some_and(|not_after| not_after <= now)
     }
 }
 
@@ -302,7 +342,9 @@ mod tests {
     use proptest::prelude::*;
     use proptest::sample::select;
 
-    use super::super::{CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord, SigningKeyRecord};
+    use super::super::{
+        CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord, SigningKeyRecord,
+    };
     use super::*;
     use crate::store::Approval;
 
@@ -318,68 +360,97 @@ mod tests {
         let mut add = |kind: &str, id: &dyn std::fmt::Debug, value: String| {
             assert!(all.insert(format!("{kind} {id:?}"), value).is_none());
         };
-        directory.services.iter().for_each(|(id, service)| add("service", id, format!("{service:?}")));
-        directory.service_keys.iter().for_each(|(id, access)| add("key", id, format!("{access:?}")));
-        directory.credentials.iter().for_each(|(id, access)| add("credential", id, format!("{access:?}")));
-        directory.agents.iter().for_each(|(id, agent)| add("agent", id, format!("{agent:?}")));
         directory
-            .enrollments
+            .services
             .iter()
-            .for_each(|(secret, agent)| add("enrollment", &secret.as_bytes(), format!("{agent:?}")));
-        directory.signing_keys.values().for_each(|key| add("signing key", &key.id, key.active_from.to_string()));
+            .for_each(|(id, service)| add("service", id, format!("{service:?}")));
+        directory
+            .service_keys
+            .iter()
+            .for_each(|(id, access)| add("key", id, format!("{access:?}")));
+        directory
+            .credentials
+            .iter()
+            .for_each(|(id, access)| add("credential", id, format!("{access:?}")));
+        directory
+            .agents
+            .iter()
+            .for_each(|(id, agent)| add("agent", id, format!("{agent:?}")));
+        directory.enrollments.iter().for_each(|(secret, agent)| {
+            add("enrollment", &secret.as_bytes(), format!("{agent:?}"))
+        });
+        directory
+            .signing_keys
+            .values()
+            .for_each(|key| add("signing key", &key.id, key.active_from.to_string()));
         add("jwks", &"", format!("{:?}", directory.jwks));
         all
     }
 
-    static SIGNING_KEYS: LazyLock<[SigningKeyRecord; 3]> =
-        LazyLock::new(|| [(); 3].map(|()| SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap()));
+    static SIGNING_KEYS: LazyLock<[SigningKeyRecord; 3]> = LazyLock::new(|| {
+        [(); 3].map(|()| SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap())
+    });
 
     /// Records with few identities, so that steps replace and delete each other's records.
     fn record() -> impl Strategy<Value = StoredRecord> {
-        let account = || select(vec!["abc", "abd", "b00"]).prop_map(|id| AccountId::new(id).unwrap());
+        let account =
+            || select(vec!["abc", "abd", "b00"]).prop_map(|id| AccountId::new(id).unwrap());
         let service = || select(vec!["0", "api", "zz"]).prop_map(|id| ServiceId::new(id).unwrap());
         let number = || select(vec![1u64, 2, 3]);
         fn id(number: u64, prefix: &str, length: usize) -> String {
             format!("{prefix}{}", number.to_string().repeat(length))
         }
         prop_oneof![
-            (account(), any::<bool>()).prop_map(|(id, capture_allowed)| StoredRecord::Account(AccountRecord {
-                id,
-                capture_allowed,
-                created_at: Timestamp(1),
-            })),
-            (account(), service(), any::<[bool; 4]>(), 1u32..9).prop_map(|(account, id, flags, burst)| {
-                StoredRecord::Service(ServiceRecord {
-                    account,
+            (account(), any::<bool>()).prop_map(|(id, capture_allowed)| StoredRecord::Account(
+                AccountRecord {
                     id,
-                    modes: Modes { jwt: flags[0], service_key: true },
-                    enabled: flags[1],
-                    rate: Rate::new(burst, 1).unwrap(),
-                    request_logging: flags[2],
-                    capture_request_body: flags[3],
-                    capture_response_body: true,
-                    retries: flags[3],
-                    affinity: if flags[2] { Affinity::Client } else { Affinity::None },
+                    capture_allowed,
                     created_at: Timestamp(1),
-                })
-            }),
-            (account(), service(), number(), any::<bool>()).prop_map(|(account, service, number, is_key)| {
-                let access = SecretAccess {
-                    account,
-                    name: None,
-                    secret: SecretHash::of("x"),
-                    allowed_services: BTreeSet::from([service]),
-                    enabled: true,
-                    created_at: Timestamp(1),
-                };
-                if is_key {
-                    let id = KeyId::new(&id(number, "", 16)).unwrap();
-                    StoredRecord::ServiceKey(CallerSecretRecord { id, access })
-                } else {
-                    let id = ClientId::new(&id(number, "gw_ci_", 20)).unwrap();
-                    StoredRecord::Credential(CallerSecretRecord { id, access })
                 }
-            }),
+            )),
+            (account(), service(), any::<[bool; 4]>(), 1u32..9).prop_map(
+                |(account, id, flags, burst)| {
+                    StoredRecord::Service(ServiceRecord {
+                        account,
+                        id,
+                        modes: Modes {
+                            jwt: flags[0],
+                            service_key: true,
+                        },
+                        enabled: flags[1],
+                        rate: Rate::new(burst, 1).unwrap(),
+                        request_logging: flags[2],
+                        capture_request_body: flags[3],
+                        capture_response_body: true,
+                        retries: flags[3],
+                        affinity: if flags[2] {
+                            Affinity::Client
+                        } else {
+                            Affinity::None
+                        },
+                        created_at: Timestamp(1),
+                    })
+                }
+            ),
+            (account(), service(), number(), any::<bool>()).prop_map(
+                |(account, service, number, is_key)| {
+                    let access = SecretAccess {
+                        account,
+                        name: None,
+                        secret: SecretHash::of("x"),
+                        allowed_services: BTreeSet::from([service]),
+                        enabled: true,
+                        created_at: Timestamp(1),
+                    };
+                    if is_key {
+                        let id = KeyId::new(&id(number, "", 16)).unwrap();
+                        StoredRecord::ServiceKey(CallerSecretRecord { id, access })
+                    } else {
+                        let id = ClientId::new(&id(number, "gw_ci_", 20)).unwrap();
+                        StoredRecord::Credential(CallerSecretRecord { id, access })
+                    }
+                }
+            ),
             (account(), service(), number(), 0u8..3, any::<bool>()).prop_map(
                 |(account, service, number, secret, standby)| {
                     let enrollment = EnrollmentRecord {
@@ -422,13 +493,20 @@ mod tests {
                     used_by: None,
                 })
             }),
-            number().prop_map(|number| StoredRecord::SigningKey(SIGNING_KEYS[number as usize - 1].clone())),
+            number().prop_map(|number| StoredRecord::SigningKey(
+                SIGNING_KEYS[number as usize - 1].clone()
+            )),
         ]
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        (record(), any::<bool>())
-            .prop_map(|(record, put)| if put { Step::Put(record) } else { Step::Delete(record.id()) })
+        (record(), any::<bool>()).prop_map(|(record, put)| {
+            if put {
+                Step::Put(record)
+            } else {
+                Step::Delete(record.id())
+            }
+        })
     }
 
     proptest! {
@@ -448,11 +526,18 @@ mod tests {
 
     #[test]
     fn a_signing_key_that_is_not_what_its_id_says_is_neither_used_nor_published() {
-        let [good, bad] = [(); 2].map(|()| SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap());
-        let swapped = SigningKeyRecord { private_key: good.private_key.clone(), ..bad };
+        let [good, bad] =
+            [(); 2].map(|()| SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap());
+        let swapped = SigningKeyRecord {
+            private_key: good.private_key.clone(),
+            ..bad
+        };
         let records = Records::from_iter([good.clone(), swapped].map(StoredRecord::SigningKey));
         let directory = Directory::new(&records, &region(), WORKERS);
-        assert_eq!(directory.signing_keys.keys().collect::<Vec<_>>(), [&good.id]);
+        assert_eq!(
+            directory.signing_keys.keys().collect::<Vec<_>>(),
+            [&good.id]
+        );
         assert_eq!(directory.refused_signing_keys(), 1);
         let published: serde_json::Value = serde_json::from_slice(directory.jwks()).unwrap();
         assert_eq!(published["keys"].as_array().unwrap().len(), 1);

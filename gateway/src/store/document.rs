@@ -34,7 +34,8 @@ pub(super) fn write(record: &StoredRecord) -> Result<String, StoreError> {
 
 pub(super) fn read(kind: &str, document: &str) -> Result<StoredRecord, StoreError> {
     fn parse<T: DeserializeOwned>(kind: &str, document: &str) -> Result<T, StoreError> {
-        serde_json::from_str(document).map_err(|error| StoreError::Corrupt(format!("{kind}: {error}")))
+        serde_json::from_str(document)
+            .map_err(|error| StoreError::Corrupt(format!("{kind}: {error}")))
     }
     Ok(match kind {
         "account" => StoredRecord::Account(parse(kind, document)?),
@@ -45,7 +46,11 @@ pub(super) fn read(kind: &str, document: &str) -> Result<StoredRecord, StoreErro
         "agent" => StoredRecord::Agent(parse(kind, document)?),
         "signing_key" => StoredRecord::SigningKey(parse(kind, document)?),
         "authority" => StoredRecord::Authority(parse(kind, document)?),
-        other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
+        other => {
+            return Err(StoreError::Corrupt(format!(
+                "unknown kind of record {other:?}"
+            )));
+        }
     })
 }
 
@@ -56,7 +61,10 @@ mod tests {
     use crate::affinity::Affinity;
 
     fn token(document: &str) -> EnrollmentTokenRecord {
-        let StoredRecord::EnrollmentToken(token) = read("enrollment_token", document).unwrap() else { unreachable!() };
+        let StoredRecord::EnrollmentToken(token) = read("enrollment_token", document).unwrap()
+        else {
+            unreachable!()
+        };
         token
     }
 
@@ -68,21 +76,49 @@ mod tests {
             "0".repeat(64)
         );
         let open = token(&unused);
-        assert_eq!((open.uses, open.times_used(), open.is_used_up(), open.ephemeral), (1, 0, false, false));
+        assert_eq!(
+            (
+                open.uses,
+                open.times_used(),
+                open.is_used_up(),
+                open.ephemeral
+            ),
+            (1, 0, false, false)
+        );
         let used = token(&unused.replace("null", r#""ag_0123456789abcdefghij""#));
-        assert_eq!((used.uses, used.times_used(), used.is_used_up()), (1, 1, true));
+        assert_eq!(
+            (used.uses, used.times_used(), used.is_used_up()),
+            (1, 1, true)
+        );
     }
 
     #[test]
     fn a_service_of_an_earlier_version_gets_defaults_and_keeps_its_document() {
         let document = r#"{"account":"acme","id":"api","modes":{"jwt":true,"service_key":false},"enabled":true,"rate":{"burst":7,"refill_per_minute":8},"request_logging":true,"capture_request_body":false,"capture_response_body":true,"created_at":1}"#;
-        let StoredRecord::Service(service) = read("service", document).unwrap() else { unreachable!() };
-        assert_eq!((service.retries, &service.affinity), (true, &Affinity::None));
-        assert_eq!(write(&StoredRecord::Service(service.clone())).unwrap(), document);
-        let changed = ServiceRecord { retries: false, affinity: Affinity::Client, ..service };
+        let StoredRecord::Service(service) = read("service", document).unwrap() else {
+            unreachable!()
+        };
+        assert_eq!(
+            (service.retries, &service.affinity),
+            (true, &Affinity::None)
+        );
+        assert_eq!(
+            write(&StoredRecord::Service(service.clone())).unwrap(),
+            document
+        );
+        let changed = ServiceRecord {
+            retries: false,
+            affinity: Affinity::Client,
+            ..service
+        };
         let document = write(&StoredRecord::Service(changed.clone())).unwrap();
-        assert!(document.ends_with(r#","created_at":1,"retries":false,"affinity":"client"}"#), "{document}");
-        let StoredRecord::Service(read) = read("service", &document).unwrap() else { unreachable!() };
+        assert!(
+            document.ends_with(r#","created_at":1,"retries":false,"affinity":"client"}"#),
+            "{document}"
+        );
+        let StoredRecord::Service(read) = read("service", &document).unwrap() else {
+            unreachable!()
+        };
         assert_eq!(read, changed);
     }
 
@@ -90,11 +126,19 @@ mod tests {
     fn an_agent_of_an_earlier_version_has_the_default_of_later_members() {
         let document = r#"{"id":"ag_0123456789abcdefghij","account":"acme","name":"a","services":["api"],
             "status":"approved"}"#;
-        let StoredRecord::Agent(AgentRecord { enrollment_token, standby, ephemeral, absent_since, .. }) =
-            read("agent", document).unwrap()
+        let StoredRecord::Agent(AgentRecord {
+            enrollment_token,
+            standby,
+            ephemeral,
+            absent_since,
+            ..
+        }) = read("agent", document).unwrap()
         else {
             unreachable!()
         };
-        assert_eq!((enrollment_token, standby, ephemeral, absent_since), (None, false, false, None));
+        assert_eq!(
+            (enrollment_token, standby, ephemeral, absent_since),
+            (None, false, false, None)
+        );
     }
 }

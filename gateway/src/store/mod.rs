@@ -24,13 +24,13 @@ pub use directory::{Agent, Captures, Directory, Service};
 pub(crate) use postgres::Rekeyed;
 pub(crate) use postgres::{Authenticator, NamedSecret};
 pub use postgres::{
-    EngineState, KnownRecords, LastChange, PostgresInspector, PostgresSettings, PostgresStore, PostgresUrlError,
-    ProvenKeys, RecordsOfKind, RegionIdentity, RegionState, Replication,
+    EngineState, KnownRecords, LastChange, PostgresInspector, PostgresSettings, PostgresStore,
+    PostgresUrlError, ProvenKeys, RecordsOfKind, RegionIdentity, RegionState, Replication,
 };
 pub use records::{
-    AccountRecord, AgentRecord, Approval, AuthorityRecord, AuthorityRole, CallerSecretRecord, EnrollmentRecord,
-    EnrollmentTokenRecord, Modes, PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, SigningKeyRecord,
-    Step, StoredRecord,
+    AccountRecord, AgentRecord, Approval, AuthorityRecord, AuthorityRole, CallerSecretRecord,
+    EnrollmentRecord, EnrollmentTokenRecord, Modes, PublicKeyHash, RecordId, Records, SecretAccess,
+    ServiceRecord, SigningKeyRecord, Step, StoredRecord,
 };
 pub(crate) use sealed::Sealer;
 pub(crate) use sealing::CREDENTIAL as SEAL_KEY_CREDENTIAL;
@@ -48,7 +48,12 @@ pub trait Store: Send {
     fn load(&mut self) -> Result<Snapshot, StoreError>;
     /// Applies all steps and appends the entry to the audit log, in one durable transaction, and returns its position.
     /// Fails with [`StoreError::Stale`] if another process has committed a change after `after`.
-    fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError>;
+    fn commit(
+        &mut self,
+        after: &Position,
+        steps: &[Step],
+        entry: &AuditEntry,
+    ) -> Result<Position, StoreError>;
     /// The changes after `position` that are committed, in their order.
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError>;
     /// Returns entries of the audit log, the newest first.
@@ -130,8 +135,7 @@ pub struct AuditQuery {
 }
 
 /// What a pool of connections does that is not of use to a node.
-pub(crate) const POOLED: &str =
-    "a connection pool gives the sessions of this node to others, such as PgBouncer with pool_mode = transaction";
+pub(crate) const POOLED: &str = "a connection pool gives the sessions of this node to others, such as PgBouncer with pool_mode = transaction";
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -145,7 +149,9 @@ pub enum StoreError {
     Unavailable(String),
     #[error("store: PostgreSQL: {0}")]
     Postgres(String),
-    #[error("store: {POOLED}: connect to PostgreSQL itself, or set pool_mode = session for this database")]
+    #[error(
+        "store: {POOLED}: connect to PostgreSQL itself, or set pool_mode = session for this database"
+    )]
     Pooled,
     #[error("store: {0}")]
     Region(String),

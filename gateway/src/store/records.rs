@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gw_shared::id::{
-    AccountId, AgentId, AuthorityId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId,
+    AccountId, AgentId, AuthorityId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId,
+    SigningKeyId,
 };
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::{Secret, SecretHash};
@@ -83,7 +84,18 @@ pub struct CallerSecretRecord<Id> {
 }
 
 /// Whether an agent that enrolls has to wait for an administrator.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, clap::ValueEnum)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+    clap::ValueEnum,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Approval {
     #[default]
@@ -299,7 +311,9 @@ impl StoredRecord {
     /// stored.
     pub(super) fn secret_mut(&mut self) -> Option<(String, &mut Secret)> {
         match self {
-            Self::SigningKey(key) => Some((format!("signing_key {}", key.id), &mut key.private_key)),
+            Self::SigningKey(key) => {
+                Some((format!("signing_key {}", key.id), &mut key.private_key))
+            }
             Self::Authority(authority) => {
                 let name = format!("authority {}", authority.id);
                 authority.private_key.as_mut().map(|key| (name, key))
@@ -312,7 +326,10 @@ impl StoredRecord {
 impl Step {
     /// Whether the step changes the authorities of agents and nodes.
     pub(crate) fn is_of_authority(&self) -> bool {
-        matches!(self, Self::Put(StoredRecord::Authority(_)) | Self::Delete(RecordId::Authority(_)))
+        matches!(
+            self,
+            Self::Put(StoredRecord::Authority(_)) | Self::Delete(RecordId::Authority(_))
+        )
     }
 }
 
@@ -336,11 +353,16 @@ impl Records {
             signing_keys,
             authorities,
         } = self;
-        let mut all: Vec<StoredRecord> = accounts.into_values().map(StoredRecord::Account).collect();
+        let mut all: Vec<StoredRecord> =
+            accounts.into_values().map(StoredRecord::Account).collect();
         all.extend(services.into_values().map(StoredRecord::Service));
         all.extend(credentials.into_values().map(StoredRecord::Credential));
         all.extend(service_keys.into_values().map(StoredRecord::ServiceKey));
-        all.extend(enrollment_tokens.into_values().map(StoredRecord::EnrollmentToken));
+        all.extend(
+            enrollment_tokens
+                .into_values()
+                .map(StoredRecord::EnrollmentToken),
+        );
         all.extend(agents.into_values().map(StoredRecord::Agent));
         all.extend(signing_keys.into_values().map(StoredRecord::SigningKey));
         all.extend(authorities.into_values().map(StoredRecord::Authority));
@@ -349,8 +371,12 @@ impl Records {
 
     /// The services of an account, by id.
     pub fn services_of(&self, account: &AccountId) -> impl Iterator<Item = &ServiceRecord> {
-        let of_account = self.services.range((account.clone(), ServiceId::lower_bound())..);
-        of_account.map(|(_, record)| record).take_while(|record| record.account == *account)
+        let of_account = self
+            .services
+            .range((account.clone(), ServiceId::lower_bound())..);
+        of_account
+            .map(|(_, record)| record)
+            .take_while(|record| record.account == *account)
     }
 
     pub fn apply(&mut self, step: Step) {
@@ -364,21 +390,36 @@ impl Records {
         match record {
             StoredRecord::Account(record) => drop(self.accounts.insert(record.id.clone(), record)),
             StoredRecord::Service(record) => {
-                drop(self.services.insert((record.account.clone(), record.id.clone()), record));
+                drop(
+                    self.services
+                        .insert((record.account.clone(), record.id.clone()), record),
+                );
             }
-            StoredRecord::Credential(record) => drop(self.credentials.insert(record.id.clone(), record)),
-            StoredRecord::ServiceKey(record) => drop(self.service_keys.insert(record.id.clone(), record)),
-            StoredRecord::EnrollmentToken(record) => drop(self.enrollment_tokens.insert(record.id.clone(), record)),
+            StoredRecord::Credential(record) => {
+                drop(self.credentials.insert(record.id.clone(), record))
+            }
+            StoredRecord::ServiceKey(record) => {
+                drop(self.service_keys.insert(record.id.clone(), record))
+            }
+            StoredRecord::EnrollmentToken(record) => {
+                drop(self.enrollment_tokens.insert(record.id.clone(), record))
+            }
             StoredRecord::Agent(record) => drop(self.agents.insert(record.id.clone(), record)),
-            StoredRecord::SigningKey(record) => drop(self.signing_keys.insert(record.id.clone(), record)),
-            StoredRecord::Authority(record) => drop(self.authorities.insert(record.id.clone(), record)),
+            StoredRecord::SigningKey(record) => {
+                drop(self.signing_keys.insert(record.id.clone(), record))
+            }
+            StoredRecord::Authority(record) => {
+                drop(self.authorities.insert(record.id.clone(), record))
+            }
         }
     }
 
     fn delete(&mut self, id: &RecordId) {
         match id {
             RecordId::Account(id) => drop(self.accounts.remove(id)),
-            RecordId::Service(account, id) => drop(self.services.remove(&(account.clone(), id.clone()))),
+            RecordId::Service(account, id) => {
+                drop(self.services.remove(&(account.clone(), id.clone())))
+            }
             RecordId::Credential(id) => drop(self.credentials.remove(id)),
             RecordId::ServiceKey(id) => drop(self.service_keys.remove(id)),
             RecordId::EnrollmentToken(id) => drop(self.enrollment_tokens.remove(id)),

@@ -17,14 +17,20 @@ pub(crate) struct Sealer(DerivedKeys<RandomizedNonceKey>);
 
 impl Sealer {
     pub(crate) fn new(keys: &RegionKeys) -> Result<Self, StoreError> {
-        let derived = keys.try_derive(|key| RandomizedNonceKey::new(&AES_256_GCM, &*key.derive_bytes(PURPOSE)));
-        derived.map(Self).map_err(|_| StoreError::Corrupt("the region key cannot be used".to_owned()))
+        let derived = keys
+            .try_derive(|key| RandomizedNonceKey::new(&AES_256_GCM, &*key.derive_bytes(PURPOSE)));
+        derived
+            .map(Self)
+            .map_err(|_| StoreError::Corrupt("the region key cannot be used".to_owned()))
     }
 
     /// The nonce, the ciphertext and the tag, in base64.
     pub(crate) fn seal(&self, name: &str, secret: &[u8]) -> Result<String, StoreError> {
         let mut sealed = secret.to_vec();
-        let nonce = self.0.in_use().seal_in_place_append_tag(Aad::from(name.as_bytes()), &mut sealed);
+        let nonce = self
+            .0
+            .in_use()
+            .seal_in_place_append_tag(Aad::from(name.as_bytes()), &mut sealed);
         let nonce = nonce.map_err(|_| StoreError::Corrupt(format!("cannot seal {name}")))?;
         Ok(STANDARD.encode([&nonce.as_ref()[..], &sealed].concat()))
     }
@@ -37,7 +43,10 @@ impl Sealer {
             // A failed attempt leaves no ciphertext.
             let mut ciphertext = ciphertext.to_vec();
             let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
-            let opened = key.open_in_place(nonce, Aad::from(name.as_bytes()), &mut ciphertext).ok()?.len();
+            let opened = key
+                .open_in_place(nonce, Aad::from(name.as_bytes()), &mut ciphertext)
+                .ok()?
+                .len();
             ciphertext.truncate(opened);
             Some(ciphertext)
         };
@@ -78,8 +87,14 @@ mod tests {
         let both = Sealer::new(&keys).unwrap();
         for (in_use, only) in [(0, sealer(1)), (1, sealer(2))] {
             keys.switch_to(in_use);
-            assert_eq!(only.open("a", &both.seal("a", b"secret").unwrap()).unwrap(), b"secret");
-            assert_eq!(both.open("a", &only.seal("a", b"secret").unwrap()).unwrap(), b"secret");
+            assert_eq!(
+                only.open("a", &both.seal("a", b"secret").unwrap()).unwrap(),
+                b"secret"
+            );
+            assert_eq!(
+                both.open("a", &only.seal("a", b"secret").unwrap()).unwrap(),
+                b"secret"
+            );
         }
     }
 
@@ -89,7 +104,11 @@ mod tests {
         assert_eq!(sealer(1).open("a", &sealed).unwrap(), b"secret");
         assert!(sealer(1).open("b", &sealed).is_err(), "another name");
         assert!(sealer(2).open("a", &sealed).is_err(), "another key");
-        assert_ne!(sealer(1).seal("a", b"secret").unwrap(), sealed, "a new nonce each time");
+        assert_ne!(
+            sealer(1).seal("a", b"secret").unwrap(),
+            sealed,
+            "a new nonce each time"
+        );
         for broken in ["", "AAAA", "not base64!", &sealed[..sealed.len() - 4]] {
             assert!(sealer(1).open("a", broken).is_err(), "{broken}");
         }

@@ -24,8 +24,11 @@ pub struct Sealing(Option<Arc<Sealer>>);
 impl Sealing {
     /// With the key in the file `seal_key`, if there is one.
     pub fn load(seal_key: Option<&Path>) -> Result<Self, StoreError> {
-        let Some(path) = seal_key else { return Ok(Self::default()) };
-        let key = RegionKey::load_seal_key(path).map_err(|error| StoreError::SealKey(error.to_string()))?;
+        let Some(path) = seal_key else {
+            return Ok(Self::default());
+        };
+        let key = RegionKey::load_seal_key(path)
+            .map_err(|error| StoreError::SealKey(error.to_string()))?;
         Ok(Self(Some(Arc::new(Sealer::new(&key.into())?))))
     }
 
@@ -41,9 +44,17 @@ impl Sealing {
     }
 
     fn open(&self, name: &str, stored: &str) -> Result<String, StoreError> {
-        let Some(sealed) = stored.strip_prefix(SEALED) else { return Ok(stored.to_owned()) };
-        let sealer = self.0.as_ref().ok_or_else(|| StoreError::Sealed(name.to_owned()))?;
-        let opened = sealer.open(name, sealed.trim_end()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        let Some(sealed) = stored.strip_prefix(SEALED) else {
+            return Ok(stored.to_owned());
+        };
+        let sealer = self
+            .0
+            .as_ref()
+            .ok_or_else(|| StoreError::Sealed(name.to_owned()))?;
+        let opened = sealer
+            .open(name, sealed.trim_end())
+            .ok()
+            .and_then(|bytes| String::from_utf8(bytes).ok());
         let other_key = || {
             StoreError::SealKey(format!(
                 "seal_key: {name} does not open with this key; use the key that sealed it, or restore a backup into an \
@@ -71,7 +82,9 @@ impl Sealing {
 
     /// Whether the record has a secret that is not sealed.
     pub(super) fn is_plain(record: &mut StoredRecord) -> bool {
-        record.secret_mut().is_some_and(|(_, secret)| !secret.reveal().starts_with(SEALED))
+        record
+            .secret_mut()
+            .is_some_and(|(_, secret)| !secret.reveal().starts_with(SEALED))
     }
 
     /// Reads a file of the data folder.
@@ -81,7 +94,10 @@ impl Sealing {
 
     /// Replaces a file of the data folder.
     pub(crate) fn write_file(&self, path: &Path, text: &str) -> Result<(), StoreError> {
-        Ok(files::write_private(path, self.seal(&name_of(path), text)?.as_bytes())?)
+        Ok(files::write_private(
+            path,
+            self.seal(&name_of(path), text)?.as_bytes(),
+        )?)
     }
 
     /// Seals a file that is not sealed yet. Returns whether it was sealed now.
@@ -99,7 +115,10 @@ impl Sealing {
 }
 
 fn name_of(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 impl KeyFile for Sealing {
@@ -132,20 +151,44 @@ mod tests {
         let [file, other] = ["admin.token", "agent-ca.key"].map(|name| folder.path().join(name));
         let (sealed, plain) = (sealing(folder.path(), 1), Sealing::default());
         plain.write_file(&file, "secret\n").unwrap();
-        assert_eq!(sealed.read_file(&file).unwrap(), "secret\n", "not sealed yet");
+        assert_eq!(
+            sealed.read_file(&file).unwrap(),
+            "secret\n",
+            "not sealed yet"
+        );
         assert!(
-            !plain.seal_file(&file).unwrap() && sealed.seal_file(&file).unwrap() && !sealed.seal_file(&file).unwrap()
+            !plain.seal_file(&file).unwrap()
+                && sealed.seal_file(&file).unwrap()
+                && !sealed.seal_file(&file).unwrap()
         );
         assert!(!fs::read_to_string(&file).unwrap().contains("secret"));
-        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         assert_eq!(sealed.read_file(&file).unwrap(), "secret\n");
         let refused = plain.read_file(&file).unwrap_err().to_string();
-        assert!(refused.contains("admin.token is sealed") && refused.contains("seal_key"), "{refused}");
-        let refused = sealing(folder.path(), 2).read_file(&file).unwrap_err().to_string();
-        assert!(refused.contains("admin.token does not open with this key"), "{refused}");
+        assert!(
+            refused.contains("admin.token is sealed") && refused.contains("seal_key"),
+            "{refused}"
+        );
+        let refused = sealing(folder.path(), 2)
+            .read_file(&file)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.contains("admin.token does not open with this key"),
+            "{refused}"
+        );
         fs::copy(&file, &other).unwrap();
-        assert!(matches!(sealed.read_file(&other), Err(StoreError::SealKey(_))), "under another name");
-        let missing = Sealing::load(Some(Path::new("/nowhere/key"))).err().unwrap().to_string();
+        assert!(
+            matches!(sealed.read_file(&other), Err(StoreError::SealKey(_))),
+            "under another name"
+        );
+        let missing = Sealing::load(Some(Path::new("/nowhere/key")))
+            .err()
+            .unwrap()
+            .to_string();
         assert!(missing.contains("seal_key: /nowhere/key: "), "{missing}");
     }
 }

@@ -34,7 +34,10 @@ pub(crate) enum InvalidSigningKey {
 
 impl SigningKey {
     /// Generates a key that signs from `active_from` on.
-    pub fn generate(now: Timestamp, active_from: Timestamp) -> Result<SigningKeyRecord, aws_lc_rs::error::Unspecified> {
+    pub fn generate(
+        now: Timestamp,
+        active_from: Timestamp,
+    ) -> Result<SigningKeyRecord, aws_lc_rs::error::Unspecified> {
         Self::record_of(&Ed25519KeyPair::generate()?, now, active_from)
     }
 
@@ -45,8 +48,14 @@ impl SigningKey {
         active_from: Timestamp,
     ) -> Result<SigningKeyRecord, aws_lc_rs::error::Unspecified> {
         let private_key = Secret::new(URL_SAFE_NO_PAD.encode(pair.to_pkcs8v1()?));
-        let id = SigningKeyId::new(&thumbprint(&x_of(pair))).map_err(|_| aws_lc_rs::error::Unspecified)?;
-        Ok(SigningKeyRecord { id, private_key, created_at: now, active_from })
+        let id = SigningKeyId::new(&thumbprint(&x_of(pair)))
+            .map_err(|_| aws_lc_rs::error::Unspecified)?;
+        Ok(SigningKeyRecord {
+            id,
+            private_key,
+            created_at: now,
+            active_from,
+        })
     }
 
     /// Parses a record. The public key is derived from the private key, and its thumbprint must be the id of the record:
@@ -54,7 +63,8 @@ impl SigningKey {
     pub(crate) fn from_record(record: &SigningKeyRecord) -> Result<Self, InvalidSigningKey> {
         let private = URL_SAFE_NO_PAD.decode(record.private_key.reveal());
         let private = private.map_err(|_| InvalidSigningKey::PrivateKey)?;
-        let pair = Ed25519KeyPair::from_pkcs8(&private).map_err(|_| InvalidSigningKey::PrivateKey)?;
+        let pair =
+            Ed25519KeyPair::from_pkcs8(&private).map_err(|_| InvalidSigningKey::PrivateKey)?;
         let x = x_of(&pair);
         if record.id.as_str() != thumbprint(&x) {
             return Err(InvalidSigningKey::Id);
@@ -63,7 +73,8 @@ impl SigningKey {
             id: record.id.clone(),
             active_from: record.active_from,
             private: EncodingKey::from_ed_der(&private),
-            public: DecodingKey::from_ed_components(&x).map_err(|_| InvalidSigningKey::PrivateKey)?,
+            public: DecodingKey::from_ed_components(&x)
+                .map_err(|_| InvalidSigningKey::PrivateKey)?,
             x,
         })
     }
@@ -98,15 +109,28 @@ mod tests {
 
     #[test]
     fn a_record_is_used_only_under_the_thumbprint_of_its_private_key() {
-        let [own, other] = [1, 2].map(|at| SigningKey::generate(Timestamp(0), Timestamp(at)).unwrap());
+        let [own, other] =
+            [1, 2].map(|at| SigningKey::generate(Timestamp(0), Timestamp(at)).unwrap());
         let key = SigningKey::from_record(&own).unwrap();
         assert_eq!((&key.id, key.active_from), (&own.id, Timestamp(1)));
         let refused = |record| SigningKey::from_record(&record).err().unwrap();
-        let swapped = SigningKeyRecord { private_key: other.private_key.clone(), ..own.clone() };
+        let swapped = SigningKeyRecord {
+            private_key: other.private_key.clone(),
+            ..own.clone()
+        };
         assert_eq!(refused(swapped), InvalidSigningKey::Id);
-        assert_eq!(refused(SigningKeyRecord { id: other.id, ..own.clone() }), InvalidSigningKey::Id);
+        assert_eq!(
+            refused(SigningKeyRecord {
+                id: other.id,
+                ..own.clone()
+            }),
+            InvalidSigningKey::Id
+        );
         for text in ["not base64url!", "AAAA", ""] {
-            let broken = SigningKeyRecord { private_key: Secret::new(text.into()), ..own.clone() };
+            let broken = SigningKeyRecord {
+                private_key: Secret::new(text.into()),
+                ..own.clone()
+            };
             assert_eq!(refused(broken), InvalidSigningKey::PrivateKey);
         }
     }
@@ -117,6 +141,9 @@ mod tests {
         let mut document = serde_json::to_value(&own).unwrap();
         document["public_key"] = "AAAA".into();
         let read: SigningKeyRecord = serde_json::from_value(document).unwrap();
-        assert_eq!(SigningKey::from_record(&read).unwrap().x, SigningKey::from_record(&own).unwrap().x);
+        assert_eq!(
+            SigningKey::from_record(&read).unwrap().x,
+            SigningKey::from_record(&own).unwrap().x
+        );
     }
 }

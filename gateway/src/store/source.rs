@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{KnownRecords, PostgresSettings, PostgresStore, Sealing, SqliteStore, Store, StoreError};
+use super::{
+    KnownRecords, PostgresSettings, PostgresStore, Sealing, SqliteStore, Store, StoreError,
+};
 use crate::region::RegionKeys;
 
 /// What is needed to open the store, also again later.
@@ -44,7 +46,9 @@ impl StoreSource {
 
     pub fn open(&self) -> Result<Box<dyn Store>, StoreError> {
         Ok(match self {
-            Self::Sqlite(path, sealing) => Box::new(SqliteStore::open(path)?.sealed(sealing.clone())?),
+            Self::Sqlite(path, sealing) => {
+                Box::new(SqliteStore::open(path)?.sealed(sealing.clone())?)
+            }
             Self::Postgres(source) => Box::new(PostgresStore::new(source)?.locked()?),
         })
     }

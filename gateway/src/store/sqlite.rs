@@ -9,8 +9,8 @@ use gw_shared::id::AccountId;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::{
-    AuditEntry, AuditQuery, Contents, History, NumberedEntry, Position, Records, Revision, Sealing, Snapshot, Step,
-    Store, StoreError, StoredRecord, document,
+    AuditEntry, AuditQuery, Contents, History, NumberedEntry, Position, Records, Revision, Sealing,
+    Snapshot, Step, Store, StoreError, StoredRecord, document,
 };
 use crate::clock::Timestamp;
 
@@ -113,7 +113,9 @@ impl SqliteStore {
     pub fn open_unmigrated(path: &Path) -> Result<Self, StoreError> {
         check_exists(path)?;
         let store = Self::connect(path)?;
-        let found: u32 = store.connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        let found: u32 = store
+            .connection
+            .pragma_query_value(None, "user_version", |row| row.get(0))?;
         match (found as usize, MIGRATIONS.len()) {
             (found, known) if found < known => Err(StoreError::OlderSchema { found, known }),
             (found, known) if found > known => Err(StoreError::NewerSchema { found, known }),
@@ -123,19 +125,31 @@ impl SqliteStore {
 
     fn connect(path: &Path) -> Result<Self, StoreError> {
         // SQLite gives its other files the same permissions.
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?.metadata()?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)?
+            .metadata()?;
         let connection = Connection::open(path)?;
         // Also keeps the index of the log in memory instead of in a memory-mapped file, where a full disk would cause
         // SIGBUS.
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-        connection.pragma_update(None, "journal_mode", "WAL").map_err(|error| match error.sqlite_error_code() {
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::InUse,
-            _ => error.into(),
-        })?;
+        connection
+            .pragma_update(None, "journal_mode", "WAL")
+            .map_err(|error| match error.sqlite_error_code() {
+                Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::InUse,
+                _ => error.into(),
+            })?;
         connection.pragma_update(None, "synchronous", "FULL")?;
         // The private keys of records that are deleted or replaced do not stay in the file.
         connection.pragma_update(None, "secure_delete", "ON")?;
-        Ok(Self { connection, origin: format!("{}:{}", file.dev(), file.ino()), sealing: Sealing::default() })
+        Ok(Self {
+            connection,
+            origin: format!("{}:{}", file.dev(), file.ino()),
+            sealing: Sealing::default(),
+        })
     }
 
     /// Opens and seals secrets with `sealing` from now on.
@@ -153,12 +167,15 @@ impl SqliteStore {
     }
 
     fn seal_stored(&mut self) -> Result<(), StoreError> {
-        let select = "SELECT kind, document FROM records WHERE kind IN ('signing_key', 'authority')";
+        let select =
+            "SELECT kind, document FROM records WHERE kind IN ('signing_key', 'authority')";
         let mut statement = self.connection.prepare(select)?;
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let rows = rows.collect::<Result<Vec<(String, String)>, _>>()?;
         drop(statement);
-        let records = rows.iter().map(|(kind, document)| document::read(kind, document));
+        let records = rows
+            .iter()
+            .map(|(kind, document)| document::read(kind, document));
         let mut plain = records.collect::<Result<Vec<StoredRecord>, _>>()?;
         plain.retain_mut(Sealing::is_plain);
         if plain.is_empty() {
@@ -166,7 +183,9 @@ impl SqliteStore {
         }
         // No part of a key may be left in the file: neither in pages that are free already, nor in what is replaced.
         self.connection.execute_batch("VACUUM")?;
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
         for record in &plain {
             let (kind, id) = document::key(&record.id());
             let document = document::write(&self.sealing.seal_record(record)?)?;
@@ -174,17 +193,26 @@ impl SqliteStore {
             transaction.execute(update, params![kind, id, document])?;
         }
         transaction.commit()?;
-        self.connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")?;
-        tracing::info!(count = plain.len(), "sealed the private keys in the database with seal_key");
+        self.connection
+            .execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")?;
+        tracing::info!(
+            count = plain.len(),
+            "sealed the private keys in the database with seal_key"
+        );
         Ok(())
     }
 
     fn migrate(&mut self) -> Result<(), StoreError> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
         let found: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
         let found = found as usize;
         let Some(missing) = MIGRATIONS.get(found..) else {
-            return Err(StoreError::NewerSchema { found, known: MIGRATIONS.len() });
+            return Err(StoreError::NewerSchema {
+                found,
+                known: MIGRATIONS.len(),
+            });
         };
         if missing.is_empty() {
             return Ok(());
@@ -202,16 +230,24 @@ impl SqliteStore {
     /// The position of the records in the database.
     fn newest(&self) -> Result<Position, StoreError> {
         let newest = "SELECT coalesce(max(number), 0) FROM audit";
-        Ok(self.position(Revision(self.connection.query_row(newest, [], |row| row.get(0))?)))
+        Ok(self.position(Revision(
+            self.connection.query_row(newest, [], |row| row.get(0))?,
+        )))
     }
 
     fn position(&self, revision: Revision) -> Position {
-        Position { origin: self.origin.clone(), revision, change: String::new() }
+        Position {
+            origin: self.origin.clone(),
+            revision,
+            change: String::new(),
+        }
     }
 
     /// Writes `contents` into an empty database, in one transaction.
     pub fn fill(&mut self, contents: &Contents) -> Result<(), StoreError> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
         insert_records(&transaction, &contents.records)?;
         for NumberedEntry { number, entry } in &contents.audit {
             insert_entry(&transaction, Some(*number), entry)?;
@@ -225,7 +261,9 @@ impl SqliteStore {
         records: &[StoredRecord],
         mut next_page: impl FnMut() -> Result<Vec<NumberedEntry>, E>,
     ) -> Result<(), E> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate);
         let transaction = transaction.map_err(StoreError::from)?;
         insert_records(&transaction, records)?;
         loop {
@@ -242,13 +280,19 @@ impl SqliteStore {
     /// Checks the file of a database that another program may have changed: its pages, and that its schema runs nothing.
     pub(crate) fn check(path: &Path) -> Result<(), StoreError> {
         let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        let found: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+        let found: String =
+            connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         if found != "ok" {
             return Err(StoreError::Damaged(found));
         }
         let foreign = "SELECT type || ' ' || name FROM sqlite_schema WHERE type NOT IN ('table', 'index') LIMIT 1";
-        match connection.query_row(foreign, [], |row| row.get::<_, String>(0)).optional()? {
-            Some(found) => Err(StoreError::Damaged(format!("it has the {found}, which no gateway makes"))),
+        match connection
+            .query_row(foreign, [], |row| row.get::<_, String>(0))
+            .optional()?
+        {
+            Some(found) => Err(StoreError::Damaged(format!(
+                "it has the {found}, which no gateway makes"
+            ))),
             None => Ok(()),
         }
     }
@@ -265,17 +309,19 @@ fn check_exists(path: &Path) -> Result<(), StoreError> {
 fn insert_records(connection: &Connection, records: &[StoredRecord]) -> Result<(), StoreError> {
     for record in records {
         let (kind, id) = document::key(&record.id());
-        connection.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3)")?.execute(params![
-            kind,
-            id,
-            document::write(record)?
-        ])?;
+        connection
+            .prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3)")?
+            .execute(params![kind, id, document::write(record)?])?;
     }
     Ok(())
 }
 
 /// Appends an entry to the audit log, with the next number if `number` is `None`.
-fn insert_entry(connection: &Connection, number: Option<i64>, entry: &AuditEntry) -> Result<(), StoreError> {
+fn insert_entry(
+    connection: &Connection,
+    number: Option<i64>,
+    entry: &AuditEntry,
+) -> Result<(), StoreError> {
     connection
         .prepare_cached(
             "INSERT INTO audit (number, at, actor, action, account, target, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
@@ -294,26 +340,46 @@ fn insert_entry(connection: &Connection, number: Option<i64>, entry: &AuditEntry
 
 impl Store for SqliteStore {
     fn load(&mut self) -> Result<Snapshot, StoreError> {
-        let mut statement = self.connection.prepare("SELECT kind, document FROM records")?;
+        let mut statement = self
+            .connection
+            .prepare("SELECT kind, document FROM records")?;
         let mut rows = statement.query([])?;
         let mut records = Records::default();
         while let Some(row) = rows.next()? {
             let (kind, document): (String, String) = (row.get(0)?, row.get(1)?);
-            records.put(self.sealing.open_record(document::read(&kind, &document)?)?);
+            records.put(
+                self.sealing
+                    .open_record(document::read(&kind, &document)?)?,
+            );
         }
-        Ok(Snapshot { position: self.newest()?, records, recent: Vec::new() })
+        Ok(Snapshot {
+            position: self.newest()?,
+            records,
+            recent: Vec::new(),
+        })
     }
 
     /// `after` is always the newest revision, because one process has the database open.
-    fn commit(&mut self, _after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    fn commit(
+        &mut self,
+        _after: &Position,
+        steps: &[Step],
+        entry: &AuditEntry,
+    ) -> Result<Position, StoreError> {
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
         for step in steps {
             match step {
                 Step::Put(record) => {
                     let (kind, id) = document::key(&record.id());
                     transaction
                         .prepare_cached("INSERT OR REPLACE INTO records VALUES (?1, ?2, ?3)")?
-                        .execute(params![kind, id, document::write(&self.sealing.seal_record(record)?)?])?;
+                        .execute(params![
+                            kind,
+                            id,
+                            document::write(&self.sealing.seal_record(record)?)?
+                        ])?;
                 }
                 Step::Delete(record) => {
                     let (kind, id) = document::key(record);
@@ -331,7 +397,11 @@ impl Store for SqliteStore {
 
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {
         // The database has no changes, only their result.
-        Ok(if *position == self.newest()? { History::Changes(Vec::new()) } else { History::Forgotten })
+        Ok(if *position == self.newest()? {
+            History::Changes(Vec::new())
+        } else {
+            History::Forgotten
+        })
     }
 
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
@@ -340,7 +410,11 @@ impl Store for SqliteStore {
              WHERE (?1 IS NULL OR account = ?1) AND number < ?2 ORDER BY number DESC LIMIT ?3",
         )?;
         let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-        let mut rows = statement.query(params![query.account, query.before.unwrap_or(i64::MAX), limit])?;
+        let mut rows = statement.query(params![
+            query.account,
+            query.before.unwrap_or(i64::MAX),
+            limit
+        ])?;
         let mut entries = Vec::new();
         while let Some(row) = rows.next()? {
             let detail: String = row.get(6)?;
@@ -349,11 +423,17 @@ impl Store for SqliteStore {
                 at: Timestamp(row.get(1)?),
                 actor: row.get(2)?,
                 action: Cow::Owned(row.get(3)?),
-                account: account.map(|id| AccountId::new(&id)).transpose().map_err(StoreError::corrupt)?,
+                account: account
+                    .map(|id| AccountId::new(&id))
+                    .transpose()
+                    .map_err(StoreError::corrupt)?,
                 target: row.get(5)?,
                 detail: serde_json::from_str(&detail).map_err(StoreError::corrupt)?,
             };
-            entries.push(NumberedEntry { number: row.get(0)?, entry });
+            entries.push(NumberedEntry {
+                number: row.get(0)?,
+                entry,
+            });
         }
         Ok(entries)
     }
@@ -364,7 +444,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use gw_shared::id::{
-        AgentId, AuthorityId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId,
+        AgentId, AuthorityId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId,
+        SigningKeyId,
     };
     use gw_shared::identity::enrollment::EnrollmentStatus;
     use gw_shared::identity::secret::{Secret, SecretHash};
@@ -387,7 +468,10 @@ mod tests {
     /// One record of each kind.
     fn samples() -> Vec<StoredRecord> {
         let account = AccountId::new("acme").unwrap();
-        let services = BTreeSet::from([ServiceId::new("api").unwrap(), ServiceId::new("b--c").unwrap()]);
+        let services = BTreeSet::from([
+            ServiceId::new("api").unwrap(),
+            ServiceId::new("b--c").unwrap(),
+        ]);
         let access = SecretAccess {
             account: account.clone(),
             name: Some("it's \"mine\"".into()),
@@ -405,7 +489,10 @@ mod tests {
             StoredRecord::Service(ServiceRecord {
                 account: account.clone(),
                 id: ServiceId::new("api").unwrap(),
-                modes: Modes { jwt: true, service_key: false },
+                modes: Modes {
+                    jwt: true,
+                    service_key: false,
+                },
                 enabled: true,
                 rate: Rate::new(1000, 300).unwrap(),
                 request_logging: true,
@@ -415,8 +502,14 @@ mod tests {
                 affinity: "cookie:sid".parse().unwrap(),
                 created_at: Timestamp(2),
             }),
-            StoredRecord::Credential(CallerSecretRecord { id: ClientId::random(), access: access.clone() }),
-            StoredRecord::ServiceKey(CallerSecretRecord { id: KeyId::random(), access }),
+            StoredRecord::Credential(CallerSecretRecord {
+                id: ClientId::random(),
+                access: access.clone(),
+            }),
+            StoredRecord::ServiceKey(CallerSecretRecord {
+                id: KeyId::random(),
+                access,
+            }),
             StoredRecord::EnrollmentToken(EnrollmentTokenRecord {
                 id: EnrollmentTokenId::random(),
                 account: account.clone(),
@@ -474,17 +567,48 @@ mod tests {
         let mut all: Vec<StoredRecord> = Vec::new();
         all.extend(records.accounts.into_values().map(StoredRecord::Account));
         all.extend(records.services.into_values().map(StoredRecord::Service));
-        all.extend(records.credentials.into_values().map(StoredRecord::Credential));
-        all.extend(records.service_keys.into_values().map(StoredRecord::ServiceKey));
-        all.extend(records.enrollment_tokens.into_values().map(StoredRecord::EnrollmentToken));
+        all.extend(
+            records
+                .credentials
+                .into_values()
+                .map(StoredRecord::Credential),
+        );
+        all.extend(
+            records
+                .service_keys
+                .into_values()
+                .map(StoredRecord::ServiceKey),
+        );
+        all.extend(
+            records
+                .enrollment_tokens
+                .into_values()
+                .map(StoredRecord::EnrollmentToken),
+        );
         all.extend(records.agents.into_values().map(StoredRecord::Agent));
-        all.extend(records.signing_keys.into_values().map(StoredRecord::SigningKey));
-        all.extend(records.authorities.into_values().map(StoredRecord::Authority));
-        all.iter().map(|record| document::write(record).unwrap()).collect()
+        all.extend(
+            records
+                .signing_keys
+                .into_values()
+                .map(StoredRecord::SigningKey),
+        );
+        all.extend(
+            records
+                .authorities
+                .into_values()
+                .map(StoredRecord::Authority),
+        );
+        all.iter()
+            .map(|record| document::write(record).unwrap())
+            .collect()
     }
 
     fn all() -> AuditQuery {
-        AuditQuery { account: None, before: None, limit: 100 }
+        AuditQuery {
+            account: None,
+            before: None,
+            limit: 100,
+        }
     }
 
     #[test]
@@ -493,24 +617,56 @@ mod tests {
         let path = directory.path().join("gw.sqlite");
         let mut store = SqliteStore::open(&path).unwrap();
         let samples = samples();
-        let expected: Vec<String> = samples.iter().map(|record| document::write(record).unwrap()).collect();
+        let expected: Vec<String> = samples
+            .iter()
+            .map(|record| document::write(record).unwrap())
+            .collect();
         let puts: Vec<Step> = samples.iter().cloned().map(Step::Put).collect();
-        store.commit(&Position::default(), &puts, &entry("first")).unwrap();
-        store.commit(&Position::default(), &puts, &entry("second")).unwrap();
+        store
+            .commit(&Position::default(), &puts, &entry("first"))
+            .unwrap();
+        store
+            .commit(&Position::default(), &puts, &entry("second"))
+            .unwrap();
         assert_eq!(contents(&mut store), expected);
         drop(store);
         let mut store = SqliteStore::open(&path).unwrap();
         assert_eq!(contents(&mut store), expected);
-        let deletes: Vec<Step> = samples.iter().map(|record| Step::Delete(record.id())).collect();
-        store.commit(&Position::default(), &deletes, &entry("third")).unwrap();
+        let deletes: Vec<Step> = samples
+            .iter()
+            .map(|record| Step::Delete(record.id()))
+            .collect();
+        store
+            .commit(&Position::default(), &deletes, &entry("third"))
+            .unwrap();
         assert_eq!(contents(&mut store), Vec::<String>::new());
-        let actions: Vec<_> = store.audit_log(&all()).unwrap().into_iter().map(|row| row.entry.action).collect();
+        let actions: Vec<_> = store
+            .audit_log(&all())
+            .unwrap()
+            .into_iter()
+            .map(|row| row.entry.action)
+            .collect();
         assert_eq!(actions, ["third", "second", "first"]);
         assert_eq!(
-            store.audit_log(&AuditQuery { before: Some(2), ..all() }).unwrap()[0].entry.detail,
+            store
+                .audit_log(&AuditQuery {
+                    before: Some(2),
+                    ..all()
+                })
+                .unwrap()[0]
+                .entry
+                .detail,
             entry("").detail
         );
-        assert!(store.audit_log(&AuditQuery { account: Some("other".to_owned()), ..all() }).unwrap().is_empty());
+        assert!(
+            store
+                .audit_log(&AuditQuery {
+                    account: Some("other".to_owned()),
+                    ..all()
+                })
+                .unwrap()
+                .is_empty()
+        );
     }
 
     #[test]
@@ -519,13 +675,26 @@ mod tests {
         let path = directory.path().join("gw.sqlite");
         let mut store = SqliteStore::open(&path).unwrap();
         let samples = samples();
-        let StoredRecord::Authority(authority) = samples.last().unwrap().clone() else { panic!("an authority") };
+        let StoredRecord::Authority(authority) = samples.last().unwrap().clone() else {
+            panic!("an authority")
+        };
         let secret = "a private key that is gone";
-        let with_key = AuthorityRecord { private_key: Some(Secret::new(secret.repeat(10))), ..authority.clone() };
+        let with_key = AuthorityRecord {
+            private_key: Some(Secret::new(secret.repeat(10))),
+            ..authority.clone()
+        };
         let put = |record| [Step::Put(StoredRecord::Authority(record))];
-        store.commit(&Position::default(), &put(with_key), &entry("first")).unwrap();
-        let ended = AuthorityRecord { private_key: None, role: AuthorityRole::Ended, ..authority };
-        store.commit(&Position::default(), &put(ended), &entry("second")).unwrap();
+        store
+            .commit(&Position::default(), &put(with_key), &entry("first"))
+            .unwrap();
+        let ended = AuthorityRecord {
+            private_key: None,
+            role: AuthorityRole::Ended,
+            ..authority
+        };
+        store
+            .commit(&Position::default(), &put(ended), &entry("second"))
+            .unwrap();
         // Writes the log back, and deletes it.
         drop(store);
         let file = std::fs::read(&path).unwrap();
@@ -537,17 +706,35 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut store = SqliteStore::open(&directory.path().join("gw.sqlite")).unwrap();
         store
-            .commit(&Position::default(), &samples().into_iter().map(Step::Put).collect::<Vec<_>>(), &entry("first"))
+            .commit(
+                &Position::default(),
+                &samples().into_iter().map(Step::Put).collect::<Vec<_>>(),
+                &entry("first"),
+            )
             .unwrap();
         let before = contents(&mut store);
-        let pages: u32 = store.connection.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
-        store.connection.pragma_update(None, "max_page_count", pages).unwrap();
+        let pages: u32 = store
+            .connection
+            .pragma_query_value(None, "page_count", |row| row.get(0))
+            .unwrap();
+        store
+            .connection
+            .pragma_update(None, "max_page_count", pages)
+            .unwrap();
         let many: Vec<Step> = (0..100).flat_map(|_| samples()).map(Step::Put).collect();
-        assert!(matches!(store.commit(&Position::default(), &many, &entry("second")), Err(StoreError::Full)));
+        assert!(matches!(
+            store.commit(&Position::default(), &many, &entry("second")),
+            Err(StoreError::Full)
+        ));
         assert_eq!(contents(&mut store), before);
         assert_eq!(store.audit_log(&all()).unwrap().len(), 1);
-        store.connection.pragma_update(None, "max_page_count", 1_000_000).unwrap();
-        store.commit(&Position::default(), &many, &entry("third")).unwrap();
+        store
+            .connection
+            .pragma_update(None, "max_page_count", 1_000_000)
+            .unwrap();
+        store
+            .commit(&Position::default(), &many, &entry("third"))
+            .unwrap();
     }
 
     #[test]
@@ -570,10 +757,23 @@ mod tests {
         let service = records.services.values().next().unwrap();
         assert_eq!(
             (service.rate, service.modes),
-            (Rate::new(10, 20).unwrap(), Modes { jwt: true, service_key: false })
+            (
+                Rate::new(10, 20).unwrap(),
+                Modes {
+                    jwt: true,
+                    service_key: false
+                }
+            )
         );
         let access = &records.service_keys[&key].access;
-        assert_eq!((access.enabled, access.allowed_services.len(), access.secret.as_bytes()), (true, 2, &[0; 32][..]));
+        assert_eq!(
+            (
+                access.enabled,
+                access.allowed_services.len(),
+                access.secret.as_bytes()
+            ),
+            (true, 2, &[0; 32][..])
+        );
         assert_eq!(records.agents[&agent].status, EnrollmentStatus::Revoked);
         assert_eq!(records.accounts.len(), 1);
     }
@@ -584,8 +784,14 @@ mod tests {
         let path = directory.path().join("gw.sqlite");
         let store = SqliteStore::open(&path).unwrap();
         assert!(matches!(SqliteStore::open(&path), Err(StoreError::InUse)));
-        store.connection.pragma_update(None, "user_version", 999).unwrap();
+        store
+            .connection
+            .pragma_update(None, "user_version", 999)
+            .unwrap();
         drop(store);
-        assert!(matches!(SqliteStore::open(&path), Err(StoreError::NewerSchema { found: 999, .. })));
+        assert!(matches!(
+            SqliteStore::open(&path),
+            Err(StoreError::NewerSchema { found: 999, .. })
+        ));
     }
 }

@@ -9,7 +9,9 @@ use std::time::{Duration, SystemTime};
 use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, RequestId};
 use gw_shared::telemetry::mask::Masker;
-use gw_shared::telemetry::trace::{self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer};
+use gw_shared::telemetry::trace::{
+    self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer,
+};
 use http::Method;
 use http::uri::Authority;
 
@@ -30,8 +32,14 @@ pub(crate) struct Tracing(Option<Rc<Tracer<FinishedSpan>>>, Masker);
 
 impl Tracing {
     pub(crate) fn new(destination: Option<SpanDestination>) -> Self {
-        let masker = destination.as_ref().map(|to| to.masker.clone()).unwrap_or_default();
-        Self(destination.map(|to| Rc::new(Tracer::new(to.queue, to.sample_ratio))), masker)
+        let masker = destination
+            .as_ref()
+            .map(|to| to.masker.clone())
+            .unwrap_or_default();
+        Self(
+            destination.map(|to| Rc::new(Tracer::new(to.queue, to.sample_ratio))),
+            masker,
+        )
     }
 
     /// Masks a request's path and cuts it to the length that spans keep.
@@ -46,7 +54,9 @@ impl Tracing {
 
     /// Adds the span of an ended request, and those of its attempts, if its trace is recorded.
     pub(crate) fn end(&self, span: GatewaySpan, attempts: Vec<EndedAttempt>) {
-        let Some(tracer) = self.0.as_ref().filter(|_| span.context.is_recorded()) else { return };
+        let Some(tracer) = self.0.as_ref().filter(|_| span.context.is_recorded()) else {
+            return;
+        };
         for (attempt, number) in attempts.into_iter().zip(1..) {
             tracer.end(FinishedSpan::Attempt(AttemptSpan {
                 context: tracer.within(&span.context),
@@ -68,7 +78,9 @@ impl Tracing {
 
     /// Flushes finished spans periodically while the worker runs.
     pub(crate) fn keep_flushing(&self) -> Option<impl Future<Output = ()> + use<>> {
-        self.0.as_ref().map(|tracer| Rc::clone(tracer).keep_flushing())
+        self.0
+            .as_ref()
+            .map(|tracer| Rc::clone(tracer).keep_flushing())
     }
 }
 
@@ -112,7 +124,12 @@ impl Finished for FinishedSpan {
 
 impl AttemptSpan {
     fn into_span(self) -> Span {
-        let EndedAttempt { agent, start, took, failure } = self.attempt;
+        let EndedAttempt {
+            agent,
+            start,
+            took,
+            failure,
+        } = self.attempt;
         let failure = failure.map(AttemptFailure::as_str);
         let mut attributes = Vec::with_capacity(6);
         attributes.push(KeyValue::new("gw.request_id", self.id.to_string()));
@@ -173,7 +190,8 @@ impl GatewaySpan {
         if let Some(authority) = &self.authority {
             trace::server(authority, &mut attributes);
         }
-        let mut add = |name: &'static str, value: String| attributes.push(KeyValue::new(name, value));
+        let mut add =
+            |name: &'static str, value: String| attributes.push(KeyValue::new(name, value));
         add("url.scheme", "https".to_owned());
         add("url.path", self.path.into());
         add("client.address", self.client.to_canonical().to_string());
@@ -200,7 +218,10 @@ impl GatewaySpan {
             attributes.push(KeyValue::new("gw.replay", true));
         }
         if let Some(status) = self.status {
-            attributes.push(KeyValue::new("http.response.status_code", i64::from(status)));
+            attributes.push(KeyValue::new(
+                "http.response.status_code",
+                i64::from(status),
+            ));
         }
         let failure = failure(self.status, self.code, self.ended);
         if let Some(error) = self.code.map(str::to_owned).or_else(|| failure.clone()) {
@@ -212,7 +233,9 @@ impl GatewaySpan {
             ("gw.agent_us", self.timing.agent),
             ("gw.backend_first_byte_us", self.timing.backend_first_byte),
         ];
-        let stages = stages.into_iter().filter_map(|(name, micros)| Some(KeyValue::new(name, i64::from(micros?))));
+        let stages = stages
+            .into_iter()
+            .filter_map(|(name, micros)| Some(KeyValue::new(name, i64::from(micros?))));
         attributes.extend(stages);
         Span {
             context: self.context,
@@ -231,16 +254,26 @@ impl GatewaySpan {
 fn events(start: SystemTime, timing: &Timing) -> Vec<(&'static str, SystemTime)> {
     let after = |micros: u32| start + Duration::from_micros(micros.into());
     let authenticated = ("gw.authenticated", after(timing.authenticate));
-    let opened = timing.wait.map(|wait| ("gw.opened", after(timing.authenticate.saturating_add(wait))));
-    let responded = timing.response_head.map(|micros| ("gw.response_head", after(micros)));
-    [Some(authenticated), opened, responded].into_iter().flatten().collect()
+    let opened = timing
+        .wait
+        .map(|wait| ("gw.opened", after(timing.authenticate.saturating_add(wait))));
+    let responded = timing
+        .response_head
+        .map(|micros| ("gw.response_head", after(micros)));
+    [Some(authenticated), opened, responded]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Error description if the span failed. A caller's mistake (4xx) is no failure of a server's span.
 fn failure(status: Option<u16>, code: Option<&'static str>, ended: Ended) -> Option<String> {
-    let status = status.filter(|status| *status >= 500).map(|status| status.to_string());
+    let status = status
+        .filter(|status| *status >= 500)
+        .map(|status| status.to_string());
     let cut = (ended == Ended::Cut).then(|| "cut".to_owned());
-    cut.or(status).map(|failure| code.map_or(failure, str::to_owned))
+    cut.or(status)
+        .map(|failure| code.map_or(failure, str::to_owned))
 }
 
 #[cfg(test)]
@@ -255,9 +288,16 @@ mod tests {
 
     fn span(status: Option<u16>, code: Option<&'static str>, ended: Ended) -> GatewaySpan {
         let mut headers = Fields::new();
-        headers.insert(http::HeaderName::from_static("traceparent"), TraceContext::root([1, 2, 3], true).to_value());
+        headers.insert(
+            http::HeaderName::from_static("traceparent"),
+            TraceContext::root([1, 2, 3], true).to_value(),
+        );
         let (queue, _) = Queue::bounded(1);
-        let tracing = Tracing::new(Some(SpanDestination { queue, sample_ratio: 0.0, masker: Masker::default() }));
+        let tracing = Tracing::new(Some(SpanDestination {
+            queue,
+            sample_ratio: 0.0,
+            masker: Masker::default(),
+        }));
         GatewaySpan {
             context: tracing.begin(&headers).unwrap(),
             start: UNIX_EPOCH,
@@ -284,7 +324,10 @@ mod tests {
     }
 
     fn attributes(span: &Span) -> BTreeMap<String, String> {
-        span.attributes.iter().map(|it| (it.key.to_string(), it.value.to_string())).collect()
+        span.attributes
+            .iter()
+            .map(|it| (it.key.to_string(), it.value.to_string()))
+            .collect()
     }
 
     #[test]
@@ -310,17 +353,30 @@ mod tests {
             ("url.path", "/a"),
             ("url.scheme", "https"),
         ];
-        let expected: BTreeMap<_, _> = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let expected: BTreeMap<_, _> = expected
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
         assert_eq!(attributes(&span), expected);
         let at = |micros| UNIX_EPOCH + Duration::from_micros(micros);
-        assert_eq!(span.events, [("gw.authenticated", at(10)), ("gw.opened", at(15)), ("gw.response_head", at(150))]);
+        assert_eq!(
+            span.events,
+            [
+                ("gw.authenticated", at(10)),
+                ("gw.opened", at(15)),
+                ("gw.response_head", at(150))
+            ]
+        );
         assert_eq!(span.end, at(200));
     }
 
     #[test]
     fn attempts_have_spans_within_the_span_of_the_request() {
         let (queue, batches) = Queue::bounded(1);
-        let tracing = Tracing::new(Some(SpanDestination { queue, sample_ratio: 0.0, masker: Masker::default() }));
+        let tracing = Tracing::new(Some(SpanDestination {
+            queue,
+            sample_ratio: 0.0,
+            masker: Masker::default(),
+        }));
         let request = span(Some(200), None, Ended::Complete);
         let (id, outer) = (request.id.to_string(), request.context);
         let attempt = |failure| EndedAttempt {
@@ -329,9 +385,17 @@ mod tests {
             took: Duration::from_micros(9),
             failure,
         };
-        tracing.end(request, vec![attempt(Some(AttemptFailure::BackendTls)), attempt(None)]);
+        tracing.end(
+            request,
+            vec![attempt(Some(AttemptFailure::BackendTls)), attempt(None)],
+        );
         tracing.flush();
-        let spans: Vec<Span> = batches.recv().unwrap().into_iter().map(Finished::into_span).collect();
+        let spans: Vec<Span> = batches
+            .recv()
+            .unwrap()
+            .into_iter()
+            .map(Finished::into_span)
+            .collect();
         let names: Vec<&str> = spans.iter().map(|span| &*span.name).collect();
         assert_eq!(names, ["attempt", "attempt", "GET"]);
         let expected = [
@@ -342,15 +406,26 @@ mod tests {
             ("gw.request_id", id.as_str()),
             ("gw.service", "api"),
         ];
-        let expected: BTreeMap<_, _> = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let expected: BTreeMap<_, _> = expected
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
         assert_eq!(attributes(&spans[0]), expected);
         assert_eq!(
             (spans[0].failure.as_deref(), spans[0].end),
             (Some("backend_tls"), UNIX_EPOCH + Duration::from_micros(9))
         );
-        assert_eq!((spans[1].failure.as_deref(), attributes(&spans[1]).get("error.type")), (None, None));
+        assert_eq!(
+            (
+                spans[1].failure.as_deref(),
+                attributes(&spans[1]).get("error.type")
+            ),
+            (None, None)
+        );
         for attempt in &spans[..2] {
-            assert_eq!((attempt.context.parent, attempt.kind.clone()), (Some(outer.context.span_id), SpanKind::Client));
+            assert_eq!(
+                (attempt.context.parent, attempt.kind.clone()),
+                (Some(outer.context.span_id), SpanKind::Client)
+            );
             assert_eq!(attempt.context.context.trace_id, outer.context.trace_id);
         }
     }
@@ -361,13 +436,27 @@ mod tests {
             (Some(404), None, Ended::Complete, None, None),
             (Some(429), Some("GW_X"), Ended::Complete, None, Some("GW_X")),
             (Some(500), None, Ended::Complete, Some("500"), Some("500")),
-            (Some(502), Some("GW_X"), Ended::Complete, Some("GW_X"), Some("GW_X")),
+            (
+                Some(502),
+                Some("GW_X"),
+                Ended::Complete,
+                Some("GW_X"),
+                Some("GW_X"),
+            ),
             (Some(200), None, Ended::Cut, Some("cut"), Some("cut")),
             (None, None, Ended::CallerGone, None, None),
         ] {
             let span = span(status, code, ended).into_span();
-            assert_eq!(span.failure.as_deref(), failure, "{status:?} {code:?} {ended:?}");
-            assert_eq!(attributes(&span).get("error.type").map(String::as_str), error, "{status:?} {code:?} {ended:?}");
+            assert_eq!(
+                span.failure.as_deref(),
+                failure,
+                "{status:?} {code:?} {ended:?}"
+            );
+            assert_eq!(
+                attributes(&span).get("error.type").map(String::as_str),
+                error,
+                "{status:?} {code:?} {ended:?}"
+            );
         }
     }
 

@@ -39,7 +39,11 @@ impl AdminTls {
         let pair = read(&self.files)?;
         if let Some(untimely) = pair.untimely(Timestamp::now()) {
             let file = self.files.certificate.display();
-            return Err(Mistakes(vec![format!("{}: {file}: {untimely}", PairKeys::ADMIN.certificate)]).into());
+            return Err(Mistakes(vec![format!(
+                "{}: {file}: {untimely}",
+                PairKeys::ADMIN.certificate
+            )])
+            .into());
         }
         let latest = Latest::new(pair)?;
         *self.latest() = latest;
@@ -73,12 +77,20 @@ fn read(files: &CertificateFiles) -> Result<Pair, Mistakes> {
 impl Latest {
     fn new(Pair { chain, key }: Pair) -> Result<Self, TlsError> {
         let not_after = chain.iter().filter_map(pki::not_after).min();
-        let certificate = chain.first().cloned().unwrap_or_else(|| CertificateDer::from(Vec::new()));
-        let mut config = ServerConfig::builder_with_provider(Arc::new(crypto::aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()?
-            .with_no_client_auth()
-            .with_single_cert(chain, key)?;
+        let certificate = chain
+            .first()
+            .cloned()
+            .unwrap_or_else(|| CertificateDer::from(Vec::new()));
+        let mut config =
+            ServerConfig::builder_with_provider(Arc::new(crypto::aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()?
+                .with_no_client_auth()
+                .with_single_cert(chain, key)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { config: Arc::new(config), certificate, not_after })
+        Ok(Self {
+            config: Arc::new(config),
+            certificate,
+            not_after,
+        })
     }
 }

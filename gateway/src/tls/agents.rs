@@ -8,7 +8,9 @@ use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme,
+};
 use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::TlsError;
@@ -35,24 +37,38 @@ impl TrustedAuthorities {
     }
 
     pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
-        self.trusted.iter().map(|(_, certificate)| certificate.clone()).collect()
+        self.trusted
+            .iter()
+            .map(|(_, certificate)| certificate.clone())
+            .collect()
     }
 
     /// The verifier of agents' certificates.
-    pub(super) fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<AgentVerifier, TlsError> {
+    pub(super) fn verifier(
+        &self,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<AgentVerifier, TlsError> {
         let build = |authorities: &[CertificateDer<'static>]| {
             let mut roots = RootCertStore::empty();
             for authority in authorities {
                 roots.add(authority.clone())?;
             }
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
             Ok::<_, TlsError>(verifier.allow_unauthenticated().build()?)
         };
-        let of_each = self.trusted.iter().map(|(id, authority)| Ok((id.clone(), build(slice::from_ref(authority))?)));
+        let of_each = self
+            .trusted
+            .iter()
+            .map(|(id, authority)| Ok((id.clone(), build(slice::from_ref(authority))?)));
         Ok(AgentVerifier {
             of_all: build(&self.certificates())?,
             of_each: of_each.collect::<Result<_, TlsError>>()?,
-            of_ended: if self.ended.is_empty() { None } else { Some(build(&self.ended)?) },
+            of_ended: if self.ended.is_empty() {
+                None
+            } else {
+                Some(build(&self.ended)?)
+            },
         })
     }
 }
@@ -75,8 +91,9 @@ impl AgentVerifier {
         certificate: &CertificateDer<'_>,
         now: UnixTime,
     ) -> Result<Option<&AuthorityId>, rustls::Error> {
-        let verified =
-            |verifier: &Arc<dyn ClientCertVerifier>| verifier.verify_client_cert(certificate, &[], now).is_ok();
+        let verified = |verifier: &Arc<dyn ClientCertVerifier>| {
+            verifier.verify_client_cert(certificate, &[], now).is_ok()
+        };
         match self.of_each.iter().find(|(_, verifier)| verified(verifier)) {
             Some((id, _)) => Ok(id.as_ref()),
             // Tells an expired certificate from others.
@@ -107,13 +124,18 @@ impl ClientCertVerifier for AgentVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        self.of_all.verify_client_cert(end_entity, intermediates, now).map_err(|error| {
-            let ended = self.of_ended.as_ref().map(|ended| ended.verify_client_cert(end_entity, intermediates, now));
-            match ended {
-                Some(Ok(_)) => CertificateError::Expired.into(),
-                Some(Err(_)) | None => error,
-            }
-        })
+        self.of_all
+            .verify_client_cert(end_entity, intermediates, now)
+            .map_err(|error| {
+                let ended = self
+                    .of_ended
+                    .as_ref()
+                    .map(|ended| ended.verify_client_cert(end_entity, intermediates, now));
+                match ended {
+                    Some(Ok(_)) => CertificateError::Expired.into(),
+                    Some(Err(_)) | None => error,
+                }
+            })
     }
 
     fn verify_tls12_signature(
@@ -122,7 +144,8 @@ impl ClientCertVerifier for AgentVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.of_all.verify_tls12_signature(message, certificate, signature)
+        self.of_all
+            .verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -131,7 +154,8 @@ impl ClientCertVerifier for AgentVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.of_all.verify_tls13_signature(message, certificate, signature)
+        self.of_all
+            .verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -160,41 +184,61 @@ mod tests {
 
     /// A certificate for an agent.
     fn leaf(authority: &Authority) -> CertificateDer<'static> {
-        let csr = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+        let csr = CertificateParams::default()
+            .serialize_request(&KeyPair::generate().unwrap())
+            .unwrap()
+            .pem()
+            .unwrap();
         let (account, agent) = (AccountId::new("acme").unwrap(), AgentId::random());
         let (region, now) = (Region::new("eu1", "example.com"), Timestamp::now());
         let request = CertificateRequest::parse(&csr).unwrap();
         let until = now.after(Duration::from_hours(1));
-        der(&authority.issue_agent(&region, &account, &agent, &request, now, until).unwrap())
+        der(&authority
+            .issue_agent(&region, &account, &agent, &request, now, until)
+            .unwrap())
     }
 
     #[test]
     fn certificates_of_two_authorities_are_accepted_and_those_of_an_ended_one_count_as_expired() {
-        let [issuing, earlier, ended, foreign] = [(); 4].map(|()| Authority::generate("Gw agents").unwrap().0);
+        let [issuing, earlier, ended, foreign] =
+            [(); 4].map(|()| Authority::generate("Gw agents").unwrap().0);
         let certificate = |authority: &Authority| der(authority.certificate_pem());
         let id = |authority: &Authority| pki::authority_id(&certificate(authority));
         let authorities = TrustedAuthorities {
             issuing: id(&issuing),
-            trusted: [&issuing, &earlier].map(|authority| (id(authority), certificate(authority))).into(),
+            trusted: [&issuing, &earlier]
+                .map(|authority| (id(authority), certificate(authority)))
+                .into(),
             ended: vec![certificate(&ended)],
         };
         let verifier = authorities.verifier(&Arc::new(default_provider())).unwrap();
         let verify = |authority: &Authority| {
             let leaf = leaf(authority);
             let issuer = verifier.issuer(&leaf, UnixTime::now());
-            assert!(issuer.as_ref().map_or(true, |issuer| issuer.cloned() == id(authority)));
+            assert!(
+                issuer
+                    .as_ref()
+                    .map_or(true, |issuer| issuer.cloned() == id(authority))
+            );
             assert_eq!(
                 issuer.map(drop),
-                verifier.verify_client_cert(&leaf, &[certificate(authority)], UnixTime::now()).map(drop)
+                verifier
+                    .verify_client_cert(&leaf, &[certificate(authority)], UnixTime::now())
+                    .map(drop)
             );
             // Agents also send the certificate of the authority.
-            verifier.verify_client_cert(&leaf, &[certificate(authority)], UnixTime::now()).map(drop)
+            verifier
+                .verify_client_cert(&leaf, &[certificate(authority)], UnixTime::now())
+                .map(drop)
         };
         assert_eq!((verify(&issuing), verify(&earlier)), (Ok(()), Ok(())));
         assert_eq!(verify(&ended), Err(CertificateError::Expired.into()));
         assert!(verify(&foreign).is_err_and(|error| error != CertificateError::Expired.into()));
         let trust = |authority: &Authority| authorities.trust(id(authority).as_ref());
-        assert_eq!([&issuing, &earlier, &ended, &foreign].map(trust), [true, true, false, false]);
+        assert_eq!(
+            [&issuing, &earlier, &ended, &foreign].map(trust),
+            [true, true, false, false]
+        );
         assert!(!authorities.trust(None) && authorities.are_several());
     }
 
@@ -206,25 +250,42 @@ mod tests {
         let id = |authority: &Authority| pki::authority_id(&certificate(authority));
         let authorities = TrustedAuthorities {
             issuing: id(&issuing),
-            trusted: [&issuing, &stolen].map(|authority| (id(authority), certificate(authority))).into(),
+            trusted: [&issuing, &stolen]
+                .map(|authority| (id(authority), certificate(authority)))
+                .into(),
             ended: Vec::new(),
         };
         let verifier = authorities.verifier(&Arc::new(default_provider())).unwrap();
         // Its certificates name the issuing authority.
         let forger = Authority::from_pem(issuing.certificate_pem(), &key).unwrap();
-        let issuer = |authority| verifier.issuer(&leaf(authority), UnixTime::now()).unwrap().cloned();
-        assert_eq!((issuer(&forger), issuer(&issuing)), (id(&stolen), id(&issuing)));
+        let issuer = |authority| {
+            verifier
+                .issuer(&leaf(authority), UnixTime::now())
+                .unwrap()
+                .cloned()
+        };
+        assert_eq!(
+            (issuer(&forger), issuer(&issuing)),
+            (id(&stolen), id(&issuing))
+        );
     }
 
     #[test]
     fn an_authority_without_a_key_identifier_is_trusted() {
         let pair = KeyPair::generate().unwrap();
-        let own = CertificateParams::default().self_signed(&pair).unwrap().pem();
+        let own = CertificateParams::default()
+            .self_signed(&pair)
+            .unwrap()
+            .pem();
         let authority = Authority::from_pem(&own, &Secret::new(pair.serialize_pem())).unwrap();
         let certificate = der(&own);
         assert_eq!(pki::authority_id(&certificate), None);
         let trusted = vec![(None, certificate)];
-        let authorities = TrustedAuthorities { issuing: None, trusted, ended: Vec::new() };
+        let authorities = TrustedAuthorities {
+            issuing: None,
+            trusted,
+            ended: Vec::new(),
+        };
         let verifier = authorities.verifier(&Arc::new(default_provider())).unwrap();
         let leaf = leaf(&authority);
         let issuer = verifier.issuer(&leaf, UnixTime::now()).unwrap();

@@ -29,9 +29,15 @@ pub(crate) struct PairKeys {
 
 impl PairKeys {
     /// The pair of the listener for callers and agents.
-    pub(crate) const CALLERS: Self = Self { certificate: "tls_certificate", key: "tls_key" };
+    pub(crate) const CALLERS: Self = Self {
+        certificate: "tls_certificate",
+        key: "tls_key",
+    };
     /// The pair of the admin listener.
-    pub(crate) const ADMIN: Self = Self { certificate: "admin_tls_certificate", key: "admin_tls_key" };
+    pub(crate) const ADMIN: Self = Self {
+        certificate: "admin_tls_certificate",
+        key: "admin_tls_key",
+    };
 }
 
 /// A certificate chain, the server's certificate first, and its key.
@@ -72,7 +78,11 @@ pub(crate) fn read_pair(
     let (chain, private_key) = (read_chain(certificate), read_key(key));
     let mut mistakes = Vec::new();
     if let Err(error) = &chain {
-        mistakes.push(format!("{}: {}: {error}", keys.certificate, certificate.display()));
+        mistakes.push(format!(
+            "{}: {}: {error}",
+            keys.certificate,
+            certificate.display()
+        ));
     }
     if let Err(error) = &private_key {
         mistakes.push(format!("{}: {}: {error}", keys.key, key.display()));
@@ -97,7 +107,9 @@ pub(crate) fn read_pair(
             }
             (Ok(_), Err(_)) => {}
         }
-        let missing = region.map(|region| missing_names(chain, region)).unwrap_or_default();
+        let missing = region
+            .map(|region| missing_names(chain, region))
+            .unwrap_or_default();
         if !missing.is_empty() && first.is_ok() {
             mistakes.push(format!(
                 "{}: {}: valid for {}, but not for {}; it must be valid for the apex of the region and every name below it",
@@ -116,12 +128,19 @@ pub(crate) fn read_pair(
 
 impl Pair {
     /// Defects that some clients refuse although the certificate can be served. `certificate` is its file.
-    pub(crate) fn warnings(&self, keys: PairKeys, certificate: &Path, now: Timestamp) -> Vec<String> {
+    pub(crate) fn warnings(
+        &self,
+        keys: PairKeys,
+        certificate: &Path,
+        now: Timestamp,
+    ) -> Vec<String> {
         let order = first_out_of_order(&self.chain)
             .map(|at| format!("certificate {at} of the file is not issued by the one after it"));
         let time = self.untimely(now);
         let warnings = order.into_iter().chain(time);
-        warnings.map(|warning| format!("{}: {}: {warning}", keys.certificate, certificate.display())).collect()
+        warnings
+            .map(|warning| format!("{}: {}: {warning}", keys.certificate, certificate.display()))
+            .collect()
     }
 
     /// Why the chain is not valid at `now`, if it is not.
@@ -132,9 +151,9 @@ impl Pair {
             Validity::NotYet { from } => Some(format!(
                 "not valid before {from}, and the clock says {now}; set the clock if that is wrong, or wait"
             )),
-            Validity::Expired { at } => {
-                Some(format!("expired on {at}, and the clock says {now}; renew it, or set the clock if that is wrong"))
-            }
+            Validity::Expired { at } => Some(format!(
+                "expired on {at}, and the clock says {now}; renew it, or set the clock if that is wrong"
+            )),
         }
     }
 }
@@ -143,7 +162,9 @@ impl Pair {
 pub(crate) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     match chain {
-        Ok(chain) if chain.is_empty() => Err("no certificate in it; it must be a PEM file of certificates".to_owned()),
+        Ok(chain) if chain.is_empty() => {
+            Err("no certificate in it; it must be a PEM file of certificates".to_owned())
+        }
         Ok(chain) => Ok(chain),
         Err(error) => Err(pem_error(error)),
     }
@@ -153,7 +174,8 @@ pub(crate) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, St
 pub(crate) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
         pem::Error::NoItemsFound => {
-            "no private key in it; it must be a PEM file with a key that is not encrypted".to_owned()
+            "no private key in it; it must be a PEM file with a key that is not encrypted"
+                .to_owned()
         }
         error => pem_error(error),
     })
@@ -163,7 +185,9 @@ fn pem_error(error: pem::Error) -> String {
     match error {
         pem::Error::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let user = rustix::process::geteuid().as_raw();
-            format!("cannot be read: {error}; user {user}, which runs this program, has to be able to read it")
+            format!(
+                "cannot be read: {error}; user {user}, which runs this program, has to be able to read it"
+            )
         }
         pem::Error::Io(error) => format!("cannot be read: {error}"),
         error => format!("not PEM: {error}"),
@@ -171,8 +195,15 @@ fn pem_error(error: pem::Error) -> String {
 }
 
 /// Checks that `key` belongs to the first certificate.
-pub(crate) fn check_key(chain: &[CertificateDer<'static>], key: &PrivateKeyDer<'static>) -> Result<(), String> {
-    match CertifiedKey::from_der(chain.to_vec(), key.clone_key(), &aws_lc_rs::default_provider()) {
+pub(crate) fn check_key(
+    chain: &[CertificateDer<'static>],
+    key: &PrivateKeyDer<'static>,
+) -> Result<(), String> {
+    match CertifiedKey::from_der(
+        chain.to_vec(),
+        key.clone_key(),
+        &aws_lc_rs::default_provider(),
+    ) {
         Ok(_) => Ok(()),
         Err(rustls::Error::InconsistentKeys(_)) => Err("does not match the certificate".to_owned()),
         Err(error) => Err(error.to_string()),
@@ -186,16 +217,23 @@ pub(crate) fn wanted_names(region: &Region) -> [String; 2] {
 
 /// Those of [`wanted_names`] that the first certificate does not cover.
 pub(crate) fn missing_names(chain: &[CertificateDer<'_>], region: &Region) -> Vec<String> {
-    let examples = [region.apex().to_owned(), format!("{TENANT}.{}", region.apex())];
-    let missing =
-        wanted_names(region).into_iter().zip(examples).filter(|(_, example)| !is_valid_for(&chain[0], example));
+    let examples = [
+        region.apex().to_owned(),
+        format!("{TENANT}.{}", region.apex()),
+    ];
+    let missing = wanted_names(region)
+        .into_iter()
+        .zip(examples)
+        .filter(|(_, example)| !is_valid_for(&chain[0], example));
     missing.map(|(wanted, _)| wanted).collect()
 }
 
 /// Whether a certificate is for this host.
 pub(crate) fn is_valid_for(certificate: &CertificateDer<'_>, host: &str) -> bool {
     let parsed = ParsedCertificate::try_from(certificate);
-    parsed.is_ok_and(|parsed| ServerName::try_from(host).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok()))
+    parsed.is_ok_and(|parsed| {
+        ServerName::try_from(host).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok())
+    })
 }
 
 /// Names and addresses that a certificate is valid for (RFC 5280 §4.2.1.6); `no name` if there is none.
@@ -205,11 +243,17 @@ pub(crate) fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     if let Ok((_, certificate)) = X509Certificate::from_der(certificate)
         && let Ok(Some(extension)) = certificate.subject_alternative_name()
     {
-        let known = extension.value.general_names.iter().filter_map(|name| match name {
-            GeneralName::DNSName(name) => Some((*name).to_owned()),
-            GeneralName::IPAddress(bytes) => ip_address(bytes).map(|address| address.to_string()),
-            _ => None,
-        });
+        let known = extension
+            .value
+            .general_names
+            .iter()
+            .filter_map(|name| match name {
+                GeneralName::DNSName(name) => Some((*name).to_owned()),
+                GeneralName::IPAddress(bytes) => {
+                    ip_address(bytes).map(|address| address.to_string())
+                }
+                _ => None,
+            });
         names.extend(known.take(MOST));
     }
     if names.is_empty() {
@@ -219,18 +263,31 @@ pub(crate) fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
 }
 
 fn ip_address(bytes: &[u8]) -> Option<IpAddr> {
-    <[u8; 4]>::try_from(bytes).map(IpAddr::from).or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+    <[u8; 4]>::try_from(bytes)
+        .map(IpAddr::from)
+        .or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
+        .ok()
 }
 
 /// The number, counted from 1, of the first certificate that is not issued by the one after it.
 pub(crate) fn first_out_of_order(chain: &[CertificateDer<'_>]) -> Option<usize> {
     let is_issued_by = |pair: &[CertificateDer<'_>]| {
-        let parsed = (X509Certificate::from_der(&pair[0]), X509Certificate::from_der(&pair[1]));
-        let (Ok((_, certificate)), Ok((_, issuer))) = parsed else { return false };
+        let parsed = (
+            X509Certificate::from_der(&pair[0]),
+            X509Certificate::from_der(&pair[1]),
+        );
+        let (Ok((_, certificate)), Ok((_, issuer))) = parsed else {
+            return false;
+        };
         certificate.issuer().as_raw() == issuer.subject().as_raw()
-            && certificate.verify_signature(Some(issuer.public_key())).is_ok()
+            && certificate
+                .verify_signature(Some(issuer.public_key()))
+                .is_ok()
     };
-    chain.windows(2).position(|pair| !is_issued_by(pair)).map(|at| at + 1)
+    chain
+        .windows(2)
+        .position(|pair| !is_issued_by(pair))
+        .map(|at| at + 1)
 }
 
 /// The validity of `chain` at `now`.
@@ -238,9 +295,14 @@ pub(crate) fn validity(chain: &[CertificateDer<'_>], now: Timestamp) -> Validity
     let of = |certificate: &CertificateDer<'_>| {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let validity = certificate.validity();
-        Some((Timestamp(validity.not_before.timestamp()), Timestamp(validity.not_after.timestamp())))
+        Some((
+            Timestamp(validity.not_before.timestamp()),
+            Timestamp(validity.not_after.timestamp()),
+        ))
     };
-    let Some(times) = chain.iter().map(of).collect::<Option<Vec<_>>>() else { return Validity::Unreadable };
+    let Some(times) = chain.iter().map(of).collect::<Option<Vec<_>>>() else {
+        return Validity::Unreadable;
+    };
     let from = times.iter().map(|(from, _)| *from).max();
     let until = times.iter().map(|(_, until)| *until).min();
     match (from, until) {

@@ -55,7 +55,10 @@ pub struct CertificateFiles {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("{path}: {error}")]
-    Pem { path: String, error: rustls_pki_types::pem::Error },
+    Pem {
+        path: String,
+        error: rustls_pki_types::pem::Error,
+    },
     #[error(transparent)]
     Mistakes(#[from] Mistakes),
     #[error("server certificate: {0}")]
@@ -93,8 +96,18 @@ impl TlsMaterial {
         agent_mtls: bool,
     ) -> Result<Self, TlsError> {
         let tickets = crypto::aws_lc_rs::Ticketer::new()?;
-        let parts = Mutex::new(Parts { authorities, loaded: None, not_after: None });
-        Ok(Self { source, region, agent_mtls, tickets, parts })
+        let parts = Mutex::new(Parts {
+            authorities,
+            loaded: None,
+            not_after: None,
+        });
+        Ok(Self {
+            source,
+            region,
+            agent_mtls,
+            tickets,
+            parts,
+        })
     }
 
     fn parts(&self) -> MutexGuard<'_, Parts> {
@@ -126,7 +139,11 @@ impl TlsMaterial {
         if let CertificateSource::Files { certificate, .. } = &self.source
             && let Some(untimely) = pair.untimely(Timestamp::now())
         {
-            return Err(Mistakes(vec![format!("tls_certificate: {}: {untimely}", certificate.display())]).into());
+            return Err(Mistakes(vec![format!(
+                "tls_certificate: {}: {untimely}",
+                certificate.display()
+            )])
+            .into());
         }
         self.use_pair(pair, publish).map(drop)
     }
@@ -145,7 +162,11 @@ impl TlsMaterial {
         Ok(())
     }
 
-    fn use_pair(&self, pair: Pair, publish: impl FnOnce(&Arc<ServerConfigs>)) -> Result<Arc<ServerConfigs>, TlsError> {
+    fn use_pair(
+        &self,
+        pair: Pair,
+        publish: impl FnOnce(&Arc<ServerConfigs>),
+    ) -> Result<Arc<ServerConfigs>, TlsError> {
         let mut parts = self.parts();
         let built = Arc::new(self.build(&pair, parts.authorities.clone())?);
         publish(&built);
@@ -155,20 +176,28 @@ impl TlsMaterial {
         Ok(built)
     }
 
-    fn build(&self, pair: &Pair, authorities: TrustedAuthorities) -> Result<ServerConfigs, TlsError> {
+    fn build(
+        &self,
+        pair: &Pair,
+        authorities: TrustedAuthorities,
+    ) -> Result<ServerConfigs, TlsError> {
         let (chain, key) = (pair.chain.clone(), pair.key.clone_key());
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
         let mut public = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(chain.clone(), key.clone_key())?;
-        public.alpn_protocols = vec![ALPN_HTTP2.to_vec(), b"http/1.1".to_vec(), b"http/1.0".to_vec()];
+        public.alpn_protocols = vec![
+            ALPN_HTTP2.to_vec(),
+            b"http/1.1".to_vec(),
+            b"http/1.0".to_vec(),
+        ];
         public.ticketer = Arc::clone(&self.tickets);
         public.send_tls13_tickets = 2;
 
         let verifier = Arc::new(authorities.verifier(&provider)?);
-        let tunnel =
-            ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
+        let tunnel = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])?;
         let mut tunnel = if self.agent_mtls {
             tunnel.with_client_cert_verifier(Arc::<AgentVerifier>::clone(&verifier))
         } else {
@@ -179,7 +208,12 @@ impl TlsMaterial {
         tunnel.time_provider = Arc::new(ProcessClock);
         // A resumed session would accept a certificate that has expired since.
         tunnel.send_tls13_tickets = 0;
-        Ok(ServerConfigs { public: Arc::new(public), tunnel: Arc::new(tunnel), agents: verifier, authorities })
+        Ok(ServerConfigs {
+            public: Arc::new(public),
+            tunnel: Arc::new(tunnel),
+            agents: verifier,
+            authorities,
+        })
     }
 
     /// The file of the development authority; `None` if the server certificate comes from a file.
@@ -192,15 +226,28 @@ impl TlsMaterial {
 
     fn read(&self) -> Result<Pair, TlsError> {
         match &self.source {
-            CertificateSource::Files { certificate, key } => {
-                Ok(certificate::read_pair(PairKeys::CALLERS, certificate, key, Some(&self.region))?)
-            }
+            CertificateSource::Files { certificate, key } => Ok(certificate::read_pair(
+                PairKeys::CALLERS,
+                certificate,
+                key,
+                Some(&self.region),
+            )?),
             CertificateSource::Development { data_dir } => {
-                let Issued { certificate_pem, key_pem } = pki::development_certificate(data_dir, &self.region)?;
-                let pem = |error| TlsError::Pem { path: "development certificate".into(), error };
-                let leaf = CertificateDer::from_pem_slice(certificate_pem.as_bytes()).map_err(pem)?;
+                let Issued {
+                    certificate_pem,
+                    key_pem,
+                } = pki::development_certificate(data_dir, &self.region)?;
+                let pem = |error| TlsError::Pem {
+                    path: "development certificate".into(),
+                    error,
+                };
+                let leaf =
+                    CertificateDer::from_pem_slice(certificate_pem.as_bytes()).map_err(pem)?;
                 let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(pem)?;
-                Ok(Pair { chain: vec![leaf], key })
+                Ok(Pair {
+                    chain: vec![leaf],
+                    key,
+                })
             }
         }
     }

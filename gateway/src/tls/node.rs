@@ -9,8 +9,8 @@ use rustls::crypto::{self, WebPkiSupportedAlgorithms};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
-    SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
+    ServerConfig, SignatureScheme,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -40,9 +40,16 @@ pub(crate) struct NodeTls {
 
 impl NodeTls {
     /// `issued` is the certificate of this node. Nodes with certificates of the `trusted` authorities are trusted.
-    pub(crate) fn new(trusted: &[CertificateDer<'static>], issued: &Issued) -> Result<Self, TlsError> {
-        let pem = |error| TlsError::Pem { path: "certificate of this node".into(), error };
-        let chain = vec![CertificateDer::from_pem_slice(issued.certificate_pem.as_bytes()).map_err(pem)?];
+    pub(crate) fn new(
+        trusted: &[CertificateDer<'static>],
+        issued: &Issued,
+    ) -> Result<Self, TlsError> {
+        let pem = |error| TlsError::Pem {
+            path: "certificate of this node".into(),
+            error,
+        };
+        let chain =
+            vec![CertificateDer::from_pem_slice(issued.certificate_pem.as_bytes()).map_err(pem)?];
         let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes()).map_err(pem)?;
         let mut roots = RootCertStore::empty();
         for authority in trusted {
@@ -52,16 +59,22 @@ impl NodeTls {
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
 
         let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider)).build()?;
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+                .build()?;
         let members = Arc::new(MemberVerifier(verifier));
         let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(Arc::<MemberVerifier>::clone(&members))
             .with_single_cert(chain.clone(), key.clone_key())?;
-        server.alpn_protocols = [ALPN_NODE, ALPN_EARLIER_NODE, ALPN_CONTROL].map(<[u8]>::to_vec).into();
+        server.alpn_protocols = [ALPN_NODE, ALPN_EARLIER_NODE, ALPN_CONTROL]
+            .map(<[u8]>::to_vec)
+            .into();
         server.send_tls13_tickets = 0;
 
-        let verifier = RegionVerifier { roots, algorithms: provider.signature_verification_algorithms };
+        let verifier = RegionVerifier {
+            roots,
+            algorithms: provider.signature_verification_algorithms,
+        };
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .dangerous()
@@ -72,14 +85,21 @@ impl NodeTls {
         let mut control_client = client.clone();
         control_client.alpn_protocols = vec![ALPN_CONTROL.to_vec()];
         let [client, control_client] = [client, control_client].map(Arc::new);
-        Ok(Self { server: Arc::new(server), client, control_client, members })
+        Ok(Self {
+            server: Arc::new(server),
+            client,
+            control_client,
+            members,
+        })
     }
 
     /// Whether a certificate that another node has shown is still of a trusted authority.
     pub(crate) fn trusts(&self, certificate: &CertificateDer<'_>) -> bool {
         // The verifier takes no time from its caller.
         let now = UnixTime::since_unix_epoch(Duration::ZERO);
-        self.members.verify_client_cert(certificate, &[], now).is_ok()
+        self.members
+            .verify_client_cert(certificate, &[], now)
+            .is_ok()
     }
 }
 
@@ -103,7 +123,13 @@ impl ServerCertVerifier for RegionVerifier {
         let now = beginning(end_entity)?;
         let certificate = ParsedCertificate::try_from(end_entity)?;
         let algorithms = self.algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)?;
+        verify_server_cert_signed_by_trust_anchor(
+            &certificate,
+            &self.roots,
+            intermediates,
+            now,
+            algorithms,
+        )?;
         Ok(ServerCertVerified::assertion())
     }
 
@@ -145,7 +171,8 @@ impl ClientCertVerifier for MemberVerifier {
         intermediates: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        self.0.verify_client_cert(end_entity, intermediates, beginning(end_entity)?)
+        self.0
+            .verify_client_cert(end_entity, intermediates, beginning(end_entity)?)
     }
 
     fn verify_tls12_signature(
@@ -154,7 +181,8 @@ impl ClientCertVerifier for MemberVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls12_signature(message, certificate, signature)
+        self.0
+            .verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -163,7 +191,8 @@ impl ClientCertVerifier for MemberVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls13_signature(message, certificate, signature)
+        self.0
+            .verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -213,8 +242,12 @@ mod tests {
         for ahead in [0, DAY, -DAY, 365 * DAY, -7300 * DAY] {
             let authority = Authority::made_at(Timestamp(now.0 + ahead));
             let of_node = |slot| {
-                let node = NodeIdentity { slot: NodeSlot::new(slot).unwrap(), session: 1 };
-                let trusted = CertificateDer::from_pem_slice(authority.certificate_pem().as_bytes()).unwrap();
+                let node = NodeIdentity {
+                    slot: NodeSlot::new(slot).unwrap(),
+                    session: 1,
+                };
+                let trusted =
+                    CertificateDer::from_pem_slice(authority.certificate_pem().as_bytes()).unwrap();
                 NodeTls::new(&[trusted], &authority.issue_node(&region, node).unwrap()).unwrap()
             };
             let (one, two) = (of_node(0), of_node(1));
@@ -234,22 +267,33 @@ mod tests {
         let region = Region::new("eu1", "example.com");
         let now = Timestamp::now();
         let authority = Authority::made_at(now.after(Duration::from_hours(24)));
-        let csr = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap();
+        let csr = CertificateParams::default()
+            .serialize_request(&KeyPair::generate().unwrap())
+            .unwrap();
         let csr = CertificateRequest::parse(&csr.pem().unwrap()).unwrap();
         let (account, agent) = (AccountId::new("acme").unwrap(), AgentId::random());
         let not_after = now.after(Duration::from_hours(1));
-        let leaf = authority.issue_agent(&region, &account, &agent, &csr, now, not_after).unwrap();
+        let leaf = authority
+            .issue_agent(&region, &account, &agent, &csr, now, not_after)
+            .unwrap();
         let [leaf, root] = [leaf.as_str(), authority.certificate_pem()]
             .map(|pem| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap());
         let mut roots = RootCertStore::empty();
         roots.add(root.clone()).unwrap();
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .unwrap();
         // Agents send the authority, too.
         let verify = |at: i64| {
             let at = UnixTime::since_unix_epoch(Duration::from_secs(at.try_into().unwrap()));
-            verifier.verify_client_cert(&leaf, std::slice::from_ref(&root), at).is_ok()
+            verifier
+                .verify_client_cert(&leaf, std::slice::from_ref(&root), at)
+                .is_ok()
         };
-        assert_eq!([now.0, now.0 + DAY, now.0 - DAY].map(verify), [true, false, false]);
+        assert_eq!(
+            [now.0, now.0 + DAY, now.0 - DAY].map(verify),
+            [true, false, false]
+        );
     }
 }

@@ -6,13 +6,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use aws_lc_rs::hmac;
-use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey, VerificationAlgorithm};
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey, VerificationAlgorithm,
+};
 use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, AuthorityId};
 use gw_shared::identity::secret::Secret;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PublicKeyData, SanType, SubjectPublicKeyInfo,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PublicKeyData, SanType,
+    SubjectPublicKeyInfo,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, CertificateSigningRequestDer};
@@ -71,7 +74,11 @@ impl KeyFile for PlainKeyFile {
 
 impl Authority {
     /// Loads `{name}.crt` and `{name}.key` from `data_dir`, or creates them on first start.
-    pub(crate) fn load_or_create(data_dir: &Path, name: &str, common_name: &str) -> Result<Self, PkiError> {
+    pub(crate) fn load_or_create(
+        data_dir: &Path,
+        name: &str,
+        common_name: &str,
+    ) -> Result<Self, PkiError> {
         Self::load_or_create_with(&PlainKeyFile, data_dir, name, common_name)
     }
 
@@ -82,11 +89,18 @@ impl Authority {
         name: &str,
         common_name: &str,
     ) -> Result<Self, PkiError> {
-        let (certificate, key) = (data_dir.join(format!("{name}.crt")), data_dir.join(format!("{name}.key")));
+        let (certificate, key) = (
+            data_dir.join(format!("{name}.crt")),
+            data_dir.join(format!("{name}.key")),
+        );
         if !certificate.exists() {
             // Reuses a key without a certificate: certificates it signed stay valid under a new CA certificate of the
             // same name.
-            let pair = if key.exists() { KeyPair::from_pem(&key_file.read(&key)?)? } else { KeyPair::generate()? };
+            let pair = if key.exists() {
+                KeyPair::from_pem(&key_file.read(&key)?)?
+            } else {
+                KeyPair::generate()?
+            };
             let authority = authority_params(common_name, Timestamp::now()).self_signed(&pair)?;
             // Written last, because the certificate marks the authority as complete.
             key_file.write(&key, &pair.serialize_pem())?;
@@ -95,31 +109,52 @@ impl Authority {
         let certificate_pem = files::read_text(&certificate)?;
         let pair = KeyPair::from_pem(&key_file.read(&key)?)?;
         let issuer = Issuer::from_ca_cert_pem(&certificate_pem, pair)?;
-        Ok(Self { certificate_pem, issuer })
+        Ok(Self {
+            certificate_pem,
+            issuer,
+        })
     }
 
     /// An authority as a node makes it whose clock says `now`.
     #[cfg(test)]
     pub(crate) fn made_at(now: Timestamp) -> Self {
         let pair = KeyPair::generate().unwrap();
-        let certificate_pem = authority_params("test", now).self_signed(&pair).unwrap().pem();
+        let certificate_pem = authority_params("test", now)
+            .self_signed(&pair)
+            .unwrap()
+            .pem();
         let issuer = Issuer::from_ca_cert_pem(&certificate_pem, pair).unwrap();
-        Self { certificate_pem, issuer }
+        Self {
+            certificate_pem,
+            issuer,
+        }
     }
 
     /// Creates an authority that is stored elsewhere. Also returns its private key, in PEM.
     pub(crate) fn generate(common_name: &str) -> Result<(Self, Secret), PkiError> {
         let pair = KeyPair::generate()?;
-        let certificate_pem = authority_params(common_name, Timestamp::now()).self_signed(&pair)?.pem();
+        let certificate_pem = authority_params(common_name, Timestamp::now())
+            .self_signed(&pair)?
+            .pem();
         let key_pem = Secret::new(pair.serialize_pem());
         let issuer = Issuer::from_ca_cert_pem(&certificate_pem, pair)?;
-        Ok((Self { certificate_pem, issuer }, key_pem))
+        Ok((
+            Self {
+                certificate_pem,
+                issuer,
+            },
+            key_pem,
+        ))
     }
 
     /// The authority of a certificate and its private key, both in PEM.
     pub(crate) fn from_pem(certificate_pem: &str, key_pem: &Secret) -> Result<Self, PkiError> {
-        let issuer = Issuer::from_ca_cert_pem(certificate_pem, KeyPair::from_pem(key_pem.reveal())?)?;
-        Ok(Self { certificate_pem: certificate_pem.to_owned(), issuer })
+        let issuer =
+            Issuer::from_ca_cert_pem(certificate_pem, KeyPair::from_pem(key_pem.reveal())?)?;
+        Ok(Self {
+            certificate_pem: certificate_pem.to_owned(),
+            issuer,
+        })
     }
 
     /// The private key, in PEM.
@@ -133,7 +168,10 @@ impl Authority {
 
     /// Key of HMAC-SHA-256 for one purpose, derived from the private key: the same at all nodes of a region.
     pub(crate) fn derive(&self, purpose: &str) -> hmac::Key {
-        hmac::Key::new(hmac::HMAC_SHA256, &*derive_bytes(self.issuer.key().serialized_der(), purpose))
+        hmac::Key::new(
+            hmac::HMAC_SHA256,
+            &*derive_bytes(self.issuer.key().serialized_der(), purpose),
+        )
     }
 
     /// Issues a certificate (PEM) for the key of `request`, with which `agent` authenticates its tunnels. It does not
@@ -148,26 +186,42 @@ impl Authority {
         not_after: Timestamp,
     ) -> Result<String, PkiError> {
         let validity = Validity::from_now(now, not_after);
-        let mut params = leaf_params(agent.as_str(), validity, ExtendedKeyUsagePurpose::ClientAuth);
-        params.subject_alt_names = vec![SanType::URI(agent_uri(region, account, agent).try_into()?)];
+        let mut params = leaf_params(
+            agent.as_str(),
+            validity,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        );
+        params.subject_alt_names =
+            vec![SanType::URI(agent_uri(region, account, agent).try_into()?)];
         Ok(params.signed_by(&request.0, &self.issuer)?.pem())
     }
 
     /// Issues a certificate with which a process of a node authenticates itself to other nodes, as server and as client.
     /// It lives as long as the authority: its key exists in the memory of that process only, and no clock takes part.
-    pub(crate) fn issue_node(&self, region: &Region, node: NodeIdentity) -> Result<Issued, PkiError> {
+    pub(crate) fn issue_node(
+        &self,
+        region: &Region,
+        node: NodeIdentity,
+    ) -> Result<Issued, PkiError> {
         let name = format!("node {}", node.slot.get());
         let mut params = leaf_params(&name, self.validity()?, ExtendedKeyUsagePurpose::ServerAuth);
-        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+        params
+            .extended_key_usages
+            .push(ExtendedKeyUsagePurpose::ClientAuth);
         params.subject_alt_names = vec![SanType::URI(node_uri(region, node).try_into()?)];
         let pair = KeyPair::generate()?;
         let certificate = params.signed_by(&pair, &self.issuer)?;
-        Ok(Issued { certificate_pem: certificate.pem(), key_pem: pair.serialize_pem() })
+        Ok(Issued {
+            certificate_pem: certificate.pem(),
+            key_pem: pair.serialize_pem(),
+        })
     }
 
     fn validity(&self) -> Result<Validity, PkiError> {
-        let certificate = CertificateDer::from_pem_slice(self.certificate_pem.as_bytes()).map_err(io::Error::other)?;
-        Ok(validity(&certificate).ok_or_else(|| io::Error::other("its certificate cannot be parsed"))?)
+        let certificate = CertificateDer::from_pem_slice(self.certificate_pem.as_bytes())
+            .map_err(io::Error::other)?;
+        Ok(validity(&certificate)
+            .ok_or_else(|| io::Error::other("its certificate cannot be parsed"))?)
     }
 
     /// Issues a server certificate for the apex of the region and all of its tenants.
@@ -181,7 +235,10 @@ impl Authority {
         ];
         let pair = KeyPair::generate()?;
         let certificate = params.signed_by(&pair, &self.issuer)?;
-        Ok(Issued { certificate_pem: certificate.pem(), key_pem: pair.serialize_pem() })
+        Ok(Issued {
+            certificate_pem: certificate.pem(),
+            key_pem: pair.serialize_pem(),
+        })
     }
 }
 
@@ -211,8 +268,10 @@ impl CertificateRequest {
         if pem.len() > CSR_MAX {
             return Err(InvalidCsr::NotPem);
         }
-        let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).map_err(|_| InvalidCsr::NotPem)?;
-        let (rest, request) = X509CertificationRequest::from_der(&der).map_err(|_| InvalidCsr::Malformed)?;
+        let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes())
+            .map_err(|_| InvalidCsr::NotPem)?;
+        let (rest, request) =
+            X509CertificationRequest::from_der(&der).map_err(|_| InvalidCsr::Malformed)?;
         if !rest.is_empty() {
             return Err(InvalidCsr::Malformed);
         }
@@ -221,7 +280,9 @@ impl CertificateRequest {
         if ![&PKCS_ECDSA_P256_SHA256, &PKCS_ED25519].contains(&parsed.algorithm()) {
             return Err(InvalidCsr::UnsupportedKey);
         }
-        request.verify_signature().map_err(|_| InvalidCsr::BadSignature)?;
+        request
+            .verify_signature()
+            .map_err(|_| InvalidCsr::BadSignature)?;
         Ok(Self(parsed, key.to_vec()))
     }
 
@@ -233,13 +294,20 @@ impl CertificateRequest {
 
 /// A server certificate for a gateway without a configured one, issued by a development authority that callers can
 /// trust (`dev-ca.crt`). Each start issues a new certificate from the same authority.
-pub(crate) fn development_certificate(data_dir: &Path, region: &Region) -> Result<Issued, PkiError> {
+pub(crate) fn development_certificate(
+    data_dir: &Path,
+    region: &Region,
+) -> Result<Issued, PkiError> {
     development_authority(data_dir)?.issue_region(region)
 }
 
 /// The authority of development certificates: `dev-ca.crt` and `dev-ca.key` in `data_dir`.
 pub(crate) fn development_authority(data_dir: &Path) -> Result<Authority, PkiError> {
-    Authority::load_or_create(data_dir, "dev-ca", "Gw development CA, do not trust in production")
+    Authority::load_or_create(
+        data_dir,
+        "dev-ca",
+        "Gw development CA, do not trust in production",
+    )
 }
 
 /// The identity in an agent's certificate.
@@ -250,10 +318,16 @@ pub(crate) struct AgentIdentity {
 }
 
 /// Reads the identity from a verified certificate; `None` if it does not belong to an agent of this region.
-pub(crate) fn agent_identity(certificate: &CertificateDer<'_>, region: &Region) -> Option<AgentIdentity> {
+pub(crate) fn agent_identity(
+    certificate: &CertificateDer<'_>,
+    region: &Region,
+) -> Option<AgentIdentity> {
     let path = path_in_region(certificate, region)?;
     let (account, agent) = path.split_once("/agent/")?;
-    Some(AgentIdentity { account: AccountId::new(account).ok()?, agent: AgentId::new(agent).ok()? })
+    Some(AgentIdentity {
+        account: AccountId::new(account).ok()?,
+        agent: AgentId::new(agent).ok()?,
+    })
 }
 
 /// The identity in a node's certificate.
@@ -265,11 +339,17 @@ pub(crate) struct NodeIdentity {
 }
 
 /// Reads the identity from a verified certificate; `None` if it does not belong to a node of this region.
-pub(crate) fn node_identity(certificate: &CertificateDer<'_>, region: &Region) -> Option<NodeIdentity> {
+pub(crate) fn node_identity(
+    certificate: &CertificateDer<'_>,
+    region: &Region,
+) -> Option<NodeIdentity> {
     let path = path_in_region(certificate, region)?;
     let (slot, session) = path.strip_prefix("node/")?.split_once('/')?;
     let slot = NodeSlot::new(slot.parse().ok()?)?;
-    let node = NodeIdentity { slot, session: u128::from_str_radix(session, 16).ok()? };
+    let node = NodeIdentity {
+        slot,
+        session: u128::from_str_radix(session, 16).ok()?,
+    };
     // One identity has one form.
     (node_path(node) == path).then_some(node)
 }
@@ -278,21 +358,33 @@ pub(crate) fn node_identity(certificate: &CertificateDer<'_>, region: &Region) -
 fn path_in_region(certificate: &CertificateDer<'_>, region: &Region) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let names = certificate.subject_alternative_name().ok()??;
-    let mut uris = names.value.general_names.iter().filter_map(|name| match name {
-        GeneralName::URI(uri) => Some(*uri),
-        _ => None,
-    });
-    let (Some(uri), None) = (uris.next(), uris.next()) else { return None };
-    uri.strip_prefix("gw://")?.strip_prefix(region.apex())?.strip_prefix('/').map(str::to_owned)
+    let mut uris = names
+        .value
+        .general_names
+        .iter()
+        .filter_map(|name| match name {
+            GeneralName::URI(uri) => Some(*uri),
+            _ => None,
+        });
+    let (Some(uri), None) = (uris.next(), uris.next()) else {
+        return None;
+    };
+    uri.strip_prefix("gw://")?
+        .strip_prefix(region.apex())?
+        .strip_prefix('/')
+        .map(str::to_owned)
 }
 
 /// Id of the authority with this certificate; `None` if it has no subject key identifier.
 pub(crate) fn authority_id(certificate: &CertificateDer<'_>) -> Option<AuthorityId> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let named = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
-        ParsedExtension::SubjectKeyIdentifier(named) => Some(named),
-        _ => None,
-    });
+    let named =
+        certificate
+            .iter_extensions()
+            .find_map(|extension| match extension.parsed_extension() {
+                ParsedExtension::SubjectKeyIdentifier(named) => Some(named),
+                _ => None,
+            });
     AuthorityId::of_key_identifier(named?.0)
 }
 
@@ -311,7 +403,10 @@ pub(crate) struct Validity {
 
 impl Validity {
     fn from_now(now: Timestamp, not_after: Timestamp) -> Self {
-        Self { not_before: Timestamp(now.0.saturating_sub_unsigned(CLOCK_SKEW.as_secs())), not_after }
+        Self {
+            not_before: Timestamp(now.0.saturating_sub_unsigned(CLOCK_SKEW.as_secs())),
+            not_after,
+        }
     }
 }
 
@@ -319,8 +414,12 @@ impl Validity {
 pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let validity = certificate.validity();
-    let [not_before, not_after] = [validity.not_before, validity.not_after].map(|time| Timestamp(time.timestamp()));
-    Some(Validity { not_before, not_after })
+    let [not_before, not_after] =
+        [validity.not_before, validity.not_after].map(|time| Timestamp(time.timestamp()));
+    Some(Validity {
+        not_before,
+        not_after,
+    })
 }
 
 /// Expiry of a certificate; `None` if it cannot be parsed.
@@ -329,12 +428,25 @@ pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Option<Timestamp> {
 }
 
 /// Verifies a signature by the key of `certificate`, on P-256 (SHA-256, DER) or Ed25519.
-pub(crate) fn verify_signature(certificate: &CertificateDer<'_>, message: &[u8], signature: &[u8]) -> bool {
-    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
-    let Ok(key) = SubjectPublicKeyInfo::from_der(certificate.public_key().raw) else { return false };
-    let algorithm: &'static dyn VerificationAlgorithm =
-        if *key.algorithm() == PKCS_ED25519 { &ED25519 } else { &ECDSA_P256_SHA256_ASN1 };
-    UnparsedPublicKey::new(algorithm, key.der_bytes()).verify(message, signature).is_ok()
+pub(crate) fn verify_signature(
+    certificate: &CertificateDer<'_>,
+    message: &[u8],
+    signature: &[u8],
+) -> bool {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else {
+        return false;
+    };
+    let Ok(key) = SubjectPublicKeyInfo::from_der(certificate.public_key().raw) else {
+        return false;
+    };
+    let algorithm: &'static dyn VerificationAlgorithm = if *key.algorithm() == PKCS_ED25519 {
+        &ED25519
+    } else {
+        &ECDSA_P256_SHA256_ASN1
+    };
+    UnparsedPublicKey::new(algorithm, key.der_bytes())
+        .verify(message, signature)
+        .is_ok()
 }
 
 fn agent_uri(region: &Region, account: &AccountId, agent: &AgentId) -> String {
@@ -350,13 +462,20 @@ fn node_path(node: NodeIdentity) -> String {
 }
 
 fn authority_params(common_name: &str, now: Timestamp) -> CertificateParams {
-    let mut params = named_params(common_name, Validity::from_now(now, now.after(AUTHORITY_LIFETIME)));
+    let mut params = named_params(
+        common_name,
+        Validity::from_now(now, now.after(AUTHORITY_LIFETIME)),
+    );
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params
 }
 
-fn leaf_params(common_name: &str, validity: Validity, usage: ExtendedKeyUsagePurpose) -> CertificateParams {
+fn leaf_params(
+    common_name: &str,
+    validity: Validity,
+    usage: ExtendedKeyUsagePurpose,
+) -> CertificateParams {
     let mut params = named_params(common_name, validity);
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -391,8 +510,14 @@ mod tests {
         let request = CertificateRequest::parse(csr).unwrap();
         let (now, region) = (Timestamp(1_800_000_000), Region::new("eu1", "example.com"));
         let not_after = now.after(Duration::from_hours(24));
-        let pem = authority.issue_agent(&region, &account, &agent, &request, now, not_after).unwrap();
-        (CertificateDer::from_pem_slice(pem.as_bytes()).unwrap(), account, agent)
+        let pem = authority
+            .issue_agent(&region, &account, &agent, &request, now, not_after)
+            .unwrap();
+        (
+            CertificateDer::from_pem_slice(pem.as_bytes()).unwrap(),
+            account,
+            agent,
+        )
     }
 
     #[test]
@@ -400,11 +525,18 @@ mod tests {
         let pair = KeyPair::generate_for(&PKCS_ED25519).unwrap();
         let (der, account, agent) = issue(&csr(&CertificateParams::default(), &pair));
         let region = Region::new("eu1", "example.com");
-        assert_eq!(agent_identity(&der, &region), Some(AgentIdentity { account, agent }));
-        assert_eq!(agent_identity(&der, &Region::new("eu2", "example.com")), None);
+        assert_eq!(
+            agent_identity(&der, &region),
+            Some(AgentIdentity { account, agent })
+        );
+        assert_eq!(
+            agent_identity(&der, &Region::new("eu2", "example.com")),
+            None
+        );
         let (_, parsed) = X509Certificate::from_der(&der).unwrap();
         assert_eq!(parsed.public_key().raw, pair.subject_public_key_info());
-        let lifetime = parsed.validity().not_after.timestamp() - parsed.validity().not_before.timestamp();
+        let lifetime =
+            parsed.validity().not_after.timestamp() - parsed.validity().not_before.timestamp();
         assert_eq!(lifetime, 24 * 3600 + 300);
     }
 
@@ -413,14 +545,27 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::load_or_create(directory.path(), "agent-ca", "test").unwrap();
         let region = Region::new("eu1", "example.com");
-        let node = NodeIdentity { slot: NodeSlot::new(1023).unwrap(), session: 1 << 127 };
+        let node = NodeIdentity {
+            slot: NodeSlot::new(1023).unwrap(),
+            session: 1 << 127,
+        };
         let issued = authority.issue_node(&region, node).unwrap();
         let der = CertificateDer::from_pem_slice(issued.certificate_pem.as_bytes()).unwrap();
-        assert_eq!((node_identity(&der, &region), agent_identity(&der, &region)), (Some(node), None));
-        assert_eq!(node_identity(&der, &Region::new("eu2", "example.com")), None);
-        let authority = CertificateDer::from_pem_slice(authority.certificate_pem().as_bytes()).unwrap();
+        assert_eq!(
+            (node_identity(&der, &region), agent_identity(&der, &region)),
+            (Some(node), None)
+        );
+        assert_eq!(
+            node_identity(&der, &Region::new("eu2", "example.com")),
+            None
+        );
+        let authority =
+            CertificateDer::from_pem_slice(authority.certificate_pem().as_bytes()).unwrap();
         assert_eq!(validity(&der), validity(&authority));
-        let (agent, ..) = issue(&csr(&CertificateParams::default(), &KeyPair::generate().unwrap()));
+        let (agent, ..) = issue(&csr(
+            &CertificateParams::default(),
+            &KeyPair::generate().unwrap(),
+        ));
         assert_eq!(node_identity(&agent, &region), None);
     }
 
@@ -431,8 +576,15 @@ mod tests {
         greedy.distinguished_name.push(DnType::CommonName, "admin");
         greedy.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         greedy.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        greedy.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::Any];
-        let other = SanType::URI("gw://eu1.example.com/victim/agent/ag_00000000000000000000".try_into().unwrap());
+        greedy.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::Any,
+        ];
+        let other = SanType::URI(
+            "gw://eu1.example.com/victim/agent/ag_00000000000000000000"
+                .try_into()
+                .unwrap(),
+        );
         greedy.subject_alt_names.push(other);
         let (der, account, agent) = issue(&csr(&greedy, &pair));
         let (_, parsed) = X509Certificate::from_der(&der).unwrap();
@@ -440,7 +592,12 @@ mod tests {
         let usage = parsed.extended_key_usage().unwrap().unwrap().value;
         assert!(usage.client_auth && !usage.server_auth && !usage.any && usage.other.is_empty());
         assert!(!parsed.key_usage().unwrap().unwrap().value.key_cert_sign());
-        let names = &parsed.subject_alternative_name().unwrap().unwrap().value.general_names;
+        let names = &parsed
+            .subject_alternative_name()
+            .unwrap()
+            .unwrap()
+            .value
+            .general_names;
         let uri = format!("gw://eu1.example.com/{account}/agent/{agent}");
         assert_eq!(names[..], [GeneralName::URI(&uri)]);
         assert_eq!(parsed.subject().to_string(), format!("CN={agent}"));
@@ -452,39 +609,71 @@ mod tests {
         let pair = KeyPair::generate().unwrap();
         let good = csr(&CertificateParams::default(), &pair);
         assert_eq!(refused(""), InvalidCsr::NotPem);
-        assert_eq!(refused(&good.replace("CERTIFICATE REQUEST", "CERTIFICATE")), InvalidCsr::NotPem);
-        assert_eq!(refused(&format!("{good}{}", " ".repeat(CSR_MAX))), InvalidCsr::NotPem);
+        assert_eq!(
+            refused(&good.replace("CERTIFICATE REQUEST", "CERTIFICATE")),
+            InvalidCsr::NotPem
+        );
+        assert_eq!(
+            refused(&format!("{good}{}", " ".repeat(CSR_MAX))),
+            InvalidCsr::NotPem
+        );
         let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
-        assert_eq!(refused(&csr(&CertificateParams::default(), &p384)), InvalidCsr::UnsupportedKey);
+        assert_eq!(
+            refused(&csr(&CertificateParams::default(), &p384)),
+            InvalidCsr::UnsupportedKey
+        );
         // Another key with the same signature.
         let der = CertificateSigningRequestDer::from_pem_slice(good.as_bytes()).unwrap();
         let (own, foreign) = (pair.public_key_raw(), KeyPair::generate().unwrap());
-        let at = der.windows(own.len()).position(|bytes| bytes == own).unwrap();
+        let at = der
+            .windows(own.len())
+            .position(|bytes| bytes == own)
+            .unwrap();
         let mut swapped = der.to_vec();
         swapped[at..at + own.len()].copy_from_slice(foreign.public_key_raw());
         let pem = |der: &[u8]| {
             use base64::Engine;
             let text = base64::engine::general_purpose::STANDARD.encode(der);
-            format!("-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n")
+            format!(
+                "-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n"
+            )
         };
         assert_eq!(refused(&pem(&swapped)), InvalidCsr::BadSignature);
         assert_eq!(refused(&pem(&der[..der.len() - 1])), InvalidCsr::Malformed);
-        assert_eq!(refused(&pem(&[&der[..], &[0]].concat())), InvalidCsr::Malformed);
+        assert_eq!(
+            refused(&pem(&[&der[..], &[0]].concat())),
+            InvalidCsr::Malformed
+        );
         assert!(CertificateRequest::parse(&pem(&der)).is_ok());
     }
 
     #[test]
     fn an_authority_is_reused_after_a_restart() {
         let directory = tempfile::tempdir().unwrap();
-        let load = || Authority::load_or_create(directory.path(), "ca", "test").unwrap().certificate_pem;
+        let load = || {
+            Authority::load_or_create(directory.path(), "ca", "test")
+                .unwrap()
+                .certificate_pem
+        };
         assert_eq!(load(), load());
         let derived = |folder: &Path, purpose| {
-            let key = Authority::load_or_create(folder, "ca", "test").unwrap().derive(purpose);
+            let key = Authority::load_or_create(folder, "ca", "test")
+                .unwrap()
+                .derive(purpose);
             hmac::sign(&key, b"message").as_ref().to_vec()
         };
-        assert_eq!(derived(directory.path(), "a"), derived(directory.path(), "a"));
-        assert_ne!(derived(directory.path(), "a"), derived(directory.path(), "b"));
-        assert_ne!(derived(directory.path(), "a"), derived(tempfile::tempdir().unwrap().path(), "a"));
+        assert_eq!(
+            derived(directory.path(), "a"),
+            derived(directory.path(), "a")
+        );
+        assert_ne!(
+            derived(directory.path(), "a"),
+            derived(directory.path(), "b")
+        );
+        assert_ne!(
+            derived(directory.path(), "a"),
+            derived(tempfile::tempdir().unwrap().path(), "a")
+        );
         let region = Region::new("eu1", "example.com");
         let server = development_certificate(directory.path(), &region).unwrap();
         let der = CertificateDer::from_pem_slice(server.certificate_pem.as_bytes()).unwrap();

@@ -35,7 +35,12 @@ pub(crate) struct AttemptBudget {
 
 impl AttemptBudget {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { start: now, second: 0, buckets: [0; MEMORY_SECONDS], balance: 0 }
+        Self {
+            start: now,
+            second: 0,
+            buckets: [0; MEMORY_SECONDS],
+            balance: 0,
+        }
     }
 
     /// Deposits for a request. Called once for each request, not for its further attempts.
@@ -122,12 +127,18 @@ impl AttemptBudgets {
             self.by_service.retain(|_, budget| !budget.is_idle(now));
             self.removed_at = LEAST.max(2 * self.by_service.len());
         }
-        self.by_service.entry(Arc::clone(label)).or_insert_with(|| AttemptBudget::new(now)).request(now);
+        self.by_service
+            .entry(Arc::clone(label))
+            .or_insert_with(|| AttemptBudget::new(now))
+            .request(now);
     }
 
     /// As [`AttemptBudget::try_take`].
     pub(crate) fn try_take(&mut self, label: &Arc<str>, now: Instant) -> bool {
-        self.by_service.entry(Arc::clone(label)).or_insert_with(|| AttemptBudget::new(now)).try_take(now)
+        self.by_service
+            .entry(Arc::clone(label))
+            .or_insert_with(|| AttemptBudget::new(now))
+            .try_take(now)
     }
 }
 
@@ -143,7 +154,11 @@ impl FailedAttempts {
     /// Rules for a request. `is_safe`: its method is safe (RFC 9110 §9.2.1) and it has no body. `repeats_sent`: the
     /// setting of the service.
     pub(crate) fn new(is_safe: bool, repeats_sent: bool) -> Self {
-        Self { is_repeatable: is_safe && repeats_sent, failed: 0, maybe_sent: 0 }
+        Self {
+            is_repeatable: is_safe && repeats_sent,
+            failed: 0,
+            maybe_sent: 0,
+        }
     }
 
     /// Whether the request may be sent again although a backend may have received it.
@@ -204,7 +219,11 @@ mod tests {
         let mut budget = AttemptBudget::new(start);
         (0..1000).for_each(|_| budget.request(start));
         assert_eq!(taken(&mut budget, after(9_999)), RESERVE_ATTEMPTS + 200);
-        assert_eq!(taken(&mut budget, after(10_000)), 0, "the deposits are forgotten, the attempts are not");
+        assert_eq!(
+            taken(&mut budget, after(10_000)),
+            0,
+            "the deposits are forgotten, the attempts are not"
+        );
         assert_eq!(taken(&mut budget, after(18_999)), 0);
         assert_eq!(taken(&mut budget, after(19_000)), RESERVE_ATTEMPTS);
         assert!(!budget.is_idle(after(28_999)) && budget.is_idle(after(29_000)));
@@ -220,10 +239,18 @@ mod tests {
         let (mut budgets, start) = (AttemptBudgets::default(), Instant::now());
         let (one, other) = (Arc::from("a--one"), Arc::from("a--other"));
         (0..5).for_each(|_| budgets.request(&one, start));
-        let mut taken = |label| (0..1000).take_while(|_| budgets.try_take(label, start)).count();
-        assert_eq!((taken(&one), taken(&other)), (RESERVE_ATTEMPTS + 1, RESERVE_ATTEMPTS));
+        let mut taken = |label| {
+            (0..1000)
+                .take_while(|_| budgets.try_take(label, start))
+                .count()
+        };
+        assert_eq!(
+            (taken(&one), taken(&other)),
+            (RESERVE_ATTEMPTS + 1, RESERVE_ATTEMPTS)
+        );
         let later = |service: u64| start + Duration::from_secs(20 * service);
-        (1..1000).for_each(|service| budgets.request(&format!("a--{service}").into(), later(service)));
+        (1..1000)
+            .for_each(|service| budgets.request(&format!("a--{service}").into(), later(service)));
         assert!(budgets.by_service.len() <= 64);
     }
 
@@ -275,21 +302,38 @@ mod tests {
         use Transmission::{Answered, MaybeSent, NeverSent};
         let allowed = |is_safe, repeats_sent, transmissions: &[Transmission]| {
             let mut failed = FailedAttempts::new(is_safe, repeats_sent);
-            let allowed: Vec<bool> =
-                transmissions.iter().map(|transmission| failed.may_go_on_after(*transmission)).collect();
+            let allowed: Vec<bool> = transmissions
+                .iter()
+                .map(|transmission| failed.may_go_on_after(*transmission))
+                .collect();
             allowed
         };
         for is_safe in [false, true] {
             for repeats_sent in [false, true] {
-                assert_eq!(allowed(is_safe, repeats_sent, &[NeverSent; 3]), [true, true, false]);
+                assert_eq!(
+                    allowed(is_safe, repeats_sent, &[NeverSent; 3]),
+                    [true, true, false]
+                );
                 assert_eq!(allowed(is_safe, repeats_sent, &[Answered]), [false]);
-                assert_eq!(allowed(is_safe, repeats_sent, &[MaybeSent]), [is_safe && repeats_sent]);
-                assert_eq!(FailedAttempts::new(is_safe, repeats_sent).is_repeatable(), is_safe && repeats_sent);
+                assert_eq!(
+                    allowed(is_safe, repeats_sent, &[MaybeSent]),
+                    [is_safe && repeats_sent]
+                );
+                assert_eq!(
+                    FailedAttempts::new(is_safe, repeats_sent).is_repeatable(),
+                    is_safe && repeats_sent
+                );
             }
         }
         assert_eq!(allowed(true, true, &[MaybeSent, MaybeSent]), [true, false]);
-        assert_eq!(allowed(true, true, &[MaybeSent, NeverSent, NeverSent]), [true, true, false]);
-        assert_eq!(allowed(true, true, &[NeverSent, MaybeSent, MaybeSent]), [true, true, false]);
+        assert_eq!(
+            allowed(true, true, &[MaybeSent, NeverSent, NeverSent]),
+            [true, true, false]
+        );
+        assert_eq!(
+            allowed(true, true, &[NeverSent, MaybeSent, MaybeSent]),
+            [true, true, false]
+        );
         assert_eq!(allowed(false, true, &[NeverSent, MaybeSent]), [true, false]);
     }
 }

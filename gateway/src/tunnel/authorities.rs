@@ -21,13 +21,22 @@ const ASK_AGAIN: Duration = Duration::from_secs(60);
 impl Tunnels {
     /// Why a tunnel with this certificate may not be registered, by the authorities that are trusted now.
     pub(super) fn distrusted(&self, session: &Session) -> Option<CutReason> {
-        let is_trusted = self.certificates.get().authorities.trust(session.issuer.as_ref());
+        let is_trusted = self
+            .certificates
+            .get()
+            .authorities
+            .trust(session.issuer.as_ref());
         (!is_trusted).then_some(CutReason::CertificateExpired)
     }
 
     /// Handles that other authorities are trusted, or another one issues.
     pub(crate) fn use_authorities(&self) {
-        for session in self.registry.borrow().all().filter(|session| !session.is_cut()) {
+        for session in self
+            .registry
+            .borrow()
+            .all()
+            .filter(|session| !session.is_cut())
+        {
             match self.distrusted(session) {
                 Some(reason) => session.cut(reason),
                 None => self.want_renewal(session),
@@ -53,7 +62,10 @@ impl Tunnels {
         {
             let seconds = self.directory.get().agents() / RENEWALS_PER_SECOND;
             let within_seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
-            session.send(&ToAgent::RenewalWanted { authority, within_seconds });
+            session.send(&ToAgent::RenewalWanted {
+                authority,
+                within_seconds,
+            });
         }
     }
 
@@ -63,7 +75,10 @@ impl Tunnels {
             return;
         }
         let registry = self.registry.borrow();
-        for session in registry.sessions().filter(|session| session.takes_requests() && self.has_renewed(session)) {
+        for session in registry
+            .sessions()
+            .filter(|session| session.takes_requests() && self.has_renewed(session))
+        {
             match session.move_at.get() {
                 None => session.move_at.set(Some(now + STORED_WITHIN)),
                 Some(at) if now >= at => {
@@ -77,7 +92,11 @@ impl Tunnels {
 
     /// Number of tunnels with a certificate of another authority than the issuing one.
     pub(crate) fn of_another_authority(&self) -> usize {
-        self.registry.borrow().all().filter(|session| self.is_of_another_authority(session)).count()
+        self.registry
+            .borrow()
+            .all()
+            .filter(|session| self.is_of_another_authority(session))
+            .count()
     }
 
     fn is_of_another_authority(&self, session: &Session) -> bool {
@@ -87,7 +106,10 @@ impl Tunnels {
     /// Whether the agent has got a certificate of the issuing authority, and not opened this tunnel with it.
     fn has_renewed(&self, session: &Session) -> bool {
         let directory = self.directory.get();
-        let newest = directory.agent(session.agent.as_str()).and_then(|agent| agent.authority.as_ref());
-        self.is_of_another_authority(session) && newest == self.certificates.get().authorities.issuing.as_ref()
+        let newest = directory
+            .agent(session.agent.as_str())
+            .and_then(|agent| agent.authority.as_ref());
+        self.is_of_another_authority(session)
+            && newest == self.certificates.get().authorities.issuing.as_ref()
     }
 }

@@ -46,7 +46,14 @@ impl Candidacy {
     }
 
     /// Takes the state that the agent reports.
-    pub(super) fn reported(&self, slots: u32, slots_in_use: u32, backend: BackendHealth, standby: bool, now: Instant) {
+    pub(super) fn reported(
+        &self,
+        slots: u32,
+        slots_in_use: u32,
+        backend: BackendHealth,
+        standby: bool,
+        now: Instant,
+    ) {
         // A tunnel cannot have more slots than streams.
         let slots = slots.min(STREAMS_MAX as u32);
         self.slots.set(Some((slots, slots_in_use.min(slots))));
@@ -58,7 +65,9 @@ impl Candidacy {
 impl Session {
     /// Begins with the latency of the other tunnels of the service.
     pub(super) fn begin_with_latency(&self, median: Option<Duration>, now: Instant) {
-        self.candidacy.health.replace(TunnelHealth::new(median, now));
+        self.candidacy
+            .health
+            .replace(TunnelHealth::new(median, now));
     }
 
     pub(super) fn latency_now(&self, now: Instant) -> Duration {
@@ -108,7 +117,9 @@ impl Session {
     fn total_slots(&self) -> usize {
         let most = self.tunnel.with(|endpoint| endpoint.streams_max());
         let reported = self.reported_slots().map(|(slots, _)| slots as usize);
-        reported.unwrap_or_else(|| most.saturating_sub(STREAMS_BEYOND_SLOTS).max(1)).min(most)
+        reported
+            .unwrap_or_else(|| most.saturating_sub(STREAMS_BEYOND_SLOTS).max(1))
+            .min(most)
     }
 
     /// Sends a PING every [`limits::PING_EVERY`] to an agent whose service has other tunnels, and marks one that leaves it
@@ -120,14 +131,17 @@ impl Session {
         match pinged {
             Some(at) if self.flow.last_received() < at => {
                 // The checks are late by up to their interval.
-                if now.saturating_duration_since(at) + limits::PING_CHECK >= limits::PING_UNANSWERED {
+                if now.saturating_duration_since(at) + limits::PING_CHECK >= limits::PING_UNANSWERED
+                {
                     self.suspect(true, now);
                 }
                 return;
             }
-            Some(at) if now.saturating_duration_since(at) + limits::PING_CHECK < limits::PING_EVERY => {}
+            Some(at)
+                if now.saturating_duration_since(at) + limits::PING_CHECK < limits::PING_EVERY => {}
             _ if has_others => {
-                self.tunnel.with(|endpoint| endpoint.ping(heartbeat::PAYLOAD));
+                self.tunnel
+                    .with(|endpoint| endpoint.ping(heartbeat::PAYLOAD));
                 candidacy.pinged.set(Some(now));
             }
             _ => candidacy.pinged.set(None),
@@ -193,11 +207,19 @@ pub(crate) struct InFlight {
 
 impl InFlight {
     pub(super) fn new(session: Rc<Session>) -> Self {
-        Self { session, opened: Instant::now(), attempt: Cell::default(), is_timed: Cell::default() }
+        Self {
+            session,
+            opened: Instant::now(),
+            attempt: Cell::default(),
+            is_timed: Cell::default(),
+        }
     }
 
     pub(crate) fn stream(&self) -> OpenedStream {
-        OpenedStream { at: self.opened, agent: self.session.agent.clone() }
+        OpenedStream {
+            at: self.opened,
+            agent: self.session.agent.clone(),
+        }
     }
 
     /// Time since the stream was opened.
@@ -214,7 +236,13 @@ impl InFlight {
     /// Lets the outcome of the request count for the health of the tunnel. `is_timed` tells that the request has no body.
     pub(crate) fn observe(&self, is_timed: bool) {
         self.is_timed.set(is_timed);
-        self.attempt.set(Some(self.session.candidacy.health.borrow_mut().began(self.opened)));
+        self.attempt.set(Some(
+            self.session
+                .candidacy
+                .health
+                .borrow_mut()
+                .began(self.opened),
+        ));
     }
 
     /// A response has begun. `latency` is the time that the agent and its backend took, if it is known.
@@ -228,17 +256,33 @@ impl InFlight {
 
     /// The attempt has failed; `None` if nothing is known of the cause.
     pub(crate) fn failed(&self, failure: Option<TunnelFailure>) {
-        let Some(failure) = failure else { return self.abandon() };
+        let Some(failure) = failure else {
+            return self.abandon();
+        };
         if let Some(attempt) = self.attempt.take() {
             let mut health = self.session.candidacy.health.borrow_mut();
-            health.failed(attempt, failure, self.open_for(), Instant::now(), &mut fastrand::f64);
+            health.failed(
+                attempt,
+                failure,
+                self.open_for(),
+                Instant::now(),
+                &mut fastrand::f64,
+            );
         }
     }
 
     fn abandon(&self) {
         if let Some(attempt) = self.attempt.take() {
-            let after = if self.is_timed.get() { self.open_for() } else { Duration::ZERO };
-            self.session.candidacy.health.borrow_mut().abandoned(attempt, after, Instant::now());
+            let after = if self.is_timed.get() {
+                self.open_for()
+            } else {
+                Duration::ZERO
+            };
+            self.session
+                .candidacy
+                .health
+                .borrow_mut()
+                .abandoned(attempt, after, Instant::now());
         }
     }
 }

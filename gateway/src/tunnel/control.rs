@@ -19,7 +19,12 @@ use crate::store::PublicKeyHash;
 
 /// Registers the tunnel once the agent has sent its HELLO, then handles its messages until the tunnel ends.
 /// `key` is that of the certificate that the tunnel was opened with.
-pub(super) async fn serve(tunnels: Rc<Tunnels>, session: Rc<Session>, opening: Opening, key: PublicKeyHash) {
+pub(super) async fn serve(
+    tunnels: Rc<Tunnels>,
+    session: Rc<Session>,
+    opening: Opening,
+    key: PublicKeyHash,
+) {
     if let Err(reason) = exchange(&tunnels, &session, opening, key).await {
         // A tunnel without control messages can be neither drained nor replaced.
         session.cut(reason);
@@ -32,7 +37,9 @@ async fn exchange(
     opening: Opening,
     key: PublicKeyHash,
 ) -> Result<(), CutReason> {
-    let hello = runtime::timeout(limits::HEAD, session.tunnel.hello()).await.map_err(|_| CutReason::NoHello)?;
+    let hello = runtime::timeout(limits::HEAD, session.tunnel.hello())
+        .await
+        .map_err(|_| CutReason::NoHello)?;
     if hello.is_none() || !session.takes_requests() {
         // The tunnel has ended.
         return Ok(());
@@ -42,7 +49,10 @@ async fn exchange(
     if let Some(reason) = not_allowed.or_else(|| tunnels.distrusted(session)) {
         return Err(reason);
     }
-    tunnels.registry.borrow_mut().insert(session, Instant::now())?;
+    tunnels
+        .registry
+        .borrow_mut()
+        .insert(session, Instant::now())?;
     drop(opening);
     replaced_keys::used(tunnels, &session.agent, key);
     session.send_ready();
@@ -61,7 +71,8 @@ async fn exchange(
     }
     let mut rate = Bucket::new(limits::CONTROL_MESSAGES, Instant::now());
     while let Some(message) = session.tunnel.message().await {
-        rate.take(Instant::now()).map_err(|_| CutReason::TooManyMessages)?;
+        rate.take(Instant::now())
+            .map_err(|_| CutReason::TooManyMessages)?;
         let message = decode(&message).map_err(|error| {
             tracing::warn!(agent = %session.agent, error = error_line(&error), "invalid control message");
             CutReason::InvalidMessage

@@ -35,10 +35,17 @@ pub(super) struct Download {
 impl Downloads {
     /// Begins a download on the connection of `closer`. Ends an earlier one of the agent, which has given that up. `None` if
     /// all places are taken and no account has more of them than this one would have.
-    pub(super) fn begin(self: &Rc<Self>, agent: &AgentId, account: &AccountId, closer: Closer) -> Option<Download> {
+    pub(super) fn begin(
+        self: &Rc<Self>,
+        agent: &AgentId,
+        account: &AccountId,
+        closer: Closer,
+    ) -> Option<Download> {
         let mut under_way = self.under_way.borrow_mut();
         let gives_way = match under_way.iter().position(|entry| entry.agent == *agent) {
-            None if under_way.len() >= limits::PROGRAM_DOWNLOADS => Some(giving_way(&under_way, account)?),
+            None if under_way.len() >= limits::PROGRAM_DOWNLOADS => {
+                Some(giving_way(&under_way, account)?)
+            }
             earlier => earlier,
         };
         if let Some(at) = gives_way {
@@ -46,22 +53,41 @@ impl Downloads {
         }
         let number = self.begun.get();
         self.begun.set(number + 1);
-        under_way.push(Entry { number, agent: agent.clone(), account: account.clone(), closer });
-        Some(Download { downloads: Rc::clone(self), number })
+        under_way.push(Entry {
+            number,
+            agent: agent.clone(),
+            account: account.clone(),
+            closer,
+        });
+        Some(Download {
+            downloads: Rc::clone(self),
+            number,
+        })
     }
 }
 
 impl Drop for Download {
     fn drop(&mut self) {
-        self.downloads.under_way.borrow_mut().retain(|entry| entry.number != self.number);
+        self.downloads
+            .under_way
+            .borrow_mut()
+            .retain(|entry| entry.number != self.number);
     }
 }
 
 /// The latest download of the account that has the most, if those are still as many as the ones of `account` afterwards.
 fn giving_way(under_way: &[Entry], account: &AccountId) -> Option<usize> {
-    let of = |account: &AccountId| under_way.iter().filter(|entry| entry.account == *account).count();
-    let (at, most) =
-        under_way.iter().enumerate().map(|(at, entry)| (at, of(&entry.account))).max_by_key(|(_, most)| *most)?;
+    let of = |account: &AccountId| {
+        under_way
+            .iter()
+            .filter(|entry| entry.account == *account)
+            .count()
+    };
+    let (at, most) = under_way
+        .iter()
+        .enumerate()
+        .map(|(at, entry)| (at, of(&entry.account)))
+        .max_by_key(|(_, most)| *most)?;
     (most > of(account) + 1).then_some(at)
 }
 
@@ -103,7 +129,12 @@ mod tests {
     }
 
     fn of(downloads: &Downloads, name: &str) -> usize {
-        downloads.under_way.borrow().iter().filter(|entry| entry.account == account(name)).count()
+        downloads
+            .under_way
+            .borrow()
+            .iter()
+            .filter(|entry| entry.account == account(name))
+            .count()
     }
 
     #[test]
@@ -138,11 +169,17 @@ mod tests {
             let half = limits::PROGRAM_DOWNLOADS / 2;
             for count in 1..=half {
                 assert!(begin("acme"));
-                assert_eq!((of(&downloads, "acme"), of(&downloads, "mallory")), (count, 2 * half - count));
+                assert_eq!(
+                    (of(&downloads, "acme"), of(&downloads, "mallory")),
+                    (count, 2 * half - count)
+                );
             }
             assert!(!begin("acme") && !begin("mallory"), "each has half");
             assert!(begin("zeta"));
-            assert_eq!(downloads.under_way.borrow().len(), limits::PROGRAM_DOWNLOADS);
+            assert_eq!(
+                downloads.under_way.borrow().len(),
+                limits::PROGRAM_DOWNLOADS
+            );
         });
     }
 
@@ -151,8 +188,14 @@ mod tests {
         let (start, size) = (Instant::now(), 10_000_000);
         let within = |sent| due(start, sent, size).duration_since(start);
         assert_eq!(within(0), limits::PROGRAM_CHUNK_WITHIN);
-        assert_eq!(within(size / 2), limits::PROGRAM_CHUNK_WITHIN + limits::PROGRAM_WITHIN / 2);
-        assert_eq!(within(size), limits::PROGRAM_CHUNK_WITHIN + limits::PROGRAM_WITHIN);
+        assert_eq!(
+            within(size / 2),
+            limits::PROGRAM_CHUNK_WITHIN + limits::PROGRAM_WITHIN / 2
+        );
+        assert_eq!(
+            within(size),
+            limits::PROGRAM_CHUNK_WITHIN + limits::PROGRAM_WITHIN
+        );
         assert_eq!(due(start, 0, 0), start + Duration::from_secs(20));
     }
 }

@@ -73,7 +73,11 @@ impl FlowControl {
 
     /// Time since the last request ended; zero while a request runs.
     pub(super) fn quiet_for(&self, now: Instant) -> Duration {
-        if self.streams.get() > 0 { Duration::ZERO } else { now.saturating_duration_since(self.quiet_since.get()) }
+        if self.streams.get() > 0 {
+            Duration::ZERO
+        } else {
+            now.saturating_duration_since(self.quiet_since.get())
+        }
     }
 
     /// Smoothed round trip of the TCP connection.
@@ -108,17 +112,25 @@ impl FlowControl {
             return;
         }
         self.next_measurement.set(now + window::INTERVAL);
-        let Some(traffic) = self.traffic() else { return };
-        let (committed, unread): (_, Vec<usize>) =
-            self.tunnel.with(|endpoint| (endpoint.committed(), endpoint.unread_by_stream().collect()));
-        let demand = Demand { streams: self.streams.get(), unread: &unread };
-        let allowance = (committed + self.memory.share().left_beyond_least()).min(window::TUNNEL_BUDGET);
+        let Some(traffic) = self.traffic() else {
+            return;
+        };
+        let (committed, unread): (_, Vec<usize>) = self
+            .tunnel
+            .with(|endpoint| (endpoint.committed(), endpoint.unread_by_stream().collect()));
+        let demand = Demand {
+            streams: self.streams.get(),
+            unread: &unread,
+        };
+        let allowance =
+            (committed + self.memory.share().left_beyond_least()).min(window::TUNNEL_BUDGET);
         let mut tuner = self.tuner.borrow_mut();
         let window = tuner.look(now, traffic, &demand, allowance);
         let is_new = window != tuner.window();
         tuner.set(window);
         drop(tuner);
-        self.tunnel.with(|endpoint| endpoint.set_credit(window as usize, allowance));
+        self.tunnel
+            .with(|endpoint| endpoint.set_credit(window as usize, allowance));
         if is_new {
             tracing::debug!(bytes = window, ?traffic, streams = demand.streams, "window");
             self.announce();
@@ -128,7 +140,12 @@ impl FlowControl {
     /// Tells the agent the window, and measures the path by a PING.
     pub(super) fn announce(&self) {
         let window = self.window();
-        let probe = self.probe.get().0.wrapping_add(1).max(heartbeat::PAYLOAD + 1);
+        let probe = self
+            .probe
+            .get()
+            .0
+            .wrapping_add(1)
+            .max(heartbeat::PAYLOAD + 1);
         self.probe.set((probe, Instant::now()));
         self.tunnel.with(|endpoint| {
             endpoint.send_window(window);
@@ -141,7 +158,11 @@ impl FlowControl {
         let (probe, sent) = self.probe.get();
         if probe != heartbeat::PAYLOAD && endpoint.take_pong() == Some(probe) {
             let took = sent.elapsed();
-            self.quickest_answer.set(Some(self.quickest_answer.get().map_or(took, |quickest| quickest.min(took))));
+            self.quickest_answer.set(Some(
+                self.quickest_answer
+                    .get()
+                    .map_or(took, |quickest| quickest.min(took)),
+            ));
         }
     }
 
@@ -152,7 +173,14 @@ impl FlowControl {
 
     fn traffic(&self) -> Option<Traffic> {
         let info = self.gauge.borrow().as_ref()?.read().ok()?;
-        let rtt = info.shortest_rtt.unwrap_or_default().max(self.quickest_answer.get().unwrap_or_default());
-        Some(Traffic { received: info.received, sent: info.acknowledged, rtt })
+        let rtt = info
+            .shortest_rtt
+            .unwrap_or_default()
+            .max(self.quickest_answer.get().unwrap_or_default());
+        Some(Traffic {
+            received: info.received,
+            sent: info.acknowledged,
+            rtt,
+        })
     }
 }

@@ -26,9 +26,20 @@ impl TunnelGrace {
     pub(crate) fn new(tunnels: BTreeMap<String, usize>, since: Instant) -> Self {
         let tunnels = tunnels.into_iter();
         let services: HashMap<_, _> = tunnels
-            .map(|(label, before)| (label, ServiceTunnels { before, missing: AtomicUsize::new(before) }))
+            .map(|(label, before)| {
+                (
+                    label,
+                    ServiceTunnels {
+                        before,
+                        missing: AtomicUsize::new(before),
+                    },
+                )
+            })
             .collect();
-        Self { since: Some(since).filter(|_| !services.is_empty()), services }
+        Self {
+            since: Some(since).filter(|_| !services.is_empty()),
+            services,
+        }
     }
 
     /// Counts a new tunnel.
@@ -36,15 +47,24 @@ impl TunnelGrace {
         if let Some(tunnels) = self.services.get(label) {
             let one_less = |missing: usize| missing.checked_sub(1);
             // Fails if no tunnel was missing.
-            let _ = tunnels.missing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+            let _ = tunnels
+                .missing
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
         }
     }
 
     /// Time until which a request for this service waits for a tunnel; `None` if it need not wait. With `others_wait`, other
     /// requests of the service wait already, and this one must not overtake them. The wait for the first tunnel is the
     /// longest. It is shorter while some are missing: these few could be overloaded.
-    pub(crate) fn wait_until(&self, label: &str, others_wait: bool, now: Instant) -> Option<Instant> {
-        let since = self.since.filter(|since| now < *since + limits::FIRST_TUNNEL_BACK)?;
+    pub(crate) fn wait_until(
+        &self,
+        label: &str,
+        others_wait: bool,
+        now: Instant,
+    ) -> Option<Instant> {
+        let since = self
+            .since
+            .filter(|since| now < *since + limits::FIRST_TUNNEL_BACK)?;
         let tunnels = self.services.get(label)?;
         let until = match tunnels.missing.load(Ordering::Relaxed) {
             0 if !others_wait => return None,
@@ -75,16 +95,25 @@ mod tests {
         assert!(waits("a", all - moment) && !waits("a", all));
         expected.arrived("a");
         assert!(!waits("a", Duration::ZERO));
-        assert!(expected.wait_until("a", true, start).is_some(), "behind others");
+        assert!(
+            expected.wait_until("a", true, start).is_some(),
+            "behind others"
+        );
         // More tunnels than before.
         expected.arrived("a");
         assert!(!waits("a", Duration::ZERO));
-        assert!(waits("b", Duration::ZERO), "each service waits for its own tunnels");
+        assert!(
+            waits("b", Duration::ZERO),
+            "each service waits for its own tunnels"
+        );
     }
 
     #[test]
     fn without_expected_tunnels_requests_do_not_wait() {
-        for expected in [TunnelGrace::default(), TunnelGrace::new(BTreeMap::new(), Instant::now())] {
+        for expected in [
+            TunnelGrace::default(),
+            TunnelGrace::new(BTreeMap::new(), Instant::now()),
+        ] {
             assert!(expected.wait_until("a", false, Instant::now()).is_none());
         }
     }

@@ -49,26 +49,44 @@ pub(crate) async fn serve(
         openings.begin(agent, stream.closer(), &tunnels.directory.get())
     };
     // From here on a revocation ends the connection, if the agent has sent a certificate.
-    let identity = stream.peer_certificate().and_then(|certificate| pki::agent_identity(&certificate, &tunnels.region));
+    let identity = stream
+        .peer_certificate()
+        .and_then(|certificate| pki::agent_identity(&certificate, &tunnels.region));
     let known = identity.map(|identity| begin(identity.agent));
     let mut buffer = BytesMut::new();
-    let Some(upgrade) = read_upgrade(&tunnels, &stream, &mut buffer, &guard).await else { return };
+    let Some(upgrade) = read_upgrade(&tunnels, &stream, &mut buffer, &guard).await else {
+        return;
+    };
     let mut admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, None));
     if let Err(challenged @ Error::AgentChallenge { challenge }) = &admitted {
         let response = dated(challenged.response(tunnels.ids.next_id()));
-        if http1::write_response(&stream, response, Connection::Persists).await.is_err() {
+        if http1::write_response(&stream, response, Connection::Persists)
+            .await
+            .is_err()
+        {
             return;
         }
-        let Some(upgrade) = read_upgrade(&tunnels, &stream, &mut buffer, &guard).await else { return };
+        let Some(upgrade) = read_upgrade(&tunnels, &stream, &mut buffer, &guard).await else {
+            return;
+        };
         admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, Some(challenge)));
     }
-    let Admission { agent, key, issuer, service, version, purpose } = match admitted {
+    let Admission {
+        agent,
+        key,
+        issuer,
+        service,
+        version,
+        purpose,
+    } = match admitted {
         Ok(admission) => admission,
         Err(error) => {
             // Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can
             // fill the log.
-            let is_unknown_agent =
-                matches!(error, Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_));
+            let is_unknown_agent = matches!(
+                error,
+                Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_)
+            );
             let is_logged = matches!(error, Error::VersionMismatch(_));
             if !is_unknown_agent && !is_logged && tunnels.may_log_refusal() {
                 tracing::warn!(%peer, %error, "tunnel refused");
@@ -81,7 +99,14 @@ pub(crate) async fn serve(
     let opening = known.unwrap_or_else(|| begin(agent.clone()));
     opening.set_service(&service);
     if let Purpose::Program(sha256) = purpose {
-        return send_program(&tunnels, &stream, (&agent, &service.account), &sha256, &guard).await;
+        return send_program(
+            &tunnels,
+            &stream,
+            (&agent, &service.account),
+            &sha256,
+            &guard,
+        )
+        .await;
     }
     let accepted = async {
         let acceptance = handshake::acceptance();
@@ -95,7 +120,19 @@ pub(crate) async fn serve(
     // From here on the heartbeat replaces the deadline.
     drop(guard);
     // A new task: the tunnel does not keep the memory of the handshake.
-    runtime::spawn(session::run(tunnels, stream, Party { agent, key, issuer, version, service }, opening, via));
+    runtime::spawn(session::run(
+        tunnels,
+        stream,
+        Party {
+            agent,
+            key,
+            issuer,
+            version,
+            service,
+        },
+        opening,
+        via,
+    ));
 }
 
 /// Reads the head of an upgrade request, which may have queued while this process was frozen. `None` if the agent has closed
@@ -153,10 +190,13 @@ fn admit(
         None => proved_certificate(head, challenge)?,
     };
     let issuer = issuer(tunnels, &certificate)?;
-    let identity = pki::agent_identity(&certificate, &tunnels.region).ok_or(Error::AgentCertificateRequired)?;
+    let identity = pki::agent_identity(&certificate, &tunnels.region)
+        .ok_or(Error::AgentCertificateRequired)?;
     let key = pki::subject_public_key_info(&certificate).ok_or(Error::AgentCertificateRequired)?;
     let directory = tunnels.directory.get();
-    let agent = directory.agent(identity.agent.as_str()).ok_or(Error::AgentUnknown)?;
+    let agent = directory
+        .agent(identity.agent.as_str())
+        .ok_or(Error::AgentUnknown)?;
     if agent.status != EnrollmentStatus::Approved || agent.account != identity.account {
         return Err(Error::AgentRevoked);
     }
@@ -181,7 +221,11 @@ fn admit(
     }
     let now = Instant::now();
     tunnels.take_admission(now)?;
-    tunnels.registry.borrow().openings().admit(&identity.agent, service, now)?;
+    tunnels
+        .registry
+        .borrow()
+        .openings()
+        .admit(&identity.agent, service, now)?;
     Ok(Admission {
         agent: identity.agent,
         key: PublicKeyHash::of(&key),
@@ -194,16 +238,25 @@ fn admit(
 
 /// The error for a version that is not served. Names the agent and its service if it has sent its certificate, for the
 /// log and for administrators.
-fn refuse_version(tunnels: &Tunnels, stream: &TlsStream, head: &RequestHead, mismatch: &VersionMismatch) -> Error {
+fn refuse_version(
+    tunnels: &Tunnels,
+    stream: &TlsStream,
+    head: &RequestHead,
+    mismatch: &VersionMismatch,
+) -> Error {
     let certificate = stream.peer_certificate();
-    let identity = certificate.and_then(|certificate| pki::agent_identity(&certificate, &tunnels.region));
+    let identity =
+        certificate.and_then(|certificate| pki::agent_identity(&certificate, &tunnels.region));
     let directory = tunnels.directory.get();
     if let Some(identity) = identity
         && let Destination::Tenant(label) = tunnels.region.destination(head.authority.as_str())
         && let Some(service) = directory.service(&label)
-        && directory.agent(identity.agent.as_str()).is_some_and(|agent| agent.may_serve(service))
+        && directory
+            .agent(identity.agent.as_str())
+            .is_some_and(|agent| agent.may_serve(service))
     {
-        let (agent, service_label, agent_version) = (&identity.agent, &service.label, &mismatch.agent);
+        let (agent, service_label, agent_version) =
+            (&identity.agent, &service.label, &mismatch.agent);
         if tunnels.may_log_refusal() {
             tracing::warn!(
                 %agent, service = %service_label, agent_version, gateway_version = VERSION,
@@ -214,7 +267,11 @@ fn refuse_version(tunnels: &Tunnels, stream: &TlsStream, head: &RequestHead, mis
         let mut registry = tunnels.registry.borrow_mut();
         registry.refused_version(agent, service, agent_version.clone(), Instant::now());
     } else if tunnels.may_log_refusal() {
-        tracing::warn!(agent_version = mismatch.agent, gateway_version = VERSION, "tunnel refused: version not served");
+        tracing::warn!(
+            agent_version = mismatch.agent,
+            gateway_version = VERSION,
+            "tunnel refused: version not served"
+        );
     }
     Error::VersionMismatch(mismatch.to_string())
 }
@@ -228,11 +285,18 @@ async fn send_program(
     guard: &ConnectionGuard,
 ) {
     let Some(program) = tunnels.releases.program(sha256) else {
-        let error = Error::BadRequest("this gateway has no agent program with this SHA-256".to_owned());
+        let error =
+            Error::BadRequest("this gateway has no agent program with this SHA-256".to_owned());
         return refuse(tunnels, stream, &error, guard).await;
     };
     let Some(download) = tunnels.downloads.begin(agent, account, stream.closer()) else {
-        return refuse(tunnels, stream, &Error::Overloaded(Overload::Programs), guard).await;
+        return refuse(
+            tunnels,
+            stream,
+            &Error::Overloaded(Overload::Programs),
+            guard,
+        )
+        .await;
     };
     match write_program(stream, program, guard).await {
         Ok(()) => {
@@ -245,11 +309,24 @@ async fn send_program(
     }
 }
 
-async fn write_program(stream: &TlsStream, program: &Bytes, guard: &ConnectionGuard) -> io::Result<()> {
-    let content_type = (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+async fn write_program(
+    stream: &TlsStream,
+    program: &Bytes,
+    guard: &ConnectionGuard,
+) -> io::Result<()> {
+    let content_type = (
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
     let (headers, mut out) = (Fields::from_iter([content_type]), Vec::with_capacity(256));
     let framing = Framing::Length(program.len() as u64);
-    head::write_response(&mut out, StatusCode::OK, &headers, framing, Connection::Close);
+    head::write_response(
+        &mut out,
+        StatusCode::OK,
+        &headers,
+        framing,
+        Connection::Close,
+    );
     let (start, mut sent) = (Instant::now(), 0);
     for chunk in std::iter::once(out.as_slice()).chain(program.chunks(limits::PROGRAM_CHUNK)) {
         let due = downloads::due(start, sent, program.len());
@@ -261,26 +338,39 @@ async fn write_program(stream: &TlsStream, program: &Bytes, guard: &ConnectionGu
 }
 
 /// The authority that has issued the certificate, by those that are trusted now: others may have been at the TLS handshake.
-fn issuer(tunnels: &Tunnels, certificate: &CertificateDer<'_>) -> Result<Option<AuthorityId>, Error> {
+fn issuer(
+    tunnels: &Tunnels,
+    certificate: &CertificateDer<'_>,
+) -> Result<Option<AuthorityId>, Error> {
     let configs = tunnels.certificates.get();
-    configs.agents.issuer(certificate, clock::unix_time()).map(Option::<&AuthorityId>::cloned).map_err(|error| {
-        match error {
-            rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
-                Error::AgentCertificateExpired
-            }
+    configs
+        .agents
+        .issuer(certificate, clock::unix_time())
+        .map(Option::<&AuthorityId>::cloned)
+        .map_err(|error| match error {
+            rustls::Error::InvalidCertificate(
+                CertificateError::Expired | CertificateError::ExpiredContext { .. },
+            ) => Error::AgentCertificateExpired,
             _ => Error::AgentCertificateRequired,
-        }
-    })
+        })
 }
 
 /// The certificate from a proof of an agent without a client certificate, which is not verified yet: the agent has signed the
 /// challenge of this connection with the key of the certificate.
-fn proved_certificate(head: &RequestHead, challenge: Option<&str>) -> Result<CertificateDer<'static>, Error> {
-    let proof = head.headers.get(header::AUTHORIZATION).and_then(|value| Proof::parse(value.to_str().ok()?));
+fn proved_certificate(
+    head: &RequestHead,
+    challenge: Option<&str>,
+) -> Result<CertificateDer<'static>, Error> {
+    let proof = head
+        .headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| Proof::parse(value.to_str().ok()?));
     let (Some(challenge), Some(proof)) = (challenge, proof) else {
         // Only the first request of a connection gets a challenge.
         return Err(match challenge {
-            None => Error::AgentChallenge { challenge: random_base62(SECRET_LENGTH) },
+            None => Error::AgentChallenge {
+                challenge: random_base62(SECRET_LENGTH),
+            },
             Some(_) => Error::AgentCertificateRequired,
         });
     };

@@ -22,7 +22,11 @@ impl<T> Latest<T> {
     pub(super) fn record(&mut self, agent: &AgentId, label: &Arc<str>, event: T, now: Instant) {
         let key = (agent.clone(), Arc::clone(label));
         if self.0.len() >= limits::LATEST_EVENTS && !self.0.contains_key(&key) {
-            let oldest = self.0.iter().min_by_key(|(_, (_, at))| *at).map(|(key, _)| key.clone());
+            let oldest = self
+                .0
+                .iter()
+                .min_by_key(|(_, (_, at))| *at)
+                .map(|(key, _)| key.clone());
             oldest.map(|oldest| self.0.remove(&oldest));
         }
         self.0.insert(key, (event, now));
@@ -40,11 +44,25 @@ impl<T> Latest<T> {
     }
 
     /// Makes a report of each event from agent, service, event and the seconds since then.
-    pub(super) fn report<R>(&self, now: Instant, report: impl Fn(String, String, &T, u64) -> R) -> Vec<R> {
+    pub(super) fn report<R>(
+        &self,
+        now: Instant,
+        report: impl Fn(String, String, &T, u64) -> R,
+    ) -> Vec<R> {
         let ago = |at: &Instant| now.saturating_duration_since(*at);
-        let recent = self.0.iter().filter(|(_, (_, at))| ago(at) < limits::LATEST_EVENT_KEPT);
+        let recent = self
+            .0
+            .iter()
+            .filter(|(_, (_, at))| ago(at) < limits::LATEST_EVENT_KEPT);
         recent
-            .map(|((agent, label), (event, at))| report(agent.to_string(), label.to_string(), event, ago(at).as_secs()))
+            .map(|((agent, label), (event, at))| {
+                report(
+                    agent.to_string(),
+                    label.to_string(),
+                    event,
+                    ago(at).as_secs(),
+                )
+            })
             .collect()
     }
 }
@@ -66,10 +84,18 @@ mod tests {
         let first = AgentId::random();
         latest.record(&first, &service, 0, now);
         for number in 1..=limits::LATEST_EVENTS as u64 {
-            latest.record(&AgentId::random(), &service, number, now + Duration::from_secs(number));
+            latest.record(
+                &AgentId::random(),
+                &service,
+                number,
+                now + Duration::from_secs(number),
+            );
         }
         assert_eq!(agents(&latest, now).len(), limits::LATEST_EVENTS);
-        assert!(!agents(&latest, now).contains(&first.to_string()), "the oldest one is replaced");
+        assert!(
+            !agents(&latest, now).contains(&first.to_string()),
+            "the oldest one is replaced"
+        );
         // Events of one agent and service replace each other.
         let newest = Duration::from_secs(9999);
         for number in [7, 8] {
@@ -80,7 +106,11 @@ mod tests {
         let of_first = |agent: String, label: String, event: &u64, seconds_ago| {
             (agent == first.as_str()).then_some((label, *event, seconds_ago))
         };
-        let found: Vec<_> = latest.report(later, of_first).into_iter().flatten().collect();
+        let found: Vec<_> = latest
+            .report(later, of_first)
+            .into_iter()
+            .flatten()
+            .collect();
         assert_eq!(found, [("acme--api".to_owned(), 8, 5)]);
         latest.remove(&first, &service);
         assert_eq!(agents(&latest, now).len(), limits::LATEST_EVENTS - 1);
@@ -95,7 +125,10 @@ mod tests {
         latest.record(&stays, &service, (), now);
         latest.retain(|agent| *agent == stays);
         let end = now + limits::LATEST_EVENT_KEPT;
-        assert_eq!(agents(&latest, end - Duration::from_millis(1)), [stays.to_string()]);
+        assert_eq!(
+            agents(&latest, end - Duration::from_millis(1)),
+            [stays.to_string()]
+        );
         assert!(agents(&latest, end).is_empty());
     }
 }

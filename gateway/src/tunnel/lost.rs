@@ -34,7 +34,10 @@ impl LostServices {
         if self.since.is_empty() {
             return None;
         }
-        let since = self.since.get(label).filter(|since| is_recent(**since, now))?;
+        let since = self
+            .since
+            .get(label)
+            .filter(|since| is_recent(**since, now))?;
         Some(*since + limits::FIRST_TUNNEL_BACK)
     }
 }
@@ -56,10 +59,19 @@ mod tests {
         assert_eq!(lost.until(&label, start), None);
         lost.note(&label, start);
         let end = start + limits::FIRST_TUNNEL_BACK;
-        assert_eq!(lost.until(&label, end - Duration::from_millis(1)), Some(end));
-        assert_eq!((lost.until(&label, end), lost.until("acme--other", start)), (None, None));
+        assert_eq!(
+            lost.until(&label, end - Duration::from_millis(1)),
+            Some(end)
+        );
+        assert_eq!(
+            (lost.until(&label, end), lost.until("acme--other", start)),
+            (None, None)
+        );
         for number in 0..10_000u64 {
-            lost.note(&format!("acme--s{number}").into(), end + Duration::from_millis(number * 100));
+            lost.note(
+                &format!("acme--s{number}").into(),
+                end + Duration::from_millis(number * 100),
+            );
         }
         assert!(lost.since.len() <= 2 * 64, "{}", lost.since.len());
     }

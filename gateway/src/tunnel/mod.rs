@@ -85,11 +85,18 @@ impl Tunnels {
 
     /// Whether agents are to connect to other nodes.
     pub(crate) fn is_suspended(&self) -> bool {
-        self.signals.as_ref().is_some_and(|signals| signals.is_suspended())
+        self.signals
+            .as_ref()
+            .is_some_and(|signals| signals.is_suspended())
     }
 
     fn take_admission(&self, now: Instant) -> Result<(), Error> {
-        let Some(admissions) = &self.admissions else { return Ok(()) };
-        admissions.borrow_mut().take(now).map_err(|_| Error::Overloaded(Overload::Admissions))
+        let Some(admissions) = &self.admissions else {
+            return Ok(());
+        };
+        admissions
+            .borrow_mut()
+            .take(now)
+            .map_err(|_| Error::Overloaded(Overload::Admissions))
     }
 }

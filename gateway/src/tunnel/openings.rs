@@ -56,26 +56,52 @@ impl Openings {
     }
 
     /// Adds a connection of `agent`. Ends its oldest one if it has too many.
-    pub(super) fn begin(self: &Rc<Self>, agent: AgentId, closer: Closer, directory: &Directory) -> Opening {
-        let services = directory.agent(agent.as_str()).map_or(0, |agent| agent.services.len());
+    pub(super) fn begin(
+        self: &Rc<Self>,
+        agent: AgentId,
+        closer: Closer,
+        directory: &Directory,
+    ) -> Opening {
+        let services = directory
+            .agent(agent.as_str())
+            .map_or(0, |agent| agent.services.len());
         let may_begin = may_begin(&agent, directory, Timestamp::now());
         let most = limits::OPENINGS_PER_AGENT + limits::OPENINGS_PER_TUNNEL * services;
         let mut entries = self.entries.borrow_mut();
         end_oldest(&entries, most, |entry| entry.agent == agent);
         self.begun.set(self.begun.get() + 1);
         let (number, cut) = (self.begun.get(), Cell::new(false));
-        let entry = Entry { agent, service: None, closer, number, cut, may_begin };
-        Opening { openings: Rc::clone(self), key: entries.insert(entry) }
+        let entry = Entry {
+            agent,
+            service: None,
+            closer,
+            number,
+            cut,
+            may_begin,
+        };
+        Opening {
+            openings: Rc::clone(self),
+            key: entries.insert(entry),
+        }
     }
 
     /// Counts a requested tunnel against the rates of the agent and the service.
-    pub(super) fn admit(&self, agent: &AgentId, service: &Service, now: Instant) -> Result<(), Error> {
+    pub(super) fn admit(
+        &self,
+        agent: &AgentId,
+        service: &Service,
+        now: Instant,
+    ) -> Result<(), Error> {
         self.rates.borrow_mut().take(agent, &service.label, now)
     }
 
     /// Whether a refusal may be logged as a warning. Limited by a rate, so that agents cannot fill the log.
     pub(super) fn may_log_refusal(&self) -> bool {
-        self.rates.borrow_mut().warnings.take(Instant::now()).is_ok()
+        self.rates
+            .borrow_mut()
+            .warnings
+            .take(Instant::now())
+            .is_ok()
     }
 
     /// Ends openings of agents that may no longer have their tunnel.
@@ -90,13 +116,21 @@ impl Openings {
 
     /// Ends all openings.
     pub(super) fn cut(&self) {
-        self.entries.borrow().iter().for_each(|(_, entry)| entry.end());
+        self.entries
+            .borrow()
+            .iter()
+            .for_each(|(_, entry)| entry.end());
     }
 }
 
 /// Ends the oldest entry that `matches` if there are `most` of them.
 fn end_oldest(entries: &Slab<Entry>, most: usize, matches: impl Fn(&Entry) -> bool) {
-    let same = || entries.iter().map(|(_, entry)| entry).filter(|entry| !entry.cut.get() && matches(entry));
+    let same = || {
+        entries
+            .iter()
+            .map(|(_, entry)| entry)
+            .filter(|entry| !entry.cut.get() && matches(entry))
+    };
     if same().count() >= most
         && let Some(oldest) = same().min_by_key(|entry| entry.number)
     {
@@ -113,8 +147,13 @@ fn may_begin(agent: &AgentId, directory: &Directory, now: Timestamp) -> bool {
 impl Entry {
     fn is_allowed(&self, directory: &Directory, now: Timestamp) -> bool {
         let may_serve = |asked: &Arc<Service>| {
-            let (service, agent) = (directory.service(&asked.label), directory.agent(self.agent.as_str()));
-            service.zip(agent).is_some_and(|(service, agent)| agent.may_serve(service))
+            let (service, agent) = (
+                directory.service(&asked.label),
+                directory.agent(self.agent.as_str()),
+            );
+            service
+                .zip(agent)
+                .is_some_and(|(service, agent)| agent.may_serve(service))
         };
         may_begin(&self.agent, directory, now) && self.service.as_ref().is_none_or(may_serve)
     }
@@ -129,9 +168,15 @@ impl Opening {
     /// Records that the agent is admitted to `service`. Ends its oldest opening for the service if it has too many.
     pub(super) fn set_service(&self, service: &Arc<Service>) {
         let mut entries = self.openings.entries.borrow_mut();
-        let Some(agent) = entries.get(self.key).map(|entry| entry.agent.clone()) else { return };
+        let Some(agent) = entries.get(self.key).map(|entry| entry.agent.clone()) else {
+            return;
+        };
         end_oldest(&entries, limits::OPENINGS_PER_TUNNEL, |entry| {
-            entry.agent == agent && entry.service.as_ref().is_some_and(|other| other.label == service.label)
+            entry.agent == agent
+                && entry
+                    .service
+                    .as_ref()
+                    .is_some_and(|other| other.label == service.label)
         });
         if let Some(entry) = entries.get_mut(self.key) {
             entry.service = Some(Arc::clone(service));
@@ -157,13 +202,27 @@ struct Rates {
 impl Rates {
     fn new(now: Instant) -> Self {
         let warnings = Bucket::new(limits::TUNNEL_REFUSAL_LINES, now);
-        Self { agents: HashMap::new(), services: HashMap::new(), warnings }
+        Self {
+            agents: HashMap::new(),
+            services: HashMap::new(),
+            warnings,
+        }
     }
 
     fn take(&mut self, agent: &AgentId, label: &Arc<str>, now: Instant) -> Result<(), Error> {
         let limited = |retry_after: Duration| Error::TunnelRateLimited { retry_after };
-        let own = bucket(&mut self.agents, (agent.clone(), Arc::clone(label)), limits::TUNNELS_BY_AGENT, now)?;
-        let all = bucket(&mut self.services, Arc::clone(label), limits::TUNNELS_BY_SERVICE, now)?;
+        let own = bucket(
+            &mut self.agents,
+            (agent.clone(), Arc::clone(label)),
+            limits::TUNNELS_BY_AGENT,
+            now,
+        )?;
+        let all = bucket(
+            &mut self.services,
+            Arc::clone(label),
+            limits::TUNNELS_BY_SERVICE,
+            now,
+        )?;
         // If one bucket refuses, the other keeps its token.
         let mut own_taken = own.clone();
         own_taken.take(now).map_err(limited)?;
@@ -200,16 +259,27 @@ mod tests {
         let agents: Vec<AgentId> = (0..100).map(|_| AgentId::random()).collect();
         let (api, web): (Arc<str>, Arc<str>) = ("acme--api".into(), "acme--web".into());
         let burst = limits::TUNNELS_BY_AGENT.burst() as usize;
-        let mut taken =
-            |agent: &AgentId, label| (0..1000).take_while(|_| rates.take(agent, label, now).is_ok()).count();
+        let mut taken = |agent: &AgentId, label| {
+            (0..1000)
+                .take_while(|_| rates.take(agent, label, now).is_ok())
+                .count()
+        };
         assert_eq!(taken(&agents[0], &api), burst);
         // Another service has its own bucket.
         assert_eq!(taken(&agents[0], &web), burst);
         let rest: usize = agents[1..].iter().map(|agent| taken(agent, &api)).sum();
         assert_eq!(rest + burst, limits::TUNNELS_BY_SERVICE.burst() as usize);
-        let refused = rates.take(&agents[0], &api, now + Duration::from_millis(1)).unwrap_err();
-        assert_eq!((refused.outcome().0.as_u16(), refused.retry_after_seconds()), (429, Some(1)));
-        assert_eq!(rates.take(&agents[0], &api, now + Duration::from_secs(1)), Ok(()));
+        let refused = rates
+            .take(&agents[0], &api, now + Duration::from_millis(1))
+            .unwrap_err();
+        assert_eq!(
+            (refused.outcome().0.as_u16(), refused.retry_after_seconds()),
+            (429, Some(1))
+        );
+        assert_eq!(
+            rates.take(&agents[0], &api, now + Duration::from_secs(1)),
+            Ok(())
+        );
     }
 
     #[test]
@@ -238,11 +308,20 @@ mod tests {
     fn tables_are_bounded_and_drop_full_buckets() {
         let (now, mut buckets) = (Instant::now(), HashMap::new());
         for number in 0..limits::TUNNEL_BUCKETS {
-            bucket(&mut buckets, number, limits::TUNNELS_BY_AGENT, now).unwrap().take(now).unwrap();
+            bucket(&mut buckets, number, limits::TUNNELS_BY_AGENT, now)
+                .unwrap()
+                .take(now)
+                .unwrap();
         }
         let refused = bucket(&mut buckets, usize::MAX, limits::TUNNELS_BY_AGENT, now).unwrap_err();
         assert_eq!(refused.outcome().0.as_u16(), 503);
-        bucket(&mut buckets, usize::MAX, limits::TUNNELS_BY_AGENT, now + Duration::from_secs(60)).unwrap();
+        bucket(
+            &mut buckets,
+            usize::MAX,
+            limits::TUNNELS_BY_AGENT,
+            now + Duration::from_secs(60),
+        )
+        .unwrap();
         assert_eq!(buckets.len(), 1);
     }
 }

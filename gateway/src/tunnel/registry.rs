@@ -96,36 +96,56 @@ impl Registry {
     }
 
     /// Records that an agent was refused a tunnel of the service because of its version.
-    pub(super) fn refused_version(&mut self, agent: &AgentId, service: &Service, version: String, now: Instant) {
-        self.refused_versions.record(agent, &service.label, version, now);
+    pub(super) fn refused_version(
+        &mut self,
+        agent: &AgentId,
+        service: &Service,
+        version: String,
+        now: Instant,
+    ) {
+        self.refused_versions
+            .record(agent, &service.label, version, now);
     }
 
     pub(crate) fn refused_versions(&self) -> Vec<RefusedVersion> {
-        self.refused_versions.report(Instant::now(), |agent_id, service, version, seconds_ago| RefusedVersion {
-            agent_id,
-            service,
-            agent_version: version.clone(),
-            gateway_version: VERSION.to_owned(),
-            seconds_ago,
-        })
+        self.refused_versions
+            .report(Instant::now(), |agent_id, service, version, seconds_ago| {
+                RefusedVersion {
+                    agent_id,
+                    service,
+                    agent_version: version.clone(),
+                    gateway_version: VERSION.to_owned(),
+                    seconds_ago,
+                }
+            })
     }
 
     /// Records why a tunnel has ended, which may not have been registered.
-    pub(super) fn ended(&mut self, session: &Session, reason: CutReason, directory: &Directory, now: Instant) {
+    pub(super) fn ended(
+        &mut self,
+        session: &Session,
+        reason: CutReason,
+        directory: &Directory,
+        now: Instant,
+    ) {
         // A deletion ends the tunnel after the records of the agent are gone.
         if directory.agent(session.agent.as_str()).is_some() {
-            self.ended.record(&session.agent, &session.service.label, reason, now);
+            self.ended
+                .record(&session.agent, &session.service.label, reason, now);
         }
     }
 
     pub(crate) fn ended_tunnels(&self) -> Vec<EndedTunnel> {
-        self.ended.report(Instant::now(), |agent_id, service, reason, seconds_ago| EndedTunnel {
-            agent_id,
-            service,
-            reason: reason.as_str().to_owned(),
-            advice: reason.advice().map(str::to_owned),
-            seconds_ago,
-        })
+        self.ended
+            .report(Instant::now(), |agent_id, service, reason, seconds_ago| {
+                EndedTunnel {
+                    agent_id,
+                    service,
+                    reason: reason.as_str().to_owned(),
+                    advice: reason.advice().map(str::to_owned),
+                    seconds_ago,
+                }
+            })
     }
 
     /// Forgets deleted agents.
@@ -137,10 +157,15 @@ impl Registry {
 
     /// Adds a session. It replaces an older one of the same agent, which gets no more requests while the newer one is open.
     pub(crate) fn insert(&mut self, session: &Rc<Session>, now: Instant) -> Result<(), CutReason> {
-        self.refused_versions.remove(&session.agent, &session.service.label);
+        self.refused_versions
+            .remove(&session.agent, &session.service.label);
         let tunnels = self.by_service.entry(Arc::clone(&session.service.label));
         let tunnels = tunnels.or_insert_with(|| ServiceTunnels::new(now));
-        if let Some(at) = tunnels.sessions.iter().position(|other| other.agent == session.agent) {
+        if let Some(at) = tunnels
+            .sessions
+            .iter()
+            .position(|other| other.agent == session.agent)
+        {
             // Sessions may register in another order than they began in.
             if tunnels.sessions[at].generation > session.generation {
                 return Err(CutReason::NewerTunnel);
@@ -149,8 +174,14 @@ impl Registry {
             older.replace();
             // Only the latest replaced sessions may finish their requests, so that an agent that keeps reconnecting does
             // not accumulate sessions.
-            let newest_first = self.replaced.iter().rev().filter(|other| other.is_same(session));
-            newest_first.skip(limits::REPLACED_TUNNELS - 1).for_each(|stale| stale.cut(CutReason::Replaced));
+            let newest_first = self
+                .replaced
+                .iter()
+                .rev()
+                .filter(|other| other.is_same(session));
+            newest_first
+                .skip(limits::REPLACED_TUNNELS - 1)
+                .for_each(|stale| stale.cut(CutReason::Replaced));
             self.replaced.push(older);
             tunnels.tell_of_others();
             return Ok(());
@@ -174,7 +205,9 @@ impl Registry {
         }
         self.replaced.retain(|other| !Rc::ptr_eq(other, session));
         let label = &session.service.label;
-        let Some(tunnels) = self.by_service.get_mut(label) else { return };
+        let Some(tunnels) = self.by_service.get_mut(label) else {
+            return;
+        };
         tunnels.sessions.retain(|other| !Rc::ptr_eq(other, session));
         tunnels.tell_of_others();
         if tunnels.sessions.is_empty() {
@@ -194,17 +227,28 @@ impl Registry {
     /// Puts the latest tunnel that `session` has replaced in its place.
     fn use_reserve_of(&mut self, session: &Session) {
         let label = &session.service.label;
-        let Some(tunnels) = self.by_service.get_mut(label) else { return };
-        let Some(at) = tunnels.sessions.iter().position(|other| std::ptr::eq(Rc::as_ptr(other), session)) else {
+        let Some(tunnels) = self.by_service.get_mut(label) else {
             return;
         };
-        let Some(reserve) = self.replaced.iter().rposition(|other| other.is_same(session) && other.is_reserve()) else {
+        let Some(at) = tunnels
+            .sessions
+            .iter()
+            .position(|other| std::ptr::eq(Rc::as_ptr(other), session))
+        else {
+            return;
+        };
+        let Some(reserve) = self
+            .replaced
+            .iter()
+            .rposition(|other| other.is_same(session) && other.is_reserve())
+        else {
             return;
         };
         let reserve = self.replaced.remove(reserve);
         tracing::info!(agent = %reserve.agent, service = %label, generation = reserve.generation, "tunnel ready again");
         reserve.send_ready();
-        self.replaced.push(std::mem::replace(&mut tunnels.sessions[at], reserve));
+        self.replaced
+            .push(std::mem::replace(&mut tunnels.sessions[at], reserve));
     }
 
     /// Time until which a tunnel of the service is expected again, if its last one has ended a moment ago.
@@ -214,7 +258,9 @@ impl Registry {
 
     /// The tunnels of the service that take requests.
     pub(crate) fn serving(&self, label: &str) -> Serving {
-        let mut serving = self.of_service(label).filter(|session| session.takes_requests());
+        let mut serving = self
+            .of_service(label)
+            .filter(|session| session.takes_requests());
         match (serving.next(), serving.next()) {
             (None, _) => Serving::None,
             (Some(only), None) => Serving::One(Rc::clone(only)),
@@ -230,7 +276,9 @@ impl Registry {
         wanted: Wanted,
         now: Instant,
     ) -> Chosen {
-        let Some(tunnels) = self.by_service.get(label) else { return Chosen::None };
+        let Some(tunnels) = self.by_service.get(label) else {
+            return Chosen::None;
+        };
         let may_take = |session: &Rc<Session>| session.takes_requests() && may_take(session);
         match choice::choose(&tunnels.sessions, may_take, wanted, now, &mut fastrand::f64) {
             Choice::Tunnel(index) => Chosen::Tunnel(Rc::clone(&tunnels.sessions[index])),
@@ -240,7 +288,12 @@ impl Registry {
     }
 
     /// Whether a tunnel that `may_take` a request, and can be repeated, is ready for it.
-    pub(crate) fn has_ready(&self, label: &str, may_take: impl Fn(&Session) -> bool, now: Instant) -> bool {
+    pub(crate) fn has_ready(
+        &self,
+        label: &str,
+        may_take: impl Fn(&Session) -> bool,
+        now: Instant,
+    ) -> bool {
         self.of_service(label).any(|session| {
             let is_free = session.takes_requests() && session.has_free_slot() && may_take(session);
             is_free && session.tier(true, now) == HealthTier::Ready
@@ -256,17 +309,28 @@ impl Registry {
 
     /// Takes a further attempt from the budget of the service. Returns false if there is none.
     pub(crate) fn take_attempt(&self, label: &str, now: Instant) -> bool {
-        self.by_service.get(label).is_some_and(|tunnels| tunnels.budget.borrow_mut().try_take(now))
+        self.by_service
+            .get(label)
+            .is_some_and(|tunnels| tunnels.budget.borrow_mut().try_take(now))
     }
 
     /// Whether the service has a tunnel that takes requests.
     pub(crate) fn has_tunnel(&self, label: &str) -> bool {
-        self.of_service(label).any(|session| session.takes_requests())
+        self.of_service(label)
+            .any(|session| session.takes_requests())
     }
 
     /// Whether one of the service's tunnels that `may_take` a request has a free slot; one of those in order, if there are any.
-    pub(crate) fn has_room(&self, label: &str, may_take: impl Fn(&Session) -> bool, now: Instant) -> bool {
-        let serving = || self.of_service(label).filter(|session| session.takes_requests() && may_take(session));
+    pub(crate) fn has_room(
+        &self,
+        label: &str,
+        may_take: impl Fn(&Session) -> bool,
+        now: Instant,
+    ) -> bool {
+        let serving = || {
+            self.of_service(label)
+                .filter(|session| session.takes_requests() && may_take(session))
+        };
         let is_in_order = |session: &&Rc<Session>| session.tier(false, now) != HealthTier::Impaired;
         let mut in_order = serving().filter(is_in_order).peekable();
         match in_order.peek() {
@@ -279,9 +343,12 @@ impl Registry {
     /// its.
     pub(crate) fn is_short(&self, label: &str, now: Instant) -> bool {
         let is_one_of_several = self.has_several && self.of_service(label).count() > 1;
-        let is_impaired =
-            |session: &Rc<Session>| session.takes_requests() && session.tier(false, now) == HealthTier::Impaired;
-        is_one_of_several && !self.has_room(label, |_| true, now) && self.of_service(label).any(is_impaired)
+        let is_impaired = |session: &Rc<Session>| {
+            session.takes_requests() && session.tier(false, now) == HealthTier::Impaired
+        };
+        is_one_of_several
+            && !self.has_room(label, |_| true, now)
+            && self.of_service(label).any(is_impaired)
     }
 
     /// Checks by PINGs which agents of services with several tunnels answer. Returns whether there are any.
@@ -290,8 +357,16 @@ impl Registry {
         for tunnels in self.by_service.values() {
             let has_others = tunnels.sessions.len() > 1;
             self.has_several |= has_others;
-            if has_others || tunnels.sessions.first().is_some_and(|session| session.is_watched()) {
-                tunnels.sessions.iter().for_each(|session| session.watch(has_others, was_late, now));
+            if has_others
+                || tunnels
+                    .sessions
+                    .first()
+                    .is_some_and(|session| session.is_watched())
+            {
+                tunnels
+                    .sessions
+                    .iter()
+                    .for_each(|session| session.watch(has_others, was_late, now));
             }
         }
         self.lost.forget(now);
@@ -300,16 +375,24 @@ impl Registry {
 
     /// Services with several tunnels, whose slots can become free without a byte on a tunnel.
     pub(crate) fn several(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.by_service.iter().filter(|(_, tunnels)| tunnels.sessions.len() > 1).map(|(label, _)| label)
+        self.by_service
+            .iter()
+            .filter(|(_, tunnels)| tunnels.sessions.len() > 1)
+            .map(|(label, _)| label)
     }
 
     fn of_service(&self, label: &str) -> impl Iterator<Item = &Rc<Session>> {
-        self.by_service.get(label).into_iter().flat_map(|tunnels| &tunnels.sessions)
+        self.by_service
+            .get(label)
+            .into_iter()
+            .flat_map(|tunnels| &tunnels.sessions)
     }
 
     /// The sessions that are not replaced.
     pub(super) fn sessions(&self) -> impl Iterator<Item = &Rc<Session>> {
-        self.by_service.values().flat_map(|tunnels| &tunnels.sessions)
+        self.by_service
+            .values()
+            .flat_map(|tunnels| &tunnels.sessions)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Rc<Session>> {
@@ -319,7 +402,8 @@ impl Registry {
     /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that
     /// loses its tunnel gets the message.
     pub(crate) fn announce(&self, directory: &Directory) {
-        self.all().for_each(|session| session.announce_services(directory));
+        self.all()
+            .for_each(|session| session.announce_services(directory));
     }
 
     /// Cuts tunnels, including those being opened, of agents that may no longer serve their service.
@@ -336,7 +420,11 @@ impl Registry {
 
     /// Sends the agents of services that `is_elsewhere` to the node that owns them now, and those whose connection comes
     /// through a node that `has_left` to another node. Running requests finish.
-    pub(crate) fn relocate(&self, is_elsewhere: impl Fn(&Service) -> bool, has_left: impl Fn(NodeSlot) -> bool) {
+    pub(crate) fn relocate(
+        &self,
+        is_elsewhere: impl Fn(&Service) -> bool,
+        has_left: impl Fn(NodeSlot) -> bool,
+    ) {
         for session in self.all().filter(|session| session.takes_requests()) {
             if is_elsewhere(&session.service) {
                 session.send(&ToAgent::Drain);
@@ -349,7 +437,8 @@ impl Registry {
 
     /// Cuts the tunnels that come through a lost node, unless they were opened after `until`.
     pub(crate) fn lose_node(&self, node: NodeSlot, until: Instant) {
-        let is_lost = |session: &&Rc<Session>| session.via.get() == Some(node) && session.opened() <= until;
+        let is_lost =
+            |session: &&Rc<Session>| session.via.get() == Some(node) && session.opened() <= until;
         let lost = self.sessions().chain(&self.replaced).filter(is_lost);
         lost.for_each(|session| session.cut(CutReason::ConnectionLost));
     }
@@ -362,13 +451,15 @@ impl Registry {
 
     /// Ends every tunnel once its running requests have finished.
     pub(crate) fn end(&self) {
-        self.all().for_each(|session| session.end(CutReason::GatewayDrains));
+        self.all()
+            .for_each(|session| session.end(CutReason::GatewayDrains));
     }
 
     /// Cuts every tunnel: the gateway stops.
     pub(crate) fn cut(&self) {
         self.openings.cut();
-        self.all().for_each(|session| session.cut(CutReason::GatewayStops));
+        self.all()
+            .for_each(|session| session.cut(CutReason::GatewayStops));
     }
 
     pub(crate) fn report(
@@ -378,13 +469,18 @@ impl Registry {
         releases: &AgentReleases,
     ) -> Vec<TunnelReport> {
         let now = Instant::now();
-        self.sessions().map(|session| session.report(worker, directory, releases, now)).collect()
+        self.sessions()
+            .map(|session| session.report(worker, directory, releases, now))
+            .collect()
     }
 }
 
 impl ServiceTunnels {
     fn new(now: Instant) -> Self {
-        Self { sessions: Vec::new(), budget: RefCell::new(AttemptBudget::new(now)) }
+        Self {
+            sessions: Vec::new(),
+            budget: RefCell::new(AttemptBudget::new(now)),
+        }
     }
 
     fn median_latency(&self, now: Instant) -> Option<Duration> {
@@ -394,6 +490,8 @@ impl ServiceTunnels {
     /// Tells each agent whether there are others.
     fn tell_of_others(&self) {
         let exist = self.sessions.len() > 1;
-        self.sessions.iter().for_each(|session| session.tell_of_others(exist));
+        self.sessions
+            .iter()
+            .for_each(|session| session.tell_of_others(exist));
     }
 }

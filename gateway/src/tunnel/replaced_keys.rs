@@ -24,7 +24,11 @@ pub(crate) struct ReplacedKeys {
 /// one. Never waits: if too many agents wait already, the next tunnel of this one tries again.
 pub(super) fn used(tunnels: &Rc<Tunnels>, agent: &AgentId, key: PublicKeyHash) {
     let directory = tunnels.directory.get();
-    if directory.agent(agent.as_str()).and_then(|agent| agent.replacing_key.as_ref()) != Some(&key) {
+    if directory
+        .agent(agent.as_str())
+        .and_then(|agent| agent.replacing_key.as_ref())
+        != Some(&key)
+    {
         return;
     }
     let keys = &tunnels.replaced_keys;
@@ -43,7 +47,11 @@ async fn forget(tunnels: Rc<Tunnels>) {
     let next = || keys.waiting.borrow_mut().pop_first();
     while let Some((agent, key)) = next() {
         let id = agent.clone();
-        if let Err(error) = tunnels.executor.run(move |control| control.forget_replaced_key(&id, &key)).await {
+        if let Err(error) = tunnels
+            .executor
+            .run(move |control| control.forget_replaced_key(&id, &key))
+            .await
+        {
             tracing::warn!(
                 %agent, %error,
                 "the replaced key of an agent still signs certificate requests; the agent's next tunnel tries again"

@@ -105,7 +105,11 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 /// The gateway's end of a tunnel to an agent of this version, whose streams are charged to `share`.
 fn endpoint(agent: Version, share: Rc<Share>) -> Endpoint {
     let endpoint = Endpoint::gateway_within(share);
-    if agent.line == version::PREVIOUS { endpoint.without_upload_reports() } else { endpoint }
+    if agent.line == version::PREVIOUS {
+        endpoint.without_upload_reports()
+    } else {
+        endpoint
+    }
 }
 
 /// Runs a tunnel on an upgraded connection until it ends.
@@ -126,7 +130,12 @@ pub(super) async fn run(
     let key = party.key.clone();
     let session = Session::new(&tunnels, stream.socket(), party);
     session.via.set(via);
-    runtime::spawn(control::serve(Rc::clone(&tunnels), Rc::clone(&session), opening, key));
+    runtime::spawn(control::serve(
+        Rc::clone(&tunnels),
+        Rc::clone(&session),
+        opening,
+        key,
+    ));
     let ended = {
         let driven = std::pin::pin!(drive(&session, &stream));
         let dead = std::pin::pin!(heartbeat::until_dead(&session.tunnel, &last_received));
@@ -153,7 +162,11 @@ pub(super) async fn run(
     session.log_end(reason, ended.err());
     let closed = async {
         session.tell(&stream, reason).await?;
-        if is_awaited { stream.close().await } else { Ok(()) }
+        if is_awaited {
+            stream.close().await
+        } else {
+            Ok(())
+        }
     };
     // Fails if the agent has closed the connection, or does not read.
     let _ = runtime::timeout(CLOSED_WITHIN, closed).await;
@@ -192,13 +205,21 @@ fn charge(bucket: &mut Bucket, frames: u32) -> Result<(), TunnelError> {
         return Ok(());
     }
     let now = Instant::now();
-    (0..frames).try_for_each(|_| bucket.take(now)).map_err(|_| TunnelError::Flood)
+    (0..frames)
+        .try_for_each(|_| bucket.take(now))
+        .map_err(|_| TunnelError::Flood)
 }
 
 impl Session {
     /// A session on the connection of `socket`, which is not registered yet.
     pub(crate) fn new(tunnels: &Tunnels, socket: &Socket, party: Party) -> Rc<Self> {
-        let Party { agent, issuer, version, service, .. } = party;
+        let Party {
+            agent,
+            issuer,
+            version,
+            service,
+            ..
+        } = party;
         let memory = tunnels.relay_memory.account(&service.account);
         let tunnel = Tunnel::new(endpoint(version, Rc::clone(memory.share())));
         let flow = FlowControl::new(tunnel.clone(), socket, memory);
@@ -234,7 +255,8 @@ impl Session {
         self: &Rc<Self>,
         request: &OutboundRequest,
     ) -> Result<(StreamSender, StreamReceiver, InFlight), Error> {
-        self.try_open(request).map_err(|error| self.cannot_open(error))
+        self.try_open(request)
+            .map_err(|error| self.cannot_open(error))
     }
 
     /// As [`Self::open_stream`], with the reason for which no stream was opened.
@@ -244,9 +266,14 @@ impl Session {
     ) -> Result<(StreamSender, StreamReceiver, InFlight), OpenError> {
         let credit = self.flow.enter();
         let in_flight = InFlight::new(Rc::clone(self));
-        let opened = self.tunnel.open(credit, !request.has_body(), |out| request.write(out));
+        let opened = self
+            .tunnel
+            .open(credit, !request.has_body(), |out| request.write(out));
         let (sender, receiver) = opened.inspect_err(|error| {
-            let request_id = request.headers.get(X_GW_REQUEST_ID).and_then(|id| id.to_str().ok());
+            let request_id = request
+                .headers
+                .get(X_GW_REQUEST_ID)
+                .and_then(|id| id.to_str().ok());
             tracing::debug!(request_id, agent = %self.agent, %error, "cannot open a stream");
         })?;
         in_flight.count();
@@ -258,7 +285,9 @@ impl Session {
         match error {
             OpenError::StreamLimit => Error::AgentConcurrencyLimit,
             OpenError::Congested => Error::Overloaded(Overload::AgentDoesNotRead),
-            OpenError::HeadTooLarge => Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)),
+            OpenError::HeadTooLarge => {
+                Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head))
+            }
             OpenError::Memory => self.flow.refusal(),
             OpenError::Lost => Error::TunnelLost,
         }
@@ -272,7 +301,10 @@ impl Session {
     /// Tells the agent that requests can arrive.
     pub(super) fn send_ready(&self) {
         self.draining_for.set(None);
-        self.send(&ToAgent::Ready { agent_id: self.agent.to_string(), generation: self.generation });
+        self.send(&ToAgent::Ready {
+            agent_id: self.agent.to_string(),
+            generation: self.generation,
+        });
     }
 
     /// Tells the agent whether the service has tunnels of others, if that has changed. Agents of the previous line do not know
@@ -286,7 +318,10 @@ impl Session {
     /// Whether the tunnel, which a newer one has replaced, can take requests again. An agent that ends it says so by a drain, and
     /// agents of the previous line always end it.
     pub(super) fn is_reserve(&self) -> bool {
-        let is_alive = self.replaced_at.get().is_some_and(|at| self.flow.last_received() > at);
+        let is_alive = self
+            .replaced_at
+            .get()
+            .is_some_and(|at| self.flow.last_received() > at);
         self.takes_requests() && is_alive && self.version.line != version::PREVIOUS
     }
 
@@ -299,7 +334,9 @@ impl Session {
     pub(crate) fn send(&self, message: &ToAgent) {
         let message = match messages::encode(message) {
             Ok(message) => message,
-            Err(error) => return tracing::warn!(agent = %self.agent, %error, "cannot send a message to the agent"),
+            Err(error) => {
+                return tracing::warn!(agent = %self.agent, %error, "cannot send a message to the agent");
+            }
         };
         if let Err(OutgoingFull) = self.tunnel.send_message(message, limits::CONTROL_QUEUE) {
             self.cut(CutReason::MessagesNotRead);
@@ -309,17 +346,29 @@ impl Session {
     /// Handles a message from the agent.
     pub(super) fn receive(self: &Rc<Self>, tunnels: &Rc<Tunnels>, message: ToGateway) {
         match message {
-            ToGateway::Statistics { slots, slots_in_use, backend, standby, .. } => {
-                self.candidacy.reported(slots, slots_in_use, backend, standby, Instant::now());
+            ToGateway::Statistics {
+                slots,
+                slots_in_use,
+                backend,
+                standby,
+                ..
+            } => {
+                self.candidacy
+                    .reported(slots, slots_in_use, backend, standby, Instant::now());
                 self.waiting.look_again(&self.service.label);
             }
             ToGateway::Update(report) => {
-                let error = report.error.map(|error| printable(error.as_bytes(), UpdateReport::ERROR_MAX));
+                let error = report
+                    .error
+                    .map(|error| printable(error.as_bytes(), UpdateReport::ERROR_MAX));
                 self.update.replace(Some(UpdateReport { error, ..report }));
             }
             ToGateway::Drain => {
                 self.end(CutReason::AgentDrained);
-                tunnels.registry.borrow_mut().retire(self, CutReason::AgentDrained, Instant::now());
+                tunnels
+                    .registry
+                    .borrow_mut()
+                    .retire(self, CutReason::AgentDrained, Instant::now());
             }
             // One at a time, at a limited rate. Further requests get no answer, which would need memory.
             ToGateway::Renew { csr } => {
@@ -334,7 +383,9 @@ impl Session {
     /// Issues the next certificate of the agent. The agent uses it for its next tunnel; this one stays.
     async fn renew(self: Rc<Self>, executor: Executor, csr: String) {
         let proof = AgentProof::Tunnel(self.agent.clone());
-        let reply = executor.run(move |control| control.sign(&proof, &csr)).await;
+        let reply = executor
+            .run(move |control| control.sign(&proof, &csr))
+            .await;
         self.renewing.set(false);
         self.send(&match reply {
             Ok(certificate) => ToAgent::Certificate(certificate),
@@ -348,11 +399,15 @@ impl Session {
     /// Takes the current record of the agent: whether it is a standby, and the services that it serves, which it is sent if they
     /// have changed.
     pub(super) fn announce_services(&self, directory: &Directory) {
-        let Some(agent) = directory.agent(self.agent.as_str()) else { return };
+        let Some(agent) = directory.agent(self.agent.as_str()) else {
+            return;
+        };
         self.set_standby(agent.standby);
         if *self.announced.borrow() != agent.services {
             self.announced.borrow_mut().clone_from(&agent.services);
-            self.send(&ToAgent::Services { hostnames: directory.hostnames(agent) });
+            self.send(&ToAgent::Services {
+                hostnames: directory.hostnames(agent),
+            });
         }
     }
 
@@ -397,14 +452,16 @@ impl Session {
     pub(super) fn replace(&self) {
         self.replaced_at.set(Some(Instant::now()));
         // Its answer shows that the agent is still there.
-        self.tunnel.with(|endpoint| endpoint.ping(heartbeat::PAYLOAD));
+        self.tunnel
+            .with(|endpoint| endpoint.ping(heartbeat::PAYLOAD));
         self.drains_for(CutReason::Replaced);
         self.send(&ToAgent::Replaced);
     }
 
     /// The first reason is kept.
     fn drains_for(&self, reason: CutReason) {
-        self.draining_for.set(self.draining_for.get().or(Some(reason)));
+        self.draining_for
+            .set(self.draining_for.get().or(Some(reason)));
     }
 
     /// Ends the tunnel and aborts its requests. The first reason is kept.
@@ -452,7 +509,9 @@ impl Session {
         if reason.advice().is_none() || self.version.line == version::PREVIOUS {
             return Ok(());
         }
-        self.send(&ToAgent::Ended { reason: reason.as_str().to_owned() });
+        self.send(&ToAgent::Ended {
+            reason: reason.as_str().to_owned(),
+        });
         std::future::poll_fn(|cx| self.tunnel.poll_flush(cx, stream)).await?;
         stream.close().await
     }
@@ -470,7 +529,12 @@ impl Session {
         let version = report.version.map(|version| version.to_string());
         let keys = report.release_keys.iter().flat_map(ReleaseKeys::iter);
         let release_keys = keys.map(ToString::to_string).collect();
-        Some(AgentUpdate { state: state.to_owned(), version, error: report.error, release_keys })
+        Some(AgentUpdate {
+            state: state.to_owned(),
+            version,
+            error: report.error,
+            release_keys,
+        })
     }
 
     pub(crate) fn report(
@@ -480,7 +544,9 @@ impl Session {
         releases: &AgentReleases,
         now: Instant,
     ) -> TunnelReport {
-        let certificate = directory.agent(self.agent.as_str()).and_then(|agent| agent.certificate_not_after);
+        let certificate = directory
+            .agent(self.agent.as_str())
+            .and_then(|agent| agent.certificate_not_after);
         let TunnelCondition { state, since, why } = self.condition(now);
         TunnelReport {
             service: self.service.label.to_string(),
@@ -493,7 +559,10 @@ impl Session {
             worker: worker.0,
             age_seconds: now.saturating_duration_since(self.opened).as_secs(),
             idle_seconds: self.flow.quiet_for(now).as_secs(),
-            round_trip_us: self.flow.round_trip().and_then(|rtt| rtt.as_micros().try_into().ok()),
+            round_trip_us: self
+                .flow
+                .round_trip()
+                .and_then(|rtt| rtt.as_micros().try_into().ok()),
             in_flight: self.flow.streams(),
             window: self.flow.window(),
             held_bytes: self.flow.held_bytes(),
@@ -521,6 +590,9 @@ mod tests {
         charge(&mut bucket, burst - 1).unwrap();
         charge(&mut bucket, 0).unwrap();
         // The rate refills by more than one frame only after several milliseconds.
-        assert!(matches!(charge(&mut bucket, burst), Err(TunnelError::Flood)));
+        assert!(matches!(
+            charge(&mut bucket, burst),
+            Err(TunnelError::Flood)
+        ));
     }
 }

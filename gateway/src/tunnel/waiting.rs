@@ -54,7 +54,11 @@ impl Waiting {
             }
             line.push_back(Rc::clone(&place));
         }
-        let turn = Turn { waiting: self, label: Arc::clone(label), place };
+        let turn = Turn {
+            waiting: self,
+            label: Arc::clone(label),
+            place,
+        };
         let at_front = std::future::poll_fn(|cx| {
             if turn.is_first() && can_open() {
                 return Poll::Ready(());
@@ -62,7 +66,9 @@ impl Waiting {
             turn.place.0.replace(Some(cx.waker().clone()));
             Poll::Pending
         });
-        runtime::timeout(within, at_front).await.map_err(|_| Error::AgentUnavailable)?;
+        runtime::timeout(within, at_front)
+            .await
+            .map_err(|_| Error::AgentUnavailable)?;
         Ok(turn)
     }
 
@@ -83,7 +89,10 @@ impl Waiting {
 impl Turn<'_> {
     fn is_first(&self) -> bool {
         let lines = self.waiting.lines.borrow();
-        lines.get(&self.label).and_then(VecDeque::front).is_some_and(|first| Rc::ptr_eq(first, &self.place))
+        lines
+            .get(&self.label)
+            .and_then(VecDeque::front)
+            .is_some_and(|first| Rc::ptr_eq(first, &self.place))
     }
 }
 
@@ -91,7 +100,10 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut lines = self.waiting.lines.borrow_mut();
         if let Some(line) = lines.get_mut(&self.label) {
-            if line.front().is_some_and(|first| Rc::ptr_eq(first, &self.place)) {
+            if line
+                .front()
+                .is_some_and(|first| Rc::ptr_eq(first, &self.place))
+            {
                 line.pop_front();
             } else {
                 // The caller of a request that waits has left.
@@ -133,12 +145,19 @@ mod tests {
                 drop(left);
                 slots.set(2);
                 assert!(poll!(&mut second).is_pending(), "it is not the first");
-                let Poll::Ready(Ok(going)) = poll!(&mut first) else { panic!("no turn") };
-                assert!(poll!(&mut second).is_pending(), "the first has not opened its stream yet");
+                let Poll::Ready(Ok(going)) = poll!(&mut first) else {
+                    panic!("no turn")
+                };
+                assert!(
+                    poll!(&mut second).is_pending(),
+                    "the first has not opened its stream yet"
+                );
                 slots.set(1);
                 drop(going);
                 assert!(poll!(&mut third).is_pending());
-                let Poll::Ready(Ok(going)) = poll!(&mut second) else { panic!("no turn") };
+                let Poll::Ready(Ok(going)) = poll!(&mut second) else {
+                    panic!("no turn")
+                };
                 slots.set(0);
                 drop(going);
                 assert!(poll!(&mut third).is_pending(), "no slot is free");
@@ -168,8 +187,9 @@ mod tests {
                 let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
                 let waker = Waker::from(Arc::clone(&wakes));
                 let mut cx = Context::from_waker(&waker);
-                let mut requests: Vec<_> =
-                    (0..limits::WAITING_REQUESTS).map(|_| Box::pin(waiting.turn(&label, LONG, || false))).collect();
+                let mut requests: Vec<_> = (0..limits::WAITING_REQUESTS)
+                    .map(|_| Box::pin(waiting.turn(&label, LONG, || false)))
+                    .collect();
                 for request in &mut requests {
                     assert!(request.as_mut().poll(&mut cx).is_pending());
                 }
@@ -188,7 +208,9 @@ mod tests {
         Driver::choose()
             .unwrap()
             .block_on(async {
-                let left = waiting.turn(&label, Duration::from_millis(1), || false).await;
+                let left = waiting
+                    .turn(&label, Duration::from_millis(1), || false)
+                    .await;
                 assert_eq!(left.err(), Some(Error::AgentUnavailable));
                 assert!(!waiting.is_waited_for(&label));
             })

@@ -78,7 +78,10 @@ impl Attempts {
         caller: CallerSession,
         mut outbound: OutboundRequest,
     ) -> Result<UpstreamRequest, Error> {
-        tunnels.registry.borrow().deposit(&service.label, Instant::now());
+        tunnels
+            .registry
+            .borrow()
+            .deposit(&service.label, Instant::now());
         let body = Body::of(&outbound);
         let spare = |bytes| tunnels.relay_memory.spare(&service.account, bytes);
         let memory = spare(size_of_head(&outbound) + size_of::<Self>()).zip(spare(body.kept()));
@@ -91,14 +94,27 @@ impl Attempts {
         };
         let is_withheld = memory.is_some() && matches!(body, Body::Withheld);
         let opened = search.open(&mut outbound, is_withheld, None);
-        let Opened { session, began, sender, receiver, in_flight } = opened.map_err(NotOpened::into_error)?;
+        let Opened {
+            session,
+            began,
+            sender,
+            receiver,
+            in_flight,
+        } = opened.map_err(NotOpened::into_error)?;
         let traits = RequestTraits::of(&outbound);
         let mut response = TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
         response.set_cookie = caller.set_cookie.map(Box::new);
         let Some((memory, of_body)) = memory else {
             // Without memory to spare, the first opened attempt is the last one.
-            let upload = if outbound.has_body() { Upload::Tunnel(sender) } else { Upload::None };
-            return Ok(UpstreamRequest { upload, response: PendingResponse::Tunnel(response) });
+            let upload = if outbound.has_body() {
+                Upload::Tunnel(sender)
+            } else {
+                Upload::None
+            };
+            return Ok(UpstreamRequest {
+                upload,
+                response: PendingResponse::Tunnel(response),
+            });
         };
         let upload = match body {
             Body::None => None,
@@ -152,13 +168,17 @@ impl Attempts {
         if !self.session.is_suspect() || self.is_passed_on || !self.search.rules.may_leave() {
             return false;
         }
-        self.is_paid = self.search.has_ready_besides(&self.session) && self.search.pay(Instant::now());
+        self.is_paid =
+            self.search.has_ready_besides(&self.session) && self.search.pay(Instant::now());
         self.is_paid
     }
 
     /// Takes a notice that the agent has accepted the request: an interim response that goes no further.
     pub(super) fn take_acceptance(&mut self, payload: &Bytes) -> bool {
-        let upload = self.upload.as_ref().filter(|upload| self.is_withheld && upload.is_withheld());
+        let upload = self
+            .upload
+            .as_ref()
+            .filter(|upload| self.is_withheld && upload.is_withheld());
         let Some(upload) = upload else { return false };
         let is_notice = head::parse_interim(payload).is_ok_and(|head| head::is_acceptance(&head));
         if is_notice {
@@ -191,37 +211,75 @@ impl Attempts {
 
     /// Makes another attempt after this one has failed. Fails with the error of the last attempt if there is none.
     /// Waits for a slot if the others are full.
-    pub(super) async fn again(mut self: Box<Self>, failure: Failure) -> Result<TunnelResponse, Ended> {
+    pub(super) async fn again(
+        mut self: Box<Self>,
+        failure: Failure,
+    ) -> Result<TunnelResponse, Ended> {
         let Failure { error, is_unsent } = failure;
         let is_silent = self.is_paid || self.session.is_suspect();
         let Some(reason) = reason_of(&error, is_silent) else {
-            return Err(Ended { error, failed: self.search.failed });
+            return Err(Ended {
+                error,
+                failed: self.search.failed,
+            });
         };
         let agent = Some(self.session.agent.clone());
-        self.search.failed(FailedAttempt { agent, reason, took: self.began.elapsed() });
-        let is_whole = self.upload.as_ref().is_none_or(|upload| upload.is_repeatable());
-        let may_go_on = self.search.rules.may_go_on_after(Transmission::of(is_unsent, self.is_passed_on));
+        self.search.failed(FailedAttempt {
+            agent,
+            reason,
+            took: self.began.elapsed(),
+        });
+        let is_whole = self
+            .upload
+            .as_ref()
+            .is_none_or(|upload| upload.is_repeatable());
+        let may_go_on = self
+            .search
+            .rules
+            .may_go_on_after(Transmission::of(is_unsent, self.is_passed_on));
         if !is_whole || !may_go_on {
-            return Err(Ended { error, failed: self.search.failed });
+            return Err(Ended {
+                error,
+                failed: self.search.failed,
+            });
         }
-        let last = Last { error, is_paid: std::mem::take(&mut self.is_paid) };
-        let mut opened = self.search.open(&mut self.outbound, self.is_withheld, Some(last));
+        let last = Last {
+            error,
+            is_paid: std::mem::take(&mut self.is_paid),
+        };
+        let mut opened = self
+            .search
+            .open(&mut self.outbound, self.is_withheld, Some(last));
         if let Err(NotOpened::Full(last)) = opened {
-            let Search { tunnels, service, .. } = &self.search;
+            let Search {
+                tunnels, service, ..
+            } = &self.search;
             let tunnels = Rc::clone(tunnels);
             let can_open = || self.search.has_room();
             // Without a turn, the second look finds no room either.
-            let _turn = tunnels.waiting.turn(&service.label, limits::SLOT_WAIT, can_open).await;
+            let _turn = tunnels
+                .waiting
+                .turn(&service.label, limits::SLOT_WAIT, can_open)
+                .await;
             opened = self.search.open(&mut self.outbound, self.is_withheld, last);
         }
         match opened {
             Ok(opened) => Ok(self.continue_on(opened)),
-            Err(not_opened) => Err(Ended { error: not_opened.into_error(), failed: self.search.failed }),
+            Err(not_opened) => Err(Ended {
+                error: not_opened.into_error(),
+                failed: self.search.failed,
+            }),
         }
     }
 
     fn continue_on(mut self: Box<Self>, opened: Opened) -> TunnelResponse {
-        let Opened { session, began, sender, receiver, in_flight } = opened;
+        let Opened {
+            session,
+            began,
+            sender,
+            receiver,
+            in_flight,
+        } = opened;
         if let Some(upload) = &self.upload {
             upload.repeat_on(sender);
             if self.is_withheld && !session.notifies_of_acceptance() {
@@ -243,7 +301,10 @@ pub(super) struct Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { error, is_unsent: false }
+        Self {
+            error,
+            is_unsent: false,
+        }
     }
 }
 
@@ -298,18 +359,28 @@ impl Search {
                 }
                 (Chosen::Full, last) => return Err(NotOpened::Full(last)),
                 (Chosen::None, last) => {
-                    return Err(NotOpened::Failed(last.map_or(Error::AgentUnavailable, |last| last.error)));
+                    return Err(NotOpened::Failed(
+                        last.map_or(Error::AgentUnavailable, |last| last.error),
+                    ));
                 }
             };
             if is_withheld && session.notifies_of_acceptance() {
-                outbound.headers.insert(AWAIT_ACCEPTANCE, HeaderValue::from_static("1"));
+                outbound
+                    .headers
+                    .insert(AWAIT_ACCEPTANCE, HeaderValue::from_static("1"));
             } else if is_withheld {
                 outbound.headers.remove(AWAIT_ACCEPTANCE);
             }
             let error = match session.try_open(outbound) {
                 Ok((sender, receiver, in_flight)) => {
                     in_flight.observe(!outbound.has_body());
-                    return Ok(Opened { session, began: now, sender, receiver, in_flight });
+                    return Ok(Opened {
+                        session,
+                        began: now,
+                        sender,
+                        receiver,
+                        in_flight,
+                    });
                 }
                 Err(error) => error,
             };
@@ -320,12 +391,19 @@ impl Search {
                     return Err(NotOpened::Failed(session.cannot_open(error)));
                 }
             };
-            self.failed(FailedAttempt { agent: Some(session.agent.clone()), reason, took: Duration::ZERO });
+            self.failed(FailedAttempt {
+                agent: Some(session.agent.clone()),
+                reason,
+                took: Duration::ZERO,
+            });
             let error = session.cannot_open(error);
             if !self.rules.may_go_on_after(Transmission::NeverSent) {
                 return Err(NotOpened::Failed(error));
             }
-            last = Some(Last { error, is_paid: false });
+            last = Some(Last {
+                error,
+                is_paid: false,
+            });
         }
     }
 
@@ -336,28 +414,43 @@ impl Search {
             is_repeatable: self.rules.is_repeatable(),
         };
         let is_untried = |session: &Session| self.is_untried(session);
-        self.tunnels.registry.borrow().choose(&self.service.label, is_untried, wanted, now)
+        self.tunnels
+            .registry
+            .borrow()
+            .choose(&self.service.label, is_untried, wanted, now)
     }
 
     /// Takes an attempt from the budget of the service.
     fn pay(&self, now: Instant) -> bool {
-        self.tunnels.registry.borrow().take_attempt(&self.service.label, now)
+        self.tunnels
+            .registry
+            .borrow()
+            .take_attempt(&self.service.label, now)
     }
 
     /// Whether an agent that was not tried has room for the request.
     fn has_room(&self) -> bool {
         let is_untried = |session: &Session| self.is_untried(session);
-        self.tunnels.registry.borrow().has_room(&self.service.label, is_untried, Instant::now())
+        self.tunnels
+            .registry
+            .borrow()
+            .has_room(&self.service.label, is_untried, Instant::now())
     }
 
     fn is_untried(&self, session: &Session) -> bool {
-        self.failed.iter().all(|failed| failed.agent.as_ref() != Some(&session.agent))
+        self.failed
+            .iter()
+            .all(|failed| failed.agent.as_ref() != Some(&session.agent))
     }
 
     /// Whether another agent than that of `current` is ready to take the request.
     fn has_ready_besides(&self, current: &Session) -> bool {
-        let is_other = |session: &Session| session.agent != current.agent && self.is_untried(session);
-        self.tunnels.registry.borrow().has_ready(&self.service.label, is_other, Instant::now())
+        let is_other =
+            |session: &Session| session.agent != current.agent && self.is_untried(session);
+        self.tunnels
+            .registry
+            .borrow()
+            .has_ready(&self.service.label, is_other, Instant::now())
     }
 
     fn failed(&mut self, attempt: FailedAttempt) {
@@ -380,7 +473,10 @@ enum Body {
 
 impl Body {
     fn of(outbound: &OutboundRequest) -> Self {
-        let length = outbound.framing.content_length().and_then(|length| usize::try_from(length).ok());
+        let length = outbound
+            .framing
+            .content_length()
+            .and_then(|length| usize::try_from(length).ok());
         match length {
             _ if outbound.upgrade.is_some() => Self::Upgraded,
             _ if !outbound.has_body() => Self::None,
@@ -391,20 +487,29 @@ impl Body {
 
     /// Bytes of the copy.
     fn kept(self) -> usize {
-        if let Self::Kept(length) = self { length } else { 0 }
+        if let Self::Kept(length) = self {
+            length
+        } else {
+            0
+        }
     }
 }
 
 /// Whether the request can be sent again although a backend may have processed it: its method is safe (RFC 9110 §9.2.1) and it
 /// has no body.
 pub(super) fn is_safe(outbound: &OutboundRequest) -> bool {
-    let is_safe = matches!(outbound.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
+    let is_safe = matches!(
+        outbound.method,
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE
+    );
     is_safe && !outbound.has_body()
 }
 
 /// Memory of a head that is kept.
 fn size_of_head(outbound: &OutboundRequest) -> usize {
-    outbound.target.as_str().len() + outbound.authority.as_str().len() + size_of_fields(&outbound.headers)
+    outbound.target.as_str().len()
+        + outbound.authority.as_str().len()
+        + size_of_fields(&outbound.headers)
 }
 
 /// Why an attempt failed; `None` for an error of the gateway itself.
@@ -435,8 +540,9 @@ pub(super) fn verdict(reason: AttemptFailure, is_unsent: bool) -> Option<TunnelF
         | AttemptFailure::BackendReset
         | AttemptFailure::BackendInvalidResponse
         | AttemptFailure::Protocol => Some(TunnelFailure::Broken),
-        AttemptFailure::NotOpened | AttemptFailure::TunnelLost | AttemptFailure::Silent | AttemptFailure::NodeLost => {
-            None
-        }
+        AttemptFailure::NotOpened
+        | AttemptFailure::TunnelLost
+        | AttemptFailure::Silent
+        | AttemptFailure::NodeLost => None,
     }
 }

@@ -33,8 +33,13 @@ impl Upstream {
         let (worker, owner) = (self.worker, request.service.owner);
         let has_upload = outbound.has_body();
         let pipes = if has_upload { 2 } else { 1 };
-        let memory = self.tunnels.relay_memory.reserve(&request.service.account, pipes * limits::PIPE_MEMORY)?;
-        let (upload_in, upload_out) = has_upload.then(|| pipe::pipe(worker, owner, Arc::clone(&self.wakes))).unzip();
+        let memory = self
+            .tunnels
+            .relay_memory
+            .reserve(&request.service.account, pipes * limits::PIPE_MEMORY)?;
+        let (upload_in, upload_out) = has_upload
+            .then(|| pipe::pipe(worker, owner, Arc::clone(&self.wakes)))
+            .unzip();
         let (response_in, response_out) = pipe::pipe(owner, worker, Arc::clone(&self.wakes));
         let opened = Arc::default();
         let request = CrossCoreRequest {
@@ -44,11 +49,19 @@ impl Upstream {
             response: response_in,
             opened: Arc::clone(&opened),
         };
-        self.owners.post(owner, Box::new(request)).map_err(|_| Error::Overloaded(Overload::QueueFull))?;
+        self.owners
+            .post(owner, Box::new(request))
+            .map_err(|_| Error::Overloaded(Overload::QueueFull))?;
         self.counters.crossings.increment();
         Ok(UpstreamRequest {
             upload: upload_in.map_or(Upload::None, Upload::CrossCore),
-            response: PendingResponse::CrossCore { pipe: response_out, opened, has_upload, head: None, memory },
+            response: PendingResponse::CrossCore {
+                pipe: response_out,
+                opened,
+                has_upload,
+                head: None,
+                memory,
+            },
         })
     }
 }

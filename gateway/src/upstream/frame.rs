@@ -28,7 +28,10 @@ impl pipe::PipeFrame for Frame {
     fn bytes(&self) -> usize {
         match self {
             Self::Part(part) => part.bytes(),
-            Self::Head(received) => received.head.as_ref().map_or(0, |head| size_of_fields(&head.headers)),
+            Self::Head(received) => received
+                .head
+                .as_ref()
+                .map_or(0, |head| size_of_fields(&head.headers)),
             Self::Broken(_) | Self::Uploaded(_) => 0,
         }
     }
@@ -61,9 +64,16 @@ mod tests {
         for length in [0, 50_000] {
             let bytes = length + "x-a".len();
             assert!((bytes..bytes + 100).contains(&Part::Trailers(fields(length)).bytes()));
-            let head =
-                ResponseHead { status: http::StatusCode::OK, headers: fields(length), has_body: true, upgrade: None };
-            let head = HeadResult { progress: Progress::default(), head: Ok(head) };
+            let head = ResponseHead {
+                status: http::StatusCode::OK,
+                headers: fields(length),
+                has_body: true,
+                upgrade: None,
+            };
+            let head = HeadResult {
+                progress: Progress::default(),
+                head: Ok(head),
+            };
             assert!((bytes..bytes + 100).contains(&Frame::Head(Box::new(head)).bytes()));
         }
         assert_eq!(Part::End.bytes(), 0);

@@ -24,7 +24,12 @@ impl Upstream {
         let session = match serving {
             Serving::One(session) => session,
             Serving::Several => {
-                return Attempts::open(&self.tunnels, service, CallerSession { hash, set_cookie }, outbound);
+                return Attempts::open(
+                    &self.tunnels,
+                    service,
+                    CallerSession { hash, set_cookie },
+                    outbound,
+                );
             }
             Serving::None => return Err(Error::AgentUnavailable),
         };
@@ -32,7 +37,14 @@ impl Upstream {
         let request = RequestTraits::of(&outbound);
         let mut response = TunnelResponse::new(response, Carrier::Tunnel(in_flight), request);
         response.set_cookie = set_cookie.map(Box::new);
-        let upload = if outbound.has_body() { Upload::Tunnel(upload) } else { Upload::None };
-        Ok(UpstreamRequest { upload, response: PendingResponse::Tunnel(response) })
+        let upload = if outbound.has_body() {
+            Upload::Tunnel(upload)
+        } else {
+            Upload::None
+        };
+        Ok(UpstreamRequest {
+            upload,
+            response: PendingResponse::Tunnel(response),
+        })
     }
 }

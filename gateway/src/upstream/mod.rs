@@ -76,12 +76,23 @@ pub(crate) enum Opening {
 impl Upstream {
     /// Admits a request by the bucket of its service and opens it on a tunnel, on the node and the worker that own the
     /// service.
-    pub(crate) fn open(self: &Rc<Self>, request: Authenticated, outbound: OutboundRequest) -> Result<Opening, Error> {
+    pub(crate) fn open(
+        self: &Rc<Self>,
+        request: Authenticated,
+        outbound: OutboundRequest,
+    ) -> Result<Opening, Error> {
         if let Some(nodes) = &self.nodes
-            && !nodes.peering.admits(&request.service.hostname, Instant::now())
+            && !nodes
+                .peering
+                .admits(&request.service.hostname, Instant::now())
         {
             let (upstream, nodes) = (Rc::clone(self), Rc::clone(nodes));
-            return Ok(Opening::OnNode(Box::new(CrossNodeRequest { upstream, nodes, request, outbound })));
+            return Ok(Opening::OnNode(Box::new(CrossNodeRequest {
+                upstream,
+                nodes,
+                request,
+                outbound,
+            })));
         }
         self.open_here(request, outbound).map(Opening::Opened)
     }
@@ -110,26 +121,41 @@ impl Upstream {
     /// are full while another one is not in order.
     /// While earlier requests wait, later ones go behind them.
     fn wait_until(&self, service: &Service, now: Instant) -> Option<Instant> {
-        let Tunnels { grace, registry, waiting, .. } = &*self.tunnels;
+        let Tunnels {
+            grace,
+            registry,
+            waiting,
+            ..
+        } = &*self.tunnels;
         let label = &service.label;
         let others_wait = waiting.is_waited_for(label);
         let for_several = grace.wait_until(label, others_wait, now);
-        let for_first = self
-            .nodes
-            .as_ref()
-            .and_then(|nodes| nodes.peering.arrived_until(&service.hostname, limits::FIRST_TUNNEL_BACK, now));
+        let for_first = self.nodes.as_ref().and_then(|nodes| {
+            nodes
+                .peering
+                .arrived_until(&service.hostname, limits::FIRST_TUNNEL_BACK, now)
+        });
         let for_first = for_first.max(registry.borrow().lost_until(label, now));
         let for_first = for_first.filter(|_| others_wait || !registry.borrow().has_tunnel(label));
-        let for_slot = (others_wait || registry.borrow().is_short(label, now)).then(|| now + limits::SLOT_WAIT);
+        let for_slot = (others_wait || registry.borrow().is_short(label, now))
+            .then(|| now + limits::SLOT_WAIT);
         for_several.max(for_first).max(for_slot)
     }
 
     /// Waits for the turn of a request, if it [waits](Self::wait_until).
     pub(crate) async fn turn(&self, service: &Service) -> Result<Option<Turn<'_>>, Error> {
         let now = Instant::now();
-        let Some(until) = self.wait_until(service, now) else { return Ok(None) };
-        let Tunnels { registry, waiting, .. } = &*self.tunnels;
-        let can_open = || registry.borrow().has_room(&service.label, |_| true, Instant::now());
+        let Some(until) = self.wait_until(service, now) else {
+            return Ok(None);
+        };
+        let Tunnels {
+            registry, waiting, ..
+        } = &*self.tunnels;
+        let can_open = || {
+            registry
+                .borrow()
+                .has_room(&service.label, |_| true, Instant::now())
+        };
         let mut turn = waiting.turn(&service.label, until - now, can_open).await;
         if turn.is_err() && registry.borrow().has_tunnel(&service.label) {
             return Err(Error::AgentConcurrencyLimit);
@@ -209,7 +235,11 @@ impl Upload {
             Self::Repeatable(upload) => upload.send(data, last.then_some(None)).await,
             Self::CrossCore(pipe) => {
                 pipe.send(Part::Data(data)).await?;
-                if last { pipe.send(Part::End).await } else { Ok(()) }
+                if last {
+                    pipe.send(Part::End).await
+                } else {
+                    Ok(())
+                }
             }
             Self::Complete(_) | Self::None => Err(Closed),
         }
@@ -232,7 +262,11 @@ impl Upload {
 
     /// The upload after its whole body was sent.
     fn complete(self) -> Self {
-        if let Self::Repeatable(upload) = self { Self::Complete(upload) } else { Self::None }
+        if let Self::Repeatable(upload) = self {
+            Self::Complete(upload)
+        } else {
+            Self::None
+        }
     }
 
     /// Ends the request without a body, because the backend declined the upgrade.
@@ -272,7 +306,9 @@ impl PendingResponse {
             Self::Tunnel(response) => response.interim().await,
             Self::CrossCore { pipe, head, .. } => match pipe.receive().await {
                 Ok(Frame::Head(received)) => match *received {
-                    HeadResult { head: Ok(interim), .. } if interim.status.is_informational() => Some(interim),
+                    HeadResult {
+                        head: Ok(interim), ..
+                    } if interim.status.is_informational() => Some(interim),
                     last => {
                         *head = Some(Box::new(last));
                         None
@@ -287,9 +323,10 @@ impl PendingResponse {
     pub(crate) fn progress(&self) -> Progress {
         match self {
             Self::Tunnel(response) => response.progress(),
-            Self::CrossCore { opened, .. } => {
-                Progress { stream_at_owner: Some(Arc::clone(opened)), ..Progress::default() }
-            }
+            Self::CrossCore { opened, .. } => Progress {
+                stream_at_owner: Some(Arc::clone(opened)),
+                ..Progress::default()
+            },
         }
     }
 
@@ -298,15 +335,25 @@ impl PendingResponse {
     pub(crate) fn head(self) -> Final {
         let (pipe, has_upload, received, memory) = match self {
             Self::Tunnel(response) => return response.head(),
-            Self::CrossCore { head: None, .. } => return Final::Answer(self.progress(), Err(Error::TunnelLost)),
-            Self::CrossCore { pipe, has_upload, head: Some(received), memory, .. } => {
-                (pipe, has_upload, received, memory)
+            Self::CrossCore { head: None, .. } => {
+                return Final::Answer(self.progress(), Err(Error::TunnelLost));
             }
+            Self::CrossCore {
+                pipe,
+                has_upload,
+                head: Some(received),
+                memory,
+                ..
+            } => (pipe, has_upload, received, memory),
         };
         let HeadResult { progress, head } = *received;
         let begun = match head {
             Ok(head) => {
-                let mut download = Download::new(Source::CrossCore { pipe, has_upload, _memory: memory });
+                let mut download = Download::new(Source::CrossCore {
+                    pipe,
+                    has_upload,
+                    _memory: memory,
+                });
                 download.begin().map(|()| (head, download))
             }
             Err(error) => Err(error),
@@ -317,7 +364,11 @@ impl PendingResponse {
 
 impl Download {
     fn new(source: Source) -> Self {
-        Self { source, first: None, unreleased: 0 }
+        Self {
+            source,
+            first: None,
+            unreleased: 0,
+        }
     }
 
     /// Takes the first part if it was received; fails if the body is already broken.
@@ -336,7 +387,9 @@ impl Download {
         }
         match &mut self.source {
             // The stream stays charged until the caller has the head. Dropping it resets it and discards data of the agent.
-            Source::Tunnel { has_body: false, .. } => Poll::Ready(Ok(Part::End)),
+            Source::Tunnel {
+                has_body: false, ..
+            } => Poll::Ready(Ok(Part::End)),
             Source::Tunnel { body, .. } => response::poll_part(body, cx),
             Source::CrossCore { pipe, .. } => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
                 Ok(Frame::Part(part)) => Ok(part),
@@ -348,10 +401,17 @@ impl Download {
 
     /// The bytes of the request body that the backend took, if known, once the upload has ended. Call it after the end of the
     /// response. Fails if the end of the upload will not be known.
-    pub(crate) fn poll_uploaded(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, Error>> {
+    pub(crate) fn poll_uploaded(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<u64>, Error>> {
         match &mut self.source {
-            Source::Tunnel { body, carrier, .. } => body.poll_uploaded(cx).map_err(|_| carrier.lost()),
-            Source::CrossCore { has_upload: false, .. } => Poll::Ready(Ok(None)),
+            Source::Tunnel { body, carrier, .. } => {
+                body.poll_uploaded(cx).map_err(|_| carrier.lost())
+            }
+            Source::CrossCore {
+                has_upload: false, ..
+            } => Poll::Ready(Ok(None)),
             Source::CrossCore { pipe, .. } => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
                 Ok(Frame::Uploaded(taken)) => Ok(taken),
                 Ok(Frame::Broken(error)) => Err(*error),

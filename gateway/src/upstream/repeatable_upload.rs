@@ -56,7 +56,16 @@ impl RepeatableUpload {
     /// A body of `length` bytes, of which a copy is kept. `memory` is the charge for it.
     pub(super) fn kept(stream: StreamSender, length: usize, memory: Reserved) -> Self {
         let data = BytesMut::with_capacity(length);
-        Self::new(stream, Mode::Kept(Copy { data, sent: 0, next: Bytes::new(), end: None, _memory: memory }))
+        Self::new(
+            stream,
+            Mode::Kept(Copy {
+                data,
+                sent: 0,
+                next: Bytes::new(),
+                end: None,
+                _memory: memory,
+            }),
+        )
     }
 
     /// A body that follows after [`Self::pass`].
@@ -65,7 +74,13 @@ impl RepeatableUpload {
     }
 
     fn new(stream: StreamSender, mode: Mode) -> Self {
-        Self(RefCell::new(State { stream, mode, ended: None, closed: false, settled: false }))
+        Self(RefCell::new(State {
+            stream,
+            mode,
+            ended: None,
+            closed: false,
+            settled: false,
+        }))
     }
 
     /// Whether another attempt can send the body from its beginning.
@@ -122,7 +137,8 @@ impl RepeatableUpload {
                 Mode::Passing if is_kept => Poll::Ready(Ok(())),
                 Mode::Passing => {
                     let is_end = end.is_some();
-                    ready!(poll_send(&state.stream, cx, &mut data, &mut end)).map_err(|_| Closed)?;
+                    ready!(poll_send(&state.stream, cx, &mut data, &mut end))
+                        .map_err(|_| Closed)?;
                     if is_end {
                         state.ended = Some(Instant::now());
                     }
@@ -147,22 +163,34 @@ impl RepeatableUpload {
 impl State {
     /// Adds to the copy; returns false if none is kept.
     fn keep(&mut self, data: &Bytes, end: &Option<End>) -> bool {
-        let Mode::Kept(copy) = &mut self.mode else { return false };
-        copy.next = if copy.sent == copy.data.len() { data.clone() } else { Bytes::new() };
+        let Mode::Kept(copy) = &mut self.mode else {
+            return false;
+        };
+        copy.next = if copy.sent == copy.data.len() {
+            data.clone()
+        } else {
+            Bytes::new()
+        };
         copy.data.extend_from_slice(data);
         copy.end.clone_from(end);
         true
     }
 
     fn poll_kept(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Mode::Kept(copy) = &mut self.mode else { return Poll::Ready(()) };
+        let Mode::Kept(copy) = &mut self.mode else {
+            return Poll::Ready(());
+        };
         if self.closed {
             return Poll::Ready(());
         }
         if copy.next.is_empty() {
             copy.next = Bytes::copy_from_slice(&copy.data[copy.sent..]);
         }
-        let mut end = if self.ended.is_some() { None } else { copy.end.clone() };
+        let mut end = if self.ended.is_some() {
+            None
+        } else {
+            copy.end.clone()
+        };
         let (is_end, before) = (end.is_some(), copy.next.len());
         let polled = poll_send(&self.stream, cx, &mut copy.next, &mut end);
         copy.sent += before - copy.next.len();
@@ -180,7 +208,8 @@ impl State {
     fn drop_sent_copy(&mut self) {
         if let Mode::Kept(copy) = &self.mode
             && self.settled
-            && (self.closed || copy.sent == copy.data.len() && (copy.end.is_none() || self.ended.is_some()))
+            && (self.closed
+                || copy.sent == copy.data.len() && (copy.end.is_none() || self.ended.is_some()))
         {
             self.mode = Mode::Passing;
         }

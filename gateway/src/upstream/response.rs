@@ -38,12 +38,19 @@ pub(crate) struct RequestTraits {
 
 impl RequestTraits {
     pub(super) fn of(request: &OutboundRequest) -> Self {
-        Self { is_head: request.method == Method::HEAD, protocol: request.upgrade.clone().map(Box::new) }
+        Self {
+            is_head: request.method == Method::HEAD,
+            protocol: request.upgrade.clone().map(Box::new),
+        }
     }
 
     /// Method that decides the framing of the response (RFC 9112 §6.3): HEAD, or GET for all others.
     fn method(&self) -> &'static Method {
-        if self.is_head { &Method::HEAD } else { &Method::GET }
+        if self.is_head {
+            &Method::HEAD
+        } else {
+            &Method::GET
+        }
     }
 }
 
@@ -82,7 +89,9 @@ impl Carrier {
 
     /// Reports the outcome of the request to the health of its tunnel: the latency of a response if it is known, or the failure.
     fn observe(&self, outcome: Result<Option<Duration>, &Failure>) {
-        let Self::Tunnel(in_flight) = self else { return };
+        let Self::Tunnel(in_flight) = self else {
+            return;
+        };
         match outcome {
             Ok(latency) => in_flight.succeeded(latency),
             Err(Failure { error, is_unsent }) => {
@@ -110,8 +119,12 @@ impl Carrier {
 
     /// Takes a notice of the owner of the service: an interim response that goes no further.
     fn take_notice(&mut self, payload: &Bytes) -> bool {
-        let Self::Node(on_node) = self else { return false };
-        let notice = head::parse_interim(payload).ok().and_then(|head| read_notice(&head.headers, Instant::now()));
+        let Self::Node(on_node) = self else {
+            return false;
+        };
+        let notice = head::parse_interim(payload)
+            .ok()
+            .and_then(|head| read_notice(&head.headers, Instant::now()));
         let is_notice = notice.is_some();
         if let Some(notice) = notice {
             on_node.notice = notice;
@@ -135,7 +148,10 @@ pub(crate) struct TunnelResponse {
 }
 
 /// What follows the interim responses.
-#[expect(clippy::large_enum_variant, reason = "nearly every response is an answer, which costs no allocation")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly every response is an answer, which costs no allocation"
+)]
 pub(crate) enum Final {
     Answer(Progress, Result<(ResponseHead, Download), Error>),
     /// The attempt has failed, and another one may follow.
@@ -156,7 +172,10 @@ impl TunnelResponse {
     }
 
     pub(super) fn with_attempts(self, attempts: Box<Attempts>) -> Self {
-        Self { attempts: Some(attempts), ..self }
+        Self {
+            attempts: Some(attempts),
+            ..self
+        }
     }
 
     pub(super) fn progress(&self) -> Progress {
@@ -164,7 +183,11 @@ impl TunnelResponse {
             Carrier::Tunnel(_) => Box::default(),
             Carrier::Node(on_node) => on_node.notice.failed_attempts.clone(),
         };
-        Progress { stream: self.carrier.opened(), failed_attempts, ..Progress::default() }
+        Progress {
+            stream: self.carrier.opened(),
+            failed_attempts,
+            ..Progress::default()
+        }
     }
 
     /// The next interim response; `None` if a final response or an error is next.
@@ -179,13 +202,17 @@ impl TunnelResponse {
             };
             match part {
                 Ok(ReceivedPart::Head(Kind::Interim, payload)) if self.take_notice(&payload) => {}
-                Ok(ReceivedPart::Head(Kind::Interim, payload)) => match interim_head(&payload, &mut self.budget) {
-                    Ok(head) => {
-                        self.attempts.iter_mut().for_each(|attempts| attempts.passes_on());
-                        return Some(head);
+                Ok(ReceivedPart::Head(Kind::Interim, payload)) => {
+                    match interim_head(&payload, &mut self.budget) {
+                        Ok(head) => {
+                            self.attempts
+                                .iter_mut()
+                                .for_each(|attempts| attempts.passes_on());
+                            return Some(head);
+                        }
+                        Err(invalid) => break Err(Error::invalid_response(invalid)),
                     }
-                    Err(invalid) => break Err(Error::invalid_response(invalid)),
-                },
+                }
                 Ok(part) => break Ok(part),
                 // The endpoint had no room for a head.
                 Err(Closed::Here) => break Err(at_account_limit()),
@@ -198,14 +225,21 @@ impl TunnelResponse {
     }
 
     async fn receive(&mut self) -> Result<ReceivedPart, Closed> {
-        let Self { stream, attempts, .. } = self;
-        let Some(attempts) = attempts else { return stream.receive().await };
+        let Self {
+            stream, attempts, ..
+        } = self;
+        let Some(attempts) = attempts else {
+            return stream.receive().await;
+        };
         std::future::poll_fn(|cx| attempts.poll_receive(cx, stream)).await
     }
 
     /// Takes an interim response that goes no further.
     fn take_notice(&mut self, payload: &Bytes) -> bool {
-        let is_acceptance = self.attempts.as_mut().is_some_and(|attempts| attempts.take_acceptance(payload));
+        let is_acceptance = self
+            .attempts
+            .as_mut()
+            .is_some_and(|attempts| attempts.take_acceptance(payload));
         is_acceptance || self.carrier.take_notice(payload)
     }
 
@@ -213,13 +247,19 @@ impl TunnelResponse {
     /// behind its head is an error: nothing of it was passed on.
     pub(super) fn head(mut self) -> Final {
         let mut progress = self.progress();
-        let (received, attempts, set_cookie) = (self.received.take(), self.attempts.take(), self.set_cookie.take());
+        let (received, attempts, set_cookie) = (
+            self.received.take(),
+            self.attempts.take(),
+            self.set_cookie.take(),
+        );
         let head = match received {
             Some(Ok(part)) => self.receive_head(part, &mut progress),
             Some(Err(error)) => Err(error.into()),
             None => Err(self.carrier.lost().into()),
         };
-        let Self { stream, carrier, .. } = self;
+        let Self {
+            stream, carrier, ..
+        } = self;
         let (mut head, framing) = match head {
             Ok(head) => head,
             Err(failure) => return after(failure, attempts, &carrier, set_cookie, progress),
@@ -228,13 +268,21 @@ impl TunnelResponse {
             Some(_) => ReceivedBody::upgraded(stream),
             None => ReceivedBody::new(stream, framing),
         };
-        let mut download = Download::new(Source::Tunnel { body, has_body: head.has_body, carrier });
+        let mut download = Download::new(Source::Tunnel {
+            body,
+            has_body: head.has_body,
+            carrier,
+        });
         if let Err(error) = download.begin() {
-            let Source::Tunnel { carrier, .. } = &download.source else { return Final::Answer(progress, Err(error)) };
+            let Source::Tunnel { carrier, .. } = &download.source else {
+                return Final::Answer(progress, Err(error));
+            };
             return after(error.into(), attempts, carrier, set_cookie, progress);
         }
         if let Source::Tunnel { carrier, .. } = &download.source {
-            carrier.observe(Ok(attempts.as_ref().and_then(|attempts| attempts.latency())));
+            carrier.observe(Ok(attempts
+                .as_ref()
+                .and_then(|attempts| attempts.latency())));
         }
         if let Some(attempts) = attempts {
             progress.failed_attempts = attempts.answered().into();
@@ -245,20 +293,29 @@ impl TunnelResponse {
         Final::Answer(progress, Ok((head, download)))
     }
 
-    fn receive_head(&self, part: ReceivedPart, progress: &mut Progress) -> Result<(ResponseHead, Framing), Failure> {
+    fn receive_head(
+        &self,
+        part: ReceivedPart,
+        progress: &mut Progress,
+    ) -> Result<(ResponseHead, Framing), Failure> {
         let payload = match part {
             ReceivedPart::Head(Kind::Response, payload) => payload,
             ReceivedPart::Head(Kind::Refused, payload) => {
                 let refusal = head::parse_refusal(payload).ok_or(Error::TunnelProtocol)?;
                 progress.timing = self.carrier.timing(refusal.timing);
-                return Err(Failure { error: self.refusal(&refusal), is_unsent: refusal.unsent });
+                return Err(Failure {
+                    error: self.refusal(&refusal),
+                    is_unsent: refusal.unsent,
+                });
             }
             // The endpoint allows nothing else before the head.
             _ => return Err(Error::TunnelProtocol.into()),
         };
-        let response = head::parse_response(payload, self.request.method()).map_err(|_| malformed())?;
+        let response =
+            head::parse_response(payload, self.request.method()).map_err(|_| malformed())?;
         progress.timing = self.carrier.timing(response.timing);
-        Ok(final_head(response, &self.request, self.stream.is_done()).map_err(Error::invalid_response)?)
+        Ok(final_head(response, &self.request, self.stream.is_done())
+            .map_err(Error::invalid_response)?)
     }
 
     /// The error in place of a response.
@@ -287,7 +344,12 @@ fn after(
 ) -> Final {
     carrier.observe(Err(&failure));
     match attempts {
-        Some(attempts) => Final::Failed(Box::new(FailedResponse { failure, attempts, set_cookie, progress })),
+        Some(attempts) => Final::Failed(Box::new(FailedResponse {
+            failure,
+            attempts,
+            set_cookie,
+            progress,
+        })),
         None => Final::Answer(progress, Err(failure.error)),
     }
 }
@@ -303,9 +365,17 @@ pub(crate) struct FailedResponse {
 impl FailedResponse {
     /// Makes another attempt, if there can be one.
     pub(crate) async fn again(self: Box<Self>) -> Result<PendingResponse, (Progress, Error)> {
-        let Self { failure, attempts, set_cookie, mut progress } = *self;
+        let Self {
+            failure,
+            attempts,
+            set_cookie,
+            mut progress,
+        } = *self;
         match attempts.again(failure).await {
-            Ok(next) => Ok(PendingResponse::Tunnel(TunnelResponse { set_cookie, ..next })),
+            Ok(next) => Ok(PendingResponse::Tunnel(TunnelResponse {
+                set_cookie,
+                ..next
+            })),
             Err(Ended { error, failed }) => {
                 progress.failed_attempts = failed.into();
                 Err((progress, error))
@@ -318,12 +388,21 @@ fn malformed() -> Error {
     Error::invalid_response(InvalidResponse::Malformed)
 }
 
-fn interim_head(payload: &Bytes, budget: &mut InterimBudget) -> Result<ResponseHead, InvalidResponse> {
-    let http1::ResponseHead { status, headers, .. } =
-        head::parse_interim(payload).map_err(|_| InvalidResponse::Malformed)?;
+fn interim_head(
+    payload: &Bytes,
+    budget: &mut InterimBudget,
+) -> Result<ResponseHead, InvalidResponse> {
+    let http1::ResponseHead {
+        status, headers, ..
+    } = head::parse_interim(payload).map_err(|_| InvalidResponse::Malformed)?;
     let mut headers = fields::end_to_end_response(headers);
     budget.take(status, &mut headers)?;
-    Ok(ResponseHead { status, headers, has_body: false, upgrade: None })
+    Ok(ResponseHead {
+        status,
+        headers,
+        has_body: false,
+        upgrade: None,
+    })
 }
 
 /// Checks a final head and cleans its fields for the next hop. `is_whole` tells whether the response ended with it.
@@ -332,9 +411,18 @@ fn final_head(
     request: &RequestTraits,
     is_whole: bool,
 ) -> Result<(ResponseHead, Framing), InvalidResponse> {
-    let http1::ResponseHead { mut status, headers, framing, .. } = response.head;
+    let http1::ResponseHead {
+        mut status,
+        headers,
+        framing,
+        ..
+    } = response.head;
     let switches = status == StatusCode::SWITCHING_PROTOCOLS;
-    let upgrade = if switches { Some(switched_to(&headers, request)?) } else { None };
+    let upgrade = if switches {
+        Some(switched_to(&headers, request)?)
+    } else {
+        None
+    };
     if switches {
         // A connection to a caller writes the status of a switch in its version of HTTP.
         status = StatusCode::OK;
@@ -349,15 +437,31 @@ fn final_head(
     let has_body = match framing {
         _ if switches => true,
         Framing::None | Framing::Described(_) => false,
-        Framing::Length(length) if is_whole && length > 0 => return Err(InvalidResponse::Malformed),
+        Framing::Length(length) if is_whole && length > 0 => {
+            return Err(InvalidResponse::Malformed);
+        }
         Framing::Length(_) | Framing::Chunked | Framing::UntilClose => !is_whole,
     };
-    Ok((ResponseHead { status, headers, has_body, upgrade }, framing))
+    Ok((
+        ResponseHead {
+            status,
+            headers,
+            has_body,
+            upgrade,
+        },
+        framing,
+    ))
 }
 
 /// The protocol that the backend has switched to: the one that the request asked for.
-fn switched_to(headers: &Fields, request: &RequestTraits) -> Result<UpgradeProtocol, InvalidResponse> {
-    let protocol = request.protocol.as_deref().ok_or(InvalidResponse::Unasked)?;
+fn switched_to(
+    headers: &Fields,
+    request: &RequestTraits,
+) -> Result<UpgradeProtocol, InvalidResponse> {
+    let protocol = request
+        .protocol
+        .as_deref()
+        .ok_or(InvalidResponse::Unasked)?;
     let mut named = headers.get_all(header::UPGRADE);
     match (named.next(), named.next()) {
         (Some(value), None) if protocol.is(value.as_bytes()) => Ok(protocol.clone()),
@@ -366,11 +470,16 @@ fn switched_to(headers: &Fields, request: &RequestTraits) -> Result<UpgradeProto
 }
 
 /// The next part of a body from a tunnel.
-pub(super) fn poll_part(body: &mut ReceivedBody, cx: &mut Context<'_>) -> Poll<Result<Part, Error>> {
+pub(super) fn poll_part(
+    body: &mut ReceivedBody,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Part, Error>> {
     Poll::Ready(match ready!(body.poll_receive(cx)) {
         Ok(Part::Trailers(trailers)) => {
             let trailers = fields::end_to_end_trailers(trailers);
-            check_fields(&trailers).map(|()| Part::Trailers(trailers)).map_err(Error::invalid_response)
+            check_fields(&trailers)
+                .map(|()| Part::Trailers(trailers))
+                .map_err(Error::invalid_response)
         }
         Ok(part) => Ok(part),
         Err(BrokenBody::Reset(code)) => Err(Error::broken_response(match &code[..] {
@@ -387,31 +496,73 @@ mod tests {
     use super::*;
 
     fn traits(is_head: bool, protocol: Option<&'static str>) -> RequestTraits {
-        RequestTraits { is_head, protocol: protocol.map(|name| Box::new(UpgradeProtocol::from_static(name))) }
+        RequestTraits {
+            is_head,
+            protocol: protocol.map(|name| Box::new(UpgradeProtocol::from_static(name))),
+        }
     }
 
-    fn received(head: &str, request: &RequestTraits, is_whole: bool) -> Result<ResponseHead, InvalidResponse> {
+    fn received(
+        head: &str,
+        request: &RequestTraits,
+        is_whole: bool,
+    ) -> Result<ResponseHead, InvalidResponse> {
         let head = [&[0; 8], head.as_bytes(), b"\r\n"].concat();
-        let response = head::parse_response(head.into(), request.method()).map_err(|_| InvalidResponse::Malformed)?;
-        assert_eq!(response.timing, AgentTiming { agent_us: 0, backend_first_byte_us: Some(0) });
+        let response = head::parse_response(head.into(), request.method())
+            .map_err(|_| InvalidResponse::Malformed)?;
+        assert_eq!(
+            response.timing,
+            AgentTiming {
+                agent_us: 0,
+                backend_first_byte_us: Some(0)
+            }
+        );
         final_head(response, request, is_whole).map(|(head, _)| head)
     }
 
     #[test]
     fn a_response_has_a_body_unless_it_ends_with_its_head_or_never_has_one() {
-        let has_body =
-            |head: &str, is_head, is_whole| received(head, &traits(is_head, None), is_whole).unwrap().has_body;
-        for fields in ["", "content-length: 5\r\n", "transfer-encoding: chunked\r\n", "content-length: 0\r\n"] {
-            assert!(has_body(&format!("HTTP/1.1 200 OK\r\n{fields}"), false, false), "{fields}");
-            assert!(!has_body(&format!("HTTP/1.1 200 OK\r\n{fields}"), true, false), "{fields}");
+        let has_body = |head: &str, is_head, is_whole| {
+            received(head, &traits(is_head, None), is_whole)
+                .unwrap()
+                .has_body
+        };
+        for fields in [
+            "",
+            "content-length: 5\r\n",
+            "transfer-encoding: chunked\r\n",
+            "content-length: 0\r\n",
+        ] {
+            assert!(
+                has_body(&format!("HTTP/1.1 200 OK\r\n{fields}"), false, false),
+                "{fields}"
+            );
+            assert!(
+                !has_body(&format!("HTTP/1.1 200 OK\r\n{fields}"), true, false),
+                "{fields}"
+            );
             for status in ["204 No Content", "304 Not Modified"] {
-                assert!(!has_body(&format!("HTTP/1.1 {status}\r\n{fields}"), false, false), "{status}, {fields}");
+                assert!(
+                    !has_body(&format!("HTTP/1.1 {status}\r\n{fields}"), false, false),
+                    "{status}, {fields}"
+                );
             }
         }
-        for fields in ["", "transfer-encoding: chunked\r\n", "content-length: 0\r\n"] {
-            assert!(!has_body(&format!("HTTP/1.1 200 OK\r\n{fields}"), false, true), "{fields}");
+        for fields in [
+            "",
+            "transfer-encoding: chunked\r\n",
+            "content-length: 0\r\n",
+        ] {
+            assert!(
+                !has_body(&format!("HTTP/1.1 200 OK\r\n{fields}"), false, true),
+                "{fields}"
+            );
         }
-        let cut = received("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n", &traits(false, None), true);
+        let cut = received(
+            "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n",
+            &traits(false, None),
+            true,
+        );
         assert_eq!(cut.unwrap_err(), InvalidResponse::Malformed);
     }
 
@@ -420,7 +571,11 @@ mod tests {
         let head = "HTTP/1.1 200 OK\r\nConnection: x-a\r\nX-A: 1\r\nX-Gw-Status: forged\r\nUpgrade: h2c\r\nX-B: \t b \r\n\
                     Content-Length: 0\r\n";
         let head = received(head, &traits(false, None), true).unwrap();
-        let fields: Vec<_> = head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        let fields: Vec<_> = head
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_bytes()))
+            .collect();
         assert_eq!(fields, [("x-b", &b"b"[..]), ("content-length", b"0")]);
     }
 
@@ -428,28 +583,65 @@ mod tests {
     fn invalid_heads_are_refused() {
         let request = traits(false, None);
         let invalid = |head: &str| received(head, &request, false).unwrap_err();
-        assert_eq!(invalid("HTTP/1.1 103 Early Hints\r\n"), InvalidResponse::Status(StatusCode::EARLY_HINTS));
-        assert_eq!(invalid("HTTP/1.1 600 x\r\n"), InvalidResponse::Status(StatusCode::from_u16(600).unwrap()));
-        let many: String = (0..121).map(|number| format!("x-{number}: a\r\n")).collect();
-        assert_eq!(invalid(&format!("HTTP/1.1 200 OK\r\n{many}")), InvalidResponse::TooManyFields);
-        for fields in ["content-length: 1\r\ncontent-length: 1\r\n", "content-length: x\r\n", "a\r\n", "a: \0\r\n"] {
-            assert_eq!(invalid(&format!("HTTP/1.1 200 OK\r\n{fields}")), InvalidResponse::Malformed, "{fields}");
+        assert_eq!(
+            invalid("HTTP/1.1 103 Early Hints\r\n"),
+            InvalidResponse::Status(StatusCode::EARLY_HINTS)
+        );
+        assert_eq!(
+            invalid("HTTP/1.1 600 x\r\n"),
+            InvalidResponse::Status(StatusCode::from_u16(600).unwrap())
+        );
+        let many: String = (0..121)
+            .map(|number| format!("x-{number}: a\r\n"))
+            .collect();
+        assert_eq!(
+            invalid(&format!("HTTP/1.1 200 OK\r\n{many}")),
+            InvalidResponse::TooManyFields
+        );
+        for fields in [
+            "content-length: 1\r\ncontent-length: 1\r\n",
+            "content-length: x\r\n",
+            "a\r\n",
+            "a: \0\r\n",
+        ] {
+            assert_eq!(
+                invalid(&format!("HTTP/1.1 200 OK\r\n{fields}")),
+                InvalidResponse::Malformed,
+                "{fields}"
+            );
         }
     }
 
     #[test]
     fn a_switch_is_accepted_only_as_requested() {
         let asked = traits(false, Some("websocket"));
-        let head = received("HTTP/1.1 101 x\r\nupgrade: WebSocket\r\ncontent-length: 5\r\n", &asked, false).unwrap();
-        assert_eq!(head.upgrade, Some(UpgradeProtocol::from_static("websocket")));
+        let head = received(
+            "HTTP/1.1 101 x\r\nupgrade: WebSocket\r\ncontent-length: 5\r\n",
+            &asked,
+            false,
+        )
+        .unwrap();
+        assert_eq!(
+            head.upgrade,
+            Some(UpgradeProtocol::from_static("websocket"))
+        );
         assert!(head.has_body && head.headers.is_empty());
         for (fields, request, invalid) in [
-            ("upgrade: websocket\r\n", &traits(false, None), InvalidResponse::Unasked),
+            (
+                "upgrade: websocket\r\n",
+                &traits(false, None),
+                InvalidResponse::Unasked,
+            ),
             ("upgrade: other\r\n", &asked, InvalidResponse::OtherProtocol),
-            ("upgrade: websocket\r\nupgrade: websocket\r\n", &asked, InvalidResponse::OtherProtocol),
+            (
+                "upgrade: websocket\r\nupgrade: websocket\r\n",
+                &asked,
+                InvalidResponse::OtherProtocol,
+            ),
             ("", &asked, InvalidResponse::OtherProtocol),
         ] {
-            let refused = received(&format!("HTTP/1.1 101 x\r\n{fields}"), request, false).unwrap_err();
+            let refused =
+                received(&format!("HTTP/1.1 101 x\r\n{fields}"), request, false).unwrap_err();
             assert_eq!(refused, invalid, "{fields}");
         }
         let other = received("HTTP/1.1 200 OK\r\nupgrade: websocket\r\n", &asked, false).unwrap();
@@ -459,11 +651,23 @@ mod tests {
     #[test]
     fn interim_responses_are_bounded_and_cleaned() {
         let mut budget = InterimBudget::default();
-        let mut take = |head: &'static str| interim_head(&Bytes::from_static(head.as_bytes()), &mut budget);
-        let hints = take("HTTP/1.1 103 x\r\nlink: </a>\r\ncontent-length: 5\r\nx-gw-status: x\r\n\r\n").unwrap();
-        assert_eq!((hints.status, hints.headers.len()), (StatusCode::EARLY_HINTS, 1));
-        assert_eq!(take("HTTP/1.1 103\r\n").unwrap_err(), InvalidResponse::Malformed);
+        let mut take =
+            |head: &'static str| interim_head(&Bytes::from_static(head.as_bytes()), &mut budget);
+        let hints =
+            take("HTTP/1.1 103 x\r\nlink: </a>\r\ncontent-length: 5\r\nx-gw-status: x\r\n\r\n")
+                .unwrap();
+        assert_eq!(
+            (hints.status, hints.headers.len()),
+            (StatusCode::EARLY_HINTS, 1)
+        );
+        assert_eq!(
+            take("HTTP/1.1 103\r\n").unwrap_err(),
+            InvalidResponse::Malformed
+        );
         let switch = take("HTTP/1.1 101 x\r\n\r\n").unwrap_err();
-        assert_eq!(switch, InvalidResponse::Status(StatusCode::SWITCHING_PROTOCOLS));
+        assert_eq!(
+            switch,
+            InvalidResponse::Status(StatusCode::SWITCHING_PROTOCOLS)
+        );
     }
 }

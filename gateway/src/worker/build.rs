@@ -61,16 +61,27 @@ struct Common {
 impl Worker {
     /// Fails if the listeners cannot be used.
     pub(crate) fn new(setup: Setup) -> io::Result<Self> {
-        let Setup { id, peers, config, executor, .. } = setup;
+        let Setup {
+            id,
+            peers,
+            config,
+            executor,
+            ..
+        } = setup;
         let buckets = Rc::new(RefCell::new(match setup.levels {
             Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
             None => Buckets::awaited(),
         }));
-        let nodes = setup
+        let nodes = setup.region.as_ref().map(|region| {
+            Nodes::new(
+                config.region.clone(),
+                Peering::new(&region.keys, Arc::clone(&region.signals)),
+            )
+        });
+        let apex_questions = setup
             .region
             .as_ref()
-            .map(|region| Nodes::new(config.region.clone(), Peering::new(&region.keys, Arc::clone(&region.signals))));
-        let apex_questions = setup.region.as_ref().map(|region| region.apex_questions.clone());
+            .map(|region| region.apex_questions.clone());
         let common = Common {
             id,
             config,
@@ -100,15 +111,35 @@ impl Worker {
             nodes: common.nodes.clone(),
             directory: Rc::clone(&common.directory),
             lifecycle: Rc::clone(&common.lifecycle),
-            caller_sessions: CallerSessions::new(setup.affinity_key, common.config.trusted_proxies.clone()),
+            caller_sessions: CallerSessions::new(
+                setup.affinity_key,
+                common.config.trusted_proxies.clone(),
+            ),
         });
         let router = Rc::new(common.router(&upstream, &observers));
-        let connections = Connections::new(setup.connection_limit, Rc::clone(&common.socket_memory));
-        let (peer_listeners, control_plane) =
-            setup.region.map(|region| (region.listeners, region.control_plane)).unzip();
-        let acceptor = Acceptor::new(setup.listeners, setup.listeners_are_ours, peer_listeners.unwrap_or_default())?;
-        let ingress = Rc::new(common.ingress(acceptor, &connections, &router, &tunnels, control_plane));
-        let Common { peers, directory, certificates, counters, lifecycle, socket_memory, nodes, .. } = common;
+        let connections =
+            Connections::new(setup.connection_limit, Rc::clone(&common.socket_memory));
+        let (peer_listeners, control_plane) = setup
+            .region
+            .map(|region| (region.listeners, region.control_plane))
+            .unzip();
+        let acceptor = Acceptor::new(
+            setup.listeners,
+            setup.listeners_are_ours,
+            peer_listeners.unwrap_or_default(),
+        )?;
+        let ingress =
+            Rc::new(common.ingress(acceptor, &connections, &router, &tunnels, control_plane));
+        let Common {
+            peers,
+            directory,
+            certificates,
+            counters,
+            lifecycle,
+            socket_memory,
+            nodes,
+            ..
+        } = common;
         let stop = Stop::default();
         Ok(Self {
             id,
@@ -156,8 +187,14 @@ impl Common {
             registry: RefCell::new(Registry::new(Arc::clone(&grace))),
             releases: Arc::clone(&self.agent_releases),
             downloads: Rc::default(),
-            admissions: self.nodes.is_some().then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
-            signals: self.nodes.as_ref().map(|nodes| Arc::clone(&nodes.peering.signals)),
+            admissions: self
+                .nodes
+                .is_some()
+                .then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
+            signals: self
+                .nodes
+                .as_ref()
+                .map(|nodes| Arc::clone(&nodes.peering.signals)),
             waiting: Rc::default(),
             grace,
             directory: Rc::clone(&self.directory),
@@ -165,7 +202,10 @@ impl Common {
             certificates: Rc::clone(&self.certificates),
             executor: self.executor.clone(),
             replaced_keys: ReplacedKeys::default(),
-            relay_memory: RelayMemory::new(relay_memory_of_worker(&self.config), Rc::clone(&self.socket_memory)),
+            relay_memory: RelayMemory::new(
+                relay_memory_of_worker(&self.config),
+                Rc::clone(&self.socket_memory),
+            ),
             counters: Rc::clone(&self.counters),
             ids: Rc::clone(&self.ids),
             lifecycle: Rc::clone(&self.lifecycle),
@@ -184,7 +224,8 @@ impl Common {
             lifecycle: Rc::clone(&self.lifecycle),
         });
         let asked = self.nodes.as_ref().zip(self.apex_questions.clone());
-        let other_nodes = asked.map(|(nodes, questions)| OtherNodes::new(Rc::clone(&nodes.peering), questions));
+        let other_nodes =
+            asked.map(|(nodes, questions)| OtherNodes::new(Rc::clone(&nodes.peering), questions));
         let apex = Apex {
             worker: self.id,
             workers: self.peers.mailboxes.len(),
@@ -228,7 +269,10 @@ impl Common {
             arrivals: Arrivals::new(config.connections_per_address, config.new_connections),
             connections: Rc::clone(connections),
             handshakes: Handshakes::new(limits::HANDSHAKES, limits::HANDSHAKES),
-            node_handshakes: Handshakes::new(limits::NODE_HANDSHAKES, limits::NODE_HANDSHAKES_PER_ADDRESS),
+            node_handshakes: Handshakes::new(
+                limits::NODE_HANDSHAKES,
+                limits::NODE_HANDSHAKES_PER_ADDRESS,
+            ),
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),
             load: self.peers.clone(),

@@ -101,9 +101,17 @@ pub(crate) struct RegionSetup {
 
 impl Setup {
     /// What this worker starts again with after a panic. Its buckets start full.
-    pub(crate) fn again(&self, directory: Arc<Directory>, published: Vec<WorkerMessage>) -> io::Result<Self> {
-        let clones =
-            |listeners: &[TcpListener]| listeners.iter().map(TcpListener::try_clone).collect::<io::Result<Vec<_>>>();
+    pub(crate) fn again(
+        &self,
+        directory: Arc<Directory>,
+        published: Vec<WorkerMessage>,
+    ) -> io::Result<Self> {
+        let clones = |listeners: &[TcpListener]| {
+            listeners
+                .iter()
+                .map(TcpListener::try_clone)
+                .collect::<io::Result<Vec<_>>>()
+        };
         let of_region = |region: &RegionSetup| {
             io::Result::Ok(RegionSetup {
                 keys: region.keys.clone(),
@@ -167,7 +175,9 @@ pub(crate) fn run(
     driver: &Driver,
 ) -> io::Result<()> {
     pin(setup.id);
-    driver.run(serve(setup, inbox, up))?.unwrap_or_else(|panic| resume_unwind(panic))
+    driver
+        .run(serve(setup, inbox, up))?
+        .unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Pins the calling thread to a core. Workers share cores if there are fewer cores than workers.
@@ -180,10 +190,16 @@ fn pin(id: WorkerId) {
     }
 }
 
-async fn serve(mut setup: Setup, inbox: Inbox<WorkerMessage>, up: crossbeam_channel::Sender<()>) -> io::Result<()> {
+async fn serve(
+    mut setup: Setup,
+    inbox: Inbox<WorkerMessage>,
+    up: crossbeam_channel::Sender<()>,
+) -> io::Result<()> {
     let published = std::mem::take(&mut setup.published);
     let worker = Rc::new(Worker::new(setup)?);
-    published.into_iter().for_each(|message| worker.handle(message));
+    published
+        .into_iter()
+        .for_each(|message| worker.handle(message));
     let handler = Rc::clone(&worker);
     runtime::spawn_essential(inbox.serve(worker.id, move |message| handler.handle(message)));
     worker.ingress.accept_all();
@@ -243,7 +259,11 @@ async fn watch_tunnels(worker: Rc<Worker>) {
             worker.tunnels.waiting.look_again(label);
         }
         checked = now;
-        pause = if has_several { limits::PING_CHECK } else { limits::PING_EVERY };
+        pause = if has_several {
+            limits::PING_CHECK
+        } else {
+            limits::PING_EVERY
+        };
     }
 }
 
@@ -254,58 +274,97 @@ async fn publish_busy_share(worker: Rc<Worker>) {
         runtime::sleep(limits::BUSY_INTERVAL).await;
         let (cpu, wall) = (thread_cpu_time(), Instant::now());
         let share = (cpu - cpu_before).as_micros() * 1000 / (wall - wall_before).as_micros().max(1);
-        worker.peers.busy[worker.id.0].store(u32::try_from(share).unwrap_or(1000), Ordering::Relaxed);
+        worker.peers.busy[worker.id.0]
+            .store(u32::try_from(share).unwrap_or(1000), Ordering::Relaxed);
         (cpu_before, wall_before) = (cpu, wall);
     }
 }
 
 fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }
 
 impl Worker {
     /// Does what a message of another thread asks. Never blocks: what takes time becomes a task.
     fn handle(&self, message: WorkerMessage) {
         match message {
-            WorkerMessage::Connection(connection) => runtime::spawn(Rc::clone(&self.ingress).take_over(*connection)),
+            WorkerMessage::Connection(connection) => {
+                runtime::spawn(Rc::clone(&self.ingress).take_over(*connection))
+            }
             WorkerMessage::Relay(request) => relay::serve_for_worker(&self.upstream, *request),
-            WorkerMessage::Replay(replay) => runtime::spawn(Rc::clone(&self.router.relay).replay(*replay)),
+            WorkerMessage::Replay(replay) => {
+                runtime::spawn(Rc::clone(&self.router.relay).replay(*replay))
+            }
             WorkerMessage::Wake(wake) => wake.deliver(),
             WorkerMessage::Directory(directory) => self.use_directory(directory),
-            WorkerMessage::RecordsRead(began) => self.tunnels.freeze.records_were_read(began, Instant::now()),
+            WorkerMessage::RecordsRead(began) => {
+                self.tunnels.freeze.records_were_read(began, Instant::now())
+            }
             WorkerMessage::ChargeApex(charge) => self.router.apex.limits.serve(*charge),
             WorkerMessage::View(new) => self.use_view(*new),
             WorkerMessage::NodeLevels(levels) => {
-                self.buckets.borrow_mut().receive(&levels, &self.directory.get(), self.id, Instant::now());
+                self.buckets.borrow_mut().receive(
+                    &levels,
+                    &self.directory.get(),
+                    self.id,
+                    Instant::now(),
+                );
             }
             WorkerMessage::MoveTunnels { via } => {
-                self.tunnels.registry.borrow().relocate(|_| false, |node| node == via);
+                self.tunnels
+                    .registry
+                    .borrow()
+                    .relocate(|_| false, |node| node == via);
             }
-            WorkerMessage::NodeLost(LostNode { slot, session, until }) => {
-                self.nodes.iter().for_each(|nodes| nodes.end_connections(session));
+            WorkerMessage::NodeLost(LostNode {
+                slot,
+                session,
+                until,
+            }) => {
+                self.nodes
+                    .iter()
+                    .for_each(|nodes| nodes.end_connections(session));
                 self.tunnels.registry.borrow().lose_node(slot, until);
             }
-            WorkerMessage::NodeTls(tls) => self.nodes.iter().for_each(|nodes| nodes.use_tls(Arc::clone(&tls))),
+            WorkerMessage::NodeTls(tls) => self
+                .nodes
+                .iter()
+                .for_each(|nodes| nodes.use_tls(Arc::clone(&tls))),
             WorkerMessage::Certificates(certificates) => {
                 self.certificates.replace(certificates);
                 self.tunnels.use_authorities();
             }
             WorkerMessage::Levels(levels) => {
-                self.buckets.borrow_mut().take_over(&levels, &self.directory.get(), self.id, Instant::now());
+                self.buckets.borrow_mut().take_over(
+                    &levels,
+                    &self.directory.get(),
+                    self.id,
+                    Instant::now(),
+                );
             }
             WorkerMessage::ChargeForPredecessor(charge) => {
                 rate_limit::charge_for_predecessor(&self.buckets, &self.directory.get(), *charge);
             }
             // The replies below fail when they come too late.
             WorkerMessage::Succeeded(succeeded) => {
-                let levels = self.buckets.borrow_mut().hand_over(succeeded.buckets, Instant::now());
+                let levels = self
+                    .buckets
+                    .borrow_mut()
+                    .hand_over(succeeded.buckets, Instant::now());
                 drop(succeeded.levels.try_send(levels));
             }
-            WorkerMessage::ReportLevels(reply) => drop(reply.try_send(self.buckets.borrow().levels(Instant::now()))),
+            WorkerMessage::ReportLevels(reply) => {
+                drop(reply.try_send(self.buckets.borrow().levels(Instant::now())))
+            }
             WorkerMessage::ReportQuiet(reply) => drop(reply.try_send(self.is_quiet())),
             WorkerMessage::EndQuiet => self.connections.end_quiet(Instant::now()),
-            WorkerMessage::Scrape(scrape) => drop(scrape.reply.try_send(self.report(scrape.with_services))),
+            WorkerMessage::Scrape(scrape) => {
+                drop(scrape.reply.try_send(self.report(scrape.with_services)))
+            }
             WorkerMessage::Drain { successor } => self.drain(successor),
             WorkerMessage::End => {
                 self.lifecycle.end();
@@ -334,15 +393,34 @@ impl Worker {
         self.directory.replace(directory);
     }
 
-    fn use_view(&self, NewView { number, view, applied }: NewView) {
+    fn use_view(
+        &self,
+        NewView {
+            number,
+            view,
+            applied,
+        }: NewView,
+    ) {
         let Some(nodes) = &self.nodes else { return };
-        self.observers.ids.use_node_slot(view.placement().here().get());
+        self.observers
+            .ids
+            .use_node_slot(view.placement().here().get());
         let left = nodes.use_view(view);
         let is_elsewhere = |service: &Service| nodes.peering.is_elsewhere(&service.hostname);
-        let levels = self.buckets.borrow_mut().leave(&self.directory.get(), is_elsewhere, Instant::now());
-        self.tunnels.registry.borrow().relocate(is_elsewhere, |slot| left.contains(&slot));
+        let levels =
+            self.buckets
+                .borrow_mut()
+                .leave(&self.directory.get(), is_elsewhere, Instant::now());
+        self.tunnels
+            .registry
+            .borrow()
+            .relocate(is_elsewhere, |slot| left.contains(&slot));
         // Fails if the control plane has ended.
-        drop(applied.send(ViewApplied { number, worker: self.id, levels }));
+        drop(applied.send(ViewApplied {
+            number,
+            worker: self.id,
+            levels,
+        }));
     }
 
     fn drain(&self, has_successor: bool) {
@@ -351,7 +429,11 @@ impl Worker {
             self.lifecycle.succeed();
         }
         self.ingress.acceptor.stop(has_successor);
-        let idle = if has_successor { limits::DRAIN_IDLE_SUCCEEDED } else { limits::DRAIN_IDLE };
+        let idle = if has_successor {
+            limits::DRAIN_IDLE_SUCCEEDED
+        } else {
+            limits::DRAIN_IDLE
+        };
         self.connections.drain(Instant::now(), idle);
         self.tunnels.registry.borrow().drain();
     }
@@ -373,12 +455,19 @@ impl Worker {
     fn is_quiet(&self) -> bool {
         self.observers.requests_in_flight.get() == 0
             && self.upstream.cross_core_served.get() == 0
-            && self.nodes.as_ref().is_none_or(|nodes| nodes.requests_served.get() == 0)
+            && self
+                .nodes
+                .as_ref()
+                .is_none_or(|nodes| nodes.requests_served.get() == 0)
             && self.connections.are_quiet(Instant::now())
     }
 
     fn report(&self, with_services: bool) -> WorkerReport {
-        let tunnels = self.tunnels.registry.borrow().report(self.id, &self.directory.get(), &self.tunnels.releases);
+        let tunnels = self.tunnels.registry.borrow().report(
+            self.id,
+            &self.directory.get(),
+            &self.tunnels.releases,
+        );
         WorkerReport {
             worker: self.id,
             totals: self.counters.totals(),
@@ -390,7 +479,10 @@ impl Worker {
             connections: self.connections.len(),
             crossings_served: self.upstream.cross_core_served.get(),
             node_links: self.nodes.as_ref().map_or(0, |nodes| nodes.open_links()),
-            node_requests: self.nodes.as_ref().map_or(0, |nodes| nodes.requests_served.get()),
+            node_requests: self
+                .nodes
+                .as_ref()
+                .map_or(0, |nodes| nodes.requests_served.get()),
             relay_bytes: self.tunnels.relay_memory.charged(),
             relay_limit: self.tunnels.relay_memory.limit(),
             socket_bytes: self.socket_memory.held(),
@@ -401,14 +493,23 @@ impl Worker {
             tunnels_of_another_authority: self.tunnels.of_another_authority(),
             refused_versions: self.tunnels.registry.borrow().refused_versions(),
             ended_tunnels: self.tunnels.registry.borrow().ended_tunnels(),
-            services: if with_services { self.counters.services.report() } else { Vec::new() },
+            services: if with_services {
+                self.counters.services.report()
+            } else {
+                Vec::new()
+            },
         }
     }
 
     fn ended_early(&self) -> BTreeMap<&'static str, u64> {
         let mut reasons = self.counters.ended_early();
-        let elsewhere = [("idle", &self.connections.evicted), ("memory", &self.socket_memory.shed)];
-        let counted = elsewhere.into_iter().map(|(reason, counter)| (reason, counter.value()));
+        let elsewhere = [
+            ("idle", &self.connections.evicted),
+            ("memory", &self.socket_memory.shed),
+        ];
+        let counted = elsewhere
+            .into_iter()
+            .map(|(reason, counter)| (reason, counter.value()));
         reasons.extend(counted.filter(|(_, count)| *count > 0));
         reasons
     }

@@ -46,9 +46,19 @@ struct Latest {
 
 impl Peers {
     pub(crate) fn new(mailboxes: Vec<Mailbox<WorkerMessage>>) -> Arc<Self> {
-        let zeros = || std::iter::repeat_with(Default::default).take(mailboxes.len()).collect();
+        let zeros = || {
+            std::iter::repeat_with(Default::default)
+                .take(mailboxes.len())
+                .collect()
+        };
         let (busy, restarts) = (zeros(), zeros());
-        Arc::new(Self { mailboxes, busy, restarts, lost: AtomicUsize::new(0), latest: Mutex::default() })
+        Arc::new(Self {
+            mailboxes,
+            busy,
+            restarts,
+            lost: AtomicUsize::new(0),
+            latest: Mutex::default(),
+        })
     }
 
     /// Number of workers that run, or are about to start again.
@@ -61,9 +71,16 @@ impl Peers {
         let latest = self.latest();
         let certificates = latest.certificates.clone().map(WorkerMessage::Certificates);
         let node_tls = latest.node_tls.clone().map(WorkerMessage::NodeTls);
-        let view = latest.view.clone().map(|(number, view, applied)| NewView { number, view, applied });
+        let view = latest.view.clone().map(|(number, view, applied)| NewView {
+            number,
+            view,
+            applied,
+        });
         let view = view.map(|view| WorkerMessage::View(Box::new(view)));
-        [certificates, node_tls, view].into_iter().flatten().collect()
+        [certificates, node_tls, view]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {
@@ -93,7 +110,11 @@ impl Peers {
     }
 
     /// As [`Self::ask_all`], with another time limit for all answers together.
-    pub(crate) fn ask_all_within<T>(&self, within: Duration, question: impl Fn(Sender<T>) -> WorkerMessage) -> Vec<T> {
+    pub(crate) fn ask_all_within<T>(
+        &self,
+        within: Duration,
+        question: impl Fn(Sender<T>) -> WorkerMessage,
+    ) -> Vec<T> {
         let deadline = Instant::now() + within;
         let (reply, answers) = crossbeam_channel::bounded(self.mailboxes.len());
         self.tell_all(|| question(reply.clone()));
@@ -124,7 +145,11 @@ impl Workers for Peers {
     fn publish_view(&self, number: u64, view: &Arc<View>, applied: &UnboundedSender<ViewApplied>) {
         self.latest().view = Some((number, Arc::clone(view), applied.clone()));
         self.tell_all(|| {
-            WorkerMessage::View(Box::new(NewView { number, view: Arc::clone(view), applied: applied.clone() }))
+            WorkerMessage::View(Box::new(NewView {
+                number,
+                view: Arc::clone(view),
+                applied: applied.clone(),
+            }))
         });
     }
 
@@ -147,7 +172,12 @@ impl Workers for Peers {
     }
 
     fn reports(&self, with_services: bool) -> Vec<WorkerReport> {
-        self.ask_all(|reply| WorkerMessage::Scrape(Scrape { reply, with_services }))
+        self.ask_all(|reply| {
+            WorkerMessage::Scrape(Scrape {
+                reply,
+                with_services,
+            })
+        })
     }
 
     fn replay(&self, owner: WorkerId, replay: Box<Replay>) -> Result<(), Box<Replay>> {

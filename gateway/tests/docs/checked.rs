@@ -57,25 +57,36 @@ const OTHERS: [&str; 29] = [
 /// The program of a line of shell, without its folder.
 pub(crate) fn first_word(line: &str) -> &str {
     let line = line.trim_start().trim_start_matches("$ ");
-    let mut words = line.split_whitespace().skip_while(|word| is_assignment(word));
+    let mut words = line
+        .split_whitespace()
+        .skip_while(|word| is_assignment(word));
     words.next().unwrap_or_default().rsplit('/').next().unwrap()
 }
 
 fn is_assignment(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| {
-        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+        !name.is_empty()
+            && name
+                .bytes()
+                .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
     })
 }
 
 /// Returns the faults of a simple command, given as words.
 fn mistake(words: &[String]) -> Option<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let unknown = words.iter().find_map(|word| unknown_variable(word).or_else(|| missing_file(word)));
+    let unknown = words
+        .iter()
+        .find_map(|word| unknown_variable(word).or_else(|| missing_file(word)));
     unknown.or_else(|| mistake_of_program(&words))
 }
 
 fn mistake_of_program(words: &[&str]) -> Option<String> {
-    let words: Vec<&str> = words.iter().copied().skip_while(|word| is_assignment(word)).collect();
+    let words: Vec<&str> = words
+        .iter()
+        .copied()
+        .skip_while(|word| is_assignment(word))
+        .collect();
     let (program, arguments) = words.split_first()?;
     match *program {
         "sudo" => {
@@ -83,7 +94,11 @@ fn mistake_of_program(words: &[&str]) -> Option<String> {
             while let [option, rest @ ..] = words
                 && option.starts_with('-')
             {
-                words = if ["-u", "--user"].contains(option) { &rest[1..] } else { rest };
+                words = if ["-u", "--user"].contains(option) {
+                    &rest[1..]
+                } else {
+                    rest
+                };
             }
             mistake_of_program(words)
         }
@@ -91,23 +106,47 @@ fn mistake_of_program(words: &[&str]) -> Option<String> {
         // Built by ./test, but not by `cargo test`, as it has no integration tests.
         "target/release/gw-loadtest" => {
             let is_checked = std::env::var_os("CI").is_some() || path_of("gw-loadtest").exists();
-            is_checked.then(|| refusal(&built("gw-loadtest"), arguments)).flatten()
+            is_checked
+                .then(|| refusal(&built("gw-loadtest"), arguments))
+                .flatten()
         }
         "./test" | "packaging/build" => refusal(&repository().join(program), arguments),
         "systemctl" => {
-            let units = arguments.iter().skip(1).filter(|word| !word.starts_with('-'));
-            let files =
-                units.map(|unit| if unit.contains('.') { (*unit).to_owned() } else { format!("{unit}.service") });
-            missing("unit", files.filter(|file| !repository().join("packaging/systemd").join(file).exists()))
+            let units = arguments
+                .iter()
+                .skip(1)
+                .filter(|word| !word.starts_with('-'));
+            let files = units.map(|unit| {
+                if unit.contains('.') {
+                    (*unit).to_owned()
+                } else {
+                    format!("{unit}.service")
+                }
+            });
+            missing(
+                "unit",
+                files.filter(|file| !repository().join("packaging/systemd").join(file).exists()),
+            )
         }
         "apt" => {
-            let packages = arguments.iter().filter_map(|word| word.strip_prefix("./")?.split('_').next());
-            missing("package", packages.filter(|name| !["gw-gateway", "gw-agent"].contains(name)))
+            let packages = arguments
+                .iter()
+                .filter_map(|word| word.strip_prefix("./")?.split('_').next());
+            missing(
+                "package",
+                packages.filter(|name| !["gw-gateway", "gw-agent"].contains(name)),
+            )
         }
         "cargo" => {
-            let packages = arguments.windows(2).filter(|pair| pair[0] == "-p").map(|pair| pair[1]);
+            let packages = arguments
+                .windows(2)
+                .filter(|pair| pair[0] == "-p")
+                .map(|pair| pair[1]);
             let names = read("Cargo.lock");
-            missing("package", packages.filter(|name| !names.contains(&format!("name = \"{name}\""))))
+            missing(
+                "package",
+                packages.filter(|name| !names.contains(&format!("name = \"{name}\""))),
+            )
         }
         "docker" => docker(arguments),
         "podman" => podman(arguments),
@@ -120,7 +159,9 @@ fn mistake_of_program(words: &[&str]) -> Option<String> {
 }
 
 fn missing(kind: &str, mut names: impl Iterator<Item = impl AsRef<str>>) -> Option<String> {
-    names.next().map(|name| format!("no such {kind}: {}", name.as_ref()))
+    names
+        .next()
+        .map(|name| format!("no such {kind}: {}", name.as_ref()))
 }
 
 fn path_of(program: &str) -> PathBuf {
@@ -129,7 +170,10 @@ fn path_of(program: &str) -> PathBuf {
 
 fn built(program: &str) -> PathBuf {
     let path = path_of(program);
-    assert!(path.exists(), "build the whole workspace: cargo build --workspace --bins");
+    assert!(
+        path.exists(),
+        "build the whole workspace: cargo build --workspace --bins"
+    );
     path
 }
 
@@ -140,21 +184,32 @@ fn refusal(program: &Path, arguments: &[&str]) -> Option<String> {
     let mut given: Vec<&str> = Vec::new();
     for word in arguments {
         let is_value = given.last().is_some_and(|before| before.starts_with("--"));
-        let word = if word.starts_with("ag_") { "AGENT" } else { word };
+        let word = if word.starts_with("ag_") {
+            "AGENT"
+        } else {
+            word
+        };
         match PLACEHOLDERS.iter().find(|(name, _)| *name == word) {
             Some((_, value)) => given.push(value),
             None if word == "…" => given.extend(is_value.then_some("api")),
             None => given.push(word),
         }
     }
-    let output = Command::new(program).args(given).arg("--help").stdin(Stdio::null()).output().unwrap();
+    let output = Command::new(program)
+        .args(given)
+        .arg("--help")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 /// Services and profiles are those of packaging/compose.yaml.
 fn docker(arguments: &[&str]) -> Option<String> {
     let compose = read("packaging/compose.yaml");
-    let ["compose", arguments @ ..] = arguments else { return Some("not docker compose".to_owned()) };
+    let ["compose", arguments @ ..] = arguments else {
+        return Some("not docker compose".to_owned());
+    };
     let mut words = arguments.iter().copied();
     let mut verb = None;
     while let Some(word) = words.next() {
@@ -190,11 +245,16 @@ fn podman(arguments: &[&str]) -> Option<String> {
         ["load", ..] => None,
         ["exec", _, command @ ..] => mistake_of_program(command),
         ["run", arguments @ ..] => {
-            let Some(at) = arguments.iter().position(|word| word.starts_with("localhost/")) else {
+            let Some(at) = arguments
+                .iter()
+                .position(|word| word.starts_with("localhost/"))
+            else {
                 return Some("no image".to_owned());
             };
             match arguments[at]["localhost/".len()..].split(':').next() {
-                Some(name @ ("gw-gateway" | "gw-agent")) => refusal(&built(name), &arguments[at + 1..]),
+                Some(name @ ("gw-gateway" | "gw-agent")) => {
+                    refusal(&built(name), &arguments[at + 1..])
+                }
                 _ => Some(format!("no such image: {}", arguments[at])),
             }
         }
@@ -205,7 +265,11 @@ fn podman(arguments: &[&str]) -> Option<String> {
 /// Folders have a kustomization; namespaces, secrets and workloads are in the manifests.
 fn kubectl(arguments: &[&str]) -> Option<String> {
     let manifests = texts(&repository().join("packaging/kubernetes"));
-    let has = |line: &str| manifests.lines().any(|it| it.trim_start_matches([' ', '-']) == line);
+    let has = |line: &str| {
+        manifests
+            .lines()
+            .any(|it| it.trim_start_matches([' ', '-']) == line)
+    };
     let mut mistakes = arguments.windows(2).filter_map(|pair| {
         let (kind, name) = (pair[0], pair[1].trim_start_matches("service/"));
         let exists = match kind {
@@ -222,8 +286,16 @@ fn kubectl(arguments: &[&str]) -> Option<String> {
 
 /// All files below a folder, one after another.
 fn texts(folder: &Path) -> String {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let texts = entries.map(|path| if path.is_dir() { texts(&path) } else { fs::read_to_string(path).unwrap() });
+    let entries = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let texts = entries.map(|path| {
+        if path.is_dir() {
+            texts(&path)
+        } else {
+            fs::read_to_string(path).unwrap()
+        }
+    });
     texts.collect()
 }
 
@@ -231,20 +303,38 @@ fn texts(folder: &Path) -> String {
 fn unknown_variable(word: &str) -> Option<String> {
     let is_part = |it: char| it.is_ascii_uppercase() || it.is_ascii_digit() || it == '_';
     let name = &word[..word.find(|it| !is_part(it)).unwrap_or(word.len())];
-    let read =
-        || configuration::all_variables().contains(name) || texts(&repository().join("packaging")).contains(name);
-    let by_commands =
-        ["GW_ADMIN_URL", "GW_ADMIN_CA", "GW_ADMIN_TOKEN", "GW_ADMIN_TOKEN_FILE", "GW_ENROLLMENT_TOKEN"].contains(&name);
+    let read = || {
+        configuration::all_variables().contains(name)
+            || texts(&repository().join("packaging")).contains(name)
+    };
+    let by_commands = [
+        "GW_ADMIN_URL",
+        "GW_ADMIN_CA",
+        "GW_ADMIN_TOKEN",
+        "GW_ADMIN_TOKEN_FILE",
+        "GW_ENROLLMENT_TOKEN",
+    ]
+    .contains(&name);
     (name.starts_with("GW_") && !by_commands && !read()).then(|| format!("no program reads {name}"))
 }
 
 /// A path in the repository, or in the folders of an installation, that does not exist.
 fn missing_file(word: &str) -> Option<String> {
-    let in_repository = ["packaging/", "gateway/", "agent/", "shared/", "loadtest/", "docs/"];
+    let in_repository = [
+        "packaging/",
+        "gateway/",
+        "agent/",
+        "shared/",
+        "loadtest/",
+        "docs/",
+    ];
     let exists = if in_repository.iter().any(|folder| word.starts_with(folder)) {
         repository().join(word).exists()
     } else if word.starts_with("/etc/default/") {
-        repository().join("packaging/deb").join(format!("{}.default", word.rsplit('/').next().unwrap())).exists()
+        repository()
+            .join("packaging/deb")
+            .join(format!("{}.default", word.rsplit('/').next().unwrap()))
+            .exists()
     } else if word.starts_with("/etc/gw/") || word.starts_with("/var/lib/gw") {
         texts(&repository().join("packaging")).contains(word)
     } else {
@@ -256,38 +346,108 @@ fn missing_file(word: &str) -> Option<String> {
 /// Faults of the commands of a block, with their lines.
 fn mistakes(page: &str, block: &Block) -> Vec<String> {
     let at = format!("{page}:{}", block.line);
-    let syntax = Command::new("bash").args(["-n", "-c", &block.text]).output().unwrap();
-    assert!(syntax.status.success(), "{at}: {}", String::from_utf8_lossy(&syntax.stderr));
+    let syntax = Command::new("bash")
+        .args(["-n", "-c", &block.text])
+        .output()
+        .unwrap();
+    assert!(
+        syntax.status.success(),
+        "{at}: {}",
+        String::from_utf8_lossy(&syntax.stderr)
+    );
     let commands = simple_commands(&block.text);
     assert!(!commands.is_empty(), "{at}: no commands");
-    let mistakes = commands.iter().filter_map(|words| Some(format!("{at}: {}: {}", words.join(" "), mistake(words)?)));
+    let mistakes = commands
+        .iter()
+        .filter_map(|words| Some(format!("{at}: {}: {}", words.join(" "), mistake(words)?)));
     mistakes.collect()
 }
 
-const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
+const REGION: &str =
+    "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
 const NOT_RUN: [(&str, &str, &str); 43] = [
     ("README.md", "./test", "it would run itself"),
-    ("docs/agent.md", "gw-agent http", "the page enrolls the machine by other commands; docs/quickstart.md runs it"),
-    ("docs/backup.md", "set -o pipefail", "age, and the key of a reader"),
-    ("docs/deployment.md", "sudo gw-gateway init", "systemd; gateway/tests/packages boots it"),
-    ("docs/deployment.md", "sudo certbot", "a certificate authority"),
+    (
+        "docs/agent.md",
+        "gw-agent http",
+        "the page enrolls the machine by other commands; docs/quickstart.md runs it",
+    ),
+    (
+        "docs/backup.md",
+        "set -o pipefail",
+        "age, and the key of a reader",
+    ),
+    (
+        "docs/deployment.md",
+        "sudo gw-gateway init",
+        "systemd; gateway/tests/packages boots it",
+    ),
+    (
+        "docs/deployment.md",
+        "sudo certbot",
+        "a certificate authority",
+    ),
     ("docs/deployment.md", "ssh -L", "another machine"),
-    ("docs/packages.md", "packaging/build deb", "release builds; gateway/tests/packages builds packages"),
-    ("docs/packages.md", "apt install ./gw-gateway", "a package; gateway/tests/packages installs it"),
-    ("docs/packages.md", "apt install ./gw-agent", "a package; gateway/tests/packages installs it"),
-    ("docs/packages.md", "skopeo copy", "an image and a registry; gateway/tests/packages runs images"),
-    ("docs/packages.md", "podman run", "podman and images; gateway/tests/packages runs these commands by runc"),
+    (
+        "docs/packages.md",
+        "packaging/build deb",
+        "release builds; gateway/tests/packages builds packages",
+    ),
+    (
+        "docs/packages.md",
+        "apt install ./gw-gateway",
+        "a package; gateway/tests/packages installs it",
+    ),
+    (
+        "docs/packages.md",
+        "apt install ./gw-agent",
+        "a package; gateway/tests/packages installs it",
+    ),
+    (
+        "docs/packages.md",
+        "skopeo copy",
+        "an image and a registry; gateway/tests/packages runs images",
+    ),
+    (
+        "docs/packages.md",
+        "podman run",
+        "podman and images; gateway/tests/packages runs these commands by runc",
+    ),
     ("docs/packages.md", "cd packaging", "Docker"),
     ("docs/packages.md", "kubectl apply", "Kubernetes"),
     ("docs/packages.md", "kubectl create namespace", "Kubernetes"),
-    ("docs/packages.md", "gw-gateway enrollment-token create", "Kubernetes"),
-    ("docs/performance.md", "cargo build --release -p", "a release build and minutes"),
-    ("docs/performance.md", "cargo install rathole", "minutes, for an optional peer of a comparison"),
-    ("docs/recipes.md", "websocat", "a program that is not in Debian"),
-    ("docs/recipes.md", "grpcurl", "a program that is not in Debian"),
-    ("docs/region.md", "gw-gateway demo --nodes 3", "PostgreSQL, which may not be installed; another test runs it"),
+    (
+        "docs/packages.md",
+        "gw-gateway enrollment-token create",
+        "Kubernetes",
+    ),
+    (
+        "docs/performance.md",
+        "cargo build --release -p",
+        "a release build and minutes",
+    ),
+    (
+        "docs/performance.md",
+        "cargo install rathole",
+        "minutes, for an optional peer of a comparison",
+    ),
+    (
+        "docs/recipes.md",
+        "websocat",
+        "a program that is not in Debian",
+    ),
+    (
+        "docs/recipes.md",
+        "grpcurl",
+        "a program that is not in Debian",
+    ),
+    (
+        "docs/region.md",
+        "gw-gateway demo --nodes 3",
+        "PostgreSQL, which may not be installed; another test runs it",
+    ),
     ("docs/region.md", "sudo apt install postgresql", REGION),
     ("docs/region.md", "sudo pg_ctlcluster", REGION),
     ("docs/region.md", "sudo -u postgres psql -c", REGION),
@@ -295,16 +455,44 @@ const NOT_RUN: [(&str, &str, &str); 43] = [
     ("docs/region.md", "sudo apt install ./gw-gateway", REGION),
     ("docs/region.md", "sudo scp -p -r /etc/gw root@gw2", REGION),
     ("docs/region.md", "sudo scp -p -r /etc/gw root@gw3", REGION),
-    ("docs/region.md", "sudo --user gw-gateway gw-gateway region status", REGION),
+    (
+        "docs/region.md",
+        "sudo --user gw-gateway gw-gateway region status",
+        REGION,
+    ),
     ("docs/region.md", "echo \"disable health", REGION),
     ("docs/region.md", "ssh root@gw3 systemctl start", REGION),
-    ("docs/region.md", "sudo --user gw-gateway gw-gateway region drain", REGION),
-    ("docs/region.md", "sudo --user gw-gateway gw-gateway region remove", REGION),
-    ("docs/region.md", "sudo --user gw-gateway gw-gateway region repair", REGION),
-    ("docs/region.md", "   openssl rand -hex 32 | sudo install", REGION),
-    ("docs/region.md", "   sudo --user gw-gateway gw-gateway region rekey", REGION),
+    (
+        "docs/region.md",
+        "sudo --user gw-gateway gw-gateway region drain",
+        REGION,
+    ),
+    (
+        "docs/region.md",
+        "sudo --user gw-gateway gw-gateway region remove",
+        REGION,
+    ),
+    (
+        "docs/region.md",
+        "sudo --user gw-gateway gw-gateway region repair",
+        REGION,
+    ),
+    (
+        "docs/region.md",
+        "   openssl rand -hex 32 | sudo install",
+        REGION,
+    ),
+    (
+        "docs/region.md",
+        "   sudo --user gw-gateway gw-gateway region rekey",
+        REGION,
+    ),
     ("docs/region.md", "sudo systemctl kill", REGION),
-    ("docs/region.md", "   sudo --user gw-gateway gw-gateway region forget", REGION),
+    (
+        "docs/region.md",
+        "   sudo --user gw-gateway gw-gateway region forget",
+        REGION,
+    ),
     ("docs/region.md", "sudo -u postgres pg_dump", REGION),
     ("docs/region.md", "sudo -u postgres dropdb", REGION),
     ("docs/region.md", "sudo systemctl stop", REGION),
@@ -314,23 +502,42 @@ const NOT_RUN: [(&str, &str, &str); 43] = [
         "sudo gw-gateway agent-ca replace",
         "agents that renew; gateway/tests/it/agent_ca runs the commands",
     ),
-    ("docs/upgrade.md", "gw-gateway agent-program", "two programs; gateway/tests/it/agent_updates signs programs"),
+    (
+        "docs/upgrade.md",
+        "gw-gateway agent-program",
+        "two programs; gateway/tests/it/agent_updates signs programs",
+    ),
 ];
 
 #[test]
 fn blocks_that_are_not_run_are_right() {
-    let mut listed: BTreeSet<(&str, &str)> = NOT_RUN.map(|(page, beginning, _)| (page, beginning)).into();
+    let mut listed: BTreeSet<(&str, &str)> =
+        NOT_RUN.map(|(page, beginning, _)| (page, beginning)).into();
     let mut wrong = Vec::new();
     for page in pages() {
-        for block in split(&read(&page)).1.iter().filter(|block| block.info == "sh norun") {
+        for block in split(&read(&page))
+            .1
+            .iter()
+            .filter(|block| block.info == "sh norun")
+        {
             wrong.extend(mistakes(&page, block));
-            let entry = listed.iter().find(|(of, beginning)| *of == page && block.text.starts_with(beginning)).copied();
+            let entry = listed
+                .iter()
+                .find(|(of, beginning)| *of == page && block.text.starts_with(beginning))
+                .copied();
             if !entry.is_some_and(|entry| listed.remove(&entry)) {
-                wrong.push(format!("{page}:{}: not in the list of blocks that are not run", block.line));
+                wrong.push(format!(
+                    "{page}:{}: not in the list of blocks that are not run",
+                    block.line
+                ));
             }
         }
     }
-    assert!(wrong.is_empty() && listed.is_empty(), "{}\nlisted without a block: {listed:?}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty() && listed.is_empty(),
+        "{}\nlisted without a block: {listed:?}",
+        wrong.join("\n")
+    );
 }
 
 #[test]
@@ -343,7 +550,8 @@ fn commands_in_sentences_are_right() {
             for command in code(prose).filter(|it| it.contains(' ') && is_command(it)) {
                 let found = simple_commands(command);
                 let mistakes = found.iter().filter_map(|words| mistake(words));
-                wrong.extend(mistakes.map(|mistake| format!("{page}:{line}: {command}: {mistake}")));
+                wrong
+                    .extend(mistakes.map(|mistake| format!("{page}:{line}: {command}: {mistake}")));
                 checked += 1;
             }
         }
@@ -353,8 +561,15 @@ fn commands_in_sentences_are_right() {
 }
 
 fn is_command(span: &str) -> bool {
-    ["gw-gateway", "gw-agent", "systemctl", "sudo", "kubectl", "packaging/build"]
-        .contains(&span.split(' ').next().unwrap())
+    [
+        "gw-gateway",
+        "gw-agent",
+        "systemctl",
+        "sudo",
+        "kubectl",
+        "packaging/build",
+    ]
+    .contains(&span.split(' ').next().unwrap())
 }
 
 #[test]

@@ -59,8 +59,12 @@ fn run_page(page: &str, given: Given) {
 
 /// The README and the pages of docs/, by their paths.
 pub(crate) fn pages() -> Vec<String> {
-    let names = fs::read_dir(repository().join("docs")).unwrap().map(|entry| entry.unwrap().file_name());
-    let pages = names.map(|name| format!("docs/{}", name.to_str().unwrap())).filter(|name| name.ends_with(".md"));
+    let names = fs::read_dir(repository().join("docs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
+    let pages = names
+        .map(|name| format!("docs/{}", name.to_str().unwrap()))
+        .filter(|name| name.ends_with(".md"));
     let mut pages: Vec<String> = pages.chain(["README.md".to_owned()]).collect();
     pages.sort();
     pages
@@ -93,12 +97,15 @@ fn every_block_with_commands_is_run_or_checked() {
         for block in split(&read(&page)).1 {
             let at = format!("{page}:{}", block.line);
             match block.info.as_str() {
-                "sh" | "console" if !RUN.contains(&&*page) => wrong.push(format!("{at}: no test runs this page")),
-                "sh" | "console" | "sh norun" | "text usage" | "toml" | "ini" | "json" | "yaml" => {}
+                "sh" | "console" if !RUN.contains(&&*page) => {
+                    wrong.push(format!("{at}: no test runs this page"))
+                }
+                "sh" | "console" | "sh norun" | "text usage" | "toml" | "ini" | "json" | "yaml" => {
+                }
                 "text" => {
                     let mut lines = block.text.lines();
-                    if let Some(line) =
-                        lines.find(|line| !line.starts_with(' ') && PROGRAMS.contains(&first_word(line)))
+                    if let Some(line) = lines
+                        .find(|line| !line.starts_with(' ') && PROGRAMS.contains(&first_word(line)))
                     {
                         wrong.push(format!("{at}: a block of commands is marked sh: {line}"));
                     }

@@ -24,7 +24,9 @@ fn gateway_variables() -> BTreeSet<String> {
     for collector in [None, Some("http://127.0.0.1:4318")] {
         let environment = |name: &str| {
             asked.borrow_mut().insert(name.to_owned());
-            collector.filter(|_| name.starts_with("OTEL_") && name.ends_with("_ENDPOINT")).map(str::to_owned)
+            collector
+                .filter(|_| name.starts_with("OTEL_") && name.ends_with("_ENDPOINT"))
+                .map(str::to_owned)
         };
         drop(Config::parse(REQUIRED, environment));
     }
@@ -34,12 +36,25 @@ fn gateway_variables() -> BTreeSet<String> {
 /// Every key of gateway.toml: each of them has a variable.
 fn gateway_keys() -> BTreeSet<String> {
     let names = gateway_variables();
-    let keys = names.iter().filter_map(|name| Some(name.strip_prefix("GW_")?.to_ascii_lowercase()));
+    let keys = names
+        .iter()
+        .filter_map(|name| Some(name.strip_prefix("GW_")?.to_ascii_lowercase()));
     let refusal = |key: &str| parse(&format!("{key} = 1")).unwrap_err();
-    let unknown = refusal("nonsense").lines().find(|line| line.contains("nonsense")).unwrap().to_owned();
+    let unknown = refusal("nonsense")
+        .lines()
+        .find(|line| line.contains("nonsense"))
+        .unwrap()
+        .to_owned();
     let is_unknown = |key: &str| refusal(key).contains(&unknown.replace("nonsense", key));
     // A key of a table has a dot where its variable has the first `_`.
-    keys.map(|key| if is_unknown(&key) { key.replacen('_', ".", 1) } else { key }).collect()
+    keys.map(|key| {
+        if is_unknown(&key) {
+            key.replacen('_', ".", 1)
+        } else {
+            key
+        }
+    })
+    .collect()
 }
 
 /// An agent that is enrolled, in a folder of its own.
@@ -63,7 +78,12 @@ impl Agent {
     fn load(&self, text: &str, environment: impl Fn(&str) -> Option<String>) -> Result<(), String> {
         let file = self.0.path().join("agent.toml");
         fs::write(&file, text).unwrap();
-        let loaded = gw_agent::Config::load(Some(&file), Some(self.0.path().to_owned()), &[], environment);
+        let loaded = gw_agent::Config::load(
+            Some(&file),
+            Some(self.0.path().to_owned()),
+            &[],
+            environment,
+        );
         loaded.map(drop).map_err(|error| error.to_string())
     }
 }
@@ -75,21 +95,36 @@ fn agent_variables() -> BTreeSet<String> {
         asked.borrow_mut().insert(name.to_owned());
         None
     };
-    Agent::new().load("backend = 'http://127.0.0.1:8080'", environment).unwrap();
+    Agent::new()
+        .load("backend = 'http://127.0.0.1:8080'", environment)
+        .unwrap();
     asked.into_inner()
 }
 
 /// Every environment variable that configures a program.
 pub(crate) fn all_variables() -> BTreeSet<String> {
-    gateway_variables().into_iter().chain(agent_variables()).collect()
+    gateway_variables()
+        .into_iter()
+        .chain(agent_variables())
+        .collect()
 }
 
 /// Keys of a table of backends: the error about one that does not exist lists those that do.
 fn backend_keys() -> BTreeSet<String> {
-    let error = Agent::new().load("backend = { nonsense = 1 }", |_| None).unwrap_err();
+    let error = Agent::new()
+        .load("backend = { nonsense = 1 }", |_| None)
+        .unwrap_err();
     // "...: no such key; there are A, B, C"
-    let list = error.split(';').next_back().unwrap().lines().next().unwrap().split(", ");
-    list.map(|words| words.rsplit(' ').next().unwrap().to_owned()).collect()
+    let list = error
+        .split(';')
+        .next_back()
+        .unwrap()
+        .lines()
+        .next()
+        .unwrap()
+        .split(", ");
+    list.map(|words| words.rsplit(' ').next().unwrap().to_owned())
+        .collect()
 }
 
 fn set(keys: &[&str]) -> BTreeSet<String> {
@@ -99,11 +134,20 @@ fn set(keys: &[&str]) -> BTreeSet<String> {
 #[test]
 fn keys_and_variables_are_read_off_the_programs() {
     let gateway = gateway_keys();
-    assert!(set(&["region", "listen", "traces.sample_ratio"]).is_subset(&gateway) && gateway.len() > 25, "{gateway:?}");
+    assert!(
+        set(&["region", "listen", "traces.sample_ratio"]).is_subset(&gateway) && gateway.len() > 25,
+        "{gateway:?}"
+    );
     let agent = agent_variables();
-    assert!(set(&["GW_BACKEND", "GW_LOG_FORMAT", "GW_TRACES_ENDPOINT"]).is_subset(&agent), "{agent:?}");
+    assert!(
+        set(&["GW_BACKEND", "GW_LOG_FORMAT", "GW_TRACES_ENDPOINT"]).is_subset(&agent),
+        "{agent:?}"
+    );
     let backend = backend_keys();
-    assert!(set(&["urls", "host", "client_key"]).is_subset(&backend), "{backend:?}");
+    assert!(
+        set(&["urls", "host", "client_key"]).is_subset(&backend),
+        "{backend:?}"
+    );
 }
 
 const PAGE: &str = "docs/configuration.md";
@@ -111,12 +155,19 @@ const PAGE: &str = "docs/configuration.md";
 /// The keys in the tables of a section.
 fn documented(section: &str) -> BTreeSet<String> {
     let rows = rows(section, "key");
-    rows.iter().flat_map(|cells| code(&cells[0])).map(str::to_owned).collect()
+    rows.iter()
+        .flat_map(|cells| code(&cells[0]))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
 fn the_page_has_every_key_of_the_gateway_and_no_other() {
-    assert_same(PAGE, documented(section(&read(PAGE), "Gateway")), &gateway_keys());
+    assert_same(
+        PAGE,
+        documented(section(&read(PAGE), "Gateway")),
+        &gateway_keys(),
+    );
 }
 
 /// The example has every key of the agent: see below.
@@ -124,7 +175,9 @@ fn the_page_has_every_key_of_the_gateway_and_no_other() {
 fn the_page_has_every_key_of_the_agent_and_no_other() {
     let example = all_keys_of(&read(AGENT_EXAMPLE)).parse().unwrap();
     // `traces` is a table, and its keys may be written with or without its name.
-    let documented = documented(section(&read(PAGE), "Agent")).into_iter().filter(|key| key != "traces");
+    let documented = documented(section(&read(PAGE), "Agent"))
+        .into_iter()
+        .filter(|key| key != "traces");
     let documented = documented.map(|key| key.trim_start_matches("traces.").to_owned());
     assert_same(PAGE, documented, &agent_keys_of(&example));
 }
@@ -135,15 +188,22 @@ fn the_page_has_every_variable_that_configures() {
     let keys = gateway_keys();
     // The variable of a key of the gateway is the key in capitals.
     let of_gateway = gateway_variables().into_iter().filter(|name| {
-        let key = name.strip_prefix("GW_").unwrap_or_default().to_ascii_lowercase();
+        let key = name
+            .strip_prefix("GW_")
+            .unwrap_or_default()
+            .to_ascii_lowercase();
         !keys.contains(&key) && !keys.contains(&key.replacen('_', ".", 1))
     });
     let agent = section(&page, "Agent");
-    for (name, text) in
-        of_gateway.map(|name| (name, page.as_str())).chain(agent_variables().into_iter().map(|it| (it, agent)))
+    for (name, text) in of_gateway
+        .map(|name| (name, page.as_str()))
+        .chain(agent_variables().into_iter().map(|it| (it, agent)))
     {
         let otel = name.starts_with("OTEL_") && text.contains("`OTEL_*`");
-        assert!(otel || text.contains(&format!("`{name}`")), "{PAGE} lacks {name}");
+        assert!(
+            otel || text.contains(&format!("`{name}`")),
+            "{PAGE} lacks {name}"
+        );
     }
 }
 
@@ -152,18 +212,34 @@ fn the_page_has_every_variable_that_configures() {
 fn every_variable_of_the_programs_is_known() {
     let page = read(PAGE);
     let documented = page.split('`').filter(|text| {
-        let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
-        text.strip_prefix("GW_").is_some_and(|rest| !rest.is_empty() && is_name(rest))
+        let is_name = |text: &str| {
+            text.bytes()
+                .all(|byte| byte.is_ascii_uppercase() || byte == b'_')
+        };
+        text.strip_prefix("GW_")
+            .is_some_and(|rest| !rest.is_empty() && is_name(rest))
     });
-    for name in all_variables().iter().map(String::as_str).chain(documented).filter(|name| name.starts_with("GW_")) {
-        assert!(VARIABLES.contains(&name), "gw_shared::config::VARIABLES lacks {name}");
+    for name in all_variables()
+        .iter()
+        .map(String::as_str)
+        .chain(documented)
+        .filter(|name| name.starts_with("GW_"))
+    {
+        assert!(
+            VARIABLES.contains(&name),
+            "gw_shared::config::VARIABLES lacks {name}"
+        );
     }
 }
 
 /// A line `key = value`; texts need no quotes.
 fn assignment(key: &str, value: &str) -> String {
     let line = format!("{key} = {value}\n");
-    if line.parse::<toml::Table>().is_ok() { line } else { format!("{key} = '{value}'\n") }
+    if line.parse::<toml::Table>().is_ok() {
+        line
+    } else {
+        format!("{key} = '{value}'\n")
+    }
 }
 
 #[test]
@@ -172,9 +248,15 @@ fn the_documented_defaults_of_the_gateway_are_its_defaults() {
     let page = read(PAGE);
     let mut compared = 0;
     for cells in rows(section(&page, "Gateway"), "key") {
-        let (Some(key), Some(default)) = (code(&cells[0]).next(), code(&cells[2]).next()) else { continue };
+        let (Some(key), Some(default)) = (code(&cells[0]).next(), code(&cells[2]).next()) else {
+            continue;
+        };
         let config = parse(&format!("{REQUIRED}{}", assignment(key, default)));
-        assert_eq!(format!("{:?}", config.unwrap()), defaults, "{key} = {default}");
+        assert_eq!(
+            format!("{:?}", config.unwrap()),
+            defaults,
+            "{key} = {default}"
+        );
         compared += 1;
     }
     assert!(compared >= 18, "defaults between backticks: {compared}");
@@ -186,18 +268,26 @@ const AGENT_EXAMPLE: &str = "packaging/examples/agent.toml";
 /// The key of a line `#key = value`.
 fn key_behind_hash(line: &str) -> Option<&str> {
     let (key, _) = line.strip_prefix('#')?.split_once(" = ")?;
-    key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then_some(key)
+    key.bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        .then_some(key)
 }
 
 /// The example with every key in force.
 fn all_keys_of(example: &str) -> String {
-    example.lines().map(|line| format!("{}\n", key_behind_hash(line).map_or(line, |_| &line[1..]))).collect()
+    example
+        .lines()
+        .map(|line| format!("{}\n", key_behind_hash(line).map_or(line, |_| &line[1..])))
+        .collect()
 }
 
 /// The keys of a table and its tables, with a dot between.
 fn keys_of(table: &toml::Table) -> BTreeSet<String> {
     let keys = table.iter().flat_map(|(key, value)| match value {
-        toml::Value::Table(inner) => keys_of(inner).into_iter().map(|it| format!("{key}.{it}")).collect(),
+        toml::Value::Table(inner) => keys_of(inner)
+            .into_iter()
+            .map(|it| format!("{key}.{it}"))
+            .collect(),
         _ => vec![key.clone()],
     });
     keys.collect()
@@ -206,7 +296,9 @@ fn keys_of(table: &toml::Table) -> BTreeSet<String> {
 #[test]
 fn the_gateway_accepts_its_example() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gw-gateway"));
-    command.args(["serve", "--check", "--config"]).arg(repository().join(GATEWAY_EXAMPLE));
+    command
+        .args(["serve", "--check", "--config"])
+        .arg(repository().join(GATEWAY_EXAMPLE));
     let output = command.output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && stderr.is_empty(), "{stderr}");
@@ -249,12 +341,21 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
     let folder = tempfile::tempdir().unwrap();
     let all = with_files(&all_keys_of(&example), folder.path());
     // Only one of both: seal_key is for SQLite, and `store` of the example is PostgreSQL.
-    let (seal_key, others): (Vec<&str>, Vec<&str>) = all.lines().partition(|line| line.starts_with("seal_key = "));
+    let (seal_key, others): (Vec<&str>, Vec<&str>) = all
+        .lines()
+        .partition(|line| line.starts_with("seal_key = "));
     assert_eq!(seal_key.len(), 1);
     parse(&others.join("\n")).unwrap();
-    assert_same(GATEWAY_EXAMPLE, keys_of(&all.parse().unwrap()), &gateway_keys());
+    assert_same(
+        GATEWAY_EXAMPLE,
+        keys_of(&all.parse().unwrap()),
+        &gateway_keys(),
+    );
     let defaults = format!("{:?}", parse(&example).unwrap());
-    for line in example.lines().filter(|line| key_behind_hash(line).is_some_and(|key| !without.contains(&key))) {
+    for line in example
+        .lines()
+        .filter(|line| key_behind_hash(line).is_some_and(|key| !without.contains(&key)))
+    {
         let config = parse(&example.replace(line, &line[1..])).unwrap();
         assert_eq!(format!("{config:?}"), defaults, "{line}");
     }
@@ -274,7 +375,10 @@ fn with_files(text: &str, folder: &Path) -> String {
     let mut replaced = parts.next().unwrap().to_owned();
     for part in parts {
         let (name, rest) = part.split_once('"').unwrap();
-        let file = ["key", "secret"].into_iter().find(|word| name.contains(word)).unwrap_or("certificate");
+        let file = ["key", "secret"]
+            .into_iter()
+            .find(|word| name.contains(word))
+            .unwrap_or("certificate");
         let file = folder.join(file);
         replaced += &format!("{}\"{rest}", file.display());
     }
@@ -283,9 +387,18 @@ fn with_files(text: &str, folder: &Path) -> String {
 
 /// The keys of agent.toml: those of the file, of its table `traces`, and of tables of backends.
 fn agent_keys_of(file: &toml::Table) -> BTreeSet<String> {
-    let tables = file["backends"].as_table().unwrap().values().chain([&file["traces"]]);
-    let inner = tables.filter_map(toml::Value::as_table).flat_map(|table| table.keys());
-    inner.chain(file.keys().filter(|key| *key != "traces")).cloned().collect()
+    let tables = file["backends"]
+        .as_table()
+        .unwrap()
+        .values()
+        .chain([&file["traces"]]);
+    let inner = tables
+        .filter_map(toml::Value::as_table)
+        .flat_map(|table| table.keys());
+    inner
+        .chain(file.keys().filter(|key| *key != "traces"))
+        .cloned()
+        .collect()
 }
 
 #[test]
@@ -294,15 +407,27 @@ fn the_agent_accepts_its_example_with_every_key() {
     let example = read(AGENT_EXAMPLE);
     agent.load(&example, |_| None).unwrap();
     let all = all_keys_of(&example);
-    agent.load(&with_files(&all, agent.0.path()), |_| None).unwrap();
+    agent
+        .load(&with_files(&all, agent.0.path()), |_| None)
+        .unwrap();
     let used = agent_keys_of(&all.parse().unwrap());
     assert!(backend_keys().is_subset(&used), "{used:?}");
     // Keys have variables, but for those of `backends`.
-    for name in agent_variables().iter().filter_map(|name| name.strip_prefix("GW_")) {
+    for name in agent_variables()
+        .iter()
+        .filter_map(|name| name.strip_prefix("GW_"))
+    {
         let key = name.to_ascii_lowercase();
-        let named = [key.as_str(), key.trim_start_matches("agent_"), key.trim_start_matches("traces_")];
+        let named = [
+            key.as_str(),
+            key.trim_start_matches("agent_"),
+            key.trim_start_matches("traces_"),
+        ];
         let has_no_key = key == "agent_max_concurrent_backend_requests";
-        assert!(has_no_key || named.iter().any(|key| used.contains(*key)), "{AGENT_EXAMPLE} lacks {key}");
+        assert!(
+            has_no_key || named.iter().any(|key| used.contains(*key)),
+            "{AGENT_EXAMPLE} lacks {key}"
+        );
     }
 }
 
@@ -311,17 +436,42 @@ fn the_agent_accepts_its_example_with_every_key() {
 fn the_programs_accept_the_configuration_on_every_page() {
     let agent = Agent::new();
     let mut accepted = 0;
-    for page in fs::read_dir(repository().join("docs")).unwrap().map(|entry| entry.unwrap().path()) {
+    for page in fs::read_dir(repository().join("docs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+    {
         if page.extension().is_none_or(|extension| extension != "md") {
             continue;
         }
-        for block in split(&fs::read_to_string(&page).unwrap()).1.iter().filter(|block| block.info == "toml") {
-            let required = if block.text.contains("region = ") { "" } else { REQUIRED };
-            let gateway = parse(&with_files(&format!("{required}{}", block.text), agent.0.path()));
-            let backend = if block.text.contains("backend") { "" } else { "backend = 'http://127.0.0.1:8080'\n" };
-            let agent = agent.load(&with_files(&format!("{backend}{}", block.text), agent.0.path()), |_| None);
+        for block in split(&fs::read_to_string(&page).unwrap())
+            .1
+            .iter()
+            .filter(|block| block.info == "toml")
+        {
+            let required = if block.text.contains("region = ") {
+                ""
+            } else {
+                REQUIRED
+            };
+            let gateway = parse(&with_files(
+                &format!("{required}{}", block.text),
+                agent.0.path(),
+            ));
+            let backend = if block.text.contains("backend") {
+                ""
+            } else {
+                "backend = 'http://127.0.0.1:8080'\n"
+            };
+            let agent = agent.load(
+                &with_files(&format!("{backend}{}", block.text), agent.0.path()),
+                |_| None,
+            );
             if let (Err(gateway), Err(agent)) = (&gateway, &agent) {
-                panic!("{}:{}:\nas gateway.toml: {gateway}\nas agent.toml: {agent}", page.display(), block.line);
+                panic!(
+                    "{}:{}:\nas gateway.toml: {gateway}\nas agent.toml: {agent}",
+                    page.display(),
+                    block.line
+                );
             }
             accepted += 1;
         }

@@ -13,7 +13,11 @@ fn blocks(info: &str) -> Vec<(String, String, Block)> {
     let mut found = Vec::new();
     for page in pages() {
         let text = read(&page);
-        for block in split(&text).1.into_iter().filter(|block| block.info == info) {
+        for block in split(&text)
+            .1
+            .into_iter()
+            .filter(|block| block.info == info)
+        {
             let before: Vec<&str> = text.lines().take(block.line).collect();
             found.push((page.clone(), before.join("\n"), block));
         }
@@ -24,8 +28,13 @@ fn blocks(info: &str) -> Vec<(String, String, Block)> {
 
 /// Asserts that a program ended well, and reported nothing where `silent`.
 fn assert_accepted(at: &str, output: &Output, silent: bool) {
-    let said = [&*output.stdout, &output.stderr].map(String::from_utf8_lossy).concat();
-    assert!(output.status.success() && (!silent || said.is_empty()), "{at}: {said}");
+    let said = [&*output.stdout, &output.stderr]
+        .map(String::from_utf8_lossy)
+        .concat();
+    assert!(
+        output.status.success() && (!silent || said.is_empty()),
+        "{at}: {said}"
+    );
 }
 
 #[test]
@@ -46,7 +55,11 @@ fn prometheus_accepts_yaml() {
     let file = folder.path().join("prometheus.yml");
     for (page, _, block) in blocks("yaml") {
         fs::write(&file, &block.text).unwrap();
-        let output = Command::new("promtool").args(["check", "config"]).arg(&file).output().unwrap();
+        let output = Command::new("promtool")
+            .args(["check", "config"])
+            .arg(&file)
+            .output()
+            .unwrap();
         assert_accepted(&format!("{page}:{}", block.line), &output, false);
     }
 }
@@ -65,10 +78,16 @@ fn systemd_accepts_units() {
             fs::write(&unit, with_programs(&block.text)).unwrap();
             unit
         } else {
-            let (_, edited) = before.rsplit_once("systemctl edit ").unwrap_or_else(|| panic!("{at}: of which unit?"));
+            let (_, edited) = before
+                .rsplit_once("systemctl edit ")
+                .unwrap_or_else(|| panic!("{at}: of which unit?"));
             let name = format!("{}.service", edited.split(['`', '\n']).next().unwrap());
             let unit = folder.path().join(&name);
-            fs::write(&unit, with_programs(&read(&format!("packaging/systemd/{name}")))).unwrap();
+            fs::write(
+                &unit,
+                with_programs(&read(&format!("packaging/systemd/{name}"))),
+            )
+            .unwrap();
             let part = folder.path().join(format!("{name}.d"));
             fs::create_dir(&part).unwrap();
             fs::write(part.join("override.conf"), &block.text).unwrap();
@@ -89,17 +108,30 @@ fn systemd_accepts_the_units_of_packages() {
         let text = read(&format!("packaging/systemd/{}", name.to_str().unwrap()));
         fs::write(folder.path().join(&name), with_programs(&text)).unwrap();
     }
-    for unit in ["gw-gateway.service", "gw-agent.service", "gw-agent-enroll.service"] {
+    for unit in [
+        "gw-gateway.service",
+        "gw-agent.service",
+        "gw-agent-enroll.service",
+    ] {
         assert_accepted(unit, &verify(&folder.path().join(unit)), true);
     }
 }
 
 /// With the programs where they are built: `systemd-analyze` looks for them.
 fn with_programs(unit: &str) -> String {
-    let built = Path::new(env!("CARGO_BIN_EXE_gw-gateway")).parent().unwrap().display().to_string();
-    unit.replace("/usr/local/bin/gw-", "/usr/bin/gw-").replace("/usr/bin/gw-", &format!("{built}/gw-"))
+    let built = Path::new(env!("CARGO_BIN_EXE_gw-gateway"))
+        .parent()
+        .unwrap()
+        .display()
+        .to_string();
+    unit.replace("/usr/local/bin/gw-", "/usr/bin/gw-")
+        .replace("/usr/bin/gw-", &format!("{built}/gw-"))
 }
 
 fn verify(unit: &Path) -> Output {
-    Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(unit).output().unwrap()
+    Command::new("systemd-analyze")
+        .args(["verify", "--man=no"])
+        .arg(unit)
+        .output()
+        .unwrap()
 }

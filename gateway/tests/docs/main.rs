@@ -1,6 +1,10 @@
 //! The documentation and the examples agree with the programs, and the commands in them work.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod checked;
 mod commands;
@@ -21,7 +25,10 @@ use std::path::{Path, PathBuf};
 
 /// The folder of the repository.
 fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
 }
 
 /// The text of a file, by its path in the repository.
@@ -31,7 +38,12 @@ fn read(path: &str) -> String {
 
 /// The body of a response.
 fn fetch(url: &str) -> String {
-    ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
+    ureq::get(url)
+        .call()
+        .unwrap()
+        .body_mut()
+        .read_to_string()
+        .unwrap()
 }
 
 /// Asserts that a page has all of `expected` and nothing else of the kind.
@@ -39,7 +51,10 @@ fn assert_same(page: &str, found: impl IntoIterator<Item = String>, expected: &B
     let found: BTreeSet<String> = found.into_iter().collect();
     let missing: Vec<_> = expected.difference(&found).collect();
     let unknown: Vec<_> = found.difference(expected).collect();
-    assert!(missing.is_empty() && unknown.is_empty(), "{page} lacks {missing:?} and must not have {unknown:?}");
+    assert!(
+        missing.is_empty() && unknown.is_empty(),
+        "{page} lacks {missing:?} and must not have {unknown:?}"
+    );
 }
 
 /// As `wc -w` counts them. What is longer belongs into docs/.

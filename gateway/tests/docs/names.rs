@@ -13,7 +13,9 @@ use crate::markdown::{headings, rows};
 use crate::{assert_same, fetch, read, repository};
 
 fn is_error_code(text: &str) -> bool {
-    let is_name = text.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
+    let is_name = text
+        .bytes()
+        .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
     is_name && (text.starts_with("GW_") || text.starts_with("AGENT_"))
 }
 
@@ -31,42 +33,87 @@ fn error_codes() -> BTreeSet<String> {
 #[test]
 fn every_error_code_has_a_heading_and_every_heading_a_code() {
     let codes = error_codes();
-    assert!(codes.len() > 30 && codes.contains("AGENT_UNAVAILABLE") && codes.contains("GW_BACKEND_TLS"), "{codes:?}");
+    assert!(
+        codes.len() > 30 && codes.contains("AGENT_UNAVAILABLE") && codes.contains("GW_BACKEND_TLS"),
+        "{codes:?}"
+    );
     let headings = headings(&read("docs/errors.md")).into_iter();
-    let titles = headings.filter(|(level, _)| *level == 2).map(|(_, text)| text.trim_matches('`').to_owned());
-    assert_same("docs/errors.md", titles.filter(|title| is_error_code(title)), &codes);
+    let titles = headings
+        .filter(|(level, _)| *level == 2)
+        .map(|(_, text)| text.trim_matches('`').to_owned());
+    assert_same(
+        "docs/errors.md",
+        titles.filter(|title| is_error_code(title)),
+        &codes,
+    );
 }
 
 #[test]
 fn the_page_has_every_reason_of_an_overload_and_no_other() {
-    let reasons = Overload::ALL.iter().map(|reason| reason.as_str().to_owned()).collect();
+    let reasons = Overload::ALL
+        .iter()
+        .map(|reason| reason.as_str().to_owned())
+        .collect();
     let rows = rows(&read("docs/errors.md"), "message says").into_iter();
-    assert_same("docs/errors.md", rows.map(|cells| cells[0].clone()), &reasons);
+    assert_same(
+        "docs/errors.md",
+        rows.map(|cells| cells[0].clone()),
+        &reasons,
+    );
 }
 
 #[test]
 fn the_page_has_every_reason_for_the_end_of_a_tunnel_and_no_other() {
-    let told = |reason: &CutReason| if reason.advice().is_some() { "yes" } else { "no" };
-    let reasons = CutReason::ALL.iter().map(|reason| format!("`{}` {}", reason.as_str(), told(reason))).collect();
+    let told = |reason: &CutReason| {
+        if reason.advice().is_some() {
+            "yes"
+        } else {
+            "no"
+        }
+    };
+    let reasons = CutReason::ALL
+        .iter()
+        .map(|reason| format!("`{}` {}", reason.as_str(), told(reason)))
+        .collect();
     let rows = rows(&read("docs/tunnel.md"), "why it ended").into_iter();
-    assert_same("docs/tunnel.md", rows.map(|cells| format!("{} {}", cells[0], cells[2])), &reasons);
+    assert_same(
+        "docs/tunnel.md",
+        rows.map(|cells| format!("{} {}", cells[0], cells[2])),
+        &reasons,
+    );
 }
 
 /// Name and type of each metric of a gateway and of an agent, both with everything in force that has metrics of its own.
 fn metrics() -> BTreeSet<String> {
     let folder = tempfile::tempdir().unwrap();
     let agent_config = folder.path().join("agent.toml");
-    fs::write(&agent_config, "backend = 'http://127.0.0.1:9'\nmetrics_listen = '127.0.0.1:0'\n").unwrap();
-    const TRACES: &str =
-        "region = 'eu1'\ndomain = 'gw.localhost'\ndata_dir = '/'\ntraces.endpoint = 'http://127.0.0.1:9'";
-    let adjust: fn(&mut Config) = |config| config.traces = Config::parse(TRACES, |_| None).unwrap().traces;
-    let demo = Demo::start(&Options { agent_config: Some(agent_config), adjust, ..Options::default() }).unwrap();
+    fs::write(
+        &agent_config,
+        "backend = 'http://127.0.0.1:9'\nmetrics_listen = '127.0.0.1:0'\n",
+    )
+    .unwrap();
+    const TRACES: &str = "region = 'eu1'\ndomain = 'gw.localhost'\ndata_dir = '/'\ntraces.endpoint = 'http://127.0.0.1:9'";
+    let adjust: fn(&mut Config) =
+        |config| config.traces = Config::parse(TRACES, |_| None).unwrap().traces;
+    let demo = Demo::start(&Options {
+        agent_config: Some(agent_config),
+        adjust,
+        ..Options::default()
+    })
+    .unwrap();
     let gateway = fetch(&format!("{}/metrics", demo.about.admin_url));
-    let agent = fetch(&format!("http://{}/metrics", demo.agent().metrics_address().unwrap()));
+    let agent = fetch(&format!(
+        "http://{}/metrics",
+        demo.agent().metrics_address().unwrap()
+    ));
     demo.stop();
-    let families =
-        gateway.lines().chain(agent.lines()).filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
-    families.map(|(name, kind)| format!("{name} {kind}")).collect()
+    let families = gateway
+        .lines()
+        .chain(agent.lines())
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    families
+        .map(|(name, kind)| format!("{name} {kind}"))
+        .collect()
 }
 
 #[test]

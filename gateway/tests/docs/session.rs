@@ -60,7 +60,10 @@ wait $demo
 
 /// The one command of a block that runs a demo.
 fn demo(block: &Block) -> Option<&str> {
-    let mut commands = block.text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+    let mut commands = block
+        .text
+        .lines()
+        .filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
     let command = commands.next()?.split(" #").next()?;
     let is_demo = command.contains("gw-gateway") && command.split(' ').any(|word| word == "demo");
     (is_demo && commands.next().is_none()).then_some(command)
@@ -69,14 +72,28 @@ fn demo(block: &Block) -> Option<&str> {
 /// An agent in the foreground ends by Ctrl-C.
 fn in_foreground(line: &str) -> bool {
     let line = line.trim_start_matches("sudo ");
-    ["gw-agent run ", "gw-agent http "].iter().any(|command| line.starts_with(command)) && !line.ends_with('&')
+    ["gw-agent run ", "gw-agent http "]
+        .iter()
+        .any(|command| line.starts_with(command))
+        && !line.ends_with('&')
 }
 
 /// The commands of an `sh` block.
 fn commands(block: &Block) -> String {
-    let lines =
-        block.text.lines().map(|line| format!("{}{line}\n", if in_foreground(line) { "foreground " } else { "" }));
-    demo(block).map_or_else(|| lines.collect(), |command| DEMO.replace("COMMAND", command))
+    let lines = block.text.lines().map(|line| {
+        format!(
+            "{}{line}\n",
+            if in_foreground(line) {
+                "foreground "
+            } else {
+                ""
+            }
+        )
+    });
+    demo(block).map_or_else(
+        || lines.collect(),
+        |command| DEMO.replace("COMMAND", command),
+    )
 }
 
 /// The commands of a `console` block, which follow a `$`, with checks of their output: it has a line that begins with
@@ -86,11 +103,19 @@ fn console(block: &Block) -> String {
     for line in block.text.lines() {
         if let Some(command) = line.strip_prefix("$ ") {
             // Not in a subshell: the command may set variables.
-            writeln!(script, "{{ {command}\n}} >\"$HOME/console\"\ncat \"$HOME/console\"").unwrap();
+            writeln!(
+                script,
+                "{{ {command}\n}} >\"$HOME/console\"\ncat \"$HOME/console\""
+            )
+            .unwrap();
         } else if line.trim() != "…" {
             let first = line.trim().split("  ").next().unwrap();
             let missing = format!("echo \"no line begins with '{first}'\" >&2; exit 1");
-            writeln!(script, "grep --quiet '^ *{first}  ' \"$HOME/console\" || {{ {missing}; }}").unwrap();
+            writeln!(
+                script,
+                "grep --quiet '^ *{first}  ' \"$HOME/console\" || {{ {missing}; }}"
+            )
+            .unwrap();
         }
     }
     script
@@ -110,14 +135,23 @@ impl Drop for Group {
 /// Writes an authority, a certificate of it for eu1.example.com and the names below, and its key.
 fn write_certificate(folder: &Path) {
     let mut authority = CertificateParams::default();
-    authority.distinguished_name.push(DnType::CommonName, "an authority");
+    authority
+        .distinguished_name
+        .push(DnType::CommonName, "an authority");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
     let key = KeyPair::generate().unwrap();
     let names = ["eu1.example.com", "*.eu1.example.com"].map(str::to_owned);
-    let certificate = CertificateParams::new(names).unwrap().signed_by(&key, &authority).unwrap();
+    let certificate = CertificateParams::new(names)
+        .unwrap()
+        .signed_by(&key, &authority)
+        .unwrap();
     fs::write(folder.join("ca.pem"), authority.pem()).unwrap();
-    fs::write(folder.join("fullchain.pem"), certificate.pem() + &authority.pem()).unwrap();
+    fs::write(
+        folder.join("fullchain.pem"),
+        certificate.pem() + &authority.pem(),
+    )
+    .unwrap();
     fs::write(folder.join("key.pem"), key.serialize_pem()).unwrap();
 }
 
@@ -132,7 +166,11 @@ pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
     }
     for block in blocks {
         writeln!(script, "echo \"{page}:{}\" >&2", block.line).unwrap();
-        script += &if block.info == "console" { console(block) } else { commands(block) };
+        script += &if block.info == "console" {
+            console(block)
+        } else {
+            commands(block)
+        };
     }
     if given != Given::Machine {
         script += "echo 'after the page' >&2\ngw-gateway account show acme\n";
@@ -146,8 +184,13 @@ pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
     }
     write_certificate(&given);
     fs::write(given.join("backend.py"), BACKEND).unwrap();
-    let built = Path::new(env!("CARGO_BIN_EXE_gw-gateway")).parent().unwrap();
-    assert!(built.join("gw-agent").exists(), "build the whole workspace: cargo test --workspace");
+    let built = Path::new(env!("CARGO_BIN_EXE_gw-gateway"))
+        .parent()
+        .unwrap();
+    assert!(
+        built.join("gw-agent").exists(),
+        "build the whole workspace: cargo test --workspace"
+    );
     for program in ["gw-gateway", "gw-agent"] {
         symlink(built.join(program), bin.join(program)).unwrap();
     }
@@ -188,19 +231,37 @@ pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
         .env("MACHINE", &machine)
         .env("PROGRAMS", built)
         .envs(std::env::var("GW_DRIVER").map(|it| ("GW_DRIVER", it)));
-    command.current_dir(&checkout).stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out).process_group(0);
+    command
+        .current_dir(&checkout)
+        .stdin(Stdio::null())
+        .stdout(out.try_clone().unwrap())
+        .stderr(out)
+        .process_group(0);
     let mut group = Group(command.spawn().unwrap());
     let status = group.0.wait().unwrap();
     drop(group);
     let log = String::from_utf8_lossy(&fs::read(log).unwrap()).into_owned();
     assert!(status.success(), "{page}: {status}\n{log}");
     // curl succeeds with responses that are errors.
-    assert!(!log.contains("{\"error\":"), "{page}: an error of the gateway:\n{log}");
+    assert!(
+        !log.contains("{\"error\":"),
+        "{page}: an error of the gateway:\n{log}"
+    );
     if blocks.iter().any(|block| demo(block).is_some()) {
         let printed = fs::read_to_string(home.join("demo")).unwrap();
         // The echoed request, an event, the refusal of a request without a key, a token, the list of agents, the metrics.
-        for part in ["/hello?name=you", "data: ", "GW_AUTH_REQUIRED", "access_token", "ag_", "gw_build_info"] {
-            assert!(printed.contains(part), "{page}: the printed commands of the demo: no {part} in\n{printed}");
+        for part in [
+            "/hello?name=you",
+            "data: ",
+            "GW_AUTH_REQUIRED",
+            "access_token",
+            "ag_",
+            "gw_build_info",
+        ] {
+            assert!(
+                printed.contains(part),
+                "{page}: the printed commands of the demo: no {part} in\n{printed}"
+            );
         }
     }
 }

@@ -11,11 +11,26 @@ use crate::{assert_same, fetch, read};
 const PAGE: &str = "docs/administration.md";
 
 /// Options of every command; the page describes them once.
-const OF_EVERY_COMMAND: [&str; 6] = ["--json", "--help", "--admin-url", "--admin-ca", "--admin-token-file", "--config"];
+const OF_EVERY_COMMAND: [&str; 6] = [
+    "--json",
+    "--help",
+    "--admin-url",
+    "--admin-ca",
+    "--admin-token-file",
+    "--config",
+];
 
 fn help(words: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_gw-gateway")).args(words).arg("-h").output().unwrap();
-    assert!(output.status.success(), "gw-gateway {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(env!("CARGO_BIN_EXE_gw-gateway"))
+        .args(words)
+        .arg("-h")
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "gw-gateway {words:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -23,7 +38,10 @@ fn help(words: &[&str]) -> String {
 fn commands(help: &str) -> BTreeSet<String> {
     let lines = help.split("Commands:\n").nth(1).unwrap_or_default().lines();
     let names = lines.map_while(|line| line.strip_prefix("  ")?.split(' ').next());
-    names.filter(|name| *name != "help").map(str::to_owned).collect()
+    names
+        .filter(|name| *name != "help")
+        .map(str::to_owned)
+        .collect()
 }
 
 /// All `--options` in a text, but those of every command.
@@ -52,12 +70,17 @@ fn forms(lines: &[&str]) -> Vec<String> {
 fn the_page_has_every_command_and_option_and_no_other() {
     let page = read(PAGE);
     let (_, blocks) = split(&page);
-    let usage = blocks.iter().find(|block| block.info == "text usage").unwrap();
+    let usage = blocks
+        .iter()
+        .find(|block| block.info == "text usage")
+        .unwrap();
     let mut entries = Vec::<(&str, Vec<&str>)>::new();
     for line in usage.text.lines() {
         match line.strip_prefix("gw-gateway ") {
             Some(rest) => {
-                let (names, first) = rest.split_once("  ").unwrap_or_else(|| rest.split_once(' ').unwrap());
+                let (names, first) = rest
+                    .split_once("  ")
+                    .unwrap_or_else(|| rest.split_once(' ').unwrap());
                 entries.push((names, vec![first.trim()]));
             }
             None => entries.last_mut().unwrap().1.push(line.trim()),
@@ -72,7 +95,11 @@ fn the_page_has_every_command_and_option_and_no_other() {
             let mut found = Vec::new();
             for form in &forms {
                 let verb = form.split(' ').next().unwrap();
-                let words: &[&str] = if verbs.is_empty() { &[name] } else { &[name, verb] };
+                let words: &[&str] = if verbs.is_empty() {
+                    &[name]
+                } else {
+                    &[name, verb]
+                };
                 found.extend((!verbs.is_empty()).then(|| verb.to_owned()));
                 let (has, documented) = (options(&help(words)), options(form));
                 let at = format!("{PAGE}: {}", words.join(" "));
@@ -86,20 +113,32 @@ fn the_page_has_every_command_and_option_and_no_other() {
         }
     }
     let others = ["serve", "doctor", "demo"].map(str::to_owned);
-    assert_same(PAGE, documented.into_iter().chain(others), &commands(&help(&[])));
+    assert_same(
+        PAGE,
+        documented.into_iter().chain(others),
+        &commands(&help(&[])),
+    );
 }
 
 #[test]
 fn the_page_has_every_path_and_method_and_no_other() {
     let demo = Demo::start(&Options::default()).unwrap();
-    let api: serde_json::Value =
-        serde_json::from_str(&fetch(&format!("{}/api/v1/openapi.json", demo.about.admin_url))).unwrap();
+    let api: serde_json::Value = serde_json::from_str(&fetch(&format!(
+        "{}/api/v1/openapi.json",
+        demo.about.admin_url
+    )))
+    .unwrap();
     demo.stop();
     let mut expected = BTreeSet::new();
     for (path, methods) in api["paths"].as_object().unwrap() {
-        let methods = methods.as_object().unwrap().keys().map(|method| method.to_ascii_uppercase());
-        let methods =
-            methods.filter(|method| method.chars().all(|it| it.is_ascii_uppercase()) && method != "PARAMETERS");
+        let methods = methods
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(|method| method.to_ascii_uppercase());
+        let methods = methods.filter(|method| {
+            method.chars().all(|it| it.is_ascii_uppercase()) && method != "PARAMETERS"
+        });
         expected.extend(methods.map(|method| format!("{method} {path}")));
     }
 
@@ -110,14 +149,32 @@ fn the_page_has_every_path_and_method_and_no_other() {
             // `…/x` stands for the paths of the row before.
             let path = path.replace('…', "/accounts/{account}");
             // Methods; then a path whose methods they are, if it is not the path of the row.
-            for part in cells[1].split("; ").flat_map(|part| part.split(": ").take(1)) {
-                let methods = part.split('`').next().unwrap().split([',', ' ']).filter(|it| !it.is_empty());
+            for part in cells[1]
+                .split("; ")
+                .flat_map(|part| part.split(": ").take(1))
+            {
+                let methods = part
+                    .split('`')
+                    .next()
+                    .unwrap()
+                    .split([',', ' '])
+                    .filter(|it| !it.is_empty());
                 let paths: Vec<String> = code(part)
                     .filter(|it| it.contains('/'))
-                    .map(|it| if it.starts_with('…') { it.replace('…', &path) } else { it.to_owned() })
+                    .map(|it| {
+                        if it.starts_with('…') {
+                            it.replace('…', &path)
+                        } else {
+                            it.to_owned()
+                        }
+                    })
                     .collect();
                 for method in methods {
-                    let paths = if paths.is_empty() { std::slice::from_ref(&path) } else { &paths };
+                    let paths = if paths.is_empty() {
+                        std::slice::from_ref(&path)
+                    } else {
+                        &paths
+                    };
                     documented.extend(paths.iter().map(|path| format!("{method} {path}")));
                 }
             }

@@ -37,7 +37,10 @@ fn word(characters: &mut std::iter::Peekable<std::str::Chars<'_>>) -> String {
     let mut word = String::new();
     let mut quote = None;
     while let Some(&next) = characters.peek() {
-        if quote.is_none() && (next.is_whitespace() || ";|&()".contains(next)) && !word.ends_with('$') {
+        if quote.is_none()
+            && (next.is_whitespace() || ";|&()".contains(next))
+            && !word.ends_with('$')
+        {
             break;
         }
         characters.next();
@@ -53,9 +56,21 @@ fn word(characters: &mut std::iter::Peekable<std::str::Chars<'_>>) -> String {
 
 #[test]
 fn quotes_comments_redirections_and_ends_of_lines_are_understood() {
-    let text = "a 'b c' \"d;e\" \\\n    f >>g 2>h # i 'j\n(umask 077; cat > k) && l | m=1 n *.x $O &\n";
+    let text =
+        "a 'b c' \"d;e\" \\\n    f >>g 2>h # i 'j\n(umask 077; cat > k) && l | m=1 n *.x $O &\n";
     let commands = simple_commands(text);
-    let expected: [&[&str]; 5] =
-        [&["a", "b c", "d;e", "f"], &["umask", "077"], &["cat"], &["l"], &["m=1", "n", "*.x", "$O"]];
-    assert_eq!(commands, expected.map(|words| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()));
+    let expected: [&[&str]; 5] = [
+        &["a", "b c", "d;e", "f"],
+        &["umask", "077"],
+        &["cat"],
+        &["l"],
+        &["m=1", "n", "*.x", "$O"],
+    ];
+    assert_eq!(
+        commands,
+        expected.map(|words| words
+            .iter()
+            .map(|word| (*word).to_owned())
+            .collect::<Vec<_>>())
+    );
 }

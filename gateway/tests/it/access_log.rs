@@ -25,12 +25,17 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    whole.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+    whole
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect()
 }
 
 /// Waits for the line of a request.
 fn line(path: &Path, id: &str) -> Value {
-    eventually("the request is in the access log", || lines(path).into_iter().find(|line| line["id"] == id))
+    eventually("the request is in the access log", || {
+        lines(path).into_iter().find(|line| line["id"] == id)
+    })
 }
 
 #[test]
@@ -39,16 +44,30 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
     let path = folder.path().join("access.jsonl");
     let demo = Demo::start(&Options {
         data_dir: Some(folder.path().to_owned()),
-        adjust: |config| config.access_log = Some(AccessLogTarget::File(config.data_dir.join("access.jsonl"))),
-        ..options(Some(backend::answering("HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone")))
+        adjust: |config| {
+            config.access_log = Some(AccessLogTarget::File(config.data_dir.join("access.jsonl")))
+        },
+        ..options(Some(backend::answering(
+            "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
+        )))
     })
     .unwrap();
     let api = Api(&demo.about);
     capture_bodies(&api);
     let key = &demo.about.service_key;
-    let post = request(&demo, &format!("POST /orders/7?limit=5&key={key}"), "Content-Length: 3\r\n\r\nabc");
-    let apex = "GET /enroll/status?enrollment_id=en_1&x=hidden HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n";
-    let ids = [post.as_str(), &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"), apex].map(|sent| call(&demo, sent).1);
+    let post = request(
+        &demo,
+        &format!("POST /orders/7?limit=5&key={key}"),
+        "Content-Length: 3\r\n\r\nabc",
+    );
+    let apex =
+        "GET /enroll/status?enrollment_id=en_1&x=hidden HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n";
+    let ids = [
+        post.as_str(),
+        &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"),
+        apex,
+    ]
+    .map(|sent| call(&demo, sent).1);
     for id in &ids {
         let recorded = record(&api, id);
         let shown = gw_gateway()
@@ -66,9 +85,20 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
     }
 
     // Requests that the request log does not have: of a service without it, and of no service.
-    assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "request_logging": false })).status, 200);
+    assert_eq!(
+        api.ask(
+            "PATCH",
+            "/accounts/demo/services/echo",
+            &json!({ "request_logging": false })
+        )
+        .status,
+        200
+    );
     let unlogged = eventually("the service is not logged", || {
-        let (_, id) = call(&demo, &request(&demo, "POST /unlogged", "Content-Length: 2\r\n\r\nhi"));
+        let (_, id) = call(
+            &demo,
+            &request(&demo, "POST /unlogged", "Content-Length: 2\r\n\r\nhi"),
+        );
         line(&path, &id);
         (api.get(&format!("/requests/{id}")).status == 404).then_some(id)
     });
@@ -85,7 +115,10 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
     ] {
         assert_eq!(unlogged[field], value, "{field}");
     }
-    let (_, stray) = call(&demo, "GET /?secret=hidden HTTP/1.1\r\nHost: other.example.com\r\n\r\n");
+    let (_, stray) = call(
+        &demo,
+        "GET /?secret=hidden HTTP/1.1\r\nHost: other.example.com\r\n\r\n",
+    );
     let stray = line(&path, &stray);
     assert_eq!(
         (&stray["service"], &stray["code"], &stray["query"]),
@@ -96,10 +129,16 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
 
     let (_, metrics) = admin(demo.gateway().admin_address(), "/metrics");
     let expected = format!("gw_access_log_written_total {}", lines(&path).len());
-    assert!(metrics.contains(&expected) && metrics.contains("gw_access_log_dropped_total 0\n"), "{metrics}");
+    assert!(
+        metrics.contains(&expected) && metrics.contains("gw_access_log_dropped_total 0\n"),
+        "{metrics}"
+    );
     let text = fs::read_to_string(&path).unwrap();
     let secret = key.split('.').nth(1).unwrap();
-    assert!(!text.contains(secret) && !text.contains("hidden") && !text.contains("captured"), "{text}");
+    assert!(
+        !text.contains(secret) && !text.contains("hidden") && !text.contains("captured"),
+        "{text}"
+    );
     demo.stop();
 }
 
@@ -115,9 +154,17 @@ fn ask(prepared: &Prepared, address: SocketAddr) -> String {
 #[test]
 fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
     let prepared = Prepared::new();
-    let (path, rotated) = (prepared.path("access.jsonl"), prepared.path("access.jsonl.1"));
+    let (path, rotated) = (
+        prepared.path("access.jsonl"),
+        prepared.path("access.jsonl.1"),
+    );
     let config = format!("{}access_log = \"{}\"\n", prepared.config(), path.display());
-    let Served { mut process, address, admin_address: _, log } = prepared.serve_with(&config);
+    let Served {
+        mut process,
+        address,
+        admin_address: _,
+        log,
+    } = prepared.serve_with(&config);
     let _port = process::hold(address);
     let _agent = prepared.run_agent(address.port(), &backend::answering(OK));
     prepared.wait_for_tunnel(address);
@@ -128,8 +175,16 @@ fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
     log.find(|line| (line["message"] == "access log reopened").then_some(()));
     let second = ask(&prepared, address);
     line(&path, &second);
-    assert!(lines(&rotated).iter().any(|line| line["id"] == first.as_str()));
-    assert!(!lines(&rotated).iter().any(|line| line["id"] == second.as_str()));
+    assert!(
+        lines(&rotated)
+            .iter()
+            .any(|line| line["id"] == first.as_str())
+    );
+    assert!(
+        !lines(&rotated)
+            .iter()
+            .any(|line| line["id"] == second.as_str())
+    );
 
     let mut kept = prepared.connect(address);
     let successor = replace(process.id(), &log);
@@ -147,15 +202,24 @@ fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
         line(&path, id);
     }
     successor.stop();
-    let (found, ids): (Vec<Value>, BTreeSet<String>) =
-        (lines(&path), lines(&path).iter().map(|line| line["id"].to_string()).collect());
+    let (found, ids): (Vec<Value>, BTreeSet<String>) = (
+        lines(&path),
+        lines(&path)
+            .iter()
+            .map(|line| line["id"].to_string())
+            .collect(),
+    );
     assert_eq!(found.len(), ids.len(), "no line is written twice");
 }
 
 #[test]
 fn lines_go_to_standard_output() {
     let prepared = Prepared::new();
-    fs::write(prepared.path("gateway.toml"), format!("{}access_log = \"stdout\"\n", prepared.config())).unwrap();
+    fs::write(
+        prepared.path("gateway.toml"),
+        format!("{}access_log = \"stdout\"\n", prepared.config()),
+    )
+    .unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     let served = process::serve(serve_command(&prepared.path("gateway.toml")).stdout(writer));
     let _agent = prepared.run_agent(served.address.port(), &backend::answering(OK));
@@ -184,9 +248,28 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
     // Mounts a file system of 256 KiB in a mount namespace that ends with the process.
     let script = r#"mount -t tmpfs -o size=256k,mode=700 none "$1" && shift && exec "$@""#;
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(&folder);
-    command.arg(gw_gateway().get_program()).arg("serve").arg("--config").arg(prepared.path("gateway.toml"));
-    let Served { process, address, admin_address, log } = process::serve(&mut command);
+    command
+        .args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            script,
+            "sh",
+        ])
+        .arg(&folder);
+    command
+        .arg(gw_gateway().get_program())
+        .arg("serve")
+        .arg("--config")
+        .arg(prepared.path("gateway.toml"));
+    let Served {
+        process,
+        address,
+        admin_address,
+        log,
+    } = process::serve(&mut command);
     let _agent = prepared.run_agent(address.port(), &backend::answering(OK));
     prepared.wait_for_tunnel(address);
     let inside = |path: &Path| {
@@ -201,7 +284,10 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
     while file.write_all(&[0; 512]).is_ok() {}
     let metric = |name: &str| {
         let (_, metrics) = admin(admin_address, "/metrics");
-        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+            .unwrap();
         line.parse::<u64>().unwrap()
     };
     // The last page of the file may have room for some lines.
@@ -210,10 +296,25 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
         (metric("gw_access_log_dropped_total") > 0).then_some(())
     });
     assert_eq!(metric("gw_access_log_failing"), 1);
-    let message = |line: &Value, end: &str| line["message"].as_str()?.ends_with(end).then_some(line.clone());
-    let failure = log.find(|line| message(line, ": writing fails; records are lost until it succeeds"));
-    assert!(failure["message"].as_str().unwrap().contains(path.to_str().unwrap()), "{failure}");
-    assert!(failure["error"].as_str().unwrap().contains("No space left"), "{failure}");
+    let message = |line: &Value, end: &str| {
+        line["message"]
+            .as_str()?
+            .ends_with(end)
+            .then_some(line.clone())
+    };
+    let failure =
+        log.find(|line| message(line, ": writing fails; records are lost until it succeeds"));
+    assert!(
+        failure["message"]
+            .as_str()
+            .unwrap()
+            .contains(path.to_str().unwrap()),
+        "{failure}"
+    );
+    assert!(
+        failure["error"].as_str().unwrap().contains("No space left"),
+        "{failure}"
+    );
 
     drop(file);
     fs::remove_file(&filler).unwrap();
@@ -228,20 +329,38 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
         let text = fs::read_to_string(inside(&path)).unwrap();
         (text.ends_with('\n') && text.contains(&after)).then_some(text)
     });
-    let (whole, cut): (Vec<_>, Vec<_>) = text.lines().map(serde_json::from_str::<Value>).partition(|line| line.is_ok());
+    let (whole, cut): (Vec<_>, Vec<_>) = text
+        .lines()
+        .map(serde_json::from_str::<Value>)
+        .partition(|line| line.is_ok());
     assert!(cut.len() <= 1, "{text}");
     for id in [before, after] {
-        assert!(whole.iter().any(|line| line.as_ref().unwrap()["id"] == id.as_str()), "{text}");
+        assert!(
+            whole
+                .iter()
+                .any(|line| line.as_ref().unwrap()["id"] == id.as_str()),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn a_path_that_cannot_be_opened_is_named_at_the_start() {
     let prepared = Prepared::new();
-    let config = format!("{}access_log = \"/nowhere/access.jsonl\"\n", prepared.config());
+    let config = format!(
+        "{}access_log = \"/nowhere/access.jsonl\"\n",
+        prepared.config()
+    );
     fs::write(prepared.path("gateway.toml"), config).unwrap();
-    let output = serve_command(&prepared.path("gateway.toml")).output().unwrap();
+    let output = serve_command(&prepared.path("gateway.toml"))
+        .output()
+        .unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text.contains("access_log: cannot append to /nowhere/access.jsonl: No such file or directory"), "{text}");
+    assert!(
+        text.contains(
+            "access_log: cannot append to /nowhere/access.jsonl: No such file or directory"
+        ),
+        "{text}"
+    );
 }

@@ -32,7 +32,11 @@ fn bearer(token: &str) -> String {
 
 /// Status and error code of a response; `200 ` for a relayed request.
 fn outcome(response: &Response) -> String {
-    let code = if response.status == 200 { String::new() } else { response.code() };
+    let code = if response.status == 200 {
+        String::new()
+    } else {
+        response.code()
+    };
     format!("{} {code}", response.status.as_u16())
 }
 
@@ -45,8 +49,10 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
     );
     let form = format!("scope=service%3Aecho+account%3Ademo&client_id={id}&client_secret={secret}");
     let basic = STANDARD.encode(format!("{id}:{secret}"));
-    let (json_type, form_type) =
-        ("Content-Type: application/json\r\n", "Content-Type: application/x-www-form-urlencoded\r\n");
+    let (json_type, form_type) = (
+        "Content-Type: application/json\r\n",
+        "Content-Type: application/x-www-form-urlencoded\r\n",
+    );
     for (fields, body) in [
         (json_type.to_owned(), json),
         (form_type.to_owned(), form),
@@ -61,7 +67,10 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
         assert_eq!(response.header("content-type"), "application/json");
         assert_eq!(response.header("x-gw-request-id").len(), 36);
         let reply = response.json();
-        assert_eq!((&reply["token_type"], &reply["expires_in"]), (&"Bearer".into(), &3600.into()));
+        assert_eq!(
+            (&reply["token_type"], &reply["expires_in"]),
+            (&"Bearer".into(), &3600.into())
+        );
         let token = reply["access_token"].as_str().unwrap();
         assert_eq!(call(&mut connect(&demo), &bearer(token)).status, 200);
 
@@ -70,19 +79,33 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
             serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
         };
         let (header, claims) = (part(0), part(1));
-        assert_eq!((&header["alg"], &header["typ"]), (&"EdDSA".into(), &"at+jwt".into()));
+        assert_eq!(
+            (&header["alg"], &header["typ"]),
+            (&"EdDSA".into(), &"at+jwt".into())
+        );
         assert_eq!(claims["iss"], format!("https://{APEX}"));
         assert_eq!(claims["aud"], format!("https://{HOST}"));
-        assert_eq!((&claims["sub"], &claims["client_id"]), (&id.as_str().into(), &id.as_str().into()));
+        assert_eq!(
+            (&claims["sub"], &claims["client_id"]),
+            (&id.as_str().into(), &id.as_str().into())
+        );
         assert_eq!(claims["scope"], SCOPE);
-        assert_eq!(claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap(), 3600);
+        assert_eq!(
+            claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap(),
+            3600
+        );
         assert_eq!(claims["nbf"], claims["iat"]);
         assert!(claims["jti"].as_str().unwrap().len() >= 20);
         let keys = ask(&demo, "GET /.well-known/jwks.json", "", "");
         assert_eq!(keys.header("cache-control"), "public, max-age=300");
         let key = &keys.json()["keys"][0];
         assert_eq!(key["kid"], header["kid"]);
-        for (member, value) in [("kty", "OKP"), ("crv", "Ed25519"), ("use", "sig"), ("alg", "EdDSA")] {
+        for (member, value) in [
+            ("kty", "OKP"),
+            ("crv", "Ed25519"),
+            ("use", "sig"),
+            ("alg", "EdDSA"),
+        ] {
             assert_eq!(key[member], value);
         }
     }
@@ -93,13 +116,23 @@ fn unknown_pairs_of_a_scope_are_not_granted() {
     let demo = demo(None);
     let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
     assert_eq!(token(&demo, id, secret, SCOPE).json().get("scope"), None);
-    let response = token(&demo, id, secret, "tier:gold service:echo admin:yes account:demo admin:yes");
+    let response = token(
+        &demo,
+        id,
+        secret,
+        "tier:gold service:echo admin:yes account:demo admin:yes",
+    );
     assert_eq!(response.status, 200, "{}", response.json());
     // RFC 6749 §5.1: the response names the granted scope if it differs from the requested one.
     assert_eq!(response.json()["scope"], SCOPE);
     let token = response.json()["access_token"].as_str().unwrap().to_owned();
-    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
-    assert_eq!(serde_json::from_slice::<serde_json::Value>(&claims).unwrap()["scope"], SCOPE);
+    let claims = URL_SAFE_NO_PAD
+        .decode(token.split('.').nth(1).unwrap())
+        .unwrap();
+    assert_eq!(
+        serde_json::from_slice::<serde_json::Value>(&claims).unwrap()["scope"],
+        SCOPE
+    );
     assert_eq!(call(&mut connect(&demo), &bearer(&token)).status, 200);
 }
 
@@ -115,33 +148,70 @@ fn the_token_endpoint_reports_every_error() {
     setup::service(control, "demo", "other");
     setup::service(control, "demo", "keysonly");
     setup::service(control, "rival", "api");
-    let keys_only = ServiceChanges { modes: Some(vec![Mode::ServiceKey]), ..ServiceChanges::default() };
-    control.change_service(&Actor::Admin, "demo", "keysonly", &keys_only).unwrap();
+    let keys_only = ServiceChanges {
+        modes: Some(vec![Mode::ServiceKey]),
+        ..ServiceChanges::default()
+    };
+    control
+        .change_service(&Actor::Admin, "demo", "keysonly", &keys_only)
+        .unwrap();
     let (id, secret) = setup::credential(control, "demo", &["echo", "keysonly"]);
     let (disabled, disabled_secret) = setup::credential(control, "demo", &["echo"]);
-    let off = CallerSecretChanges { enabled: Some(false), ..CallerSecretChanges::default() };
-    control.change_caller_secret::<ClientId>(&Actor::Admin, "demo", &disabled, &off).unwrap();
+    let off = CallerSecretChanges {
+        enabled: Some(false),
+        ..CallerSecretChanges::default()
+    };
+    control
+        .change_caller_secret::<ClientId>(&Actor::Admin, "demo", &disabled, &off)
+        .unwrap();
 
     let form = |parameters: &[(&str, &str)]| {
         let encoded = parameters.iter().map(|(name, value)| {
-            format!("{name}={}", value.replace('%', "%25").replace('&', "%26").replace('+', "%2B").replace(' ', "+"))
+            format!(
+                "{name}={}",
+                value
+                    .replace('%', "%25")
+                    .replace('&', "%26")
+                    .replace('+', "%2B")
+                    .replace(' ', "+")
+            )
         });
         encoded.collect::<Vec<_>>().join("&")
     };
-    let client = [("client_id", id.as_str()), ("client_secret", secret.as_str())];
+    let client = [
+        ("client_id", id.as_str()),
+        ("client_secret", secret.as_str()),
+    ];
     let with = |more: &[(&str, &str)]| form(&[&client[..], more].concat());
     let form_type = "Content-Type: application/x-www-form-urlencoded\r\n";
     let post = |body: String| ask(&demo, "POST /oauth/token", form_type, &body);
     // The workers receive the directory with the new records asynchronously.
-    eventually("the credential is known", || (post(with(&[("scope", SCOPE)])).status == 200).then_some(()));
+    eventually("the credential is known", || {
+        (post(with(&[("scope", SCOPE)])).status == 200).then_some(())
+    });
     eventually("the other credential is disabled", || {
         (token(&demo, &disabled, &disabled_secret, SCOPE).status == 401).then_some(())
     });
 
     let table: &[(&str, String, u16, &str)] = &[
-        ("other grant type", with(&[("scope", SCOPE), ("grant_type", "password")]), 400, "unsupported_grant_type"),
-        ("no client id", form(&[("client_secret", &secret), ("scope", SCOPE)]), 400, "invalid_request"),
-        ("no client secret", form(&[("client_id", &id), ("scope", SCOPE)]), 400, "invalid_request"),
+        (
+            "other grant type",
+            with(&[("scope", SCOPE), ("grant_type", "password")]),
+            400,
+            "unsupported_grant_type",
+        ),
+        (
+            "no client id",
+            form(&[("client_secret", &secret), ("scope", SCOPE)]),
+            400,
+            "invalid_request",
+        ),
+        (
+            "no client secret",
+            form(&[("client_id", &id), ("scope", SCOPE)]),
+            400,
+            "invalid_request",
+        ),
         (
             "empty client secret",
             form(&[("client_id", &id), ("client_secret", ""), ("scope", SCOPE)]),
@@ -149,35 +219,105 @@ fn the_token_endpoint_reports_every_error() {
             "invalid_request",
         ),
         ("no scope", with(&[]), 400, "invalid_request"),
-        ("repeated field", with(&[("scope", SCOPE), ("scope", SCOPE)]), 400, "invalid_request"),
+        (
+            "repeated field",
+            with(&[("scope", SCOPE), ("scope", SCOPE)]),
+            400,
+            "invalid_request",
+        ),
         (
             "unknown client",
-            form(&[("client_id", "gw_ci_x"), ("client_secret", "x"), ("scope", SCOPE)]),
+            form(&[
+                ("client_id", "gw_ci_x"),
+                ("client_secret", "x"),
+                ("scope", SCOPE),
+            ]),
             401,
             "invalid_client",
         ),
-        ("wrong secret", form(&[("client_id", &id), ("client_secret", "x"), ("scope", SCOPE)]), 401, "invalid_client"),
+        (
+            "wrong secret",
+            form(&[("client_id", &id), ("client_secret", "x"), ("scope", SCOPE)]),
+            401,
+            "invalid_client",
+        ),
         (
             "disabled",
-            form(&[("client_id", &disabled), ("client_secret", &disabled_secret), ("scope", SCOPE)]),
+            form(&[
+                ("client_id", &disabled),
+                ("client_secret", &disabled_secret),
+                ("scope", SCOPE),
+            ]),
             401,
             "invalid_client",
         ),
-        ("other account", with(&[("scope", "account:rival service:api")]), 400, "invalid_scope"),
-        ("account missing", with(&[("scope", "service:echo")]), 400, "invalid_scope"),
-        ("service missing", with(&[("scope", "account:demo")]), 400, "invalid_scope"),
-        ("account twice", with(&[("scope", "account:demo account:demo service:echo")]), 400, "invalid_scope"),
-        ("service twice", with(&[("scope", "account:demo service:echo service:echo")]), 400, "invalid_scope"),
-        ("not a pair", with(&[("scope", "demo echo")]), 400, "invalid_scope"),
-        ("service not allowed", with(&[("scope", "account:demo service:other")]), 400, "unauthorized_client"),
-        ("no such service", with(&[("scope", "account:demo service:nothing")]), 400, "unauthorized_client"),
-        ("no JWT there", with(&[("scope", "account:demo service:keysonly")]), 400, "unauthorized_client"),
+        (
+            "other account",
+            with(&[("scope", "account:rival service:api")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "account missing",
+            with(&[("scope", "service:echo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "service missing",
+            with(&[("scope", "account:demo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "account twice",
+            with(&[("scope", "account:demo account:demo service:echo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "service twice",
+            with(&[("scope", "account:demo service:echo service:echo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "not a pair",
+            with(&[("scope", "demo echo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "service not allowed",
+            with(&[("scope", "account:demo service:other")]),
+            400,
+            "unauthorized_client",
+        ),
+        (
+            "no such service",
+            with(&[("scope", "account:demo service:nothing")]),
+            400,
+            "unauthorized_client",
+        ),
+        (
+            "no JWT there",
+            with(&[("scope", "account:demo service:keysonly")]),
+            400,
+            "unauthorized_client",
+        ),
     ];
     for (what, body, status, error) in table {
         let response = post(body.clone());
         let reply = response.json();
-        assert_eq!((response.status.as_u16(), reply["error"].as_str().unwrap()), (*status, *error), "{what}: {reply}");
-        assert!(!reply["error_description"].as_str().unwrap().is_empty(), "{what}");
+        assert_eq!(
+            (response.status.as_u16(), reply["error"].as_str().unwrap()),
+            (*status, *error),
+            "{what}: {reply}"
+        );
+        assert!(
+            !reply["error_description"].as_str().unwrap().is_empty(),
+            "{what}"
+        );
         assert_eq!(response.header("cache-control"), "no-store", "{what}");
         assert_eq!(response.header("x-gw-request-id").len(), 36, "{what}");
         let challenged = response.headers.contains("www-authenticate");
@@ -185,30 +325,74 @@ fn the_token_endpoint_reports_every_error() {
     }
     for (line, fields, body, status) in [
         ("GET /oauth/token", "", "", 405),
-        ("POST /oauth/token", "Content-Type: text/plain\r\n", "x", 400),
+        (
+            "POST /oauth/token",
+            "Content-Type: text/plain\r\n",
+            "x",
+            400,
+        ),
         ("POST /oauth/token", "", "x", 400),
-        ("POST /oauth/token", "Content-Type: application/json\r\n", "{", 400),
-        ("POST /oauth/token", "Content-Type: application/json\r\n", "[]", 400),
+        (
+            "POST /oauth/token",
+            "Content-Type: application/json\r\n",
+            "{",
+            400,
+        ),
+        (
+            "POST /oauth/token",
+            "Content-Type: application/json\r\n",
+            "[]",
+            400,
+        ),
     ] {
         let response = ask(&demo, line, fields, body);
-        assert_eq!((response.status.as_u16(), response.json()["error"].as_str()), (status, Some("invalid_request")));
+        assert_eq!(
+            (response.status.as_u16(), response.json()["error"].as_str()),
+            (status, Some("invalid_request"))
+        );
     }
     // In JSON, an empty grant type counts as present.
     let asked = |grant_type: &str| {
         let body = serde_json::json!({
             "grant_type": grant_type, "client_id": id, "client_secret": secret, "scope": SCOPE
         });
-        ask(&demo, "POST /oauth/token", "Content-Type: application/json\r\n", &body.to_string())
+        ask(
+            &demo,
+            "POST /oauth/token",
+            "Content-Type: application/json\r\n",
+            &body.to_string(),
+        )
     };
     let response = asked("");
-    assert_eq!((response.status.as_u16(), &response.json()["error"]), (400, &"unsupported_grant_type".into()));
+    assert_eq!(
+        (response.status.as_u16(), &response.json()["error"]),
+        (400, &"unsupported_grant_type".into())
+    );
     assert_eq!(asked("client_credentials").status, 200);
     // In a form, an empty parameter counts as omitted (RFC 6749 §3.2).
-    assert_eq!(post(with(&[("grant_type", ""), ("scope", ""), ("scope", SCOPE)])).status, 200);
-    let twice = format!(r#"{{"client_id":"x","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#);
-    let response = ask(&demo, "POST /oauth/token", "Content-Type: application/json\r\n", &twice);
-    assert_eq!((response.status.as_u16(), &response.json()["error"]), (400, &"invalid_request".into()));
-    assert!(response.json()["error_description"].as_str().unwrap().contains("duplicate field `client_id`"));
+    assert_eq!(
+        post(with(&[("grant_type", ""), ("scope", ""), ("scope", SCOPE)])).status,
+        200
+    );
+    let twice = format!(
+        r#"{{"client_id":"x","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#
+    );
+    let response = ask(
+        &demo,
+        "POST /oauth/token",
+        "Content-Type: application/json\r\n",
+        &twice,
+    );
+    assert_eq!(
+        (response.status.as_u16(), &response.json()["error"]),
+        (400, &"invalid_request".into())
+    );
+    assert!(
+        response.json()["error_description"]
+            .as_str()
+            .unwrap()
+            .contains("duplicate field `client_id`")
+    );
     let large = format!("scope={}", "x".repeat(70_000));
     assert_eq!(post(large).json()["error"], "invalid_request");
 }
@@ -220,8 +404,14 @@ fn service_modes_select_the_accepted_credentials() {
     let token = bearer(&demo_token(&demo));
     let mut caller = connect(&demo);
     let set = |modes: &[Mode]| {
-        let changes = ServiceChanges { modes: Some(modes.to_vec()), ..ServiceChanges::default() };
-        demo.gateway().control().change_service(&Actor::Admin, "demo", "echo", &changes).unwrap();
+        let changes = ServiceChanges {
+            modes: Some(modes.to_vec()),
+            ..ServiceChanges::default()
+        };
+        demo.gateway()
+            .control()
+            .change_service(&Actor::Admin, "demo", "echo", &changes)
+            .unwrap();
     };
     for (modes, by_token, by_key) in [
         (&[Mode::Jwt, Mode::ServiceKey][..], "200 ", "200 "),
@@ -229,18 +419,45 @@ fn service_modes_select_the_accepted_credentials() {
         (&[Mode::ServiceKey], "502 GW_AUTH_MODE_NOT_ALLOWED", "200 "),
     ] {
         set(modes);
-        let mut both = || (outcome(&call(&mut caller, &token)), outcome(&call(&mut caller, &key)));
-        eventually("the modes are in force", || (both() == (by_token.to_owned(), by_key.to_owned())).then_some(()));
+        let mut both = || {
+            (
+                outcome(&call(&mut caller, &token)),
+                outcome(&call(&mut caller, &key)),
+            )
+        };
+        eventually("the modes are in force", || {
+            (both() == (by_token.to_owned(), by_key.to_owned())).then_some(())
+        });
     }
     set(&[Mode::Jwt, Mode::ServiceKey]);
     // An empty field counts as absent; two fields that are not empty are ambiguous.
     let empty_key = format!("{token}X-Gw-Service-Key:\r\n");
-    eventually("both modes are in force again", || (outcome(&call(&mut caller, &empty_key)) == "200 ").then_some(()));
-    assert_eq!(outcome(&call(&mut caller, &format!("{key}X-Gw-Authorization: \r\n"))), "200 ");
-    assert_eq!(outcome(&call(&mut caller, &format!("{key}{token}"))), "502 GW_AUTH_AMBIGUOUS");
-    assert_eq!(outcome(&call(&mut caller, &token.repeat(2))), "502 GW_AUTH_AMBIGUOUS");
-    assert_eq!(outcome(&call(&mut caller, "Authorization: Bearer x\r\n")), "502 GW_AUTH_REQUIRED");
-    assert_eq!(outcome(&call(&mut caller, &bearer("x"))), "502 GW_TOKEN_INVALID");
+    eventually("both modes are in force again", || {
+        (outcome(&call(&mut caller, &empty_key)) == "200 ").then_some(())
+    });
+    assert_eq!(
+        outcome(&call(
+            &mut caller,
+            &format!("{key}X-Gw-Authorization: \r\n")
+        )),
+        "200 "
+    );
+    assert_eq!(
+        outcome(&call(&mut caller, &format!("{key}{token}"))),
+        "502 GW_AUTH_AMBIGUOUS"
+    );
+    assert_eq!(
+        outcome(&call(&mut caller, &token.repeat(2))),
+        "502 GW_AUTH_AMBIGUOUS"
+    );
+    assert_eq!(
+        outcome(&call(&mut caller, "Authorization: Bearer x\r\n")),
+        "502 GW_AUTH_REQUIRED"
+    );
+    assert_eq!(
+        outcome(&call(&mut caller, &bearer("x"))),
+        "502 GW_TOKEN_INVALID"
+    );
 }
 
 #[test]
@@ -253,17 +470,24 @@ fn tokens_and_keys_of_other_services_are_refused() {
     let (_, rival_key) = setup::service_key(control, "rival", &["api"]);
     let other_token = eventually("the credential is known", || {
         let response = token(&demo, &other, &other_secret, "account:demo service:other");
-        (response.status == 200).then(|| response.json()["access_token"].as_str().unwrap().to_owned())
+        (response.status == 200)
+            .then(|| response.json()["access_token"].as_str().unwrap().to_owned())
     });
     let mut caller = connect(&demo);
-    assert_eq!(outcome(&call(&mut caller, &bearer(&other_token))), "502 GW_TOKEN_AUDIENCE_MISMATCH");
+    assert_eq!(
+        outcome(&call(&mut caller, &bearer(&other_token))),
+        "502 GW_TOKEN_AUDIENCE_MISMATCH"
+    );
     let rival_key = format!("X-Gw-Service-Key: {rival_key}\r\n");
     eventually("the rival's key is known", || {
         (outcome(&call(&mut caller, &rival_key)) == "502 GW_SERVICE_KEY_NOT_ALLOWED").then_some(())
     });
     let response = call(&mut caller, &bearer(&other_token));
     assert_eq!(
-        (response.header("x-gw-status"), response.header("content-type")),
+        (
+            response.header("x-gw-status"),
+            response.header("content-type")
+        ),
         ("AuthDenied", "application/vnd.gw.error+json")
     );
 }
@@ -280,15 +504,23 @@ fn revocation_reaches_tokens_and_keys_within_a_second() {
     });
     let mut caller = connect(demo);
     assert_eq!(outcome(&call(&mut caller, &minted)), "200 ");
-    let switch = |enabled| CallerSecretChanges { enabled: Some(enabled), ..CallerSecretChanges::default() };
-    let none = CallerSecretChanges { allowed_services: Some(Vec::new()), ..CallerSecretChanges::default() };
+    let switch = |enabled| CallerSecretChanges {
+        enabled: Some(enabled),
+        ..CallerSecretChanges::default()
+    };
+    let none = CallerSecretChanges {
+        allowed_services: Some(Vec::new()),
+        ..CallerSecretChanges::default()
+    };
     // The first request that follows a change at the worker has its effect.
     let mut takes_effect = |fields: &str, wanted: &str| {
         within_a_second("the change at the workers", || reports(demo));
         assert_eq!(outcome(&call(&mut caller, fields)), wanted);
     };
     let change = |changes: &CallerSecretChanges| {
-        control.change_caller_secret::<ClientId>(&Actor::Admin, "demo", &id, changes).unwrap();
+        control
+            .change_caller_secret::<ClientId>(&Actor::Admin, "demo", &id, changes)
+            .unwrap();
     };
     change(&switch(false));
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
@@ -296,12 +528,16 @@ fn revocation_reaches_tokens_and_keys_within_a_second() {
     takes_effect(&minted, "200 ");
     change(&none);
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
-    control.delete_caller_secret::<ClientId>(&Actor::Admin, "demo", &id).unwrap();
+    control
+        .delete_caller_secret::<ClientId>(&Actor::Admin, "demo", &id)
+        .unwrap();
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
 
     let key = format!("X-Gw-Service-Key: {key}\r\n");
     takes_effect(&key, "200 ");
-    control.rotate_secret::<KeyId>(&Actor::Admin, "demo", &key_id).unwrap();
+    control
+        .rotate_secret::<KeyId>(&Actor::Admin, "demo", &key_id)
+        .unwrap();
     takes_effect(&key, "502 GW_SERVICE_KEY_INVALID");
 }
 
@@ -315,34 +551,63 @@ fn signing_keys_rotate_without_invalidating_tokens() {
     let control = demo.gateway().control();
     let kids = || -> Vec<String> {
         let keys = ask(&demo, "GET /.well-known/jwks.json", "", "").json();
-        keys["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
+        keys["keys"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|key| key["kid"].as_str().unwrap().to_owned())
+            .collect()
     };
     let kid_of = |token: &str| -> String {
-        let header = URL_SAFE_NO_PAD.decode(token.split('.').next().unwrap()).unwrap();
+        let header = URL_SAFE_NO_PAD
+            .decode(token.split('.').next().unwrap())
+            .unwrap();
         let header: serde_json::Value = serde_json::from_slice(&header).unwrap();
         header["kid"].as_str().unwrap().to_owned()
     };
     let first = demo_token(&demo);
     // The new key is published before use: the next token is still signed with the old key.
-    let next = control.rotate_signing_key(&Actor::Admin, &Rotation::default()).unwrap().kid.to_string();
-    eventually("the next key is published", || kids().contains(&next).then_some(()));
+    let next = control
+        .rotate_signing_key(&Actor::Admin, &Rotation::default())
+        .unwrap()
+        .kid
+        .to_string();
+    eventually("the next key is published", || {
+        kids().contains(&next).then_some(())
+    });
     assert_eq!(kid_of(&demo_token(&demo)), kid_of(&first));
-    let repeated = control.rotate_signing_key(&Actor::Admin, &Rotation::default()).unwrap();
-    assert_eq!(repeated.kid.as_str(), next, "the pending key is the next one");
-    let next = control.rotate_signing_key(&Actor::Admin, &Rotation { immediately: true }).unwrap().kid.to_string();
-    let second = eventually("the new key signs", || Some(demo_token(&demo)).filter(|token| kid_of(token) == next));
+    let repeated = control
+        .rotate_signing_key(&Actor::Admin, &Rotation::default())
+        .unwrap();
+    assert_eq!(
+        repeated.kid.as_str(),
+        next,
+        "the pending key is the next one"
+    );
+    let next = control
+        .rotate_signing_key(&Actor::Admin, &Rotation { immediately: true })
+        .unwrap()
+        .kid
+        .to_string();
+    let second = eventually("the new key signs", || {
+        Some(demo_token(&demo)).filter(|token| kid_of(token) == next)
+    });
     let mut caller = connect(&demo);
     for token in [&first, &second] {
         assert_eq!(outcome(&call(&mut caller, &bearer(token))), "200 ");
     }
     // Tokens of a withdrawn key are refused, including tokens that were verified before.
-    control.delete_signing_key(&Actor::Admin, &kid_of(&first)).unwrap();
+    control
+        .delete_signing_key(&Actor::Admin, &kid_of(&first))
+        .unwrap();
     eventually("tokens of the withdrawn key are refused", || {
         (outcome(&call(&mut caller, &bearer(&first))) == "502 GW_TOKEN_INVALID").then_some(())
     });
     assert_eq!(kids(), [next.as_str()]);
     assert_eq!(outcome(&call(&mut caller, &bearer(&second))), "200 ");
-    let error = control.delete_signing_key(&Actor::Admin, &next).unwrap_err();
+    let error = control
+        .delete_signing_key(&Actor::Admin, &next)
+        .unwrap_err();
     assert!(error.to_string().contains("is active"), "{error}");
 }
 
@@ -352,15 +617,22 @@ fn a_stolen_waiting_key_signs_nothing_after_an_immediate_rotation() {
     let demo = demo(None);
     let control = demo.gateway().control();
     let genuine = demo_token(&demo);
-    control.rotate_signing_key(&Actor::Admin, &Rotation::default()).unwrap();
+    control
+        .rotate_signing_key(&Actor::Admin, &Rotation::default())
+        .unwrap();
     let stolen = control.records().signing_keys;
     assert_eq!(stolen.len(), 2, "the active key and the waiting one");
-    let new = control.rotate_signing_key(&Actor::Admin, &Rotation { immediately: true }).unwrap().kid;
+    let new = control
+        .rotate_signing_key(&Actor::Admin, &Rotation { immediately: true })
+        .unwrap()
+        .kid;
     let remedied = || {
         let keys = control.records().signing_keys;
-        keys.keys()
-            .filter(|kid| **kid != new)
-            .all(|kid| control.delete_signing_key(&Actor::Admin, kid.as_str()).is_ok())
+        keys.keys().filter(|kid| **kid != new).all(|kid| {
+            control
+                .delete_signing_key(&Actor::Admin, kid.as_str())
+                .is_ok()
+        })
     };
     eventually("the other keys are deleted", || remedied().then_some(()));
     let mut caller = connect(&demo);
@@ -370,22 +642,35 @@ fn a_stolen_waiting_key_signs_nothing_after_an_immediate_rotation() {
             (outcome(&call(&mut caller, &forged)) == "502 GW_TOKEN_INVALID").then_some(())
         });
     }
-    assert_eq!(outcome(&call(&mut caller, &bearer(&demo_token(&demo)))), "200 ");
+    assert_eq!(
+        outcome(&call(&mut caller, &bearer(&demo_token(&demo)))),
+        "200 "
+    );
 }
 
 /// The claims of `token`, signed with `key`.
 fn signed_with(key: &SigningKeyRecord, token: &str) -> String {
-    let header = URL_SAFE_NO_PAD.encode(format!(r#"{{"typ":"at+jwt","alg":"EdDSA","kid":"{}"}}"#, key.id));
+    let header = URL_SAFE_NO_PAD.encode(format!(
+        r#"{{"typ":"at+jwt","alg":"EdDSA","kid":"{}"}}"#,
+        key.id
+    ));
     let signed = format!("{header}.{}", token.split('.').nth(1).unwrap());
     let private = URL_SAFE_NO_PAD.decode(key.private_key.reveal()).unwrap();
-    let signature =
-        jsonwebtoken::crypto::sign(signed.as_bytes(), &EncodingKey::from_ed_der(&private), Algorithm::EdDSA);
+    let signature = jsonwebtoken::crypto::sign(
+        signed.as_bytes(),
+        &EncodingKey::from_ed_der(&private),
+        Algorithm::EdDSA,
+    );
     format!("{signed}.{}", signature.unwrap())
 }
 
 #[test]
 fn the_token_endpoint_allows_sixty_requests_a_minute_across_workers() {
-    let demo = Demo::start(&Options { workers: 4, ..crate::support::options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        workers: 4,
+        ..crate::support::options(None)
+    })
+    .unwrap();
     // Failed requests count as well.
     let begun = Instant::now();
     let mut answered = 0;
@@ -396,7 +681,10 @@ fn the_token_endpoint_allows_sixty_requests_a_minute_across_workers() {
         }
         answered += 1;
         let refilled = begun.elapsed().as_secs() + 1;
-        assert!(answered <= 60 + refilled, "{answered} answered, {refilled} refilled");
+        assert!(
+            answered <= 60 + refilled,
+            "{answered} answered, {refilled} refilled"
+        );
     };
     assert!(answered >= 60, "{answered}");
     assert_eq!(last.json()["error"], "rate_limit_exceeded");
@@ -413,7 +701,14 @@ fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
         config.token_requests = Rate::new(2, 1).unwrap();
     }
     let ask_as = |demo: &Demo, forwarded_for: &str| {
-        ask(demo, "POST /oauth/token", &format!("X-Forwarded-For: {forwarded_for}\r\n"), "").status.as_u16()
+        ask(
+            demo,
+            "POST /oauth/token",
+            &format!("X-Forwarded-For: {forwarded_for}\r\n"),
+            "",
+        )
+        .status
+        .as_u16()
     };
     let trusting = Demo::start(&Options {
         adjust: |config| {
@@ -435,10 +730,24 @@ fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
     ]
     .map(|client| ask_as(&trusting, client))
     .to_vec();
-    assert_eq!(statuses, [400, 400, 429, 400, 429, 400, 400, 429], "IPv6 addresses are counted by /64");
-    let plain = Demo::start(&Options { adjust: low_limits, ..crate::support::options(None) }).unwrap();
-    let statuses: Vec<u16> = (1..=4).map(|n| ask_as(&plain, &format!("192.0.2.{n}"))).collect();
-    assert_eq!(statuses, [400, 400, 429, 429], "the field is ignored without a trusted proxy");
+    assert_eq!(
+        statuses,
+        [400, 400, 429, 400, 429, 400, 400, 429],
+        "IPv6 addresses are counted by /64"
+    );
+    let plain = Demo::start(&Options {
+        adjust: low_limits,
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let statuses: Vec<u16> = (1..=4)
+        .map(|n| ask_as(&plain, &format!("192.0.2.{n}")))
+        .collect();
+    assert_eq!(
+        statuses,
+        [400, 400, 429, 429],
+        "the field is ignored without a trusted proxy"
+    );
 }
 
 #[test]
@@ -456,8 +765,18 @@ fn failed_authentication_is_limited_without_locking_out_valid_callers() {
     assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
     let guess = "X-Gw-Service-Key: gw_sk_0123456789abcdef.guess\r\n";
     let guesses: Vec<String> = (0..7).map(|_| outcome(&call(&mut caller, guess))).collect();
-    assert!(guesses[..5].iter().all(|outcome| outcome == "502 GW_SERVICE_KEY_INVALID"), "{guesses:?}");
-    assert!(guesses[5..].iter().all(|outcome| outcome == "429 GW_AUTH_RATE_LIMITED"), "{guesses:?}");
+    assert!(
+        guesses[..5]
+            .iter()
+            .all(|outcome| outcome == "502 GW_SERVICE_KEY_INVALID"),
+        "{guesses:?}"
+    );
+    assert!(
+        guesses[5..]
+            .iter()
+            .all(|outcome| outcome == "429 GW_AUTH_RATE_LIMITED"),
+        "{guesses:?}"
+    );
     let response = call(&mut caller, guess);
     assert_eq!(response.header("x-gw-status"), "RateLimited");
     assert!((1..=60).contains(&response.header("retry-after").parse::<u32>().unwrap()));
@@ -470,9 +789,15 @@ fn failed_authentication_is_limited_without_locking_out_valid_callers() {
     let (message, _) = unseen.trim_end().rsplit_once('.').unwrap();
     for number in 0..6 {
         let forged = format!("{message}.{}\r\n", format!("{number}").repeat(86));
-        assert_eq!(outcome(&call(&mut caller, &forged)), "429 GW_AUTH_RATE_LIMITED");
+        assert_eq!(
+            outcome(&call(&mut caller, &forged)),
+            "429 GW_AUTH_RATE_LIMITED"
+        );
     }
-    assert_eq!(outcome(&call(&mut caller, &unseen)), "429 GW_AUTH_RATE_LIMITED");
+    assert_eq!(
+        outcome(&call(&mut caller, &unseen)),
+        "429 GW_AUTH_RATE_LIMITED"
+    );
     assert_eq!(outcome(&call(&mut caller, &fresh)), "200 ");
 }
 
@@ -488,12 +813,20 @@ fn unknown_paths_and_methods_of_the_apex_are_refused() {
         ("DELETE /csr", 405, "GW_METHOD_NOT_ALLOWED"),
         ("POST /enroll/status", 405, "GW_METHOD_NOT_ALLOWED"),
     ] {
-        caller.send(format!("{line} HTTP/1.1\r\nHost: {APEX}\r\nContent-Length: 0\r\n\r\n"));
+        caller.send(format!(
+            "{line} HTTP/1.1\r\nHost: {APEX}\r\nContent-Length: 0\r\n\r\n"
+        ));
         let response = caller.response();
-        assert_eq!((response.status.as_u16(), response.code().as_str()), (status, code), "{line}");
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (status, code),
+            "{line}"
+        );
         assert_eq!(response.headers.contains("allow"), status == 405, "{line}");
     }
-    caller.send(format!("HEAD /.well-known/jwks.json HTTP/1.1\r\nHost: {APEX}\r\n\r\n"));
+    caller.send(format!(
+        "HEAD /.well-known/jwks.json HTTP/1.1\r\nHost: {APEX}\r\n\r\n"
+    ));
     let head = caller.response_to(&http::Method::HEAD);
     assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
 }

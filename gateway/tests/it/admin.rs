@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
 use crate::support::caller::{HOST, connect};
-use crate::support::process::{Running, Served, config_text, gw_agent, gw_gateway, serve, serve_command};
+use crate::support::process::{
+    Running, Served, config_text, gw_agent, gw_gateway, serve, serve_command,
+};
 use crate::support::programs;
 use crate::support::stopwatch::within_a_second;
 use crate::support::{backend, demo, eventually, reports};
@@ -19,41 +21,96 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     let demo = demo(None);
     let api = Api(&demo.about);
     let created = api.ask("POST", "/accounts", &json!({ "id": "acme" }));
-    assert_eq!((created.status, created.location.as_str()), (201, "/api/v1/accounts/acme"));
-    assert_eq!(api.ask("POST", "/accounts", &json!({ "id": "acme" })).status, 200);
+    assert_eq!(
+        (created.status, created.location.as_str()),
+        (201, "/api/v1/accounts/acme")
+    );
+    assert_eq!(
+        api.ask("POST", "/accounts", &json!({ "id": "acme" }))
+            .status,
+        200
+    );
 
     let service = json!({ "id": "api", "modes": ["jwt"], "burst": 7 });
     let created = api.ask("POST", "/accounts/acme/services", &service);
-    assert_eq!((created.status, &created.body["hostname"]), (201, &json!("acme--api.eu1.gw.localhost")));
-    assert_eq!(api.get(created.location.trim_start_matches("/api/v1")).body, created.body);
-    assert_eq!(api.ask("POST", "/accounts/acme/services", &service).status, 200);
-    assert_eq!(api.ask("POST", "/accounts/acme/services", &json!({ "id": "api", "burst": 8 })).status, 409);
-    let changed = api.ask("PATCH", "/accounts/acme/services/api", &json!({ "enabled": false, "refill_per_minute": 9 }));
-    assert_eq!((&changed.body["enabled"], &changed.body["burst"]), (&json!(false), &json!(7)));
+    assert_eq!(
+        (created.status, &created.body["hostname"]),
+        (201, &json!("acme--api.eu1.gw.localhost"))
+    );
+    assert_eq!(
+        api.get(created.location.trim_start_matches("/api/v1")).body,
+        created.body
+    );
+    assert_eq!(
+        api.ask("POST", "/accounts/acme/services", &service).status,
+        200
+    );
+    assert_eq!(
+        api.ask(
+            "POST",
+            "/accounts/acme/services",
+            &json!({ "id": "api", "burst": 8 })
+        )
+        .status,
+        409
+    );
+    let changed = api.ask(
+        "PATCH",
+        "/accounts/acme/services/api",
+        &json!({ "enabled": false, "refill_per_minute": 9 }),
+    );
+    assert_eq!(
+        (&changed.body["enabled"], &changed.body["burst"]),
+        (&json!(false), &json!(7))
+    );
     assert_eq!(api.get("/accounts/acme/services/api").body, changed.body);
-    assert_eq!((&changed.body["retries"], &changed.body["affinity"]), (&json!(true), &json!("none")));
+    assert_eq!(
+        (&changed.body["retries"], &changed.body["affinity"]),
+        (&json!(true), &json!("none"))
+    );
     let several_agents = json!({ "retries": false, "affinity": "header:X-Session" });
     let changed = api.ask("PATCH", "/accounts/acme/services/api", &several_agents);
-    assert_eq!((&changed.body["retries"], &changed.body["affinity"]), (&json!(false), &json!("header:x-session")));
+    assert_eq!(
+        (&changed.body["retries"], &changed.body["affinity"]),
+        (&json!(false), &json!("header:x-session"))
+    );
     assert_eq!(api.get("/accounts/acme/services/api").body, changed.body);
 
-    for (collection, id, secret, prefix) in
-        [("credentials", "client_id", "client_secret", "gw_cs_"), ("service-keys", "key_id", "service_key", "gw_sk_")]
-    {
+    for (collection, id, secret, prefix) in [
+        ("credentials", "client_id", "client_secret", "gw_cs_"),
+        ("service-keys", "key_id", "service_key", "gw_sk_"),
+    ] {
         let path = format!("/accounts/acme/{collection}");
         let new = json!({ "name": "ci", "allowed_services": ["api"] });
         let created = api.ask("POST", &path, &new);
-        assert_eq!((created.status, created.cache_control.as_str()), (201, "no-store"));
+        assert_eq!(
+            (created.status, created.cache_control.as_str()),
+            (201, "no-store")
+        );
         assert!(created.body[secret].as_str().unwrap().starts_with(prefix));
         let item = format!("{path}/{}", created.body[id].as_str().unwrap());
         // The secret is shown once.
         let again = api.ask("POST", &path, &new);
-        assert_eq!((again.status, again.body.get(secret), &again.body[id]), (200, None, &created.body[id]));
+        assert_eq!(
+            (again.status, again.body.get(secret), &again.body[id]),
+            (200, None, &created.body[id])
+        );
         assert_eq!(api.get(&item).body.get(secret), None);
         assert_eq!(api.get(&path).body["items"][0].get(secret), None);
-        assert_eq!(api.ask("POST", &path, &json!({ "name": "ci", "allowed_services": [] })).status, 409);
+        assert_eq!(
+            api.ask(
+                "POST",
+                &path,
+                &json!({ "name": "ci", "allowed_services": [] })
+            )
+            .status,
+            409
+        );
         let rotated = api.ask("POST", &format!("{item}/rotate-secret"), &Value::Null);
-        assert_eq!((rotated.status, rotated.cache_control.as_str()), (200, "no-store"));
+        assert_eq!(
+            (rotated.status, rotated.cache_control.as_str()),
+            (200, "no-store")
+        );
         assert_ne!(rotated.body[secret], created.body[secret]);
         let off = api.ask("PATCH", &item, &json!({ "enabled": false }));
         assert_eq!((off.status, &off.body["enabled"]), (200, &json!(false)));
@@ -61,35 +118,95 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
         assert_eq!(api.get(&item).status, 404);
     }
 
-    let token = api.ask("POST", "/accounts/acme/enrollment-tokens", &json!({ "services": ["api"] }));
-    assert_eq!((token.status, token.cache_control.as_str()), (201, "no-store"));
-    let item = format!("/accounts/acme/enrollment-tokens/{}", token.body["id"].as_str().unwrap());
+    let token = api.ask(
+        "POST",
+        "/accounts/acme/enrollment-tokens",
+        &json!({ "services": ["api"] }),
+    );
+    assert_eq!(
+        (token.status, token.cache_control.as_str()),
+        (201, "no-store")
+    );
+    let item = format!(
+        "/accounts/acme/enrollment-tokens/{}",
+        token.body["id"].as_str().unwrap()
+    );
     assert_eq!(api.get(&item).body.get("token"), None);
     assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
 
     let agents = api.get("/accounts/demo/agents").body;
     let agent = &agents["items"][0];
-    assert_eq!((&agent["status"], &agent["tunnels"][0]["service"]), (&json!("approved"), &json!("demo--echo")));
-    let item = format!("/accounts/demo/agents/{}", agent["agent_id"].as_str().unwrap());
-    assert_eq!((&agent["standby"], api.ask("PATCH", &item, &json!({ "standby": 1 })).status), (&json!(false), 422));
+    assert_eq!(
+        (&agent["status"], &agent["tunnels"][0]["service"]),
+        (&json!("approved"), &json!("demo--echo"))
+    );
+    let item = format!(
+        "/accounts/demo/agents/{}",
+        agent["agent_id"].as_str().unwrap()
+    );
+    assert_eq!(
+        (
+            &agent["standby"],
+            api.ask("PATCH", &item, &json!({ "standby": 1 })).status
+        ),
+        (&json!(false), 422)
+    );
     let changed = api.ask("PATCH", &item, &json!({ "standby": true }));
-    assert_eq!((&changed.body["standby"], &changed.body["name"]), (&json!(true), &agent["name"]));
-    assert_eq!(api.ask("POST", &format!("{item}/revoke"), &Value::Null).body["status"], "revoked");
-    assert_eq!(api.ask("POST", &format!("{item}/approve"), &Value::Null).status, 409);
+    assert_eq!(
+        (&changed.body["standby"], &changed.body["name"]),
+        (&json!(true), &agent["name"])
+    );
+    assert_eq!(
+        api.ask("POST", &format!("{item}/revoke"), &Value::Null)
+            .body["status"],
+        "revoked"
+    );
+    assert_eq!(
+        api.ask("POST", &format!("{item}/approve"), &Value::Null)
+            .status,
+        409
+    );
     assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
 
-    assert_eq!(api.ask("DELETE", "/accounts/acme", &Value::Null).status, 409);
-    assert_eq!(api.ask("DELETE", "/accounts/acme/services/api", &Value::Null).status, 204);
-    assert_eq!(api.ask("DELETE", "/accounts/acme", &Value::Null).status, 204);
+    assert_eq!(
+        api.ask("DELETE", "/accounts/acme", &Value::Null).status,
+        409
+    );
+    assert_eq!(
+        api.ask("DELETE", "/accounts/acme/services/api", &Value::Null)
+            .status,
+        204
+    );
+    assert_eq!(
+        api.ask("DELETE", "/accounts/acme", &Value::Null).status,
+        204
+    );
     assert_eq!(api.get("/accounts/acme").status, 404);
 
     // The audit log lists every change, newest first, without secrets.
     let log = api.get("/audit-log?account=acme").body;
-    let actions: Vec<&str> = log["items"].as_array().unwrap().iter().map(|e| e["action"].as_str().unwrap()).collect();
-    assert_eq!((actions[0], actions[1], actions.last()), ("account.delete", "service.delete", Some(&"account.create")));
-    assert!(log["items"].as_array().unwrap().iter().all(|entry| entry["actor"] == "admin"));
+    let actions: Vec<&str> = log["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| e["action"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        (actions[0], actions[1], actions.last()),
+        ("account.delete", "service.delete", Some(&"account.create"))
+    );
+    assert!(
+        log["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|entry| entry["actor"] == "admin")
+    );
     let text = log.to_string();
-    assert!(!text.contains("gw_cs_") && !text.contains("gw_sk_") && !text.contains("gw_et_"), "{text}");
+    assert!(
+        !text.contains("gw_cs_") && !text.contains("gw_sk_") && !text.contains("gw_et_"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -97,7 +214,15 @@ fn lists_are_paginated() {
     let demo = demo(None);
     let api = Api(&demo.about);
     for number in 0..7 {
-        assert_eq!(api.ask("POST", "/accounts", &json!({ "id": format!("acc{number}") })).status, 201);
+        assert_eq!(
+            api.ask(
+                "POST",
+                "/accounts",
+                &json!({ "id": format!("acc{number}") })
+            )
+            .status,
+            201
+        );
     }
     for path in ["/accounts", "/audit-log"] {
         let whole = api.get(&format!("{path}?limit=1000")).body;
@@ -106,7 +231,9 @@ fn lists_are_paginated() {
         loop {
             let page = api.get(&format!("{path}?limit=3{cursor}")).body;
             seen.extend(page["items"].as_array().unwrap().iter().cloned());
-            let Some(next) = page["next_cursor"].as_str() else { break };
+            let Some(next) = page["next_cursor"].as_str() else {
+                break;
+            };
             cursor = format!("&cursor={next}");
         }
         assert_eq!(&seen, whole["items"].as_array().unwrap(), "{path}");
@@ -119,20 +246,104 @@ fn errors_are_problem_details() {
     let api = Api(&demo.about);
     let large = json!({ "id": "x".repeat(70_000) });
     for (method, path, body, status, kind, says) in [
-        ("GET", "/accounts/nobody", &Value::Null, 404, "not-found", "no account nobody"),
-        ("GET", "/nowhere", &Value::Null, 404, "not-found", "openapi.json"),
-        ("PUT", "/accounts", &Value::Null, 405, "method-not-allowed", "Allow"),
-        ("POST", "/accounts", &json!({ "id": "NO" }), 422, "invalid", "3 to 15 characters"),
-        ("POST", "/accounts", &json!({ "name": "acme" }), 422, "invalid", "unknown field `name`"),
+        (
+            "GET",
+            "/accounts/nobody",
+            &Value::Null,
+            404,
+            "not-found",
+            "no account nobody",
+        ),
+        (
+            "GET",
+            "/nowhere",
+            &Value::Null,
+            404,
+            "not-found",
+            "openapi.json",
+        ),
+        (
+            "PUT",
+            "/accounts",
+            &Value::Null,
+            405,
+            "method-not-allowed",
+            "Allow",
+        ),
+        (
+            "POST",
+            "/accounts",
+            &json!({ "id": "NO" }),
+            422,
+            "invalid",
+            "3 to 15 characters",
+        ),
+        (
+            "POST",
+            "/accounts",
+            &json!({ "name": "acme" }),
+            422,
+            "invalid",
+            "unknown field `name`",
+        ),
         ("POST", "/accounts", &json!([]), 422, "invalid", "map"),
         ("POST", "/accounts", &large, 413, "too-large", "limit"),
-        ("GET", "/accounts?limit=0", &Value::Null, 422, "invalid", "1 to 1000"),
-        ("GET", "/accounts?limit=x", &Value::Null, 400, "bad-request", "limit"),
-        ("PATCH", ECHO, &json!({ "modes": [] }), 422, "invalid", "at least one"),
-        ("PATCH", ECHO, &json!({ "burst": 0 }), 422, "invalid", "at least 1"),
-        ("PATCH", ECHO, &json!({ "affinity": "sticky" }), 422, "invalid", "\"header:NAME\" or \"client\""),
-        ("PATCH", ECHO, &json!({ "affinity": "cookie:a b" }), 422, "invalid", "name of the cookie"),
-        ("PATCH", ECHO, &json!({ "affinity": "header:Host" }), 422, "invalid", "host does not reach the agent"),
+        (
+            "GET",
+            "/accounts?limit=0",
+            &Value::Null,
+            422,
+            "invalid",
+            "1 to 1000",
+        ),
+        (
+            "GET",
+            "/accounts?limit=x",
+            &Value::Null,
+            400,
+            "bad-request",
+            "limit",
+        ),
+        (
+            "PATCH",
+            ECHO,
+            &json!({ "modes": [] }),
+            422,
+            "invalid",
+            "at least one",
+        ),
+        (
+            "PATCH",
+            ECHO,
+            &json!({ "burst": 0 }),
+            422,
+            "invalid",
+            "at least 1",
+        ),
+        (
+            "PATCH",
+            ECHO,
+            &json!({ "affinity": "sticky" }),
+            422,
+            "invalid",
+            "\"header:NAME\" or \"client\"",
+        ),
+        (
+            "PATCH",
+            ECHO,
+            &json!({ "affinity": "cookie:a b" }),
+            422,
+            "invalid",
+            "name of the cookie",
+        ),
+        (
+            "PATCH",
+            ECHO,
+            &json!({ "affinity": "header:Host" }),
+            422,
+            "invalid",
+            "host does not reach the agent",
+        ),
         (
             "POST",
             "/accounts/demo/credentials",
@@ -141,50 +352,116 @@ fn errors_are_problem_details() {
             "conflict",
             "no service no",
         ),
-        ("DELETE", "/accounts/demo", &Value::Null, 409, "conflict", "delete them first"),
+        (
+            "DELETE",
+            "/accounts/demo",
+            &Value::Null,
+            409,
+            "conflict",
+            "delete them first",
+        ),
     ] {
         let reply = api.ask(method, path, body);
-        assert_eq!((reply.status, reply.content_type.as_str()), (status, "application/problem+json"), "{reply:?}");
-        assert_eq!(reply.body["type"], format!("urn:gw:problem:{kind}"), "{reply:?}");
+        assert_eq!(
+            (reply.status, reply.content_type.as_str()),
+            (status, "application/problem+json"),
+            "{reply:?}"
+        );
+        assert_eq!(
+            reply.body["type"],
+            format!("urn:gw:problem:{kind}"),
+            "{reply:?}"
+        );
         assert_eq!(reply.body["status"], status, "{reply:?}");
-        assert!(reply.body["detail"].as_str().unwrap().contains(says), "{says}: {reply:?}");
+        assert!(
+            reply.body["detail"].as_str().unwrap().contains(says),
+            "{says}: {reply:?}"
+        );
     }
     for (field, value) in [("burst", json!(0)), ("affinity", json!("sticky"))] {
-        assert_eq!(api.ask("PATCH", ECHO, &json!({ field: value })).body["field"], field);
+        assert_eq!(
+            api.ask("PATCH", ECHO, &json!({ field: value })).body["field"],
+            field
+        );
     }
     let token = format!("Bearer {}", demo.about.admin_token);
-    assert_eq!(api.send("POST", "/accounts", &token, "text/plain", "{}").status, 415);
-    assert_eq!(api.send("POST", "/accounts", &token, "application/json", "{").status, 400);
-    assert_eq!(api.send("PATCH", ECHO, &token, "application/merge-patch+json", "{}").status, 200);
-    for wrong in ["", "Bearer", "Bearer x", "Basic x", &token[..token.len() - 1]] {
+    assert_eq!(
+        api.send("POST", "/accounts", &token, "text/plain", "{}")
+            .status,
+        415
+    );
+    assert_eq!(
+        api.send("POST", "/accounts", &token, "application/json", "{")
+            .status,
+        400
+    );
+    assert_eq!(
+        api.send("PATCH", ECHO, &token, "application/merge-patch+json", "{}")
+            .status,
+        200
+    );
+    for wrong in [
+        "",
+        "Bearer",
+        "Bearer x",
+        "Basic x",
+        &token[..token.len() - 1],
+    ] {
         let reply = api.send("GET", "/accounts", wrong, "application/json", "");
-        assert_eq!((reply.status, reply.body["type"].as_str()), (401, Some("urn:gw:problem:unauthorized")), "{wrong}");
+        assert_eq!(
+            (reply.status, reply.body["type"].as_str()),
+            (401, Some("urn:gw:problem:unauthorized")),
+            "{wrong}"
+        );
     }
     let document = api.send("GET", "/openapi.json", "", "application/json", "");
-    assert_eq!((document.status, document.body["openapi"].as_str()), (200, Some("3.1.0")));
+    assert_eq!(
+        (document.status, document.body["openapi"].as_str()),
+        (200, Some("3.1.0"))
+    );
 }
 
 #[test]
 fn a_key_is_refused_as_soon_as_it_is_disabled() {
     let demo = demo(None);
     let api = Api(&demo.about);
-    let new = api.ask("POST", "/accounts/demo/service-keys", &json!({ "allowed_services": ["echo"] })).body;
+    let new = api
+        .ask(
+            "POST",
+            "/accounts/demo/service-keys",
+            &json!({ "allowed_services": ["echo"] }),
+        )
+        .body;
     let mut caller = connect(&demo);
     let mut call = || {
         let key = new["service_key"].as_str().unwrap();
-        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"));
+        caller.send(format!(
+            "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        ));
         caller.response()
     };
-    let item = format!("/accounts/demo/service-keys/{}", new["key_id"].as_str().unwrap());
+    let item = format!(
+        "/accounts/demo/service-keys/{}",
+        new["key_id"].as_str().unwrap()
+    );
     // After each change, the first request that follows it at the worker has its effect.
     for _ in 0..5 {
-        assert_eq!(api.ask("PATCH", &item, &json!({ "enabled": true })).status, 200);
+        assert_eq!(
+            api.ask("PATCH", &item, &json!({ "enabled": true })).status,
+            200
+        );
         reports(&demo);
         assert_eq!(call().status, 200);
-        assert_eq!(api.ask("PATCH", &item, &json!({ "enabled": false })).status, 200);
+        assert_eq!(
+            api.ask("PATCH", &item, &json!({ "enabled": false })).status,
+            200
+        );
         within_a_second("the change at the workers", || reports(&demo));
         let refused = call();
-        assert_eq!((refused.status.as_u16(), refused.code().as_str()), (502, "GW_SERVICE_KEY_INVALID"));
+        assert_eq!(
+            (refused.status.as_u16(), refused.code().as_str()),
+            (502, "GW_SERVICE_KEY_INVALID")
+        );
     }
 }
 
@@ -195,89 +472,171 @@ fn commands_alone_set_up_a_relayed_request_from_an_empty_folder() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
+    let (config, data_dir) = (
+        directory.path().join("gateway.toml"),
+        directory.path().join("data"),
+    );
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
-    let Served { process: _gateway, address, admin_address, .. } = serve(&mut serve_command(&config));
+    let Served {
+        process: _gateway,
+        address,
+        admin_address,
+        ..
+    } = serve(&mut serve_command(&config));
     let gw_as_a_person = |arguments: &str| -> String {
         let output = gw_gateway()
             .args(arguments.split(' '))
-            .args(["--admin-url", &format!("http://{admin_address}"), "--admin-token-file"])
+            .args([
+                "--admin-url",
+                &format!("http://{admin_address}"),
+                "--admin-token-file",
+            ])
             .arg(data_dir.join("admin.token"))
             .output()
             .unwrap();
-        assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{arguments}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     };
-    let gw = |arguments: &str| -> Value { gw_as_a_person(&format!("{arguments} --json")).parse().unwrap() };
+    let gw = |arguments: &str| -> Value {
+        gw_as_a_person(&format!("{arguments} --json"))
+            .parse()
+            .unwrap()
+    };
     gw("account create demo");
     gw("service create demo echo --burst 10");
-    let key = gw("key create demo --service echo")["service_key"].as_str().unwrap().to_owned();
+    let key = gw("key create demo --service echo")["service_key"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let credential = gw("credential create demo --service echo --name ci");
     let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
     let backend_port = backend.rsplit(':').next().unwrap();
     // Runs the printed command in a shell whose path has the agent's program.
     let create = "enrollment-token create demo --service echo --approval manual --backend-port";
     let printed = gw_as_a_person(&format!("{create} {backend_port}"));
-    let (_, pasted) = printed.split_once(&format!("which listens on port {backend_port}:\n\n")).unwrap();
+    let (_, pasted) = printed
+        .split_once(&format!("which listens on port {backend_port}:\n\n"))
+        .unwrap();
     // The shell becomes the agent, which the test can end.
     let pasted = pasted.replace("\ngw-agent ", "\nexec gw-agent ");
     let agent_program = std::path::PathBuf::from(gw_agent().get_program());
-    let path = format!("{}:{}", agent_program.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let path = format!(
+        "{}:{}",
+        agent_program.parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
     let state = directory.path().join("agent");
     let mut enrolling = Command::new("sh");
-    enrolling.args(["-e", "-c", &pasted]).env("PATH", path).env("GW_STATE_DIR", &state).current_dir(directory.path());
-    let mut enrolling = enrolling.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut relayed = std::io::BufRead::lines(std::io::BufReader::new(enrolling.stdout.take().unwrap()));
+    enrolling
+        .args(["-e", "-c", &pasted])
+        .env("PATH", path)
+        .env("GW_STATE_DIR", &state)
+        .current_dir(directory.path());
+    let mut enrolling = enrolling
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut relayed =
+        std::io::BufRead::lines(std::io::BufReader::new(enrolling.stdout.take().unwrap()));
     let agent = eventually("the agent waits for its approval", || {
-        gw("agent list demo")["items"][0]["agent_id"].as_str().map(str::to_owned)
+        gw("agent list demo")["items"][0]["agent_id"]
+            .as_str()
+            .map(str::to_owned)
     });
-    let mut log = std::io::BufRead::lines(std::io::BufReader::new(enrolling.stderr.take().unwrap()));
+    let mut log =
+        std::io::BufRead::lines(std::io::BufReader::new(enrolling.stderr.take().unwrap()));
     let _agent = Running::new(enrolling);
-    let waiting =
-        log.find_map(|line| line.unwrap().split_once("waiting for an administrator").map(|it| it.1.to_owned()));
+    let waiting = log.find_map(|line| {
+        line.unwrap()
+            .split_once("waiting for an administrator")
+            .map(|it| it.1.to_owned())
+    });
     let waiting = waiting.unwrap();
     let record = gw(&format!("agent show demo {agent}"));
     let enrollment = record["enrollment_id"].as_str().unwrap().to_owned();
-    assert!(waiting.contains(&agent) && waiting.contains(&enrollment), "{waiting}");
-    for shown in ["agent list demo".to_owned(), format!("agent show demo {agent}")] {
+    assert!(
+        waiting.contains(&agent) && waiting.contains(&enrollment),
+        "{waiting}"
+    );
+    for shown in [
+        "agent list demo".to_owned(),
+        format!("agent show demo {agent}"),
+    ] {
         let shown = gw_as_a_person(&shown);
-        assert!(shown.contains(&agent) && shown.contains(&enrollment), "{shown}");
+        assert!(
+            shown.contains(&agent) && shown.contains(&enrollment),
+            "{shown}"
+        );
     }
-    assert_eq!(gw(&format!("agent approve demo {agent}"))["status"], "approved");
+    assert_eq!(
+        gw(&format!("agent approve demo {agent}"))["status"],
+        "approved"
+    );
     std::thread::spawn(move || log.for_each(drop));
     let relayed = relayed.next().unwrap().unwrap();
-    assert_eq!(relayed, format!("https://{HOST}:{} -> http://127.0.0.1:{backend_port}", address.port()));
+    assert_eq!(
+        relayed,
+        format!(
+            "https://{HOST}:{} -> http://127.0.0.1:{backend_port}",
+            address.port()
+        )
+    );
     let modes = |path: &std::path::Path| {
         use std::os::unix::fs::PermissionsExt;
         std::fs::metadata(path).unwrap().permissions().mode() & 0o777
     };
     assert_eq!(
-        (modes(&state), modes(&state.join("identity.pem")), modes(&state.join("agent.json"))),
+        (
+            modes(&state),
+            modes(&state.join("identity.pem")),
+            modes(&state.join("agent.json"))
+        ),
         (0o700, 0o600, 0o600)
     );
 
     let curl = |fields: &[&str], path: &str| {
         let mut curl = Command::new("curl");
-        curl.args(["--silent", "--show-error", "--cacert"]).arg(data_dir.join("dev-ca.crt"));
+        curl.args(["--silent", "--show-error", "--cacert"])
+            .arg(data_dir.join("dev-ca.crt"));
         for host in [HOST, "eu1.gw.localhost"] {
             curl.args(["--resolve", &format!("{host}:{}:127.0.0.1", address.port())]);
         }
         for field in fields {
             curl.args(["-H", field]);
         }
-        let host = if path.starts_with("/oauth") { "eu1.gw.localhost" } else { HOST };
+        let host = if path.starts_with("/oauth") {
+            "eu1.gw.localhost"
+        } else {
+            HOST
+        };
         if path.starts_with("/oauth") {
             let client = |name: &str| credential[name].as_str().unwrap().to_owned();
-            curl.args(["--user", &format!("{}:{}", client("client_id"), client("client_secret"))]);
+            curl.args([
+                "--user",
+                &format!("{}:{}", client("client_id"), client("client_secret")),
+            ]);
             curl.args(["--data-urlencode", "scope=account:demo service:echo"]);
         }
-        let output = curl.arg(format!("https://{host}:{}{path}", address.port())).output().unwrap();
+        let output = curl
+            .arg(format!("https://{host}:{}{path}", address.port()))
+            .output()
+            .unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
     let with_key = format!("X-Gw-Service-Key: {key}");
-    eventually("requests are relayed", || (curl(&[&with_key], "/") == "hello").then_some(()));
+    eventually("requests are relayed", || {
+        (curl(&[&with_key], "/") == "hello").then_some(())
+    });
     let minted: Value = serde_json::from_str(&curl(&[], "/oauth/token")).unwrap();
-    let with_token = format!("X-Gw-Authorization: Bearer {}", minted["access_token"].as_str().unwrap());
+    let with_token = format!(
+        "X-Gw-Authorization: Bearer {}",
+        minted["access_token"].as_str().unwrap()
+    );
     assert_eq!(curl(&[&with_token], "/"), "hello");
     assert_eq!(gw("signing-key list")["items"].as_array().unwrap().len(), 1);
     assert!(gw("audit")["items"].as_array().unwrap().len() >= 7);
@@ -289,9 +648,16 @@ fn the_commands_that_a_new_service_prints_relay_a_request() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
+    let (config, data_dir) = (
+        directory.path().join("gateway.toml"),
+        directory.path().join("data"),
+    );
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
-    let Served { process: _gateway, admin_address, .. } = serve(&mut serve_command(&config));
+    let Served {
+        process: _gateway,
+        admin_address,
+        ..
+    } = serve(&mut serve_command(&config));
     let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
     let output = gw_gateway()
         .args("service create acme api --create-account --with-key --with-agent --json --backend-port".split(' '))
@@ -300,10 +666,18 @@ fn the_commands_that_a_new_service_prints_relay_a_request() {
         .arg(data_dir.join("admin.token"))
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let created: Value = serde_json::from_slice(&output.stdout).unwrap();
     let agent_program = std::path::PathBuf::from(gw_agent().get_program());
-    let path = format!("{}:{}", agent_program.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let path = format!(
+        "{}:{}",
+        agent_program.parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
     let shell = |command: &str| {
         // Each command has a folder of its own, as on a machine of its own.
         let folder = tempfile::tempdir_in(directory.path()).unwrap().keep();
@@ -319,10 +693,19 @@ fn the_commands_that_a_new_service_prints_relay_a_request() {
     // The shell becomes the agent, which the test can end.
     let mut agent = shell(&command("agent_command").replace("\ngw-agent ", "\nexec gw-agent "));
     let mut agent = agent.stdout(Stdio::piped()).spawn().unwrap();
-    let mut relayed = std::io::BufRead::lines(std::io::BufReader::new(agent.stdout.take().unwrap()));
+    let mut relayed =
+        std::io::BufRead::lines(std::io::BufReader::new(agent.stdout.take().unwrap()));
     let _agent = Running::new(agent);
     let relayed = relayed.next().unwrap().unwrap();
-    assert!(relayed.starts_with("https://acme--api.eu1.gw.localhost:"), "{relayed}");
+    assert!(
+        relayed.starts_with("https://acme--api.eu1.gw.localhost:"),
+        "{relayed}"
+    );
     let called = shell(&command("curl_command")).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&called.stdout), "hello", "{}", String::from_utf8_lossy(&called.stderr));
+    assert_eq!(
+        String::from_utf8_lossy(&called.stdout),
+        "hello",
+        "{}",
+        String::from_utf8_lossy(&called.stderr)
+    );
 }

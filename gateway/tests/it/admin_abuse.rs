@@ -18,7 +18,11 @@ fn answer(address: SocketAddr, request: &[u8]) -> String {
     drop(stream.write_all(request));
     let mut answer = Vec::new();
     if let Err(error) = stream.read_to_end(&mut answer) {
-        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "the connection ends");
+        assert_eq!(
+            error.kind(),
+            std::io::ErrorKind::ConnectionReset,
+            "the connection ends"
+        );
     }
     String::from_utf8(answer).unwrap()
 }
@@ -26,15 +30,32 @@ fn answer(address: SocketAddr, request: &[u8]) -> String {
 #[test]
 fn no_path_is_served_under_a_foreign_name() {
     let adjust = |config: &mut Config| config.admin_hosts = vec!["console.example.com".to_owned()];
-    let demo = Demo::start(&Options { adjust, ..options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        adjust,
+        ..options(None)
+    })
+    .unwrap();
     let ask = |path: &str, version: &str, host: &str| {
         let request = format!("GET {path} HTTP/{version}\r\n{host}Connection: close\r\n\r\n");
         answer(demo.gateway().admin_address(), request.as_bytes())
     };
-    let paths =
-        ["/metrics", "/healthz", "/readyz", "/api/v1/openapi.json", "/api/v1/accounts", "/", "/sign-in", "/nothing"];
+    let paths = [
+        "/metrics",
+        "/healthz",
+        "/readyz",
+        "/api/v1/openapi.json",
+        "/api/v1/accounts",
+        "/",
+        "/sign-in",
+        "/nothing",
+    ];
     for path in paths {
-        for host in ["evil.example:9080", "127.0.0.1.evil.example", "demo--echo.eu1.gw.localhost.evil", ""] {
+        for host in [
+            "evil.example:9080",
+            "127.0.0.1.evil.example",
+            "demo--echo.eu1.gw.localhost.evil",
+            "",
+        ] {
             let refused = ask(path, "1.1", &format!("Host: {host}\r\n"));
             assert!(
                 refused.starts_with("HTTP/1.1 421 ") && refused.contains("admin_hosts"),
@@ -43,9 +64,18 @@ fn no_path_is_served_under_a_foreign_name() {
         }
         let refused = ask(path, "1.1", "Host: 127.0.0.1\r\nHost: evil.example\r\n");
         assert!(refused.starts_with("HTTP/1.1 421 "), "{path}: {refused}");
-        for host in ["console.example.com", "localhost:1", "eu1.gw.localhost", "10.0.0.7:9080", "[::1]:9080"] {
+        for host in [
+            "console.example.com",
+            "localhost:1",
+            "eu1.gw.localhost",
+            "10.0.0.7:9080",
+            "[::1]:9080",
+        ] {
             let served = ask(path, "1.1", &format!("Host: {host}\r\n"));
-            assert!(!served.starts_with("HTTP/1.1 421 "), "{path} {host}: {served}");
+            assert!(
+                !served.starts_with("HTTP/1.1 421 "),
+                "{path} {host}: {served}"
+            );
         }
     }
     // Probes of load balancers.
@@ -56,8 +86,12 @@ fn no_path_is_served_under_a_foreign_name() {
 /// Connects from this address of the loopback network.
 fn connect(demo: &Demo, last: u8) -> TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
-    socket.connect(&demo.gateway().admin_address().into()).unwrap();
+    socket
+        .bind(&SocketAddr::from(([127, 0, 0, last], 0)).into())
+        .unwrap();
+    socket
+        .connect(&demo.gateway().admin_address().into())
+        .unwrap();
     let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(SOON)).unwrap();
     stream
@@ -65,7 +99,10 @@ fn connect(demo: &Demo, last: u8) -> TcpStream {
 
 /// Whether the listener answers a request on this connection, which stays open.
 fn is_answered(stream: &mut TcpStream, path: &str, fields: &str) -> bool {
-    drop(write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n"));
+    drop(write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n"
+    ));
     let mut beginning = [0; 12];
     stream.read_exact(&mut beginning).is_ok() && beginning == *b"HTTP/1.1 200"
 }
@@ -75,7 +112,11 @@ fn idle_connections_of_strangers_give_way_and_those_of_administrators_stay() {
     let demo = demo(None);
     let mut administrator = connect(&demo, 1);
     let authorization = format!("Authorization: Bearer {}\r\n", demo.about.admin_token);
-    assert!(is_answered(&mut administrator, "/api/v1/accounts", &authorization));
+    assert!(is_answered(
+        &mut administrator,
+        "/api/v1/accounts",
+        &authorization
+    ));
     // One address has at most its share.
     let mut idle: Vec<TcpStream> = (0..=256).map(|_| connect(&demo, 2)).collect();
     assert_eq!(idle[0].read(&mut [0]).unwrap(), 0);
@@ -86,7 +127,10 @@ fn idle_connections_of_strangers_give_way_and_those_of_administrators_stay() {
     }
     assert!(is_answered(&mut connect(&demo, 8), "/healthz", ""));
     let mut again = administrator.try_clone().unwrap();
-    drop(write!(again, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"));
+    drop(write!(
+        again,
+        "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    ));
     let mut rest = String::new();
     again.read_to_string(&mut rest).unwrap();
     assert!(rest.ends_with("\r\n\r\nok\n"), "{rest}");
@@ -102,9 +146,17 @@ fn bodies_are_bounded_before_authentication() {
     let before = peak_memory(&gateway);
     // Just below what the listener accepts of forms that belong to a session.
     let length = 4 * 1024 * 1024 - 1;
-    for path in ["/sign-in", "/accounts", "/requests/x/replay", "/api/v1/accounts"] {
-        let mut form =
-            format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", length + 1).into_bytes();
+    for path in [
+        "/sign-in",
+        "/accounts",
+        "/requests/x/replay",
+        "/api/v1/accounts",
+    ] {
+        let mut form = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+            length + 1
+        )
+        .into_bytes();
         form.extend_from_slice(&b"a&".repeat(length / 2));
         let clients: Vec<_> = (0..CONNECTIONS)
             .map(|_| {
@@ -118,12 +170,22 @@ fn bodies_are_bounded_before_authentication() {
         }
     }
     let grown = peak_memory(&gateway) - before;
-    assert!(grown < 16 * 1024 * 1024, "{grown} bytes for {CONNECTIONS} connections");
+    assert!(
+        grown < 16 * 1024 * 1024,
+        "{grown} bytes for {CONNECTIONS} connections"
+    );
 }
 
 /// The largest resident memory that the process has had.
 fn peak_memory(gateway: &Served) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", gateway.process.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse::<usize>()
+        .unwrap()
+        * 1024
 }

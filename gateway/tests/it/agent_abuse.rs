@@ -14,7 +14,9 @@ use http::Method;
 use crate::support::caller::{self, Caller, connect};
 use crate::support::modified_agent::{ACCOUNT, Enrolled, HOST, Tunnel, enroll, is_ended};
 use crate::support::stopwatch::within_a_second;
-use crate::support::tunnel_frames::{begun, credit, data, hello, interim, last_data, message, of_tunnel, ok, reset};
+use crate::support::tunnel_frames::{
+    begun, credit, data, hello, interim, last_data, message, of_tunnel, ok, reset,
+};
 use crate::support::{demo, eventually, reports, tunnels_ended};
 
 /// Asserts that the service of another account is served.
@@ -36,8 +38,12 @@ fn floods_of_frames_end_the_tunnel() {
         ("answers to PING", |_, _| of_tunnel(Kind::Pong, &[0; 8])),
         ("small CREDIT", |open, _| credit(open, 1)),
         ("empty CREDIT", |open, _| credit(open, 0)),
-        ("CREDIT of a stream that is over", |_, closed| credit(closed, 1)),
-        ("RESET of a stream that is over", |_, closed| reset(closed, b"")),
+        ("CREDIT of a stream that is over", |_, closed| {
+            credit(closed, 1)
+        }),
+        ("RESET of a stream that is over", |_, closed| {
+            reset(closed, b"")
+        }),
     ];
     for (what, flood) in floods {
         let mut tunnel = enrolled.tunnel(&demo);
@@ -52,7 +58,10 @@ fn floods_of_frames_end_the_tunnel() {
         assert_eq!(waiting.response().code(), "GW_RELAY_ERROR", "{what}");
         is_served(&demo);
     }
-    let ended: u64 = reports(&demo).iter().filter_map(|report| report.ended_early.get("tunnel_frames")).sum();
+    let ended: u64 = reports(&demo)
+        .iter()
+        .filter_map(|report| report.ended_early.get("tunnel_frames"))
+        .sum();
     assert_eq!(ended, floods.len() as u64);
 }
 
@@ -67,9 +76,15 @@ fn frames_of_ordinary_requests_do_not_count_as_a_flood() {
         caller.send(enrolled.get());
         let stream = tunnel.request();
         let hints = interim(stream, "103", &[]).repeat(3);
-        tunnel.0.send([hints, begun(stream), last_data(stream, b"")].concat());
+        tunnel
+            .0
+            .send([hints, begun(stream), last_data(stream, b"")].concat());
         for _ in 0..3 {
-            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 103, "{number}");
+            assert_eq!(
+                caller.response_head(&Method::GET).unwrap().status,
+                103,
+                "{number}"
+            );
         }
         assert_eq!(caller.response().status, 200);
     }
@@ -81,15 +96,28 @@ fn control_messages_are_limited_in_rate_and_length() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let statistics = br#"{"type":"statistics","slots":1,"slots_in_use":0,"backend_connections":0}"#;
-    let renewal = |length| [br#"{"type":"renew","csr":""#.as_slice(), &vec![b'x'; length], br#""}"#].concat();
+    let renewal = |length| {
+        [
+            br#"{"type":"renew","csr":""#.as_slice(),
+            &vec![b'x'; length],
+            br#""}"#,
+        ]
+        .concat()
+    };
     for (what, bytes) in [
         ("too many", message(statistics)),
         ("too long", message(renewal(20_000))),
         ("longest frame", message(renewal(65_000))),
-        ("two in one frame", message([&statistics[..], statistics].concat())),
+        (
+            "two in one frame",
+            message([&statistics[..], statistics].concat()),
+        ),
         ("not JSON", message([0xff, 0, b'{'])),
         ("invalid", message(r#"{"type":"statistics","slots":-1}"#)),
-        ("no release key", message(r#"{"type":"update","state":"ready","release_keys":["<b>"]}"#)),
+        (
+            "no release key",
+            message(r#"{"type":"update","state":"ready","release_keys":["<b>"]}"#),
+        ),
         ("a message of the gateway", message(r#"{"type":"drained"}"#)),
     ] {
         let mut tunnel = enrolled.tunnel(&demo);
@@ -100,7 +128,9 @@ fn control_messages_are_limited_in_rate_and_length() {
     // The messages of an unmodified agent in its busiest second stay within the limit.
     let mut tunnel = enrolled.tunnel(&demo);
     tunnel.0.send(message(statistics).repeat(30));
-    eventually("the statistics arrive", || (enrolled.report(&demo)?.slots == Some(1)).then_some(()));
+    eventually("the statistics arrive", || {
+        (enrolled.report(&demo)?.slots == Some(1)).then_some(())
+    });
 }
 
 #[test]
@@ -111,9 +141,16 @@ fn reported_statistics_are_clamped() {
     tunnel
         .0
         .send(message(r#"{"type":"statistics","slots":4294967295,"slots_in_use":4294967295,"backend_connections":1}"#));
-    let report = eventually("the statistics arrive", || enrolled.report(&demo).filter(|report| report.slots.is_some()));
+    let report = eventually("the statistics arrive", || {
+        enrolled
+            .report(&demo)
+            .filter(|report| report.slots.is_some())
+    });
     let most = u32::try_from(STREAMS_MAX).unwrap();
-    assert_eq!((report.slots, report.slots_in_use), (Some(most), Some(most)));
+    assert_eq!(
+        (report.slots, report.slots_in_use),
+        (Some(most), Some(most))
+    );
 }
 
 #[test]
@@ -192,7 +229,12 @@ fn unread_tunnel(demo: &Demo, enrolled: &Enrolled) -> (Tunnel, Vec<Caller>) {
     tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
     eventually("the tunnel is registered", || enrolled.report(demo));
     let large = enrolled.request("GET /", &format!("X-Large: {}\r\n\r\n", "x".repeat(HEAD)));
-    let refusals = || -> u64 { reports(demo).iter().flat_map(|report| report.refusals.values()).sum() };
+    let refusals = || -> u64 {
+        reports(demo)
+            .iter()
+            .flat_map(|report| report.refusals.values())
+            .sum()
+    };
     let refusals_before = refusals();
     let mut waiting = Vec::new();
     // The gateway queues request heads up to a limit, and the socket buffers hold some more.
@@ -239,7 +281,10 @@ fn a_tunnel_that_the_agent_does_not_read_is_cut_at_once() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let (_tunnel, waiting) = unread_tunnel(&demo, &enrolled);
-    demo.gateway().control().revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str()).unwrap();
+    demo.gateway()
+        .control()
+        .revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str())
+        .unwrap();
     within_a_second("the end of the requests", || {
         for mut caller in waiting {
             assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
@@ -293,7 +338,9 @@ fn a_revocation_closes_connections_before_the_tunnel_handshake() {
     let mut begun = enrolled.upgraded(&demo);
     begun.0.send(&hello(1)[..5]);
     let control = demo.gateway().control();
-    control.revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str()).unwrap();
+    control
+        .revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str())
+        .unwrap();
     within_a_second("the end of connections before the tunnel handshake", || {
         assert!(is_ended(&mut connected) && is_ended(&mut asking));
         assert!(upgraded.is_cut() && begun.is_cut());

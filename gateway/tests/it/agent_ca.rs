@@ -35,21 +35,34 @@ struct Api {
 
 impl Api {
     fn new(address: SocketAddr, data_dir: &Path) -> Self {
-        let token = fs::read_to_string(data_dir.join("admin.token")).unwrap().trim().to_owned();
+        let token = fs::read_to_string(data_dir.join("admin.token"))
+            .unwrap()
+            .trim()
+            .to_owned();
         Self { address, token }
     }
 
     fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(SOON))
+            .build();
         let request = http::Request::builder()
             .method(method)
             .uri(format!("http://{}/api/v1{path}", self.address))
             .header("Authorization", format!("Bearer {}", self.token))
             .header("Content-Type", "application/json")
-            .body(if body.is_null() { String::new() } else { body.to_string() })
+            .body(if body.is_null() {
+                String::new()
+            } else {
+                body.to_string()
+            })
             .unwrap();
         let mut response = ureq::Agent::from(config).run(request).unwrap();
-        (response.status().as_u16(), response.body_mut().read_json().unwrap_or(Value::Null))
+        (
+            response.status().as_u16(),
+            response.body_mut().read_json().unwrap_or(Value::Null),
+        )
     }
 
     fn status(&self) -> Value {
@@ -68,25 +81,37 @@ impl Api {
 
     /// Waits until this number of agents, and no tunnel and no node, uses the earlier authority.
     fn wait_until_left(&self, agents: u64) {
-        eventually("agents, tunnels and nodes use the issuing authority", || {
-            let view = self.status();
-            let nodes = ["nodes_left", "missing_nodes"].into_iter().any(|nodes| !view[nodes].is_null());
-            (view["agents_left"] == agents && view["tunnels_left"] == 0 && !nodes).then_some(())
-        });
+        eventually(
+            "agents, tunnels and nodes use the issuing authority",
+            || {
+                let view = self.status();
+                let nodes = ["nodes_left", "missing_nodes"]
+                    .into_iter()
+                    .any(|nodes| !view[nodes].is_null());
+                (view["agents_left"] == agents && view["tunnels_left"] == 0 && !nodes).then_some(())
+            },
+        );
     }
 
     fn actions(&self) -> Vec<String> {
         let (_, page) = self.ask("GET", "/audit-log?limit=200", &Value::Null);
         let items = page["items"].as_array().unwrap();
-        items.iter().map(|entry| entry["action"].as_str().unwrap().to_owned()).collect()
+        items
+            .iter()
+            .map(|entry| entry["action"].as_str().unwrap().to_owned())
+            .collect()
     }
 }
 
 /// The id of the authority with this role.
 fn id(view: &Value, role: &str) -> String {
     let authorities = view["authorities"].as_array().unwrap();
-    let with_role = authorities.iter().find(|authority| authority["role"] == role);
-    with_role.map_or_else(String::new, |authority| authority["id"].as_str().unwrap().to_owned())
+    let with_role = authorities
+        .iter()
+        .find(|authority| authority["role"] == role);
+    with_role.map_or_else(String::new, |authority| {
+        authority["id"].as_str().unwrap().to_owned()
+    })
 }
 
 /// Requests without a pause, of which none may fail.
@@ -106,7 +131,9 @@ impl Callers {
                     let mut caller = connect_to(&about, HOST, &[b"http/1.1"], None);
                     for _ in 0..10 {
                         let key = &about.service_key;
-                        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"));
+                        caller.send(format!(
+                            "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+                        ));
                         let response = caller.response();
                         assert_eq!(response.status, 200, "{response:?}");
                         answered += 1;
@@ -119,12 +146,19 @@ impl Callers {
                 answered
             })
         };
-        Self { threads: gateways.into_iter().map(run).collect(), stop }
+        Self {
+            threads: gateways.into_iter().map(run).collect(),
+            stop,
+        }
     }
 
     fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
-        assert!(self.threads.into_iter().all(|thread| thread.join().unwrap() > 0));
+        assert!(
+            self.threads
+                .into_iter()
+                .all(|thread| thread.join().unwrap() > 0)
+        );
     }
 }
 
@@ -133,7 +167,9 @@ fn is_accepted(about: &About, identity: &Identity) -> Result<(), String> {
     let identity = (identity.certificate.clone(), identity.key.clone_key());
     let mut peer = connect_to(about, HOST, &[tunnel::ALPN], Some(identity));
     let sent = peer.stream.write_all(&handshake::request(HOST, None));
-    let answered = sent.and_then(|()| peer.response_head(&Method::GET)).map_err(|error| error.to_string())?;
+    let answered = sent
+        .and_then(|()| peer.response_head(&Method::GET))
+        .map_err(|error| error.to_string())?;
     assert_eq!(answered.status, 101);
     Ok(())
 }
@@ -142,26 +178,45 @@ fn is_accepted(about: &About, identity: &Identity) -> Result<(), String> {
 fn the_authority_is_replaced_while_an_agent_serves_requests() {
     let prepared = Prepared::with_agents(&["agent", "late"]);
     let (served, _agent) = prepared.start(&backend::answering(ANSWER));
-    let (api, about) = (Api::new(served.admin_address, &prepared.path("data")), prepared.about(served.address));
+    let (api, about) = (
+        Api::new(served.admin_address, &prepared.path("data")),
+        prepared.about(served.address),
+    );
     let first = id(&api.status(), "issuing");
     assert_eq!(api.finish(false).0, 409, "nothing is replaced");
     let before = StateDir::new(prepared.path("agent")).identity().unwrap();
     let enrolled = |name: &str| {
-        let state: Value = serde_json::from_slice(&fs::read(prepared.path(name).join("agent.json")).unwrap()).unwrap();
+        let state: Value =
+            serde_json::from_slice(&fs::read(prepared.path(name).join("agent.json")).unwrap())
+                .unwrap();
         state["agent_id"].as_str().unwrap().to_owned()
     };
     let (ids, enrollments) = (["agent", "late"].map(enrolled), api.actions());
-    let callers = Callers::start(vec![prepared.about(served.address), prepared.about(served.address)]);
+    let callers = Callers::start(vec![
+        prepared.about(served.address),
+        prepared.about(served.address),
+    ]);
 
     let view = api.replace();
     let issuing = id(&view, "issuing");
-    assert_eq!((&first, issuing == first), (&id(&view, "earlier"), false), "{view}");
-    assert_eq!(api.ask("POST", "/agent-ca/replace", &json!({})).0, 409, "one replacement at a time");
+    assert_eq!(
+        (&first, issuing == first),
+        (&id(&view, "earlier"), false),
+        "{view}"
+    );
+    assert_eq!(
+        api.ask("POST", "/agent-ca/replace", &json!({})).0,
+        409,
+        "one replacement at a time"
+    );
     // The agent that does not run has a certificate of the earlier authority.
     api.wait_until_left(1);
     let (status, problem) = api.finish(false);
     assert_eq!(status, 409, "{problem}");
-    assert!(problem["detail"].as_str().unwrap().contains("1 agents"), "{problem}");
+    assert!(
+        problem["detail"].as_str().unwrap().contains("1 agents"),
+        "{problem}"
+    );
     is_accepted(&about, &before).unwrap();
     // A process that takes over has both authorities, and the one that drains still follows.
     let _successor = successor::replace(served.process.id(), &served.log);
@@ -170,7 +225,10 @@ fn the_authority_is_replaced_while_an_agent_serves_requests() {
     api.wait_until_left(0);
     let (status, view) = api.finish(false);
     assert_eq!(status, 200, "{view}");
-    assert_eq!((id(&view, "issuing"), id(&view, "ended")), (issuing.clone(), first));
+    assert_eq!(
+        (id(&view, "issuing"), id(&view, "ended")),
+        (issuing.clone(), first)
+    );
     thread::sleep(PAUSE * 20);
     callers.stop();
 
@@ -180,9 +238,19 @@ fn the_authority_is_replaced_while_an_agent_serves_requests() {
     assert_eq!(["agent", "late"].map(enrolled), ids);
     let actions = api.actions();
     let new = &actions[..actions.len() - enrollments.len()];
-    assert!(!new.iter().any(|action| action.contains("enroll")), "{new:?}");
-    let replacement: Vec<_> = new.iter().rev().filter(|action| action.starts_with("agent_ca")).collect();
-    assert_eq!(replacement, ["agent_ca.add", "agent_ca.switch", "agent_ca.end"]);
+    assert!(
+        !new.iter().any(|action| action.contains("enroll")),
+        "{new:?}"
+    );
+    let replacement: Vec<_> = new
+        .iter()
+        .rev()
+        .filter(|action| action.starts_with("agent_ca"))
+        .collect();
+    assert_eq!(
+        replacement,
+        ["agent_ca.add", "agent_ca.switch", "agent_ca.end"]
+    );
 
     prepared.wait_for_tunnel(served.address);
 }
@@ -196,7 +264,10 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
     // Later it is sealed too.
     let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let served = prepared.serve_with(&config);
-    let api = |served: &Served| Api { address: served.admin_address, token: token.trim().to_owned() };
+    let api = |served: &Served| Api {
+        address: served.admin_address,
+        token: token.trim().to_owned(),
+    };
     let (api_of, api) = (&api, api(&served));
     let identity = || StateDir::new(prepared.path("agent")).identity().unwrap();
     let before = identity();
@@ -208,7 +279,11 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
     prepared.wait_for_tunnel(served.address);
     let after = identity();
     assert_ne!(after.certificate, before.certificate);
-    assert_eq!(after.key.secret_der(), before.key.secret_der(), "its key was the proof");
+    assert_eq!(
+        after.key.secret_der(),
+        before.key.secret_der(),
+        "its key was the proof"
+    );
     assert_eq!(id(&api.status(), "issuing"), issuing);
     assert_eq!(api.status()["agents_left"], 0);
 
@@ -227,7 +302,10 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
     // The records have the authority, and no private key as it is.
     for file in ["gw.sqlite", "gw.sqlite-wal"] {
         let bytes = fs::read(prepared.path("data").join(file)).unwrap();
-        assert!(!bytes.windows(11).any(|bytes| bytes == b"PRIVATE KEY"), "{file}");
+        assert!(
+            !bytes.windows(11).any(|bytes| bytes == b"PRIVATE KEY"),
+            "{file}"
+        );
     }
     let view = api.status();
     drop(served);
@@ -239,17 +317,28 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
 fn an_agent_recovers_after_two_immediate_replacements() {
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
-    let (api, about) = (Api::new(served.admin_address, &prepared.path("data")), prepared.about(served.address));
+    let (api, about) = (
+        Api::new(served.admin_address, &prepared.path("data")),
+        prepared.about(served.address),
+    );
     let before = StateDir::new(prepared.path("agent")).identity().unwrap();
     let ended = |view: &Value| {
         let authorities = view["authorities"].as_array().unwrap();
-        let ended = authorities.iter().filter(|authority| authority["role"] == "ended");
-        ended.map(|authority| authority["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        let ended = authorities
+            .iter()
+            .filter(|authority| authority["role"] == "ended");
+        ended
+            .map(|authority| authority["id"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
     let first = id(&api.status(), "issuing");
     for count in [1, 2] {
         let (status, view) = api.ask("POST", "/agent-ca/replace", &json!({ "immediately": true }));
-        assert_eq!((status, ended(&view).len(), ended(&view).contains(&first)), (200, count, true), "{view}");
+        assert_eq!(
+            (status, ended(&view).len(), ended(&view).contains(&first)),
+            (200, count, true),
+            "{view}"
+        );
         let refused = is_accepted(&about, &before).unwrap_err();
         assert!(refused.to_lowercase().contains("expired"), "{refused}");
     }
@@ -284,10 +373,13 @@ fn an_agent_that_lost_its_renewed_certificate_is_asked_again() {
 
 #[test]
 fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
-    let Some(mut region) = Region::start_gated(3) else { return };
+    let Some(mut region) = Region::start_gated(3) else {
+        return;
+    };
     let _agent = region.run_agent(&backend::answering(ANSWER));
     region.owner();
-    let api = |region: &Region, node: usize| Api::new(region.node(node).admin_address, &region.data(0));
+    let api =
+        |region: &Region, node: usize| Api::new(region.node(node).admin_address, &region.data(0));
     let callers = Callers::start((0..3).map(|node| region.about(node)).collect());
     let first = id(&api(&region, 0).status(), "issuing");
 
@@ -297,7 +389,15 @@ fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
     }
     let view = api(&region, 0).replace();
     let waits = view["waits_for_nodes"].as_array().unwrap();
-    assert_eq!((waits.len(), id(&view, "issuing") == first, id(&view, "next").is_empty()), (1, true, false), "{view}");
+    assert_eq!(
+        (
+            waits.len(),
+            id(&view, "issuing") == first,
+            id(&view, "next").is_empty()
+        ),
+        (1, true, false),
+        "{view}"
+    );
     assert_eq!(api(&region, 0).finish(false).0, 409);
     for gates in [&region.engine_gates, &region.peer_gates] {
         gates[2].set(Passage::Open);
@@ -318,7 +418,8 @@ fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
 
     // A node that starts from the copy of the records has the authority too.
     eventually("the node has a copy of the records", || {
-        (region.metric(0, "gw_store_revision") == region.metric(1, "gw_store_revision")).then_some(())
+        (region.metric(0, "gw_store_revision") == region.metric(1, "gw_store_revision"))
+            .then_some(())
     });
     region.kill(1);
     region.engine_gates[1].set(Passage::Stalled);
@@ -328,10 +429,15 @@ fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
 
 #[test]
 fn a_region_forgets_authorities_that_have_replaced_the_first_one() {
-    let Some(mut region) = Region::start(1) else { return };
+    let Some(mut region) = Region::start(1) else {
+        return;
+    };
     let issuing = |region: &Region| {
         let view = Api::new(region.node(0).admin_address, &region.data(0)).status();
-        (id(&view, "issuing"), view["authorities"].as_array().unwrap().len())
+        (
+            id(&view, "issuing"),
+            view["authorities"].as_array().unwrap().len(),
+        )
     };
     let first = issuing(&region).0;
     Api::new(region.node(0).admin_address, &region.data(0)).replace();
@@ -339,12 +445,20 @@ fn a_region_forgets_authorities_that_have_replaced_the_first_one() {
     assert_eq!((replacing == first, authorities), (false, 2));
     region.kill(0);
     let forget = ["region", "forget", "--config"];
-    let ended = gw_gateway().args(forget).arg(region.config(0)).arg("agent-ca").output().unwrap();
+    let ended = gw_gateway()
+        .args(forget)
+        .arg(region.config(0))
+        .arg("agent-ca")
+        .output()
+        .unwrap();
     assert!(ended.status.success(), "{ended:?}");
     for file in ["agent-ca.crt", "agent-ca.key"] {
         fs::remove_file(region.data(0).join(file)).unwrap();
     }
     region.restart(0);
     let (new, authorities) = issuing(&region);
-    assert_eq!((new == first, new == replacing, authorities), (false, false, 1));
+    assert_eq!(
+        (new == first, new == replacing, authorities),
+        (false, false, 1)
+    );
 }

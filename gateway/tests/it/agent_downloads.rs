@@ -35,15 +35,25 @@ impl Setup {
         let programs = folder.path().join("programs");
         fs::create_dir(&programs).unwrap();
         let content = vec![7; PROGRAM];
-        let signed = SignedProgram::sign(Version::own(), TARGET, &content, &Ed25519KeyPair::generate().unwrap());
+        let signed = SignedProgram::sign(
+            Version::own(),
+            TARGET,
+            &content,
+            &Ed25519KeyPair::generate().unwrap(),
+        );
         let (program, description) = program_files(&programs, TARGET);
         fs::write(program, content).unwrap();
         fs::write(description, serde_json::to_vec(&signed).unwrap()).unwrap();
-        let text = config_text(&folder.path().join("data"), 0).replace("workers = 2", "workers = 1");
+        let text =
+            config_text(&folder.path().join("data"), 0).replace("workers = 2", "workers = 1");
         let mut config = Config::parse(&text, |_| None).unwrap();
         config.agent_releases.programs = Some(programs);
         let gateway = Gateway::start(&config).unwrap();
-        Self { folder, gateway, sha256: signed.sha256 }
+        Self {
+            folder,
+            gateway,
+            sha256: signed.sha256,
+        }
     }
 
     fn ca(&self) -> PathBuf {
@@ -54,7 +64,14 @@ impl Setup {
     fn enroll(&self, account: &str, number: usize) -> PathBuf {
         let state = self.folder.path().join(format!("{account}{number}"));
         let port = self.gateway.address().port();
-        setup::agent(self.gateway.control(), account, &["api"], port, &self.ca(), &state);
+        setup::agent(
+            self.gateway.control(),
+            account,
+            &["api"],
+            port,
+            &self.ca(),
+            &state,
+        );
         state
     }
 
@@ -82,9 +99,16 @@ fn agents_of_one_account_do_not_keep_programs_from_those_of_others() {
     for account in ["mallory", "acme", "zeta"] {
         setup::service(setup.gateway.control(), account, "api");
     }
-    let attackers: Vec<PathBuf> = (0..AGENTS).map(|number| setup.enroll("mallory", number)).collect();
-    let mut held: Vec<Caller> = attackers.iter().map(|state| setup.ask("mallory", state)).collect();
-    let statuses = held.iter_mut().map(|attacker| attacker.response_head(&Method::GET).unwrap().status);
+    let attackers: Vec<PathBuf> = (0..AGENTS)
+        .map(|number| setup.enroll("mallory", number))
+        .collect();
+    let mut held: Vec<Caller> = attackers
+        .iter()
+        .map(|state| setup.ask("mallory", state))
+        .collect();
+    let statuses = held
+        .iter_mut()
+        .map(|attacker| attacker.response_head(&Method::GET).unwrap().status);
     assert_eq!(statuses.filter(|status| *status == 200).count(), 32);
     for account in ["acme", "zeta"] {
         let agent = setup.enroll(account, 0);

@@ -12,9 +12,11 @@ use crate::support::{backend, eventually};
 
 /// Waits until the supervisor has one worker, other than `before`.
 fn replaced(supervisor: u32, before: u32) -> u32 {
-    eventually("the worker is replaced", || match workers(supervisor).as_slice() {
-        [worker] if *worker != before => Some(*worker),
-        _ => None,
+    eventually("the worker is replaced", || {
+        match workers(supervisor).as_slice() {
+            [worker] if *worker != before => Some(*worker),
+            _ => None,
+        }
     })
 }
 
@@ -31,7 +33,10 @@ fn backend_with(status: u16) -> String {
 fn a_reload_uses_the_new_configuration_without_a_failed_request() {
     let (prepared, held) = (Prepared::new(), HeldBackend::start());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let it = Agent {
+        prepared: &prepared,
+        gateway: &gateway,
+    };
     let mut agent = it.start(&it.configure(&configuration(&held.url)));
     let first = only_worker(agent.id());
     let mut caller = prepared.connect(gateway.address);
@@ -47,9 +52,11 @@ fn a_reload_uses_the_new_configuration_without_a_failed_request() {
     for _ in 0..2 {
         let before = workers(agent.id());
         agent.signal("HUP");
-        eventually("the worker is replaced again", || match workers(agent.id()).as_slice() {
-            [one, other] if *one == first && !before.contains(other) => Some(()),
-            _ => None,
+        eventually("the worker is replaced again", || {
+            match workers(agent.id()).as_slice() {
+                [one, other] if *one == first && !before.contains(other) => Some(()),
+                _ => None,
+            }
         });
     }
     held.release();
@@ -74,7 +81,10 @@ fn a_reload_uses_the_new_configuration_without_a_failed_request() {
 fn a_restart_of_a_lone_agent_fails_no_request() {
     let (prepared, held) = (Prepared::new(), HeldBackend::start());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let it = Agent {
+        prepared: &prepared,
+        gateway: &gateway,
+    };
     let config = it.configure(&configuration(&held.url));
     let mut before = it.start(&config);
     let worker = only_worker(before.id());
@@ -93,7 +103,10 @@ fn a_restart_of_a_lone_agent_fails_no_request() {
         });
         after
     });
-    assert!(Path::new(&format!("/proc/{worker}")).exists(), "the first worker has a request");
+    assert!(
+        Path::new(&format!("/proc/{worker}")).exists(),
+        "the first worker has a request"
+    );
     held.release();
     assert_eq!(caller.response().status, 200);
     eventually("the first worker ends", || has_ended(worker).then_some(()));
@@ -106,7 +119,10 @@ fn a_restart_of_a_lone_agent_fails_no_request() {
 fn a_second_signal_ends_the_worker_with_its_requests() {
     let (prepared, held) = (Prepared::new(), HeldBackend::start());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let it = Agent {
+        prepared: &prepared,
+        gateway: &gateway,
+    };
     let mut agent = it.start(&it.configure(&configuration(&held.url)));
     let worker = only_worker(agent.id());
     let mut caller = prepared.connect(gateway.address);
@@ -124,7 +140,10 @@ fn a_second_signal_ends_the_worker_with_its_requests() {
 fn a_worker_ends_with_its_requests_when_the_supervisor_is_killed() {
     let (prepared, held) = (Prepared::new(), HeldBackend::start());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let it = Agent {
+        prepared: &prepared,
+        gateway: &gateway,
+    };
     let config = it.configure(&configuration(&held.url));
     let agent = it.start(&config);
     let worker = only_worker(agent.id());
@@ -137,5 +156,7 @@ fn a_worker_ends_with_its_requests_when_the_supervisor_is_killed() {
     let _agent = it.start(&config);
     held.release();
     assert_eq!(caller.response().status, 200);
-    eventually("the worker ends", || (!send_signal(worker, "CONT")).then_some(()));
+    eventually("the worker ends", || {
+        (!send_signal(worker, "CONT")).then_some(())
+    });
 }

@@ -40,7 +40,12 @@ fn enroll_with(demo: &Demo, state: &Path, variables: &[(&str, &str)]) {
         connect_to: Some(("127.0.0.1".to_owned(), port)),
         ..Options::default()
     };
-    let look = |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
+    let look = |name: &str| {
+        variables
+            .iter()
+            .find(|(set, _)| *set == name)
+            .map(|(_, value)| (*value).to_owned())
+    };
     enroll(options, look).unwrap();
 }
 
@@ -51,8 +56,14 @@ fn token(demo: &Demo) -> String {
 /// `gw-agent enroll` at the demo.
 fn enroll_command(demo: &Demo, state: &Path) -> Command {
     let mut command = agent("enroll", state);
-    let url = format!("https://eu1.gw.localhost:{}", demo.gateway().address().port());
-    command.args(["--gateway", &url]).arg("--ca-file").arg(&demo.about.ca_file);
+    let url = format!(
+        "https://eu1.gw.localhost:{}",
+        demo.gateway().address().port()
+    );
+    command
+        .args(["--gateway", &url])
+        .arg("--ca-file")
+        .arg(&demo.about.ca_file);
     command.env("GW_ENROLLMENT_TOKEN", token(demo));
     command
 }
@@ -77,7 +88,9 @@ fn run_command(state: &Path) -> Command {
 fn wait_for_answer(demo: &Demo, key: &str) {
     eventually("requests are answered", || {
         let mut caller = connect_to(&demo.about, SERVICE, &[b"http/1.1"], None);
-        caller.send(format!("GET / HTTP/1.1\r\nHost: {SERVICE}\r\nX-Gw-Service-Key: {key}\r\n\r\n"));
+        caller.send(format!(
+            "GET / HTTP/1.1\r\nHost: {SERVICE}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        ));
         (caller.response().status == 200).then_some(())
     });
 }
@@ -95,17 +108,31 @@ fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
     enroll_with(&demo, &state, &[("GW_PROXY", &url)]);
     let target = format!("CONNECT 127.0.0.1:{}", demo.gateway().address().port());
     let enrolled = proxy.log().matches(&target).count();
-    assert!(enrolled >= 3, "enrollment, status and certificate: {}", proxy.log());
+    assert!(
+        enrolled >= 3,
+        "enrollment, status and certificate: {}",
+        proxy.log()
+    );
 
     // The password in a file, as in a configuration.
-    let (config, password) = (folder.path().join("agent.toml"), folder.path().join("password"));
+    let (config, password) = (
+        folder.path().join("agent.toml"),
+        folder.path().join("password"),
+    );
     fs::write(&password, "p_ss.word\n").unwrap();
-    let text =
-        format!("proxy = \"http://agent@{}\"\nproxy_password_file = \"{}\"\n", proxy.address, password.display());
+    let text = format!(
+        "proxy = \"http://agent@{}\"\nproxy_password_file = \"{}\"\n",
+        proxy.address,
+        password.display()
+    );
     fs::write(&config, text).unwrap();
     let (_agent, log) = start_logged(run_command(&state).arg("--config").arg(&config));
     wait_for_answer(&demo, &key);
-    assert!(proxy.log().matches(&target).count() > enrolled, "{}", proxy.log());
+    assert!(
+        proxy.log().matches(&target).count() > enrolled,
+        "{}",
+        proxy.log()
+    );
 
     proxy.kill();
     let line = log.line_with(&format!("the proxy at {} cannot be reached", proxy.address));
@@ -113,19 +140,35 @@ fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
     proxy.run();
     wait_for_answer(&demo, &key);
 
-    let doctor =
-        agent("doctor", &state).args(["--backend", &backend::answering(OK), "--json"]).env("GW_PROXY", &url).output();
+    let doctor = agent("doctor", &state)
+        .args(["--backend", &backend::answering(OK), "--json"])
+        .env("GW_PROXY", &url)
+        .output();
     let doctor = doctor.unwrap();
     let found: Value = serde_json::from_slice(&doctor.stdout).unwrap();
-    let of = |check: &str| found["checks"].as_array().unwrap().iter().find(|it| it["check"] == check).unwrap().clone();
+    let of = |check: &str| {
+        found["checks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|it| it["check"] == check)
+            .unwrap()
+            .clone()
+    };
     assert!(
-        of("proxy")["found"].as_str().unwrap().starts_with(&format!("{}, from GW_PROXY", proxy.address)),
+        of("proxy")["found"]
+            .as_str()
+            .unwrap()
+            .starts_with(&format!("{}, from GW_PROXY", proxy.address)),
         "{found:#}"
     );
     for check in ["gateway", &format!("tunnel of {SERVICE}")] {
         assert_eq!(of(check)["verdict"], "ok", "{found:#}");
     }
-    assert!(!found.to_string().contains("p_ss") && !found.to_string().contains("p%5fss"), "{found:#}");
+    assert!(
+        !found.to_string().contains("p_ss") && !found.to_string().contains("p%5fss"),
+        "{found:#}"
+    );
 }
 
 #[test]
@@ -138,13 +181,19 @@ fn a_wrong_password_and_an_unreachable_proxy_are_named_in_the_log() {
     let folder = tempfile::tempdir().unwrap();
     enroll_with(&demo, folder.path(), &[]);
     let at = format!("the proxy at {}", proxy.address);
-    for (userinfo, expected) in
-        [("", "requires a user and password"), ("agent:hunter2@", "does not accept the user and password")]
-    {
-        let (_agent, log) =
-            start_logged(run_command(folder.path()).env("GW_PROXY", format!("http://{userinfo}{}", proxy.address)));
+    for (userinfo, expected) in [
+        ("", "requires a user and password"),
+        ("agent:hunter2@", "does not accept the user and password"),
+    ] {
+        let (_agent, log) = start_logged(
+            run_command(folder.path())
+                .env("GW_PROXY", format!("http://{userinfo}{}", proxy.address)),
+        );
         let line = log.line_with(&format!("{at} {expected}"));
-        assert!(line.contains("GW_PROXY") && !line.contains("hunter2"), "{line}");
+        assert!(
+            line.contains("GW_PROXY") && !line.contains("hunter2"),
+            "{line}"
+        );
     }
     let (_refusing, refusing) = backend::refusing();
     let through_nothing = || {
@@ -170,7 +219,9 @@ fn proxy_to(gateway: SocketAddr) -> (SocketAddr, Receiver<String>) {
             let head = head_of(&mut client);
             // Fails once the test has ended.
             let _ = sender.send(head.split(' ').nth(1).unwrap_or_default().to_owned());
-            client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").unwrap();
+            client
+                .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                .unwrap();
             let server = TcpStream::connect(gateway).unwrap();
             let (from_client, to_client) = (client.try_clone().unwrap(), client);
             let (from_server, to_server) = (server.try_clone().unwrap(), server);
@@ -203,27 +254,42 @@ fn the_proxy_resolves_the_gateway_and_certificates_are_checked_as_without_it() {
     let (demo, key) = gateway();
     let (proxy, targets) = proxy_to(demo.gateway().address());
     let folder = tempfile::tempdir().unwrap();
-    let enrolled = enroll_command(&demo, folder.path()).env("GW_PROXY", format!("http://{proxy}")).output().unwrap();
+    let enrolled = enroll_command(&demo, folder.path())
+        .env("GW_PROXY", format!("http://{proxy}"))
+        .output()
+        .unwrap();
     assert!(enrolled.status.success(), "{enrolled:?}");
     let port = demo.gateway().address().port();
-    assert_eq!(targets.recv_timeout(SOON).unwrap(), format!("eu1.gw.localhost:{port}"));
+    assert_eq!(
+        targets.recv_timeout(SOON).unwrap(),
+        format!("eu1.gw.localhost:{port}")
+    );
 
     // A host that only the proxy knows, and a proxy of all programs.
     let path = folder.path().join("agent.json");
     let mut about: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     about["gateway_host"] = "gateway.test".into();
     fs::write(&path, about.to_string()).unwrap();
-    let (agent, _log) = start_logged(run_command(folder.path()).env("HTTPS_PROXY", format!("http://{proxy}")));
+    let (agent, _log) =
+        start_logged(run_command(folder.path()).env("HTTPS_PROXY", format!("http://{proxy}")));
     wait_for_answer(&demo, &key);
-    assert!(targets.try_iter().any(|target| target == format!("gateway.test:{port}")));
+    assert!(
+        targets
+            .try_iter()
+            .any(|target| target == format!("gateway.test:{port}"))
+    );
     drop(agent);
 
     let (other_gateway, _) = gateway();
     let (elsewhere, _) = proxy_to(other_gateway.gateway().address());
-    let refused =
-        enroll_command(&demo, &folder.path().join("other")).env("GW_PROXY", format!("http://{elsewhere}")).output();
+    let refused = enroll_command(&demo, &folder.path().join("other"))
+        .env("GW_PROXY", format!("http://{elsewhere}"))
+        .output();
     let refused = String::from_utf8(refused.unwrap().stderr).unwrap();
-    assert!(refused.contains("not trusted") && refused.contains("--ca-file"), "{refused}");
+    assert!(
+        refused.contains("not trusted") && refused.contains("--ca-file"),
+        "{refused}"
+    );
 }
 
 /// A peer that answers each connection by `answer`. Returns its address.
@@ -252,16 +318,30 @@ fn peers_that_are_no_proxies_are_errors_that_name_them() {
     };
     for (address, expected) in [
         (peer(endless), "larger than 8192 bytes"),
-        (peer(|client| client.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n")), "valid HTTP"),
+        (
+            peer(|client| client.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n")),
+            "valid HTTP",
+        ),
         (peer(|_| Ok(())), "closed the connection"),
-        (peer(|client| client.write_all(b"HTTP/1.1 200 OK\r\n\r\n<html>")), "sent bytes before"),
-        (peer(|client| client.write_all(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")), "502 Bad Gateway"),
+        (
+            peer(|client| client.write_all(b"HTTP/1.1 200 OK\r\n\r\n<html>")),
+            "sent bytes before",
+        ),
+        (
+            peer(|client| client.write_all(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")),
+            "502 Bad Gateway",
+        ),
         // Accepts and never answers; the head of the next connection is not read either.
-        (peer(|client| client.read(&mut [0; 1024]).map(drop)), "within 9s"),
+        (
+            peer(|client| client.read(&mut [0; 1024]).map(drop)),
+            "within 9s",
+        ),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        let output =
-            enroll_command(&demo, folder.path()).env("GW_PROXY", format!("http://{address}")).output().unwrap();
+        let output = enroll_command(&demo, folder.path())
+            .env("GW_PROXY", format!("http://{address}"))
+            .output()
+            .unwrap();
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{message}");
         assert!(
@@ -275,12 +355,26 @@ fn peers_that_are_no_proxies_are_errors_that_name_them() {
 fn a_proxy_that_cannot_be_used_is_refused_before_anything_is_sent() {
     let folder = tempfile::tempdir().unwrap();
     for (variable, url, expected) in [
-        ("GW_PROXY", "https://u:hunter2@proxy:443", "GW_PROXY: https:// proxies are not supported"),
-        ("HTTPS_PROXY", "socks5://u:hunter2@proxy:1080", "HTTPS_PROXY: SOCKS proxies are not supported"),
+        (
+            "GW_PROXY",
+            "https://u:hunter2@proxy:443",
+            "GW_PROXY: https:// proxies are not supported",
+        ),
+        (
+            "HTTPS_PROXY",
+            "socks5://u:hunter2@proxy:1080",
+            "HTTPS_PROXY: SOCKS proxies are not supported",
+        ),
     ] {
-        let output = agent("enroll", folder.path()).env(variable, url).output().unwrap();
+        let output = agent("enroll", folder.path())
+            .env(variable, url)
+            .output()
+            .unwrap();
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{message}");
-        assert!(message.contains(expected) && !message.contains("hunter2"), "{message}");
+        assert!(
+            message.contains(expected) && !message.contains("hunter2"),
+            "{message}"
+        );
     }
 }

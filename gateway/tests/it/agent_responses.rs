@@ -13,8 +13,8 @@ use crate::support::http1_peer::Response;
 use crate::support::http2_frames::{self, END_HEADERS, END_STREAM, HEADERS, SETTINGS};
 use crate::support::modified_agent::{self, Enrolled, Tunnel, enroll};
 use crate::support::tunnel_frames::{
-    CHUNKED, begun, credit, data, frame, head, interim, last_data, last_head, ok, refused, reset, response as framed,
-    trailers,
+    CHUNKED, begun, credit, data, frame, head, interim, last_data, last_head, ok, refused, reset,
+    response as framed, trailers,
 };
 
 /// The caller's response to a request that the agent answers with `answer`, called with the request's stream id.
@@ -35,7 +35,13 @@ fn answered(
         if !head.status.is_informational() || head.status == StatusCode::SWITCHING_PROTOCOLS {
             let (body, trailers) = caller.body(head.framing)?;
             let framing = head.framing;
-            return Ok(Response { status: head.status, headers: head.headers, body, trailers, framing });
+            return Ok(Response {
+                status: head.status,
+                headers: head.headers,
+                body,
+                trailers,
+                framing,
+            });
         }
     }
 }
@@ -53,7 +59,9 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
             caller.send(enrolled.get());
         } else {
             http2.write_all(http2_frames::PREFACE).unwrap();
-            http2.write_all(&http2_frames::frame(SETTINGS, 0, 0, settings)).unwrap();
+            http2
+                .write_all(&http2_frames::frame(SETTINGS, 0, 0, settings))
+                .unwrap();
             let mut block = http2_frames::block(&[
                 (":method", "GET"),
                 (":scheme", "https"),
@@ -61,7 +69,14 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
                 (":authority", modified_agent::HOST),
             ]);
             block.extend(http2_frames::block(&[("x-gw-service-key", enrolled.key())]));
-            http2.write_all(&http2_frames::frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)).unwrap();
+            http2
+                .write_all(&http2_frames::frame(
+                    HEADERS,
+                    END_HEADERS | END_STREAM,
+                    1,
+                    &block,
+                ))
+                .unwrap();
             http2.flush().unwrap();
         }
         let stream = tunnel.request();
@@ -81,8 +96,13 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
             };
             assert!(interims * 200 <= response::INTERIM_BYTES, "{interims}");
             let (body, trailers) = caller.body(last.framing).unwrap();
-            let response =
-                Response { status: last.status, headers: last.headers, body, trailers, framing: last.framing };
+            let response = Response {
+                status: last.status,
+                headers: last.headers,
+                body,
+                trailers,
+                framing: last.framing,
+            };
             assert_eq!(
                 (response.header("x-gw-status"), &*response.code()),
                 ("AgentError", "GW_BACKEND_INVALID_RESPONSE")
@@ -97,11 +117,21 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
 #[test]
 fn small_interim_responses_are_bounded() {
     // Requests accepted by the other worker cross workers.
-    let demo = Demo::start(&Options { hand_over: HandOver::Never, ..crate::support::options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        hand_over: HandOver::Never,
+        ..crate::support::options(None)
+    })
+    .unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let crossings =
-        || -> u64 { demo.gateway().control().reports().iter().map(|report| report.totals["requests_crossing"]).sum() };
+    let crossings = || -> u64 {
+        demo.gateway()
+            .control()
+            .reports()
+            .iter()
+            .map(|report| report.totals["requests_crossing"])
+            .sum()
+    };
     let mut requests = 0;
     while crossings() == 0 || crossings() == requests {
         let mut caller = enrolled.caller(&demo);
@@ -109,7 +139,9 @@ fn small_interim_responses_are_bounded() {
         requests += 1;
         assert!(requests < 100, "all connections reach the same worker");
         let stream = tunnel.request();
-        tunnel.0.send(interim(stream, "102", &[]).repeat(response::INTERIM_MAX as usize));
+        tunnel
+            .0
+            .send(interim(stream, "102", &[]).repeat(response::INTERIM_MAX as usize));
         for _ in 0..response::INTERIM_MAX {
             assert_eq!(caller.response_head(&Method::GET).unwrap().status, 102);
         }
@@ -124,10 +156,19 @@ fn framing_fields_of_interim_responses_are_ignored() {
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
-    let fields = [("content-length", "2"), ("connection", "close"), ("link", "</a>"), ("x-gw-status", "x")];
+    let fields = [
+        ("content-length", "2"),
+        ("connection", "close"),
+        ("link", "</a>"),
+        ("x-gw-status", "x"),
+    ];
     tunnel.0.send(interim(stream, "103", &fields));
     let interim = caller.response_head(&Method::GET).unwrap();
-    let names: Vec<&str> = interim.headers.names().map(http::HeaderName::as_str).collect();
+    let names: Vec<&str> = interim
+        .headers
+        .names()
+        .map(http::HeaderName::as_str)
+        .collect();
     assert_eq!((interim.status.as_u16(), names), (103, vec!["link"]));
     tunnel.0.send(ok(stream, b"ok"));
     assert_eq!(caller.response().body, b"ok");
@@ -147,61 +188,200 @@ fn invalid_responses_are_refused() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let many: Vec<String> = (0..=response::HEAD.fields).map(|number| format!("x-{number}")).collect();
+    let many: Vec<String> = (0..=response::HEAD.fields)
+        .map(|number| format!("x-{number}"))
+        .collect();
     let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "1")).collect();
     let many_more: Vec<(&str, &str)> = vec![("x", "1"); 1000];
     let large = "x".repeat(response::HEAD.head);
     let (get, upgrade) = (enrolled.get(), websocket(&enrolled));
     type Answer<'a> = Box<dyn Fn(StreamId) -> Vec<u8> + 'a>;
     let text = |head: &'static str| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
-    let binary = |head: &'static [u8]| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
+    let binary =
+        |head: &'static [u8]| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
     let cases: Vec<(&str, &str, Answer<'_>)> = vec![
-        ("101 in between", &get, Box::new(|id| [interim(id, "101", &SWITCHING), ok(id, SMUGGLED.as_bytes())].concat())),
-        ("101 in between, of an upgrade", &upgrade, Box::new(|id| interim(id, "101", &SWITCHING))),
-        ("200 in between", &get, Box::new(|id| [interim(id, "200", &[]), ok(id, SMUGGLED.as_bytes())].concat())),
-        ("an interim one at the end", &get, Box::new(|id| last_head(id, "103", &[]))),
-        ("status 100 at the end", &get, Box::new(|id| head(id, "100", &[CHUNKED]))),
-        ("status 600", &get, Box::new(|id| last_head(id, "600", &[("content-length", "0")]))),
-        ("status 999", &get, Box::new(|id| head(id, "999", &[CHUNKED]))),
+        (
+            "101 in between",
+            &get,
+            Box::new(|id| [interim(id, "101", &SWITCHING), ok(id, SMUGGLED.as_bytes())].concat()),
+        ),
+        (
+            "101 in between, of an upgrade",
+            &upgrade,
+            Box::new(|id| interim(id, "101", &SWITCHING)),
+        ),
+        (
+            "200 in between",
+            &get,
+            Box::new(|id| [interim(id, "200", &[]), ok(id, SMUGGLED.as_bytes())].concat()),
+        ),
+        (
+            "an interim one at the end",
+            &get,
+            Box::new(|id| last_head(id, "103", &[])),
+        ),
+        (
+            "status 100 at the end",
+            &get,
+            Box::new(|id| head(id, "100", &[CHUNKED])),
+        ),
+        (
+            "status 600",
+            &get,
+            Box::new(|id| last_head(id, "600", &[("content-length", "0")])),
+        ),
+        (
+            "status 999",
+            &get,
+            Box::new(|id| head(id, "999", &[CHUNKED])),
+        ),
         ("status 99", &get, text("HTTP/1.1 099 \r\n\r\n")),
-        ("unasked upgrade", &get, Box::new(|id| [head(id, "101", &SWITCHING), data(id, SMUGGLED.as_bytes())].concat())),
-        ("unasked upgrade at the end", &get, Box::new(|id| last_head(id, "101", &SWITCHING))),
-        ("another upgrade", &upgrade, Box::new(|id| head(id, "101", &[("connection", "upgrade"), ("upgrade", "h2c")]))),
-        ("two upgrades", &upgrade, Box::new(|id| head(id, "101", &[SWITCHING, SWITCHING].concat()))),
-        ("upgrade to nothing", &upgrade, Box::new(|id| head(id, "101", &[]))),
-        ("too many fields", &get, Box::new(|id| head(id, "200", &[&many[..], &[CHUNKED]].concat()))),
-        ("far too many fields", &get, Box::new(|id| head(id, "200", &[&many_more[..], &[CHUNKED]].concat()))),
-        ("too large a head", &get, Box::new(|id| head(id, "200", &[("x-large", &large), CHUNKED]))),
-        ("two lengths", &get, text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n")),
-        ("length twice", &get, text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\n")),
-        ("no number", &get, Box::new(|id| head(id, "200", &[("content-length", "+5")]))),
-        ("length and coding", &get, Box::new(|id| head(id, "200", &[("content-length", "5"), CHUNKED]))),
-        ("another coding", &get, Box::new(|id| head(id, "200", &[("transfer-encoding", "gzip, chunked")]))),
-        ("END before a body", &get, Box::new(|id| last_head(id, "200", &[("content-length", "5")]))),
+        (
+            "unasked upgrade",
+            &get,
+            Box::new(|id| [head(id, "101", &SWITCHING), data(id, SMUGGLED.as_bytes())].concat()),
+        ),
+        (
+            "unasked upgrade at the end",
+            &get,
+            Box::new(|id| last_head(id, "101", &SWITCHING)),
+        ),
+        (
+            "another upgrade",
+            &upgrade,
+            Box::new(|id| head(id, "101", &[("connection", "upgrade"), ("upgrade", "h2c")])),
+        ),
+        (
+            "two upgrades",
+            &upgrade,
+            Box::new(|id| head(id, "101", &[SWITCHING, SWITCHING].concat())),
+        ),
+        (
+            "upgrade to nothing",
+            &upgrade,
+            Box::new(|id| head(id, "101", &[])),
+        ),
+        (
+            "too many fields",
+            &get,
+            Box::new(|id| head(id, "200", &[&many[..], &[CHUNKED]].concat())),
+        ),
+        (
+            "far too many fields",
+            &get,
+            Box::new(|id| head(id, "200", &[&many_more[..], &[CHUNKED]].concat())),
+        ),
+        (
+            "too large a head",
+            &get,
+            Box::new(|id| head(id, "200", &[("x-large", &large), CHUNKED])),
+        ),
+        (
+            "two lengths",
+            &get,
+            text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n"),
+        ),
+        (
+            "length twice",
+            &get,
+            text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\n"),
+        ),
+        (
+            "no number",
+            &get,
+            Box::new(|id| head(id, "200", &[("content-length", "+5")])),
+        ),
+        (
+            "length and coding",
+            &get,
+            Box::new(|id| head(id, "200", &[("content-length", "5"), CHUNKED])),
+        ),
+        (
+            "another coding",
+            &get,
+            Box::new(|id| head(id, "200", &[("transfer-encoding", "gzip, chunked")])),
+        ),
+        (
+            "END before a body",
+            &get,
+            Box::new(|id| last_head(id, "200", &[("content-length", "5")])),
+        ),
         ("no head", &get, text("")),
         ("no status line", &get, text("\r\n")),
         ("no end", &get, text("HTTP/1.1 200 OK\r\nx: 1\r\n")),
-        ("bytes behind the end", &get, text("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nx")),
-        ("HTTP/2.0", &get, text("HTTP/2.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")),
-        ("line feeds", &get, text("HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\n")),
-        ("a folded line", &get, text("HTTP/1.1 200 OK\r\nx: 1\r\n 2\r\ntransfer-encoding: chunked\r\n\r\n")),
-        ("a space before the colon", &get, text("HTTP/1.1 200 OK\r\nx : 1\r\ntransfer-encoding: chunked\r\n\r\n")),
-        ("NUL", &get, binary(b"HTTP/1.1 200 OK\r\nx: a\0b\r\ntransfer-encoding: chunked\r\n\r\n")),
-        ("a carriage return", &get, binary(b"HTTP/1.1 200 OK\r\nx: a\rb\r\ntransfer-encoding: chunked\r\n\r\n")),
+        (
+            "bytes behind the end",
+            &get,
+            text("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nx"),
+        ),
+        (
+            "HTTP/2.0",
+            &get,
+            text("HTTP/2.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
+        (
+            "line feeds",
+            &get,
+            text("HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\n"),
+        ),
+        (
+            "a folded line",
+            &get,
+            text("HTTP/1.1 200 OK\r\nx: 1\r\n 2\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
+        (
+            "a space before the colon",
+            &get,
+            text("HTTP/1.1 200 OK\r\nx : 1\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
+        (
+            "NUL",
+            &get,
+            binary(b"HTTP/1.1 200 OK\r\nx: a\0b\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
+        (
+            "a carriage return",
+            &get,
+            binary(b"HTTP/1.1 200 OK\r\nx: a\rb\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
         ("no text", &get, binary(&[0xff; 100])),
         (
             "a broken interim head",
             &get,
-            Box::new(|id| [frame(Kind::Interim, false, id, b"HTTP/1.1 103\r\nx\r\n\r\n"), ok(id, b"ok")].concat()),
+            Box::new(|id| {
+                [
+                    frame(Kind::Interim, false, id, b"HTTP/1.1 103\r\nx\r\n\r\n"),
+                    ok(id, b"ok"),
+                ]
+                .concat()
+            }),
         ),
-        ("an empty interim head", &get, Box::new(|id| [frame(Kind::Interim, false, id, b""), ok(id, b"ok")].concat())),
+        (
+            "an empty interim head",
+            &get,
+            Box::new(|id| [frame(Kind::Interim, false, id, b""), ok(id, b"ok")].concat()),
+        ),
     ];
     for (what, request, answer) in cases {
-        let response = answered(&enrolled, &mut tunnel, &demo, request, &Method::GET, &answer)
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_BACKEND_INVALID_RESPONSE"), "{what}");
+        let response = answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            request,
+            &Method::GET,
+            &answer,
+        )
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(
+            (response.status.as_u16(), &*response.code()),
+            (502, "GW_BACKEND_INVALID_RESPONSE"),
+            "{what}"
+        );
     }
-    assert!(enrolled.report(&demo).is_some(), "an invalid response does not end the tunnel");
+    assert!(
+        enrolled.report(&demo).is_some(),
+        "an invalid response does not end the tunnel"
+    );
 }
 
 #[test]
@@ -223,12 +403,20 @@ fn fields_of_a_connection_and_own_fields_are_not_relayed() {
             ("x-padded", " \ta\t "),
             CHUNKED,
         ];
-        tunnel.0.send([head(stream, "200", &fields), last_data(stream, b"ok")].concat());
+        tunnel
+            .0
+            .send([head(stream, "200", &fields), last_data(stream, b"ok")].concat());
         let response = caller.response();
         assert_eq!(response.body, b"ok");
         assert_ne!(response.header("x-gw-request-id"), "forged");
         assert_eq!(response.header("x-padded"), "a");
-        for name in ["connection", "keep-alive", "upgrade", "x-of-hop", "x-gw-status"] {
+        for name in [
+            "connection",
+            "keep-alive",
+            "upgrade",
+            "x-of-hop",
+            "x-gw-status",
+        ] {
             assert!(!response.headers.contains(name), "{name}");
         }
     }
@@ -243,20 +431,38 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
     type Body = fn(StreamId) -> Vec<u8>;
     let bodies: [(&str, Body); 8] = [
         ("less", |id| last_data(id, b"1234")),
-        ("less, in two frames", |id| [data(id, b"1234"), last_data(id, b"")].concat()),
+        ("less, in two frames", |id| {
+            [data(id, b"1234"), last_data(id, b"")].concat()
+        }),
         ("nothing", |id| last_data(id, b"")),
-        ("less, with trailers", |id| [data(id, b"1234"), trailers(id, &[("a", "b")])].concat()),
+        ("less, with trailers", |id| {
+            [data(id, b"1234"), trailers(id, &[("a", "b")])].concat()
+        }),
         ("only trailers", |id| trailers(id, &[("a", "b")])),
         ("more", |id| last_data(id, b"123456")),
-        ("more, in two frames", |id| [data(id, b"12345"), last_data(id, b"6")].concat()),
-        ("a reset behind less", |id| [data(id, b"1234"), reset(id, b"")].concat()),
+        ("more, in two frames", |id| {
+            [data(id, b"12345"), last_data(id, b"6")].concat()
+        }),
+        ("a reset behind less", |id| {
+            [data(id, b"1234"), reset(id, b"")].concat()
+        }),
     ];
     for (what, body) in bodies {
         let answer = |id| [five(id), body(id)].concat();
         // If the fault was found before any part was sent, the caller gets an error instead.
-        if let Ok(response) = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &answer) {
+        if let Ok(response) = answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            &enrolled.get(),
+            &Method::GET,
+            &answer,
+        ) {
             assert_eq!(response.status, 502, "{what}");
-            assert!(["GW_BACKEND_RESET", "GW_BACKEND_INVALID_RESPONSE"].contains(&&*response.code()), "{what}");
+            assert!(
+                ["GW_BACKEND_RESET", "GW_BACKEND_INVALID_RESPONSE"].contains(&&*response.code()),
+                "{what}"
+            );
         }
         // Once the caller has the head, the connection is cut.
         let mut caller = enrolled.caller(&demo);
@@ -276,11 +482,35 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
             }
         }
     }
-    let with_zeros = |id| [head(id, "200", &[("content-length", "05")]), last_data(id, b"12345")].concat();
-    let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &with_zeros).unwrap();
-    let lengths: Vec<&[u8]> = response.headers.get_all("content-length").map(|it| it.as_bytes()).collect();
-    assert_eq!((lengths, response.body), (vec![&b"5"[..]], b"12345".to_vec()));
-    assert!(enrolled.report(&demo).is_some(), "a wrong length does not end the tunnel");
+    let with_zeros = |id| {
+        [
+            head(id, "200", &[("content-length", "05")]),
+            last_data(id, b"12345"),
+        ]
+        .concat()
+    };
+    let response = answered(
+        &enrolled,
+        &mut tunnel,
+        &demo,
+        &enrolled.get(),
+        &Method::GET,
+        &with_zeros,
+    )
+    .unwrap();
+    let lengths: Vec<&[u8]> = response
+        .headers
+        .get_all("content-length")
+        .map(|it| it.as_bytes())
+        .collect();
+    assert_eq!(
+        (lengths, response.body),
+        (vec![&b"5"[..]], b"12345".to_vec())
+    );
+    assert!(
+        enrolled.report(&demo).is_some(),
+        "a wrong length does not end the tunnel"
+    );
 }
 
 #[test]
@@ -294,8 +524,20 @@ fn an_empty_body_may_end_with_the_head_or_behind_it() {
         let with_trailers = |id| [head(id, "200", fields), trailers(id, &[])].concat();
         type Answer<'a> = &'a dyn Fn(StreamId) -> Vec<u8>;
         for answer in [&with_head as Answer<'_>, &behind, &with_trailers] {
-            let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, answer).unwrap();
-            assert_eq!((response.status.as_u16(), response.body), (200, Vec::new()), "{fields:?}");
+            let response = answered(
+                &enrolled,
+                &mut tunnel,
+                &demo,
+                &enrolled.get(),
+                &Method::GET,
+                answer,
+            )
+            .unwrap();
+            assert_eq!(
+                (response.status.as_u16(), response.body),
+                (200, Vec::new()),
+                "{fields:?}"
+            );
         }
     }
 }
@@ -306,17 +548,25 @@ fn bodies_of_bodiless_responses_are_dropped() {
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let (get, head_request) = (enrolled.get(), enrolled.request("HEAD /", "\r\n"));
-    for (status, request, method) in
-        [("204", &get, Method::GET), ("304", &get, Method::GET), ("200", &head_request, Method::HEAD)]
-    {
+    for (status, request, method) in [
+        ("204", &get, Method::GET),
+        ("304", &get, Method::GET),
+        ("200", &head_request, Method::HEAD),
+    ] {
         let mut caller = enrolled.caller(&demo);
         caller.send(request);
         let stream = tunnel.request();
         // The gateway does not wait for the end of the stream or of the data.
-        tunnel.0.send(head(stream, status, &[("content-length", "6")]));
+        tunnel
+            .0
+            .send(head(stream, status, &[("content-length", "6")]));
         let response = caller.response_head(&method).unwrap();
         assert_eq!(response.status.as_str(), status);
-        assert_eq!(response.headers.contains("content-length"), status != "204", "{status}");
+        assert_eq!(
+            response.headers.contains("content-length"),
+            status != "204",
+            "{status}"
+        );
         tunnel.0.send(data(stream, b"forged"));
         tunnel.answer_reset(stream);
         // The connection stays open, and none of the data is taken for the next response.
@@ -333,21 +583,44 @@ fn trailers_lose_framing_fields_and_are_bounded() {
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let mut with = |lines: &[u8]| {
-        let answer = |id| [begun(id), data(id, b"ok"), frame(Kind::Trailers, true, id, lines)].concat();
-        answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &answer)
+        let answer = |id| {
+            [
+                begun(id),
+                data(id, b"ok"),
+                frame(Kind::Trailers, true, id, lines),
+            ]
+            .concat()
+        };
+        answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            &enrolled.get(),
+            &Method::GET,
+            &answer,
+        )
     };
     let some = "content-length: 9\r\ntransfer-encoding: chunked\r\nconnection: close\r\nhost: h\r\nx-gw-status: forged\r\n\
                 grpc-status: 0\r\n\r\n";
     let response = with(some.as_bytes()).unwrap();
-    assert_eq!((response.status.as_u16(), response.body), (200, b"ok".to_vec()));
+    assert_eq!(
+        (response.status.as_u16(), response.body),
+        (200, b"ok".to_vec())
+    );
     assert_eq!(
         crate::support::http1_peer::fields(&response.trailers),
         [("grpc-status".to_owned(), "0".to_owned())].into()
     );
-    let many: String = (0..=response::HEAD.fields).map(|number| format!("x-{number}: 1\r\n")).collect();
+    let many: String = (0..=response::HEAD.fields)
+        .map(|number| format!("x-{number}: 1\r\n"))
+        .collect();
     let far_too_many = "x: 1\r\n".repeat(1000);
     let large = format!("x: {}\r\n", "x".repeat(response::HEAD.head));
-    for (what, lines) in [("many", &many), ("far too many", &far_too_many), ("large", &large)] {
+    for (what, lines) in [
+        ("many", &many),
+        ("far too many", &far_too_many),
+        ("large", &large),
+    ] {
         with(format!("{lines}\r\n").as_bytes()).expect_err(what);
     }
     for (what, lines) in [
@@ -362,7 +635,10 @@ fn trailers_lose_framing_fields_and_are_bounded() {
     ] {
         with(lines).expect_err(what);
     }
-    assert!(enrolled.report(&demo).is_some(), "invalid trailers do not end the tunnel");
+    assert!(
+        enrolled.report(&demo).is_some(),
+        "invalid trailers do not end the tunnel"
+    );
 }
 
 #[test]
@@ -373,10 +649,25 @@ fn error_codes_of_an_agent_are_known_and_messages_are_cleaned() {
     let mut answer_with = |answer: &dyn Fn(StreamId) -> Vec<u8>| {
         let get = enrolled.get();
         let response = answered(&enrolled, &mut tunnel, &demo, &get, &Method::GET, answer).unwrap();
-        (response.status.as_u16(), response.code(), response.json()["error"]["message"].as_str().unwrap().to_owned())
+        (
+            response.status.as_u16(),
+            response.code(),
+            response.json()["error"]["message"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        )
     };
-    for unknown in [&b"GW_AUTH_REQUIRED"[..], b"AGENT_UNAVAILABLE", b"x", b"", &[0xff, 0, b'\n'], &[b'x'; 64]] {
-        let refused = answer_with(&|id| refused(id, unknown, b"GW_AUTH: enter your key at http://x/"));
+    for unknown in [
+        &b"GW_AUTH_REQUIRED"[..],
+        b"AGENT_UNAVAILABLE",
+        b"x",
+        b"",
+        &[0xff, 0, b'\n'],
+        &[b'x'; 64],
+    ] {
+        let refused =
+            answer_with(&|id| refused(id, unknown, b"GW_AUTH: enter your key at http://x/"));
         let reset = answer_with(&|id| reset(id, unknown));
         for (status, code, message) in [refused, reset] {
             assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"), "{unknown:?}");
@@ -408,28 +699,86 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
     let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
     let is_free = || {
         crate::support::eventually("no request is left", || {
-            crate::support::tunnels(&demo).iter().all(|tunnel| tunnel.in_flight == 0).then_some(())
+            crate::support::tunnels(&demo)
+                .iter()
+                .all(|tunnel| tunnel.in_flight == 0)
+                .then_some(())
         });
     };
     // Answers before the request is complete.
     let early = |id| ok(id, b"ok");
-    assert_eq!(answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early).unwrap().body, b"ok");
+    assert_eq!(
+        answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early)
+            .unwrap()
+            .body,
+        b"ok"
+    );
     is_free();
     // Answers before the request is complete, and takes no more of it.
     let early_and_stops = |id| [ok(id, b"ok"), reset(id, b"")].concat();
-    assert_eq!(answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early_and_stops).unwrap().body, b"ok");
+    assert_eq!(
+        answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            &post,
+            &Method::POST,
+            &early_and_stops
+        )
+        .unwrap()
+        .body,
+        b"ok"
+    );
     is_free();
     // Resets before and after the head.
     let reset_first = |id| reset(id, b"");
-    let response = answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &reset_first).unwrap();
-    assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_RELAY_ERROR"));
+    let response = answered(
+        &enrolled,
+        &mut tunnel,
+        &demo,
+        &post,
+        &Method::POST,
+        &reset_first,
+    )
+    .unwrap();
+    assert_eq!(
+        (response.status.as_u16(), &*response.code()),
+        (502, "GW_RELAY_ERROR")
+    );
     is_free();
-    let cut = |id| [begun(id), data(id, b"begun"), reset(id, b"GW_BACKEND_RESET")].concat();
-    answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &cut).unwrap_err();
+    let cut = |id| {
+        [
+            begun(id),
+            data(id, b"begun"),
+            reset(id, b"GW_BACKEND_RESET"),
+        ]
+        .concat()
+    };
+    answered(
+        &enrolled,
+        &mut tunnel,
+        &demo,
+        &enrolled.get(),
+        &Method::GET,
+        &cut,
+    )
+    .unwrap_err();
     is_free();
     // Ends the stream, grants credit and resets it.
     let ended = |id| [ok(id, b"ok"), credit(id, 9), reset(id, b"")].concat();
-    assert_eq!(answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &ended).unwrap().body, b"ok");
+    assert_eq!(
+        answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            &enrolled.get(),
+            &Method::GET,
+            &ended
+        )
+        .unwrap()
+        .body,
+        b"ok"
+    );
     is_free();
     // Sends no answer: the caller gives up.
     let (caller, stream) = enrolled.send_get(&demo, &mut tunnel);
@@ -442,17 +791,30 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
 #[test]
 fn an_upgraded_request_is_in_flight_until_both_halves_end() {
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let demo = Demo::start(&Options { hand_over, ..crate::support::options(None) }).unwrap();
+        let demo = Demo::start(&Options {
+            hand_over,
+            ..crate::support::options(None)
+        })
+        .unwrap();
         let enrolled = enroll(&demo);
         let mut tunnel = enrolled.tunnel(&demo);
-        let in_flight = || crate::support::tunnels(&demo).iter().map(|tunnel| tunnel.in_flight).sum::<usize>();
+        let in_flight = || {
+            crate::support::tunnels(&demo)
+                .iter()
+                .map(|tunnel| tunnel.in_flight)
+                .sum::<usize>()
+        };
         // Some of these requests arrive on a worker that does not own the tunnel.
         for _ in 0..8 {
             let mut caller = enrolled.caller(&demo);
             caller.send(enrolled.request("GET /", "Connection: upgrade\r\nUpgrade: other\r\n\r\n"));
             let stream = tunnel.request();
             // The agent ends its half at once.
-            tunnel.0.send(head(stream, "101", &[("connection", "upgrade"), ("upgrade", "other")]));
+            tunnel.0.send(head(
+                stream,
+                "101",
+                &[("connection", "upgrade"), ("upgrade", "other")],
+            ));
             tunnel.0.send(last_data(stream, b""));
             assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
             assert!(caller.is_closed());
@@ -463,7 +825,11 @@ fn an_upgraded_request_is_in_flight_until_both_halves_end() {
             assert_eq!(in_flight(), 1);
             caller.stream.conn.send_close_notify();
             caller.stream.flush().unwrap();
-            caller.stream.sock.shutdown(std::net::Shutdown::Write).unwrap();
+            caller
+                .stream
+                .sock
+                .shutdown(std::net::Shutdown::Write)
+                .unwrap();
             assert!(tunnel.next_of(Kind::Data).unwrap().end);
             crate::support::eventually("no request is left", || (in_flight() == 0).then_some(()));
         }

@@ -39,7 +39,13 @@ fn ask(demo: &Demo, agent: &modified_agent::Enrolled, version: &str) -> Result<T
         return Ok(Tunnel(peer));
     }
     let (body, trailers) = peer.body(head.framing).unwrap();
-    Err(Response { status: head.status, headers: head.headers, body, trailers, framing: head.framing })
+    Err(Response {
+        status: head.status,
+        headers: head.headers,
+        body,
+        trailers,
+        framing: head.framing,
+    })
 }
 
 #[test]
@@ -47,25 +53,49 @@ fn a_refused_version_is_named_with_agent_and_service() {
     let demo = demo(None);
     let agent = modified_agent::enroll(&demo);
     let control = demo.gateway().control();
-    let view = || control.agents(ACCOUNT, None, &PageQuery::default()).unwrap().items.remove(0);
+    let view = || {
+        control
+            .agents(ACCOUNT, None, &PageQuery::default())
+            .unwrap()
+            .items
+            .remove(0)
+    };
     assert_eq!(view().refused_version, None);
     let previous = format!("{PREVIOUS}.0");
     let answer = ask(&demo, &agent, &previous).err().unwrap();
-    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (426, "GW_VERSION_MISMATCH"));
+    assert_eq!(
+        (answer.status.as_u16(), answer.code().as_str()),
+        (426, "GW_VERSION_MISMATCH")
+    );
     let message = answer.json()["error"]["message"].to_string();
-    assert!(message.contains(&previous) && message.contains(VERSION), "{message}");
+    assert!(
+        message.contains(&previous) && message.contains(VERSION),
+        "{message}"
+    );
     let refused = eventually("the refusal is reported", || view().refused_version);
-    assert_eq!((refused.service.as_str(), refused.agent_version), ("mallory--evil", previous));
-    assert_eq!((refused.agent_id.as_str(), refused.gateway_version.as_str()), (agent.agent.as_str(), VERSION));
+    assert_eq!(
+        (refused.service.as_str(), refused.agent_version),
+        ("mallory--evil", previous)
+    );
+    assert_eq!(
+        (refused.agent_id.as_str(), refused.gateway_version.as_str()),
+        (agent.agent.as_str(), VERSION)
+    );
     // Another patch version of the line is served, and the refusal is forgotten.
     let _tunnel = agent.tunnel(&demo);
-    eventually("the refusal is forgotten", || view().refused_version.is_none().then_some(()));
+    eventually("the refusal is forgotten", || {
+        view().refused_version.is_none().then_some(())
+    });
 }
 
 #[test]
 fn agents_of_the_previous_line_are_served_on_request() {
     let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
-    let demo = Demo::start(&Options { adjust, ..options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        adjust,
+        ..options(None)
+    })
+    .unwrap();
     let agent = modified_agent::enroll(&demo);
     assert!(ask(&demo, &agent, &format!("{PREVIOUS}.7")).is_ok());
     assert_eq!(ask(&demo, &agent, "0.0.9").err().unwrap().status, 426);
@@ -89,10 +119,18 @@ fn messages_until(tunnel: &mut Tunnel, last: Option<Kind>) -> Vec<String> {
 #[test]
 fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
     let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
-    let demo = Demo::start(&Options { adjust, ..options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        adjust,
+        ..options(None)
+    })
+    .unwrap();
     let (previous, current) = (modified_agent::enroll(&demo), modified_agent::enroll(&demo));
     let mut tunnels = [&previous, &current].map(|agent| {
-        let version = if agent.agent == previous.agent { format!("{PREVIOUS}.0") } else { VERSION.to_owned() };
+        let version = if agent.agent == previous.agent {
+            format!("{PREVIOUS}.0")
+        } else {
+            VERSION.to_owned()
+        };
         let mut tunnel = ask(&demo, agent, &version).ok().unwrap();
         tunnel.0.send(hello(STREAMS));
         eventually("the tunnel is registered", || agent.report(&demo));
@@ -104,46 +142,99 @@ fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
         messages_until(tunnel, Some(Kind::Pong))
     });
     for agent in [&previous, &current] {
-        demo.gateway().control().revoke_agent(&Actor::Admin, ACCOUNT, agent.agent.as_str()).unwrap();
+        demo.gateway()
+            .control()
+            .revoke_agent(&Actor::Admin, ACCOUNT, agent.agent.as_str())
+            .unwrap();
     }
-    let after = tunnels.each_mut().map(|tunnel| messages_until(tunnel, None));
-    assert_eq!(before, [vec!["ready", "services"], vec!["other_tunnels", "ready", "services"]]);
+    let after = tunnels
+        .each_mut()
+        .map(|tunnel| messages_until(tunnel, None));
+    assert_eq!(
+        before,
+        [
+            vec!["ready", "services"],
+            vec!["other_tunnels", "ready", "services"]
+        ]
+    );
     let told = |types: &[String], what: &str| types.iter().any(|it| it == what);
-    assert!(told(&after[1], "ended") && !told(&after[0], "ended") && !told(&after[0], "other_tunnels"), "{after:?}");
+    assert!(
+        told(&after[1], "ended") && !told(&after[0], "ended") && !told(&after[0], "other_tunnels"),
+        "{after:?}"
+    );
 }
 
 /// The agent's program as of the last commit of the previous release line; `None` if it is not to be built.
 fn previous_program() -> Option<PathBuf> {
     if std::env::var_os("GW_TEST_PACKAGES").is_none_or(|value| value.is_empty()) {
-        io::stderr().write_all(b"the agent of the previous line is not built: runs with GW_TEST_PACKAGES=1\n").unwrap();
+        io::stderr()
+            .write_all(
+                b"the agent of the previous line is not built: runs with GW_TEST_PACKAGES=1\n",
+            )
+            .unwrap();
         return None;
     }
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let output = |command: &mut Command| {
-        let output = command.current_dir(repository).stderr(Stdio::inherit()).output().unwrap();
+        let output = command
+            .current_dir(repository)
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{command:?}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
     // The last commit that removed a version of the previous line.
     let version = format!("^version = \"{}\\.{}\\.", PREVIOUS.major, PREVIOUS.minor);
-    let search = ["log", "-1", "--format=%H", "-G", &version, "--", "Cargo.toml"];
+    let search = [
+        "log",
+        "-1",
+        "--format=%H",
+        "-G",
+        &version,
+        "--",
+        "Cargo.toml",
+    ];
     let changed = output(Command::new("git").args(search));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("line-{PREVIOUS}"));
     let source = folder.join("source");
     fs::create_dir_all(&source).unwrap();
     let archive = folder.join("source.tar");
-    output(Command::new("git").args(["archive", "--output"]).arg(&archive).arg(format!("{changed}^")));
-    output(Command::new("tar").arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(&source));
+    output(
+        Command::new("git")
+            .args(["archive", "--output"])
+            .arg(&archive)
+            .arg(format!("{changed}^")),
+    );
+    output(
+        Command::new("tar")
+            .arg("--extract")
+            .arg("--file")
+            .arg(&archive)
+            .arg("--directory")
+            .arg(&source),
+    );
     let manifest = source.join("Cargo.toml");
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--locked", "--package", "gw-agent", "--manifest-path"]).arg(manifest);
+    build
+        .args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--package",
+            "gw-agent",
+            "--manifest-path",
+        ])
+        .arg(manifest);
     output(build.arg("--target-dir").arg(folder.join("target")));
     Some(folder.join("target/debug/gw-agent"))
 }
 
 #[test]
 fn the_program_of_the_previous_line_relays() {
-    let Some(program) = previous_program() else { return };
+    let Some(program) = previous_program() else {
+        return;
+    };
     let prepared = Prepared::new();
     let versions = "agent_versions = \"previous\"\n";
     let gateway = prepared.serve_with(&(config_text(&prepared.path("data"), 0) + versions));
@@ -151,7 +242,11 @@ fn the_program_of_the_previous_line_relays() {
     let backend = crate::support::held_backend::HeldBackend::start();
     let run = |program: &Path| {
         let mut command = Command::new(program);
-        command.arg("run").arg("--state-dir").arg(prepared.path("agent")).args(["--backend", &backend.url]);
+        command
+            .arg("run")
+            .arg("--state-dir")
+            .arg(prepared.path("agent"))
+            .args(["--backend", &backend.url]);
         Running::new(command.stderr(Stdio::null()).spawn().unwrap())
     };
     let mut previous = run(&program);
@@ -174,14 +269,27 @@ fn of_several_commands_that_make_one_release_key_only_one_prints_it() {
     let file = folder.path().join("release.key");
     let start = |_| {
         let mut command = gw_gateway();
-        command.args(["agent-program", "new-key"]).arg(&file).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+            .args(["agent-program", "new-key"])
+            .arg(&file)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         command.spawn().unwrap()
     };
     let processes: Vec<_> = (0..16).map(start).collect();
-    let ended = processes.into_iter().map(|process| process.wait_with_output().unwrap());
-    let printed: Vec<_> = ended.filter(|output| output.status.success()).map(|output| output.stdout).collect();
+    let ended = processes
+        .into_iter()
+        .map(|process| process.wait_with_output().unwrap());
+    let printed: Vec<_> = ended
+        .filter(|output| output.status.success())
+        .map(|output| output.stdout)
+        .collect();
     assert_eq!(printed.len(), 1);
-    let printed: ReleaseKey = String::from_utf8(printed[0].clone()).unwrap().trim().parse().unwrap();
+    let printed: ReleaseKey = String::from_utf8(printed[0].clone())
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
     let stored = Ed25519KeyPair::from_pkcs8(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(printed.to_string(), ReleaseKey::of(&stored).to_string());
 }
@@ -190,8 +298,18 @@ fn of_several_commands_that_make_one_release_key_only_one_prints_it() {
 fn agent_programs_are_signed_in_the_current_folder() {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
-        let out = gw_gateway().arg("agent-program").args(arguments).current_dir(folder.path()).output().unwrap();
-        let said = String::from_utf8(if out.status.success() { out.stdout } else { out.stderr }).unwrap();
+        let out = gw_gateway()
+            .arg("agent-program")
+            .args(arguments)
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8(if out.status.success() {
+            out.stdout
+        } else {
+            out.stderr
+        })
+        .unwrap();
         (out.status.code(), said)
     };
     let (code, key) = run(&["new-key", "release.key"]);
@@ -207,25 +325,58 @@ fn agent_programs_are_signed_in_the_current_folder() {
     let at_once = ["new-key", "at-once.key"];
     let ran: Vec<_> = thread::scope(|scope| {
         let commands: Vec<_> = (0..8).map(|_| scope.spawn(|| run(&at_once))).collect();
-        commands.into_iter().map(|command| command.join().unwrap()).collect()
+        commands
+            .into_iter()
+            .map(|command| command.join().unwrap())
+            .collect()
     });
-    let printed: Vec<_> = ran.into_iter().filter(|(code, _)| *code == Some(0)).map(|(_, said)| said).collect();
-    let pair = Ed25519KeyPair::from_pkcs8(&fs::read(folder.path().join("at-once.key")).unwrap()).unwrap();
+    let printed: Vec<_> = ran
+        .into_iter()
+        .filter(|(code, _)| *code == Some(0))
+        .map(|(_, said)| said)
+        .collect();
+    let pair =
+        Ed25519KeyPair::from_pkcs8(&fs::read(folder.path().join("at-once.key")).unwrap()).unwrap();
     assert_eq!(printed, [format!("{}\n", ReleaseKey::of(&pair))]);
     fs::write(folder.path().join("script"), "#!/bin/sh\n").unwrap();
-    let (code, said) = run(&["sign", "--key", "release.key", "--out", "programs", "script"]);
+    let (code, said) = run(&[
+        "sign",
+        "--key",
+        "release.key",
+        "--out",
+        "programs",
+        "script",
+    ]);
     assert!(code == Some(2) && said.contains("no ELF header"), "{said}");
     fs::write(folder.path().join("gw-agent"), b"\x7fELF program").unwrap();
     let (code, said) = run(&["sign", "--key", "gw-agent", "--out", "programs", "gw-agent"]);
-    assert!(code == Some(2) && said.contains("not a release key"), "{said}");
-    let sign = ["sign", "--key", "release.key", "--out", "programs", "gw-agent", "--program-version", "9.0.1"];
+    assert!(
+        code == Some(2) && said.contains("not a release key"),
+        "{said}"
+    );
+    let sign = [
+        "sign",
+        "--key",
+        "release.key",
+        "--out",
+        "programs",
+        "gw-agent",
+        "--program-version",
+        "9.0.1",
+    ];
     let (code, said) = run(&[&sign as &[&str], &["--minimum", "9.0.2"]].concat());
-    assert!(code == Some(2) && said.contains("--minimum: 9.0.2 is above"), "{said}");
+    assert!(
+        code == Some(2) && said.contains("--minimum: 9.0.2 is above"),
+        "{said}"
+    );
     let (code, said) = run(&[&sign as &[&str], &["--minimum", "9.0.0"]].concat());
     assert_eq!(code, Some(0), "{said}");
     let (program, description) = program_files(&folder.path().join("programs"), TARGET);
     let signed: SignedProgram = serde_json::from_slice(&fs::read(description).unwrap()).unwrap();
-    assert_eq!(signed.minimum.map(|version| version.to_string()).as_deref(), Some("9.0.0"));
+    assert_eq!(
+        signed.minimum.map(|version| version.to_string()).as_deref(),
+        Some("9.0.0")
+    );
     assert_eq!(signed.verify(&key.into()), Ok(()));
     assert_eq!(signed.verify_content(&fs::read(program).unwrap()), Ok(()));
 }

@@ -27,7 +27,11 @@ const NAME: &str = "backend.example";
 fn demo_with(folder: &Path, backends: &str) -> Demo {
     let file = folder.join("agent.toml");
     std::fs::write(&file, format!("backend = {backends}\n")).unwrap();
-    Demo::start(&Options { agent_config: Some(file), ..crate::support::options(None) }).unwrap()
+    Demo::start(&Options {
+        agent_config: Some(file),
+        ..crate::support::options(None)
+    })
+    .unwrap()
 }
 
 /// A certificate authority with a server certificate and a client certificate, in files.
@@ -42,8 +46,15 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
-        std::fs::write(folder.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
-        let authority = Self { folder, issuer: Issuer::new(params, key) };
+        std::fs::write(
+            folder.path().join("ca.crt"),
+            params.self_signed(&key).unwrap().pem(),
+        )
+        .unwrap();
+        let authority = Self {
+            folder,
+            issuer: Issuer::new(params, key),
+        };
         authority.issue("server", ExtendedKeyUsagePurpose::ServerAuth);
         authority.issue("client", ExtendedKeyUsagePurpose::ClientAuth);
         authority
@@ -73,20 +84,27 @@ impl Authority {
         let builder = if asks_for_certificates {
             let mut roots = RootCertStore::empty();
             roots.add(self.certificate("ca.crt")).unwrap();
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .build()
+                .unwrap();
             builder.with_client_cert_verifier(verifier)
         } else {
             builder.with_no_client_auth()
         };
         let key = PrivateKeyDer::from_pem_file(self.file("server.key")).unwrap();
-        let mut config = builder.with_single_cert(vec![self.certificate("server.crt")], key).unwrap();
+        let mut config = builder
+            .with_single_cert(vec![self.certificate("server.crt")], key)
+            .unwrap();
         config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
         Arc::new(config)
     }
 
     /// TOML options of an agent that trusts this authority.
     fn trusted(&self, url: &str) -> String {
-        format!("urls = '{url}', ca_file = '{}', server_name = '{NAME}'", self.file("ca.crt").display())
+        format!(
+            "urls = '{url}', ca_file = '{}', server_name = '{NAME}'",
+            self.file("ca.crt").display()
+        )
     }
 }
 
@@ -109,7 +127,10 @@ fn tls(config: Arc<ServerConfig>) -> String {
 fn answer_target<S: Read + Write>(mut peer: Peer<S>) {
     while let Ok((head, _, _)) = peer.request() {
         let text = format!("{}{}", head.authority, head.target);
-        peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len()));
+        peer.send(format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}",
+            text.len()
+        ));
     }
 }
 
@@ -117,7 +138,12 @@ fn body(demo: &Demo, target: &str) -> String {
     let mut caller = connect(demo);
     caller.send(get(demo, target));
     let response = caller.response();
-    assert_eq!(response.status, 200, "{}", String::from_utf8_lossy(&response.body));
+    assert_eq!(
+        response.status,
+        200,
+        "{}",
+        String::from_utf8_lossy(&response.body)
+    );
     String::from_utf8(response.body).unwrap()
 }
 
@@ -126,36 +152,65 @@ fn error(demo: &Demo) -> (String, String) {
     let mut caller = connect(demo);
     caller.send(get(demo, "/"));
     let response = caller.response();
-    (response.code(), response.json()["error"]["message"].as_str().unwrap().to_owned())
+    (
+        response.code(),
+        response.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .to_owned(),
+    )
 }
 
 #[test]
 fn a_tls_backend_is_verified_by_authority_and_name() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let url = tls(authority.server(&[b"http/1.1"], false));
-    let trusting = demo_with(authority.folder.path(), &format!("{{ {} }}", authority.trusted(&url)));
+    let trusting = demo_with(
+        authority.folder.path(),
+        &format!("{{ {} }}", authority.trusted(&url)),
+    );
     assert_eq!(body(&trusting, "/a"), format!("{HOST}/a"));
     assert_eq!(body(&trusting, "/b"), format!("{HOST}/b"));
 
-    let wary = demo_with(stranger.folder.path(), &format!("{{ {} }}", stranger.trusted(&url)));
+    let wary = demo_with(
+        stranger.folder.path(),
+        &format!("{{ {} }}", stranger.trusted(&url)),
+    );
     let (code, message) = error(&wary);
-    assert!(code == "GW_BACKEND_TLS" && message.contains("ca_file") && message.contains(&url), "{code}: {message}");
+    assert!(
+        code == "GW_BACKEND_TLS" && message.contains("ca_file") && message.contains(&url),
+        "{code}: {message}"
+    );
     let ca_file = authority.file("ca.crt");
     let unnamed = format!("{{ urls = '{url}', ca_file = '{}' }}", ca_file.display());
     let (code, message) = error(&demo_with(stranger.folder.path(), &unnamed));
-    assert!(code == "GW_BACKEND_TLS" && message.contains("server_name"), "{code}: {message}");
+    assert!(
+        code == "GW_BACKEND_TLS" && message.contains("server_name"),
+        "{code}: {message}"
+    );
 }
 
 #[test]
 fn the_configured_client_certificate_is_presented_to_a_backend() {
     let authority = Authority::new();
     let url = tls(authority.server(&[], true));
-    let [certificate, key] = ["client.crt", "client.key"].map(|name| authority.file(name).display().to_string());
+    let [certificate, key] =
+        ["client.crt", "client.key"].map(|name| authority.file(name).display().to_string());
     let trusted = authority.trusted(&url);
-    let known = format!("{{ {trusted}, client_certificate = '{certificate}', client_key = '{key}' }}");
-    assert_eq!(body(&demo_with(authority.folder.path(), &known), "/"), format!("{HOST}/"));
-    let (code, message) = error(&demo_with(authority.folder.path(), &format!("{{ {trusted} }}")));
-    assert!(code == "GW_BACKEND_TLS" && message.contains("client_certificate"), "{code}: {message}");
+    let known =
+        format!("{{ {trusted}, client_certificate = '{certificate}', client_key = '{key}' }}");
+    assert_eq!(
+        body(&demo_with(authority.folder.path(), &known), "/"),
+        format!("{HOST}/")
+    );
+    let (code, message) = error(&demo_with(
+        authority.folder.path(),
+        &format!("{{ {trusted} }}"),
+    ));
+    assert!(
+        code == "GW_BACKEND_TLS" && message.contains("client_certificate"),
+        "{code}: {message}"
+    );
 }
 
 #[test]
@@ -166,13 +221,23 @@ fn an_http2_backend_exchanges_bodies_and_trailers() {
         let rest = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Checksum: 7\r\n\r\n";
         caller.send(request(&demo, "POST /p?q", rest));
         let response = caller.response();
-        assert_eq!(String::from_utf8_lossy(&response.body), format!("http://{HOST}/p?q 3 1"));
+        assert_eq!(
+            String::from_utf8_lossy(&response.body),
+            format!("http://{HOST}/p?q 3 1")
+        );
         assert_eq!(response.trailers["grpc-status"], "0");
     }
     // Larger than any flow control window.
     let large = "x".repeat(3_000_000);
-    caller.send(request(&demo, "POST /", &format!("Content-Length: {}\r\n\r\n{large}", large.len())));
-    assert_eq!(String::from_utf8_lossy(&caller.response().body), format!("http://{HOST}/ 3000000 0"));
+    caller.send(request(
+        &demo,
+        "POST /",
+        &format!("Content-Length: {}\r\n\r\n{large}", large.len()),
+    ));
+    assert_eq!(
+        String::from_utf8_lossy(&caller.response().body),
+        format!("http://{HOST}/ 3000000 0")
+    );
 }
 
 #[test]
@@ -234,14 +299,23 @@ fn requests_go_to_the_reachable_backends() {
         caller.send(get(&demo, "/"));
         assert_eq!(caller.response().status, 200);
     }
-    let shares = (first.load(Ordering::Relaxed), second.load(Ordering::Relaxed));
-    assert!(shares.0 + shares.1 == 60 && shares.0.min(shares.1) >= 20, "{shares:?}");
+    let shares = (
+        first.load(Ordering::Relaxed),
+        second.load(Ordering::Relaxed),
+    );
+    assert!(
+        shares.0 + shares.1 == 60 && shares.0.min(shares.1) >= 20,
+        "{shares:?}"
+    );
 
     // If all backends are set aside, they are tried nevertheless.
     let demo = demo_of(&[&dead, &dead]);
     for _ in 0..3 {
         let (code, message) = error(&demo);
-        assert!(code == "GW_BACKEND_UNREACHABLE" && message.contains(&dead), "{message}");
+        assert!(
+            code == "GW_BACKEND_UNREACHABLE" && message.contains(&dead),
+            "{message}"
+        );
     }
 }
 
@@ -249,7 +323,10 @@ fn requests_go_to_the_reachable_backends() {
 fn the_host_field_can_be_rewritten_to_the_backend() {
     let folder = tempfile::tempdir().unwrap();
     let url = backend::start(answer_target::<TcpStream>);
-    let demo = demo_with(folder.path(), &format!("{{ urls = ['{url}'], host = 'rewrite' }}"));
+    let demo = demo_with(
+        folder.path(),
+        &format!("{{ urls = ['{url}'], host = 'rewrite' }}"),
+    );
     assert_eq!(format!("http://{}", body(&demo, "/x")), format!("{url}/x"));
 }
 
@@ -259,7 +336,9 @@ fn a_response_is_relayed_while_the_request_body_is_sent() {
     let demo = demo(Some(backend::start(move |mut peer| {
         let head = peer.request_head().unwrap();
         peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n");
-        sender.send(peer.body(head.framing).unwrap().0.len()).unwrap();
+        sender
+            .send(peer.body(head.framing).unwrap().0.len())
+            .unwrap();
         peer.send("0\r\n\r\n");
     })));
     let mut caller = connect(&demo);

@@ -21,7 +21,11 @@ use crate::support::programs;
 fn run(command: &mut Command) -> (i32, String, String) {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+    (
+        output.status.code().unwrap(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
 }
 
 fn backup(connection: &[&str], file: &Path) -> Command {
@@ -33,13 +37,21 @@ fn backup(connection: &[&str], file: &Path) -> Command {
 /// Writes a configuration with the data folder `name` beside it.
 fn config(prepared: &Prepared, name: &str) -> PathBuf {
     let path = prepared.path(&format!("{name}.toml"));
-    fs::write(&path, config_text(&prepared.path(name), 0).replace("127.0.0.1:0\"\nworkers", "127.0.0.1:1\"\nworkers"))
-        .unwrap();
+    fs::write(
+        &path,
+        config_text(&prepared.path(name), 0)
+            .replace("127.0.0.1:0\"\nworkers", "127.0.0.1:1\"\nworkers"),
+    )
+    .unwrap();
     path
 }
 
 fn restore(config: &Path, file: &Path) -> (i32, String, String) {
-    run(gw_gateway().arg("restore").arg("--config").arg(config).arg(file))
+    run(gw_gateway()
+        .arg("restore")
+        .arg("--config")
+        .arg(config)
+        .arg(file))
 }
 
 fn mode(path: &Path) -> u32 {
@@ -47,8 +59,10 @@ fn mode(path: &Path) -> u32 {
 }
 
 fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort_unstable();
     names
 }
@@ -57,15 +71,37 @@ fn names(folder: &Path) -> Vec<String> {
 fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
     let prepared = Prepared::new();
     let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
-    let (Served { process, address, admin_address, .. }, agent) = prepared.start(&backend);
+    let (
+        Served {
+            process,
+            address,
+            admin_address,
+            ..
+        },
+        agent,
+    ) = prepared.start(&backend);
     let create = |admin, number: usize| {
-        prepared.administer(admin, "POST", "/accounts", &json!({ "id": format!("load{number}") }))
+        prepared.administer(
+            admin,
+            "POST",
+            "/accounts",
+            &json!({ "id": format!("load{number}") }),
+        )
     };
     let file = prepared.path("backup.tar.zst");
     let url = format!("http://{admin_address}");
     let token = prepared.path("data/admin.token");
-    let connection = ["--admin-url", &url, "--admin-token-file", token.to_str().unwrap()];
-    let (created, relayed, is_done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    let connection = [
+        "--admin-url",
+        &url,
+        "--admin-token-file",
+        token.to_str().unwrap(),
+    ];
+    let (created, relayed, is_done) = (
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+        AtomicBool::new(false),
+    );
     let (before, after) = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_done.load(Ordering::Relaxed) {
@@ -83,7 +119,8 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
         });
         let progress = |than: usize| {
             eventually("changes and requests go on", || {
-                let [created, relayed] = [&created, &relayed].map(|count| count.load(Ordering::Relaxed));
+                let [created, relayed] =
+                    [&created, &relayed].map(|count| count.load(Ordering::Relaxed));
                 (created > than && relayed > than).then_some(created)
             })
         };
@@ -99,7 +136,10 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
     let first = prepared.path("first.tar.zst");
     let size = fs::copy(&file, &first).unwrap();
     let (code, _, message) = run(&mut backup(&connection, &file));
-    assert!(code == 2 && message.contains("exists; give another name, or --force"), "{message}");
+    assert!(
+        code == 2 && message.contains("exists; give another name, or --force"),
+        "{message}"
+    );
     let (code, out, err) = run(backup(&connection, &file).args(["--force", "--json"]));
     assert_eq!(code, 0, "{err}");
     let told: serde_json::Value = out.parse().unwrap();
@@ -108,25 +148,54 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
     // The same from standard output.
     let piped = prepared.path("piped.tar.zst");
     let mut command = backup(&connection, Path::new("-"));
-    assert!(command.stdout(File::create(&piped).unwrap()).status().unwrap().success());
+    assert!(
+        command
+            .stdout(File::create(&piped).unwrap())
+            .status()
+            .unwrap()
+            .success()
+    );
 
     // Nothing of the first gateway is left but the backup, and the trusted authority of callers.
     let last = created.load(Ordering::Relaxed);
     drop((agent, process));
-    assert_eq!(names(&prepared.path("data")).iter().filter(|name| name.ends_with(".partial")).count(), 0);
+    assert_eq!(
+        names(&prepared.path("data"))
+            .iter()
+            .filter(|name| name.ends_with(".partial"))
+            .count(),
+        0
+    );
     let restored = config(&prepared, "restored");
     let (code, out, err) = restore(&restored, &piped);
     assert_eq!(code, 0, "{err}");
-    assert!(out.starts_with("Restored ") && out.contains("eu1.gw.localhost"), "{out}");
+    assert!(
+        out.starts_with("Restored ") && out.contains("eu1.gw.localhost"),
+        "{out}"
+    );
     let folder = prepared.path("restored");
     assert_eq!(
         names(&folder),
-        ["admin.token", "agent-ca.crt", "agent-ca.key", "dev-ca.crt", "dev-ca.key", "gw.sqlite"]
+        [
+            "admin.token",
+            "agent-ca.crt",
+            "agent-ca.key",
+            "dev-ca.crt",
+            "dev-ca.key",
+            "gw.sqlite"
+        ]
     );
     assert_eq!(mode(&folder), 0o700);
-    assert!(names(&folder).iter().all(|name| mode(&folder.join(name)) == 0o600));
+    assert!(
+        names(&folder)
+            .iter()
+            .all(|name| mode(&folder.join(name)) == 0o600)
+    );
     let (code, _, message) = restore(&restored, &piped);
-    assert!(code == 2 && message.contains("is not empty: it has "), "{message}");
+    assert!(
+        code == 2 && message.contains("is not empty: it has "),
+        "{message}"
+    );
 
     let served = prepared.serve_with(&config_text(&folder, 0));
     let _agent = prepared.run_agent(served.address.port(), &backend);
@@ -153,35 +222,75 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
 fn changes_answered_before_a_backup_are_in_it() {
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
-    let create = |admin, id: &str| prepared.administer(admin, "POST", "/accounts", &json!({ "id": id }));
+    let create =
+        |admin, id: &str| prepared.administer(admin, "POST", "/accounts", &json!({ "id": id }));
     assert_eq!(create(served.admin_address, "before"), 201);
     // The token may be used after the backup, which then has it unused.
     let token = json!({ "services": ["echo"] });
-    assert_eq!(prepared.administer(served.admin_address, "POST", "/accounts/demo/enrollment-tokens", &token), 201);
-    let (url, file) = (format!("http://{}", served.admin_address), prepared.path("backup.tar.zst"));
+    assert_eq!(
+        prepared.administer(
+            served.admin_address,
+            "POST",
+            "/accounts/demo/enrollment-tokens",
+            &token
+        ),
+        201
+    );
+    let (url, file) = (
+        format!("http://{}", served.admin_address),
+        prepared.path("backup.tar.zst"),
+    );
     let token = prepared.path("data/admin.token");
-    let connection = ["--admin-url", &url, "--admin-token-file", token.to_str().unwrap()];
+    let connection = [
+        "--admin-url",
+        &url,
+        "--admin-token-file",
+        token.to_str().unwrap(),
+    ];
     assert_eq!(run(&mut backup(&connection, &file)).0, 0);
     assert_eq!(create(served.admin_address, "later"), 201);
     drop(served);
     let (code, out, err) = restore(&config(&prepared, "restored"), &file);
-    assert!(code == 0 && out.contains(" enrollment tokens, which may have been used since."), "{out}{err}");
+    assert!(
+        code == 0 && out.contains(" enrollment tokens, which may have been used since."),
+        "{out}{err}"
+    );
     let served = prepared.serve_with(&config_text(&prepared.path("restored"), 0));
     assert_eq!(create(served.admin_address, "before"), 200);
     assert_eq!(create(served.admin_address, "later"), 201);
     let url = format!("http://{}", served.admin_address);
     let items = |command: &[&str]| {
         let mut list = gw_gateway();
-        list.args(command).args(["--json", "--admin-url", &url, "--admin-token-file", token.to_str().unwrap()]);
+        list.args(command).args([
+            "--json",
+            "--admin-url",
+            &url,
+            "--admin-token-file",
+            token.to_str().unwrap(),
+        ]);
         let list: serde_json::Value = run(&mut list).1.parse().unwrap();
         list["items"].as_array().unwrap().clone()
     };
     assert!(items(&["enrollment-token", "list", "demo"]).is_empty());
     let audit = items(&["audit"]);
-    let actions: Vec<&str> = audit.iter().map(|entry| entry["action"].as_str().unwrap()).collect();
-    let expected = ["account.create", "backup.restore", "backup.create", "enrollment_token.create", "account.create"];
+    let actions: Vec<&str> = audit
+        .iter()
+        .map(|entry| entry["action"].as_str().unwrap())
+        .collect();
+    let expected = [
+        "account.create",
+        "backup.restore",
+        "backup.create",
+        "enrollment_token.create",
+        "account.create",
+    ];
     assert_eq!(actions[..5], expected);
-    assert!(!audit[1]["detail"]["deleted_enrollment_tokens"].as_array().unwrap().is_empty());
+    assert!(
+        !audit[1]["detail"]["deleted_enrollment_tokens"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]
@@ -189,7 +298,10 @@ fn a_stopped_gateway_is_backed_up_and_damaged_archives_are_refused() {
     let prepared = Prepared::new();
     let config_of = |name: &str| config(&prepared, name);
     let file = prepared.path("backup.tar.zst");
-    let (code, _, err) = run(&mut backup(&["--config", config_of("data").to_str().unwrap()], &file));
+    let (code, _, err) = run(&mut backup(
+        &["--config", config_of("data").to_str().unwrap()],
+        &file,
+    ));
     assert_eq!(code, 0, "{err}");
     let whole = fs::read(&file).unwrap();
     let target = config_of("target");
@@ -203,20 +315,34 @@ fn a_stopped_gateway_is_backed_up_and_damaged_archives_are_refused() {
     for length in [0, 10, whole.len() / 2, whole.len() - 1] {
         refused(&whole[..length], "the archive is damaged or incomplete");
     }
-    for at in [whole.len() / 4, whole.len() / 2, whole.len() * 3 / 4, whole.len() - 1] {
+    for at in [
+        whole.len() / 4,
+        whole.len() / 2,
+        whole.len() * 3 / 4,
+        whole.len() - 1,
+    ] {
         let mut flipped = whole.clone();
         flipped[at] ^= 1;
         refused(&flipped, "nothing was restored");
     }
-    refused(b"not an archive at all", "the archive is damaged or incomplete");
+    refused(
+        b"not an archive at all",
+        "the archive is damaged or incomplete",
+    );
     let text = fs::read_to_string(&target).unwrap();
     fs::write(&target, text.replace("eu1", "eu2")).unwrap();
-    refused(&whole, "is of the region eu1.gw.localhost, and the configuration is of eu2.gw.localhost");
+    refused(
+        &whole,
+        "is of the region eu1.gw.localhost, and the configuration is of eu2.gw.localhost",
+    );
     fs::write(&target, text).unwrap();
 
     // From standard input.
     let mut command = gw_gateway();
-    command.args(["restore", "-", "--config"]).arg(&target).stdin(Stdio::from(File::open(&file).unwrap()));
+    command
+        .args(["restore", "-", "--config"])
+        .arg(&target)
+        .stdin(Stdio::from(File::open(&file).unwrap()));
     let (code, _, err) = run(&mut command);
     assert_eq!(code, 0, "{err}");
     let served = prepared.serve_with(&config_text(&prepared.path("target"), 0));
@@ -229,9 +355,16 @@ fn a_full_disk_leaves_no_half_file_and_is_named() {
     let config = config(&prepared, "data");
     let connection = ["--config", config.to_str().unwrap()];
     let mut command = backup(&connection, Path::new("-"));
-    let full = command.stdout(File::create("/dev/full").unwrap()).stderr(Stdio::piped()).output().unwrap();
+    let full = command
+        .stdout(File::create("/dev/full").unwrap())
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
     let message = String::from_utf8(full.stderr).unwrap();
-    assert!(full.status.code() == Some(1) && message.contains("standard output: No space left"), "{message}");
+    assert!(
+        full.status.code() == Some(1) && message.contains("standard output: No space left"),
+        "{message}"
+    );
     if !programs::usable(&["unshare"]) {
         return;
     }
@@ -239,30 +372,52 @@ fn a_full_disk_leaves_no_half_file_and_is_named() {
     let served = prepared.serve_with(&prepared.config());
     for _ in 0..64 {
         let key = json!({ "allowed_services": ["echo"] });
-        assert_eq!(prepared.administer(served.admin_address, "POST", "/accounts/demo/service-keys", &key), 201);
+        assert_eq!(
+            prepared.administer(
+                served.admin_address,
+                "POST",
+                "/accounts/demo/service-keys",
+                &key
+            ),
+            201
+        );
     }
     drop(served);
     // File systems of one page in a namespace: for the file of the backup, and for the data folder of a restore.
     let small = prepared.path("small");
     fs::create_dir(&small).unwrap();
     let on_small_disk = |arguments: &[&Path]| {
-        let script =
-            r#"mount -t tmpfs -o size=4k,mode=700 none "$1" && shift && "$@"; code=$?; ls -A "$0"; exit $code"#;
+        let script = r#"mount -t tmpfs -o size=4k,mode=700 none "$1" && shift && "$@"; code=$?; ls -A "$0"; exit $code"#;
         let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).arg(&small).arg(&small);
+        command
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .arg(&small)
+            .arg(&small);
         run(command.arg(gw_gateway().get_program()).args(arguments))
     };
-    let (code, left, message) =
-        on_small_disk(&[Path::new("backup"), Path::new("--config"), &config, &small.join("file")]);
-    assert!(code == 1 && message.contains("file: No space left"), "{message}");
+    let (code, left, message) = on_small_disk(&[
+        Path::new("backup"),
+        Path::new("--config"),
+        &config,
+        &small.join("file"),
+    ]);
+    assert!(
+        code == 1 && message.contains("file: No space left"),
+        "{message}"
+    );
     assert_eq!(left, "");
 
     let file = prepared.path("backup.tar.zst");
     assert_eq!(run(&mut backup(&connection, &file)).0, 0);
     let target = self::config(&prepared, "small");
-    let (code, left, message) = on_small_disk(&[Path::new("restore"), Path::new("--config"), &target, &file]);
+    let (code, left, message) =
+        on_small_disk(&[Path::new("restore"), Path::new("--config"), &target, &file]);
     assert!(code == 1 && message.contains("No space left"), "{message}");
-    assert!(message.contains("free space on the disk of data_dir and try again; nothing was restored\n"), "{message}");
+    assert!(
+        message
+            .contains("free space on the disk of data_dir and try again; nothing was restored\n"),
+        "{message}"
+    );
     assert_eq!(left, "");
 }
 
@@ -274,7 +429,10 @@ fn a_gateway_at_another_address_is_never_replaced_by_the_local_folder() {
     let (url, file) = (format!("http://{address}"), prepared.path("backup.tar.zst"));
     let connection = ["--config", config.to_str().unwrap(), "--admin-url", &url];
     let (code, _, message) = run(&mut backup(&connection, &file));
-    assert!(code == 1 && message.contains(&format!("no response from {url}")), "{message}");
+    assert!(
+        code == 1 && message.contains(&format!("no response from {url}")),
+        "{message}"
+    );
     assert!(!file.exists());
     // The address of a configuration file is that of its gateway, whatever the environment has.
     let (code, _, message) = run(backup(&connection[..2], &file).env("GW_ADMIN_URL", &url));
@@ -285,16 +443,30 @@ fn a_gateway_at_another_address_is_never_replaced_by_the_local_folder() {
 fn only_a_regular_file_is_replaced() {
     let prepared = Prepared::new();
     let config = config(&prepared, "data");
-    let (file, link, folder) = (prepared.path("file"), prepared.path("link"), prepared.path("folder"));
+    let (file, link, folder) = (
+        prepared.path("file"),
+        prepared.path("link"),
+        prepared.path("folder"),
+    );
     fs::write(&file, "").unwrap();
     symlink("/dev/stdout", &link).unwrap();
     fs::create_dir(&folder).unwrap();
     let connection = ["--config", config.to_str().unwrap()];
     let replace = |target: &Path| run(backup(&connection, target).arg("--force"));
-    for (code, _, message) in [replace(&link), replace(&folder), run(&mut backup(&connection, &link))] {
-        assert!(code == 2 && message.contains("is not a regular file; give another name, or - for"), "{message}");
+    for (code, _, message) in [
+        replace(&link),
+        replace(&folder),
+        run(&mut backup(&connection, &link)),
+    ] {
+        assert!(
+            code == 2 && message.contains("is not a regular file; give another name, or - for"),
+            "{message}"
+        );
     }
     assert_eq!(fs::read_link(&link).unwrap(), Path::new("/dev/stdout"));
     let (code, _, message) = replace(&file);
-    assert!(code == 0 && fs::metadata(&file).unwrap().len() > 0, "{message}");
+    assert!(
+        code == 0 && fs::metadata(&file).unwrap().len() > 0,
+        "{message}"
+    );
 }

@@ -12,20 +12,29 @@ use http::Method;
 
 use crate::support::caller::{self, Caller, HOST, Tls, connect, get};
 use crate::support::http2_frames::{
-    self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
+    self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS,
+    WINDOW_UPDATE, frame,
 };
 use crate::support::proxy_protocol::{connect_through, tcp4_of, trusted};
 use crate::support::{demo, eventually, reports};
 
 /// A demo with one worker.
 fn adjusted(adjust: fn(&mut Config)) -> Demo {
-    Demo::start(&Options { adjust, workers: 1, ..crate::support::options(None) }).unwrap()
+    Demo::start(&Options {
+        adjust,
+        workers: 1,
+        ..crate::support::options(None)
+    })
+    .unwrap()
 }
 
 /// Number of connections that were refused or closed for `reason`.
 fn count(demo: &Demo, reason: &str) -> u64 {
     let of = |report: &WorkerReport| -> u64 {
-        [&report.turned_away, &report.ended_early].iter().filter_map(|counts| counts.get(reason)).sum()
+        [&report.turned_away, &report.ended_early]
+            .iter()
+            .filter_map(|counts| counts.get(reason))
+            .sum()
     };
     reports(demo).iter().map(of).sum()
 }
@@ -33,37 +42,55 @@ fn count(demo: &Demo, reason: &str) -> u64 {
 fn is_served(demo: &Demo, caller: &mut Caller) {
     caller.send(get(demo, "/"));
     let response = caller.response();
-    assert_eq!(response.status, 200, "{}", String::from_utf8_lossy(&response.body));
+    assert_eq!(
+        response.status,
+        200,
+        "{}",
+        String::from_utf8_lossy(&response.body)
+    );
 }
 
 /// Whether the gateway ends a new connection before TLS.
 fn is_refused(demo: &Demo) -> bool {
     let mut session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
-    session.complete_io(&mut caller::socket(&demo.about)).is_err()
+    session
+        .complete_io(&mut caller::socket(&demo.about))
+        .is_err()
 }
 
 #[test]
 fn connections_per_address_are_limited() {
     let demo = adjusted(|config| config.connections_per_address = 4);
     // Waits until the connections of enrollment and of the tunnel handshake are closed.
-    eventually("no connections are left", || (reports(&demo)[0].connections == 0).then_some(()));
+    eventually("no connections are left", || {
+        (reports(&demo)[0].connections == 0).then_some(())
+    });
     let mut callers: Vec<Caller> = (0..4).map(|_| connect(&demo)).collect();
-    callers.iter_mut().for_each(|caller| is_served(&demo, caller));
+    callers
+        .iter_mut()
+        .for_each(|caller| is_served(&demo, caller));
     assert!(is_refused(&demo));
     assert_eq!(count(&demo, "address_connections"), 1);
-    callers.iter_mut().for_each(|caller| is_served(&demo, caller));
+    callers
+        .iter_mut()
+        .for_each(|caller| is_served(&demo, caller));
     drop(callers.pop());
-    eventually("a connection is accepted again", || (!is_refused(&demo)).then_some(()));
+    eventually("a connection is accepted again", || {
+        (!is_refused(&demo)).then_some(())
+    });
     is_served(&demo, &mut callers[0]);
 }
 
 #[test]
 fn the_rate_of_new_connections_per_address_is_limited() {
-    let demo = adjusted(|config| config.new_connections = gw_gateway::rate::Rate::new(40, 1).unwrap());
+    let demo =
+        adjusted(|config| config.new_connections = gw_gateway::rate::Rate::new(40, 1).unwrap());
     let mut bystander = connect(&demo);
     is_served(&demo, &mut bystander);
     let sockets: Vec<TcpStream> = (0..40).map(|_| caller::socket(&demo.about)).collect();
-    eventually("a connection is refused", || (count(&demo, "address_rate") > 0).then_some(()));
+    eventually("a connection is refused", || {
+        (count(&demo, "address_rate") > 0).then_some(())
+    });
     drop(sockets);
     assert!(is_refused(&demo));
     is_served(&demo, &mut bystander);
@@ -84,7 +111,10 @@ fn behind_a_trusted_proxy_limits_apply_to_the_announced_address() {
     drop(second.stream.write_all(get(&demo, "/").as_bytes()));
     assert!(second.try_response(&Method::GET).is_err());
     assert_eq!(count(&demo, "address_connections"), 1);
-    is_served(&demo, &mut connect_through(&demo, &tcp4_of([198, 51, 100, 8])));
+    is_served(
+        &demo,
+        &mut connect_through(&demo, &tcp4_of([198, 51, 100, 8])),
+    );
     is_served(&demo, &mut first);
 }
 
@@ -95,7 +125,11 @@ fn handshakes_and_heads_that_take_too_long_are_closed() {
     let drip = |mut stream: Box<dyn Write + Send>, bytes: Vec<u8>| {
         thread::spawn(move || {
             for byte in bytes.iter().cycle() {
-                if stream.write_all(&[*byte]).and_then(|()| stream.flush()).is_err() {
+                if stream
+                    .write_all(&[*byte])
+                    .and_then(|()| stream.flush())
+                    .is_err()
+                {
                     return;
                 }
                 thread::sleep(Duration::from_millis(100));
@@ -103,10 +137,15 @@ fn handshakes_and_heads_that_take_too_long_are_closed() {
         })
     };
     let mut hello = Vec::new();
-    caller::session(&demo.about, HOST, &[b"h2"], None).write_tls(&mut hello).unwrap();
+    caller::session(&demo.about, HOST, &[b"h2"], None)
+        .write_tls(&mut hello)
+        .unwrap();
     let dripping = [
         drip(Box::new(caller::socket(&demo.about)), hello),
-        drip(Box::new(connect(&demo).stream), b"GET / HTTP/1.1\r\nX: y".to_vec()),
+        drip(
+            Box::new(connect(&demo).stream),
+            b"GET / HTTP/1.1\r\nX: y".to_vec(),
+        ),
         drip(Box::new(tls(&demo)), b"PRI * HTTP/2.0\r\n".to_vec()),
     ];
     is_served(&demo, &mut bystander);
@@ -132,7 +171,10 @@ fn a_connection_with_many_refused_requests_is_closed() {
         let refused = (0..)
             .take_while(|_| {
                 let request = format!("GET /none HTTP/1.1\r\nHost: {host}\r\n\r\n");
-                let sent = stranger.stream.write_all(request.as_bytes()).and_then(|()| stranger.stream.flush());
+                let sent = stranger
+                    .stream
+                    .write_all(request.as_bytes())
+                    .and_then(|()| stranger.stream.flush());
                 sent.is_ok() && stranger.try_response(&Method::GET).is_ok()
             })
             // A connection that is not closed would go on without an end.
@@ -140,7 +182,10 @@ fn a_connection_with_many_refused_requests_is_closed() {
             .count();
         // The budget, plus the tokens refilled in the meantime.
         let refilled = usize::try_from(began.elapsed().as_millis() / 100).unwrap() + 1;
-        assert!((1001..=1001 + refilled).contains(&refused), "{host}: {refused}, {refilled} refilled");
+        assert!(
+            (1001..=1001 + refilled).contains(&refused),
+            "{host}: {refused}, {refilled} refilled"
+        );
         assert_eq!(count(&demo, "refusals"), closed, "{host}");
     }
     is_served(&demo, &mut bystander);
@@ -154,7 +199,10 @@ fn slow_get(key: Option<&str>) -> Vec<u8> {
 
 /// A connection that speaks HTTP/2.
 fn tls(demo: &Demo) -> Tls {
-    Tls::new(caller::session(&demo.about, HOST, &[b"h2"], None), caller::socket(&demo.about))
+    Tls::new(
+        caller::session(&demo.about, HOST, &[b"h2"], None),
+        caller::socket(&demo.about),
+    )
 }
 
 /// Sends `first`, then the result of `more` for each stream id, until the gateway ends the connection. Reads all
@@ -170,7 +218,10 @@ fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8>
     let mut rest = Vec::new();
     let deadline = std::time::Instant::now() + crate::support::SOON;
     loop {
-        assert!(std::time::Instant::now() < deadline, "the connection is still open");
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the connection is still open"
+        );
         if rest.is_empty() {
             rest = more(id);
             id += 2;
@@ -184,7 +235,8 @@ fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8>
         match stream.flush().and_then(|()| stream.read(&mut chunk)) {
             Ok(0) => break,
             Ok(read) => received.extend_from_slice(&chunk[..read]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(_) => break,
         }
     }
@@ -213,36 +265,69 @@ fn http2_floods_end_their_connection() {
     const ENHANCE_YOUR_CALM: Option<u8> = Some(11);
     const PROTOCOL_ERROR: Option<u8> = Some(1);
     // Requests with a valid key hold slots until the agent has processed the reset.
-    let demo = Demo::start(&Options { slots: Some(1024), ..crate::support::options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        slots: Some(1024),
+        ..crate::support::options(None)
+    })
+    .unwrap();
     let mut bystander = connect(&demo);
     let key = demo.about.service_key.clone();
-    let request = |id: u32, key: Option<&str>| frame(HEADERS, END_HEADERS | END_STREAM, id, &slow_get(key));
+    let request =
+        |id: u32, key: Option<&str>| frame(HEADERS, END_HEADERS | END_STREAM, id, &slow_get(key));
     let mut ended = 0;
     let mut ends = |what: &str, first: &[u8], more: &dyn Fn(u32) -> Vec<u8>| {
         let goaway = flood(&demo, first, more);
         // A TCP reset may discard the GOAWAY; then only the counter shows the reason. A frame on a stream that was
         // reset long ago is a PROTOCOL_ERROR.
-        assert!([ENHANCE_YOUR_CALM, PROTOCOL_ERROR, None].contains(&goaway), "{what}: {goaway:?}");
+        assert!(
+            [ENHANCE_YOUR_CALM, PROTOCOL_ERROR, None].contains(&goaway),
+            "{what}: {goaway:?}"
+        );
         ended += 1;
         let total = |demo: &Demo| -> u64 {
-            ["frames", "resets", "refusals", "http2"].iter().map(|reason| count(demo, reason)).sum()
+            ["frames", "resets", "refusals", "http2"]
+                .iter()
+                .map(|reason| count(demo, reason))
+                .sum()
         };
         eventually(what, || (total(&demo) == ended).then_some(()));
         is_served(&demo, &mut bystander);
     };
-    ends("rapid reset", &[], &|id| [request(id, Some(&key)), frame(RST_STREAM, 0, id, &[0, 0, 0, 8])].concat());
+    ends("rapid reset", &[], &|id| {
+        [
+            request(id, Some(&key)),
+            frame(RST_STREAM, 0, id, &[0, 0, 0, 8]),
+        ]
+        .concat()
+    });
     // A WINDOW_UPDATE with increment 0 is a stream error (RFC 9113 §6.9): the gateway resets the stream
     // (CVE-2025-8671).
-    ends("made you reset", &[], &|id| [request(id, Some(&key)), frame(WINDOW_UPDATE, 0, id, &[0; 4])].concat());
-    ends("more streams than allowed", &[], &|id| request(id, Some(&key)));
+    ends("made you reset", &[], &|id| {
+        [
+            request(id, Some(&key)),
+            frame(WINDOW_UPDATE, 0, id, &[0; 4]),
+        ]
+        .concat()
+    });
+    ends("more streams than allowed", &[], &|id| {
+        request(id, Some(&key))
+    });
     ends("requests of a stranger", &[], &|id| request(id, None));
-    ends("continuations without end", &frame(HEADERS, 0, 1, &[0x87]), &|_| frame(CONTINUATION, 0, 1, &[]));
+    ends(
+        "continuations without end",
+        &frame(HEADERS, 0, 1, &[0x87]),
+        &|_| frame(CONTINUATION, 0, 1, &[]),
+    );
     // Adds a field of 4,000 bytes to the dynamic table and then refers to it (RFC 7541 §2.3.3) a thousand times.
     let mut bomb = vec![0x40, 1, b'x', 127, 0xa1, 0x1e];
     bomb.extend([b'y'; 4000]);
     bomb.extend([0x80 | 62; 1000]);
-    ends("header blocks that grow", &[], &|id| frame(HEADERS, END_HEADERS | END_STREAM, id, &bomb));
-    ends("window updates", &[], &|_| frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]));
+    ends("header blocks that grow", &[], &|id| {
+        frame(HEADERS, END_HEADERS | END_STREAM, id, &bomb)
+    });
+    ends("window updates", &[], &|_| {
+        frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
+    });
     crate::support::wait_until_slots_are_free(&demo);
 }
 
@@ -256,12 +341,28 @@ fn unread_error_responses_are_given_up() {
     let mut stream = tls(&demo);
     stream.write_all(PREFACE).unwrap();
     // SETTINGS_INITIAL_WINDOW_SIZE is 0, so the gateway cannot send a body.
-    stream.write_all(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])).unwrap();
+    stream
+        .write_all(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]))
+        .unwrap();
     for number in 0..REQUESTS {
-        stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &slow_get(None))).unwrap();
+        stream
+            .write_all(&frame(
+                HEADERS,
+                END_HEADERS | END_STREAM,
+                2 * number + 1,
+                &slow_get(None),
+            ))
+            .unwrap();
     }
     stream.flush().unwrap();
-    let given_up = || -> u64 { reports(&demo).iter().map(|report| report.totals["requests_caller_gone"]).sum() };
-    eventually("all refusals are given up", || (given_up() == u64::from(REQUESTS)).then_some(()));
+    let given_up = || -> u64 {
+        reports(&demo)
+            .iter()
+            .map(|report| report.totals["requests_caller_gone"])
+            .sum()
+    };
+    eventually("all refusals are given up", || {
+        (given_up() == u64::from(REQUESTS)).then_some(())
+    });
     is_served(&demo, &mut bystander);
 }

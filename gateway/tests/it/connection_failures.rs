@@ -14,12 +14,19 @@ use tokio::io::AsyncWriteExt;
 
 use crate::support::caller::{Caller, HOST, connect, connect_to, get, request};
 use crate::support::http1_peer::{Peer, Response};
-use crate::support::http2_frames::{self, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame};
-use crate::support::{SOON, backend, demo, eventually, http2_caller, tunnels, wait_until_slots_are_free};
+use crate::support::http2_frames::{
+    self, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame,
+};
+use crate::support::{
+    SOON, backend, demo, eventually, http2_caller, tunnels, wait_until_slots_are_free,
+};
 
 #[test]
 fn an_incomplete_response_is_never_relayed_as_complete() {
-    for head in ["Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "Content-Length: 100\r\n\r\nhello"] {
+    for head in [
+        "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        "Content-Length: 100\r\n\r\nhello",
+    ] {
         let (release, held) = mpsc::channel::<()>();
         let held = Mutex::new(held);
         let demo = demo(Some(backend::start(move |mut peer| {
@@ -33,7 +40,11 @@ fn an_incomplete_response_is_never_relayed_as_complete() {
         let begun = caller.response_head(&Method::GET).unwrap();
         assert_eq!(begun.status, 200);
         release.send(()).unwrap();
-        assert_eq!(caller.body(begun.framing).unwrap_err().kind(), ErrorKind::ConnectionReset, "{head}");
+        assert_eq!(
+            caller.body(begun.framing).unwrap_err().kind(),
+            ErrorKind::ConnectionReset,
+            "{head}"
+        );
         wait_until_slots_are_free(&demo);
     }
 }
@@ -52,10 +63,16 @@ fn an_incomplete_response_to_http_1_0_ends_with_a_reset() {
     assert_eq!(caller.stream.conn.alpn_protocol(), Some(&b"http/1.0"[..]));
     let begun = caller.response_head(&Method::GET).unwrap();
     // The body is delimited by the end of the connection.
-    assert_eq!((begun.status.as_u16(), begun.framing), (200, Framing::UntilClose));
+    assert_eq!(
+        (begun.status.as_u16(), begun.framing),
+        (200, Framing::UntilClose)
+    );
     assert_eq!(caller.bytes(5).unwrap(), b"hello");
     release.send(()).unwrap();
-    assert_eq!(caller.bytes(1).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(
+        caller.bytes(1).unwrap_err().kind(),
+        ErrorKind::ConnectionReset
+    );
 }
 
 /// A backend that reports the head of a request and the end of its connection, and never answers.
@@ -75,7 +92,10 @@ fn a_disconnected_caller_ends_the_backend_request_at_once() {
     let (backend, backend_saw) = observing_backend();
     let demo = demo(Some(backend));
     // The caller leaves while it waits for a response, and during an upload.
-    for rest in ["\r\n".to_owned(), "Content-Length: 10\r\n\r\nabc".to_owned()] {
+    for rest in [
+        "\r\n".to_owned(),
+        "Content-Length: 10\r\n\r\nabc".to_owned(),
+    ] {
         let mut caller = connect(&demo);
         caller.send(request(&demo, "POST /", &rest));
         assert_eq!(backend_saw.recv_timeout(SOON), Ok("head"));
@@ -110,9 +130,17 @@ fn a_half_closed_connection_cancels_its_request_like_a_closed_one() {
             caller.send(request(&demo, "POST /", rest));
             assert_eq!(backend_saw.recv_timeout(SOON), Ok("head"));
             end_sending(&mut caller, close_notify, fin);
-            assert_eq!(backend_saw.recv_timeout(SOON), Ok("end"), "{close_notify} {fin} {rest:?}");
+            assert_eq!(
+                backend_saw.recv_timeout(SOON),
+                Ok("end"),
+                "{close_notify} {fin} {rest:?}"
+            );
             let gone = caller.bytes(1).unwrap_err().kind();
-            assert_eq!(gone, ErrorKind::ConnectionReset, "{close_notify} {fin} {rest:?}");
+            assert_eq!(
+                gone,
+                ErrorKind::ConnectionReset,
+                "{close_notify} {fin} {rest:?}"
+            );
             wait_until_slots_are_free(&demo);
         }
     }
@@ -125,9 +153,19 @@ fn the_end_of_an_http2_connection_cancels_its_requests() {
     http2_caller::on_a_reactor(async {
         let mut stream = http2_caller::tls(&demo.about).await;
         let key = demo.about.service_key.as_str();
-        let head =
-            [(":method", "GET"), (":scheme", "https"), (":authority", HOST), (":path", "/"), ("x-gw-service-key", key)];
-        let head = frame(HEADERS, END_HEADERS | END_STREAM, 1, &http2_frames::block(&head));
+        let head = [
+            (":method", "GET"),
+            (":scheme", "https"),
+            (":authority", HOST),
+            (":path", "/"),
+            ("x-gw-service-key", key),
+        ];
+        let head = frame(
+            HEADERS,
+            END_HEADERS | END_STREAM,
+            1,
+            &http2_frames::block(&head),
+        );
         let sent = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &head].concat();
         AsyncWriteExt::write_all(&mut stream, &sent).await.unwrap();
         AsyncWriteExt::flush(&mut stream).await.unwrap();
@@ -159,13 +197,21 @@ fn a_half_closed_connection_cuts_its_response() {
         assert_eq!(caller.bytes(5).unwrap(), b"hello");
         end_sending(&mut caller, close_notify, fin);
         assert_eq!(ended.recv_timeout(SOON), Ok(true), "{close_notify} {fin}");
-        assert_eq!(caller.bytes(1).unwrap_err().kind(), ErrorKind::ConnectionReset, "{close_notify} {fin}");
+        assert_eq!(
+            caller.bytes(1).unwrap_err().kind(),
+            ErrorKind::ConnectionReset,
+            "{close_notify} {fin}"
+        );
         // Behind the whole response, the end is orderly.
         let mut caller = connect(&demo);
         caller.send(get(&demo, "/whole"));
         assert_eq!(caller.response().body, b"hello");
         end_sending(&mut caller, close_notify, fin);
-        assert_eq!(caller.bytes(1).unwrap_err().kind(), ErrorKind::UnexpectedEof, "{close_notify} {fin}");
+        assert_eq!(
+            caller.bytes(1).unwrap_err().kind(),
+            ErrorKind::UnexpectedEof,
+            "{close_notify} {fin}"
+        );
     }
     wait_until_slots_are_free(&demo);
 }
@@ -180,7 +226,11 @@ fn an_upload_that_nothing_reads_holds_its_slot_until_the_caller_leaves() {
         kept.lock().unwrap().push(peer);
     })));
     let mut caller = connect(&demo);
-    caller.send(request(&demo, "POST /", "Content-Length: 100000000\r\n\r\n"));
+    caller.send(request(
+        &demo,
+        "POST /",
+        "Content-Length: 100000000\r\n\r\n",
+    ));
     let response = caller.response();
     // Fills all windows and buffers up to the backend. They are full when nothing more can be written for a while.
     caller.stream.sock.set_nonblocking(true).unwrap();
@@ -196,10 +246,17 @@ fn an_upload_that_nothing_reads_holds_its_slot_until_the_caller_leaves() {
         }
     }
     assert!(sent < 100_000_000, "the buffers hold less than the upload");
-    assert_eq!((response.status.as_u16(), response.body.as_slice()), (413, b"no!".as_slice()));
-    eventually("a slot in use", || (tunnels(&demo)[0].slots_in_use == Some(1)).then_some(()));
+    assert_eq!(
+        (response.status.as_u16(), response.body.as_slice()),
+        (413, b"no!".as_slice())
+    );
+    eventually("a slot in use", || {
+        (tunnels(&demo)[0].slots_in_use == Some(1)).then_some(())
+    });
     // A reset: the end of a direction would wait behind the bytes that nothing reads.
-    socket2::SockRef::from(&caller.stream.sock).set_linger(Some(Duration::ZERO)).unwrap();
+    socket2::SockRef::from(&caller.stream.sock)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
     drop(caller);
     wait_until_slots_are_free(&demo);
 }
@@ -240,7 +297,10 @@ fn a_request_that_a_backend_received_is_not_retried() {
         assert_eq!(caller.response().code(), "GW_BACKEND_RESET");
     }
     wait_until_slots_are_free(&demo);
-    assert_eq!(requests.try_iter().collect::<Vec<_>>(), ["/a", "/a", "/b", "/b"]);
+    assert_eq!(
+        requests.try_iter().collect::<Vec<_>>(),
+        ["/a", "/a", "/b", "/b"]
+    );
 }
 
 #[test]
@@ -263,7 +323,9 @@ const BREAKS: [&str; 4] = ["/bad-chunk", "/bad-chunk-later", "/short", "/reset"]
 /// others do not.
 fn breaking() -> Demo {
     let backend = backend::start(|mut peer| {
-        let Ok((head, _, _)) = peer.request() else { return };
+        let Ok((head, _, _)) = peer.request() else {
+            return;
+        };
         const OK: &str = "HTTP/1.1 200 OK\r\n";
         match head.target.path() {
             "/bad-chunk" => peer.send(format!("{OK}Transfer-Encoding: chunked\r\n\r\nzz\r\n")),
@@ -279,7 +341,11 @@ fn breaking() -> Demo {
         }
     });
     let adjust = |config: &mut gw_gateway::config::Config| config.hand_over = HandOver::Never;
-    Demo::start(&Options { adjust, ..crate::support::options(Some(backend)) }).unwrap()
+    Demo::start(&Options {
+        adjust,
+        ..crate::support::options(Some(backend))
+    })
+    .unwrap()
 }
 
 /// Makes the connection end with a TCP reset when it is dropped.
@@ -289,7 +355,11 @@ fn reset(peer: &Peer<TcpStream>) {
 
 /// Checks the error response for a response that broke before any part was relayed.
 fn is_refusal_of(path: &str, code: &str) {
-    let expected = if path.starts_with("/bad-chunk") { "GW_BACKEND_INVALID_RESPONSE" } else { "GW_BACKEND_RESET" };
+    let expected = if path.starts_with("/bad-chunk") {
+        "GW_BACKEND_INVALID_RESPONSE"
+    } else {
+        "GW_BACKEND_RESET"
+    };
     // If the break comes after a part of the body, that part was relayed.
     assert!(path != "/short" && code == expected, "{path}: {code}");
 }
@@ -301,15 +371,31 @@ fn over_http1_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
         for path in BREAKS {
             let mut caller = connect(&demo);
             caller.send(get(&demo, path));
-            let head = caller.response_head(&Method::GET).unwrap_or_else(|error| panic!("{path}: no head: {error}"));
+            let head = caller
+                .response_head(&Method::GET)
+                .unwrap_or_else(|error| panic!("{path}: no head: {error}"));
             assert!(head.headers.contains("x-gw-request-id"));
             if head.status == 502 {
                 let (body, trailers) = caller.body(head.framing).unwrap();
                 let (status, headers, framing) = (head.status, head.headers, head.framing);
-                is_refusal_of(path, &Response { status, headers, body, trailers, framing }.code());
+                is_refusal_of(
+                    path,
+                    &Response {
+                        status,
+                        headers,
+                        body,
+                        trailers,
+                        framing,
+                    }
+                    .code(),
+                );
                 continue;
             }
-            assert!(head.status == 200 && path != "/bad-chunk", "{path}: {}", head.status);
+            assert!(
+                head.status == 200 && path != "/bad-chunk",
+                "{path}: {}",
+                head.status
+            );
             if path == "/short" {
                 assert_eq!(caller.bytes(5).unwrap(), b"hello");
             }
@@ -327,8 +413,12 @@ fn over_http2_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
         http2_caller::on_a_reactor(async {
             let connection = http2_caller::connect(&demo).await;
             for path in BREAKS.repeat(10) {
-                let (response, _) = connection.begin(connection.request(&Method::GET, path), true).await;
-                let response = response.await.unwrap_or_else(|error| panic!("{path}: no head: {error}"));
+                let (response, _) = connection
+                    .begin(connection.request(&Method::GET, path), true)
+                    .await;
+                let response = response
+                    .await
+                    .unwrap_or_else(|error| panic!("{path}: no head: {error}"));
                 assert!(response.headers().contains_key("x-gw-request-id"));
                 let (head, mut stream) = response.into_parts();
                 let mut body = Vec::new();
@@ -345,9 +435,21 @@ fn over_http2_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
                     is_refusal_of(path, body["error"]["code"].as_str().unwrap());
                     continue;
                 }
-                assert!(head.status == 200 && path != "/bad-chunk", "{path}: {}", head.status);
-                assert_eq!(body, if path == "/short" { &b"hello"[..] } else { b"" }, "{path}");
-                assert_eq!(end.and_then(|error| error.reason()), Some(h2::Reason::INTERNAL_ERROR), "{path}");
+                assert!(
+                    head.status == 200 && path != "/bad-chunk",
+                    "{path}: {}",
+                    head.status
+                );
+                assert_eq!(
+                    body,
+                    if path == "/short" { &b"hello"[..] } else { b"" },
+                    "{path}"
+                );
+                assert_eq!(
+                    end.and_then(|error| error.reason()),
+                    Some(h2::Reason::INTERNAL_ERROR),
+                    "{path}"
+                );
             }
         });
     }

@@ -9,7 +9,9 @@ use std::process::{Command, Stdio};
 use crate::support::backend;
 use crate::support::eventually;
 use crate::support::prepared::Prepared;
-use crate::support::process::{self, Running, Served, gw_agent, has_ended, send_signal, serve_command, workers};
+use crate::support::process::{
+    self, Running, Served, gw_agent, has_ended, send_signal, serve_command, workers,
+};
 use crate::support::programs;
 use crate::support::successor::replace;
 
@@ -24,7 +26,11 @@ fn as_user(command: &Command) -> Command {
         shell.args(["setpriv", "--bounding-set=-sys_ptrace", "--"]);
     }
     shell.arg(command.get_program()).args(command.get_args());
-    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell.envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
     shell
 }
 
@@ -32,7 +38,11 @@ fn as_user(command: &Command) -> Command {
 fn is_readable(id: u32) -> bool {
     let mut open = Command::new("sh");
     open.args(["-c", &format!("exec 3< /proc/{id}/mem")]);
-    as_user(&open).stderr(Stdio::null()).status().unwrap().success()
+    as_user(&open)
+        .stderr(Stdio::null())
+        .status()
+        .unwrap()
+        .success()
 }
 
 /// Why nothing can be seen of core dumps here.
@@ -44,19 +54,26 @@ fn no_dumps() -> Option<String> {
             pattern.trim()
         ));
     }
-    let raised = as_user(&Command::new("true")).stderr(Stdio::null()).status().unwrap().success();
+    let raised = as_user(&Command::new("true"))
+        .stderr(Stdio::null())
+        .status()
+        .unwrap()
+        .success();
     (!raised).then(|| "the limit of core dumps (ulimit -c) cannot be raised".to_owned())
 }
 
 /// Why the memory of a process that allows it cannot be read.
 fn no_reading() -> Option<String> {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    (!matches!(scope.trim(), "" | "0")).then(|| format!("kernel.yama.ptrace_scope={}", scope.trim()))
+    (!matches!(scope.trim(), "" | "0"))
+        .then(|| format!("kernel.yama.ptrace_scope={}", scope.trim()))
 }
 
 fn skipped(what: &str, reason: &str) {
     // Not `eprintln!`: the test harness hides its output of tests that pass.
-    std::io::stderr().write_all(format!("core_dumps: {what}: skipped: {reason}\n").as_bytes()).unwrap();
+    std::io::stderr()
+        .write_all(format!("core_dumps: {what}: skipped: {reason}\n").as_bytes())
+        .unwrap();
 }
 
 /// Core dumps in `folder`.
@@ -68,7 +85,14 @@ fn dumps(folder: &Path) -> Vec<Vec<u8>> {
 
 /// Aborts the process of `id`, for which `end` waits. Checks that its memory can be read only if that is `allowed`, and
 /// the same of a core dump; a dump has `secret`.
-fn abort(what: &str, id: u32, folder: &Path, allowed: bool, secret: Option<&str>, end: impl FnOnce()) {
+fn abort(
+    what: &str,
+    id: u32,
+    folder: &Path,
+    allowed: bool,
+    secret: Option<&str>,
+    end: impl FnOnce(),
+) {
     match no_reading() {
         Some(reason) if allowed => skipped(&format!("memory of {what}"), &reason),
         _ => assert_eq!(is_readable(id), allowed, "{what}"),
@@ -80,9 +104,12 @@ fn abort(what: &str, id: u32, folder: &Path, allowed: bool, secret: Option<&str>
     }
     let found = dumps(folder);
     assert_eq!(found.len(), usize::from(allowed), "{what}");
-    let has = |dump: &Vec<u8>, secret: &str| memchr::memmem::find(dump, secret.as_bytes()).is_some();
+    let has =
+        |dump: &Vec<u8>, secret: &str| memchr::memmem::find(dump, secret.as_bytes()).is_some();
     assert!(
-        found.iter().all(|dump| secret.is_none_or(|secret| has(dump, secret))),
+        found
+            .iter()
+            .all(|dump| secret.is_none_or(|secret| has(dump, secret))),
         "{what}: not the dump of the process"
     );
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -96,38 +123,76 @@ fn abort_all(allowed: bool) {
     let folder = folder.path();
     let config = format!("{}core_dumps = {allowed}\n", prepared.config());
     fs::write(prepared.path("gateway.toml"), config).unwrap();
-    let serve = || process::serve(as_user(&serve_command(&prepared.path("gateway.toml"))).current_dir(folder));
+    let serve = || {
+        process::serve(as_user(&serve_command(&prepared.path("gateway.toml"))).current_dir(folder))
+    };
     let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let token = Some(token.trim());
 
     let Served { mut process, .. } = serve();
-    abort("the gateway", process.id(), folder, allowed, token, || assert_eq!(process.exit_code(), None));
+    abort("the gateway", process.id(), folder, allowed, token, || {
+        assert_eq!(process.exit_code(), None)
+    });
 
-    let Served { mut process, log, .. } = serve();
+    let Served {
+        mut process, log, ..
+    } = serve();
     let successor = replace(process.id(), &log);
     assert_eq!(process.exit_code(), Some(0));
-    abort("the successor of a gateway", successor.0, folder, allowed, token, || {
-        eventually("the successor has ended", || successor.has_ended().then_some(()));
-    });
+    abort(
+        "the successor of a gateway",
+        successor.0,
+        folder,
+        allowed,
+        token,
+        || {
+            eventually("the successor has ended", || {
+                successor.has_ended().then_some(())
+            });
+        },
+    );
 
     let gateway = serve();
     let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
     prepared.set_agent_port(gateway.address.port());
     let run_agent = || {
         let mut run = gw_agent();
-        run.args(["run", "--backend", &backend, "--state-dir"]).arg(prepared.path("agent"));
+        run.args(["run", "--backend", &backend, "--state-dir"])
+            .arg(prepared.path("agent"));
         run.env("GW_CORE_DUMPS", allowed.to_string());
         let log = File::create(prepared.path("agent.log")).unwrap();
-        let agent = Running::new(as_user(&run).current_dir(folder).stderr(log).spawn().unwrap());
+        let agent = Running::new(
+            as_user(&run)
+                .current_dir(folder)
+                .stderr(log)
+                .spawn()
+                .unwrap(),
+        );
         prepared.wait_for_tunnel(gateway.address);
-        let worker = eventually("the agent has one worker", || <[u32; 1]>::try_from(workers(agent.id())).ok());
+        let worker = eventually("the agent has one worker", || {
+            <[u32; 1]>::try_from(workers(agent.id())).ok()
+        });
         (agent, worker[0])
     };
     let (mut agent, worker) = run_agent();
-    abort("the supervisor of an agent", agent.id(), folder, allowed, None, || assert_eq!(agent.exit_code(), None));
+    abort(
+        "the supervisor of an agent",
+        agent.id(),
+        folder,
+        allowed,
+        None,
+        || assert_eq!(agent.exit_code(), None),
+    );
     eventually("its worker ends", || has_ended(worker).then_some(()));
     let (mut agent, worker) = run_agent();
-    abort("the worker of an agent", worker, folder, allowed, None, || assert_eq!(agent.exit_code(), Some(1)));
+    abort(
+        "the worker of an agent",
+        worker,
+        folder,
+        allowed,
+        None,
+        || assert_eq!(agent.exit_code(), Some(1)),
+    );
 }
 
 #[test]

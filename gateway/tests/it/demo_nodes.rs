@@ -35,31 +35,51 @@ impl Nodes {
     }
 
     fn pid(&self, node: usize) -> u32 {
-        self.about["nodes"][node]["pid"].as_u64().unwrap().try_into().unwrap()
+        self.about["nodes"][node]["pid"]
+            .as_u64()
+            .unwrap()
+            .try_into()
+            .unwrap()
     }
 
     fn has_tunnel(&self, node: usize) -> bool {
         let url = self.about["nodes"][node]["admin_url"].as_str().unwrap();
-        let (_, metrics) = admin(url.trim_start_matches("http://").parse().unwrap(), "/metrics");
+        let (_, metrics) = admin(
+            url.trim_start_matches("http://").parse().unwrap(),
+            "/metrics",
+        );
         metrics.lines().any(|line| line == "gw_tunnels 1")
     }
 
     /// The status of a request at `node`.
     fn request(&self, node: usize) -> u16 {
-        let port: u16 = self.about["nodes"][node]["port"].as_u64().unwrap().try_into().unwrap();
+        let port: u16 = self.about["nodes"][node]["port"]
+            .as_u64()
+            .unwrap()
+            .try_into()
+            .unwrap();
         let key = self.text("service_key");
-        let node = about(SocketAddr::from(([127, 0, 0, 1], port)), key, PathBuf::from(self.text("ca_file")));
+        let node = about(
+            SocketAddr::from(([127, 0, 0, 1], port)),
+            key,
+            PathBuf::from(self.text("ca_file")),
+        );
         let mut caller = connect_to(&node, HOST, &[b"http/1.1"], None);
-        caller.send(format!("GET /hello HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"));
+        caller.send(format!(
+            "GET /hello HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        ));
         caller.response().status.as_u16()
     }
 
     /// The processes that the demo has started.
     fn parts(&self) -> Vec<u32> {
         let parent = self.process.id();
-        let processes =
-            fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
-        processes.filter(|id| parent_of(*id) == Some(parent)).collect()
+        let processes = fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+        processes
+            .filter(|id| parent_of(*id) == Some(parent))
+            .collect()
     }
 }
 
@@ -89,8 +109,15 @@ fn folder() -> tempfile::TempDir {
 /// Exit code and error of a demo that does not start.
 fn refusal(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
-    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    assert!(
+        output.stdout.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    (
+        output.status.code(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
 }
 
 #[test]
@@ -102,7 +129,11 @@ fn every_node_serves_and_the_others_go_on_without_one() {
     let log = folder.path().join("log");
     let mut demo = Nodes::start(3, demo_command().stderr(fs::File::create(&log).unwrap()));
     assert_eq!([0, 1, 2].map(|node| demo.request(node)), [200; 3]);
-    assert!(demo.text("store").starts_with("postgres://gw@%2F"), "{}", demo.about);
+    assert!(
+        demo.text("store").starts_with("postgres://gw@%2F"),
+        "{}",
+        demo.about
+    );
     assert_eq!(demo.text("admin_url"), demo.about["nodes"][0]["admin_url"]);
     let parts = demo.parts();
     assert_eq!(parts.len(), 5, "three nodes, the agent and PostgreSQL");
@@ -112,15 +143,33 @@ fn every_node_serves_and_the_others_go_on_without_one() {
     assert!(send_signal(demo.pid(lost), "KILL"));
     for other in (0..3).filter(|node| *node != lost) {
         // A request that is sent before the loss is known may have reached the agent, and fails.
-        eventually("the other nodes serve", || (demo.request(other) == 200).then_some(()));
+        eventually("the other nodes serve", || {
+            (demo.request(other) == 200).then_some(())
+        });
     }
-    let line = format!("node {} has ended (signal: 9 (SIGKILL)): the other nodes go on", lost + 1);
-    eventually("the loss is logged", || fs::read_to_string(&log).unwrap().contains(&line).then_some(()));
+    let line = format!(
+        "node {} has ended (signal: 9 (SIGKILL)): the other nodes go on",
+        lost + 1
+    );
+    eventually("the loss is logged", || {
+        fs::read_to_string(&log)
+            .unwrap()
+            .contains(&line)
+            .then_some(())
+    });
 
     demo.process.signal("TERM");
-    assert_eq!(demo.process.exit_code(), Some(0), "{}", fs::read_to_string(&log).unwrap());
+    assert_eq!(
+        demo.process.exit_code(),
+        Some(0),
+        "{}",
+        fs::read_to_string(&log).unwrap()
+    );
     assert!(!parts.iter().any(exists), "all processes have ended");
-    assert!(!Path::new(demo.text("ca_file")).exists(), "the temporary folder is removed");
+    assert!(
+        !Path::new(demo.text("ca_file")).exists(),
+        "the temporary folder is removed"
+    );
 }
 
 #[test]
@@ -135,7 +184,9 @@ fn the_parts_of_a_killed_demo_end_and_another_demo_goes_on_with_its_folder() {
     assert_eq!(parts.len(), 5);
     demo.process.signal("KILL");
     assert_eq!(demo.process.exit_code(), None);
-    eventually("all processes have ended", || (!parts.iter().any(exists)).then_some(()));
+    eventually("all processes have ended", || {
+        (!parts.iter().any(exists)).then_some(())
+    });
 
     let mut demo = Nodes::start(2, demo_command().arg("--data-dir").arg(&data));
     assert_eq!([0, 1].map(|node| demo.request(node)), [200; 2]);
@@ -156,12 +207,28 @@ fn a_given_database_is_used() {
     assert_eq!(demo.parts().len(), 3, "two nodes and the agent");
     demo.process.signal("TERM");
     assert_eq!(demo.process.exit_code(), Some(0));
-    assert_eq!(postgres.sql("SELECT name FROM gw.region"), "eu1.gw.localhost");
+    assert_eq!(
+        postgres.sql("SELECT name FROM gw.region"),
+        "eu1.gw.localhost"
+    );
 
-    let again = ["--nodes", "2", "--port", "0", "--admin-port", "0", "--store", &postgres.url()];
+    let again = [
+        "--nodes",
+        "2",
+        "--port",
+        "0",
+        "--admin-port",
+        "0",
+        "--store",
+        &postgres.url(),
+    ];
     let (code, error) = refusal(demo_command().args(again));
     assert_eq!(code, Some(1));
-    for part in ["--store postgres://gw@", "holds the region eu1.gw.localhost already", "give the --data-dir"] {
+    for part in [
+        "--store postgres://gw@",
+        "holds the region eu1.gw.localhost already",
+        "give the --data-dir",
+    ] {
         assert!(error.contains(part), "{error}");
     }
 }
@@ -173,13 +240,31 @@ fn a_machine_without_postgresql_is_told_what_to_install() {
     }
     const WITHOUT: &str = "[ ! -d /usr/lib/postgresql ] || mount -t tmpfs none /usr/lib/postgresql; PATH= exec \"$@\"";
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", WITHOUT, "sh"]);
-    command.arg(gw_gateway().get_program()).args(["demo", "--nodes", "3", "--port", "0", "--admin-port", "0"]);
+    command.args([
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        WITHOUT,
+        "sh",
+    ]);
+    command.arg(gw_gateway().get_program()).args([
+        "demo",
+        "--nodes",
+        "3",
+        "--port",
+        "0",
+        "--admin-port",
+        "0",
+    ]);
     let (code, error) = refusal(&mut command);
     assert_eq!(code, Some(1), "{error}");
-    for part in
-        ["PostgreSQL, which the nodes share, is not installed", "`apt install postgresql`", "--store postgres://"]
-    {
+    for part in [
+        "PostgreSQL, which the nodes share, is not installed",
+        "`apt install postgresql`",
+        "--store postgres://",
+    ] {
         assert!(error.contains(part), "{error}");
     }
 }
@@ -187,15 +272,27 @@ fn a_machine_without_postgresql_is_told_what_to_install() {
 #[test]
 fn options_that_do_not_fit_together_are_refused_with_both_names() {
     for (options, parts) in [
-        ("--store postgres://gw@db1/gw", ["--store", "only with --nodes"]),
+        (
+            "--store postgres://gw@db1/gw",
+            ["--store", "only with --nodes"],
+        ),
         ("--nodes 3 --store sqlite", ["--store", "--nodes"]),
         ("--nodes 3 --port 65535", ["--port 65535", "--nodes 3"]),
-        ("--nodes 3 --port 8443 --admin-port 8445", ["--port 8443 and --admin-port 8445", "--nodes 3"]),
-        ("--nodes 2 --backend ftp://localhost", ["--backend", "\"ftp://localhost\""]),
+        (
+            "--nodes 3 --port 8443 --admin-port 8445",
+            ["--port 8443 and --admin-port 8445", "--nodes 3"],
+        ),
+        (
+            "--nodes 2 --backend ftp://localhost",
+            ["--backend", "\"ftp://localhost\""],
+        ),
         ("--nodes 1", ["--nodes", "1 is not in 2..=9"]),
     ] {
         let (code, error) = refusal(demo_command().args(options.split(' ')));
         assert_eq!(code, Some(2), "{error}");
-        assert!(parts.iter().all(|part| error.contains(part)), "{options}: {error}");
+        assert!(
+            parts.iter().all(|part| error.contains(part)),
+            "{options}: {error}"
+        );
     }
 }

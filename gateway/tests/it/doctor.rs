@@ -32,18 +32,38 @@ fn examine(command: &mut Command) -> (impl Fn(&str) -> (String, String) + use<>,
 #[test]
 fn the_ports_of_a_running_gateway_are_not_reported_as_in_use() {
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
+    let (config, data_dir) = (
+        directory.path().join("gateway.toml"),
+        directory.path().join("data"),
+    );
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
-    let Served { process: _gateway, address, admin_address, .. } = serve(&mut serve_command(&config));
+    let Served {
+        process: _gateway,
+        address,
+        admin_address,
+        ..
+    } = serve(&mut serve_command(&config));
     let doctor = |listen: &str, admin: &str| {
         let mut command = gw_gateway();
-        command.arg("doctor").arg("--config").arg(&config).env("GW_LISTEN", listen).env("GW_ADMIN_LISTEN", admin);
+        command
+            .arg("doctor")
+            .arg("--config")
+            .arg(&config)
+            .env("GW_LISTEN", listen)
+            .env("GW_ADMIN_LISTEN", admin);
         command
     };
-    let (look, code) = examine(&mut doctor(&address.to_string(), &admin_address.to_string()));
+    let (look, code) = examine(&mut doctor(
+        &address.to_string(),
+        &admin_address.to_string(),
+    ));
     assert_eq!(code, 0);
     for check in ["listen", "admin_listen"] {
-        assert!(look(check).1.ends_with("a gateway has it and answers"), "{:?}", look(check));
+        assert!(
+            look(check).1.ends_with("a gateway has it and answers"),
+            "{:?}",
+            look(check)
+        );
     }
     assert_eq!(look("data_dir").0, "ok");
     assert_eq!(look("certificate").0, "warning");
@@ -55,21 +75,43 @@ fn the_ports_of_a_running_gateway_are_not_reported_as_in_use() {
     let listen = other.local_addr().unwrap().to_string();
     std::thread::spawn(move || other.incoming().for_each(drop));
     let (look, code) = examine(&mut doctor(&listen, &admin_address.to_string()));
-    assert_eq!((code, look("listen").0.as_str(), look("admin_listen").0.as_str()), (1, "failed", "ok"));
+    assert_eq!(
+        (
+            code,
+            look("listen").0.as_str(),
+            look("admin_listen").0.as_str()
+        ),
+        (1, "failed", "ok")
+    );
 }
 
 #[test]
 fn a_gateway_that_requires_a_proxy_header_of_this_machine_is_recognised() {
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
-    let proxies = "trusted_proxies = [{ address = \"127.0.0.1\", proxy_protocol = \"required\" }]\n";
+    let (config, data_dir) = (
+        directory.path().join("gateway.toml"),
+        directory.path().join("data"),
+    );
+    let proxies =
+        "trusted_proxies = [{ address = \"127.0.0.1\", proxy_protocol = \"required\" }]\n";
     std::fs::write(&config, config_text(&data_dir, 0) + proxies).unwrap();
-    let Served { process: _gateway, address, admin_address, .. } = serve(&mut serve_command(&config));
+    let Served {
+        process: _gateway,
+        address,
+        admin_address,
+        ..
+    } = serve(&mut serve_command(&config));
     let mut doctor = gw_gateway();
     doctor.arg("doctor").arg("--config").arg(&config);
-    doctor.env("GW_LISTEN", address.to_string()).env("GW_ADMIN_LISTEN", admin_address.to_string());
+    doctor
+        .env("GW_LISTEN", address.to_string())
+        .env("GW_ADMIN_LISTEN", admin_address.to_string());
     let (look, code) = examine(&mut doctor);
-    assert!(look("listen").1.ends_with("a gateway has it and answers"), "{:?}", look("listen"));
+    assert!(
+        look("listen").1.ends_with("a gateway has it and answers"),
+        "{:?}",
+        look("listen")
+    );
     assert_eq!((code, look("trusted_proxies").0.as_str()), (0, "ok"));
 }
 
@@ -81,55 +123,108 @@ fn doctor_does_not_disturb_a_running_agent() {
     let state = demo.about.ca_file.with_file_name("agent");
     let doctor = |backend: &str| {
         let mut command = gw_agent();
-        command.arg("doctor").arg("--state-dir").arg(&state).args(["--backend", backend]);
+        command
+            .arg("doctor")
+            .arg("--state-dir")
+            .arg(&state)
+            .args(["--backend", backend]);
         command
     };
-    let (look, code) = examine(&mut doctor(&format!("http://{}", backend.local_addr().unwrap())));
-    for check in ["state folder", "certificate", "gateway", "clock of the gateway"] {
+    let (look, code) = examine(&mut doctor(&format!(
+        "http://{}",
+        backend.local_addr().unwrap()
+    )));
+    for check in [
+        "state folder",
+        "certificate",
+        "gateway",
+        "clock of the gateway",
+    ] {
         assert_eq!(look(check).0, "ok", "{:?}", look(check));
     }
     let tunnel = look("tunnel of demo--echo.eu1.gw.localhost");
     assert_eq!((tunnel.0.as_str(), code), ("ok", 0), "{tunnel:?}");
     let after = tunnels(&demo);
-    assert_eq!((after.len(), after[0].generation, after[0].draining), (1, before[0].generation, false));
+    assert_eq!(
+        (after.len(), after[0].generation, after[0].draining),
+        (1, before[0].generation, false)
+    );
     let mut caller = connect(&demo);
     caller.send(get(&demo, "/status/204"));
     assert_eq!(caller.response().status, 204);
 
     drop(backend);
     let (look, code) = examine(&mut doctor("http://127.0.0.1:1"));
-    assert_eq!((look("backend of demo--echo.eu1.gw.localhost").0.as_str(), code), ("failed", 1));
+    assert_eq!(
+        (
+            look("backend of demo--echo.eu1.gw.localhost").0.as_str(),
+            code
+        ),
+        ("failed", 1)
+    );
     demo.stop();
 }
 
 #[test]
 fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
+    let (config, data_dir) = (
+        directory.path().join("gateway.toml"),
+        directory.path().join("data"),
+    );
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
-    let demo = Demo::start(&Options { data_dir: Some(data_dir), ..options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        data_dir: Some(data_dir),
+        ..options(None)
+    })
+    .unwrap();
     let (control, api) = (demo.gateway().control(), Api(&demo.about));
-    let admin = demo.about.admin_url.trim_start_matches("http://").to_owned();
+    let admin = demo
+        .about
+        .admin_url
+        .trim_start_matches("http://")
+        .to_owned();
     let doctor = || {
         let mut command = gw_gateway();
-        command.arg("doctor").arg("--config").arg(&config).env("GW_ADMIN_LISTEN", &admin);
+        command
+            .arg("doctor")
+            .arg("--config")
+            .arg(&config)
+            .env("GW_ADMIN_LISTEN", &admin);
         examine(&mut command).0
     };
     assert_eq!(api.get("/warnings").body, json!({ "items": [] }));
     let look = doctor();
-    let all_well = ("ok".to_owned(), "no service with several agents depends on one of them".to_owned());
+    let all_well = (
+        "ok".to_owned(),
+        "no service with several agents depends on one of them".to_owned(),
+    );
     assert_eq!(look("agents of services"), all_well);
 
     let ready = control.records().agents.into_values().next().unwrap();
-    let lost = AgentRecord { id: AgentId::random(), name: "lost".to_owned(), key: None, ..ready.clone() };
+    let lost = AgentRecord {
+        id: AgentId::random(),
+        name: "lost".to_owned(),
+        key: None,
+        ..ready.clone()
+    };
     control.put(&StoredRecord::Agent(lost.clone())).unwrap();
-    let found = format!("1 of 2 agents is ready, {} ({}); {} (lost): no tunnel", ready.id, ready.name, lost.id);
+    let found = format!(
+        "1 of 2 agents is ready, {} ({}); {} (lost): no tunnel",
+        ready.id, ready.name, lost.id
+    );
     let warning = &api.get("/warnings").body["items"][0];
-    assert_eq!((&warning["account"], &warning["service"]), (&json!("demo"), &json!("echo")));
+    assert_eq!(
+        (&warning["account"], &warning["service"]),
+        (&json!("demo"), &json!("echo"))
+    );
     assert_eq!(warning["found"], found);
     let look = doctor();
     assert_eq!(look("agents of demo/echo"), ("warning".to_owned(), found));
     demo.stop();
     let look = doctor();
-    assert_eq!(look("agents of services").1, "not checked: the gateway does not run");
+    assert_eq!(
+        look("agents of services").1,
+        "not checked: the gateway does not run"
+    );
 }

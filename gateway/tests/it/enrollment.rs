@@ -33,7 +33,12 @@ fn plain_csr(key: &KeyPair) -> String {
 }
 
 fn enroll(demo: &Demo, token: &str) -> Response {
-    post_json(demo, "/enroll", "", &json!({ "token": token, "name": "test", "version": VERSION }))
+    post_json(
+        demo,
+        "/enroll",
+        "",
+        &json!({ "token": token, "name": "test", "version": VERSION }),
+    )
 }
 
 fn bearer(secret: &str) -> String {
@@ -41,12 +46,18 @@ fn bearer(secret: &str) -> String {
 }
 
 fn text<'a>(value: &'a Value, name: &str) -> &'a str {
-    value[name].as_str().unwrap_or_else(|| panic!("no {name} in {value}"))
+    value[name]
+        .as_str()
+        .unwrap_or_else(|| panic!("no {name} in {value}"))
 }
 
 /// Status and error code of a response; only the status if it is not an error.
 fn outcome(response: &Response) -> String {
-    let code = if response.status.is_success() { String::new() } else { response.code() };
+    let code = if response.status.is_success() {
+        String::new()
+    } else {
+        response.code()
+    };
     format!("{} {code}", response.status.as_u16())
 }
 
@@ -55,46 +66,102 @@ fn demo_with_high_limits() -> Demo {
     let adjust = |config: &mut gw_gateway::config::Config| {
         config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
     };
-    Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap()
+    Demo::start(&Options {
+        adjust,
+        ..crate::support::options(None)
+    })
+    .unwrap()
 }
 
 #[test]
 fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other() {
-    let adjust = |config: &mut gw_gateway::config::Config| config.enrollment_requests = Rate::new(8, 1).unwrap();
-    let demo = Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap();
+    let adjust = |config: &mut gw_gateway::config::Config| {
+        config.enrollment_requests = Rate::new(8, 1).unwrap()
+    };
+    let demo = Demo::start(&Options {
+        adjust,
+        ..crate::support::options(None)
+    })
+    .unwrap();
     // The demo's agent has used up to three requests.
     let services = vec!["echo".to_owned()];
-    let token =
-        NewEnrollmentToken { services, approval: Approval::Manual, uses: Some(5), ..NewEnrollmentToken::default() };
-    let token = demo.gateway().control().create_enrollment_token(&Actor::Admin, "demo", &token).unwrap().token;
+    let token = NewEnrollmentToken {
+        services,
+        approval: Approval::Manual,
+        uses: Some(5),
+        ..NewEnrollmentToken::default()
+    };
+    let token = demo
+        .gateway()
+        .control()
+        .create_enrollment_token(&Actor::Admin, "demo", &token)
+        .unwrap()
+        .token;
     let waiting: Vec<Value> = (0..5).map(|_| enroll(&demo, &token).json()).collect();
     let poll = |id: &str, secret: &str| {
-        outcome(&ask(&demo, &format!("GET /enroll/status?enrollment_id={id}"), &bearer(secret), ""))
+        outcome(&ask(
+            &demo,
+            &format!("GET /enroll/status?enrollment_id={id}"),
+            &bearer(secret),
+            "",
+        ))
     };
     let guess = || poll(text(&waiting[0], "enrollment_id"), "gw_es_guessed");
-    eventually("guesses are limited", || (guess() == "429 GW_RATE_LIMIT_EXCEEDED").then_some(()));
+    eventually("guesses are limited", || {
+        (guess() == "429 GW_RATE_LIMIT_EXCEEDED").then_some(())
+    });
     // A worker that answers knows the agents that enrolled before.
     crate::support::reports(&demo);
     for _ in 0..12 {
         for agent in &waiting {
-            assert_eq!(poll(text(agent, "enrollment_id"), text(agent, "enrollment_secret")), "200 ");
+            assert_eq!(
+                poll(
+                    text(agent, "enrollment_id"),
+                    text(agent, "enrollment_secret")
+                ),
+                "200 "
+            );
         }
     }
-    let (first, secret) = (text(&waiting[0], "enrollment_id"), text(&waiting[0], "enrollment_secret"));
+    let (first, secret) = (
+        text(&waiting[0], "enrollment_id"),
+        text(&waiting[0], "enrollment_secret"),
+    );
     let limited = (0..1000).find_map(|_| {
-        let response = ask(&demo, &format!("GET /enroll/status?enrollment_id={first}"), &bearer(secret), "");
+        let response = ask(
+            &demo,
+            &format!("GET /enroll/status?enrollment_id={first}"),
+            &bearer(secret),
+            "",
+        );
         (response.status == 429).then_some(response)
     });
     let limited = limited.expect("an agent that polls without pause is limited");
-    assert!(limited.json()["error"]["message"].as_str().unwrap().contains("this agent"), "{}", limited.json());
+    assert!(
+        limited.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("this agent"),
+        "{}",
+        limited.json()
+    );
     assert!((2..=60).contains(&limited.header("retry-after").parse::<u64>().unwrap()));
-    assert_eq!(poll(text(&waiting[1], "enrollment_id"), text(&waiting[1], "enrollment_secret")), "200 ");
+    assert_eq!(
+        poll(
+            text(&waiting[1], "enrollment_id"),
+            text(&waiting[1], "enrollment_secret")
+        ),
+        "200 "
+    );
 }
 
 /// The record of the demo's own agent.
 fn own_agent(demo: &Demo) -> AgentRecord {
     let agents = demo.gateway().control().records().agents;
-    agents.into_values().find(|agent| agent.name == "demo").unwrap()
+    agents
+        .into_values()
+        .find(|agent| agent.name == "demo")
+        .unwrap()
 }
 
 #[test]
@@ -109,68 +176,156 @@ fn enrollment_endpoints_report_every_error() {
     assert_eq!(text(&enrolled, "status"), "approved");
     assert!(text(&enrolled, "agent_id").starts_with("ag_"));
     assert!(enrolled["poll_after_seconds"].as_u64().unwrap() >= 1);
-    let (id, secret) = (text(&enrolled, "enrollment_id"), bearer(text(&enrolled, "enrollment_secret")));
+    let (id, secret) = (
+        text(&enrolled, "enrollment_id"),
+        bearer(text(&enrolled, "enrollment_secret")),
+    );
 
     let fresh = setup::enrollment_token(control, "demo", &["echo"]);
     let withdrawn = setup::enrollment_token(control, "demo", &["echo"]);
     let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
-    control.delete_enrollment_token(&Actor::Admin, "demo", withdrawn_id).unwrap();
+    control
+        .delete_enrollment_token(&Actor::Admin, "demo", withdrawn_id)
+        .unwrap();
     let body = |token: &str, name: &str, version: &str| json!({ "token": token, "name": name, "version": version });
     let last = if fresh.ends_with('x') { "y" } else { "x" };
     let guessed = format!("{}{last}", &fresh[..fresh.len() - 1]);
     for (what, body, expected) in [
-        ("used", body(&used, "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
-        ("withdrawn", body(&withdrawn, "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
-        ("wrong secret", body(&guessed, "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
-        ("not a token", body("x", "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
-        ("other version", body(&fresh, "a", "0.0.1"), "426 GW_VERSION_MISMATCH"),
+        (
+            "used",
+            body(&used, "a", VERSION),
+            "401 GW_ENROLLMENT_TOKEN_INVALID",
+        ),
+        (
+            "withdrawn",
+            body(&withdrawn, "a", VERSION),
+            "401 GW_ENROLLMENT_TOKEN_INVALID",
+        ),
+        (
+            "wrong secret",
+            body(&guessed, "a", VERSION),
+            "401 GW_ENROLLMENT_TOKEN_INVALID",
+        ),
+        (
+            "not a token",
+            body("x", "a", VERSION),
+            "401 GW_ENROLLMENT_TOKEN_INVALID",
+        ),
+        (
+            "other version",
+            body(&fresh, "a", "0.0.1"),
+            "426 GW_VERSION_MISMATCH",
+        ),
         ("no name", body(&fresh, " ", VERSION), "400 GW_BAD_REQUEST"),
-        ("long name", body(&fresh, &"x".repeat(101), VERSION), "400 GW_BAD_REQUEST"),
-        ("missing field", json!({ "token": fresh }), "400 GW_BAD_REQUEST"),
+        (
+            "long name",
+            body(&fresh, &"x".repeat(101), VERSION),
+            "400 GW_BAD_REQUEST",
+        ),
+        (
+            "missing field",
+            json!({ "token": fresh }),
+            "400 GW_BAD_REQUEST",
+        ),
         (
             "unknown field",
             json!({ "token": fresh, "name": "a", "version": VERSION, "admin": true }),
             "400 GW_BAD_REQUEST",
         ),
     ] {
-        assert_eq!(outcome(&post_json(&demo, "/enroll", "", &body)), expected, "{what}");
+        assert_eq!(
+            outcome(&post_json(&demo, "/enroll", "", &body)),
+            expected,
+            "{what}"
+        );
     }
-    assert_eq!(outcome(&ask(&demo, "POST /enroll", "", &"x".repeat(70_000))), "413 GW_BODY_TOO_LARGE");
+    assert_eq!(
+        outcome(&ask(&demo, "POST /enroll", "", &"x".repeat(70_000))),
+        "413 GW_BODY_TOO_LARGE"
+    );
     // The refused requests did not consume the token.
     assert_eq!(enroll(&demo, &fresh).status, 201);
 
-    let status = |id: &str, fields: &str| ask(&demo, &format!("GET /enroll/status?enrollment_id={id}"), fields, "");
+    let status = |id: &str, fields: &str| {
+        ask(
+            &demo,
+            &format!("GET /enroll/status?enrollment_id={id}"),
+            fields,
+            "",
+        )
+    };
     let known = status(id, &secret);
-    assert_eq!((known.status.as_u16(), text(&known.json(), "status")), (200, "approved"));
+    assert_eq!(
+        (known.status.as_u16(), text(&known.json(), "status")),
+        (200, "approved")
+    );
     assert!(text(&known.json(), "agent_id").starts_with("ag_"));
-    assert_eq!(outcome(&status(id, &bearer("gw_es_wrong"))), "401 GW_ENROLLMENT_INVALID");
+    assert_eq!(
+        outcome(&status(id, &bearer("gw_es_wrong"))),
+        "401 GW_ENROLLMENT_INVALID"
+    );
     assert_eq!(outcome(&status(id, "")), "401 GW_ENROLLMENT_INVALID");
-    assert_eq!(outcome(&status("en_00000000000000000000", &secret)), "401 GW_ENROLLMENT_INVALID");
-    assert_eq!(outcome(&ask(&demo, "GET /enroll/status", &secret, "")), "400 GW_BAD_REQUEST");
+    assert_eq!(
+        outcome(&status("en_00000000000000000000", &secret)),
+        "401 GW_ENROLLMENT_INVALID"
+    );
+    assert_eq!(
+        outcome(&ask(&demo, "GET /enroll/status", &secret, "")),
+        "400 GW_BAD_REQUEST"
+    );
 
     let key = KeyPair::generate().unwrap();
     let good = plain_csr(&key);
-    let ask_for = |fields: &str, csr: &str| post_json(&demo, "/csr", fields, &json!({ "csr": csr }));
+    let ask_for =
+        |fields: &str, csr: &str| post_json(&demo, "/csr", fields, &json!({ "csr": csr }));
     let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
     let mut garbled = good.clone();
     let middle = good.len() / 2;
-    garbled.replace_range(middle..=middle, if good.as_bytes()[middle] == b'A' { "B" } else { "A" });
+    garbled.replace_range(
+        middle..=middle,
+        if good.as_bytes()[middle] == b'A' {
+            "B"
+        } else {
+            "A"
+        },
+    );
     for (what, fields, csr, expected) in [
         ("no bearer", "", good.as_str(), "401 GW_ENROLLMENT_INVALID"),
-        ("other's secret", &bearer("gw_es_x"), &good, "401 GW_ENROLLMENT_INVALID"),
+        (
+            "other's secret",
+            &bearer("gw_es_x"),
+            &good,
+            "401 GW_ENROLLMENT_INVALID",
+        ),
         ("not PEM", &secret, "hello", "400 GW_CSR_INVALID"),
         ("garbled", &secret, &garbled, "400 GW_CSR_INVALID"),
         ("P-384", &secret, &plain_csr(&p384), "400 GW_CSR_INVALID"),
-        ("weak RSA", &secret, include_str!("data/rsa-1024.csr"), "400 GW_CSR_INVALID"),
-        ("signature of another key", &secret, include_str!("data/bad-signature.csr"), "400 GW_CSR_INVALID"),
+        (
+            "weak RSA",
+            &secret,
+            include_str!("data/rsa-1024.csr"),
+            "400 GW_CSR_INVALID",
+        ),
+        (
+            "signature of another key",
+            &secret,
+            include_str!("data/bad-signature.csr"),
+            "400 GW_CSR_INVALID",
+        ),
     ] {
         assert_eq!(outcome(&ask_for(fields, csr)), expected, "{what}");
     }
     let agent_id = text(&known.json(), "agent_id").to_owned();
     let both = json!({ "csr": good, "agent_id": agent_id });
-    assert_eq!(outcome(&post_json(&demo, "/csr", &secret, &both)), "400 GW_BAD_REQUEST");
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", &secret, &both)),
+        "400 GW_BAD_REQUEST"
+    );
     // An agent without a certificate has no key to recover with.
-    assert_eq!(outcome(&post_json(&demo, "/csr", "", &both)), "401 GW_AGENT_CERTIFICATE_EXPIRED");
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", "", &both)),
+        "401 GW_AGENT_CERTIFICATE_EXPIRED"
+    );
 
     let issued = ask_for(&secret, &good);
     assert_eq!(issued.status, 200, "{}", issued.json());
@@ -179,11 +334,19 @@ fn enrollment_endpoints_report_every_error() {
     // A repeated request gets the same reply, in case the first was lost; a request for another key is refused.
     assert_eq!(ask_for(&secret, &good).status, 200);
     let other_key = plain_csr(&KeyPair::generate().unwrap());
-    assert_eq!(outcome(&ask_for(&secret, &other_key)), "401 GW_ENROLLMENT_INVALID");
-    control.revoke_agent(&Actor::Admin, "demo", &agent_id).unwrap();
+    assert_eq!(
+        outcome(&ask_for(&secret, &other_key)),
+        "401 GW_ENROLLMENT_INVALID"
+    );
+    control
+        .revoke_agent(&Actor::Admin, "demo", &agent_id)
+        .unwrap();
     assert_eq!(text(&status(id, &secret).json(), "status"), "revoked");
     assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_AGENT_REVOKED");
-    assert_eq!(outcome(&post_json(&demo, "/csr", "", &both)), "401 GW_AGENT_REVOKED");
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", "", &both)),
+        "401 GW_AGENT_REVOKED"
+    );
 }
 
 #[test]
@@ -192,27 +355,49 @@ fn a_certificate_has_only_contents_set_by_the_gateway() {
     let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
     let enrolled = enroll(&demo, &token).json();
     let key = KeyPair::generate().unwrap();
-    let mut greedy = CertificateParams::new(vec!["demo--echo.eu1.gw.localhost".to_owned()]).unwrap();
+    let mut greedy =
+        CertificateParams::new(vec!["demo--echo.eu1.gw.localhost".to_owned()]).unwrap();
     greedy.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let victim = "gw://eu1.gw.localhost/victim/agent/ag_00000000000000000000";
-    greedy.subject_alt_names.push(SanType::URI(victim.try_into().unwrap()));
+    greedy
+        .subject_alt_names
+        .push(SanType::URI(victim.try_into().unwrap()));
     let fields = bearer(text(&enrolled, "enrollment_secret"));
-    let issued = post_json(&demo, "/csr", &fields, &json!({ "csr": csr(&greedy, &key) })).json();
+    let issued = post_json(
+        &demo,
+        "/csr",
+        &fields,
+        &json!({ "csr": csr(&greedy, &key) }),
+    )
+    .json();
     let der = CertificateDer::from_pem_slice(text(&issued, "certificate").as_bytes()).unwrap();
     let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
     assert!(!certificate.is_ca());
-    let names = &certificate.subject_alternative_name().unwrap().unwrap().value.general_names;
-    let uri = format!("gw://eu1.gw.localhost/demo/agent/{}", text(&issued, "agent_id"));
+    let names = &certificate
+        .subject_alternative_name()
+        .unwrap()
+        .unwrap()
+        .value
+        .general_names;
+    let uri = format!(
+        "gw://eu1.gw.localhost/demo/agent/{}",
+        text(&issued, "agent_id")
+    );
     assert_eq!(names[..], [x509_parser::extensions::GeneralName::URI(&uri)]);
     let usage = certificate.extended_key_usage().unwrap().unwrap().value;
     assert!(usage.client_auth && !usage.server_auth && !usage.any);
-    assert_eq!(certificate.public_key().raw, rcgen::PublicKeyData::subject_public_key_info(&key));
+    assert_eq!(
+        certificate.public_key().raw,
+        rcgen::PublicKeyData::subject_public_key_info(&key)
+    );
     let lifetime = certificate.validity().not_after.timestamp() - Timestamp::now().0;
     assert!((86_000..=86_400).contains(&lifetime), "{lifetime}");
     // The issuing authority signs only agent certificates.
     let authority = CertificateDer::from_pem_slice(text(&issued, "chain").as_bytes()).unwrap();
     let (_, authority) = x509_parser::parse_x509_certificate(&authority).unwrap();
-    certificate.verify_signature(Some(authority.public_key())).unwrap();
+    certificate
+        .verify_signature(Some(authority.public_key()))
+        .unwrap();
 }
 
 #[test]
@@ -220,8 +405,13 @@ fn one_of_eight_concurrent_enrollments_with_one_token_succeeds() {
     let demo = demo(None);
     let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
     let mut statuses: Vec<u16> = thread::scope(|scope| {
-        let attempts: Vec<_> = (0..8).map(|_| scope.spawn(|| enroll(&demo, &token).status.as_u16())).collect();
-        attempts.into_iter().map(|attempt| attempt.join().unwrap()).collect()
+        let attempts: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| enroll(&demo, &token).status.as_u16()))
+            .collect();
+        attempts
+            .into_iter()
+            .map(|attempt| attempt.join().unwrap())
+            .collect()
     });
     statuses.sort_unstable();
     assert_eq!(statuses, [201, 401, 401, 401, 401, 401, 401, 401]);
@@ -236,20 +426,38 @@ fn an_enrollment_token_can_require_manual_approval() {
         approval: Approval::Manual,
         ..NewEnrollmentToken::default()
     };
-    let token = control.create_enrollment_token(&Actor::Admin, "demo", &manual).unwrap().token;
+    let token = control
+        .create_enrollment_token(&Actor::Admin, "demo", &manual)
+        .unwrap()
+        .token;
     let enrolled = enroll(&demo, &token).json();
     assert_eq!(text(&enrolled, "status"), "pending");
     let secret = bearer(text(&enrolled, "enrollment_secret"));
     let status = || {
-        let line = format!("GET /enroll/status?enrollment_id={}", text(&enrolled, "enrollment_id"));
+        let line = format!(
+            "GET /enroll/status?enrollment_id={}",
+            text(&enrolled, "enrollment_id")
+        );
         ask(&demo, &line, &secret, "").json()
     };
-    assert_eq!((text(&status(), "status"), status().get("agent_id")), ("pending", None));
+    assert_eq!(
+        (text(&status(), "status"), status().get("agent_id")),
+        ("pending", None)
+    );
     let key = KeyPair::generate().unwrap();
-    let ask_for_certificate = || post_json(&demo, "/csr", &secret, &json!({ "csr": plain_csr(&key) }));
+    let ask_for_certificate =
+        || post_json(&demo, "/csr", &secret, &json!({ "csr": plain_csr(&key) }));
     assert_eq!(outcome(&ask_for_certificate()), "409 GW_ENROLLMENT_PENDING");
-    let pending = control.records().agents.into_values().find(|agent| agent.name == "test").unwrap().id;
-    control.approve_agent(&Actor::Admin, "demo", pending.as_str()).unwrap();
+    let pending = control
+        .records()
+        .agents
+        .into_values()
+        .find(|agent| agent.name == "test")
+        .unwrap()
+        .id;
+    control
+        .approve_agent(&Actor::Admin, "demo", pending.as_str())
+        .unwrap();
     assert_eq!(text(&status(), "agent_id"), pending.as_str());
     assert_eq!(ask_for_certificate().status, 200);
 }
@@ -259,7 +467,11 @@ fn certificate_renewal_does_not_interrupt_requests() {
     let adjust = |config: &mut gw_gateway::config::Config| {
         config.agent_certificate_lifetime = Duration::from_secs(5);
     };
-    let demo = Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        adjust,
+        ..crate::support::options(None)
+    })
+    .unwrap();
     let begun = tunnels(&demo)[0].clone();
     let first = own_agent(&demo);
     // One request spans two renewals; short requests run beside it.
@@ -281,10 +493,19 @@ fn certificate_renewal_does_not_interrupt_requests() {
     assert_eq!(long.response().status, 200);
     // The tunnel has outlived the first certificate.
     assert_eq!(tunnels(&demo)[0].generation, begun.generation);
-    let log =
-        demo.gateway().control().audit_log(&gw_gateway::store::AuditQuery { account: None, before: None, limit: 1 });
+    let log = demo
+        .gateway()
+        .control()
+        .audit_log(&gw_gateway::store::AuditQuery {
+            account: None,
+            before: None,
+            limit: 1,
+        });
     let entry = &log.unwrap().items[0];
-    assert_eq!((entry.action.as_str(), entry.actor.as_str()), ("agent.certificate", &*format!("agent {}", first.id)));
+    assert_eq!(
+        (entry.action.as_str(), entry.actor.as_str()),
+        ("agent.certificate", &*format!("agent {}", first.id))
+    );
 }
 
 #[test]
@@ -294,7 +515,10 @@ fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
     let expired = |days: u64| {
         let ago = Duration::from_secs(days * 24 * 3600 + 5);
         let not_after = Timestamp(Timestamp::now().0 - ago.as_secs().cast_signed());
-        AgentRecord { certificate_not_after: Some(not_after), ..own_agent(&demo) }
+        AgentRecord {
+            certificate_not_after: Some(not_after),
+            ..own_agent(&demo)
+        }
     };
     let record = expired(29);
     control.put(&StoredRecord::Agent(record.clone())).unwrap();
@@ -308,61 +532,104 @@ fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
         (caller.response().status == 200).then_some(())
     });
     control.put(&StoredRecord::Agent(expired(31))).unwrap();
-    eventually("no tunnel is left", || tunnels(&demo).is_empty().then_some(()));
+    eventually("no tunnel is left", || {
+        tunnels(&demo).is_empty().then_some(())
+    });
     let key = KeyPair::generate().unwrap();
     let request = json!({ "csr": plain_csr(&key), "agent_id": record.id });
-    assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_AGENT_CERTIFICATE_EXPIRED");
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", "", &request)),
+        "401 GW_AGENT_CERTIFICATE_EXPIRED"
+    );
     // A recovery with another key is refused.
     control.put(&StoredRecord::Agent(expired(1))).unwrap();
-    assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_ENROLLMENT_INVALID");
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", "", &request)),
+        "401 GW_ENROLLMENT_INVALID"
+    );
 }
 
 #[test]
 fn only_the_agent_can_use_up_its_certificate_allowance() {
     let demo = demo_with_high_limits();
     let agent = own_agent(&demo).id;
-    let ask_for = |csr: &str| outcome(&post_json(&demo, "/csr", "", &json!({ "csr": csr, "agent_id": agent })));
+    let ask_for = |csr: &str| {
+        outcome(&post_json(
+            &demo,
+            "/csr",
+            "",
+            &json!({ "csr": csr, "agent_id": agent }),
+        ))
+    };
     let stranger = plain_csr(&KeyPair::generate().unwrap());
     // More requests than the agent's allowance.
     for _ in 0..25 {
         assert_eq!(ask_for(&stranger), "401 GW_ENROLLMENT_INVALID");
         assert_eq!(ask_for("hello"), "400 GW_CSR_INVALID");
-        assert_eq!(ask_for(include_str!("data/bad-signature.csr")), "400 GW_CSR_INVALID");
+        assert_eq!(
+            ask_for(include_str!("data/bad-signature.csr")),
+            "400 GW_CSR_INVALID"
+        );
     }
     let (_, key) = identity(&demo.about.ca_file.parent().unwrap().join("agent"));
     let own = plain_csr(&key);
     let outcomes: Vec<String> = (0..25).map(|_| ask_for(&own)).collect();
     // Enrollment has used the first of twenty certificates.
-    assert!(outcomes[..19].iter().all(|outcome| outcome == "200 "), "{outcomes:?}");
-    assert_eq!(outcomes[24], "503 GW_OVERLOADED", "the allowance applies to the agent's own requests");
+    assert!(
+        outcomes[..19].iter().all(|outcome| outcome == "200 "),
+        "{outcomes:?}"
+    );
+    assert_eq!(
+        outcomes[24], "503 GW_OVERLOADED",
+        "the allowance applies to the agent's own requests"
+    );
 }
 
 #[test]
 fn an_agent_follows_changes_of_its_services_without_a_restart() {
-    let demo = demo(Some(backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")));
+    let demo = demo(Some(backend::answering(
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
+    )));
     let control = demo.gateway().control();
     setup::service(control, "demo", "second");
     let agent = own_agent(&demo).id;
     let serve = |services: &[&str]| {
         let services = Some(services.iter().map(|id| (*id).to_owned()).collect());
-        let changes = AgentChanges { services, ..AgentChanges::default() };
-        control.change_agent(&Actor::Admin, "demo", agent.as_str(), &changes).unwrap();
+        let changes = AgentChanges {
+            services,
+            ..AgentChanges::default()
+        };
+        control
+            .change_agent(&Actor::Admin, "demo", agent.as_str(), &changes)
+            .unwrap();
     };
     let served = || {
-        let mut served: Vec<String> = tunnels(&demo).into_iter().map(|tunnel| tunnel.service).collect();
+        let mut served: Vec<String> = tunnels(&demo)
+            .into_iter()
+            .map(|tunnel| tunnel.service)
+            .collect();
         served.sort();
         served
     };
     let before = tunnels(&demo)[0].generation;
     serve(&["echo", "second"]);
-    eventually("the tunnel of the second service", || (served() == ["demo--echo", "demo--second"]).then_some(()));
-    let echo = tunnels(&demo).into_iter().find(|tunnel| tunnel.service == "demo--echo").unwrap();
+    eventually("the tunnel of the second service", || {
+        (served() == ["demo--echo", "demo--second"]).then_some(())
+    });
+    let echo = tunnels(&demo)
+        .into_iter()
+        .find(|tunnel| tunnel.service == "demo--echo")
+        .unwrap();
     assert_eq!(echo.generation, before, "the other tunnel stays open");
     serve(&["echo"]);
-    eventually("only the first service has a tunnel", || (served() == ["demo--echo"]).then_some(()));
+    eventually("only the first service has a tunnel", || {
+        (served() == ["demo--echo"]).then_some(())
+    });
     // Replaces all services, so that no tunnel is left to notify the agent.
     serve(&["second"]);
-    eventually("the tunnel of the new service", || (served() == ["demo--second"]).then_some(()));
+    eventually("the tunnel of the new service", || {
+        (served() == ["demo--second"]).then_some(())
+    });
 }
 
 /// Sends an upgrade request on a new connection without a client certificate.
@@ -375,36 +642,66 @@ fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
 #[test]
 fn without_client_certificates_agents_sign_a_challenge() {
     let adjust = |config: &mut gw_gateway::config::Config| config.agent_mtls = false;
-    let demo = Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        adjust,
+        ..crate::support::options(None)
+    })
+    .unwrap();
     let mut caller = connect(&demo);
     caller.send(get(&demo, "/"));
-    assert_eq!(caller.response().status, 200, "the demo's agent has answered its challenge");
+    assert_eq!(
+        caller.response().status,
+        200,
+        "the demo's agent has answered its challenge"
+    );
 
     let state = tempfile::tempdir().unwrap();
     let port = demo.gateway().address().port();
-    setup::agent(demo.gateway().control(), "demo", &["echo"], port, &demo.about.ca_file, state.path());
+    setup::agent(
+        demo.gateway().control(),
+        "demo",
+        &["echo"],
+        port,
+        &demo.about.ca_file,
+        state.path(),
+    );
     let (certificate, key) = identity(state.path());
     let sign = |key: &KeyPair, host: &str, challenge: &str| Proof {
         certificate: certificate.to_vec(),
-        signature: rcgen::SigningKey::sign(key, &handshake::challenge_message(host, challenge)).unwrap(),
+        signature: rcgen::SigningKey::sign(key, &handshake::challenge_message(host, challenge))
+            .unwrap(),
     };
     let challenge_of = |stranger: &mut Caller| {
         let response = stranger.response_to(&Method::GET);
         assert_eq!(outcome(&response), "401 GW_AGENT_CHALLENGE");
-        handshake::parse_challenge(response.header("www-authenticate")).unwrap().to_owned()
+        handshake::parse_challenge(response.header("www-authenticate"))
+            .unwrap()
+            .to_owned()
     };
     // A signature by the agent's key of the challenge of this connection is accepted.
     let mut agent = upgrade(&demo, None);
     let challenge = challenge_of(&mut agent);
-    agent.send(handshake::request(HOST, Some(&sign(&key, HOST, &challenge))));
+    agent.send(handshake::request(
+        HOST,
+        Some(&sign(&key, HOST, &challenge)),
+    ));
     assert_eq!(agent.response_head(&Method::GET).unwrap().status, 101);
 
     let stranger_key = KeyPair::generate().unwrap();
-    let self_signed = CertificateParams::default().self_signed(&stranger_key).unwrap();
-    let forged =
-        |challenge: &str| Proof { certificate: self_signed.der().to_vec(), ..sign(&stranger_key, HOST, challenge) };
-    for what in ["nothing", "another connection's challenge", "another service", "another key", "nobody's certificate"]
-    {
+    let self_signed = CertificateParams::default()
+        .self_signed(&stranger_key)
+        .unwrap();
+    let forged = |challenge: &str| Proof {
+        certificate: self_signed.der().to_vec(),
+        ..sign(&stranger_key, HOST, challenge)
+    };
+    for what in [
+        "nothing",
+        "another connection's challenge",
+        "another service",
+        "another key",
+        "nobody's certificate",
+    ] {
         let mut stranger = upgrade(&demo, None);
         let fresh = challenge_of(&mut stranger);
         let proof = match what {
@@ -416,7 +713,11 @@ fn without_client_certificates_agents_sign_a_challenge() {
         };
         stranger.send(handshake::request(HOST, proof.as_ref()));
         let response = stranger.response_to(&Method::GET);
-        assert_eq!(outcome(&response), "401 GW_AGENT_CERTIFICATE_REQUIRED", "{what}");
+        assert_eq!(
+            outcome(&response),
+            "401 GW_AGENT_CERTIFICATE_REQUIRED",
+            "{what}"
+        );
         assert!(stranger.is_closed(), "{what}");
     }
     // A proof without a challenge is ignored.
@@ -426,8 +727,13 @@ fn without_client_certificates_agents_sign_a_challenge() {
 
 /// Certificate and key of a state folder.
 fn identity(state_dir: &Path) -> (CertificateDer<'static>, KeyPair) {
-    let identity = gw_agent::identity::state::StateDir::new(state_dir).identity().unwrap();
-    (identity.certificate, KeyPair::try_from(&identity.key).unwrap())
+    let identity = gw_agent::identity::state::StateDir::new(state_dir)
+        .identity()
+        .unwrap();
+    (
+        identity.certificate,
+        KeyPair::try_from(&identity.key).unwrap(),
+    )
 }
 
 #[test]
@@ -440,10 +746,19 @@ fn enrollment_is_limited_by_address_separately() {
     // The demo's own agent has used one request to enroll. Those with its secret were charged to itself, unless a worker
     // did not know it yet.
     let answers: Vec<Response> = (0..7).map(|_| enroll(&demo, "gw_et_x")).collect();
-    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status.as_u16()).collect();
+    let statuses: Vec<u16> = answers
+        .iter()
+        .map(|answer| answer.status.as_u16())
+        .collect();
     let admitted = statuses.iter().take_while(|status| **status == 401).count();
-    assert!((2..=4).contains(&admitted) && statuses[admitted..].iter().all(|status| *status == 429), "{statuses:?}");
+    assert!(
+        (2..=4).contains(&admitted) && statuses[admitted..].iter().all(|status| *status == 429),
+        "{statuses:?}"
+    );
     assert_eq!(answers[6].code(), "GW_RATE_LIMIT_EXCEEDED");
     assert!((200..=300).contains(&answers[6].header("retry-after").parse::<u32>().unwrap()));
-    assert_eq!(crate::support::apex::token(&demo, "x", "x", "x").status, 401);
+    assert_eq!(
+        crate::support::apex::token(&demo, "x", "x", "x").status,
+        401
+    );
 }

@@ -44,7 +44,12 @@ fn serve(mut peer: Peer<TcpStream>) {
 }
 
 fn start(slots: u32, adjust: fn(&mut gw_gateway::config::Config)) -> Demo {
-    let options = Options { workers: 1, slots: Some(slots), adjust, ..options(Some(backend::start(serve))) };
+    let options = Options {
+        workers: 1,
+        slots: Some(slots),
+        adjust,
+        ..options(Some(backend::start(serve)))
+    };
     Demo::start(&options).unwrap()
 }
 
@@ -83,9 +88,15 @@ fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
     const CALLERS: usize = 300;
     let demo = start(512, |_| {});
     let callers = stalled_downloads(&demo, CALLERS);
-    eventually("the windows shrink", || (tunnels(&demo)[0].window < FIRST).then_some(()));
+    eventually("the windows shrink", || {
+        (tunnels(&demo)[0].window < FIRST).then_some(())
+    });
     let held = held_once_full(&demo, TUNNEL_BUDGET / 2);
-    assert!(held <= TUNNEL_BUDGET + CALLERS * LEAST as usize, "{} MiB", held / MIB);
+    assert!(
+        held <= TUNNEL_BUDGET + CALLERS * LEAST as usize,
+        "{} MiB",
+        held / MIB
+    );
     is_answered(&demo);
 
     // Without the stalled callers, the other streams get their windows back.
@@ -105,7 +116,11 @@ fn a_small_request_passes_while_all_other_streams_are_full() {
     let _up: Vec<Caller> = (0..100)
         .map(|_| {
             let mut caller = connect(&demo);
-            caller.send(request(&demo, "PUT /deaf", "Content-Length: 1000000000\r\n\r\n"));
+            caller.send(request(
+                &demo,
+                "PUT /deaf",
+                "Content-Length: 1000000000\r\n\r\n",
+            ));
             caller.stream.sock.set_nonblocking(true).unwrap();
             caller
         })
@@ -134,7 +149,9 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     let demo = start(8 * STREAMS as u32, |config| config.relay_memory = MEMORY);
     let mut callers = stalled_downloads(&demo, STREAMS);
     // How far depends on the time at which each stream began.
-    eventually("the windows shrink", || (tunnels(&demo)[0].window < FIRST).then_some(()));
+    eventually("the windows shrink", || {
+        (tunnels(&demo)[0].window < FIRST).then_some(())
+    });
     let held = held_once_full(&demo, MIB);
     // Each stream got at most its share at its start, and the shares of the first streams were larger.
     assert!(held <= MEMORY, "{} KiB", held / 1024);
@@ -148,10 +165,16 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
         if head.status == 200 {
             callers.push(caller);
             // Half of the memory, if the kernel holds little for its callers yet, in streams with the least windows.
-            assert!(callers.len() <= 5 * STREAMS, "one account has more than its share");
+            assert!(
+                callers.len() <= 5 * STREAMS,
+                "one account has more than its share"
+            );
             continue;
         }
-        assert_eq!((head.status.as_u16(), &head.headers["x-gw-status"]), (503, &"Overloaded".parse().unwrap()));
+        assert_eq!(
+            (head.status.as_u16(), &head.headers["x-gw-status"]),
+            (503, &"Overloaded".parse().unwrap())
+        );
         late.send(get(&demo, "/"));
         let response = late.response();
         if response.status != 200 {
@@ -183,16 +206,29 @@ fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
     });
     let limit = report().socket_limit;
     assert!(limit <= 256 * MIB && held <= limit / 2, "{held} of {limit}");
-    assert_eq!(report().ended_early.get("memory"), None, "the account is within its share");
+    assert_eq!(
+        report().ended_early.get("memory"),
+        None,
+        "the account is within its share"
+    );
     is_answered(&demo);
     drop(callers);
-    eventually("no memory is counted", || (report().socket_bytes == 0).then_some(()));
+    eventually("no memory is counted", || {
+        (report().socket_bytes == 0).then_some(())
+    });
 }
 
 /// Starts downloads that read until they have `total` bytes together. Returns the shared byte count and the threads,
 /// whose results are their own byte counts.
-fn race(demo: &Demo, downloads: usize, total: usize) -> (Arc<AtomicUsize>, Vec<thread::JoinHandle<usize>>) {
-    let (all, start) = (Arc::new(AtomicUsize::new(0)), Arc::new(Barrier::new(downloads)));
+fn race(
+    demo: &Demo,
+    downloads: usize,
+    total: usize,
+) -> (Arc<AtomicUsize>, Vec<thread::JoinHandle<usize>>) {
+    let (all, start) = (
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(Barrier::new(downloads)),
+    );
     let racers = stalled_downloads(demo, downloads)
         .into_iter()
         .map(|mut caller| {
@@ -215,7 +251,10 @@ fn race(demo: &Demo, downloads: usize, total: usize) -> (Arc<AtomicUsize>, Vec<t
 fn streams_of_one_tunnel_share_it_evenly() {
     let demo = start(128, |_| {});
     let (_, racers) = race(&demo, 8, 128 * MIB);
-    let shares: Vec<usize> = racers.into_iter().map(|racer| racer.join().unwrap()).collect();
+    let shares: Vec<usize> = racers
+        .into_iter()
+        .map(|racer| racer.join().unwrap())
+        .collect();
     let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
     assert!(least * 2 >= *most, "{shares:?}");
 }
@@ -246,7 +285,11 @@ fn windows_adjust_while_both_directions_are_full() {
     let uploads: Vec<_> = (0..2)
         .map(|_| {
             let mut caller = connect(&demo);
-            caller.send(request(&demo, "PUT /sink", "Content-Length: 1000000000000\r\n\r\n"));
+            caller.send(request(
+                &demo,
+                "PUT /sink",
+                "Content-Length: 1000000000000\r\n\r\n",
+            ));
             let all = Arc::clone(&all);
             thread::spawn(move || {
                 let block = vec![0; 64 * 1024];
@@ -259,11 +302,17 @@ fn windows_adjust_while_both_directions_are_full() {
     for _ in 0..2 {
         // Four busy streams on a short path share 1 MiB, and have 512 KiB each on a long one.
         let stalled = stalled_downloads(&demo, 300);
-        eventually("the windows shrink", || (tunnels(&demo)[0].window < FIRST / 2).then_some(()));
+        eventually("the windows shrink", || {
+            (tunnels(&demo)[0].window < FIRST / 2).then_some(())
+        });
         drop(stalled);
-        eventually("the windows grow", || (tunnels(&demo)[0].window >= FIRST / 2).then_some(()));
+        eventually("the windows grow", || {
+            (tunnels(&demo)[0].window >= FIRST / 2).then_some(())
+        });
     }
     all.store(FOR_EVER, Ordering::Relaxed);
-    uploads.into_iter().for_each(|upload| upload.join().unwrap());
+    uploads
+        .into_iter()
+        .for_each(|upload| upload.join().unwrap());
     assert!(racers.into_iter().all(|racer| racer.join().unwrap() > 0));
 }

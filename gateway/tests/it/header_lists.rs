@@ -22,10 +22,15 @@ fn a_list_of_up_to_128_kib_gets_an_error_with_a_request_id() {
         for (fields, size) in [(1, 33 * KIB), (5, 16 * KIB), (7, 16 * KIB), (3000, 1)] {
             let value = "x".repeat(size);
             let get = caller.request(&Method::GET, "/");
-            let response = caller.fetch((0..fields).fold(get, |request, _| request.header("x", &value))).await;
+            let response = caller
+                .fetch((0..fields).fold(get, |request, _| request.header("x", &value)))
+                .await;
             assert_eq!(response.status, 502);
             assert_eq!(response.json()["error"]["code"], "GW_HEADERS_TOO_LARGE");
-            assert_eq!(response.json()["error"]["request_id"], response.header("x-gw-request-id"));
+            assert_eq!(
+                response.json()["error"]["request_id"],
+                response.header("x-gw-request-id")
+            );
         }
         assert_eq!(caller.get("/after").await.status, 200);
     });
@@ -53,14 +58,21 @@ fn literal(size: usize) -> Vec<u8> {
     let last = chunks.len() - 1;
     let frames = chunks.iter().enumerate().map(|(at, chunk)| {
         let end = if at == last { END_HEADERS } else { 0 };
-        if at == 0 { frame(HEADERS, END_STREAM | end, 1, chunk) } else { frame(CONTINUATION, end, 1, chunk) }
+        if at == 0 {
+            frame(HEADERS, END_STREAM | end, 1, chunk)
+        } else {
+            frame(CONTINUATION, end, 1, chunk)
+        }
     });
     frames.collect::<Vec<_>>().concat()
 }
 
 /// Sends `head` on a new connection and reads to the end. Returns the types of all frames and the error code of GOAWAY.
 fn answer(demo: &gw_gateway::demo::Demo, head: &[u8]) -> (Vec<u8>, Option<u8>) {
-    let mut stream = Tls::new(caller::session(&demo.about, HOST, &[b"h2"], None), caller::socket(&demo.about));
+    let mut stream = Tls::new(
+        caller::session(&demo.about, HOST, &[b"h2"], None),
+        caller::socket(&demo.about),
+    );
     stream.write_all(PREFACE).unwrap();
     stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
     // The gateway may close the connection before it has read everything.
@@ -73,7 +85,10 @@ fn answer(demo: &gw_gateway::demo::Demo, head: &[u8]) -> (Vec<u8>, Option<u8>) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             // The gateway sends no close_notify after GOAWAY.
             Err(error) => {
-                assert!(error.kind() != std::io::ErrorKind::WouldBlock, "the connection does not end");
+                assert!(
+                    error.kind() != std::io::ErrorKind::WouldBlock,
+                    "the connection does not end"
+                );
                 break;
             }
         }
@@ -107,8 +122,14 @@ fn a_larger_list_ends_the_connection_without_a_response() {
         let (kinds, code) = answer(&demo, &head);
         assert_eq!(code, Some(ENHANCE_YOUR_CALM), "{what}: {kinds:?}");
         assert!(!kinds.contains(&HEADERS), "{what}: {kinds:?}");
-        let ended =
-            |reason: &str| -> u64 { reports(&demo).iter().filter_map(|report| report.ended_early.get(reason)).sum() };
-        eventually(what, || ((ended("headers"), ended("http2")) == counts).then_some(()));
+        let ended = |reason: &str| -> u64 {
+            reports(&demo)
+                .iter()
+                .filter_map(|report| report.ended_early.get(reason))
+                .sum()
+        };
+        eventually(what, || {
+            ((ended("headers"), ended("http2")) == counts).then_some(())
+        });
     }
 }

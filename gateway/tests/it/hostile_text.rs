@@ -17,8 +17,7 @@ use crate::support::process::{Running, gw_agent};
 use crate::support::tunnel_frames::message;
 
 /// Line ends that forge a line, and what a terminal obeys: C0, DEL, C1, controls of direction, separators.
-pub(crate) const HOSTILE: &str =
-    "\r\nforged\x1b[2J\x07\n\nforged\x7f\u{85}\u{9b}2J\u{200e}\u{202e}\u{2066}\u{2028}forged\u{2029}";
+pub(crate) const HOSTILE: &str = "\r\nforged\x1b[2J\x07\n\nforged\x7f\u{85}\u{9b}2J\u{200e}\u{202e}\u{2066}\u{2028}forged\u{2029}";
 const SERVICE: &str = "acme--api.eu1.gw.localhost";
 const TOKEN: &str = "gw_et_0123456789abcdef.secret";
 
@@ -30,7 +29,12 @@ pub(crate) fn assert_harmless(what: &str, output: &[u8]) {
             || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     assert!(!text.contains(is_obeyed), "{what}: {text:?}");
-    assert!(!text.lines().any(|line| line.trim_start().starts_with("forged")), "{what}: {text:?}");
+    assert!(
+        !text
+            .lines()
+            .any(|line| line.trim_start().starts_with("forged")),
+        "{what}: {text:?}"
+    );
 }
 
 /// Copies of `value`, in each of which another string is hostile.
@@ -41,12 +45,21 @@ pub(crate) fn in_each_string(value: &Value) -> Vec<Value> {
             *copy.pointer_mut(&key).unwrap() = hostile;
             copy
         };
-        in_each_string(inner).into_iter().map(replaced).collect::<Vec<_>>()
+        in_each_string(inner)
+            .into_iter()
+            .map(replaced)
+            .collect::<Vec<_>>()
     };
     match value {
         Value::String(text) => vec![format!("{text}{HOSTILE}").into()],
-        Value::Array(list) => (0..).zip(list).flat_map(|(at, inner)| copies(format!("/{at}"), inner)).collect(),
-        Value::Object(map) => map.iter().flat_map(|(key, inner)| copies(format!("/{key}"), inner)).collect(),
+        Value::Array(list) => (0..)
+            .zip(list)
+            .flat_map(|(at, inner)| copies(format!("/{at}"), inner))
+            .collect(),
+        Value::Object(map) => map
+            .iter()
+            .flat_map(|(key, inner)| copies(format!("/{key}"), inner))
+            .collect(),
         _ => Vec::new(),
     }
 }
@@ -68,14 +81,22 @@ impl Folder {
     /// `gw-agent` with the words of `line` and the state folder.
     fn agent(&self, line: &str) -> Command {
         let mut command = gw_agent();
-        command.args(line.split(' ')).arg("--state-dir").arg(self.state()).env("GW_LOG", "debug").stdin(Stdio::null());
+        command
+            .args(line.split(' '))
+            .arg("--state-dir")
+            .arg(self.state())
+            .env("GW_LOG", "debug")
+            .stdin(Stdio::null());
         command
     }
 
     /// `gw-agent` with `line` and the options of an enrollment.
     fn enrolling(&self, line: &str, gateway: &HostileGateway) -> Command {
         let mut command = self.agent(line);
-        command.args(["--gateway", &gateway.url, "--token", TOKEN]).arg("--ca-file").arg(self.0.path().join("ca.pem"));
+        command
+            .args(["--gateway", &gateway.url, "--token", TOKEN])
+            .arg("--ca-file")
+            .arg(self.0.path().join("ca.pem"));
         command
     }
 }
@@ -85,7 +106,11 @@ fn end(what: &str, command: &mut Command) -> (Option<i32>, String, Output) {
     let output = command.output().unwrap();
     assert_harmless(&format!("{what}, standard output"), &output.stdout);
     assert_harmless(&format!("{what}, standard error"), &output.stderr);
-    (output.status.code(), String::from_utf8(output.stderr.clone()).unwrap(), output)
+    (
+        output.status.code(),
+        String::from_utf8(output.stderr.clone()).unwrap(),
+        output,
+    )
 }
 
 fn refusal() -> Value {
@@ -95,21 +120,41 @@ fn refusal() -> Value {
 #[test]
 fn answers_to_an_enrollment_are_escaped_and_its_services_checked() {
     let good = HostileGateway::enrolling(&[SERVICE]);
-    let [enroll, status, csr] = &good[..] else { unreachable!() };
+    let [enroll, status, csr] = &good[..] else {
+        unreachable!()
+    };
     let refused = |path: &'static str, code| (path, Reply::json(code, &refusal()));
-    let mut attacks = vec![vec![refused("/enroll", 401)], vec![refused("/enroll", 403)], vec![refused("/enroll", 500)]];
+    let mut attacks = vec![
+        vec![refused("/enroll", 401)],
+        vec![refused("/enroll", 403)],
+        vec![refused("/enroll", 500)],
+    ];
     attacks.push(vec![enroll.clone(), refused("/enroll/status", 404)]);
     attacks.push(vec![enroll.clone(), status.clone(), refused("/csr", 403)]);
-    attacks.push(vec![("/enroll", Reply::Raw(format!("HTTP/1.1 200 {HOSTILE}\r\n\r\n{HOSTILE}")))]);
+    attacks.push(vec![(
+        "/enroll",
+        Reply::Raw(format!("HTTP/1.1 200 {HOSTILE}\r\n\r\n{HOSTILE}")),
+    )]);
     for (path, reply) in &good {
         for hostile in in_each_string(reply.value()) {
             // The replies to the requests before are good.
-            let before = good.iter().take_while(|(before, _)| before != path).cloned();
-            attacks.push(before.chain([(*path, Reply::json(200, &hostile))]).collect());
+            let before = good
+                .iter()
+                .take_while(|(before, _)| before != path)
+                .cloned();
+            attacks.push(
+                before
+                    .chain([(*path, Reply::json(200, &hostile))])
+                    .collect(),
+            );
         }
     }
     let long = format!("acme--{}.eu1.gw.localhost", "x".repeat(60));
-    for services in [&["acme--api.us1.example.com"][..], &[&long], &[SERVICE; 501]] {
+    for services in [
+        &["acme--api.us1.example.com"][..],
+        &[&long],
+        &[SERVICE; 501],
+    ] {
         let reply = HostileGateway::enrolling(services).pop().unwrap();
         attacks.push(vec![enroll.clone(), status.clone(), reply]);
     }
@@ -120,7 +165,11 @@ fn answers_to_an_enrollment_are_escaped_and_its_services_checked() {
         let folder = Folder::new(&gateway);
         let (code, error, _) = end(&what, &mut folder.enrolling("enroll", &gateway));
         let is_enrolled = folder.state().join("agent.json").exists();
-        assert_eq!((code == Some(0), is_enrolled), (is_enrolled, code == Some(0)), "{what}: {error}");
+        assert_eq!(
+            (code == Some(0), is_enrolled),
+            (is_enrolled, code == Some(0)),
+            "{what}: {error}"
+        );
         if is_enrolled {
             // Nothing of the hostile text was stored for later.
             assert_harmless(&what, &fs::read(folder.state().join("agent.json")).unwrap());
@@ -131,16 +180,24 @@ fn answers_to_an_enrollment_are_escaped_and_its_services_checked() {
 /// What `gw-agent http` prints and logs while the gateway sends `messages` on its tunnel, up to a message that ends it.
 fn relay(messages: &[Value]) -> (Folder, HostileGateway, String) {
     let last = json!({ "type": HOSTILE });
-    let frames = messages.iter().chain([&last]).map(|value| message(value.to_string())).collect();
+    let frames = messages
+        .iter()
+        .chain([&last])
+        .map(|value| message(value.to_string()))
+        .collect();
     let gateway = HostileGateway::start(HostileGateway::enrolling(&[SERVICE]), frames);
     let folder = Folder::new(&gateway);
     let [out, log] = ["out", "log"].map(|name| folder.0.path().join(name));
     let mut command = folder.enrolling("http 1", &gateway);
-    command.stdout(fs::File::create(&out).unwrap()).stderr(fs::File::create(&log).unwrap());
+    command
+        .stdout(fs::File::create(&out).unwrap())
+        .stderr(fs::File::create(&log).unwrap());
     let mut agent = Running::new(command.spawn().unwrap());
     let read = |path: &Path| fs::read(path).unwrap();
     eventually("the agent closes the tunnel", || {
-        String::from_utf8_lossy(&read(&log)).contains("closing the tunnel").then_some(())
+        String::from_utf8_lossy(&read(&log))
+            .contains("closing the tunnel")
+            .then_some(())
     });
     agent.signal("TERM");
     agent.exit_code();
@@ -165,8 +222,14 @@ fn messages_on_a_tunnel_are_escaped_and_their_services_checked() {
         json!({ "type": "renewal_refused", "message": HOSTILE }),
         json!({ "type": "programs", "programs": [program] }),
     ]);
-    assert_eq!(log.matches("cannot be its own; keeping the previous ones").count(), 3, "{log}");
-    let stored: Value = serde_json::from_slice(&fs::read(folder.state().join("agent.json")).unwrap()).unwrap();
+    assert_eq!(
+        log.matches("cannot be its own; keeping the previous ones")
+            .count(),
+        3,
+        "{log}"
+    );
+    let stored: Value =
+        serde_json::from_slice(&fs::read(folder.state().join("agent.json")).unwrap()).unwrap();
     assert_eq!(stored["services"], json!([SERVICE]));
 }
 
@@ -174,10 +237,19 @@ fn messages_on_a_tunnel_are_escaped_and_their_services_checked() {
 fn doctor_and_run_escape_refusals_and_stored_names() {
     let (folder, gateway, _) = relay(&[]);
     gateway.refuse_tunnels_with(Reply::json(403, &refusal()));
-    let (code, _, output) = end("doctor", &mut folder.agent("doctor --backend http://127.0.0.1:1"));
+    let (code, _, output) = end(
+        "doctor",
+        &mut folder.agent("doctor --backend http://127.0.0.1:1"),
+    );
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(code == Some(1) && text.contains(r"GW_X\u{d}\u{a}forged\u{1b}[2J"), "{text}");
-    let (_, _, output) = end("doctor --json", &mut folder.agent("doctor --json --backend http://127.0.0.1:1"));
+    assert!(
+        code == Some(1) && text.contains(r"GW_X\u{d}\u{a}forged\u{1b}[2J"),
+        "{text}"
+    );
+    let (_, _, output) = end(
+        "doctor --json",
+        &mut folder.agent("doctor --json --backend http://127.0.0.1:1"),
+    );
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(found["checks"].as_array().unwrap().len() > 3, "{found}");
 
@@ -186,9 +258,15 @@ fn doctor_and_run_escape_refusals_and_stored_names() {
     let mut stored: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     stored["services"] = json!([format!("acme--api{HOSTILE}.eu1.gw.localhost")]);
     fs::write(&path, stored.to_string()).unwrap();
-    for line in ["run --backend http://127.0.0.1:1", "doctor --backend http://127.0.0.1:1"] {
+    for line in [
+        "run --backend http://127.0.0.1:1",
+        "doctor --backend http://127.0.0.1:1",
+    ] {
         let (code, error, output) = end(line, &mut folder.agent(line));
         let said = error + &String::from_utf8(output.stdout).unwrap();
-        assert!(code != Some(0) && said.contains("is not the hostname of a service"), "{line}: {said}");
+        assert!(
+            code != Some(0) && said.contains("is not the hostname of a service"),
+            "{line}: {said}"
+        );
     }
 }

@@ -16,7 +16,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::support::caller::HOST;
 use crate::support::http2_caller::{Connection, connect, data, on_a_reactor, tls, whole};
 use crate::support::http2_frames::{
-    self, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, frame,
+    self, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN,
+    frame,
 };
 use crate::support::{SOON, backend, demo, reports, setup, tunnels};
 
@@ -26,14 +27,33 @@ fn a_request_reaches_the_backend_unchanged() {
     on_a_reactor(async {
         let caller = connect(&demo).await;
         let request = caller.request(&Method::from_bytes(b"PURGE").unwrap(), "/a%2F//b?x=1&y");
-        let seen = caller.fetch(request.header("x-one", "1").header("x-one", "2").header("host", HOST)).await;
+        let seen = caller
+            .fetch(
+                request
+                    .header("x-one", "1")
+                    .header("x-one", "2")
+                    .header("host", HOST),
+            )
+            .await;
         assert!(!seen.header("date").is_empty() && !seen.header("x-gw-request-id").is_empty());
         let seen = seen.json();
-        assert_eq!((&seen["method"], &seen["target"]), (&"PURGE".into(), &"/a%2F//b?x=1&y".into()));
-        let fields: Vec<(String, String)> = serde_json::from_value(seen["headers"].clone()).unwrap();
-        let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        assert_eq!(fields[..3], [("host", HOST), ("x-one", "1"), ("x-one", "2")]);
-        assert!(fields.contains(&("via", "2 gw")) && fields.contains(&("x-forwarded-proto", "https")));
+        assert_eq!(
+            (&seen["method"], &seen["target"]),
+            (&"PURGE".into(), &"/a%2F//b?x=1&y".into())
+        );
+        let fields: Vec<(String, String)> =
+            serde_json::from_value(seen["headers"].clone()).unwrap();
+        let fields: Vec<(&str, &str)> = fields
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        assert_eq!(
+            fields[..3],
+            [("host", HOST), ("x-one", "1"), ("x-one", "2")]
+        );
+        assert!(
+            fields.contains(&("via", "2 gw")) && fields.contains(&("x-forwarded-proto", "https"))
+        );
         assert!(fields.iter().all(|(name, _)| *name != "x-gw-service-key"));
     });
 }
@@ -57,14 +77,30 @@ fn bodies_and_trailers_pass_in_both_directions_at_the_same_time() {
         let request = caller.request(&Method::POST, "/").header("te", "trailers");
         let (response, mut upload) = caller.begin(request, false).await;
         let (parts, mut body) = response.await.unwrap().into_parts();
-        assert_eq!((parts.status.as_u16(), parts.headers["trailer"].to_str().unwrap()), (200, "x-sum"));
+        assert_eq!(
+            (
+                parts.status.as_u16(),
+                parts.headers["trailer"].to_str().unwrap()
+            ),
+            (200, "x-sum")
+        );
         for n in 0..20 {
-            upload.send_data(Bytes::from((n % 10).to_string()), false).unwrap();
+            upload
+                .send_data(Bytes::from((n % 10).to_string()), false)
+                .unwrap();
             assert_eq!(data(&mut body).await.unwrap(), (n % 10).to_string());
         }
-        upload.send_trailers(HeaderMap::from_iter([("x-check".parse().unwrap(), "up".parse().unwrap())])).unwrap();
+        upload
+            .send_trailers(HeaderMap::from_iter([(
+                "x-check".parse().unwrap(),
+                "up".parse().unwrap(),
+            )]))
+            .unwrap();
         assert!(data(&mut body).await.is_none());
-        let trailers = std::future::poll_fn(|cx| body.poll_trailers(cx)).await.unwrap().unwrap();
+        let trailers = std::future::poll_fn(|cx| body.poll_trailers(cx))
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(trailers["x-sum"], "down");
     });
     crate::support::wait_until_slots_are_free(&demo);
@@ -74,12 +110,19 @@ fn bodies_and_trailers_pass_in_both_directions_at_the_same_time() {
 fn large_bodies_pass_on_many_streams_on_and_across_workers() {
     let mirror = backend::start(|mut peer| {
         while let Ok((_, body, _)) = peer.request() {
-            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()));
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
+                body.len()
+            ));
             peer.send(body);
         }
     });
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let options = Options { workers: 4, hand_over, ..crate::support::options(Some(mirror.clone())) };
+        let options = Options {
+            workers: 4,
+            hand_over,
+            ..crate::support::options(Some(mirror.clone()))
+        };
         let demo = Demo::start(&options).unwrap();
         on_a_reactor(async {
             for _ in 0..4 {
@@ -87,10 +130,15 @@ fn large_bodies_pass_on_many_streams_on_and_across_workers() {
                 let exchanges = (1..20usize).map(|number| {
                     let caller = &caller;
                     async move {
-                        let body: Vec<u8> = (0..number * 40_000).map(|at| (at * 7 + number) as u8).collect();
-                        let request = caller.request(&Method::PUT, "/").header("content-length", body.len());
+                        let body: Vec<u8> = (0..number * 40_000)
+                            .map(|at| (at * 7 + number) as u8)
+                            .collect();
+                        let request = caller
+                            .request(&Method::PUT, "/")
+                            .header("content-length", body.len());
                         let (response, mut upload) = caller.begin(request, false).await;
-                        let send = gw_shared::http2::stream::send(&mut upload, body.clone().into(), true);
+                        let send =
+                            gw_shared::http2::stream::send(&mut upload, body.clone().into(), true);
                         let (response, sent) = futures_util::join!(whole(response), send);
                         sent.unwrap();
                         assert!(response.status == 200 && response.body == body, "{number}");
@@ -107,9 +155,18 @@ fn large_bodies_pass_on_many_streams_on_and_across_workers() {
 async fn refusal(caller: &Connection, request: http::request::Builder) -> String {
     let response = caller.fetch(request).await;
     let body = response.json();
-    assert_eq!(response.header("content-type"), "application/vnd.gw.error+json");
-    assert_eq!(body["error"]["request_id"], response.header("x-gw-request-id"));
-    let (status, code) = (response.header("x-gw-status"), body["error"]["code"].as_str().unwrap());
+    assert_eq!(
+        response.header("content-type"),
+        "application/vnd.gw.error+json"
+    );
+    assert_eq!(
+        body["error"]["request_id"],
+        response.header("x-gw-request-id")
+    );
+    let (status, code) = (
+        response.header("x-gw-status"),
+        body["error"]["code"].as_str().unwrap(),
+    );
     format!("{} {status} {code}", response.status.as_u16())
 }
 
@@ -123,12 +180,22 @@ fn refusals_match_http1_and_keep_the_connection() {
         let caller = connect(&demo).await;
         let key = &demo.about.service_key;
         let get = |uri: String| Request::get(uri);
-        let to = |host: &str| Request::get(format!("https://{host}/")).header("x-gw-service-key", key);
+        let to =
+            |host: &str| Request::get(format!("https://{host}/")).header("x-gw-service-key", key);
         let long = "a".repeat(8 * 1024);
         for (request, expected) in [
-            (get(format!("https://{HOST}/")), "502 AuthDenied GW_AUTH_REQUIRED"),
-            (to(HOST).header("x-gw-service-key", key), "502 AuthDenied GW_AUTH_AMBIGUOUS"),
-            (to("demo--nothing.eu1.gw.localhost"), "502 PolicyDenied GW_SERVICE_NOT_FOUND"),
+            (
+                get(format!("https://{HOST}/")),
+                "502 AuthDenied GW_AUTH_REQUIRED",
+            ),
+            (
+                to(HOST).header("x-gw-service-key", key),
+                "502 AuthDenied GW_AUTH_AMBIGUOUS",
+            ),
+            (
+                to("demo--nothing.eu1.gw.localhost"),
+                "502 PolicyDenied GW_SERVICE_NOT_FOUND",
+            ),
             (to("eu2.gw.localhost"), "421 Misdirected GW_MISDIRECTED"),
             (to("eu1.gw.localhost"), "404 NotFound GW_NOT_FOUND"),
             (to(other), "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED"),
@@ -137,14 +204,26 @@ fn refusals_match_http1_and_keep_the_connection() {
                 Request::get(format!("https://{other}/")).header("x-gw-service-key", other_key),
                 "504 AgentUnavailable AGENT_UNAVAILABLE",
             ),
-            (get(format!("https://{HOST}/{long}")), "502 HeadersTooLarge GW_HEADERS_TOO_LARGE"),
-            (to(HOST).header("x", "y".repeat(33 * 1024)), "502 HeadersTooLarge GW_HEADERS_TOO_LARGE"),
+            (
+                get(format!("https://{HOST}/{long}")),
+                "502 HeadersTooLarge GW_HEADERS_TOO_LARGE",
+            ),
+            (
+                to(HOST).header("x", "y".repeat(33 * 1024)),
+                "502 HeadersTooLarge GW_HEADERS_TOO_LARGE",
+            ),
             (
                 (0..101).fold(to(HOST), |request, _| request.header("a", "b")),
                 "502 HeadersTooLarge GW_HEADERS_TOO_LARGE",
             ),
-            (to(HOST).header("host", "elsewhere"), "400 BadRequest GW_BAD_REQUEST"),
-            (Request::connect(format!("{HOST}:443")), "400 BadRequest GW_BAD_REQUEST"),
+            (
+                to(HOST).header("host", "elsewhere"),
+                "400 BadRequest GW_BAD_REQUEST",
+            ),
+            (
+                Request::connect(format!("{HOST}:443")),
+                "400 BadRequest GW_BAD_REQUEST",
+            ),
         ] {
             assert_eq!(refusal(&caller, request).await, expected);
         }
@@ -173,8 +252,14 @@ fn a_stream_reset_cancels_only_its_request() {
     on_a_reactor(async {
         let caller = connect(&demo).await;
         for target in ["/wait", "/stream"] {
-            let (response, mut stream) = caller.begin(caller.request(&Method::GET, target), true).await;
-            let body = if target == "/stream" { Some(response.await.unwrap().into_body()) } else { None };
+            let (response, mut stream) = caller
+                .begin(caller.request(&Method::GET, target), true)
+                .await;
+            let body = if target == "/stream" {
+                Some(response.await.unwrap().into_body())
+            } else {
+                None
+            };
             assert_eq!(caller.get("/other").await.status, 200);
             stream.send_reset(h2::Reason::CANCEL);
             drop(body);
@@ -189,7 +274,11 @@ fn a_stream_reset_cancels_only_its_request() {
 
 #[test]
 fn the_slot_of_a_reset_stream_is_free_at_once() {
-    let demo = Demo::start(&Options { slots: Some(1), ..crate::support::options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        slots: Some(1),
+        ..crate::support::options(None)
+    })
+    .unwrap();
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
         let begin = [PREFACE, &settings(), &get(&demo, 1, "/slow?ms=60000")].concat();
@@ -197,7 +286,9 @@ fn the_slot_of_a_reset_stream_is_free_at_once() {
         for slow in (1..40).step_by(4) {
             let next = slow + 2;
             let reset_and_next = [cancel(slow), get(&demo, next, "/")].concat();
-            AsyncWriteExt::write_all(&mut stream, &reset_and_next).await.unwrap();
+            AsyncWriteExt::write_all(&mut stream, &reset_and_next)
+                .await
+                .unwrap();
             AsyncWriteExt::flush(&mut stream).await.unwrap();
             let status = loop {
                 let (kind, id, payload) = read_frame(&mut stream).await;
@@ -207,7 +298,9 @@ fn the_slot_of_a_reset_stream_is_free_at_once() {
             };
             // `:status: 200` in HPACK's static table (RFC 7541 appendix A).
             assert_eq!(status, 0x88, "{slow}");
-            AsyncWriteExt::write_all(&mut stream, &get(&demo, slow + 4, "/slow?ms=60000")).await.unwrap();
+            AsyncWriteExt::write_all(&mut stream, &get(&demo, slow + 4, "/slow?ms=60000"))
+                .await
+                .unwrap();
         }
     });
 }
@@ -221,7 +314,12 @@ fn requests_that_are_reset_at_once_do_not_reach_the_backend() {
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         }
     })));
-    let asked = || reports(&demo).iter().map(|report| report.totals["requests"]).sum::<u64>();
+    let asked = || {
+        reports(&demo)
+            .iter()
+            .map(|report| report.totals["requests"])
+            .sum::<u64>()
+    };
     let before = asked();
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
@@ -245,18 +343,32 @@ fn settings() -> Vec<u8> {
 
 /// A complete request with the demo's key.
 fn get(demo: &Demo, stream: u32, target: &str) -> Vec<u8> {
-    frame(HEADERS, END_HEADERS | END_STREAM, stream, &http2_frames::get(target, Some(&demo.about.service_key)))
+    frame(
+        HEADERS,
+        END_HEADERS | END_STREAM,
+        stream,
+        &http2_frames::get(target, Some(&demo.about.service_key)),
+    )
 }
 
 fn cancel(stream: u32) -> Vec<u8> {
-    frame(RST_STREAM, 0, stream, &u32::from(h2::Reason::CANCEL).to_be_bytes())
+    frame(
+        RST_STREAM,
+        0,
+        stream,
+        &u32::from(h2::Reason::CANCEL).to_be_bytes(),
+    )
 }
 
 /// Type, stream id and payload of the next frame.
 async fn read_frame(stream: &mut TlsStream) -> (u8, u32, Vec<u8>) {
     let mut head = [0; 9];
     stream.read_exact(&mut head).await.unwrap();
-    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, &byte| number << 8 | u32::from(byte));
+    let number = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .fold(0, |number, &byte| number << 8 | u32::from(byte))
+    };
     let mut payload = vec![0; number(&head[..3]) as usize];
     stream.read_exact(&mut payload).await.unwrap();
     (head[3], number(&head[5..]), payload)
@@ -273,7 +385,10 @@ fn an_incomplete_response_resets_its_stream() {
         let (response, _) = caller.begin(caller.request(&Method::GET, "/"), true).await;
         let mut body = response.await.unwrap().into_body();
         assert_eq!(data(&mut body).await.unwrap(), "half");
-        let error = std::future::poll_fn(|cx| body.poll_data(cx)).await.unwrap().unwrap_err();
+        let error = std::future::poll_fn(|cx| body.poll_data(cx))
+            .await
+            .unwrap()
+            .unwrap_err();
         assert_eq!(error.reason(), Some(h2::Reason::INTERNAL_ERROR));
     });
 }
@@ -289,10 +404,17 @@ fn a_response_may_end_before_its_request() {
     })));
     on_a_reactor(async {
         let caller = connect(&demo).await;
-        let (response, mut upload) = caller.begin(caller.request(&Method::POST, "/"), false).await;
-        upload.send_data(Bytes::from_static(&[0; 1000]), false).unwrap();
+        let (response, mut upload) = caller
+            .begin(caller.request(&Method::POST, "/"), false)
+            .await;
+        upload
+            .send_data(Bytes::from_static(&[0; 1000]), false)
+            .unwrap();
         let response = whole(response).await;
-        assert_eq!((response.status.as_u16(), response.body.as_slice()), (413, b"enough".as_slice()));
+        assert_eq!(
+            (response.status.as_u16(), response.body.as_slice()),
+            (413, b"enough".as_slice())
+        );
         drop(upload);
     });
     crate::support::wait_until_slots_are_free(&demo);
@@ -304,7 +426,10 @@ fn repeated_stream_resets_end_the_connection() {
     on_a_reactor(async {
         let mut caller = connect(&demo).await;
         let ended = loop {
-            let request = caller.request(&Method::GET, "/slow?ms=60000").body(()).unwrap();
+            let request = caller
+                .request(&Method::GET, "/slow?ms=60000")
+                .body(())
+                .unwrap();
             match caller.requests.clone().ready().await {
                 Ok(mut requests) => match requests.send_request(request, true) {
                     Ok((_, mut stream)) => stream.send_reset(h2::Reason::CANCEL),
@@ -315,34 +440,52 @@ fn repeated_stream_resets_end_the_connection() {
             runtime::yield_now().await;
         };
         // A TCP reset may discard the GOAWAY; then only the counter shows the reason.
-        assert!(ended.is_io() || ended.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM), "{ended:?}");
+        assert!(
+            ended.is_io() || ended.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM),
+            "{ended:?}"
+        );
         assert!((&mut caller.ended).await.unwrap().is_err());
     });
-    let abusive =
-        |demo: &Demo| -> u64 { reports(demo).iter().map(|report| report.totals["connections_abusive"]).sum() };
+    let abusive = |demo: &Demo| -> u64 {
+        reports(demo)
+            .iter()
+            .map(|report| report.totals["connections_abusive"])
+            .sum()
+    };
     assert_eq!(abusive(&demo), 1);
     crate::support::wait_until_slots_are_free(&demo);
     on_a_reactor(async {
         let answer = connect(&demo).await.get("/").await;
-        assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+        assert_eq!(
+            answer.status,
+            200,
+            "{}",
+            String::from_utf8_lossy(&answer.body)
+        );
     });
 }
 
 #[test]
 fn floods_of_empty_frames_end_the_connection() {
     let demo = demo(None);
-    let (ping, priority) = (frame(PING, 0, 0, &[7; 8]), frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 16]));
+    let (ping, priority) = (
+        frame(PING, 0, 0, &[7; 8]),
+        frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 16]),
+    );
     for flood in [ping, settings(), priority, frame(UNKNOWN, 0, 0, &[])] {
         on_a_reactor(async {
             let mut stream = tls(&demo.about).await;
-            AsyncWriteExt::write_all(&mut stream, &[PREFACE, &settings()].concat()).await.unwrap();
+            AsyncWriteExt::write_all(&mut stream, &[PREFACE, &settings()].concat())
+                .await
+                .unwrap();
             let mut received = Vec::new();
             // The gateway stops reading during this flood.
             let flooding = async {
                 let (mut reader, mut writer) = tokio::io::split(&mut stream);
                 let write = async {
                     for _ in 0..20_000 {
-                        if writer.write_all(&flood).await.is_err() || writer.flush().await.is_err() {
+                        if writer.write_all(&flood).await.is_err() || writer.flush().await.is_err()
+                        {
                             break;
                         }
                     }
@@ -353,8 +496,15 @@ fn floods_of_empty_frames_end_the_connection() {
             };
             flooding.await;
             // GOAWAY with ENHANCE_YOUR_CALM (RFC 9113 §7).
-            let goaway = received.windows(17).any(|bytes| bytes[3] == 7 && bytes[13..17] == [0, 0, 0, 11]);
-            assert!(goaway, "{} bytes: {:?}", received.len(), &received[received.len().saturating_sub(40)..]);
+            let goaway = received
+                .windows(17)
+                .any(|bytes| bytes[3] == 7 && bytes[13..17] == [0, 0, 0, 11]);
+            assert!(
+                goaway,
+                "{} bytes: {:?}",
+                received.len(),
+                &received[received.len().saturating_sub(40)..]
+            );
         });
     }
 }

@@ -16,7 +16,10 @@ fn hinting() -> String {
                 peer.send("HTTP/1.1 100 Continue\r\n\r\n");
             }
             let (body, _) = peer.body(head.framing).unwrap();
-            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()));
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
+                body.len()
+            ));
             peer.send(body);
         }
     })
@@ -27,15 +30,26 @@ fn http1_callers_get_interim_responses_in_order() {
     let demo = demo(Some(hinting()));
     let mut caller = connect(&demo);
     for _ in 0..2 {
-        caller.send(request(&demo, "POST /", "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n"));
+        caller.send(request(
+            &demo,
+            "POST /",
+            "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+        ));
         for link in ["</a.css>; rel=preload", "</b.css>; rel=preload"] {
             let hint = caller.response_head(&Method::POST).unwrap();
             assert_eq!(
-                (hint.status.as_u16(), hint.headers["link"].to_str().unwrap(), hint.headers.len()),
+                (
+                    hint.status.as_u16(),
+                    hint.headers["link"].to_str().unwrap(),
+                    hint.headers.len()
+                ),
                 (103, link, 1)
             );
         }
-        assert_eq!(caller.response_head(&Method::POST).unwrap().status, StatusCode::CONTINUE);
+        assert_eq!(
+            caller.response_head(&Method::POST).unwrap().status,
+            StatusCode::CONTINUE
+        );
         caller.send("hello");
         assert_eq!(caller.response().body, b"hello");
     }
@@ -50,14 +64,27 @@ fn http2_callers_get_interim_responses_in_order() {
     let demo = demo(Some(hinting()));
     on_a_reactor(async {
         let caller = http2_caller::connect(&demo).await;
-        let request = caller.request(&Method::POST, "/").header("expect", "100-continue").header("content-length", 5);
+        let request = caller
+            .request(&Method::POST, "/")
+            .header("expect", "100-continue")
+            .header("content-length", 5);
         let (mut response, mut upload) = caller.begin(request, false).await;
         let mut interim = Vec::new();
         while interim.last() != Some(&StatusCode::CONTINUE) {
-            let head = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
+            let head = std::future::poll_fn(|cx| response.poll_informational(cx))
+                .await
+                .unwrap()
+                .unwrap();
             interim.push(head.status());
         }
-        assert_eq!(interim, [StatusCode::EARLY_HINTS, StatusCode::EARLY_HINTS, StatusCode::CONTINUE]);
+        assert_eq!(
+            interim,
+            [
+                StatusCode::EARLY_HINTS,
+                StatusCode::EARLY_HINTS,
+                StatusCode::CONTINUE
+            ]
+        );
         upload.send_data("hello".into(), true).unwrap();
         assert_eq!(whole(response).await.body, b"hello");
     });
@@ -71,10 +98,17 @@ fn a_backend_may_refuse_an_expected_body() {
         assert!(peer.is_closed());
     })));
     let mut caller = connect(&demo);
-    caller.send(request(&demo, "POST /", "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n"));
+    caller.send(request(
+        &demo,
+        "POST /",
+        "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+    ));
     let response = caller.response();
     // No 100 was sent, so a body may or may not follow: the connection closes.
-    assert_eq!((response.status.as_u16(), response.header("connection")), (417, "close"));
+    assert_eq!(
+        (response.status.as_u16(), response.header("connection")),
+        (417, "close")
+    );
     assert!(caller.is_closed());
     crate::support::wait_until_slots_are_free(&demo);
 }
@@ -86,7 +120,10 @@ fn the_apex_answers_expect_100_continue() {
     caller.send(
         "POST /oauth/token HTTP/1.1\r\nHost: eu1.gw.localhost\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n",
     );
-    assert_eq!(caller.response_head(&Method::POST).unwrap().status, StatusCode::CONTINUE);
+    assert_eq!(
+        caller.response_head(&Method::POST).unwrap().status,
+        StatusCode::CONTINUE
+    );
     caller.send("a=b");
     assert_eq!(caller.response().status, 400);
 }

@@ -14,16 +14,35 @@ fn max_forwards_is_decremented_and_answered_at_zero() {
     let mut caller = connect(&demo);
     caller.send(request(&demo, "OPTIONS /", "Max-Forwards: 3\r\n\r\n"));
     let seen = caller.response().json();
-    assert!(seen["headers"].as_array().unwrap().contains(&serde_json::json!(["max-forwards", "2"])));
-    caller.send(request(&demo, "TRACE /path", "Max-Forwards: 0\r\nCookie: secret\r\n\r\n"));
+    assert!(
+        seen["headers"]
+            .as_array()
+            .unwrap()
+            .contains(&serde_json::json!(["max-forwards", "2"]))
+    );
+    caller.send(request(
+        &demo,
+        "TRACE /path",
+        "Max-Forwards: 0\r\nCookie: secret\r\n\r\n",
+    ));
     let trace = caller.response();
-    assert_eq!((trace.status.as_u16(), trace.header("content-type")), (200, "message/http"));
+    assert_eq!(
+        (trace.status.as_u16(), trace.header("content-type")),
+        (200, "message/http")
+    );
     let text = String::from_utf8(trace.body).unwrap();
-    assert!(text.starts_with("TRACE /path HTTP/1.1\r\n") && !text.contains("secret") && !text.contains("gw_sk_"));
+    assert!(
+        text.starts_with("TRACE /path HTTP/1.1\r\n")
+            && !text.contains("secret")
+            && !text.contains("gw_sk_")
+    );
     caller.send(request(&demo, "OPTIONS *", "Max-Forwards: 0\r\n\r\n"));
     assert_eq!(caller.response().status, 204);
     // Without credentials the request is refused here as well.
-    caller.send(format!("TRACE / HTTP/1.1\r\nHost: {}\r\nMax-Forwards: 0\r\n\r\n", crate::support::caller::HOST));
+    caller.send(format!(
+        "TRACE / HTTP/1.1\r\nHost: {}\r\nMax-Forwards: 0\r\n\r\n",
+        crate::support::caller::HOST
+    ));
     assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
 }
 
@@ -32,7 +51,10 @@ fn options_asterisk_reaches_the_backend_unchanged() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             let target = head.target.as_str();
-            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{target}", target.len()));
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{target}",
+                target.len()
+            ));
         }
     })));
     let mut caller = connect(&demo);
@@ -48,21 +70,42 @@ fn te_reaches_an_http1_backend_with_its_connection_option() {
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((head, ..)) = peer.request() {
             // Several fields of a name would be joined by `|`.
-            let value = |name| Vec::from_iter(head.headers.get_all(name).map(|it| it.to_str().unwrap())).join("|");
-            seen.send(["te", "connection", "upgrade"].map(value)).unwrap();
+            let value = |name| {
+                Vec::from_iter(head.headers.get_all(name).map(|it| it.to_str().unwrap())).join("|")
+            };
+            seen.send(["te", "connection", "upgrade"].map(value))
+                .unwrap();
             // `TE` is a field of requests, and is not relayed in responses.
-            peer.send("HTTP/1.1 200 OK\r\nTE: trailers\r\nConnection: TE\r\nContent-Length: 0\r\n\r\n");
+            peer.send(
+                "HTTP/1.1 200 OK\r\nTE: trailers\r\nConnection: TE\r\nContent-Length: 0\r\n\r\n",
+            );
         }
     })));
     for (version, fields, expected) in [
         ("1.1", "", ["", "", ""]),
-        ("1.1", "TE: trailers\r\nConnection: TE\r\n", ["trailers", "TE", ""]),
+        (
+            "1.1",
+            "TE: trailers\r\nConnection: TE\r\n",
+            ["trailers", "TE", ""],
+        ),
         ("1.1", "TE: trailers\r\n", ["trailers", "TE", ""]),
-        ("1.1", "TE: gzip;q=0.5, trailers\r\nConnection: close, te\r\n", ["trailers", "TE", ""]),
+        (
+            "1.1",
+            "TE: gzip;q=0.5, trailers\r\nConnection: close, te\r\n",
+            ["trailers", "TE", ""],
+        ),
         ("1.1", "TE: gzip\r\nConnection: TE\r\n", ["", "", ""]),
         ("1.1", "Connection: TE\r\n", ["", "", ""]),
-        ("1.1", "Upgrade: foo\r\nConnection: upgrade\r\n", ["", "upgrade", "foo"]),
-        ("1.1", "TE: trailers\r\nUpgrade: foo\r\nConnection: upgrade, TE\r\n", ["trailers", "upgrade, TE", "foo"]),
+        (
+            "1.1",
+            "Upgrade: foo\r\nConnection: upgrade\r\n",
+            ["", "upgrade", "foo"],
+        ),
+        (
+            "1.1",
+            "TE: trailers\r\nUpgrade: foo\r\nConnection: upgrade, TE\r\n",
+            ["trailers", "upgrade, TE", "foo"],
+        ),
         // Callers of HTTP/1.0 get no trailers.
         ("1.0", "TE: trailers\r\nConnection: TE\r\n", ["", "", ""]),
     ] {
@@ -73,30 +116,57 @@ fn te_reaches_an_http1_backend_with_its_connection_option() {
             1,
         ));
         let response = caller.response();
-        assert!(response.status == 200 && !response.headers.contains("te"), "{fields:?}: {response:?}");
-        assert!(!response.header("connection").contains("TE"), "{fields:?}: {response:?}");
-        assert_eq!(heads.recv_timeout(SOON).unwrap(), expected, "{version} {fields:?}");
+        assert!(
+            response.status == 200 && !response.headers.contains("te"),
+            "{fields:?}: {response:?}"
+        );
+        assert!(
+            !response.header("connection").contains("TE"),
+            "{fields:?}: {response:?}"
+        );
+        assert_eq!(
+            heads.recv_timeout(SOON).unwrap(),
+            expected,
+            "{version} {fields:?}"
+        );
     }
     on_a_reactor(async {
         let caller = http2_caller::connect(&demo).await;
-        let response = caller.fetch(caller.request(&Method::GET, "/").header("te", "trailers")).await;
-        assert!(response.status == 200 && !response.headers.contains_key("te"), "{response:?}");
+        let response = caller
+            .fetch(caller.request(&Method::GET, "/").header("te", "trailers"))
+            .await;
+        assert!(
+            response.status == 200 && !response.headers.contains_key("te"),
+            "{response:?}"
+        );
         caller.get("/").await;
     });
-    assert_eq!(heads.try_iter().collect::<Vec<_>>(), [["trailers", "TE", ""], ["", "", ""]]);
+    assert_eq!(
+        heads.try_iter().collect::<Vec<_>>(),
+        [["trailers", "TE", ""], ["", "", ""]]
+    );
 }
 
 #[test]
 fn a_missing_date_is_added_and_an_existing_one_kept() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
-            let date = if head.target == "/dated" { "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n" } else { "" };
-            peer.send(format!("HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n"));
+            let date = if head.target == "/dated" {
+                "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
+            } else {
+                ""
+            };
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n"
+            ));
         }
     })));
     let mut caller = connect(&demo);
     caller.send(get(&demo, "/dated"));
-    assert_eq!(caller.response().header("date"), "Sun, 06 Nov 1994 08:49:37 GMT");
+    assert_eq!(
+        caller.response().header("date"),
+        "Sun, 06 Nov 1994 08:49:37 GMT"
+    );
     caller.send(get(&demo, "/"));
     assert!(caller.response().header("date").ends_with(" GMT"));
     caller.send("GET / HTTP/1.1\r\n\r\n");
@@ -145,8 +215,15 @@ fn hop_by_hop_and_gateway_fields_of_responses_are_dropped() {
     on_a_reactor(async {
         let caller = http2_caller::connect(&demo).await;
         let response = caller.fetch(caller.request(&Method::GET, "/")).await;
-        let mut names: Vec<&str> = response.headers.keys().map(http::HeaderName::as_str).collect();
+        let mut names: Vec<&str> = response
+            .headers
+            .keys()
+            .map(http::HeaderName::as_str)
+            .collect();
         names.sort_unstable();
-        assert_eq!(names, ["content-length", "date", "x-gw-request-id", "x-kept"]);
+        assert_eq!(
+            names,
+            ["content-length", "date", "x-gw-request-id", "x-kept"]
+        );
     });
 }

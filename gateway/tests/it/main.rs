@@ -1,6 +1,10 @@
 //! Integration tests over real sockets: TLS callers, gateway, tunnel, agent and backends.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod access_log;
 mod access_tokens;

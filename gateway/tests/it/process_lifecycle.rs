@@ -18,25 +18,47 @@ fn a_wrong_configuration_exits_with_2_and_names_every_mistake() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("gateway.toml");
     fs::write(&path, "region = \"EU\"\ncolour = 1\n").unwrap();
-    let output = gw_gateway().args(["serve", "--check", "--config"]).arg(&path).output().unwrap();
+    let output = gw_gateway()
+        .args(["serve", "--check", "--config"])
+        .arg(&path)
+        .output()
+        .unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
     for key in ["region", "domain", "data_dir", "colour"] {
-        assert!(message.contains(&format!("\n  {key}: ")), "{key} in {message}");
+        assert!(
+            message.contains(&format!("\n  {key}: ")),
+            "{key} in {message}"
+        );
     }
     fs::write(&path, config_text(directory.path(), 0)).unwrap();
-    let output = gw_gateway().args(["serve", "--check", "--config"]).arg(&path).output().unwrap();
+    let output = gw_gateway()
+        .args(["serve", "--check", "--config"])
+        .arg(&path)
+        .output()
+        .unwrap();
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
-    let missing = gw_gateway().args(["serve", "--config", "nowhere.toml"]).output().unwrap();
+    let missing = gw_gateway()
+        .args(["serve", "--config", "nowhere.toml"])
+        .output()
+        .unwrap();
     assert_eq!(missing.status.code(), Some(2));
 }
 
 #[test]
 fn a_log_that_cannot_be_written_ends_no_thread() {
     let directory = tempfile::tempdir().unwrap();
-    let full = || fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let full = || {
+        fs::OpenOptions::new()
+            .write(true)
+            .open("/dev/full")
+            .unwrap()
+    };
     let mut command = gw_gateway();
-    command.args(["demo", "--data-dir"]).arg(directory.path()).stderr(full());
+    command
+        .args(["demo", "--data-dir"])
+        .arg(directory.path())
+        .stderr(full());
     let (mut demo, about) = start_demo(&mut command);
     // Each refused request is logged.
     let url = format!("{}/", about["tenant_url"].as_str().unwrap());
@@ -44,13 +66,19 @@ fn a_log_that_cannot_be_written_ends_no_thread() {
     if programs::usable(&["curl"]) {
         for key in ["wrong", about["service_key"].as_str().unwrap()] {
             let field = format!("X-Gw-Service-Key: {key}");
-            let output = Command::new("curl").args(["--silent", "--cacert", authority, "-H", &field, &url]).output();
+            let output = Command::new("curl")
+                .args(["--silent", "--cacert", authority, "-H", &field, &url])
+                .output();
             assert!(output.unwrap().status.success());
         }
     }
     demo.signal("TERM");
     assert_eq!(demo.exit_code(), Some(0));
-    let output = gw_agent().args(["run", "--state-dir"]).arg(directory.path().join("none")).stderr(full()).output();
+    let output = gw_agent()
+        .args(["run", "--state-dir"])
+        .arg(directory.path().join("none"))
+        .stderr(full())
+        .output();
     assert_eq!(output.unwrap().status.code(), Some(2));
 }
 
@@ -89,14 +117,33 @@ fn a_check_reports_certificate_errors_with_all_other_mistakes() {
             file(key).display()
         );
         fs::write(file("gateway.toml"), text).unwrap();
-        let output = gw_gateway().arg("serve").args(arguments).arg("--config").arg(file("gateway.toml")).output();
+        let output = gw_gateway()
+            .arg("serve")
+            .args(arguments)
+            .arg("--config")
+            .arg(file("gateway.toml"))
+            .output();
         let output = output.unwrap();
-        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+        (
+            output.status.code().unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
     };
     let path = |name: &str| file(name).display().to_string();
-    assert_eq!(check(&["--check"], "good.crt", "good.key", ""), (0, String::new()));
+    assert_eq!(
+        check(&["--check"], "good.crt", "good.key", ""),
+        (0, String::new())
+    );
     let wrong: [(&str, &str, &str, &[String]); 6] = [
-        ("good.crt", "elsewhere.key", "", &[format!("\n  tls_key: {}: ", path("elsewhere.key")), path("good.crt")]),
+        (
+            "good.crt",
+            "elsewhere.key",
+            "",
+            &[
+                format!("\n  tls_key: {}: ", path("elsewhere.key")),
+                path("good.crt"),
+            ],
+        ),
         (
             "elsewhere.crt",
             "good.key",
@@ -109,15 +156,39 @@ fn a_check_reports_certificate_errors_with_all_other_mistakes() {
                 "\n  colour: ".to_owned(),
             ],
         ),
-        ("empty.pem", "good.key", "", &[format!("\n  tls_certificate: {}: no certificate", path("empty.pem"))]),
-        ("good.crt", "empty.pem", "", &[format!("\n  tls_key: {}: no private key", path("empty.pem"))]),
+        (
+            "empty.pem",
+            "good.key",
+            "",
+            &[format!(
+                "\n  tls_certificate: {}: no certificate",
+                path("empty.pem")
+            )],
+        ),
+        (
+            "good.crt",
+            "empty.pem",
+            "",
+            &[format!(
+                "\n  tls_key: {}: no private key",
+                path("empty.pem")
+            )],
+        ),
         (
             "missing.crt",
             "missing.key",
             "",
-            &[format!("tls_certificate: {}: ", path("missing.crt")), format!("tls_key: {}: ", path("missing.key"))],
+            &[
+                format!("tls_certificate: {}: ", path("missing.crt")),
+                format!("tls_key: {}: ", path("missing.key")),
+            ],
         ),
-        ("good.key", "good.crt", "", &["no certificate".to_owned(), "no private key".to_owned()]),
+        (
+            "good.key",
+            "good.crt",
+            "",
+            &["no certificate".to_owned(), "no private key".to_owned()],
+        ),
     ];
     for (certificate, key, more, expected) in wrong {
         // A start reports the same errors and does not serve.
@@ -131,13 +202,21 @@ fn a_check_reports_certificate_errors_with_all_other_mistakes() {
     }
     // An expired certificate is only a warning, because the clock may be wrong.
     let (code, message) = check(&["--check"], "expired.crt", "expired.key", "");
-    assert!(code == 0 && message.contains("tls_certificate") && message.contains("expired"), "{code} {message}");
+    assert!(
+        code == 0 && message.contains("tls_certificate") && message.contains("expired"),
+        "{code} {message}"
+    );
 }
 
 #[test]
 fn the_demo_prints_one_line_of_json_and_exits_with_0() {
     let (mut running, about) = start_demo(gw_gateway().arg("demo"));
-    let keys: Vec<&str> = about.as_object().unwrap().keys().map(String::as_str).collect();
+    let keys: Vec<&str> = about
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
     let mut expected = [
         "base_url",
         "tenant_url",
@@ -157,13 +236,28 @@ fn the_demo_prints_one_line_of_json_and_exits_with_0() {
     assert_eq!(found, expected);
     // The curl command that the demo prints.
     if programs::usable(&["curl"]) {
-        let (tenant, key) = (about["tenant_url"].as_str().unwrap(), about["service_key"].as_str().unwrap());
+        let (tenant, key) = (
+            about["tenant_url"].as_str().unwrap(),
+            about["service_key"].as_str().unwrap(),
+        );
         let port = tenant.rsplit(':').next().unwrap();
         let host = tenant.trim_start_matches("https://");
         let curl = Command::new("curl")
-            .args(["--silent", "--show-error", "--cacert", about["ca_file"].as_str().unwrap()])
-            .args(["--resolve", &format!("{}:{port}:127.0.0.1", host.split(':').next().unwrap())])
-            .args(["-H", &format!("X-Gw-Service-Key: {key}"), &format!("{tenant}/hello?name=you")])
+            .args([
+                "--silent",
+                "--show-error",
+                "--cacert",
+                about["ca_file"].as_str().unwrap(),
+            ])
+            .args([
+                "--resolve",
+                &format!("{}:{port}:127.0.0.1", host.split(':').next().unwrap()),
+            ])
+            .args([
+                "-H",
+                &format!("X-Gw-Service-Key: {key}"),
+                &format!("{tenant}/hello?name=you"),
+            ])
             .output()
             .unwrap();
         let echoed: serde_json::Value = serde_json::from_slice(&curl.stdout).unwrap();
@@ -171,7 +265,10 @@ fn the_demo_prints_one_line_of_json_and_exits_with_0() {
     }
     running.signal("TERM");
     assert_eq!(running.exit_code(), Some(0));
-    assert!(!Path::new(about["ca_file"].as_str().unwrap()).exists(), "the temporary folder is removed");
+    assert!(
+        !Path::new(about["ca_file"].as_str().unwrap()).exists(),
+        "the temporary folder is removed"
+    );
 }
 
 #[test]
@@ -199,7 +296,11 @@ fn crashes_are_reported_at_once_and_recovered_from() {
     let mut watcher = prepared.connect(address);
     watcher.send(prepared.get("/"));
     assert_eq!(watcher.response().status, 200);
-    assert!(process::workers(agent.id()).into_iter().all(|worker| send_signal(worker, "KILL")));
+    assert!(
+        process::workers(agent.id())
+            .into_iter()
+            .all(|worker| send_signal(worker, "KILL"))
+    );
     assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
     caller.send(prepared.get("/"));
     assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
@@ -251,7 +352,10 @@ fn a_drain_finishes_requests_and_a_reload_keeps_connections() {
     // The listener is closed; the running request continues.
     backend.release();
     let response = kept.response();
-    assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
+    assert_eq!(
+        (response.status.as_u16(), response.header("connection")),
+        (200, "close")
+    );
     assert!(kept.is_closed());
     assert_eq!(gateway.exit_code(), Some(0));
 }
@@ -288,25 +392,47 @@ fn a_second_signal_ends_a_drain_at_once() {
 #[test]
 fn a_state_folder_is_used_by_one_agent_process_at_a_time() {
     let prepared = Prepared::new();
-    let backend = crate::support::backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    let backend =
+        crate::support::backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
     let (_gateway, address) = prepared.serve(0);
     let mut agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
     let folder = prepared.path("agent");
     let in_folder = |arguments: &[&str]| {
-        let output = gw_agent().args(arguments).arg("--state-dir").arg(&folder).output().unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap() + &String::from_utf8_lossy(&output.stdout))
+        let output = gw_agent()
+            .args(arguments)
+            .arg("--state-dir")
+            .arg(&folder)
+            .output()
+            .unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap() + &String::from_utf8_lossy(&output.stdout),
+        )
     };
     let token = "gw_et_0123456789abcdef.secret";
-    let enroll = ["enroll", "--force", "--gateway", "https://127.0.0.1:1", "--token", token];
+    let enroll = [
+        "enroll",
+        "--force",
+        "--gateway",
+        "https://127.0.0.1:1",
+        "--token",
+        token,
+    ];
     for second in [&["run", "--backend", &backend][..], &enroll] {
         let (code, message) = in_folder(second);
         assert_eq!(code, Some(2), "{message}");
         let folder = folder.to_str().unwrap();
-        assert!(message.contains(&format!("{folder} is in use by another gw-agent process")), "{message}");
+        assert!(
+            message.contains(&format!("{folder} is in use by another gw-agent process")),
+            "{message}"
+        );
     }
     let (code, found) = in_folder(&["doctor", "--backend", &backend]);
-    assert!(found.contains("the gateway accepts it"), "{code:?}: {found}");
+    assert!(
+        found.contains("the gateway accepts it"),
+        "{code:?}: {found}"
+    );
     // The running agent is not disturbed.
     let mut caller = prepared.connect(address);
     caller.send(prepared.get("/"));
@@ -347,5 +473,9 @@ fn an_agent_stops_after_its_last_request_with_or_without_a_gateway() {
     agent.signal("TERM");
     assert_eq!(agent.exit_code(), Some(0));
     // At most 5 seconds for the confirmation that no request is in flight, and one second for GOAWAY.
-    assert!(stopped.elapsed() < Duration::from_secs(10), "{:?}", stopped.elapsed());
+    assert!(
+        stopped.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        stopped.elapsed()
+    );
 }

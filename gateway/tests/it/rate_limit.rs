@@ -14,16 +14,27 @@ use crate::support::caller::{HOST, connect, get};
 fn storm(workers: usize, hand_over: HandOver) {
     let backend = backend::answering("HTTP/1.1 204 No Content\r\n\r\n");
     let rate = Rate::new(1000, 300).unwrap();
-    let options = Options { workers, hand_over, rate, ..crate::support::options(Some(backend)) };
+    let options = Options {
+        workers,
+        hand_over,
+        rate,
+        ..crate::support::options(Some(backend))
+    };
     let demo = Demo::start(&options).unwrap();
     let started = Instant::now();
     let (passed, limited) = thread::scope(|scope| {
         let callers: Vec<_> = (0..30).map(|_| scope.spawn(|| call(&demo, 50))).collect();
-        callers.into_iter().map(|caller| caller.join().unwrap()).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        callers
+            .into_iter()
+            .map(|caller| caller.join().unwrap())
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     });
     let refilled = started.elapsed().as_millis() / 200;
     assert_eq!(passed + limited, 1500);
-    assert!((1000..=1000 + refilled).contains(&passed), "{passed} passed, {refilled} refilled");
+    assert!(
+        (1000..=1000 + refilled).contains(&passed),
+        "{passed} passed, {refilled} refilled"
+    );
 }
 
 fn call(demo: &Demo, count: usize) -> (u128, u128) {
@@ -35,8 +46,17 @@ fn call(demo: &Demo, count: usize) -> (u128, u128) {
         if response.status == 204 {
             passed += 1;
         } else {
-            assert_eq!((response.status.as_u16(), response.code().as_str()), (429, "GW_RATE_LIMIT_EXCEEDED"));
-            assert_eq!((response.header("x-gw-status"), response.header("retry-after")), ("RateLimited", "1"));
+            assert_eq!(
+                (response.status.as_u16(), response.code().as_str()),
+                (429, "GW_RATE_LIMIT_EXCEEDED")
+            );
+            assert_eq!(
+                (
+                    response.header("x-gw-status"),
+                    response.header("retry-after")
+                ),
+                ("RateLimited", "1")
+            );
             limited += 1;
         }
     }
@@ -54,7 +74,11 @@ fn exactly_the_burst_passes_across_connections_and_workers() {
 #[test]
 fn unauthenticated_requests_take_no_tokens() {
     let rate = Rate::new(1, 1).unwrap();
-    let demo = Demo::start(&Options { rate, ..crate::support::options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        rate,
+        ..crate::support::options(None)
+    })
+    .unwrap();
     let mut caller = connect(&demo);
     for _ in 0..10 {
         caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
@@ -67,6 +91,9 @@ fn unauthenticated_requests_take_no_tokens() {
     let limited = caller.response();
     assert_eq!(limited.status, 429);
     // Retry-After is the time until the next token.
-    let (seconds, passed): (u64, u64) = (limited.header("retry-after").parse().unwrap(), began.elapsed().as_secs());
+    let (seconds, passed): (u64, u64) = (
+        limited.header("retry-after").parse().unwrap(),
+        began.elapsed().as_secs(),
+    );
     assert!((59 - passed..=60).contains(&seconds), "{seconds}");
 }

@@ -30,21 +30,38 @@ fn token_requests_of_an_address_are_limited_over_all_nodes() {
     let mut nodes = Nodes::start_with(3, LIMITS);
     let began = Instant::now();
     // Different nodes own these addresses.
-    let clients: Vec<String> =
-        (1..=6).map(|number| format!("192.0.2.{number}")).chain(["2001:db8::1".into()]).collect();
+    let clients: Vec<String> = (1..=6)
+        .map(|number| format!("192.0.2.{number}"))
+        .chain(["2001:db8::1".into()])
+        .collect();
     for client in &clients {
-        let statuses: Vec<u16> = (0..9 * PER_MINUTE as usize).map(|n| status(&nodes, n % 3, client)).collect();
-        assert!(statuses.iter().all(|status| [400, 429].contains(status)), "{statuses:?}");
+        let statuses: Vec<u16> = (0..9 * PER_MINUTE as usize)
+            .map(|n| status(&nodes, n % 3, client))
+            .collect();
+        assert!(
+            statuses.iter().all(|status| [400, 429].contains(status)),
+            "{statuses:?}"
+        );
         let admitted = statuses.iter().filter(|status| **status == 400).count() as u64;
         // Refilled meanwhile: one request in ten seconds.
         let most = PER_MINUTE + began.elapsed().as_secs() / 10 + 1;
-        assert!((PER_MINUTE..=most).contains(&admitted), "{admitted} of at most {most} from {client}");
+        assert!(
+            (PER_MINUTE..=most).contains(&admitted),
+            "{admitted} of at most {most} from {client}"
+        );
     }
     // Without the node that owns an address, the limit of each other node holds.
     nodes.stop(2);
     for client in (1..=6).map(|number| format!("198.51.100.{number}")) {
-        assert_eq!([0, 1].map(|node| status(&nodes, node, &client)), [400, 400], "{client}");
-        assert!((0..=2 * PER_MINUTE).any(|_| status(&nodes, 0, &client) == 429), "{client}");
+        assert_eq!(
+            [0, 1].map(|node| status(&nodes, node, &client)),
+            [400, 400],
+            "{client}"
+        );
+        assert!(
+            (0..=2 * PER_MINUTE).any(|_| status(&nodes, 0, &client) == 429),
+            "{client}"
+        );
     }
 }
 
@@ -66,16 +83,24 @@ fn requests_of_an_agent_are_limited_over_all_nodes() {
     }
     let poll = |node: usize| {
         let mut caller = connect_to(&nodes.about(node), APEX, &[b"http/1.1"], None);
-        caller.send(format!("GET {target} HTTP/1.1\r\nHost: {APEX}\r\nAuthorization: Bearer gw_es_0\r\n\r\n"));
+        caller.send(format!(
+            "GET {target} HTTP/1.1\r\nHost: {APEX}\r\nAuthorization: Bearer gw_es_0\r\n\r\n"
+        ));
         caller.try_response(&Method::GET).unwrap().status.as_u16()
     };
     // A node's workers use the record a moment after it was stored.
     (0..3).for_each(|node| eventually("the agent is known", || (poll(node) == 200).then_some(())));
     let began = Instant::now();
     let statuses: Vec<u16> = (0..3 * PER_MINUTE as usize).map(|n| poll(n % 3)).collect();
-    assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    assert!(
+        statuses.iter().all(|status| [200, 429].contains(status)),
+        "{statuses:?}"
+    );
     let admitted = statuses.iter().filter(|status| **status == 200).count() as u64;
     // Refilled meanwhile: one request a second. Those before are missing.
     let most = PER_MINUTE + began.elapsed().as_secs() + 1;
-    assert!((PER_MINUTE / 2..=most).contains(&admitted), "{admitted} of at most {most}");
+    assert!(
+        (PER_MINUTE / 2..=most).contains(&admitted),
+        "{admitted} of at most {most}"
+    );
 }

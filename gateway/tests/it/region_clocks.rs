@@ -29,7 +29,10 @@ struct Machine {
 impl Machine {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Self { file: folder.path().join("time"), _folder: folder };
+        let machine = Self {
+            file: folder.path().join("time"),
+            _folder: folder,
+        };
         machine.set("+0");
         machine
     }
@@ -66,21 +69,36 @@ impl Machine {
         // The two lines are of different threads.
         let ((address, admin_address), refused) = log.find(|line| {
             let address = |name: &str| line[name].as_str()?.parse().ok();
-            addresses = addresses.or_else(|| Some((address("address")?, address("admin_address")?)));
-            if line.to_string().contains("this node does not join the region") {
+            addresses =
+                addresses.or_else(|| Some((address("address")?, address("admin_address")?)));
+            if line
+                .to_string()
+                .contains("this node does not join the region")
+            {
                 refused = Some(line.to_string());
             }
             addresses.zip(refused.clone())
         });
-        region.nodes[node] = Some(Served { process, address, admin_address, log });
+        region.nodes[node] = Some(Served {
+            process,
+            address,
+            admin_address,
+            log,
+        });
         refused
     }
 
     /// Standard output of `doctor` and of `region join` on this machine, with their exit codes.
     fn look(&self, config: &Path) -> [(i32, String); 2] {
         [&["doctor", "--json"][..], &["region", "join"]].map(|words| {
-            let output = self.run(gw_gateway().args(words).arg("--config").arg(config)).output().unwrap();
-            (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+            let output = self
+                .run(gw_gateway().args(words).arg("--config").arg(config))
+                .output()
+                .unwrap();
+            (
+                output.status.code().unwrap(),
+                String::from_utf8(output.stdout).unwrap(),
+            )
         })
     }
 }
@@ -88,7 +106,13 @@ impl Machine {
 /// The finding of a check of `doctor --json`.
 fn clock_finding(found: &str) -> Value {
     let found: Value = serde_json::from_str(found).unwrap();
-    found["checks"].as_array().unwrap().iter().find(|check| check["check"] == "store: clock").unwrap().clone()
+    found["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|check| check["check"] == "store: clock")
+        .unwrap()
+        .clone()
 }
 
 /// A new access token of a node for the demo's service.
@@ -98,16 +122,24 @@ fn token(region: &Region, node: usize, credential: &Value) -> String {
     })
     .to_string();
     let mut caller = connect_to(&region.about(node), APEX, &[b"http/1.1"], None);
-    let head = format!("POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n");
-    caller.send(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()));
+    let head =
+        format!("POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n");
+    caller.send(format!(
+        "{head}Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    ));
     let response = caller.response();
     assert_eq!(response.status, 200, "{}", response.json());
     response.json()["access_token"].as_str().unwrap().to_owned()
 }
 
 fn issued_at(token: &str) -> i64 {
-    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
-    serde_json::from_slice::<Value>(&claims).unwrap()["iat"].as_i64().unwrap()
+    let claims = URL_SAFE_NO_PAD
+        .decode(token.split('.').nth(1).unwrap())
+        .unwrap();
+    serde_json::from_slice::<Value>(&claims).unwrap()["iat"]
+        .as_i64()
+        .unwrap()
 }
 
 fn is_recent(unix_seconds: i64) -> bool {
@@ -117,11 +149,16 @@ fn is_recent(unix_seconds: i64) -> bool {
 /// Asserts that a node relays a request with this token, and dates its answer rightly.
 fn assert_relayed(region: &Region, node: usize, token: &str) {
     let mut caller = region.connect(node);
-    caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n"));
+    caller.send(format!(
+        "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n"
+    ));
     let response = caller.response();
     assert_eq!(response.status, 200);
     let date = httpdate::parse_http_date(response.header("date")).unwrap();
-    assert!(is_recent(date.duration_since(UNIX_EPOCH).unwrap().as_secs() as i64), "{date:?}");
+    assert!(
+        is_recent(date.duration_since(UNIX_EPOCH).unwrap().as_secs() as i64),
+        "{date:?}"
+    );
 }
 
 #[test]
@@ -129,7 +166,9 @@ fn a_node_with_a_wrong_clock_joins_once_it_is_right() {
     if !programs::usable(&["faketime", "postgresql"]) {
         return;
     }
-    let Some(mut region) = Region::start(2) else { return };
+    let Some(mut region) = Region::start(2) else {
+        return;
+    };
     let _agent = region.run_agent(&backend::answering(OK));
     region.owner();
     let machine = Machine::new();
@@ -137,23 +176,43 @@ fn a_node_with_a_wrong_clock_joins_once_it_is_right() {
         region.kill(1);
         machine.set(step);
         let refused = machine.restart_refused(&mut region, 1);
-        let side =
-            if step.starts_with('+') { "ahead of that of PostgreSQL (20" } else { "behind that of PostgreSQL (20" };
-        assert!(refused.contains("the clock of this machine (20") && refused.contains(side), "{refused}");
+        let side = if step.starts_with('+') {
+            "ahead of that of PostgreSQL (20"
+        } else {
+            "behind that of PostgreSQL (20"
+        };
+        assert!(
+            refused.contains("the clock of this machine (20") && refused.contains(side),
+            "{refused}"
+        );
         assert_ne!(region.status(1)["standing"], "member");
         let difference = region.metric(1, "gw_clock_difference_seconds");
-        assert!(difference.abs() > 3590.0 && (difference > 0.0) == step.starts_with('+'), "{difference}");
+        assert!(
+            difference.abs() > 3590.0 && (difference > 0.0) == step.starts_with('+'),
+            "{difference}"
+        );
         let [(doctor, findings), (join, found)] = machine.look(&region.config(1));
         assert_eq!((doctor, join), (1, 1), "{found}");
         let finding = clock_finding(&findings);
-        assert!(finding["verdict"] == "failed" && finding["found"].as_str().unwrap().contains(side), "{finding}");
-        assert!(found.contains(side) && found.contains("synchronise both with NTP"), "{found}");
+        assert!(
+            finding["verdict"] == "failed" && finding["found"].as_str().unwrap().contains(side),
+            "{finding}"
+        );
+        assert!(
+            found.contains(side) && found.contains("synchronise both with NTP"),
+            "{found}"
+        );
 
         machine.set("+0");
         region.wait_for_members(2);
         // Requests cross in both directions, whichever node owns the service.
-        eventually("requests are relayed", || ((0..2).all(|node| region.request(node) == "200")).then_some(()));
-        assert_eq!(clock_finding(&machine.look(&region.config(1))[0].1)["verdict"], "ok");
+        eventually("requests are relayed", || {
+            ((0..2).all(|node| region.request(node) == "200")).then_some(())
+        });
+        assert_eq!(
+            clock_finding(&machine.look(&region.config(1))[0].1)["verdict"],
+            "ok"
+        );
     }
 }
 
@@ -162,7 +221,9 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
     if !programs::usable(&["faketime", "postgresql"]) {
         return;
     }
-    let Some(mut region) = Region::start(2) else { return };
+    let Some(mut region) = Region::start(2) else {
+        return;
+    };
     let machine = Machine::new();
     for node in 0..2 {
         region.kill(node);
@@ -171,15 +232,25 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
     region.wait_for_members(2);
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
-    let credential = region.post(0, "/accounts/demo/credentials", &json!({ "allowed_services": ["echo"] }));
+    let credential = region.post(
+        0,
+        "/accounts/demo/credentials",
+        &json!({ "allowed_services": ["echo"] }),
+    );
     let old = token(&region, 0, &credential);
     let folder = tempfile::tempdir().unwrap();
     for step in STEPS {
         machine.set(step);
         for node in 0..2 {
-            region.node(node).log.line_with("which this node follows for tokens, certificates and expiry");
+            region
+                .node(node)
+                .log
+                .line_with("which this node follows for tokens, certificates and expiry");
             let difference = region.metric(node, "gw_clock_difference_seconds");
-            assert!(difference.abs() > 3590.0 && (difference > 0.0) == step.starts_with('+'), "{difference}");
+            assert!(
+                difference.abs() > 3590.0 && (difference > 0.0) == step.starts_with('+'),
+                "{difference}"
+            );
         }
         let new = token(&region, 0, &credential);
         assert!(is_recent(issued_at(&new)), "{step}");
@@ -192,10 +263,19 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
         let enrolled = region.enrollment_token(1, "demo", "echo");
         region.enroll(enrolled, &folder.path().join(step));
         assert_eq!(region.metric(owner, "gw_tunnels"), 1.0, "{step}");
-        assert_eq!((0..2).map(|node| region.metric(node, "gw_tunnels_ended_total")).sum::<f64>(), 0.0, "{step}");
+        assert_eq!(
+            (0..2)
+                .map(|node| region.metric(node, "gw_tunnels_ended_total"))
+                .sum::<f64>(),
+            0.0,
+            "{step}"
+        );
         machine.set("+0");
         for node in 0..2 {
-            region.node(node).log.line_with("agrees with that of PostgreSQL again");
+            region
+                .node(node)
+                .log
+                .line_with("agrees with that of PostgreSQL again");
         }
     }
     let (_, agents) = region.get(0, "/api/v1/accounts/demo/agents");
@@ -203,8 +283,11 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
     assert_eq!(agents.len(), 1 + STEPS.len());
     let now = Timestamp::now();
     for agent in agents {
-        let not_after = agent["certificate_not_after"].as_str().unwrap_or_else(|| panic!("{agent}"));
-        let [least, most] = [23 * 60, 24 * 60 + 1].map(|minutes| now.after(Duration::from_mins(minutes)).to_string());
+        let not_after = agent["certificate_not_after"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{agent}"));
+        let [least, most] = [23 * 60, 24 * 60 + 1]
+            .map(|minutes| now.after(Duration::from_mins(minutes)).to_string());
         assert!(*least < *not_after && *not_after < *most, "{not_after}");
     }
 }

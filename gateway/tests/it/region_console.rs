@@ -45,78 +45,142 @@ fn node_row(page: &Reply, slot: &Value) -> String {
 
 #[test]
 fn live_data_of_all_nodes_is_shown_at_each_of_them() {
-    let Some(region) = Region::start_gated(3) else { return };
+    let Some(region) = Region::start_gated(3) else {
+        return;
+    };
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
     let (other, third) = ((owner + 1) % 3, (owner + 2) % 3);
     let slot = region.status(owner)["node"].clone();
     for node in 0..3 {
         let agents = agents(&region, node);
-        assert_eq!(agents[0]["tunnels"].as_array().unwrap().len(), 1, "at node {node}: {agents}");
-        assert_eq!((&agents[0]["tunnels"][0]["node"], &agents[0]["missing_nodes"]), (&slot, &Value::Null));
+        assert_eq!(
+            agents[0]["tunnels"].as_array().unwrap().len(),
+            1,
+            "at node {node}: {agents}"
+        );
+        assert_eq!(
+            (
+                &agents[0]["tunnels"][0]["node"],
+                &agents[0]["missing_nodes"]
+            ),
+            (&slot, &Value::Null)
+        );
         let id = agents[0]["agent_id"].as_str().unwrap();
         let (_, agent) = region.get(node, &format!("/api/v1/accounts/demo/agents/{id}"));
-        assert_eq!(agent["tunnels"].as_array().unwrap().len(), 1, "at node {node}: {agent}");
+        assert_eq!(
+            agent["tunnels"].as_array().unwrap().len(),
+            1,
+            "at node {node}: {agent}"
+        );
 
         let mut browser = signed_in(&region, node);
         let tunnels = browser.get("/tunnels");
         assert!(
-            tunnels.text.contains(&format!("demo--echo</a> <span class=\"muted\">at node {slot}")),
+            tunnels.text.contains(&format!(
+                "demo--echo</a> <span class=\"muted\">at node {slot}"
+            )),
             "{}",
             tunnels.text
         );
-        assert!(browser.get("/").text.contains("<dt>Live tunnels</dt><dd><a href=\"/tunnels\">1</a></dd>"));
+        assert!(
+            browser
+                .get("/")
+                .text
+                .contains("<dt>Live tunnels</dt><dd><a href=\"/tunnels\">1</a></dd>")
+        );
         let page = browser.get("/region");
         let row = node_row(&page, &slot);
         // Services, tunnels and requests in flight.
-        assert!(row.contains("live") && row.contains("ready") && row.contains(" 1  1  0 "), "{row}");
+        assert!(
+            row.contains("live") && row.contains("ready") && row.contains(" 1  1  0 "),
+            "{row}"
+        );
         assert!(page.text.contains("<a href=\"/region\""));
     }
 
     // The node stays a member, but the others do not reach it.
     region.peer_gates[owner].set(Passage::Stalled);
     let agents = agents(&region, other);
-    assert_eq!(agents[0]["missing_nodes"], Value::from(vec![slot.clone()]), "{agents}");
+    assert_eq!(
+        agents[0]["missing_nodes"],
+        Value::from(vec![slot.clone()]),
+        "{agents}"
+    );
     let mut browser = signed_in(&region, third);
     let missing = format!("because they do not answer: {slot}.");
     for page in ["/", "/tunnels", "/accounts/demo/agents"] {
         let page = browser.get(page);
-        assert!(page.status == 200 && page.text.contains(&missing), "{}", page.text);
+        assert!(
+            page.status == 200 && page.text.contains(&missing),
+            "{}",
+            page.text
+        );
     }
     let row = node_row(&browser.get("/region"), &slot);
     assert!(row.contains("does not answer"), "{row}");
     region.peer_gates[owner].set(Passage::Open);
-    eventually("the node answers", || (self::agents(&region, third)[0]["missing_nodes"] == Value::Null).then_some(()));
+    eventually("the node answers", || {
+        (self::agents(&region, third)[0]["missing_nodes"] == Value::Null).then_some(())
+    });
 }
 
 #[test]
 fn why_the_tunnel_of_a_killed_agent_ended_is_shown_at_all_nodes() {
-    let Some(region) = Region::start(3) else { return };
+    let Some(region) = Region::start(3) else {
+        return;
+    };
     let agent = region.run_agent(&backend::answering(OK));
     let has_tunnel = |node| agents(&region, node)[0]["tunnels"][0].is_object();
     eventually("the agent has a tunnel", || has_tunnel(0).then_some(()));
     // The supervisor neither drains the agent nor starts it again.
     agent.signal("STOP");
-    assert!(process::workers(agent.id()).into_iter().all(|worker| process::send_signal(worker, "KILL")));
+    assert!(
+        process::workers(agent.id())
+            .into_iter()
+            .all(|worker| process::send_signal(worker, "KILL"))
+    );
     for node in 0..3 {
         let shown = eventually("the tunnel has ended", || {
             let agents = agents(&region, node);
-            agents[0]["tunnels"][0].is_null().then(|| agents[0]["ended_tunnels"].clone())
+            agents[0]["tunnels"][0]
+                .is_null()
+                .then(|| agents[0]["ended_tunnels"].clone())
         });
-        assert_eq!(shown.as_array().unwrap().len(), 1, "at node {node}: {shown}");
+        assert_eq!(
+            shown.as_array().unwrap().len(),
+            1,
+            "at node {node}: {shown}"
+        );
         let (service, reason) = (&shown[0]["service"], &shown[0]["reason"]);
-        assert_eq!((service, reason), (&"demo--echo".into(), &"connection_lost".into()), "at node {node}: {shown}");
+        assert_eq!(
+            (service, reason),
+            (&"demo--echo".into(), &"connection_lost".into()),
+            "at node {node}: {shown}"
+        );
         let service = signed_in(&region, node).get("/accounts/demo/services/echo");
-        assert!(service.text.contains("<span class=\"code\">connection_lost</span>"), "{}", service.text);
+        assert!(
+            service
+                .text
+                .contains("<span class=\"code\">connection_lost</span>"),
+            "{}",
+            service.text
+        );
     }
 }
 
 #[test]
 fn a_console_session_is_valid_at_every_node_until_it_is_ended_at_one() {
-    let Some(mut region) = Region::start(3) else { return };
+    let Some(mut region) = Region::start(3) else {
+        return;
+    };
     let first = signed_in(&region, 0);
     for node in 0..3 {
-        assert_eq!(at(&region, node, &first).get("/accounts").status, 200, "at node {node}");
+        assert_eq!(
+            at(&region, node, &first).get("/accounts").status,
+            200,
+            "at node {node}"
+        );
     }
     // The session outlives the node that opened it, and a node that starts again learns of it.
     region.kill(0);
@@ -127,14 +191,30 @@ fn a_console_session_is_valid_at_every_node_until_it_is_ended_at_one() {
     assert_eq!(at(&region, 0, &first).get("/accounts").status, 200);
 
     let second = signed_in(&region, 2);
-    assert_eq!(at(&region, 1, &first).submit("/accounts", "/sign-out", &[]).header("location"), "/sign-in");
+    assert_eq!(
+        at(&region, 1, &first)
+            .submit("/accounts", "/sign-out", &[])
+            .header("location"),
+        "/sign-in"
+    );
     for node in 0..3 {
         let reply = at(&region, node, &first).get("/accounts");
-        assert_eq!((reply.status, reply.header("location")), (303, "/sign-in?next=%2Faccounts"), "at node {node}");
-        assert_eq!(at(&region, node, &second).get("/accounts").status, 200, "at node {node}");
+        assert_eq!(
+            (reply.status, reply.header("location")),
+            (303, "/sign-in?next=%2Faccounts"),
+            "at node {node}"
+        );
+        assert_eq!(
+            at(&region, node, &second).get("/accounts").status,
+            200,
+            "at node {node}"
+        );
     }
     // An id that no node knows.
     let mut unknown = browser(&region, 0);
-    unknown.cookies.insert("gw_session".to_owned(), "a".repeat(first.cookies["gw_session"].len()));
+    unknown.cookies.insert(
+        "gw_session".to_owned(),
+        "a".repeat(first.cookies["gw_session"].len()),
+    );
     assert_eq!(unknown.get("/accounts").status, 303);
 }

@@ -15,8 +15,10 @@ use crate::support::{eventually, held_backend::HeldBackend, programs, setup};
 
 /// Starts a node in its own process. `port` is 0 for a free one.
 fn serve(postgres: &Postgres, folder: &Path, name: &str, port: u16) -> Served {
-    let config =
-        postgres.config_text(&folder.join(name)).replace("127.0.0.1:0\"\nadmin", &format!("127.0.0.1:{port}\"\nadmin"));
+    let config = postgres.config_text(&folder.join(name)).replace(
+        "127.0.0.1:0\"\nadmin",
+        &format!("127.0.0.1:{port}\"\nadmin"),
+    );
     let path = folder.join(format!("{name}.toml"));
     let proxy = "[[trusted_proxies]]\naddress = \"127.0.0.1\"\nproxy_protocol = \"required\"\n";
     fs::write(&path, format!("{config}{proxy}")).unwrap();
@@ -35,14 +37,21 @@ fn balancer(folder: &Path, port: u16, active: SocketAddr, standby: SocketAddr) -
     let path = folder.join("haproxy.cfg");
     fs::write(&path, config).unwrap();
     let mut command = Command::new("haproxy");
-    command.arg("-db").arg("-f").arg(path).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .arg("-db")
+        .arg("-f")
+        .arg(path)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     Running::new(command.spawn().unwrap())
 }
 
 /// A metric without labels of a node.
 fn metric(node: &Served, name: &str) -> f64 {
     let (_, text) = admin(node.admin_address, "/metrics");
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
     value.expect("the metric exists")
 }
 
@@ -50,8 +59,20 @@ fn metric(node: &Served, name: &str) -> f64 {
 fn wait_until_relayed(port: u16, ca: &Path, key: &str) {
     eventually("a request is relayed", || {
         let mut curl = Command::new("curl");
-        curl.args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "--max-time", "10", "--cacert"]).arg(ca);
-        curl.arg("-H").arg(format!("X-Gw-Service-Key: {key}")).arg(format!("https://{HOST}:{port}/"));
+        curl.args([
+            "-s",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            "--max-time",
+            "10",
+            "--cacert",
+        ])
+        .arg(ca);
+        curl.arg("-H")
+            .arg(format!("X-Gw-Service-Key: {key}"))
+            .arg(format!("https://{HOST}:{port}/"));
         (curl.output().unwrap().stdout == b"200").then_some(())
     });
 }
@@ -61,29 +82,51 @@ fn another_node_takes_over_and_the_first_comes_back() {
     if !programs::usable(&["curl", "haproxy"]) {
         return;
     }
-    let Some(postgres) = Postgres::with_region() else { return };
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let backend = HeldBackend::start();
-    let (first, second) = (serve(&postgres, folder.path(), "a", 0), serve(&postgres, folder.path(), "b", 0));
+    let (first, second) = (
+        serve(&postgres, folder.path(), "a", 0),
+        serve(&postgres, folder.path(), "b", 0),
+    );
     let (first_address, reserved) = (first.address, hold("127.0.0.1:0".parse().unwrap()));
     let port = reserved.local_addr().unwrap().as_socket().unwrap().port();
     let _balancer = balancer(folder.path(), port, first_address, second.address);
-    eventually("the balancer listens", || TcpStream::connect(("127.0.0.1", port)).ok());
+    eventually("the balancer listens", || {
+        TcpStream::connect(("127.0.0.1", port)).ok()
+    });
 
     // The service, a key, and an agent that connects through the balancer.
-    let (ca, state) = (folder.path().join("a/dev-ca.crt"), folder.path().join("agent"));
+    let (ca, state) = (
+        folder.path().join("a/dev-ca.crt"),
+        folder.path().join("agent"),
+    );
     let gateway = Gateway::start(&postgres.config(&folder.path().join("setup"))).unwrap();
     setup::service(gateway.control(), "demo", "echo");
     let (_, key) = setup::service_key(gateway.control(), "demo", &["echo"]);
     let token = setup::enrollment_token(gateway.control(), "demo", &["echo"]);
     let revision = gateway.control().revision().0 as f64;
     eventually("the nodes have followed", || {
-        [&first, &second].iter().all(|node| metric(node, "gw_store_revision") >= revision).then_some(())
+        [&first, &second]
+            .iter()
+            .all(|node| metric(node, "gw_store_revision") >= revision)
+            .then_some(())
     });
-    setup::agent_with(token, &format!("{}:{port}", gateway.control().region().base_url()), &ca, &state);
+    setup::agent_with(
+        token,
+        &format!("{}:{port}", gateway.control().region().base_url()),
+        &ca,
+        &state,
+    );
     gateway.drain();
     let mut agent = process::gw_agent();
-    agent.arg("run").arg("--state-dir").arg(state).args(["--backend", &backend.url]);
+    agent
+        .arg("run")
+        .arg("--state-dir")
+        .arg(state)
+        .args(["--backend", &backend.url]);
     let _agent = Running::new(agent.stderr(Stdio::null()).spawn().unwrap());
     wait_until_relayed(port, &ca, &key);
     assert_eq!(metric(&first, "gw_tunnels"), 1.0);
@@ -96,6 +139,8 @@ fn another_node_takes_over_and_the_first_comes_back() {
 
     let first = serve(&postgres, folder.path(), "a", first_address.port());
     drop(held);
-    eventually("the agent is back at the first node", || (metric(&first, "gw_tunnels") == 1.0).then_some(()));
+    eventually("the agent is back at the first node", || {
+        (metric(&first, "gw_tunnels") == 1.0).then_some(())
+    });
     wait_until_relayed(port, &ca, &key);
 }

@@ -12,8 +12,8 @@ use gw_gateway::clock::Timestamp;
 use gw_gateway::control::{Actor, CallerSecretChanges, NewAccount};
 use gw_gateway::region::RegionKey;
 use gw_gateway::store::{
-    AuditEntry, CallerSecretRecord, History, Position, PostgresStore, SecretAccess, SigningKey, Step, Store,
-    StoreError, StoredRecord,
+    AuditEntry, CallerSecretRecord, History, Position, PostgresStore, SecretAccess, SigningKey,
+    Step, Store, StoreError, StoredRecord,
 };
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
@@ -52,12 +52,18 @@ fn access(enabled: bool) -> SecretAccess {
 
 fn key(id: &str, enabled: bool) -> StoredRecord {
     let id = KeyId::new(&id.repeat(16)).unwrap();
-    StoredRecord::ServiceKey(CallerSecretRecord { id, access: access(enabled) })
+    StoredRecord::ServiceKey(CallerSecretRecord {
+        id,
+        access: access(enabled),
+    })
 }
 
 fn credential() -> StoredRecord {
     let id = ClientId::new(&format!("gw_ci_{}", "c".repeat(20))).unwrap();
-    StoredRecord::Credential(CallerSecretRecord { id, access: access(true) })
+    StoredRecord::Credential(CallerSecretRecord {
+        id,
+        access: access(true),
+    })
 }
 
 /// A store whose records are loaded.
@@ -72,11 +78,16 @@ fn open(postgres: &Postgres) -> (PostgresStore, Position) {
 fn region() -> Option<Postgres> {
     let postgres = Postgres::with_region()?;
     let (mut store, start) = open(&postgres);
-    let signing = StoredRecord::SigningKey(SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap());
+    let signing =
+        StoredRecord::SigningKey(SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap());
     let puts = [signing, credential(), key("a", true), key("b", true)].map(Step::Put);
     let first = store.commit(&start, &puts, &entry()).unwrap();
-    postgres.sql("CREATE TABLE first AS TABLE gw.records; CREATE TABLE first_region AS TABLE gw.region");
-    store.commit(&first, &[Step::Put(key("a", false))], &entry()).unwrap();
+    postgres.sql(
+        "CREATE TABLE first AS TABLE gw.records; CREATE TABLE first_region AS TABLE gw.region",
+    );
+    store
+        .commit(&first, &[Step::Put(key("a", false))], &entry())
+        .unwrap();
     Some(postgres)
 }
 
@@ -110,8 +121,17 @@ fn rows_that_were_changed_added_swapped_replayed_or_removed_are_refused() {
     postgres.sql("ALTER TABLE gw.records ALTER tag DROP NOT NULL; CREATE TABLE good AS TABLE gw.records; CREATE TABLE good_region AS TABLE gw.region");
     for (attack, named) in attacks {
         postgres.sql(&attack);
-        let refused = PostgresStore::new(&postgres.source("b")).unwrap().load().err().map(|error| error.to_string());
-        assert!(refused.as_ref().is_some_and(|refused| refused.contains(named)), "{attack}: {refused:?}");
+        let refused = PostgresStore::new(&postgres.source("b"))
+            .unwrap()
+            .load()
+            .err()
+            .map(|error| error.to_string());
+        assert!(
+            refused
+                .as_ref()
+                .is_some_and(|refused| refused.contains(named)),
+            "{attack}: {refused:?}"
+        );
         postgres.sql("TRUNCATE gw.records, gw.secrets; INSERT INTO gw.records TABLE good; DELETE FROM gw.region; INSERT INTO gw.region TABLE good_region");
         open(&postgres);
     }
@@ -125,9 +145,14 @@ fn changes_that_were_forged_replayed_or_reordered_are_refused() {
     let Some(postgres) = region() else { return };
     let (mut store, second) = open(&postgres);
     let ((mut follower, _), (mut other, _)) = (open(&postgres), open(&postgres));
-    let third = store.commit(&second, &[Step::Delete(key("b", true).id())], &entry()).unwrap();
-    store.commit(&third, &[Step::Put(key("d", true))], &entry()).unwrap();
-    postgres.sql("CREATE TABLE good AS TABLE gw.changes; CREATE TABLE good_region AS TABLE gw.region");
+    let third = store
+        .commit(&second, &[Step::Delete(key("b", true).id())], &entry())
+        .unwrap();
+    store
+        .commit(&third, &[Step::Put(key("d", true))], &entry())
+        .unwrap();
+    postgres
+        .sql("CREATE TABLE good AS TABLE gw.changes; CREATE TABLE good_region AS TABLE gw.region");
     let put_in = |at: i64, from: i64| {
         format!(
             "UPDATE gw.changes SET steps = good.steps, tag = good.tag FROM good WHERE changes.revision = {at} AND good.revision = {from}"
@@ -167,7 +192,10 @@ fn changes_that_were_forged_replayed_or_reordered_are_refused() {
         postgres.sql("TRUNCATE gw.changes; INSERT INTO gw.changes TABLE good; DELETE FROM gw.region; INSERT INTO gw.region TABLE good_region");
     }
     let followed = other.changes_after(&second);
-    assert!(matches!(&followed, Ok(History::Changes(changes)) if changes.len() == 2), "{followed:?}");
+    assert!(
+        matches!(&followed, Ok(History::Changes(changes)) if changes.len() == 2),
+        "{followed:?}"
+    );
 }
 
 #[test]
@@ -176,37 +204,64 @@ fn tables_of_an_earlier_version_get_tags_once_and_cannot_be_presented_again() {
     // As the earlier version had them. Its check of the region key is of another purpose.
     let region_key = hmac::Key::new(hmac::HMAC_SHA256, &[0x5a; RegionKey::BYTES]);
     let derived = hmac::sign(&region_key, b"gw region key check 1");
-    let check = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref()), b"eu1.gw.localhost");
+    let check = hmac::sign(
+        &hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref()),
+        b"eu1.gw.localhost",
+    );
     let earlier = "ALTER TABLE gw.records DROP COLUMN tag; ALTER TABLE gw.changes DROP COLUMN tag; ALTER TABLE gw.region DROP COLUMN tag; ALTER TABLE gw.nodes DROP COLUMN tag, DROP COLUMN key_proofs; UPDATE gw.region SET schema = 2";
-    postgres.sql(&format!("{earlier}, key_check = '{}'", STANDARD.encode(check)));
+    postgres.sql(&format!(
+        "{earlier}, key_check = '{}'",
+        STANDARD.encode(check)
+    ));
     // Only the start of a gateway trusts them.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gateway.toml");
     std::fs::write(&path, postgres.config_text(&folder.path().join("data"))).unwrap();
     for command in ["export", "import"] {
-        let ended = gw_gateway().args(["region", command, "--config"]).arg(&path).arg(folder.path()).output().unwrap();
+        let ended = gw_gateway()
+            .args(["region", command, "--config"])
+            .arg(&path)
+            .arg(folder.path())
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&ended.stderr);
-        assert!(ended.status.code() == Some(1) && said.contains("has schema 2, of an older version"), "{said}");
+        assert!(
+            ended.status.code() == Some(1) && said.contains("has schema 2, of an older version"),
+            "{said}"
+        );
     }
     let source = postgres.source("a");
     let mut store = PostgresStore::new(&source).unwrap();
     let position = store.load().unwrap().position;
     assert_eq!(position.revision.0, 2);
-    store.commit(&position, &[Step::Put(key("d", true))], &entry()).unwrap();
+    store
+        .commit(&position, &[Step::Put(key("d", true))], &entry())
+        .unwrap();
     assert_eq!(store.load().unwrap().records.service_keys.len(), 3);
     // A process of the earlier version cannot write.
     let refused = postgres.fails("INSERT INTO gw.records VALUES ('service_key', 'x', '{}', 3)");
-    assert!(refused.contains("violates not-null constraint"), "{refused}");
+    assert!(
+        refused.contains("violates not-null constraint"),
+        "{refused}"
+    );
 
     // With the tables set back, rows would be trusted once more. The check of the key gives them away, and a node that has
     // used tables with tags takes no others.
     postgres.sql("CREATE TABLE good_region AS TABLE gw.region");
     let old_check = format!("{earlier}, key_check = '{}'", STANDARD.encode(check));
     postgres.sql(&old_check);
-    let reconnected = PostgresStore::new(&source).unwrap().load().unwrap_err().to_string();
+    let reconnected = PostgresStore::new(&source)
+        .unwrap()
+        .load()
+        .unwrap_err()
+        .to_string();
     assert!(reconnected.contains("had tags before"), "{reconnected}");
     postgres.sql("UPDATE gw.region SET key_check = good_region.key_check FROM good_region");
-    let refused = PostgresStore::new(&postgres.source("b")).unwrap().load().unwrap_err().to_string();
+    let refused = PostgresStore::new(&postgres.source("b"))
+        .unwrap()
+        .load()
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("the region key differs"), "{refused}");
 }
 
@@ -224,7 +279,9 @@ fn forge(postgres: &Postgres, kind: &str, id: &str, document: &str) {
 
 #[test]
 fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
-    let Some(postgres) = Postgres::with_region() else { return };
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let backend = HeldBackend::start();
     let node = Node::start(&postgres, folder.path(), "a");
@@ -232,90 +289,190 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
     setup::service(control, "demo", "echo");
     let (key_id, good) = setup::service_key(control, "demo", &["echo"]);
     let (revoked_id, revoked) = setup::service_key(control, "demo", &["echo"]);
-    let disabled = CallerSecretChanges { enabled: Some(false), ..CallerSecretChanges::default() };
-    control.change_caller_secret::<KeyId>(&Actor::Admin, "demo", &revoked_id, &disabled).unwrap();
+    let disabled = CallerSecretChanges {
+        enabled: Some(false),
+        ..CallerSecretChanges::default()
+    };
+    control
+        .change_caller_secret::<KeyId>(&Actor::Admin, "demo", &revoked_id, &disabled)
+        .unwrap();
     let _agent = node.agent(folder.path(), &backend.url);
-    eventually("a request is relayed", || (node.response(&good).status == 200).then_some(()));
-    let copied = || std::fs::metadata(node.data_dir.join("records.sealed")).and_then(|file| file.modified()).ok();
+    eventually("a request is relayed", || {
+        (node.response(&good).status == 200).then_some(())
+    });
+    let copied = || {
+        std::fs::metadata(node.data_dir.join("records.sealed"))
+            .and_then(|file| file.modified())
+            .ok()
+    };
     eventually("the copy is written", copied);
 
     // Another secret for a genuine key, and a revoked key that is enabled again.
-    let document = postgres.sql(&format!("SELECT document FROM gw.records WHERE id = '{key_id}'"));
+    let document = postgres.sql(&format!(
+        "SELECT document FROM gw.records WHERE id = '{key_id}'"
+    ));
     let evil = "gw_sk_eeeeeeeeeeeeeeee.secret";
     let hash = serde_json::to_string(&SecretHash::of("secret")).unwrap();
     let mut forged: Value = serde_json::from_str(&document).unwrap();
-    (forged["id"], forged["secret"]) = ("e".repeat(16).into(), serde_json::from_str(&hash).unwrap());
-    forge(&postgres, "service_key", &"e".repeat(16), &forged.to_string());
-    let document = postgres.sql(&format!("SELECT document FROM gw.records WHERE id = '{revoked_id}'"));
-    forge(&postgres, "service_key", &revoked_id, &document.replace("false", "true"));
-    eventually("the node notices", || (node.metric("gw_store_refused_records ") > 0.0).then_some(()));
+    (forged["id"], forged["secret"]) =
+        ("e".repeat(16).into(), serde_json::from_str(&hash).unwrap());
+    forge(
+        &postgres,
+        "service_key",
+        &"e".repeat(16),
+        &forged.to_string(),
+    );
+    let document = postgres.sql(&format!(
+        "SELECT document FROM gw.records WHERE id = '{revoked_id}'"
+    ));
+    forge(
+        &postgres,
+        "service_key",
+        &revoked_id,
+        &document.replace("false", "true"),
+    );
+    eventually("the node notices", || {
+        (node.metric("gw_store_refused_records ") > 0.0).then_some(())
+    });
     let outcomes = |node: &Node| [&good, evil, &revoked].map(|key| node.response(key).status);
     assert_eq!(outcomes(&node), [200, 502, 502]);
-    let new = NewAccount { id: "acme".to_owned(), capture_allowed: None };
-    let refused = node.gateway.control().create_account(&Actor::Admin, &new).unwrap_err().to_string();
-    assert!(refused.contains("gw.changes has no valid tag") && refused.contains("region repair"), "{refused}");
+    let new = NewAccount {
+        id: "acme".to_owned(),
+        capture_allowed: None,
+    };
+    let refused = node
+        .gateway
+        .control()
+        .create_account(&Actor::Admin, &new)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("gw.changes has no valid tag") && refused.contains("region repair"),
+        "{refused}"
+    );
 
     // A node that starts now uses the copy in its data folder.
     let port = node.gateway.address().port();
     node.gateway.drain();
     let mut config = postgres.config(&node.data_dir);
     config.listen.set_port(port);
-    let node = Node { gateway: Gateway::start(&config).unwrap(), data_dir: node.data_dir };
-    eventually("a request is relayed", || (node.response(&good).status == 200).then_some(()));
+    let node = Node {
+        gateway: Gateway::start(&config).unwrap(),
+        data_dir: node.data_dir,
+    };
+    eventually("a request is relayed", || {
+        (node.response(&good).status == 200).then_some(())
+    });
     assert_eq!(outcomes(&node), [200, 502, 502]);
-    eventually("the node notices", || (node.metric("gw_store_refused_records ") == 2.0).then_some(()));
+    eventually("the node notices", || {
+        (node.metric("gw_store_refused_records ") == 2.0).then_some(())
+    });
 
     // A node without a copy does not start.
     let empty = folder.path().join("b");
-    let refused = Gateway::start(&postgres.config(&empty)).err().unwrap().to_string();
-    assert!(refused.contains("service_key eeeeeeeeeeeeeeee"), "{refused}");
+    let refused = Gateway::start(&postgres.config(&empty))
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        refused.contains("service_key eeeeeeeeeeeeeeee"),
+        "{refused}"
+    );
 
     let path = folder.path().join("gateway.toml");
     std::fs::write(&path, postgres.config_text(&node.data_dir)).unwrap();
-    let ended = gw_gateway().args(["region", "repair", "--config"]).arg(&path).output().unwrap();
+    let ended = gw_gateway()
+        .args(["region", "repair", "--config"])
+        .arg(&path)
+        .output()
+        .unwrap();
     assert!(ended.status.success(), "{ended:?}");
-    assert!(String::from_utf8_lossy(&ended.stdout).contains("Wrote the records of revision"), "{ended:?}");
-    eventually("the node uses the database again", || (node.metric("gw_store_refused_records ") == 0.0).then_some(()));
+    assert!(
+        String::from_utf8_lossy(&ended.stdout).contains("Wrote the records of revision"),
+        "{ended:?}"
+    );
+    eventually("the node uses the database again", || {
+        (node.metric("gw_store_refused_records ") == 0.0).then_some(())
+    });
     assert_eq!(outcomes(&node), [200, 502, 502]);
-    node.gateway.control().create_account(&Actor::Admin, &new).unwrap();
-    let other = Node { gateway: Gateway::start(&postgres.config(&empty)).unwrap(), data_dir: empty };
+    node.gateway
+        .control()
+        .create_account(&Actor::Admin, &new)
+        .unwrap();
+    let other = Node {
+        gateway: Gateway::start(&postgres.config(&empty)).unwrap(),
+        data_dir: empty,
+    };
     assert_eq!(other.gateway.control().records().service_keys.len(), 2);
-    assert_eq!(postgres.sql("SELECT actor FROM gw.audit WHERE action = 'region.repair'"), "operator");
-    let ended = gw_gateway().args(["region", "repair", "--config"]).arg(&path).output().unwrap();
-    assert!(String::from_utf8_lossy(&ended.stderr).contains("there is nothing to repair"), "{ended:?}");
+    assert_eq!(
+        postgres.sql("SELECT actor FROM gw.audit WHERE action = 'region.repair'"),
+        "operator"
+    );
+    let ended = gw_gateway()
+        .args(["region", "repair", "--config"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    assert!(
+        String::from_utf8_lossy(&ended.stderr).contains("there is nothing to repair"),
+        "{ended:?}"
+    );
 
     // Changes that are missing are not discarded unasked.
     postgres
         .sql("UPDATE gw.region SET revision = revision + 5; UPDATE gw.records SET tag = ''; DELETE FROM gw.changes");
     let repair = |more: &[&str]| {
-        let ended = gw_gateway().args(["region", "repair", "--config"]).arg(&path).args(more).output().unwrap();
+        let ended = gw_gateway()
+            .args(["region", "repair", "--config"])
+            .arg(&path)
+            .args(more)
+            .output()
+            .unwrap();
         String::from_utf8([ended.stdout, ended.stderr].concat()).unwrap()
     };
-    assert!(repair(&[]).contains("does not have all changes after revision"), "{}", repair(&[]));
+    assert!(
+        repair(&[]).contains("does not have all changes after revision"),
+        "{}",
+        repair(&[])
+    );
     assert!(repair(&["--discard-later-changes"]).contains("Wrote the records of revision"));
-    eventually("the node uses the database again", || (node.metric("gw_store_refused_records ") == 0.0).then_some(()));
+    eventually("the node uses the database again", || {
+        (node.metric("gw_store_refused_records ") == 0.0).then_some(())
+    });
 }
 
 /// One of them makes the shared secrets while the other one has loaded the records without them.
 #[test]
 fn nodes_that_start_together_agree_on_the_shared_secrets() {
-    let Some(postgres) = Postgres::with_region() else { return };
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let (postgres, folder) = (&postgres, folder.path());
     let nodes: Vec<Node> = std::thread::scope(|scope| {
-        let starts: Vec<_> =
-            ["a", "b", "c"].into_iter().map(|name| scope.spawn(move || Node::start(postgres, folder, name))).collect();
-        starts.into_iter().map(|start| start.join().unwrap()).collect()
+        let starts: Vec<_> = ["a", "b", "c"]
+            .into_iter()
+            .map(|name| scope.spawn(move || Node::start(postgres, folder, name)))
+            .collect();
+        starts
+            .into_iter()
+            .map(|start| start.join().unwrap())
+            .collect()
     });
     for file in ["admin.token", "agent-ca.key", "dev-ca.key"] {
         let read = |node: &Node| std::fs::read(node.data_dir.join(file)).unwrap();
-        assert!(nodes.iter().all(|node| read(node) == read(&nodes[0])), "{file}");
+        assert!(
+            nodes.iter().all(|node| read(node) == read(&nodes[0])),
+            "{file}"
+        );
     }
 }
 
 #[test]
 fn a_row_that_no_gateway_writes_does_not_end_the_following_of_changes() {
-    let Some(postgres) = Postgres::with_region() else { return };
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let nodes = ["a", "b"].map(|name| Node::start(&postgres, folder.path(), name));
     postgres.sql(
@@ -324,20 +481,35 @@ fn a_row_that_no_gateway_writes_does_not_end_the_following_of_changes() {
          INSERT INTO gw.changes SELECT revision, last_change, 'node', now(), NULL, '' FROM gw.region",
     );
     for node in &nodes {
-        eventually("the node notices", || (node.metric("gw_store_away_seconds ") > 0.0).then_some(()));
+        eventually("the node notices", || {
+            (node.metric("gw_store_away_seconds ") > 0.0).then_some(())
+        });
     }
     postgres.sql(
         "DELETE FROM gw.changes WHERE steps IS NULL; DELETE FROM gw.region; INSERT INTO gw.region TABLE good_region",
     );
-    let new = NewAccount { id: "acme".to_owned(), capture_allowed: None };
-    eventually("a change is made", || nodes[0].gateway.control().create_account(&Actor::Admin, &new).ok());
-    eventually("the other node follows", || (nodes[1].gateway.control().records().accounts.len() == 1).then_some(()));
+    let new = NewAccount {
+        id: "acme".to_owned(),
+        capture_allowed: None,
+    };
+    eventually("a change is made", || {
+        nodes[0]
+            .gateway
+            .control()
+            .create_account(&Actor::Admin, &new)
+            .ok()
+    });
+    eventually("the other node follows", || {
+        (nodes[1].gateway.control().records().accounts.len() == 1).then_some(())
+    });
     assert_eq!(admin(nodes[1].gateway.admin_address(), "/readyz").0, 200);
 }
 
 #[test]
 fn nodes_connect_only_to_addresses_that_a_node_has_written() {
-    let Some(region) = Region::start(2) else { return };
+    let Some(region) = Region::start(2) else {
+        return;
+    };
     let internal = TcpListener::bind("127.0.0.1:0").unwrap();
     internal.set_nonblocking(true).unwrap();
     let address = internal.local_addr().unwrap();
@@ -346,52 +518,82 @@ fn nodes_connect_only_to_addresses_that_a_node_has_written() {
          UPDATE gw.nodes SET peer_address = '{address}'; UPDATE gw.region SET epoch = epoch + 1"
     ));
     for node in 0..2 {
-        region.node(node).log.line_with("of gw.nodes has no valid tag");
+        region
+            .node(node)
+            .log
+            .line_with("of gw.nodes has no valid tag");
     }
     region.postgres.sql("UPDATE gw.nodes SET peer_address = good.peer_address FROM good WHERE nodes.slot = good.slot");
     for node in 0..2 {
-        region.node(node).log.line_with("the table of nodes is reached again");
+        region
+            .node(node)
+            .log
+            .line_with("the table of nodes is reached again");
     }
     assert_eq!(internal.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     // A row of a node that does not exist.
     region.postgres.sql(&format!(
         "INSERT INTO gw.nodes SELECT 7, gen_random_uuid(), 'live', 1, 1, '{address}', version, 0, tag FROM good LIMIT 1"
     ));
-    region.node(0).log.line_with("the row 7 of gw.nodes has no valid tag");
+    region
+        .node(0)
+        .log
+        .line_with("the row 7 of gw.nodes has no valid tag");
     assert_eq!(internal.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
 /// After a theft of the token, which was replaced, and of a backup of the database.
 #[test]
 fn an_earlier_admin_token_is_not_put_back() {
-    let Some(postgres) = Postgres::with_region() else { return };
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gateway.toml");
     std::fs::write(&path, postgres.config_text(&folder.path().join("a"))).unwrap();
     let token = |node: &Node| std::fs::read_to_string(node.data_dir.join("admin.token")).unwrap();
     let node = Node::start(&postgres, folder.path(), "a");
     let stolen = token(&node);
-    eventually("the copy is written", || node.data_dir.join("records.sealed").exists().then_some(()));
+    eventually("the copy is written", || {
+        node.data_dir.join("records.sealed").exists().then_some(())
+    });
     node.gateway.drain();
     postgres.sql("CREATE TABLE old AS TABLE gw.secrets");
 
-    let ended = gw_gateway().args(["region", "forget", "--config"]).arg(&path).arg("admin-token").output().unwrap();
+    let ended = gw_gateway()
+        .args(["region", "forget", "--config"])
+        .arg(&path)
+        .arg("admin-token")
+        .output()
+        .unwrap();
     assert!(ended.status.success(), "{ended:?}");
     std::fs::remove_file(folder.path().join("a/admin.token")).unwrap();
     let node = Node::start(&postgres, folder.path(), "a");
     let renewed = token(&node);
     assert_ne!(renewed, stolen);
-    let actions = "SELECT string_agg(action, ' ' ORDER BY number) FROM gw.audit WHERE target = 'admin token'";
-    assert_eq!(postgres.sql(actions), "region.secret.create region.secret.delete region.secret.create");
+    let actions =
+        "SELECT string_agg(action, ' ' ORDER BY number) FROM gw.audit WHERE target = 'admin token'";
+    assert_eq!(
+        postgres.sql(actions),
+        "region.secret.create region.secret.delete region.secret.create"
+    );
 
-    postgres.sql("UPDATE gw.secrets SET sealed = old.sealed FROM old WHERE old.name = secrets.name");
+    postgres
+        .sql("UPDATE gw.secrets SET sealed = old.sealed FROM old WHERE old.name = secrets.name");
     node.gateway.drain();
     let node = Node::start(&postgres, folder.path(), "a");
     assert_eq!(token(&node), renewed);
-    let refused = Gateway::start(&postgres.config(&folder.path().join("b"))).err().unwrap().to_string();
+    let refused = Gateway::start(&postgres.config(&folder.path().join("b")))
+        .err()
+        .unwrap()
+        .to_string();
     assert!(refused.contains("gw.secrets"), "{refused}");
     // The repair takes the secrets of the data folder.
-    let ended = gw_gateway().args(["region", "repair", "--config"]).arg(&path).output().unwrap();
+    let ended = gw_gateway()
+        .args(["region", "repair", "--config"])
+        .arg(&path)
+        .output()
+        .unwrap();
     assert!(ended.status.success(), "{ended:?}");
     let other = Node::start(&postgres, folder.path(), "b");
     assert_eq!(token(&other), renewed);
@@ -407,22 +609,35 @@ const MEMBERS: &str = "
 /// With the key of the authority, or of a node's certificate, but without the region key.
 #[test]
 fn the_certificate_of_a_node_neither_adds_nor_moves_members() {
-    let Some(region) = Region::start(2) else { return };
+    let Some(region) = Region::start(2) else {
+        return;
+    };
     let internal = TcpListener::bind("127.0.0.1:0").unwrap();
     internal.set_nonblocking(true).unwrap();
     let members: Value = serde_json::from_str(&region.postgres.sql(MEMBERS)).unwrap();
-    let epoch: u64 = region.postgres.sql("SELECT epoch FROM gw.region").parse().unwrap();
+    let epoch: u64 = region
+        .postgres
+        .sql("SELECT epoch FROM gw.region")
+        .parse()
+        .unwrap();
     let session = members[1]["session"].as_str().unwrap();
     let uri = format!("gw://eu1.gw.localhost/node/1/{session}");
     let tell = |epoch: u64, members: &Value| {
         let node = TcpStream::connect(members[0]["peer_address"].as_str().unwrap()).unwrap();
         let identity = node_peer::certificate_in(&region.data(0), &uri);
-        let mut peer = Peer::new(node_peer::shake_hands(node, b"gw-control/1", Some(identity)));
+        let mut peer = Peer::new(node_peer::shake_hands(
+            node,
+            b"gw-control/1",
+            Some(identity),
+        ));
         let message = serde_json::json!({
             "slot": 1, "session": session, "acknowledged": 0, "epoch": epoch, "nodes": members, "levels": [],
         });
         let body = message.to_string();
-        peer.send(format!("PUT /v1/state HTTP/1.1\r\nHost: node\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+        peer.send(format!(
+            "PUT /v1/state HTTP/1.1\r\nHost: node\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ));
         peer.response().status.as_u16()
     };
     assert_eq!(tell(epoch, &members), 204, "the genuine rows");
@@ -432,7 +647,8 @@ fn the_certificate_of_a_node_neither_adds_nor_moves_members() {
     moved[1]["peer_address"] = address.clone().into();
     let mut added = members.clone();
     let mut row = members[1].clone();
-    (row["slot"], row["session"], row["peer_address"]) = (7.into(), "7".repeat(32).into(), address.into());
+    (row["slot"], row["session"], row["peer_address"]) =
+        (7.into(), "7".repeat(32).into(), address.into());
     added.as_array_mut().unwrap().push(row);
     for forged in [moved, added] {
         assert_eq!(tell(epoch + 1000, &forged), 403);

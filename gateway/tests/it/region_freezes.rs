@@ -24,7 +24,12 @@ fn frozen(region: &Region, node: usize, change: impl FnOnce()) {
     let process = &region.node(node).process;
     process.signal("STOP");
     let stat = format!("/proc/{}/stat", process.id());
-    eventually("the process is stopped", || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(()));
+    eventually("the process is stopped", || {
+        fs::read_to_string(&stat)
+            .unwrap()
+            .contains(") T ")
+            .then_some(())
+    });
     let stopped = Instant::now();
     change();
     std::thread::sleep(FREEZE.saturating_sub(stopped.elapsed()));
@@ -65,40 +70,87 @@ fn ask(caller: &mut Caller, request: &str) -> Response {
 
 /// Disables a key or a credential at a node, and expects that its answer names `pending`.
 fn disable(region: &Region, node: usize, path: &str, pending: u64) {
-    let (status, named) = region.patch(node, &format!("/api/v1{path}"), &json!({ "enabled": false }));
+    let (status, named) = region.patch(
+        node,
+        &format!("/api/v1{path}"),
+        &json!({ "enabled": false }),
+    );
     assert_eq!((status, named), (200, Some(pending.to_string())));
 }
 
 #[test]
 fn requests_that_queued_in_a_freeze_are_refused_if_their_key_was_revoked_meanwhile() {
-    let Some(region) = Region::start(2) else { return };
+    let Some(region) = Region::start(2) else {
+        return;
+    };
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
-    let (key, credential) = (created(&region, "service-keys"), created(&region, "credentials"));
+    let (key, credential) = (
+        created(&region, "service-keys"),
+        created(&region, "credentials"),
+    );
     let about = region.about(owner);
     let mut callers: Vec<_> = (0..8).map(|_| region.connect(owner)).collect();
-    let mut clients: Vec<_> = (0..4).map(|_| connect_to(&about, APEX, &[b"http/1.1"], None)).collect();
+    let mut clients: Vec<_> = (0..4)
+        .map(|_| connect_to(&about, APEX, &[b"http/1.1"], None))
+        .collect();
     let (request, token_request) = (get(text(&key, "service_key")), token_request(&credential));
-    assert!(callers.iter_mut().all(|caller| ask(caller, &request).status == 200));
-    assert!(clients.iter_mut().all(|client| ask(client, &token_request).status == 200));
+    assert!(
+        callers
+            .iter_mut()
+            .all(|caller| ask(caller, &request).status == 200)
+    );
+    assert!(
+        clients
+            .iter_mut()
+            .all(|client| ask(client, &token_request).status == 200)
+    );
     let slot = region.status(owner)["node"].as_u64().unwrap();
     frozen(&region, owner, || {
         callers.iter_mut().for_each(|caller| caller.send(&request));
-        clients.iter_mut().for_each(|client| client.send(&token_request));
-        disable(&region, 1 - owner, &format!("/accounts/demo/service-keys/{}", text(&key, "key_id")), slot);
-        disable(&region, 1 - owner, &format!("/accounts/demo/credentials/{}", text(&credential, "client_id")), slot);
+        clients
+            .iter_mut()
+            .for_each(|client| client.send(&token_request));
+        disable(
+            &region,
+            1 - owner,
+            &format!("/accounts/demo/service-keys/{}", text(&key, "key_id")),
+            slot,
+        );
+        disable(
+            &region,
+            1 - owner,
+            &format!(
+                "/accounts/demo/credentials/{}",
+                text(&credential, "client_id")
+            ),
+            slot,
+        );
     });
     let answers: Vec<_> = callers.iter_mut().map(Caller::response).collect();
-    assert!(answers.iter().all(|answer| answer.status == 502), "{answers:?}");
-    assert!(answers.iter().all(|answer| answer.code() == "GW_SERVICE_KEY_INVALID"), "{answers:?}");
-    let minted: Vec<_> = clients.iter_mut().map(|client| client.response().status.as_u16()).collect();
+    assert!(
+        answers.iter().all(|answer| answer.status == 502),
+        "{answers:?}"
+    );
+    assert!(
+        answers
+            .iter()
+            .all(|answer| answer.code() == "GW_SERVICE_KEY_INVALID"),
+        "{answers:?}"
+    );
+    let minted: Vec<_> = clients
+        .iter_mut()
+        .map(|client| client.response().status.as_u16())
+        .collect();
     assert!(minted.iter().all(|status| *status == 401), "{minted:?}");
     assert_eq!(region.request(owner), "200");
 }
 
 #[test]
 fn a_handshake_that_queued_in_a_freeze_is_refused_if_its_agent_was_revoked_meanwhile() {
-    let Some(region) = Region::start(2) else { return };
+    let Some(region) = Region::start(2) else {
+        return;
+    };
     let owner = {
         let _agent = region.run_agent(&backend::answering(OK));
         region.owner()
@@ -110,25 +162,44 @@ fn a_handshake_that_queued_in_a_freeze_is_refused_if_its_agent_was_revoked_meanw
     let agent = text(&agents["items"][0], "agent_id");
     frozen(&region, owner, || {
         tunnel.send(handshake::request(HOST, None));
-        region.post(1 - owner, &format!("/accounts/demo/agents/{agent}/revoke"), &json!({}));
+        region.post(
+            1 - owner,
+            &format!("/accounts/demo/agents/{agent}/revoke"),
+            &json!({}),
+        );
     });
     // The revocation may also close the connection before the answer.
-    let answer = tunnel.try_response(&Method::GET).map(|answer| answer.status.as_u16());
-    assert!(answer.as_ref().map_or(true, |status| *status == 401), "{answer:?}");
+    let answer = tunnel
+        .try_response(&Method::GET)
+        .map(|answer| answer.status.as_u16());
+    assert!(
+        answer.as_ref().map_or(true, |status| *status == 401),
+        "{answer:?}"
+    );
 }
 
 #[test]
 fn requests_that_queued_in_a_freeze_are_served_from_memory_without_postgresql() {
-    let Some(region) = Region::start_gated(2) else { return };
+    let Some(region) = Region::start_gated(2) else {
+        return;
+    };
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
     let mut callers: Vec<_> = (0..4).map(|_| region.connect(owner)).collect();
     let request = get(region.service_key());
-    assert!(callers.iter_mut().all(|caller| ask(caller, &request).status == 200));
+    assert!(
+        callers
+            .iter_mut()
+            .all(|caller| ask(caller, &request).status == 200)
+    );
     frozen(&region, owner, || {
         callers.iter_mut().for_each(|caller| caller.send(&request));
         region.engine_gates[owner].set(Passage::Stalled);
     });
-    assert!(callers.iter_mut().all(|caller| caller.response().status == 200));
+    assert!(
+        callers
+            .iter_mut()
+            .all(|caller| caller.response().status == 200)
+    );
     region.engine_gates[owner].set(Passage::Open);
 }

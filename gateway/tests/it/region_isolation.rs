@@ -40,20 +40,35 @@ fn services(region: &Region) -> (Vec<Service>, Vec<Running>) {
     for account in ["red", "green", "blue"] {
         region.post(0, "/accounts", &json!({ "id": account }));
         for id in ["one", "two", "three"] {
-            region.post(1, &format!("/accounts/{account}/services"), &json!({ "id": id }));
+            region.post(
+                1,
+                &format!("/accounts/{account}/services"),
+                &json!({ "id": id }),
+            );
             let key = json!({ "name": id, "allowed_services": [id] });
             let key = region.post(2, &format!("/accounts/{account}/service-keys"), &key);
             let answer = format!("{account}/{id}");
-            let response = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len());
+            let response = format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}",
+                answer.len()
+            );
             let backend = backend::start(move |mut peer| {
                 while peer.request().is_ok() {
                     peer.send(&response);
                 }
             });
             let name = format!("agent-{account}-{id}");
-            agents.push(region.run_agent_in(&name, || region.enrollment_token(0, account, id), &backend));
+            agents.push(region.run_agent_in(
+                &name,
+                || region.enrollment_token(0, account, id),
+                &backend,
+            ));
             let host = format!("{account}--{id}.eu1.gw.localhost");
-            services.push(Service { host, key: key["service_key"].as_str().unwrap().to_owned(), answer });
+            services.push(Service {
+                host,
+                key: key["service_key"].as_str().unwrap().to_owned(),
+                answer,
+            });
         }
     }
     (services, agents)
@@ -93,7 +108,9 @@ impl RandomCaller {
     fn run(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
             let node = self.nodes[self.random.below(self.nodes.len())];
-            let Ok(socket) = TcpStream::connect(node) else { continue };
+            let Ok(socket) = TcpStream::connect(node) else {
+                continue;
+            };
             socket.set_read_timeout(Some(SOON)).unwrap();
             let name = &self.services[self.random.below(self.services.len())].host;
             let tls = session(&self.about, name, &[b"http/1.1"], None);
@@ -111,8 +128,13 @@ impl RandomCaller {
         let service = self.random.below(self.services.len());
         // One request in eight has the key of another service.
         let of_other = self.random.below(8) == 0;
-        let key = if of_other { (service + 1 + self.random.below(8)) % self.services.len() } else { service };
-        let (Service { host, answer, .. }, key) = (&self.services[service], &self.services[key].key);
+        let key = if of_other {
+            (service + 1 + self.random.below(8)) % self.services.len()
+        } else {
+            service
+        };
+        let (Service { host, answer, .. }, key) =
+            (&self.services[service], &self.services[key].key);
         let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
         let sent = std::io::Write::write_all(&mut peer.stream, request.as_bytes());
         let response = sent.and_then(|()| peer.try_response(&Method::GET));
@@ -121,7 +143,11 @@ impl RandomCaller {
         let Ok(response) = response else { return false };
         if response.status == 200 {
             assert!(!of_other, "{host} accepts the key of another service");
-            assert_eq!(String::from_utf8_lossy(&response.body), *answer, "wrong delivery");
+            assert_eq!(
+                String::from_utf8_lossy(&response.body),
+                *answer,
+                "wrong delivery"
+            );
             self.seen.answered.fetch_add(1, Ordering::Relaxed);
         } else if of_other {
             self.seen.refused.fetch_add(1, Ordering::Relaxed);
@@ -132,11 +158,23 @@ impl RandomCaller {
 
 #[test]
 fn no_request_reaches_another_service_while_nodes_come_and_go() {
-    let Some(mut region) = Region::start(3) else { return };
+    let Some(mut region) = Region::start(3) else {
+        return;
+    };
     let (services, _agents) = services(&region);
-    let tunnels = || (0..3).map(|node| region.metric(node, "gw_tunnels")).sum::<f64>();
-    eventually("all agents are connected", || (tunnels() >= 9.0).then_some(()));
-    let (services, seen, stop) = (Arc::from(services), Arc::<Seen>::default(), Arc::<AtomicBool>::default());
+    let tunnels = || {
+        (0..3)
+            .map(|node| region.metric(node, "gw_tunnels"))
+            .sum::<f64>()
+    };
+    eventually("all agents are connected", || {
+        (tunnels() >= 9.0).then_some(())
+    });
+    let (services, seen, stop) = (
+        Arc::from(services),
+        Arc::<Seen>::default(),
+        Arc::<AtomicBool>::default(),
+    );
     let nodes: Arc<[SocketAddr]> = (0..3).map(|node| region.node(node).address).collect();
     let callers = (1..=CALLERS).map(|seed| {
         let caller = RandomCaller {
@@ -163,15 +201,25 @@ fn no_request_reaches_another_service_while_nodes_come_and_go() {
         } else {
             region.node(node).process.signal("TERM");
             // Before the end of its drain, which nothing must hold up.
-            assert_eq!(region.nodes[node].take().unwrap().process.exit_code(), Some(0));
+            assert_eq!(
+                region.nodes[node].take().unwrap().process.exit_code(),
+                Some(0)
+            );
         }
         region.restart(node);
         region.wait_for_members(3);
     }
     stop.store(true, Ordering::Relaxed);
-    callers.into_iter().for_each(|caller| caller.join().unwrap());
+    callers
+        .into_iter()
+        .for_each(|caller| caller.join().unwrap());
     let [sent, answered, refused] =
         [&seen.sent, &seen.answered, &seen.refused].map(|count| count.load(Ordering::Relaxed));
-    eprintln!("{sent} requests: {answered} answered by their service, {refused} with another key refused");
-    assert!(answered > sent / 2 && refused > 0, "{answered} and {refused} of {sent}");
+    eprintln!(
+        "{sent} requests: {answered} answered by their service, {refused} with another key refused"
+    );
+    assert!(
+        answered > sent / 2 && refused > 0,
+        "{answered} and {refused} of {sent}"
+    );
 }

@@ -27,7 +27,8 @@ const CALLERS: usize = 6;
 const REQUESTS: usize = 20;
 
 fn rounds(default: usize) -> usize {
-    std::env::var("GW_REGION_LOAD_ROUNDS").map_or(default, |rounds| rounds.parse().expect("a number"))
+    std::env::var("GW_REGION_LOAD_ROUNDS")
+        .map_or(default, |rounds| rounds.parse().expect("a number"))
 }
 
 /// The requests that a backend has received.
@@ -44,7 +45,13 @@ impl Received {
         let received = self.clone();
         backend::start(move |mut peer| {
             while let Ok((head, ..)) = peer.request() {
-                let id = head.headers.get("x-gw-request-id").unwrap().to_str().unwrap().to_owned();
+                let id = head
+                    .headers
+                    .get("x-gw-request-id")
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned();
                 let times = {
                     let mut ids = received.ids.lock().unwrap();
                     let times = ids.entry(id).or_default();
@@ -103,7 +110,8 @@ impl Load {
     /// The callers connect to the nodes in turn, and to the next one if a node does not accept.
     pub(crate) fn start(region: &Region, nodes: usize) -> Self {
         let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let addresses: Arc<[SocketAddr]> = (0..nodes).map(|node| region.node(node).address).collect();
+        let addresses: Arc<[SocketAddr]> =
+            (0..nodes).map(|node| region.node(node).address).collect();
         let callers = (0..CALLERS).map(|number| {
             let method = if number % 2 == 0 { Method::GET } else { Method::POST };
             let caller = LoadCaller {
@@ -120,19 +128,27 @@ impl Load {
             std::thread::spawn(move || caller.run(number))
         });
         let callers = callers.collect();
-        Self { stop, sent, callers }
+        Self {
+            stop,
+            sent,
+            callers,
+        }
     }
 
     /// Waits until the callers have sent `count` more requests.
     pub(crate) fn wait_for(&self, count: u64) {
         let until = self.sent.load(Ordering::Relaxed) + count;
-        eventually("requests are sent", || (self.sent.load(Ordering::Relaxed) >= until).then_some(()));
+        eventually("requests are sent", || {
+            (self.sent.load(Ordering::Relaxed) >= until).then_some(())
+        });
     }
 
     pub(crate) fn stop(self) -> Outcome {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Outcome::default();
-        self.callers.into_iter().for_each(|caller| all.add(caller.join().unwrap()));
+        self.callers
+            .into_iter()
+            .for_each(|caller| all.add(caller.join().unwrap()));
         all
     }
 }
@@ -151,7 +167,9 @@ impl LoadCaller {
         let mut turn = number;
         while !self.stop.load(Ordering::Relaxed) {
             turn += 1;
-            let Ok(socket) = TcpStream::connect(self.addresses[turn % self.addresses.len()]) else { continue };
+            let Ok(socket) = TcpStream::connect(self.addresses[turn % self.addresses.len()]) else {
+                continue;
+            };
             socket.set_nodelay(true).unwrap();
             socket.set_read_timeout(Some(SOON)).unwrap();
             let tls = session(&self.about, HOST, &[b"http/1.1"], None);
@@ -176,7 +194,11 @@ impl LoadCaller {
                 }
                 Err(error) => {
                     let what = error.to_string();
-                    self.outcome.failures.push(Failure { began, ended: Instant::now(), what });
+                    self.outcome.failures.push(Failure {
+                        began,
+                        ended: Instant::now(),
+                        what,
+                    });
                     return;
                 }
             }
@@ -196,7 +218,10 @@ impl LoadCaller {
 /// Whether the gateway has closed a connection instead of answering.
 fn is_close(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof
+    )
 }
 
 /// A region of three nodes with an agent.
@@ -210,25 +235,39 @@ fn start() -> Option<(Region, Running, Received)> {
 
 #[test]
 fn no_request_fails_while_all_nodes_are_replaced() {
-    let Some((region, _agent, received)) = start() else { return };
+    let Some((region, _agent, received)) = start() else {
+        return;
+    };
     let load = Load::start(&region, 3);
     load.wait_for(200);
     let mut successors: Vec<Successor> = Vec::new();
     for node in 0..3 {
-        successors.push(replace(region.node(node).process.id(), &region.node(node).log));
+        successors.push(replace(
+            region.node(node).process.id(),
+            &region.node(node).log,
+        ));
         load.wait_for(300);
     }
     let mut outcome = load.stop();
-    let failures: Vec<_> = outcome.failures.iter().map(|failure| &failure.what).collect();
+    let failures: Vec<_> = outcome
+        .failures
+        .iter()
+        .map(|failure| &failure.what)
+        .collect();
     assert!(failures.is_empty(), "{failures:?}");
     assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
     let (slowest, count) = (outcome.percentile(100), outcome.took.len());
-    eprintln!("{count} requests, slowest {slowest:?}, {} closed before a request", outcome.closed_before_request);
+    eprintln!(
+        "{count} requests, slowest {slowest:?}, {} closed before a request",
+        outcome.closed_before_request
+    );
 }
 
 #[test]
 fn only_requests_in_flight_fail_when_nodes_are_killed() {
-    let Some((mut region, _agent, received)) = start() else { return };
+    let Some((mut region, _agent, received)) = start() else {
+        return;
+    };
     let load = Load::start(&region, 3);
     load.wait_for(200);
     let mut kills = Vec::new();
@@ -246,20 +285,38 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
     // Sockets of a killed process close a moment after its end, so a request may still be sent to it.
     let moment = Duration::from_millis(200);
     let was_in_flight = |failure: &Failure| {
-        kills.iter().any(|(began, ended)| failure.began <= *ended + moment && failure.ended >= *began)
+        kills
+            .iter()
+            .any(|(began, ended)| failure.began <= *ended + moment && failure.ended >= *began)
     };
-    let other: Vec<_> =
-        outcome.failures.iter().filter(|failure| !was_in_flight(failure)).map(|failure| &failure.what).collect();
+    let other: Vec<_> = outcome
+        .failures
+        .iter()
+        .filter(|failure| !was_in_flight(failure))
+        .map(|failure| &failure.what)
+        .collect();
     assert!(other.is_empty(), "{other:?}");
     // A caller can lose one request at the killed node, and then one at the next node, whose link to it is not known to
     // have ended.
-    let (answered, cut): (Vec<_>, Vec<_>) =
-        outcome.failures.iter().partition(|failure| failure.what.starts_with("502 "));
+    let (answered, cut): (Vec<_>, Vec<_>) = outcome
+        .failures
+        .iter()
+        .partition(|failure| failure.what.starts_with("502 "));
     for failures in [answered, cut] {
-        assert!(failures.len() <= kills.len() * CALLERS, "{} failures", failures.len());
+        assert!(
+            failures.len() <= kills.len() * CALLERS,
+            "{} failures",
+            failures.len()
+        );
     }
     assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
-    let (median, p99, slowest) = (outcome.percentile(50), outcome.percentile(99), outcome.percentile(100));
+    let (median, p99, slowest) = (
+        outcome.percentile(50),
+        outcome.percentile(99),
+        outcome.percentile(100),
+    );
     let (count, failed) = (outcome.took.len(), outcome.failures.len());
-    eprintln!("{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest {slowest:?}");
+    eprintln!(
+        "{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest {slowest:?}"
+    );
 }

@@ -9,7 +9,11 @@ const SERVICE: &str = "/api/v1/accounts/demo/services/echo";
 
 /// Cuts node 0 from PostgreSQL and from node 1, or heals the cut.
 fn set(region: &Region, passage: Passage) {
-    for gate in [&region.engine_gates[0], &region.peer_gates[0], &region.peer_gates[1]] {
+    for gate in [
+        &region.engine_gates[0],
+        &region.peer_gates[0],
+        &region.peer_gates[1],
+    ] {
         gate.set(passage);
     }
 }
@@ -29,21 +33,35 @@ fn slot(region: &Region) -> String {
 fn wait_until_dead(region: &Region) {
     eventually("node 1 declares the other dead", || {
         let status = region.status(1);
-        status["nodes"].as_array()?.iter().any(|node| node["state"] == "dead").then_some(())
+        status["nodes"]
+            .as_array()?
+            .iter()
+            .any(|node| node["state"] == "dead")
+            .then_some(())
     });
 }
 
 #[test]
 fn a_dead_node_is_named_by_every_change_until_it_is_back_or_removed() {
-    let Some(mut region) = Region::start_gated(2) else { return };
+    let Some(mut region) = Region::start_gated(2) else {
+        return;
+    };
     let slot = slot(&region);
     assert_eq!(change(&region), None);
     set(&region, Passage::Stalled);
-    assert_eq!(change(&region).as_deref(), Some(&*slot), "it does not answer");
+    assert_eq!(
+        change(&region).as_deref(),
+        Some(&*slot),
+        "it does not answer"
+    );
     wait_until_dead(&region);
     let dead = format!("{slot};dead");
     assert_eq!(change(&region).as_deref(), Some(&*dead));
-    assert_eq!(change(&region).as_deref(), Some(&*dead), "a later change, too");
+    assert_eq!(
+        change(&region).as_deref(),
+        Some(&*dead),
+        "a later change, too"
+    );
     set(&region, Passage::Open);
     region.wait_for_members(2);
     assert_eq!(change(&region), None);
@@ -51,19 +69,33 @@ fn a_dead_node_is_named_by_every_change_until_it_is_back_or_removed() {
     region.kill(0);
     wait_until_dead(&region);
     assert_eq!(change(&region).as_deref(), Some(&*dead));
-    let remove = process::gw_gateway().args(["region", "remove", "--config"]).arg(region.config(1)).arg(&slot).status();
+    let remove = process::gw_gateway()
+        .args(["region", "remove", "--config"])
+        .arg(region.config(1))
+        .arg(&slot)
+        .status();
     assert!(remove.unwrap().success());
-    eventually("the node is not named any more", || change(&region).is_none().then_some(()));
+    eventually("the node is not named any more", || {
+        change(&region).is_none().then_some(())
+    });
 }
 
 #[test]
 fn a_dead_node_that_refuses_is_named_until_its_time_without_contact_has_passed() {
     let refuse = "isolation = \"refuse\"\nmax_staleness_seconds = 10\n";
-    let Some(region) = Region::start_with(2, true, refuse) else { return };
+    let Some(region) = Region::start_with(2, true, refuse) else {
+        return;
+    };
     let slot = slot(&region);
     set(&region, Passage::Stalled);
     wait_until_dead(&region);
     assert_eq!(change(&region), Some(format!("{slot};dead")));
-    eventually("the node is not named any more", || change(&region).is_none().then_some(()));
-    assert_eq!(region.status(0)["standing"], "suspended", "only once it refuses");
+    eventually("the node is not named any more", || {
+        change(&region).is_none().then_some(())
+    });
+    assert_eq!(
+        region.status(0)["standing"],
+        "suspended",
+        "only once it refuses"
+    );
 }

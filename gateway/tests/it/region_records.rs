@@ -25,7 +25,10 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn start(postgres: &Postgres, folder: &Path, name: &str) -> Self {
         let data_dir = folder.join(name);
-        Self { gateway: Gateway::start(&postgres.config(&data_dir)).unwrap(), data_dir }
+        Self {
+            gateway: Gateway::start(&postgres.config(&data_dir)).unwrap(),
+            data_dir,
+        }
     }
 
     /// Response to a request with this key at this node.
@@ -46,7 +49,9 @@ impl Node {
         };
         let mut caller = connect_to(&about, caller::HOST, &[b"http/1.1"], None);
         let host = caller::HOST;
-        caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"));
+        caller.send(format!(
+            "GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        ));
         caller.response()
     }
 
@@ -59,48 +64,95 @@ impl Node {
     /// Enrolls an agent at this node and starts it in front of `backend`.
     pub(crate) fn agent(&self, folder: &Path, backend: &str) -> Running {
         let (control, port) = (self.gateway.control(), self.gateway.address().port());
-        let (ca, state) = (self.data_dir.join("dev-ca.crt"), folder.join(format!("agent-{port}")));
+        let (ca, state) = (
+            self.data_dir.join("dev-ca.crt"),
+            folder.join(format!("agent-{port}")),
+        );
         setup::agent(control, "demo", &["echo"], port, &ca, &state);
         let mut command = process::gw_agent();
-        command.arg("run").arg("--state-dir").arg(state).args(["--backend", backend]);
+        command
+            .arg("run")
+            .arg("--state-dir")
+            .arg(state)
+            .args(["--backend", backend]);
         Running::new(command.stderr(std::process::Stdio::null()).spawn().unwrap())
     }
 
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let (_, text) = admin(self.gateway.admin_address(), "/metrics");
-        let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("the metric exists");
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .expect("the metric exists");
         line.trim().parse().unwrap()
     }
 }
 
 #[test]
 fn a_change_at_one_node_applies_at_all_nodes() {
-    let Some(postgres) = Postgres::with_region() else { return };
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
-    let (first, second) = (Node::start(&postgres, folder.path(), "a"), Node::start(&postgres, folder.path(), "b"));
-    for file in ["admin.token", "agent-ca.crt", "agent-ca.key", "dev-ca.crt", "dev-ca.key"] {
+    let (first, second) = (
+        Node::start(&postgres, folder.path(), "a"),
+        Node::start(&postgres, folder.path(), "b"),
+    );
+    for file in [
+        "admin.token",
+        "agent-ca.crt",
+        "agent-ca.key",
+        "dev-ca.crt",
+        "dev-ca.key",
+    ] {
         let read = |node: &Node| fs::read(node.data_dir.join(file)).unwrap();
         assert_eq!(read(&first), read(&second), "{file}");
     }
     // A backup of a node would lack the records.
     let token = fs::read_to_string(first.data_dir.join("admin.token")).unwrap();
-    assert_eq!(administer_at(first.gateway.admin_address(), token.trim(), "GET", "/backup", "").0, 409);
+    assert_eq!(
+        administer_at(
+            first.gateway.admin_address(),
+            token.trim(),
+            "GET",
+            "/backup",
+            ""
+        )
+        .0,
+        409
+    );
     let backend = HeldBackend::start();
     setup::service(first.gateway.control(), "demo", "echo");
     let (key_id, key) = setup::service_key(first.gateway.control(), "demo", &["echo"]);
     second.wait_for(&first);
     let _agent = second.agent(folder.path(), &backend.url);
-    eventually("a request is relayed", || (second.response(&key).status == 200).then_some(()));
-    let disabled = CallerSecretChanges { enabled: Some(false), ..CallerSecretChanges::default() };
-    first.gateway.control().change_caller_secret::<KeyId>(&Actor::Admin, "demo", &key_id, &disabled).unwrap();
+    eventually("a request is relayed", || {
+        (second.response(&key).status == 200).then_some(())
+    });
+    let disabled = CallerSecretChanges {
+        enabled: Some(false),
+        ..CallerSecretChanges::default()
+    };
+    first
+        .gateway
+        .control()
+        .change_caller_secret::<KeyId>(&Actor::Admin, "demo", &key_id, &disabled)
+        .unwrap();
     eventually("the key is refused", || {
         let response = second.response(&key);
         (response.status != 200).then(|| assert_eq!(response.code(), "GW_SERVICE_KEY_INVALID"))
     });
     first.wait_for(&second);
-    assert_eq!(first.metric("gw_store_revision "), second.metric("gw_store_revision "));
+    assert_eq!(
+        first.metric("gw_store_revision "),
+        second.metric("gw_store_revision ")
+    );
     let audit = |node: &Node| {
-        let query = gw_gateway::store::AuditQuery { account: None, before: None, limit: 100 };
+        let query = gw_gateway::store::AuditQuery {
+            account: None,
+            before: None,
+            limit: 100,
+        };
         format!("{:?}", node.gateway.control().audit_log(&query).unwrap())
     };
     assert_eq!(audit(&first), audit(&second));
@@ -108,15 +160,26 @@ fn a_change_at_one_node_applies_at_all_nodes() {
 
 #[test]
 fn nodes_change_the_same_records_at_the_same_time() {
-    let Some(postgres) = Postgres::with_region() else { return };
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
-    let nodes = [Node::start(&postgres, folder.path(), "a"), Node::start(&postgres, folder.path(), "b")];
+    let nodes = [
+        Node::start(&postgres, folder.path(), "a"),
+        Node::start(&postgres, folder.path(), "b"),
+    ];
     std::thread::scope(|scope| {
         for node in &nodes {
             scope.spawn(|| {
                 for n in 0..50 {
-                    let new = NewAccount { id: format!("acme{n}"), capture_allowed: None };
-                    node.gateway.control().create_account(&Actor::Admin, &new).unwrap();
+                    let new = NewAccount {
+                        id: format!("acme{n}"),
+                        capture_allowed: None,
+                    };
+                    node.gateway
+                        .control()
+                        .create_account(&Actor::Admin, &new)
+                        .unwrap();
                 }
             });
         }
@@ -127,53 +190,96 @@ fn nodes_change_the_same_records_at_the_same_time() {
         assert_eq!(node.gateway.control().records().accounts.len(), 50);
     }
     // Each account was created once: the other node found it.
-    assert_eq!(postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'account.create'"), "50");
+    assert_eq!(
+        postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'account.create'"),
+        "50"
+    );
 }
 
 #[test]
 fn relaying_goes_on_while_postgresql_is_away() {
-    let Some(mut postgres) = Postgres::with_region() else { return };
+    let Some(mut postgres) = Postgres::with_region() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let backend = HeldBackend::start();
     let node = Node::start(&postgres, folder.path(), "a");
     setup::service(node.gateway.control(), "demo", "echo");
     let (_, key) = setup::service_key(node.gateway.control(), "demo", &["echo"]);
     let _agent = node.agent(folder.path(), &backend.url);
-    eventually("a request is relayed", || (node.response(&key).status == 200).then_some(()));
+    eventually("a request is relayed", || {
+        (node.response(&key).status == 200).then_some(())
+    });
     let port = node.gateway.address().port();
     let copy = node.data_dir.join("records.sealed");
     let before = node.gateway.control().revision();
     eventually("the copy is written", || copy.exists().then_some(()));
     // A copy is at most some seconds old; the next one has all records.
     let written = || fs::metadata(&copy).unwrap().modified().unwrap();
-    let (first, _) = (written(), setup::service(node.gateway.control(), "demo", "other"));
-    eventually("a later copy is written", || (written() > first).then_some(()));
+    let (first, _) = (
+        written(),
+        setup::service(node.gateway.control(), "demo", "other"),
+    );
+    eventually("a later copy is written", || {
+        (written() > first).then_some(())
+    });
     assert!(node.gateway.control().revision() > before);
 
     postgres.stop();
-    eventually("the node notices", || (node.metric("gw_store_away_seconds ") > 0.0).then_some(()));
+    eventually("the node notices", || {
+        (node.metric("gw_store_away_seconds ") > 0.0).then_some(())
+    });
     assert_eq!(node.response(&key).status, 200);
     assert_eq!(admin(node.gateway.admin_address(), "/readyz").0, 200);
     let token = fs::read_to_string(node.data_dir.join("admin.token")).unwrap();
-    let create = || administer_at(node.gateway.admin_address(), token.trim(), "POST", "/accounts", r#"{"id":"later"}"#);
-    assert_eq!(create(), (503, Some("1".to_owned())), "a change is refused, with Retry-After");
+    let create = || {
+        administer_at(
+            node.gateway.admin_address(),
+            token.trim(),
+            "POST",
+            "/accounts",
+            r#"{"id":"later"}"#,
+        )
+    };
+    assert_eq!(
+        create(),
+        (503, Some("1".to_owned())),
+        "a change is refused, with Retry-After"
+    );
 
     // A restart in the meantime serves from the copy, and the agent comes back.
     node.gateway.drain();
     let mut config = postgres.config(&node.data_dir);
     config.listen.set_port(port);
-    let node = Node { gateway: Gateway::start(&config).unwrap(), data_dir: node.data_dir };
-    eventually("a request is relayed after the restart", || (node.response(&key).status == 200).then_some(()));
+    let node = Node {
+        gateway: Gateway::start(&config).unwrap(),
+        data_dir: node.data_dir,
+    };
+    eventually("a request is relayed after the restart", || {
+        (node.response(&key).status == 200).then_some(())
+    });
 
     postgres.resume();
-    let create = || administer_at(node.gateway.admin_address(), token.trim(), "POST", "/accounts", r#"{"id":"later"}"#);
+    let create = || {
+        administer_at(
+            node.gateway.admin_address(),
+            token.trim(),
+            "POST",
+            "/accounts",
+            r#"{"id":"later"}"#,
+        )
+    };
     eventually("a change is made", || (create().0 == 201).then_some(()));
-    eventually("the node notices", || (node.metric("gw_store_away_seconds ") == 0.0).then_some(()));
+    eventually("the node notices", || {
+        (node.metric("gw_store_away_seconds ") == 0.0).then_some(())
+    });
 }
 
 #[test]
 fn a_successor_takes_over_with_postgresql() {
-    let Some(postgres) = Postgres::with_region() else { return };
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gateway.toml");
     fs::write(&path, postgres.config_text(&folder.path().join("data"))).unwrap();
@@ -181,10 +287,25 @@ fn a_successor_takes_over_with_postgresql() {
     let successor = crate::support::successor::replace(served.process.id(), &served.log);
     let token = fs::read_to_string(folder.path().join("data/admin.token")).unwrap();
     let other = Node::start(&postgres, folder.path(), "b");
-    let new = NewAccount { id: "acme".to_owned(), capture_allowed: None };
-    other.gateway.control().create_account(&Actor::Admin, &new).unwrap();
+    let new = NewAccount {
+        id: "acme".to_owned(),
+        capture_allowed: None,
+    };
+    other
+        .gateway
+        .control()
+        .create_account(&Actor::Admin, &new)
+        .unwrap();
     eventually("the successor follows", || {
-        (administer_at(served.admin_address, token.trim(), "GET", "/accounts/acme", "").0 == 200).then_some(())
+        (administer_at(
+            served.admin_address,
+            token.trim(),
+            "GET",
+            "/accounts/acme",
+            "",
+        )
+        .0 == 200)
+            .then_some(())
     });
     successor.stop();
 }

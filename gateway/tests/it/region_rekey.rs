@@ -9,8 +9,8 @@ use gw_gateway::clock::Timestamp;
 use gw_gateway::process::region::rekey;
 use gw_gateway::region::RegionKey;
 use gw_gateway::store::{
-    AccountRecord, AuditEntry, AuthorityRecord, AuthorityRole, History, PostgresStore, SigningKey, Snapshot, Step,
-    Store, StoreError, StoredRecord,
+    AccountRecord, AuditEntry, AuthorityRecord, AuthorityRole, History, PostgresStore, SigningKey,
+    Snapshot, Step, Store, StoreError, StoredRecord,
 };
 use gw_shared::id::{AccountId, AuthorityId};
 use gw_shared::identity::secret::Secret;
@@ -75,8 +75,12 @@ fn region() -> Option<Postgres> {
     postgres.make_next_key();
     let mut store = PostgresStore::new(&postgres.source("a")).unwrap();
     let start = store.load().unwrap().position;
-    let signing = Step::Put(StoredRecord::SigningKey(SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap()));
-    store.commit(&start, &[account("first"), signing], &entry("first")).unwrap();
+    let signing = Step::Put(StoredRecord::SigningKey(
+        SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap(),
+    ));
+    store
+        .commit(&start, &[account("first"), signing], &entry("first"))
+        .unwrap();
     Some(postgres)
 }
 
@@ -87,24 +91,35 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
     let config = postgres.config(Path::new("/nowhere"));
     let private = |Snapshot { records, .. }: &Snapshot| {
         let signing = records.signing_keys.values().map(|key| &key.private_key);
-        let of_authorities = records.authorities.values().filter_map(|authority| authority.private_key.as_ref());
-        signing.chain(of_authorities).map(|key| key.reveal().to_owned()).collect::<Vec<_>>()
+        let of_authorities = records
+            .authorities
+            .values()
+            .filter_map(|authority| authority.private_key.as_ref());
+        signing
+            .chain(of_authorities)
+            .map(|key| key.reveal().to_owned())
+            .collect::<Vec<_>>()
     };
     let mut store = PostgresStore::new(&postgres.source("setup")).unwrap();
     let start = store.load().unwrap().position;
-    store.commit(&start, &[authority()], &entry("authority")).unwrap();
+    store
+        .commit(&start, &[authority()], &entry("authority"))
+        .unwrap();
     let before = private(&load(&postgres, "before").unwrap());
     assert_eq!(before.len(), 2);
     let (stop, made) = (AtomicBool::new(false), AtomicUsize::new(0));
     let wait_for_changes = |count: usize| {
         let until = made.load(Ordering::SeqCst) + count;
-        eventually("changes are made", || (made.load(Ordering::SeqCst) >= until).then_some(()));
+        eventually("changes are made", || {
+            (made.load(Ordering::SeqCst) >= until).then_some(())
+        });
     };
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
             let (stop, made, postgres) = (&stop, &made, &postgres);
             scope.spawn(move || {
-                let mut store = PostgresStore::new(&postgres.source(&format!("writer{writer}"))).unwrap();
+                let mut store =
+                    PostgresStore::new(&postgres.source(&format!("writer{writer}"))).unwrap();
                 let mut at = store.load().unwrap().position;
                 for number in 0.. {
                     if stop.load(Ordering::SeqCst) {
@@ -118,8 +133,12 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
                             Err(error) => panic!("{error}"),
                         }
                         at = match store.changes_after(&at).unwrap() {
-                            History::Changes(changes) => changes.last().map_or(at, |(position, _)| position.clone()),
-                            History::Forgotten | History::Replaced => store.load().unwrap().position,
+                            History::Changes(changes) => {
+                                changes.last().map_or(at, |(position, _)| position.clone())
+                            }
+                            History::Forgotten | History::Replaced => {
+                                store.load().unwrap().position
+                            }
                         };
                     };
                     made.fetch_add(1, Ordering::SeqCst);
@@ -130,21 +149,37 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
         let replaced = rekey(&config, false).unwrap();
         assert!(replaced.records >= 22, "{replaced:?}");
         let repeated = rekey(&config, false).unwrap_err().to_string();
-        assert!(repeated.contains("region_key_next is the key of the region already"), "{repeated}");
+        assert!(
+            repeated.contains("region_key_next is the key of the region already"),
+            "{repeated}"
+        );
         wait_for_changes(20);
         stop.store(true, Ordering::SeqCst);
     });
     // With the next key alone, all records are authentic, and all changes are there.
     let earlier = postgres.exchange_keys();
     let after = load(&postgres, "after").unwrap();
-    assert_eq!(after.records.accounts.len(), made.load(Ordering::SeqCst) + 1);
+    assert_eq!(
+        after.records.accounts.len(),
+        made.load(Ordering::SeqCst) + 1
+    );
     assert_eq!(private(&after), before);
-    assert_eq!(postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'region.rekey'"), "1");
+    assert_eq!(
+        postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'region.rekey'"),
+        "1"
+    );
     // The earlier key opens nothing.
     let mut source = postgres.source("earlier");
     source.keys = RegionKey::load(&earlier).unwrap().into();
-    let refused = PostgresStore::new(&source).unwrap().load().unwrap_err().to_string();
-    assert!(refused.contains("the region key differs from the key of the other nodes"), "{refused}");
+    let refused = PostgresStore::new(&source)
+        .unwrap()
+        .load()
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("the region key differs from the key of the other nodes"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -153,31 +188,47 @@ fn the_copy_of_a_node_that_started_without_postgresql_is_written_again_with_the_
     let folder = tempfile::tempdir().unwrap();
     let node = Node::start(&postgres, folder.path(), "a");
     rekey(&postgres.config(Path::new("/nowhere")), false).unwrap();
-    let newest = postgres.sql("SELECT revision FROM gw.region").parse().unwrap();
+    let newest = postgres
+        .sql("SELECT revision FROM gw.region")
+        .parse()
+        .unwrap();
     let keeps = |node: &Node| node.gateway.control().revision().0 >= newest;
     eventually("the node has followed", || keeps(&node).then_some(()));
     node.gateway.drain();
     postgres.stop();
-    let [copy, journal] = ["records.sealed", "records.journal"].map(|file| node.data_dir.join(file));
+    let [copy, journal] =
+        ["records.sealed", "records.journal"].map(|file| node.data_dir.join(file));
     let restart = |postgres: &Postgres, before: &[u8]| {
         let node = Node::start(postgres, folder.path(), "a");
         assert!(keeps(&node), "it knows all records");
-        eventually("the copy is written", || Some(fs::read(&copy).unwrap()).filter(|now| now != before));
+        eventually("the copy is written", || {
+            Some(fs::read(&copy).unwrap()).filter(|now| now != before)
+        });
         node
     };
     // Without PostgreSQL, it seals with `region_key`, which is the earlier one.
     let node = restart(&postgres, &fs::read(&copy).unwrap());
     let before = fs::read(&copy).unwrap();
     postgres.resume();
-    eventually("the copy is written again", || (fs::read(&copy).unwrap() != before).then_some(()));
+    eventually("the copy is written again", || {
+        (fs::read(&copy).unwrap() != before).then_some(())
+    });
     let position = postgres.sql("SELECT revision FROM gw.region");
-    assert_eq!(position, newest.to_string(), "no change has made another copy due");
-    eventually("the journal begins again", || fs::read(&journal).unwrap().is_empty().then_some(()));
+    assert_eq!(
+        position,
+        newest.to_string(),
+        "no change has made another copy due"
+    );
+    eventually("the journal begins again", || {
+        fs::read(&journal).unwrap().is_empty().then_some(())
+    });
     node.gateway.drain();
     postgres.stop();
     // The next key alone opens it.
     postgres.exchange_keys();
-    restart(&postgres, &fs::read(&copy).unwrap()).gateway.drain();
+    restart(&postgres, &fs::read(&copy).unwrap())
+        .gateway
+        .drain();
 }
 
 /// A statement of a node that joins while the key is replaced: its row has a tag of the earlier key.
@@ -207,11 +258,16 @@ fn a_node_that_joins_while_the_key_is_replaced_waits_and_gets_no_row_of_the_earl
     std::thread::scope(|scope| {
         let replaced = scope.spawn(|| rekey(&config, false).map(drop));
         let is_writing = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7";
-        eventually("the replacement writes", || (postgres.sql(is_writing) == "1").then_some(()));
+        eventually("the replacement writes", || {
+            (postgres.sql(is_writing) == "1").then_some(())
+        });
         postgres.sql(JOIN);
         replaced.join().unwrap().unwrap();
     });
-    assert_eq!(postgres.sql("SELECT count(*) FROM gw.nodes WHERE slot = 7"), "0");
+    assert_eq!(
+        postgres.sql("SELECT count(*) FROM gw.nodes WHERE slot = 7"),
+        "0"
+    );
 }
 
 #[test]
@@ -230,16 +286,26 @@ fn a_replacement_that_fails_changes_nothing() {
          CREATE TRIGGER spoil BEFORE UPDATE ON gw.records FOR EACH ROW EXECUTE FUNCTION spoil()",
     );
     let unreadable = refusal();
-    assert!(unreadable.contains("cannot be read with region_key_next") && unreadable.contains("nothing was changed"));
+    assert!(
+        unreadable.contains("cannot be read with region_key_next")
+            && unreadable.contains("nothing was changed")
+    );
     postgres.sql("DROP TRIGGER spoil ON gw.records");
     assert_eq!(rows(&postgres), before);
     // A row that no gateway has written does not get a tag.
     postgres.sql("UPDATE gw.records SET tag = '' WHERE kind = 'account'");
     let forged = refusal();
-    assert!(forged.contains("account first") && forged.contains("region repair"), "{forged}");
+    assert!(
+        forged.contains("account first") && forged.contains("region repair"),
+        "{forged}"
+    );
     postgres.sql("DELETE FROM gw.records WHERE kind = 'account'");
     assert!(refusal().contains("some were removed"));
-    assert_eq!(rows(&postgres).rsplit('|').next(), before.rsplit('|').next(), "the key is the same");
+    assert_eq!(
+        rows(&postgres).rsplit('|').next(),
+        before.rsplit('|').next(),
+        "the key is the same"
+    );
 }
 
 #[test]
@@ -254,7 +320,10 @@ fn a_replacement_whose_connection_breaks_leaves_the_earlier_key_and_can_be_repea
          CREATE TRIGGER stop BEFORE INSERT ON gw.audit FOR EACH ROW EXECUTE FUNCTION stop()",
     );
     let broken = rekey(&config, false).unwrap_err().to_string();
-    assert!(broken.contains("whether the key was replaced is not known"), "{broken}");
+    assert!(
+        broken.contains("whether the key was replaced is not known"),
+        "{broken}"
+    );
     assert_eq!(rows(&postgres), before);
     load(&postgres, "b").unwrap();
     postgres.sql("DROP TRIGGER stop ON gw.audit");
@@ -265,17 +334,31 @@ fn a_replacement_whose_connection_breaks_leaves_the_earlier_key_and_can_be_repea
 
 /// `gw-gateway region` with the configuration of a node.
 fn command(region: &Region, node: usize, words: &[&str]) -> Output {
-    gw_gateway().arg("region").args(words).arg("--config").arg(region.config(node)).output().unwrap()
+    gw_gateway()
+        .arg("region")
+        .args(words)
+        .arg("--config")
+        .arg(region.config(node))
+        .output()
+        .unwrap()
 }
 
 /// The keys that each node shows, as `region status` with the configuration of a node has them.
 fn shown_keys(region: &Region, node: usize) -> Vec<Value> {
-    let status: Value = serde_json::from_slice(&command(region, node, &["status", "--json"]).stdout).unwrap();
-    status["nodes"].as_array().unwrap().iter().map(|node| node["keys"].clone()).collect()
+    let status: Value =
+        serde_json::from_slice(&command(region, node, &["status", "--json"]).stdout).unwrap();
+    status["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| node["keys"].clone())
+        .collect()
 }
 
 fn wait_for_keys(region: &Region, expected: &[Value]) {
-    eventually("the nodes show their keys", || (shown_keys(region, 0) == expected).then_some(()));
+    eventually("the nodes show their keys", || {
+        (shown_keys(region, 0) == expected).then_some(())
+    });
 }
 
 /// Replaces a line of the configuration of a node.
@@ -287,8 +370,13 @@ fn reconfigure(region: &Region, node: usize, from: &str, to: &str) {
 
 #[test]
 fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
-    let Some(mut region) = Region::start(0) else { return };
-    let next = format!("region_key_next = \"{}\"\n", region.postgres.next_key_file().display());
+    let Some(mut region) = Region::start(0) else {
+        return;
+    };
+    let next = format!(
+        "region_key_next = \"{}\"\n",
+        region.postgres.next_key_file().display()
+    );
     region.postgres.make_next_key();
     for _ in 0..3 {
         region.add();
@@ -310,14 +398,20 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
             while !stop.load(Ordering::SeqCst) {
                 let number = made.load(Ordering::SeqCst);
                 let id = json!({ "id": format!("acme{number}") });
-                let request = ureq::post(format!("http://{}/api/v1/accounts", addresses[number % 3]));
-                request.header("Authorization", &authorization).send_json(id).unwrap();
+                let request =
+                    ureq::post(format!("http://{}/api/v1/accounts", addresses[number % 3]));
+                request
+                    .header("Authorization", &authorization)
+                    .send_json(id)
+                    .unwrap();
                 made.fetch_add(1, Ordering::SeqCst);
             }
         });
         let wait_for_changes = |count: usize| {
             let until = made.load(Ordering::SeqCst) + count;
-            eventually("changes are made", || (made.load(Ordering::SeqCst) >= until).then_some(()));
+            eventually("changes are made", || {
+                (made.load(Ordering::SeqCst) >= until).then_some(())
+            });
         };
         wait_for_changes(5);
         let replaced = command(&region, 1, &["rekey"]);
@@ -328,30 +422,58 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
     callers.wait_for(200);
     wait_for_keys(&region, &vec![json!(["in use", "earlier"]); 3]);
     region.wait_for_members(3);
-    assert_eq!(region.metric(owner, "gw_tunnels_ended_total"), ended, "no agent connected again");
+    assert_eq!(
+        region.metric(owner, "gw_tunnels_ended_total"),
+        ended,
+        "no agent connected again"
+    );
 
     let earlier = region.postgres.exchange_keys();
     let mut successors: Vec<Successor> = Vec::new();
     for node in 0..3 {
         reconfigure(&region, node, &next, "");
-        successors.push(replace(region.node(node).process.id(), &region.node(node).log));
+        successors.push(replace(
+            region.node(node).process.id(),
+            &region.node(node).log,
+        ));
         callers.wait_for(100);
     }
     wait_for_keys(&region, &vec![json!(["in use"]); 3]);
     region.wait_for_members(3);
-    let failures: Vec<_> = callers.stop().failures.into_iter().map(|failure| failure.what).collect();
+    let failures: Vec<_> = callers
+        .stop()
+        .failures
+        .into_iter()
+        .map(|failure| failure.what)
+        .collect();
     assert!(failures.is_empty(), "{failures:?}");
     assert_eq!(region.owner(), owner);
-    assert_eq!(enrollments(&region), before, "the agent did not enroll again");
+    assert_eq!(
+        enrollments(&region),
+        before,
+        "the agent did not enroll again"
+    );
     let made = made.load(Ordering::SeqCst);
-    let accounts = load(&region.postgres, "reader").unwrap().records.accounts.len();
+    let accounts = load(&region.postgres, "reader")
+        .unwrap()
+        .records
+        .accounts
+        .len();
     assert_eq!(accounts, made + 1);
 
     // A file with the earlier key is refused.
-    reconfigure(&region, 0, "region.key", earlier.file_name().unwrap().to_str().unwrap());
+    reconfigure(
+        &region,
+        0,
+        "region.key",
+        earlier.file_name().unwrap().to_str().unwrap(),
+    );
     let refused = command(&region, 0, &["join"]);
     let said = String::from_utf8(refused.stdout).unwrap();
-    assert!(!refused.status.success() && said.contains("the region key differs"), "{said}");
+    assert!(
+        !refused.status.success() && said.contains("the region key differs"),
+        "{said}"
+    );
 }
 
 /// Entries of the audit log about agents.
@@ -363,7 +485,9 @@ fn enrollments(region: &Region) -> String {
 
 #[test]
 fn a_node_without_the_next_key_is_named_and_goes_on_from_memory() {
-    let Some(mut region) = Region::start(1) else { return };
+    let Some(mut region) = Region::start(1) else {
+        return;
+    };
     region.postgres.make_next_key();
     region.add();
     region.wait_for_members(2);
@@ -377,22 +501,37 @@ fn a_node_without_the_next_key_is_named_and_goes_on_from_memory() {
     let refused = command(&region, 1, &["rekey"]);
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1));
-    assert!(said.contains("the nodes 0 do not have the next key") && said.contains("SIGUSR2"), "{said}");
+    assert!(
+        said.contains("the nodes 0 do not have the next key") && said.contains("SIGUSR2"),
+        "{said}"
+    );
     assert_eq!(rows(&region.postgres), before);
 
     let forced = command(&region, 1, &["rekey", "--force"]);
     assert!(forced.status.success(), "{forced:?}");
-    region.node(0).log.line_with("the region key differs from the key of the other nodes");
+    region
+        .node(0)
+        .log
+        .line_with("the region key differs from the key of the other nodes");
     assert_eq!([region.request(0), region.request(1)], ["200", "200"]);
-    let shown = || (shown_keys(&region, 1) == [json!(["earlier"]), json!(["in use", "earlier"])]).then_some(());
+    let shown = || {
+        (shown_keys(&region, 1) == [json!(["earlier"]), json!(["in use", "earlier"])]).then_some(())
+    };
     eventually("the node without the key is shown", shown);
 
     // With the key, it is as before.
     let key = |setting: &str, file: &Path| format!("{setting} = \"{}\"\n", file.display());
     let own = key("region_key", &region.postgres.key_file());
-    reconfigure(&region, 0, &own, &(own.clone() + &key("region_key_next", &region.postgres.next_key_file())));
+    reconfigure(
+        &region,
+        0,
+        &own,
+        &(own.clone() + &key("region_key_next", &region.postgres.next_key_file())),
+    );
     let _successor = replace(region.node(0).process.id(), &region.node(0).log);
     region.wait_for_members(2);
-    eventually("both have the key", || (shown_keys(&region, 1) == vec![json!(["in use", "earlier"]); 2]).then_some(()));
+    eventually("both have the key", || {
+        (shown_keys(&region, 1) == vec![json!(["in use", "earlier"]); 2]).then_some(())
+    });
     assert_eq!([region.request(0), region.request(1)], ["200", "200"]);
 }

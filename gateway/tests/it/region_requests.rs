@@ -39,24 +39,33 @@ fn any_path() -> String {
                 }
                 _ => {}
             }
-            let Ok((body, trailers)) = peer.body(head.framing) else { return };
+            let Ok((body, trailers)) = peer.body(head.framing) else {
+                return;
+            };
             match head.target.path() {
                 "/none" => peer.send("HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n"),
                 "/same" => peer.send("HTTP/1.1 304 Not Modified\r\nETag: \"a\"\r\n\r\n"),
                 "/empty" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
                 "/head" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"),
                 "/whole" => {
-                    peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()));
+                    peer.send(format!(
+                        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
+                        body.len()
+                    ));
                     peer.send(body);
                 }
                 _ => {
-                    peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n");
+                    peer.send(
+                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n",
+                    );
                     for piece in body.chunks(100_000) {
                         peer.send(format!("{:x}\r\n", piece.len()));
                         peer.send(piece);
                         peer.send("\r\n");
                     }
-                    let check = trailers.get("x-check").map_or("none", |value| value.to_str().unwrap());
+                    let check = trailers
+                        .get("x-check")
+                        .map_or("none", |value| value.to_str().unwrap());
                     peer.send(format!("0\r\nx-check: {check}\r\n\r\n"));
                 }
             }
@@ -85,15 +94,28 @@ fn with_agent(backend: &str) -> (Nodes, gw_agent::AgentHandle, usize, usize) {
 fn wait_until_idle(nodes: &Nodes, owner: usize) {
     eventually("no request is left", || {
         let reports = nodes.gateway(owner).control().reports();
-        let served: usize = reports.iter().map(|report| report.node_requests + report.crossings_served).sum();
-        let on_tunnels: usize = nodes.tunnels(owner).iter().map(|tunnel| tunnel.in_flight).sum();
+        let served: usize = reports
+            .iter()
+            .map(|report| report.node_requests + report.crossings_served)
+            .sum();
+        let on_tunnels: usize = nodes
+            .tunnels(owner)
+            .iter()
+            .map(|tunnel| tunnel.in_flight)
+            .sum();
         (served + on_tunnels == 0).then_some(())
     });
 }
 
 /// Bytes that a node has charged for relayed requests.
 fn charged(nodes: &Nodes, node: usize) -> usize {
-    nodes.gateway(node).control().reports().iter().map(|report| report.relay_bytes).sum()
+    nodes
+        .gateway(node)
+        .control()
+        .reports()
+        .iter()
+        .map(|report| report.relay_bytes)
+        .sum()
 }
 
 fn pattern(length: usize) -> Vec<u8> {
@@ -107,11 +129,15 @@ fn a_short_body_is_charged_before_it_arrives() {
     let (body, mut caller) = (pattern(LENGTH), nodes.connect(other));
     caller.send(nodes.request("POST /whole", &format!("Content-Length: {LENGTH}\r\n\r\n")));
     caller.send(&body[..1000]);
-    eventually("the body is charged", || (charged(&nodes, other) >= LENGTH).then_some(()));
+    eventually("the body is charged", || {
+        (charged(&nodes, other) >= LENGTH).then_some(())
+    });
     assert_eq!(charged(&nodes, owner), 0, "the request was not sent");
     caller.send(&body[1000..]);
     assert_eq!(caller.response().body, body);
-    eventually("nothing is charged", || (charged(&nodes, other) + charged(&nodes, owner) == 0).then_some(()));
+    eventually("nothing is charged", || {
+        (charged(&nodes, other) + charged(&nodes, owner) == 0).then_some(())
+    });
 }
 
 #[test]
@@ -122,10 +148,16 @@ fn requests_at_any_node_reach_the_backend() {
         for length in [0, 1, 65_536, 65_537, 3_000_000] {
             let body = pattern(length);
             for path in ["/whole", "/chunked"] {
-                caller.send(nodes.request(&format!("POST {path}"), &format!("Content-Length: {length}\r\n\r\n")));
+                caller.send(nodes.request(
+                    &format!("POST {path}"),
+                    &format!("Content-Length: {length}\r\n\r\n"),
+                ));
                 caller.send(&body);
                 let response = caller.response();
-                assert!(response.status == 200 && response.body == body, "{path} {length} at node {node}");
+                assert!(
+                    response.status == 200 && response.body == body,
+                    "{path} {length} at node {node}"
+                );
             }
         }
         for (method, path, status) in [
@@ -137,14 +169,26 @@ fn requests_at_any_node_reach_the_backend() {
         ] {
             caller.send(nodes.request(&format!("{method} {path}"), "\r\n"));
             let response = caller.response_to(&method);
-            assert_eq!((response.status.as_u16(), response.body.len()), (status, 0), "{path}");
+            assert_eq!(
+                (response.status.as_u16(), response.body.len()),
+                (status, 0),
+                "{path}"
+            );
             assert!(!response.header("x-gw-request-id").is_empty());
-            let own = fields(&response.headers).into_keys().filter(|name| name.starts_with("x-gw-node"));
+            let own = fields(&response.headers)
+                .into_keys()
+                .filter(|name| name.starts_with("x-gw-node"));
             assert_eq!(own.count(), 0);
         }
     }
     // The first request is counted when the owner has answered.
-    assert_eq!((nodes.total(other, "requests_crossing_nodes"), nodes.total(owner, "requests_crossing_nodes")), (15, 0));
+    assert_eq!(
+        (
+            nodes.total(other, "requests_crossing_nodes"),
+            nodes.total(owner, "requests_crossing_nodes")
+        ),
+        (15, 0)
+    );
     wait_until_idle(&nodes, owner);
 }
 
@@ -155,8 +199,14 @@ fn trailers_and_interim_responses_pass() {
     caller.send(nodes.request("POST /chunked", "Transfer-Encoding: chunked\r\n\r\n"));
     caller.send("5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n");
     let response = caller.response();
-    assert_eq!((&response.body[..], &response.trailers["x-check"]), (&b"hello"[..], &"7".parse().unwrap()));
-    caller.send(nodes.request("POST /hints", "Content-Length: 5\r\nExpect: 100-continue\r\n\r\n"));
+    assert_eq!(
+        (&response.body[..], &response.trailers["x-check"]),
+        (&b"hello"[..], &"7".parse().unwrap())
+    );
+    caller.send(nodes.request(
+        "POST /hints",
+        "Content-Length: 5\r\nExpect: 100-continue\r\n\r\n",
+    ));
     assert_eq!(caller.response_head(&Method::POST).unwrap().status, 103);
     assert_eq!(caller.response_head(&Method::POST).unwrap().status, 100);
     caller.send("later");
@@ -168,15 +218,24 @@ fn trailers_and_interim_responses_pass() {
 fn http2_callers_are_served() {
     let (nodes, _agent, owner, other) = with_agent(&any_path());
     on_a_reactor(async {
-        let caller = http2_caller::connect_to(&nodes.about(other), &h2::client::Builder::new()).await;
+        let caller =
+            http2_caller::connect_to(&nodes.about(other), &h2::client::Builder::new()).await;
         assert_eq!(caller.get("/none").await.status, 204);
-        let (response, mut upload) = caller.begin(caller.request(&Method::POST, "/chunked"), false).await;
+        let (response, mut upload) = caller
+            .begin(caller.request(&Method::POST, "/chunked"), false)
+            .await;
         upload.send_data("some ".into(), false).unwrap();
         upload.send_data("text".into(), false).unwrap();
-        let trailers = std::iter::once((http::HeaderName::from_static("x-check"), "9".parse().unwrap())).collect();
+        let trailers = std::iter::once((
+            http::HeaderName::from_static("x-check"),
+            "9".parse().unwrap(),
+        ))
+        .collect();
         upload.send_trailers(trailers).unwrap();
         assert_eq!(http2_caller::whole(response).await.body, b"some text");
-        let short = caller.request(&Method::POST, "/whole").header("content-length", 3);
+        let short = caller
+            .request(&Method::POST, "/whole")
+            .header("content-length", 3);
         let (response, mut upload) = caller.begin(short, false).await;
         upload.send_data("abc".into(), false).unwrap();
         upload.send_trailers(http::HeaderMap::new()).unwrap();
@@ -189,9 +248,18 @@ fn http2_callers_are_served() {
 fn protocols_are_switched_and_each_half_ends_separately() {
     let (nodes, _agent, owner, other) = with_agent(&any_path());
     let mut caller = nodes.connect(other);
-    caller.send(nodes.request("GET /", "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n"));
+    caller.send(nodes.request(
+        "GET /",
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
+    ));
     let head = caller.response_head(&Method::GET).unwrap();
-    assert_eq!((head.status.as_u16(), head.headers["x-echo"].to_str().unwrap()), (101, "twice"));
+    assert_eq!(
+        (
+            head.status.as_u16(),
+            head.headers["x-echo"].to_str().unwrap()
+        ),
+        (101, "twice")
+    );
     assert_eq!(caller.bytes(6).unwrap(), b"hello ");
     for byte in *b"abc" {
         caller.send([byte]);
@@ -220,13 +288,20 @@ fn a_caller_that_leaves_cancels_its_request_at_the_backend() {
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         }
     }));
-    for rest in ["\r\n", "Content-Length: 3\r\n\r\nabc", "Content-Length: 1000000\r\n\r\nabc"] {
+    for rest in [
+        "\r\n",
+        "Content-Length: 3\r\n\r\nabc",
+        "Content-Length: 1000000\r\n\r\nabc",
+    ] {
         let mut caller = nodes.connect(other);
         caller.send(nodes.request("POST /hang", rest));
         arrivals.recv_timeout(SOON).unwrap();
         drop(caller);
         if !rest.contains("1000000") {
-            assert!(seen.recv_timeout(SOON).unwrap(), "the backend sees the end of {rest:?}");
+            assert!(
+                seen.recv_timeout(SOON).unwrap(),
+                "the backend sees the end of {rest:?}"
+            );
         }
         wait_until_idle(&nodes, owner);
     }
@@ -241,10 +316,17 @@ fn a_slow_reader_holds_up_the_backend() {
                 peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
                 continue;
             }
-            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n"));
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n"
+            ));
             let piece = [7; 64 * 1024];
             let mut left = LENGTH;
-            while left > 0 && peer.stream.write_all(&piece[..left.min(piece.len())]).is_ok() {
+            while left > 0
+                && peer
+                    .stream
+                    .write_all(&piece[..left.min(piece.len())])
+                    .is_ok()
+            {
                 left = left.saturating_sub(piece.len());
             }
         }
@@ -255,7 +337,9 @@ fn a_slow_reader_holds_up_the_backend() {
     assert_eq!(head.status, 200);
     // Held bytes stay within windows, however long the caller does not read. Each response on the same tunnel gives the
     // stalled one a turn to send a frame of 16 KiB: without windows, these turns would send 16 MiB.
-    eventually("the tunnel holds bytes", || (nodes.tunnels(owner)[0].held_bytes > 0).then_some(()));
+    eventually("the tunnel holds bytes", || {
+        (nodes.tunnels(owner)[0].held_bytes > 0).then_some(())
+    });
     let mut others = nodes.connect(other);
     for _ in 0..1024 {
         others.send(nodes.request("GET /small", "\r\n"));
@@ -276,18 +360,31 @@ fn errors_of_the_owner_pass() {
         caller.send(nodes.request("POST /", rest));
         caller.response()
     };
-    for rest in ["\r\n", "Content-Length: 3\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"] {
+    for rest in [
+        "\r\n",
+        "Content-Length: 3\r\n\r\nabc",
+        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ] {
         let response = ask(rest);
-        assert_eq!((response.status.as_u16(), response.code().as_str()), (502, "GW_BACKEND_UNREACHABLE"), "{rest:?}");
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (502, "GW_BACKEND_UNREACHABLE"),
+            "{rest:?}"
+        );
         let text = String::from_utf8(response.body).unwrap();
         assert!(text.contains("refused"), "{text}");
     }
     drop(refusing);
     agent.drain();
-    eventually("the tunnel is closed", || nodes.tunnels(owner).is_empty().then_some(()));
+    eventually("the tunnel is closed", || {
+        nodes.tunnels(owner).is_empty().then_some(())
+    });
     for rest in ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"] {
         let response = ask(rest);
-        assert_eq!((response.status.as_u16(), response.code().as_str()), (504, "AGENT_UNAVAILABLE"));
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (504, "AGENT_UNAVAILABLE")
+        );
     }
     let control = nodes.gateway(owner).control();
     let mut service = control.records().services.into_values().next().unwrap();
@@ -295,7 +392,10 @@ fn errors_of_the_owner_pass() {
     control.put(&StoredRecord::Service(service)).unwrap();
     ask("\r\n");
     let response = ask("\r\n");
-    assert_eq!((response.status.as_u16(), response.code().as_str()), (429, "GW_RATE_LIMIT_EXCEEDED"));
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (429, "GW_RATE_LIMIT_EXCEEDED")
+    );
     let wait: u64 = response.header("retry-after").parse().unwrap();
     assert!((1..=60).contains(&wait), "{wait}");
 }
@@ -318,12 +418,17 @@ fn the_owner_refuses_what_an_administrator_has_revoked_there() {
     // The other node does not know of it yet.
     let control = nodes.gateway(owner).control();
     let id = nodes.prepared.key_id().to_owned();
-    control.delete_caller_secret::<KeyId>(&Actor::Admin, "demo", &id).unwrap();
+    control
+        .delete_caller_secret::<KeyId>(&Actor::Admin, "demo", &id)
+        .unwrap();
     let refused = eventually("the key is refused", || {
         caller.send(nodes.request("GET /whole", "\r\n"));
         Some(caller.response()).filter(|response| response.status != 200)
     });
-    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (502, "GW_SERVICE_KEY_INVALID"));
+    assert_eq!(
+        (refused.status.as_u16(), refused.code().as_str()),
+        (502, "GW_SERVICE_KEY_INVALID")
+    );
 }
 
 #[test]
@@ -333,16 +438,36 @@ fn nodes_with_contradicting_placements_answer_503_after_one_hop_each() {
     nodes.place_at(first, &[second]);
     nodes.place_at(second, &[first]);
     let mut caller = nodes.connect(first);
-    for rest in ["\r\n", "Content-Length: 3\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"] {
+    for rest in [
+        "\r\n",
+        "Content-Length: 3\r\n\r\nabc",
+        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ] {
         caller.send(nodes.request("POST /", rest));
         let response = caller.response();
-        assert_eq!((response.status.as_u16(), response.code().as_str()), (503, "GW_NODE_UNAVAILABLE"), "{rest:?}");
-        assert_eq!((response.header("retry-after"), response.header("x-gw-status")), ("1", "NodeUnavailable"));
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (503, "GW_NODE_UNAVAILABLE"),
+            "{rest:?}"
+        );
+        assert_eq!(
+            (
+                response.header("retry-after"),
+                response.header("x-gw-status")
+            ),
+            ("1", "NodeUnavailable")
+        );
         if rest.contains("chunked") {
             break;
         }
     }
-    assert_eq!((nodes.total(first, "node_retries"), nodes.total(second, "node_retries")), (6, 0));
+    assert_eq!(
+        (
+            nodes.total(first, "node_retries"),
+            nodes.total(second, "node_retries")
+        ),
+        (6, 0)
+    );
     assert_eq!(nodes.total(second, "requests_crossing_nodes"), 0);
 }
 
@@ -353,7 +478,9 @@ fn a_request_follows_a_service_that_moves_to_another_node() {
     // The owner does not know yet that it owns the service; it learns of it while the request waits.
     nodes.place_at(owner, &[other]);
     caller.send(nodes.request("POST /whole", "Content-Length: 4\r\n\r\nwait"));
-    eventually("the request was sent again", || (nodes.total(other, "node_retries") > 0).then_some(()));
+    eventually("the request was sent again", || {
+        (nodes.total(other, "node_retries") > 0).then_some(())
+    });
     nodes.place_at(owner, &[owner, other]);
     assert_eq!(caller.response().body, b"wait");
 }
@@ -371,17 +498,27 @@ fn a_lost_owner_gives_errors_until_the_service_has_moved() {
     }));
     let mut running = nodes.connect(other);
     running.send(nodes.request("GET /hang", "\r\n"));
-    eventually("the request is on the tunnel", || (nodes.tunnels(owner)[0].in_flight == 1).then_some(()));
+    eventually("the request is on the tunnel", || {
+        (nodes.tunnels(owner)[0].in_flight == 1).then_some(())
+    });
     nodes.stop(owner);
     let response = running.response();
-    assert_eq!((response.status.as_u16(), response.code().as_str()), (502, "GW_RELAY_ERROR"));
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (502, "GW_RELAY_ERROR")
+    );
     // Once the link is closed, nothing reaches a backend.
     eventually("the node is gone", || {
         running.send(nodes.request("GET /", "\r\n"));
         let response = running.response();
         let (status, code) = (response.status.as_u16(), response.code());
         assert!(
-            [(502, "GW_RELAY_ERROR"), (503, "GW_OVERLOADED"), (503, "GW_NODE_UNAVAILABLE")].contains(&(status, &*code))
+            [
+                (502, "GW_RELAY_ERROR"),
+                (503, "GW_OVERLOADED"),
+                (503, "GW_NODE_UNAVAILABLE")
+            ]
+            .contains(&(status, &*code))
         );
         (code == "GW_NODE_UNAVAILABLE").then_some(())
     });
@@ -391,7 +528,11 @@ fn a_lost_owner_gives_errors_until_the_service_has_moved() {
     nodes.place(&[other]);
     // Unless its agent takes longer than a request waits.
     let served = waiting.response();
-    assert!(served.status == 200 || served.code() == "AGENT_UNAVAILABLE", "{}", served.status);
+    assert!(
+        served.status == 200 || served.code() == "AGENT_UNAVAILABLE",
+        "{}",
+        served.status
+    );
     nodes.wait_for_tunnel(other);
     running.send(nodes.request("GET /", "\r\n"));
     assert_eq!(running.response().body, b"ok");
@@ -415,15 +556,32 @@ fn only_nodes_can_open_links() {
     let node = certificate(&nodes, &uri(&format!("node/1/{session}")));
     // HELLO, with 8,192 streams.
     let hello = [1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x20, 0];
-    assert_eq!(first_frame(&nodes, 0, b"gw-peer/2", Some((node.0.clone(), node.1.clone_key()))), hello);
+    assert_eq!(
+        first_frame(
+            &nodes,
+            0,
+            b"gw-peer/2",
+            Some((node.0.clone(), node.1.clone_key()))
+        ),
+        hello
+    );
     let agent = node_peer::agent_certificate(&nodes);
     for (count, (alpn, identity)) in [
         (&b"gw-peer/2"[..], Some(agent)),
         (b"gw-peer/2", None),
         (b"gw-tunnel/2", Some((node.0.clone(), node.1.clone_key()))),
-        (b"gw-peer/2", Some(certificate(&nodes, &uri(&format!("node/1024/{session}"))))),
+        (
+            b"gw-peer/2",
+            Some(certificate(&nodes, &uri(&format!("node/1024/{session}")))),
+        ),
         (b"gw-peer/2", Some(certificate(&nodes, &uri("node/1/1")))),
-        (b"gw-peer/2", Some(certificate(&nodes, &format!("gw://eu2.gw.localhost/node/1/{session}")))),
+        (
+            b"gw-peer/2",
+            Some(certificate(
+                &nodes,
+                &format!("gw://eu2.gw.localhost/node/1/{session}"),
+            )),
+        ),
         (b"gw-peer/2", Some(node_peer::ended_certificate(&nodes, 1))),
         (b"gw-peer/2", Some(node_peer::ended_certificate(&nodes, 2))),
     ]
@@ -431,7 +589,8 @@ fn only_nodes_can_open_links() {
     .enumerate()
     {
         assert_eq!(first_frame(&nodes, 0, alpn, identity), b"", "case {count}");
-        let refused = || (nodes.turned_away(0, "node_unverified") == count as u64 + 1).then_some(());
+        let refused =
+            || (nodes.turned_away(0, "node_unverified") == count as u64 + 1).then_some(());
         eventually("the refusal is counted", refused);
     }
 }
@@ -442,7 +601,12 @@ fn a_node_has_no_tunnel() {
     let (owner, _) = nodes.owner_and_other();
     let uri = format!("gw://eu1.gw.localhost/node/1/{:032x}", Nodes::session(1));
     let identity = certificate(&nodes, &uri);
-    let mut peer = crate::support::caller::connect_to(&nodes.about(owner), HOST, &[b"gw-tunnel/2"], Some(identity));
+    let mut peer = crate::support::caller::connect_to(
+        &nodes.about(owner),
+        HOST,
+        &[b"gw-tunnel/2"],
+        Some(identity),
+    );
     peer.send(gw_shared::tunnel::handshake::request(HOST, None));
     assert_eq!(peer.response().code(), "GW_AGENT_CERTIFICATE_REQUIRED");
 }
@@ -464,7 +628,12 @@ fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
         scope.spawn(move || {
             eventually("all requests wait", || {
                 let reports = nodes.gateway(owner).control().reports();
-                (reports.iter().map(|report| report.crossings_served).sum::<usize>() == REQUESTS).then_some(())
+                (reports
+                    .iter()
+                    .map(|report| report.crossings_served)
+                    .sum::<usize>()
+                    == REQUESTS)
+                    .then_some(())
             });
             let _agent = nodes.run_agent(owner, &slow);
             // Fails when the test has failed.
@@ -473,12 +642,20 @@ fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
         let statuses = on_a_reactor(async {
             let mut connections = Vec::new();
             for _ in 0..REQUESTS / 100 {
-                connections.push(http2_caller::connect_to(&nodes.about(owner), &h2::client::Builder::new()).await);
+                connections.push(
+                    http2_caller::connect_to(&nodes.about(owner), &h2::client::Builder::new())
+                        .await,
+                );
             }
             let mut responses = Vec::new();
             for connection in &connections {
                 for _ in 0..100 {
-                    responses.push(connection.begin(connection.request(&Method::GET, "/"), true).await.0);
+                    responses.push(
+                        connection
+                            .begin(connection.request(&Method::GET, "/"), true)
+                            .await
+                            .0,
+                    );
                 }
             }
             let mut statuses = Vec::new();
@@ -490,13 +667,20 @@ fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
         drop(done);
         statuses
     });
-    let of = |status| statuses.iter().filter(|response| response.status == status).count();
+    let of = |status| {
+        statuses
+            .iter()
+            .filter(|response| response.status == status)
+            .count()
+    };
     // On a busy machine, the agent can take longer than the requests wait.
     assert_eq!(
         of(204) + of(504),
         REQUESTS,
         "{:?}",
-        statuses.iter().find(|response| ![204, 504].contains(&response.status.as_u16()))
+        statuses
+            .iter()
+            .find(|response| ![204, 504].contains(&response.status.as_u16()))
     );
     assert!(of(204) > 0);
 }
@@ -507,7 +691,15 @@ fn a_node_with_another_session_opens_links_with_its_certificate() {
     let (owner, other) = nodes.owner_and_other();
     let _agent = nodes.run_agent(owner, &any_path());
     nodes.wait_for_tunnel(owner);
-    let links = || nodes.gateway(other).control().reports().iter().map(|report| report.node_links).sum::<usize>();
+    let links = || {
+        nodes
+            .gateway(other)
+            .control()
+            .reports()
+            .iter()
+            .map(|report| report.node_links)
+            .sum::<usize>()
+    };
     let send = || {
         let mut caller = nodes.connect(other);
         caller.send(nodes.request("GET /none", "\r\n"));
@@ -516,7 +708,11 @@ fn a_node_with_another_session_opens_links_with_its_certificate() {
     send();
     assert_eq!(links(), 1);
     nodes.renew(other, &[0, 1]);
-    assert_eq!(links(), 0, "the link shows the certificate of the earlier session");
+    assert_eq!(
+        links(),
+        0,
+        "the link shows the certificate of the earlier session"
+    );
     send();
     assert_eq!(links(), 1);
 }

@@ -13,8 +13,12 @@ const OF_NODES: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// A connection to the listener of node 0 for other nodes, from this address.
 fn connect(nodes: &Nodes, from: Ipv4Addr) -> TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.bind(&SocketAddr::new(IpAddr::V4(from), 0).into()).unwrap();
-    socket.connect(&nodes.gateway(0).peer_address().unwrap().into()).unwrap();
+    socket
+        .bind(&SocketAddr::new(IpAddr::V4(from), 0).into())
+        .unwrap();
+    socket
+        .connect(&nodes.gateway(0).peer_address().unwrap().into())
+        .unwrap();
     socket.into()
 }
 
@@ -34,7 +38,9 @@ fn stall(nodes: &Nodes, from: Ipv4Addr, count: usize) -> Vec<TcpStream> {
 
 /// Whether node 0 serves its control plane to node 1, on new connections.
 fn serves_nodes(nodes: &Nodes) -> bool {
-    (0..10).all(|_| node_peer::alive(nodes, 0, Some(node_peer::node_certificate(nodes, 1))) == Some(200))
+    (0..10).all(|_| {
+        node_peer::alive(nodes, 0, Some(node_peer::node_certificate(nodes, 1))) == Some(200)
+    })
 }
 
 #[test]
@@ -54,10 +60,14 @@ fn stalled_handshakes_of_strangers_do_not_keep_a_control_plane_from_nodes() {
 #[test]
 fn connections_of_strangers_count_for_their_address_and_those_of_nodes_do_not() {
     let nodes = Nodes::start_with(2, "connections_per_address = 10\n");
-    let held: Vec<TcpStream> = (0..60).map(|_| connect(&nodes, Ipv4Addr::new(127, 0, 0, 2))).collect();
+    let held: Vec<TcpStream> = (0..60)
+        .map(|_| connect(&nodes, Ipv4Addr::new(127, 0, 0, 2)))
+        .collect();
     // Two workers hold ten each.
     let refused = || nodes.turned_away(0, "address_connections");
-    eventually("further connections are refused", || (refused() >= 40).then_some(()));
+    eventually("further connections are refused", || {
+        (refused() >= 40).then_some(())
+    });
     let before = refused();
     let of_node: Vec<TcpStream> = (0..60).map(|_| connect(&nodes, OF_NODES)).collect();
     assert!(serves_nodes(&nodes));

@@ -19,7 +19,10 @@ fn announcement(key: &[u8], sender: usize, session: u128) -> Vec<u8> {
 
 /// The announcement of a tunnel from 192.0.2.`last`:4660.
 fn announcement_of(key: &[u8], last: u8, sender: usize, session: u128) -> Vec<u8> {
-    let secret = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), b"gw announcement of a spliced tunnel");
+    let secret = hmac::sign(
+        &hmac::Key::new(hmac::HMAC_SHA256, key),
+        b"gw announcement of a spliced tunnel",
+    );
     let addresses = [192, 0, 2, last, 0, 0, 0, 0, 0x12, 0x34, 0, 0];
     let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x11".to_vec();
     header.extend_from_slice(&(12u16 + 3 + 67).to_be_bytes());
@@ -58,14 +61,21 @@ fn a_tunnel_to_any_node_ends_at_the_owner() {
     for node in 0..3 {
         let agent = nodes.run_agent(node, &backend::answering(OK));
         nodes.wait_for_tunnel(owner);
-        let spliced: u64 = (0..3).map(|node| nodes.total(node, "tunnels_spliced")).sum();
-        assert_eq!(spliced, (0..=node).filter(|node| *node != owner).count() as u64);
+        let spliced: u64 = (0..3)
+            .map(|node| nodes.total(node, "tunnels_spliced"))
+            .sum();
+        assert_eq!(
+            spliced,
+            (0..=node).filter(|node| *node != owner).count() as u64
+        );
         assert!((0..3).all(|other| other == owner || nodes.tunnels(other).is_empty()));
         let mut caller = nodes.connect(owner);
         caller.send(nodes.request("GET /", "\r\n"));
         assert_eq!(caller.response().body, b"ok");
         agent.drain();
-        eventually("the tunnel has ended", || nodes.tunnels(owner).is_empty().then_some(()));
+        eventually("the tunnel has ended", || {
+            nodes.tunnels(owner).is_empty().then_some(())
+        });
     }
 }
 
@@ -76,7 +86,13 @@ fn without_a_placement_each_node_serves_all_services() {
     nodes.place_at(other, &[]);
     let _agent = nodes.run_agent(other, &backend::answering(OK));
     nodes.wait_for_tunnel(other);
-    assert_eq!((nodes.tunnels(owner).len(), nodes.total(other, "tunnels_spliced")), (0, 0));
+    assert_eq!(
+        (
+            nodes.tunnels(owner).len(),
+            nodes.total(other, "tunnels_spliced")
+        ),
+        (0, 0)
+    );
 }
 
 #[test]
@@ -86,17 +102,30 @@ fn only_nodes_of_the_region_can_announce_a_tunnel() {
     let hello = client_hello(&nodes, b"gw-tunnel/2");
     let valid = announcement(&KEY, other, Nodes::session(owner));
     // Content type 22: the handshake begins.
-    assert_eq!(answer(nodes.connect_as_node(owner), &[&valid[..], &hello].concat())[0], 22);
+    assert_eq!(
+        answer(nodes.connect_as_node(owner), &[&valid[..], &hello].concat())[0],
+        22
+    );
     let forged = announcement(&[8; 32], other, Nodes::session(owner));
     let mut changed = valid.clone();
     changed[16] ^= 1;
-    let refused = [&forged[..], &changed, b"", b"GET / HTTP/1.1\r\n\r\n", &valid[..40]];
+    let refused = [
+        &forged[..],
+        &changed,
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        &valid[..40],
+    ];
     for (count, header) in refused.iter().enumerate() {
         let socket = nodes.connect_as_node(owner);
         if header.len() < hello.len() / 2 {
             socket.shutdown(std::net::Shutdown::Write).ok();
         }
-        let sent = if header.len() == 40 { header.to_vec() } else { [header, &hello[..]].concat() };
+        let sent = if header.len() == 40 {
+            header.to_vec()
+        } else {
+            [header, &hello[..]].concat()
+        };
         assert_eq!(answer(socket, &sent), b"", "{header:?}");
         let counted = || nodes.turned_away(owner, "node_unverified") == count as u64 + 1;
         eventually("the refusal is counted", || counted().then_some(()));
@@ -114,15 +143,26 @@ fn a_tunnel_for_another_process_or_another_protocol_is_refused() {
         // The node does not own the service, although the header is meant for it.
         (other, owner, Nodes::session(other), &hello),
         // A caller, not an agent.
-        (owner, other, Nodes::session(owner), &client_hello(&nodes, b"http/1.1")),
+        (
+            owner,
+            other,
+            Nodes::session(owner),
+            &client_hello(&nodes, b"http/1.1"),
+        ),
     ];
     for (refused, (node, sender, session, hello)) in (1..).zip(cases) {
         let sent = [&announcement(&KEY, sender, session)[..], hello].concat();
         assert_eq!(answer(nodes.connect_as_node(node), &sent), b"");
-        let counted = || nodes.turned_away(owner, "not_owner") + nodes.turned_away(other, "not_owner");
-        eventually("the refusal is counted", || (counted() == refused).then_some(()));
+        let counted =
+            || nodes.turned_away(owner, "not_owner") + nodes.turned_away(other, "not_owner");
+        eventually("the refusal is counted", || {
+            (counted() == refused).then_some(())
+        });
     }
-    assert_eq!(nodes.total(owner, "tunnels_spliced") + nodes.total(other, "tunnels_spliced"), 0);
+    assert_eq!(
+        nodes.total(owner, "tunnels_spliced") + nodes.total(other, "tunnels_spliced"),
+        0
+    );
 }
 
 #[test]
@@ -133,8 +173,14 @@ fn nodes_with_contradicting_placements_send_no_tunnel_around() {
     nodes.place_at(first, &[second]);
     nodes.place_at(second, &[first]);
     let _agent = nodes.run_agent(first, &backend::answering(OK));
-    eventually("the tunnel is refused", || (nodes.turned_away(second, "not_owner") > 0).then_some(()));
-    assert_eq!(nodes.total(second, "tunnels_spliced"), 0, "spliced once only");
+    eventually("the tunnel is refused", || {
+        (nodes.turned_away(second, "not_owner") > 0).then_some(())
+    });
+    assert_eq!(
+        nodes.total(second, "tunnels_spliced"),
+        0,
+        "spliced once only"
+    );
     // The agent tries again, and succeeds once the nodes agree.
     nodes.place(&[first, second]);
     nodes.wait_for_tunnel(first);
@@ -147,7 +193,9 @@ fn a_tunnel_whose_owner_is_lost_moves_to_the_next_one() {
     let _agent = nodes.run_agent(other, &backend::answering(OK));
     nodes.wait_for_tunnel(owner);
     nodes.stop(owner);
-    eventually("the lost owner is noticed", || (nodes.turned_away(other, "owner_unreachable") > 0).then_some(()));
+    eventually("the lost owner is noticed", || {
+        (nodes.turned_away(other, "owner_unreachable") > 0).then_some(())
+    });
     let left: Vec<usize> = (0..3).filter(|node| *node != owner).collect();
     nodes.place(&left);
     let (next, _) = nodes.owner_and_other();
@@ -156,14 +204,21 @@ fn a_tunnel_whose_owner_is_lost_moves_to_the_next_one() {
 
 /// An address that answers no connection, as a lost machine: the queue of its listener is full.
 fn silent() -> (Vec<socket2::Socket>, SocketAddr) {
-    let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let listener =
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    listener
+        .bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
+        .unwrap();
     listener.listen(0).unwrap();
     let address = listener.local_addr().unwrap();
     let mut sockets = vec![listener];
     loop {
-        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        if socket.connect_timeout(&address, Duration::from_millis(200)).is_err() {
+        let socket =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        if socket
+            .connect_timeout(&address, Duration::from_millis(200))
+            .is_err()
+        {
             return (sockets, address.as_socket().unwrap());
         }
         sockets.push(socket);
@@ -189,11 +244,17 @@ fn a_tunnel_does_not_wait_for_a_silent_owner_after_its_service_has_moved() {
         let (owner, other) = nodes.owner_and_other();
         nodes.place_with(other, &[0, 1, 2], owner, address);
         let agent = nodes.run_agent(other, &backend::answering(OK));
-        eventually("the node connects to the owner", || is_connecting(address).then_some(()));
+        eventually("the node connects to the owner", || {
+            is_connecting(address).then_some(())
+        });
         let moved = Instant::now();
         let left: Vec<usize> = (0..3).filter(|node| *node != owner).collect();
         nodes.place(&left);
-        eventually("the tunnel is open", || left.iter().any(|node| !nodes.tunnels(*node).is_empty()).then_some(()));
+        eventually("the tunnel is open", || {
+            left.iter()
+                .any(|node| !nodes.tunnels(*node).is_empty())
+                .then_some(())
+        });
         drop(agent);
         moved.elapsed() < Duration::from_secs(1)
     };
@@ -214,13 +275,18 @@ fn tunnels_move_when_their_service_or_the_node_between_moves() {
     nodes.place(&left);
     eventually("the agent has connected again", || {
         let tunnels = nodes.tunnels(owner);
-        tunnels.iter().any(|tunnel| tunnel.generation > generation && !tunnel.draining).then_some(())
+        tunnels
+            .iter()
+            .any(|tunnel| tunnel.generation > generation && !tunnel.draining)
+            .then_some(())
     });
     // The service moves to another node.
     let next: Vec<usize> = left.into_iter().filter(|node| *node != owner).collect();
     nodes.place(&next);
     nodes.wait_for_tunnel(next[0]);
-    eventually("the old tunnel has ended", || nodes.tunnels(owner).is_empty().then_some(()));
+    eventually("the old tunnel has ended", || {
+        nodes.tunnels(owner).is_empty().then_some(())
+    });
 }
 
 #[test]
@@ -242,5 +308,7 @@ fn limits_apply_to_the_address_of_the_agent() {
     assert_eq!(nodes.turned_away(owner, "address_connections"), 0);
     // All tunnels of a service are on one worker.
     let _same: Vec<TcpStream> = (0..5).map(|_| connect(100)).collect();
-    eventually("only one is taken", || (nodes.turned_away(owner, "address_connections") == 4).then_some(()));
+    eventually("only one is taken", || {
+        (nodes.turned_away(owner, "address_connections") == 4).then_some(())
+    });
 }

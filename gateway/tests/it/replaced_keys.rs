@@ -20,14 +20,30 @@ use crate::support::{eventually, setup};
 fn enroll(demo: &Demo) -> (AgentId, KeyPair) {
     let control = demo.gateway().control();
     setup::service(control, ACCOUNT, "evil");
-    let (state, port) = (tempfile::tempdir().unwrap(), demo.gateway().address().port());
-    let agent = setup::agent(control, ACCOUNT, &["evil"], port, &demo.about.ca_file, state.path());
-    let identity = gw_agent::identity::state::StateDir::new(state.path()).identity().unwrap();
+    let (state, port) = (
+        tempfile::tempdir().unwrap(),
+        demo.gateway().address().port(),
+    );
+    let agent = setup::agent(
+        control,
+        ACCOUNT,
+        &["evil"],
+        port,
+        &demo.about.ca_file,
+        state.path(),
+    );
+    let identity = gw_agent::identity::state::StateDir::new(state.path())
+        .identity()
+        .unwrap();
     (agent, KeyPair::try_from(&identity.key).unwrap())
 }
 
 fn csr(key: &KeyPair) -> String {
-    CertificateParams::default().serialize_request(key).unwrap().pem().unwrap()
+    CertificateParams::default()
+        .serialize_request(key)
+        .unwrap()
+        .pem()
+        .unwrap()
 }
 
 /// Renews the certificate for `key`, as through a tunnel.
@@ -40,7 +56,10 @@ fn renew(demo: &Demo, agent: &AgentId, key: &KeyPair) -> CertificateDer<'static>
 /// Opens a tunnel with this certificate, and waits until the gateway has registered it.
 fn tunnel(demo: &Demo, certificate: &CertificateDer<'static>, key: &KeyPair) -> Tunnel {
     let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
-    let mut tunnel = Tunnel::upgrade(connection(&demo.about, HOST, (certificate.clone(), key)), HOST);
+    let mut tunnel = Tunnel::upgrade(
+        connection(&demo.about, HOST, (certificate.clone(), key)),
+        HOST,
+    );
     tunnel.0.send(hello(STREAMS));
     // READY
     tunnel.next_of(Kind::Message).unwrap();
@@ -56,11 +75,28 @@ fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
     .unwrap();
     let control = demo.gateway().control();
     let (agent, stolen) = enroll(&demo);
-    let ask_with = |key: &KeyPair| post_json(&demo, "/csr", "", &json!({ "csr": csr(key), "agent_id": agent }));
+    let ask_with = |key: &KeyPair| {
+        post_json(
+            &demo,
+            "/csr",
+            "",
+            &json!({ "csr": csr(key), "agent_id": agent }),
+        )
+    };
     let previous_key = || control.records().agents[&agent].previous_key.clone();
     let forgotten = || {
-        let entries = control.audit_log(&AuditQuery { account: None, before: None, limit: 100 }).unwrap().items;
-        entries.into_iter().filter(|entry| entry.action == "agent.forget_key").collect::<Vec<_>>()
+        let entries = control
+            .audit_log(&AuditQuery {
+                account: None,
+                before: None,
+                limit: 100,
+            })
+            .unwrap()
+            .items;
+        entries
+            .into_iter()
+            .filter(|entry| entry.action == "agent.forget_key")
+            .collect::<Vec<_>>()
     };
 
     // The agent may not have got the new certificate: the key before it still gets one, also after a tunnel of its own.
@@ -68,21 +104,37 @@ fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
     renew(&demo, &agent, &new);
     let answer = ask_with(&stolen);
     assert_eq!(answer.status, 200, "{}", answer.json());
-    let old = CertificateDer::from_pem_slice(answer.json()["certificate"].as_str().unwrap().as_bytes()).unwrap();
+    let old =
+        CertificateDer::from_pem_slice(answer.json()["certificate"].as_str().unwrap().as_bytes())
+            .unwrap();
     let certificate = renew(&demo, &agent, &new);
     drop(tunnel(&demo, &old, &stolen));
-    assert_eq!(previous_key(), Some(PublicKeyHash::of(&stolen.subject_public_key_info())));
+    assert_eq!(
+        previous_key(),
+        Some(PublicKeyHash::of(&stolen.subject_public_key_info()))
+    );
     assert!(forgotten().is_empty());
 
     let first = tunnel(&demo, &certificate, &new);
-    eventually("the replaced key is forgotten", || previous_key().is_none().then_some(()));
-    assert_eq!((ask_with(&stolen).status.as_u16(), ask_with(&stolen).code().as_str()), (401, "GW_ENROLLMENT_INVALID"));
+    eventually("the replaced key is forgotten", || {
+        previous_key().is_none().then_some(())
+    });
+    assert_eq!(
+        (
+            ask_with(&stolen).status.as_u16(),
+            ask_with(&stolen).code().as_str()
+        ),
+        (401, "GW_ENROLLMENT_INVALID")
+    );
     assert_eq!(ask_with(&new).status, 200);
 
     // One change for a renewal, however many tunnels follow.
     drop((first, tunnel(&demo, &certificate, &new)));
     let entries = forgotten();
     let entry = &entries[0];
-    assert_eq!((entries.len(), entry.actor.as_str(), entry.target.as_str()), (1, "gateway", agent.as_str()));
+    assert_eq!(
+        (entries.len(), entry.actor.as_str(), entry.target.as_str()),
+        (1, "gateway", agent.as_str())
+    );
     assert_eq!(entry.account.as_deref(), Some(ACCOUNT));
 }

@@ -43,7 +43,10 @@ impl Deployment {
             ephemeral: true,
             ..NewEnrollmentToken::default()
         };
-        let token = control.create_enrollment_token(&Actor::Admin, "acme", &new).unwrap().token;
+        let token = control
+            .create_enrollment_token(&Actor::Admin, "acme", &new)
+            .unwrap()
+            .token;
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("token"), token).unwrap();
         Self { demo, key, folder }
@@ -63,39 +66,60 @@ impl Deployment {
         fs::write(&config, format!("backend = \"{backend}\"\n")).unwrap();
         fs::create_dir(&state).unwrap();
         let mut command = gw_agent();
-        command.arg("run").arg("--config").arg(config).arg("--state-dir").arg(state).stdin(Stdio::null());
+        command
+            .arg("run")
+            .arg("--config")
+            .arg(config)
+            .arg("--state-dir")
+            .arg(state)
+            .stdin(Stdio::null());
         command.env_remove("GW_ENROLLMENT_TOKEN");
         command
     }
 
     /// Adds the options with which a pod enrolls.
     fn with_token<'a>(&self, pod: &'a mut Command) -> &'a mut Command {
-        pod.args(["--gateway", &self.demo.about.base_url]).arg("--token-file").arg(self.path("token"));
+        pod.args(["--gateway", &self.demo.about.base_url])
+            .arg("--token-file")
+            .arg(self.path("token"));
         pod.arg("--ca-file").arg(&self.demo.about.ca_file)
     }
 
     fn request(&self) -> Caller {
         let mut caller = connect_to(&self.demo.about, HOST, &[b"http/1.1"], None);
-        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n", self.key));
+        caller.send(format!(
+            "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n",
+            self.key
+        ));
         caller
     }
 
     /// Ids of the agents that have a tunnel of the service.
     fn connected(&self) -> BTreeSet<String> {
-        let of_service = tunnels(&self.demo).into_iter().filter(|tunnel| tunnel.service == "acme--api");
+        let of_service = tunnels(&self.demo)
+            .into_iter()
+            .filter(|tunnel| tunnel.service == "acme--api");
         of_service.map(|tunnel| tunnel.agent_id).collect()
     }
 
     fn wait_for_tunnels(&self, count: usize) -> BTreeSet<String> {
-        eventually("the agents have their tunnels", || Some(self.connected()).filter(|it| it.len() == count))
+        eventually("the agents have their tunnels", || {
+            Some(self.connected()).filter(|it| it.len() == count)
+        })
     }
 
     /// Ids of the agents in the list of the administration.
     fn listed(&self) -> BTreeSet<String> {
         let page = Api(&self.demo.about).get("/accounts/acme/agents").body;
         let agents = page["items"].as_array().unwrap();
-        assert!(agents.iter().all(|agent| agent["ephemeral"] == true), "{page}");
-        agents.iter().map(|agent| agent["agent_id"].as_str().unwrap().to_owned()).collect()
+        assert!(
+            agents.iter().all(|agent| agent["ephemeral"] == true),
+            "{page}"
+        );
+        agents
+            .iter()
+            .map(|agent| agent["agent_id"].as_str().unwrap().to_owned())
+            .collect()
     }
 
     /// What the job does at `now`.
@@ -105,8 +129,12 @@ impl Deployment {
 }
 
 fn sweep(control: &Control, connected: &BTreeSet<String>, now: i64) {
-    control.note_absent_agents(connected, Timestamp(now)).unwrap();
-    control.delete_absent_agents(connected, Timestamp(now)).unwrap();
+    control
+        .note_absent_agents(connected, Timestamp(now))
+        .unwrap();
+    control
+        .delete_absent_agents(connected, Timestamp(now))
+        .unwrap();
 }
 
 /// How many requests each backend has got, and whether they are answered.
@@ -128,11 +156,19 @@ fn three_replicas_relay_and_are_gone_an_hour_after_they_have_ended() {
                 while peer.request().is_ok() {
                     held.lock().unwrap().requests[number] += 1;
                     changed.notify_all();
-                    drop(changed.wait_while(held.lock().unwrap(), |held| !held.released).unwrap());
+                    drop(
+                        changed
+                            .wait_while(held.lock().unwrap(), |held| !held.released)
+                            .unwrap(),
+                    );
                     peer.send("HTTP/1.1 204 X\r\n\r\n");
                 }
             });
-            Running::new(it.with_token(&mut it.pod(&format!("pod-{number}"), &backend)).spawn().unwrap())
+            Running::new(
+                it.with_token(&mut it.pod(&format!("pod-{number}"), &backend))
+                    .spawn()
+                    .unwrap(),
+            )
         })
         .collect();
     let agents = it.wait_for_tunnels(3);
@@ -141,15 +177,27 @@ fn three_replicas_relay_and_are_gone_an_hour_after_they_have_ended() {
     // Until each of them has a request; no request ends before.
     let mut callers = Vec::new();
     while held.0.lock().unwrap().requests.contains(&0) {
-        assert!(callers.len() < 200, "some agents get no requests: {:?}", held.0.lock().unwrap().requests);
+        assert!(
+            callers.len() < 200,
+            "some agents get no requests: {:?}",
+            held.0.lock().unwrap().requests
+        );
         callers.push(it.request());
         let arrived = |held: &mut Held| held.requests.iter().sum::<usize>() < callers.len();
-        let waited = held.1.wait_timeout_while(held.0.lock().unwrap(), SOON, arrived).unwrap().1;
+        let waited = held
+            .1
+            .wait_timeout_while(held.0.lock().unwrap(), SOON, arrived)
+            .unwrap()
+            .1;
         assert!(!waited.timed_out(), "a request did not arrive");
     }
     held.0.lock().unwrap().released = true;
     held.1.notify_all();
-    assert!(callers.into_iter().all(|mut caller| caller.response().status == 204));
+    assert!(
+        callers
+            .into_iter()
+            .all(|mut caller| caller.response().status == 204)
+    );
 
     // While they are connected, time does not matter.
     it.sweep(NOON);
@@ -166,9 +214,14 @@ fn three_replicas_relay_and_are_gone_an_hour_after_they_have_ended() {
         it.sweep(now);
         assert_eq!(it.listed().len(), left, "at {now}");
     }
-    let log = Api(&it.demo.about).get("/audit-log?account=acme&limit=1").body;
+    let log = Api(&it.demo.about)
+        .get("/audit-log?account=acme&limit=1")
+        .body;
     let entry = &log["items"][0];
-    assert_eq!((&entry["action"], &entry["actor"]), (&json!("agent.expire"), &json!("gateway")));
+    assert_eq!(
+        (&entry["action"], &entry["actor"]),
+        (&json!("agent.expire"), &json!("gateway"))
+    );
     assert_eq!(entry["detail"]["agents"], json!(agents));
 }
 
@@ -188,7 +241,9 @@ fn a_replica_whose_record_was_deleted_enrolls_again_with_its_token() {
     assert_eq!(it.listed(), after);
     assert_eq!(it.request().response().status, 204);
     // The program has started itself again. A second deletion has the same effect.
-    it.control().delete_agent(&Actor::Admin, "acme", after.first().unwrap()).unwrap();
+    it.control()
+        .delete_agent(&Actor::Admin, "acme", after.first().unwrap())
+        .unwrap();
     eventually("the agent has another record and a tunnel", || {
         Some(it.connected()).filter(|connected| connected.len() == 1 && *connected != after)
     });
@@ -212,9 +267,14 @@ fn an_agent_without_a_token_whose_record_was_deleted_says_what_to_do() {
     );
     let (mut pod, log) = start_logged(&mut command);
     it.wait_for_tunnels(1);
-    it.control().delete_agent(&Actor::Admin, "acme", agent.as_str()).unwrap();
+    it.control()
+        .delete_agent(&Actor::Admin, "acme", agent.as_str())
+        .unwrap();
     let line = log.line_with("the gateway does not know this agent");
-    assert!(line.contains("gw-agent enroll --force") && line.contains("ERROR"), "{line}");
+    assert!(
+        line.contains("gw-agent enroll --force") && line.contains("ERROR"),
+        "{line}"
+    );
     pod.signal("TERM");
     assert_eq!(pod.exit_code(), Some(0));
 }
@@ -225,7 +285,11 @@ fn only_approved_ephemeral_agents_without_a_tunnel_are_deleted() {
     let control = demo.gateway().control();
     let model = control.records().agents.into_values().next().unwrap();
     let put = |change: fn(&mut AgentRecord)| {
-        let mut agent = AgentRecord { id: AgentId::random(), ephemeral: true, ..model.clone() };
+        let mut agent = AgentRecord {
+            id: AgentId::random(),
+            ephemeral: true,
+            ..model.clone()
+        };
         change(&mut agent);
         let id = agent.id.to_string();
         control.put(&StoredRecord::Agent(agent)).unwrap();
@@ -233,17 +297,34 @@ fn only_approved_ephemeral_agents_without_a_tunnel_are_deleted() {
     };
     let absent = put(|_| {});
     let returning = put(|_| {});
-    let before_the_clock_was_set_back = put(|agent| agent.absent_since = Some(Timestamp(NOON + 9 * HOUR)));
+    let before_the_clock_was_set_back =
+        put(|agent| agent.absent_since = Some(Timestamp(NOON + 9 * HOUR)));
     let kept = [
         put(|agent| agent.ephemeral = false),
         put(|agent| agent.status = EnrollmentStatus::Revoked),
         put(|agent| agent.status = EnrollmentStatus::Pending),
         model.id.to_string(),
     ];
-    let exist = || -> BTreeSet<String> { control.records().agents.into_keys().map(|id| id.to_string()).collect() };
+    let exist = || -> BTreeSet<String> {
+        control
+            .records()
+            .agents
+            .into_keys()
+            .map(|id| id.to_string())
+            .collect()
+    };
     let notes = || {
-        let log = control.audit_log(&AuditQuery { account: None, before: None, limit: 100 }).unwrap().items;
-        log.iter().filter(|entry| entry.action == "agent.note_absence").count()
+        let log = control
+            .audit_log(&AuditQuery {
+                account: None,
+                before: None,
+                limit: 100,
+            })
+            .unwrap()
+            .items;
+        log.iter()
+            .filter(|entry| entry.action == "agent.note_absence")
+            .count()
     };
 
     let connected = BTreeSet::from([returning.clone()]);
@@ -252,14 +333,20 @@ fn only_approved_ephemeral_agents_without_a_tunnel_are_deleted() {
     assert_eq!(exist().len(), 7);
     sweep(control, &connected, NOON + HOUR);
     let left = exist();
-    assert!(!left.contains(&absent) && !left.contains(&before_the_clock_was_set_back), "{left:?}");
+    assert!(
+        !left.contains(&absent) && !left.contains(&before_the_clock_was_set_back),
+        "{left:?}"
+    );
 
     // The hour of an agent that came back begins again, and nothing is written while nothing changes.
     let noted = NOON + 2 * HOUR;
     sweep(control, &BTreeSet::new(), noted);
     let noted_before = notes();
     sweep(control, &BTreeSet::new(), noted + HOUR - 1);
-    assert_eq!((notes(), exist().contains(&returning)), (noted_before, true));
+    assert_eq!(
+        (notes(), exist().contains(&returning)),
+        (noted_before, true)
+    );
     sweep(control, &BTreeSet::new(), noted + HOUR);
     assert_eq!(exist(), BTreeSet::from(kept));
 }

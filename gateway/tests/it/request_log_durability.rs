@@ -9,7 +9,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use gw_gateway::telemetry::request_log::{Batch, Ended, Protocol, RequestLog, RequestRecord, SearchQuery, Timing};
+use gw_gateway::telemetry::request_log::{
+    Batch, Ended, Protocol, RequestLog, RequestRecord, SearchQuery, Timing,
+};
 use gw_shared::id::{RequestId, RequestIds, random_base62};
 
 use crate::support::programs;
@@ -45,22 +47,35 @@ fn record(id: RequestId, target: &str) -> RequestRecord {
 }
 
 fn push(log: &RequestLog, records: Vec<RequestRecord>) {
-    log.queue().push(Batch { services: vec![("acme--api".into(), records)] });
+    log.queue().push(Batch {
+        services: vec![("acme--api".into(), records)],
+    });
 }
 
 /// Command line that runs one ignored test of this file.
 fn this_program(test: &str) -> Vec<String> {
-    let program = env::current_exe().unwrap().into_os_string().into_string().unwrap();
+    let program = env::current_exe()
+        .unwrap()
+        .into_os_string()
+        .into_string()
+        .unwrap();
     let (_, module) = module_path!().split_once("::").unwrap();
     let test = format!("{module}::{test}");
-    [&program, "--exact", &test, "--ignored", "--nocapture"].map(str::to_owned).to_vec()
+    [&program, "--exact", &test, "--ignored", "--nocapture"]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 #[test]
 #[ignore = "run by `a_killed_process_loses_less_than_a_second_of_records`"]
-#[allow(clippy::print_stdout, reason = "its output is read by the test that kills it")]
+#[allow(
+    clippy::print_stdout,
+    reason = "its output is read by the test that kills it"
+)]
 fn writes_until_it_is_killed() {
-    let Some(folder) = env::var_os(FOLDER) else { return };
+    let Some(folder) = env::var_os(FOLDER) else {
+        return;
+    };
     let log = RequestLog::open(&PathBuf::from(folder)).unwrap();
     let ids = RequestIds::new();
     println!();
@@ -87,8 +102,12 @@ fn a_killed_process_loses_less_than_a_second_of_records() {
     let mut longest_ms = 0;
     for kill in 0..KILLS {
         let program = this_program("writes_until_it_is_killed");
-        let mut child =
-            Command::new(&program[0]).args(&program[1..]).env(FOLDER, &folder).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new(&program[0])
+            .args(&program[1..])
+            .env(FOLDER, &folder)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let (mut pushed, mut committed): (BTreeSet<RequestId>, usize) = (BTreeSet::new(), 0);
         let mut note = |line: &str| {
@@ -104,7 +123,10 @@ fn a_killed_process_loses_less_than_a_second_of_records() {
         while note(&lines.next().unwrap().unwrap()) == 0 {}
         thread::sleep(Duration::from_micros((kill as u64 * 79_190) % 400_000));
         child.kill().unwrap();
-        let killed_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
+        let killed_ms = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .as_millis() as u64;
         child.wait().unwrap();
         for line in lines.map_while(Result::ok) {
             note(&line);
@@ -131,10 +153,20 @@ fn a_killed_process_loses_less_than_a_second_of_records() {
 
 /// Ids of all records in the log.
 fn everything(log: &RequestLog) -> BTreeSet<RequestId> {
-    let (mut query, mut found) = (SearchQuery { limit: Some(1000), ..SearchQuery::default() }, BTreeSet::new());
+    let (mut query, mut found) = (
+        SearchQuery {
+            limit: Some(1000),
+            ..SearchQuery::default()
+        },
+        BTreeSet::new(),
+    );
     loop {
         let page = log.search(&query).unwrap();
-        found.extend(page.items.iter().map(|item| item.id.parse::<RequestId>().unwrap()));
+        found.extend(
+            page.items
+                .iter()
+                .map(|item| item.id.parse::<RequestId>().unwrap()),
+        );
         query.cursor = page.next_cursor;
         if query.cursor.is_none() {
             return found;
@@ -145,14 +177,17 @@ fn everything(log: &RequestLog) -> BTreeSet<RequestId> {
 #[test]
 #[ignore = "run by `a_full_disk_loses_only_records`, on a small disk"]
 fn fills_the_disk_and_frees_space() {
-    let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else {
+        return;
+    };
     fs::write(folder.join("filler"), vec![0; 1 << 20]).unwrap();
     let log = RequestLog::open(&folder.join("requests")).unwrap();
     let ids = RequestIds::new();
     // Incompressible data.
     let write = || {
-        let records: Vec<RequestRecord> =
-            (0..20).map(|_| record(ids.next_id(), &format!("/{}", random_base62(2000)))).collect();
+        let records: Vec<RequestRecord> = (0..20)
+            .map(|_| record(ids.next_id(), &format!("/{}", random_base62(2000))))
+            .collect();
         let ids: Vec<RequestId> = records.iter().map(|record| record.id).collect();
         push(&log, records);
         log.flush();
@@ -164,14 +199,23 @@ fn fills_the_disk_and_frees_space() {
         written.push(write());
     }
     let lost = written.pop().unwrap();
-    let readable = || written.iter().flatten().all(|id| log.show(*id).unwrap().is_some());
+    let readable = || {
+        written
+            .iter()
+            .flatten()
+            .all(|id| log.show(*id).unwrap().is_some())
+    };
     assert!(readable(), "earlier records are kept");
     for _ in 0..20 {
         write();
     }
     let stats = log.stats();
     assert!(stats.failing && stats.dropped >= 20, "{stats:?}");
-    assert_eq!(stats.written, written.len() as u64 * 20 + (420 - stats.dropped), "{stats:?}");
+    assert_eq!(
+        stats.written,
+        written.len() as u64 * 20 + (420 - stats.dropped),
+        "{stats:?}"
+    );
     assert!(readable() && log.show(lost[0]).unwrap().is_none());
 
     fs::remove_file(folder.join("filler")).unwrap();
@@ -192,9 +236,25 @@ fn a_full_disk_loses_only_records() {
     // Mounts a file system of 4 MiB in a mount namespace that ends with the process.
     let script = r#"mount -t tmpfs -o size=4m,mode=700 none "$1" && shift && exec "$@""#;
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(directory.path());
-    command.args(this_program("fills_the_disk_and_frees_space")).env(FOLDER, directory.path());
+    command
+        .args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            script,
+            "sh",
+        ])
+        .arg(directory.path());
+    command
+        .args(this_program("fills_the_disk_and_frees_space"))
+        .env(FOLDER, directory.path());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

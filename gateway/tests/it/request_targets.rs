@@ -18,7 +18,10 @@ fn target_backend() -> String {
     backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             let target = head.target.as_str();
-            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{target}", target.len()));
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{target}",
+                target.len()
+            ));
         }
     })
 }
@@ -27,11 +30,24 @@ fn target_backend() -> String {
 /// with a one-byte length.
 fn targets() -> Vec<String> {
     let visible: Vec<char> = ('!'..='~').filter(|character| *character != '#').collect();
-    let pieces = visible.chunks(32).map(|piece| piece.iter().collect::<String>());
-    let mut targets: Vec<String> =
-        pieces.flat_map(|piece| [format!("/{}", piece.replace('?', "")), format!("/?{piece}")]).collect();
-    targets
-        .extend(["/?filter={\"a\":1}", "/`a`<b>\"c\"|^\\{}", "//", "/?", "/??", "/%zz%", "/ü?ü=é"].map(str::to_owned));
+    let pieces = visible
+        .chunks(32)
+        .map(|piece| piece.iter().collect::<String>());
+    let mut targets: Vec<String> = pieces
+        .flat_map(|piece| [format!("/{}", piece.replace('?', "")), format!("/?{piece}")])
+        .collect();
+    targets.extend(
+        [
+            "/?filter={\"a\":1}",
+            "/`a`<b>\"c\"|^\\{}",
+            "//",
+            "/?",
+            "/??",
+            "/%zz%",
+            "/ü?ü=é",
+        ]
+        .map(str::to_owned),
+    );
     targets
 }
 
@@ -69,8 +85,15 @@ fn every_visible_byte_reaches_an_http1_backend() {
     for target in targets() {
         caller.send(get(&demo, &target));
         let response = caller.response();
-        assert_eq!((response.status.as_u16(), String::from_utf8(response.body).unwrap()), (200, target.clone()));
-        let body = get_over_http_2(&demo, &target).unwrap_or_else(|reason| panic!("{target}: reset for {reason}"));
+        assert_eq!(
+            (
+                response.status.as_u16(),
+                String::from_utf8(response.body).unwrap()
+            ),
+            (200, target.clone())
+        );
+        let body = get_over_http_2(&demo, &target)
+            .unwrap_or_else(|reason| panic!("{target}: reset for {reason}"));
         assert_eq!(String::from_utf8(body).unwrap(), target);
     }
 }
@@ -82,10 +105,17 @@ fn every_visible_byte_reaches_an_http2_backend() {
     for target in targets() {
         caller.send(get(&demo, &target));
         let response = String::from_utf8(caller.response().body).unwrap();
-        assert!(response.contains(&format!("{}{target} ", crate::support::caller::HOST)), "{response} for {target}");
-        let body = get_over_http_2(&demo, &target).unwrap_or_else(|reason| panic!("{target}: reset for {reason}"));
+        assert!(
+            response.contains(&format!("{}{target} ", crate::support::caller::HOST)),
+            "{response} for {target}"
+        );
+        let body = get_over_http_2(&demo, &target)
+            .unwrap_or_else(|reason| panic!("{target}: reset for {reason}"));
         let response = String::from_utf8(body).unwrap();
-        assert!(response.contains(&format!("{}{target} ", crate::support::caller::HOST)), "{response} for {target}");
+        assert!(
+            response.contains(&format!("{}{target} ", crate::support::caller::HOST)),
+            "{response} for {target}"
+        );
     }
 }
 
@@ -106,29 +136,54 @@ fn every_visible_byte_is_logged_and_replayed() {
     let demo = demo(Some(target_backend()));
     let api = Api(&demo.about);
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
-    assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &changes).status, 200);
+    assert_eq!(
+        api.ask("PATCH", "/accounts/demo/services/echo", &changes)
+            .status,
+        200
+    );
     let mut caller = connect(&demo);
     let mut record = |target: &str| {
         caller.send(get(&demo, target));
         let response = caller.response();
         assert_eq!(String::from_utf8_lossy(&response.body), target);
         let path = format!("/requests/{}", response.header("x-gw-request-id"));
-        let found =
-            eventually("the request is in the log", || Some(api.get(&path)).filter(|reply| reply.status == 200));
+        let found = eventually("the request is in the log", || {
+            Some(api.get(&path)).filter(|reply| reply.status == 200)
+        });
         (path, found.body)
     };
     let shown = |record: &Value| {
         let text = |field: &str| record[field].as_str().map(str::to_owned);
-        text("query").map_or(text("path").unwrap(), |query| format!("{}?{query}", text("path").unwrap()))
+        text("query").map_or(text("path").unwrap(), |query| {
+            format!("{}?{query}", text("path").unwrap())
+        })
     };
-    for target in targets().into_iter().filter(|target| !target.ends_with("/?")) {
+    for target in targets()
+        .into_iter()
+        .filter(|target| !target.ends_with("/?"))
+    {
         let (path, original) = record(&target);
         assert_eq!(shown(&original), target);
         let again = api.ask("POST", &format!("{path}/replay"), &json!({}));
-        assert_eq!((again.status, shown(&again.body), again.body["status"].as_u64()), (201, target.clone(), Some(200)));
+        assert_eq!(
+            (
+                again.status,
+                shown(&again.body),
+                again.body["status"].as_u64()
+            ),
+            (201, target.clone(), Some(200))
+        );
         let bytes = again.body["bytes_out"].as_u64().unwrap();
-        assert_eq!(bytes, target.len() as u64, "the backend was asked for {target}");
-        let edited = api.ask("POST", &format!("{path}/replay"), &json!({ "target": target }));
+        assert_eq!(
+            bytes,
+            target.len() as u64,
+            "the backend was asked for {target}"
+        );
+        let edited = api.ask(
+            "POST",
+            &format!("{path}/replay"),
+            &json!({ "target": target }),
+        );
         assert_eq!((edited.status, shown(&edited.body)), (201, target));
     }
     let (_, masked) = record("/\"gw_sk_a.b\"?<k>={\"gw_sk_abc.DEF123\"}`");

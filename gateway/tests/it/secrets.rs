@@ -18,25 +18,79 @@ use crate::support::{demo, setup};
 fn no_secret_is_written_to_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
     let data_dir = Some(folder.path().to_owned());
-    let demo = Demo::start(&Options { data_dir, ..crate::support::options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        data_dir,
+        ..crate::support::options(None)
+    })
+    .unwrap();
     let api = Api(&demo.about);
     // Responses are not captured, because the echo repeats the request.
-    assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "capture_request_body": true })).status, 200);
+    assert_eq!(
+        api.ask(
+            "PATCH",
+            "/accounts/demo/services/echo",
+            &json!({ "capture_request_body": true })
+        )
+        .status,
+        200
+    );
     let control = demo.gateway().control();
     let (_, key) = setup::service_key(control, "demo", &["echo"]);
     let (client_id, client_secret) = setup::credential(control, "demo", &["echo"]);
-    let token = crate::support::apex::token(&demo, &client_id, &client_secret, "account:demo service:echo").json();
+    let token = crate::support::apex::token(
+        &demo,
+        &client_id,
+        &client_secret,
+        "account:demo service:echo",
+    )
+    .json();
     let token = token["access_token"].as_str().unwrap();
     let mut ids = Vec::new();
     // Secrets in their own fields, and by mistake: wrong values, in the query, in other fields.
     let good = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
-    ids.push(call(&demo, &format!("{good}X-Other: {key}\r\nX-Secret: {client_secret}\r\n\r\n")).1);
     ids.push(
-        call(&demo, &format!("{}X-Token: {token}\r\n\r\n", good.replace("GET / ", &format!("GET /?t={token} ")))).1,
+        call(
+            &demo,
+            &format!("{good}X-Other: {key}\r\nX-Secret: {client_secret}\r\n\r\n"),
+        )
+        .1,
     );
-    ids.push(call(&demo, &format!("{}\r\n", good.replace("GET / ", &format!("GET /?k={key}&s={client_secret} ")))).1);
-    ids.push(call(&demo, &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}x\r\n\r\n")).1);
-    ids.push(call(&demo, &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n")).1);
+    ids.push(
+        call(
+            &demo,
+            &format!(
+                "{}X-Token: {token}\r\n\r\n",
+                good.replace("GET / ", &format!("GET /?t={token} "))
+            ),
+        )
+        .1,
+    );
+    ids.push(
+        call(
+            &demo,
+            &format!(
+                "{}\r\n",
+                good.replace("GET / ", &format!("GET /?k={key}&s={client_secret} "))
+            ),
+        )
+        .1,
+    );
+    ids.push(
+        call(
+            &demo,
+            &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}x\r\n\r\n"),
+        )
+        .1,
+    );
+    ids.push(
+        call(
+            &demo,
+            &format!(
+                "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n"
+            ),
+        )
+        .1,
+    );
     ids.iter().for_each(|id| drop(record(&api, id)));
     let secret_of_key = key.split_once('.').unwrap().1;
     let signature = token.rsplit_once('.').unwrap().1;
@@ -54,8 +108,14 @@ fn no_secret_is_logged_at_debug_level() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let mut command = gw_gateway();
-    command.env("GW_LOG", "debug").stderr(File::create(&log).unwrap());
-    let (mut demo, about) = start_demo(command.args(["demo", "--data-dir"]).arg(folder.path().join("data")));
+    command
+        .env("GW_LOG", "debug")
+        .stderr(File::create(&log).unwrap());
+    let (mut demo, about) = start_demo(
+        command
+            .args(["demo", "--data-dir"])
+            .arg(folder.path().join("data")),
+    );
     let of = |name: &str| about[name].as_str().unwrap().to_owned();
     let (client_id, client_secret, key) = (of("client_id"), of("client_secret"), of("service_key"));
     let (base, tenant) = (of("base_url"), of("tenant_url"));
@@ -67,26 +127,49 @@ fn no_secret_is_logged_at_debug_level() {
             curl.args(["--resolve", &format!("{name}:127.0.0.1")]);
         }
         let output = curl.args(arguments).output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     };
-    let form = format!("client_id={client_id}&client_secret={client_secret}&scope=account:demo service:echo");
-    let minted: Value = serde_json::from_str(&curl(&["--data", &form, &format!("{base}/oauth/token")])).unwrap();
+    let form = format!(
+        "client_id={client_id}&client_secret={client_secret}&scope=account:demo service:echo"
+    );
+    let minted: Value =
+        serde_json::from_str(&curl(&["--data", &form, &format!("{base}/oauth/token")])).unwrap();
     let token = minted["access_token"].as_str().unwrap();
     for version in ["--http1.1", "--http2"] {
-        let ask = |field: &str, path: &str| curl(&[version, "-H", field, &format!("{tenant}{path}")]);
+        let ask =
+            |field: &str, path: &str| curl(&[version, "-H", field, &format!("{tenant}{path}")]);
         assert!(ask(&format!("X-Gw-Service-Key: {key}"), "/hello").contains("\"target\""));
-        assert!(ask(&format!("X-Gw-Authorization: Bearer {token}"), "/hello").contains("\"target\""));
+        assert!(
+            ask(&format!("X-Gw-Authorization: Bearer {token}"), "/hello").contains("\"target\"")
+        );
         // Wrong values, and secrets in the wrong place.
         assert!(ask(&format!("X-Gw-Service-Key: {key}x"), "/").contains("GW_SERVICE_KEY_INVALID"));
-        assert!(ask(&format!("X-Gw-Authorization: Bearer {token}x"), "/").contains("GW_TOKEN_INVALID"));
-        assert!(ask("Accept: */*", &format!("/?key={key}&secret={client_secret}")).contains("GW_AUTH_REQUIRED"));
+        assert!(
+            ask(&format!("X-Gw-Authorization: Bearer {token}x"), "/").contains("GW_TOKEN_INVALID")
+        );
+        assert!(
+            ask(
+                "Accept: */*",
+                &format!("/?key={key}&secret={client_secret}")
+            )
+            .contains("GW_AUTH_REQUIRED")
+        );
     }
     demo.signal("TERM");
     assert_eq!(demo.exit_code(), Some(0));
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("admitting"), "{log}");
-    for secret in [key.split_once('.').unwrap().1, client_secret.as_str(), token, &of("admin_token")] {
+    for secret in [
+        key.split_once('.').unwrap().1,
+        client_secret.as_str(),
+        token,
+        &of("admin_token"),
+    ] {
         let line = log.lines().find(|line| line.contains(secret));
         assert!(line.is_none(), "{line:?}");
     }
@@ -101,7 +184,10 @@ fn files_with(folder: &Path, text: &str) -> Vec<String> {
             found.extend(files_with(&path, text));
         } else {
             let bytes = fs::read(&path).unwrap();
-            if bytes.windows(text.len()).any(|window| window == text.as_bytes()) {
+            if bytes
+                .windows(text.len())
+                .any(|window| window == text.as_bytes())
+            {
                 found.push(path.display().to_string());
             }
         }
@@ -115,20 +201,44 @@ fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
     let api = Api(&demo.about);
     capture_bodies(&api);
     let admin = &demo.about.admin_token;
-    let encoded = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
+    let encoded = |text: &str| {
+        text.bytes()
+            .map(|byte| format!("%{byte:02x}"))
+            .collect::<String>()
+    };
     let key = "gw_sk_abcdef.hiddenhidden";
     for (query, kept) in [
-        (format!("k={}+b", encoded(key)), format!("k={}***+b", encoded("gw_sk_abcdef."))),
-        (format!("k=gw%5Fsk%5Fabcdef%2Ehid{}", encoded("den")), "k=gw%5Fsk%5Fabcdef%2E***".to_owned()),
+        (
+            format!("k={}+b", encoded(key)),
+            format!("k={}***+b", encoded("gw_sk_abcdef.")),
+        ),
+        (
+            format!("k=gw%5Fsk%5Fabcdef%2Ehid{}", encoded("den")),
+            "k=gw%5Fsk%5Fabcdef%2E***".to_owned(),
+        ),
         (format!("t={admin}&b"), "t=gw_admin.***&b".to_owned()),
-        (format!("t=Bearer%20{}", encoded(admin)), "t=Bearer%20gw_admin.***".to_owned()),
+        (
+            format!("t=Bearer%20{}", encoded(admin)),
+            "t=Bearer%20gw_admin.***".to_owned(),
+        ),
     ] {
-        let (_, id) = call(&demo, &request(&demo, &format!("GET /hello?{query}"), &format!("X-A: {query}\r\n\r\n")));
+        let (_, id) = call(
+            &demo,
+            &request(
+                &demo,
+                &format!("GET /hello?{query}"),
+                &format!("X-A: {query}\r\n\r\n"),
+            ),
+        );
         let record = record(&api, &id);
         assert_eq!(record["query"], kept);
         let headers = record["captured_request"]["headers"].as_array().unwrap();
         assert!(headers.contains(&json!(["x-a", kept])), "{headers:?}");
         // A replay would send a different request.
-        assert_eq!(api.ask("POST", &format!("/requests/{id}/replay"), &json!({})).status, 409);
+        assert_eq!(
+            api.ask("POST", &format!("/requests/{id}/replay"), &json!({}))
+                .status,
+            409
+        );
     }
 }

@@ -24,25 +24,54 @@ const REQUESTS: usize = 24;
 
 /// Fields and body of the request with this number, and the bytes of the body.
 fn request_of(number: usize) -> (Method, String, Vec<Vec<u8>>, Vec<u8>) {
-    let body = |length: usize| -> Vec<u8> { (0..length).map(|at| b'a' + ((at + number) % 23) as u8).collect() };
+    let body = |length: usize| -> Vec<u8> {
+        (0..length)
+            .map(|at| b'a' + ((at + number) % 23) as u8)
+            .collect()
+    };
     match number % 6 {
         0 => (Method::GET, "\r\n".to_owned(), vec![], vec![]),
-        1 => (Method::POST, "Content-Length: 11\r\n\r\n".to_owned(), vec![body(11)], body(11)),
-        2 => (Method::POST, "Content-Length: 65536\r\n\r\n".to_owned(), vec![body(65_536)], body(65_536)),
+        1 => (
+            Method::POST,
+            "Content-Length: 11\r\n\r\n".to_owned(),
+            vec![body(11)],
+            body(11),
+        ),
+        2 => (
+            Method::POST,
+            "Content-Length: 65536\r\n\r\n".to_owned(),
+            vec![body(65_536)],
+            body(65_536),
+        ),
         3 => {
             let whole = body(30_000);
             let pieces = whole.chunks(9_000).map(<[u8]>::to_vec).collect();
-            (Method::POST, "Content-Length: 30000\r\n\r\n".to_owned(), pieces, whole)
+            (
+                Method::POST,
+                "Content-Length: 30000\r\n\r\n".to_owned(),
+                pieces,
+                whole,
+            )
         }
         4 => {
             let whole = body(4_000);
             let chunk = [b"fa0\r\n", &whole[..], b"\r\n0\r\nx-check: 7\r\n\r\n"].concat();
-            (Method::POST, "Transfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n".to_owned(), vec![chunk], whole)
+            (
+                Method::POST,
+                "Transfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n".to_owned(),
+                vec![chunk],
+                whole,
+            )
         }
         _ => {
             let whole = body(300_000);
             let pieces = whole.chunks(100_000).map(<[u8]>::to_vec).collect();
-            (Method::POST, "Content-Length: 300000\r\n\r\n".to_owned(), pieces, whole)
+            (
+                Method::POST,
+                "Content-Length: 300000\r\n\r\n".to_owned(),
+                pieces,
+                whole,
+            )
         }
     }
 }
@@ -62,7 +91,12 @@ fn call(about: &About, caller: usize) {
             thread::yield_now();
         }
         let response = peer.response_to(&method);
-        assert_eq!(response.status, 200, "{caller}.{number}: {}", String::from_utf8_lossy(&response.body));
+        assert_eq!(
+            response.status,
+            200,
+            "{caller}.{number}: {}",
+            String::from_utf8_lossy(&response.body)
+        );
         assert!(response.body == body, "{caller}.{number}");
     }
 }
@@ -73,7 +107,9 @@ fn call_by_http2(about: &About, caller: usize) {
         let connection = http2_caller::connect_to(about, &h2::client::Builder::new()).await;
         for number in 0..REQUESTS {
             let (method, rest, _, body) = request_of(number);
-            let mut request = connection.request(&method, "/").header("x-number", format!("{caller}.{number}"));
+            let mut request = connection
+                .request(&method, "/")
+                .header("x-number", format!("{caller}.{number}"));
             if rest.starts_with("Content-Length") {
                 request = request.header("content-length", body.len());
             }
@@ -81,14 +117,26 @@ fn call_by_http2(about: &About, caller: usize) {
             let has_trailers = rest.starts_with("Transfer-Encoding");
             for (at, piece) in body.chunks(20_000).enumerate() {
                 let is_last = (at + 1) * 20_000 >= body.len() && !has_trailers;
-                upload.send_data(Bytes::copy_from_slice(piece), is_last).unwrap();
+                upload
+                    .send_data(Bytes::copy_from_slice(piece), is_last)
+                    .unwrap();
             }
             if has_trailers {
                 let name = HeaderName::from_static("x-check");
-                upload.send_trailers(HeaderMap::from_iter([(name, HeaderValue::from_static("7"))])).unwrap();
+                upload
+                    .send_trailers(HeaderMap::from_iter([(
+                        name,
+                        HeaderValue::from_static("7"),
+                    )]))
+                    .unwrap();
             }
             let response = http2_caller::whole(response).await;
-            assert_eq!(response.status, 200, "{caller}.{number}: {}", String::from_utf8_lossy(&response.body));
+            assert_eq!(
+                response.status,
+                200,
+                "{caller}.{number}: {}",
+                String::from_utf8_lossy(&response.body)
+            );
             assert!(response.body == body, "{caller}.{number}");
         }
     });
@@ -103,17 +151,33 @@ fn call_all(gateways: &[About], callers: usize, backends: &[&Recording]) {
             for _ in 0..callers {
                 scope.spawn(|| {
                     let caller = next.fetch_add(1, Ordering::Relaxed);
-                    if caller.is_multiple_of(2) { call(about, caller) } else { call_by_http2(about, caller) }
+                    if caller.is_multiple_of(2) {
+                        call(about, caller)
+                    } else {
+                        call_by_http2(about, caller)
+                    }
                 });
             }
         }
     });
     let mut counts = BTreeMap::<String, usize>::new();
-    for recorded in backends.iter().flat_map(|backend| std::mem::take(&mut *backend.requests.lock().unwrap())) {
+    for recorded in backends
+        .iter()
+        .flat_map(|backend| std::mem::take(&mut *backend.requests.lock().unwrap()))
+    {
         let number: usize = recorded.number.rsplit('.').next().unwrap().parse().unwrap();
         let (method, _, _, body) = request_of(number);
-        assert!(recorded.method == method.as_str() && recorded.body == body, "{}", recorded.number);
-        assert_eq!(recorded.trailer, if number % 6 == 4 { "7" } else { "" }, "{}", recorded.number);
+        assert!(
+            recorded.method == method.as_str() && recorded.body == body,
+            "{}",
+            recorded.number
+        );
+        assert_eq!(
+            recorded.trailer,
+            if number % 6 == 4 { "7" } else { "" },
+            "{}",
+            recorded.number
+        );
         *counts.entry(recorded.number).or_default() += 1;
     }
     assert_eq!(counts.len(), gateways.len() * callers * REQUESTS);
@@ -136,13 +200,16 @@ fn sick_backends() -> Vec<(&'static str, String, Box<dyn std::any::Any>)> {
 /// A listener whose queue of connections is full: further SYNs are dropped.
 fn unanswering() -> (String, Box<dyn std::any::Any>) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket
+        .bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
+        .unwrap();
     socket.listen(0).unwrap();
     let listener = TcpListener::from(socket);
     let address = listener.local_addr().unwrap();
     let queued: Vec<_> = (0..4)
         .map(|_| {
-            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            let socket =
+                socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
             socket.set_nonblocking(true).unwrap();
             let _ = socket.connect(&address.into());
             socket
@@ -173,11 +240,17 @@ fn callers_of_every_node_notice_nothing_of_a_sick_backend() {
         let (owner, _) = nodes.owner_and_other();
         let _sick = nodes.run_agent_of("sick", 0, &url);
         let _well = nodes.run_agent_of("well", 1, &recording.url);
-        eventually("both tunnels are open", || (nodes.tunnels(owner).len() == 2).then_some(()));
+        eventually("both tunnels are open", || {
+            (nodes.tunnels(owner).len() == 2).then_some(())
+        });
         eprintln!("a backend that {what}");
         call_all(&[0, 1, 2].map(|node| nodes.about(node)), 4, &[&recording]);
         eventually("no request is in flight", || {
-            nodes.tunnels(owner).iter().all(|tunnel| tunnel.in_flight == 0).then_some(())
+            nodes
+                .tunnels(owner)
+                .iter()
+                .all(|tunnel| tunnel.in_flight == 0)
+                .then_some(())
         });
     }
 }
@@ -212,9 +285,16 @@ fn an_upgrade_goes_to_the_other_agent_and_carries_bytes_both_ways() {
 fn agents_of_different_size_refuse_nothing_until_all_are_full() {
     let several = Several::start(&["small", "large"]);
     let held = HeldBackend::start();
-    let agents: [AgentHandle; 2] = [several.run("small", 1, &held.url), several.run("large", 16, &held.url)];
+    let agents: [AgentHandle; 2] = [
+        several.run("small", 1, &held.url),
+        several.run("large", 16, &held.url),
+    ];
     eventually("both report their slots", || {
-        several.tunnels().iter().all(|tunnel| tunnel.slots.is_some()).then_some(())
+        several
+            .tunnels()
+            .iter()
+            .all(|tunnel| tunnel.slots.is_some())
+            .then_some(())
     });
     for callers in [1, 8, 17] {
         thread::scope(|scope| {
@@ -224,7 +304,12 @@ fn agents_of_different_size_refuse_nothing_until_all_are_full() {
                     for _ in 0..10 {
                         caller.send(several.request("GET /slow", "\r\n"));
                         let response = caller.response();
-                        assert_eq!(response.status, 200, "{}", String::from_utf8_lossy(&response.body));
+                        assert_eq!(
+                            response.status,
+                            200,
+                            "{}",
+                            String::from_utf8_lossy(&response.body)
+                        );
                     }
                 });
             }

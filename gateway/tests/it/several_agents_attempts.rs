@@ -10,8 +10,12 @@ use http::Method;
 use crate::support::caller::Caller;
 use crate::support::eventually;
 use crate::support::modified_agent::Tunnel;
-use crate::support::several::{Attempt, Scripted, Several, answered, body, refused_unsent, statistics};
-use crate::support::tunnel_frames::{credit, data, frame, head, interim, last_data, message, ok, ping, refused, reset};
+use crate::support::several::{
+    Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
+};
+use crate::support::tunnel_frames::{
+    credit, data, frame, head, interim, last_data, message, ok, ping, refused, reset,
+};
 
 /// How the first attempt fails.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +37,9 @@ impl Failing {
         let stream = attempt.stream;
         match self {
             Self::Unsent(code) => tunnel.0.send(refused_unsent(stream, code)),
-            Self::Refused(code) => tunnel.0.send(refused(stream, code.as_bytes(), b"in a test")),
+            Self::Refused(code) => tunnel
+                .0
+                .send(refused(stream, code.as_bytes(), b"in a test")),
             Self::Reset => tunnel.0.send(reset(stream, b"")),
             Self::BrokenAfterInterim => {
                 let hints = interim(stream, "103", &[("link", "</a.css>")]);
@@ -41,11 +47,15 @@ impl Failing {
             }
             Self::UnsentAfterInterim => {
                 let hints = interim(stream, "103", &[("link", "</a.css>")]);
-                tunnel.0.send([hints, refused_unsent(stream, "GW_BACKEND_UNREACHABLE")].concat());
+                tunnel
+                    .0
+                    .send([hints, refused_unsent(stream, "GW_BACKEND_UNREACHABLE")].concat());
             }
             Self::BrokenResponse => {
                 let begun = head(stream, "200", &[("content-length", "100")]);
-                tunnel.0.send([begun, reset(stream, b"GW_BACKEND_RESET")].concat());
+                tunnel
+                    .0
+                    .send([begun, reset(stream, b"GW_BACKEND_RESET")].concat());
             }
             Self::Violation => tunnel.0.send(head(stream, "99", &[])),
             Self::Closed => tunnel.close(),
@@ -67,10 +77,16 @@ fn fail_first(failing: Failing) -> impl Fn(&mut Tunnel, &Attempt) -> bool + Send
 /// Accepts a request that asks for it, and answers with its body.
 fn answer(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
     if attempt.head.contains("x-gw-await-acceptance") {
-        tunnel.0.send(interim(attempt.stream, "100", &[("x-gw-accepted", "1")]));
+        tunnel
+            .0
+            .send(interim(attempt.stream, "100", &[("x-gw-accepted", "1")]));
     }
     let (body, trailers) = body(tunnel, attempt);
-    tunnel.0.send(answered(attempt, body.len(), &[&body[..], trailers.as_bytes()].concat()));
+    tunnel.0.send(answered(
+        attempt,
+        body.len(),
+        &[&body[..], trailers.as_bytes()].concat(),
+    ));
     true
 }
 
@@ -113,12 +129,22 @@ fn is_safe(line: &str, body: &[u8]) -> bool {
 
 /// As [`each_request_of`], of a new service.
 fn each_request(failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, status: u16) {
-    each_request_of(&Several::start(&["one", "two"]), failing, is_repeated, status);
+    each_request_of(
+        &Several::start(&["one", "two"]),
+        failing,
+        is_repeated,
+        status,
+    );
 }
 
 /// Sends each request to two agents of which the first one to be tried fails. `is_repeated` tells for each request whether it
 /// is sent again.
-fn each_request_of(several: &Several, failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, status: u16) {
+fn each_request_of(
+    several: &Several,
+    failing: Failing,
+    is_repeated: impl Fn(&str, &[u8]) -> bool,
+    status: u16,
+) {
     for (line, rest, wanted) in requests() {
         if line.starts_with("HEAD") && matches!(failing, Failing::BrokenResponse) {
             // There is nothing to break off.
@@ -131,13 +157,22 @@ fn each_request_of(several: &Several, failing: Failing, is_repeated: impl Fn(&st
         }
         let mut caller = several.connect();
         // Fails if the gateway answers before it has the whole request.
-        let _ = std::io::Write::write_all(&mut caller.stream, several.request(line, &rest).as_bytes());
+        let _ =
+            std::io::Write::write_all(&mut caller.stream, several.request(line, &rest).as_bytes());
         let method = Method::from_bytes(line.split(' ').next().unwrap().as_bytes()).unwrap();
         let (got, body) = outcome(&mut caller, &method);
         let attempts = scripted.attempts();
         if is_repeated(line, &wanted) {
-            assert_eq!(got, 200, "{failing:?} {line}: {attempts:?} {}", String::from_utf8_lossy(&body));
-            assert!(method == Method::HEAD || body == wanted, "{failing:?} {line}");
+            assert_eq!(
+                got,
+                200,
+                "{failing:?} {line}: {attempts:?} {}",
+                String::from_utf8_lossy(&body)
+            );
+            assert!(
+                method == Method::HEAD || body == wanted,
+                "{failing:?} {line}"
+            );
             assert_eq!(attempts.len(), 2, "{failing:?} {line}");
             assert_ne!(attempts[0].agent, attempts[1].agent);
         } else {
@@ -149,7 +184,12 @@ fn each_request_of(several: &Several, failing: Failing, is_repeated: impl Fn(&st
 
 #[test]
 fn what_was_never_sent_goes_to_another_agent_whatever_the_method() {
-    for code in ["GW_BACKEND_UNREACHABLE", "GW_BACKEND_TLS", "GW_AGENT_CONCURRENCY_LIMIT", "GW_BACKEND_RESET"] {
+    for code in [
+        "GW_BACKEND_UNREACHABLE",
+        "GW_BACKEND_TLS",
+        "GW_AGENT_CONCURRENCY_LIMIT",
+        "GW_BACKEND_RESET",
+    ] {
         each_request(Failing::Unsent(code), |_, _| true, 0);
     }
 }
@@ -176,12 +216,20 @@ fn a_service_without_retries_sends_again_only_what_was_never_sent() {
         several.set_retries(false);
         several
     };
-    for failing in
-        [Failing::Refused("GW_BACKEND_UNREACHABLE"), Failing::Reset, Failing::BrokenResponse, Failing::Closed]
-    {
+    for failing in [
+        Failing::Refused("GW_BACKEND_UNREACHABLE"),
+        Failing::Reset,
+        Failing::BrokenResponse,
+        Failing::Closed,
+    ] {
         each_request_of(&without_retries(), failing, |_, _| false, 502);
     }
-    each_request_of(&without_retries(), Failing::Unsent("GW_BACKEND_UNREACHABLE"), |_, _| true, 0);
+    each_request_of(
+        &without_retries(),
+        Failing::Unsent("GW_BACKEND_UNREACHABLE"),
+        |_, _| true,
+        0,
+    );
 }
 
 #[test]
@@ -195,7 +243,10 @@ fn the_setting_retries_applies_to_the_next_request_on_open_tunnels() {
     for (retries, status, attempts) in [(true, 200, 2), (false, 502, 1), (true, 200, 2)] {
         several.set_retries(retries);
         caller.send(several.get());
-        assert_eq!((caller.response().status.as_u16(), scripted.attempts().len()), (status, attempts));
+        assert_eq!(
+            (caller.response().status.as_u16(), scripted.attempts().len()),
+            (status, attempts)
+        );
     }
 }
 
@@ -211,13 +262,23 @@ fn one_agent_alone_gets_a_request_once() {
     for failing in [Failing::Unsent("GW_BACKEND_UNREACHABLE"), Failing::Reset] {
         let scripted = Scripted::new();
         scripted.serve(0, several.tunnel("one"), fail_first(failing));
-        for (line, rest) in [("GET /", "\r\n"), ("POST /", "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n")] {
+        for (line, rest) in [
+            ("GET /", "\r\n"),
+            (
+                "POST /",
+                "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+            ),
+        ] {
             let mut caller = several.connect();
             caller.send(several.request(line, rest));
             assert_eq!(caller.response().status, 502, "{failing:?} {line}");
             let attempts = scripted.attempts();
             assert_eq!(attempts.len(), 1);
-            assert!(!attempts[0].head.contains("x-gw-await-acceptance"), "{}", attempts[0].head);
+            assert!(
+                !attempts[0].head.contains("x-gw-await-acceptance"),
+                "{}",
+                attempts[0].head
+            );
         }
     }
 }
@@ -242,8 +303,16 @@ fn a_request_goes_to_three_agents_at_most_and_ends_with_the_last_error() {
         let mut agents: Vec<usize> = attempts.iter().map(|attempt| attempt.agent).collect();
         agents.sort_unstable();
         agents.dedup();
-        assert_eq!((attempts.len(), agents.len()), ((count + 1).min(3), (count + 1).min(3)), "{attempts:?}");
-        let code = if count >= 2 { "GW_BACKEND_UNREACHABLE" } else { "GW_BACKEND_TLS" };
+        assert_eq!(
+            (attempts.len(), agents.len()),
+            ((count + 1).min(3), (count + 1).min(3)),
+            "{attempts:?}"
+        );
+        let code = if count >= 2 {
+            "GW_BACKEND_UNREACHABLE"
+        } else {
+            "GW_BACKEND_TLS"
+        };
         assert_eq!(response.code(), code);
     }
 }
@@ -266,7 +335,9 @@ fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serve
                 }
                 return answer(tunnel, attempt);
             }
-            tunnel.0.send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
+            tunnel
+                .0
+                .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
             true
         });
     }
@@ -279,7 +350,10 @@ fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serve
     }
     let seconds = started.elapsed().as_secs() as usize + 1;
     let most = REQUESTS + REQUESTS / 5 + 100 + 10 * seconds;
-    assert!(attempts > REQUESTS && attempts <= most, "{attempts} of {most}");
+    assert!(
+        attempts > REQUESTS && attempts <= most,
+        "{attempts} of {most}"
+    );
     is_well.store(true, Ordering::SeqCst);
     // The first request that reaches it is answered, and each later one goes there.
     eventually("the agent is found", || {
@@ -302,7 +376,11 @@ fn a_long_body_waits_for_the_acceptance_of_an_agent() {
     let scripted = Scripted::new();
     for (number, tunnel) in tunnels.into_iter().enumerate() {
         scripted.serve(number, tunnel, |tunnel, attempt| {
-            assert!(attempt.head.contains("x-gw-await-acceptance: 1"), "{}", attempt.head);
+            assert!(
+                attempt.head.contains("x-gw-await-acceptance: 1"),
+                "{}",
+                attempt.head
+            );
             // Whatever the gateway sent before the PONG is read.
             tunnel.0.send(ping());
             loop {
@@ -313,10 +391,14 @@ fn a_long_body_waits_for_the_acceptance_of_an_agent() {
                 }
             }
             if attempt.nth == 0 {
-                tunnel.0.send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
+                tunnel
+                    .0
+                    .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
                 return true;
             }
-            tunnel.0.send(interim(attempt.stream, "100", &[("x-gw-accepted", "1")]));
+            tunnel
+                .0
+                .send(interim(attempt.stream, "100", &[("x-gw-accepted", "1")]));
             if attempt.head.contains("100-continue") {
                 tunnel.0.send(interim(attempt.stream, "100", &[]));
             }
@@ -328,35 +410,57 @@ fn a_long_body_waits_for_the_acceptance_of_an_agent() {
                     body.extend_from_slice(&next.payload);
                     is_whole = next.end;
                     if !next.payload.is_empty() && !is_whole {
-                        tunnel.0.send(credit(attempt.stream, next.payload.len() as u32));
+                        tunnel
+                            .0
+                            .send(credit(attempt.stream, next.payload.len() as u32));
                     }
                 }
             }
-            let is_intact =
-                body.len() == LONG && body.iter().zip(0u32..).all(|(byte, at)| u32::from(*byte) == at % 251);
-            tunnel.0.send(answered(attempt, body.len(), is_intact.to_string().as_bytes()));
+            let is_intact = body.len() == LONG
+                && body
+                    .iter()
+                    .zip(0u32..)
+                    .all(|(byte, at)| u32::from(*byte) == at % 251);
+            tunnel.0.send(answered(
+                attempt,
+                body.len(),
+                is_intact.to_string().as_bytes(),
+            ));
             true
         });
     }
-    let long: Vec<u8> = (0..LONG as u32).map(|number| (number % 251) as u8).collect();
+    let long: Vec<u8> = (0..LONG as u32)
+        .map(|number| (number % 251) as u8)
+        .collect();
     // The caller sends the whole body at once.
     for _ in 0..3 {
         let mut caller = several.connect();
-        let mut writer = several.request("POST /", &format!("Content-Length: {}\r\n\r\n", long.len())).into_bytes();
+        let mut writer = several
+            .request("POST /", &format!("Content-Length: {}\r\n\r\n", long.len()))
+            .into_bytes();
         writer.extend_from_slice(&long);
         caller.send(writer);
         let response = caller.response();
-        assert_eq!((response.status.as_u16(), &response.body[..]), (200, &b"true"[..]));
+        assert_eq!(
+            (response.status.as_u16(), &response.body[..]),
+            (200, &b"true"[..])
+        );
         assert_eq!(scripted.attempts().len(), 2);
     }
     // The caller waits for the backend's 100.
     let mut caller = several.connect();
-    let fields = format!("Expect: 100-continue\r\nContent-Length: {}\r\n\r\n", long.len());
+    let fields = format!(
+        "Expect: 100-continue\r\nContent-Length: {}\r\n\r\n",
+        long.len()
+    );
     caller.send(several.request("POST /", &fields));
     assert_eq!(caller.response_head(&Method::POST).unwrap().status, 100);
     caller.send(&long);
     let response = caller.response();
-    assert_eq!((response.status.as_u16(), &response.body[..]), (200, &b"true"[..]));
+    assert_eq!(
+        (response.status.as_u16(), &response.body[..]),
+        (200, &b"true"[..])
+    );
     assert_eq!(scripted.attempts().len(), 2);
     several.wait_until_idle();
 }
@@ -373,7 +477,9 @@ fn a_body_that_arrives_in_pieces_around_a_refusal_is_whole_at_the_other_agent() 
                 // Some of the body has arrived here.
                 let first = tunnel.next_of(Kind::Data).unwrap();
                 assert_eq!(first.payload, b"first ");
-                tunnel.0.send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
+                tunnel
+                    .0
+                    .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
                 return true;
             }
             let first = tunnel.next_of(Kind::Data).unwrap();
@@ -388,7 +494,9 @@ fn a_body_that_arrives_in_pieces_around_a_refusal_is_whole_at_the_other_agent() 
     for _ in 0..5 {
         let mut caller = several.connect();
         caller.send(several.request("POST /", "Content-Length: 16\r\n\r\nfirst "));
-        eventually("the second attempt has the first piece", || go.swap(false, Ordering::SeqCst).then_some(()));
+        eventually("the second attempt has the first piece", || {
+            go.swap(false, Ordering::SeqCst).then_some(())
+        });
         caller.send("second ");
         caller.send("end");
         assert_eq!(caller.response().body, b"first second end");
@@ -404,14 +512,24 @@ fn an_early_answer_settles_where_the_rest_of_the_body_goes() {
         scripted.serve(number, several.tunnel(name), |tunnel, attempt| {
             let stream = attempt.stream;
             if attempt.nth == 0 {
-                tunnel.0.send(refused_unsent(stream, "GW_BACKEND_UNREACHABLE"));
+                tunnel
+                    .0
+                    .send(refused_unsent(stream, "GW_BACKEND_UNREACHABLE"));
                 return true;
             }
             let first = tunnel.next_of(Kind::Data).unwrap();
-            tunnel.0.send([head(stream, "200", &[("content-length", "12")]), data(stream, &first.payload)].concat());
+            tunnel.0.send(
+                [
+                    head(stream, "200", &[("content-length", "12")]),
+                    data(stream, &first.payload),
+                ]
+                .concat(),
+            );
             let (rest, _) = body(tunnel, attempt);
             assert_eq!(rest, b"second");
-            tunnel.0.send(frame(Kind::Uploaded, false, stream, &12u64.to_be_bytes()));
+            tunnel
+                .0
+                .send(frame(Kind::Uploaded, false, stream, &12u64.to_be_bytes()));
             tunnel.0.send(last_data(stream, &rest));
             true
         });
@@ -419,7 +537,10 @@ fn an_early_answer_settles_where_the_rest_of_the_body_goes() {
     let mut caller = several.connect();
     caller.send(several.request("POST /", "Content-Length: 12\r\n\r\nfirst "));
     let response = caller.response_head(&Method::POST).unwrap();
-    assert_eq!((response.status.as_u16(), caller.bytes(6).unwrap()), (200, b"first ".to_vec()));
+    assert_eq!(
+        (response.status.as_u16(), caller.bytes(6).unwrap()),
+        (200, b"first ".to_vec())
+    );
     caller.send("second");
     assert_eq!(caller.bytes(6).unwrap(), b"second");
     assert_eq!(scripted.attempts().len(), 2);
@@ -434,14 +555,18 @@ fn a_standby_gets_requests_that_no_other_agent_can_take() {
         let mut tunnel = several.tunnel(name);
         tunnel.0.send(statistics(1, "healthy", number == 1));
         tunnel.until_handled();
-        scripted.serve(number, tunnel, move |tunnel, attempt| match attempt.head.split(' ').nth(1) {
-            Some("/refused") if number == 0 => {
-                tunnel.0.send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
-                true
+        scripted.serve(number, tunnel, move |tunnel, attempt| {
+            match attempt.head.split(' ').nth(1) {
+                Some("/refused") if number == 0 => {
+                    tunnel
+                        .0
+                        .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
+                    true
+                }
+                // Never answered.
+                Some("/held") => true,
+                _ => answer(tunnel, attempt),
             }
-            // Never answered.
-            Some("/held") => true,
-            _ => answer(tunnel, attempt),
         });
     }
     let ask = |target: &str| {
@@ -457,11 +582,19 @@ fn a_standby_gets_requests_that_no_other_agent_can_take() {
     assert_eq!([scripted.next().agent, scripted.next().agent], [0, 1]);
     let held = ask("/held");
     assert_eq!(scripted.next().agent, 0);
-    assert_eq!(ask("/").response().status, 200, "the agent has no free slot");
+    assert_eq!(
+        ask("/").response().status,
+        200,
+        "the agent has no free slot"
+    );
     assert_eq!(scripted.next().agent, 1);
     let also_held = ask("/held");
     assert_eq!(scripted.next().agent, 1);
-    assert_eq!(ask("/").response().code(), "GW_AGENT_CONCURRENCY_LIMIT", "all are full");
+    assert_eq!(
+        ask("/").response().code(),
+        "GW_AGENT_CONCURRENCY_LIMIT",
+        "all are full"
+    );
     drop((held, also_held));
 }
 
@@ -509,7 +642,15 @@ fn an_older_tunnel_of_an_agent_is_a_reserve() {
     assert_eq!(ask("/drain").response().status, 200);
     assert_eq!(scripted.next().agent, 1);
     assert_eq!(ask("/").response().status, 200);
-    assert_eq!(scripted.next().agent, 0, "the oldest, although the one before has a request");
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    assert_eq!(
+        scripted.next().agent,
+        0,
+        "the oldest, although the one before has a request"
+    );
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
     drop(long);
 }

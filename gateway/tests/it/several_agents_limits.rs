@@ -11,7 +11,9 @@ use crate::support::eventually;
 use crate::support::modified_agent::Tunnel;
 use crate::support::prepared::Prepared;
 use crate::support::process::Served;
-use crate::support::several::{Attempt, Scripted, Several, answered, body, refused_unsent, statistics};
+use crate::support::several::{
+    Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
+};
 use crate::support::tunnel_frames::{frame, hello, ok, ping, reset};
 
 const KIB: usize = 1024;
@@ -47,14 +49,22 @@ impl Holder {
         self.tunnel.0.send(ping());
         loop {
             let next = self.tunnel.next().unwrap();
-            let upload = self.uploads.iter_mut().find(|upload| upload.stream == next.stream);
+            let upload = self
+                .uploads
+                .iter_mut()
+                .find(|upload| upload.stream == next.stream);
             match (next.kind, upload) {
                 (Kind::Pong, _) => return,
                 (Kind::Request, _) => {
                     let head = String::from_utf8_lossy(&next.payload).into_owned();
                     let (_, number) = head.split_once("x-number: ").unwrap();
                     let number = number.split("\r\n").next().unwrap().parse().unwrap();
-                    self.uploads.push(Held { stream: next.stream, number, body: Vec::new(), is_whole: next.end });
+                    self.uploads.push(Held {
+                        stream: next.stream,
+                        number,
+                        body: Vec::new(),
+                        is_whole: next.end,
+                    });
                 }
                 (Kind::Data, Some(upload)) => {
                     upload.body.extend_from_slice(&next.payload);
@@ -73,7 +83,9 @@ impl Holder {
 }
 
 fn body_of(number: usize) -> Vec<u8> {
-    (0..BODY).map(|at| b'a' + ((at + number) % 23) as u8).collect()
+    (0..BODY)
+        .map(|at| b'a' + ((at + number) % 23) as u8)
+        .collect()
 }
 
 /// Callers that have sent a POST each, two agents that hold those for which there was room, and the memory of the process before.
@@ -82,13 +94,20 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
         let mut tunnel = prepared.upgraded(name, gateway.address);
         tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
         tunnel.until_handled();
-        Holder { tunnel, uploads: Vec::new() }
+        Holder {
+            tunnel,
+            uploads: Vec::new(),
+        }
     });
     let mut callers: Vec<Caller> = (0..UPLOADS)
         .map(|_| {
             let mut caller = prepared.connect(gateway.address);
             while caller.stream.conn.is_handshaking() {
-                caller.stream.conn.complete_io(&mut caller.stream.sock).unwrap();
+                caller
+                    .stream
+                    .conn
+                    .complete_io(&mut caller.stream.sock)
+                    .unwrap();
             }
             caller
         })
@@ -104,7 +123,11 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
     }
     eventually("all uploads are whole or refused", || {
         agents.iter_mut().for_each(Holder::receive);
-        let held = agents.iter().flat_map(|agent| &agent.uploads).filter(|upload| upload.is_whole).count();
+        let held = agents
+            .iter()
+            .flat_map(|agent| &agent.uploads)
+            .filter(|upload| upload.is_whole)
+            .count();
         let refused = gateway.metric("gw_refusals_total", "GW_OVERLOADED");
         (held + refused == UPLOADS).then_some(())
     });
@@ -115,14 +138,24 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
 fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
     let prepared = Prepared::with_agents(&["one", "two"]);
     let config = prepared.config();
-    let config = config.replace("workers = 2", &format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB));
+    let config = config.replace(
+        "workers = 2",
+        &format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB),
+    );
     let gateway = prepared.serve_with(&config);
     let (mut callers, [mut one, mut two], before) = uploads(&prepared, &gateway);
     let growth = gateway.resident().saturating_sub(before);
     let charged = || gateway.metric("gw_relay_memory_bytes", "worker");
     let (opened, most) = (one.uploads.len() + two.uploads.len(), RELAY_MEMORY / 2);
-    let figures = format!("{opened} requests, {} KiB charged, grown by {} KiB", charged() / KIB, growth / KIB);
-    assert!((100..UPLOADS).contains(&opened) && (most / 2..=most).contains(&charged()), "{figures}");
+    let figures = format!(
+        "{opened} requests, {} KiB charged, grown by {} KiB",
+        charged() / KIB,
+        growth / KIB
+    );
+    assert!(
+        (100..UPLOADS).contains(&opened) && (most / 2..=most).contains(&charged()),
+        "{figures}"
+    );
     assert!(growth <= most + opened * REQUEST + PROCESS, "{figures}");
 
     // What one agent refuses goes to the other one if a copy was kept. The latest have none, and free memory for the earlier.
@@ -130,26 +163,37 @@ fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
     for upload in std::mem::take(&mut one.uploads).into_iter().rev() {
         assert!(upload.body == body_of(upload.number), "{}", upload.number);
         let before = two.uploads.len();
-        one.tunnel.0.send(refused_unsent(upload.stream, "GW_BACKEND_UNREACHABLE"));
+        one.tunnel
+            .0
+            .send(refused_unsent(upload.stream, "GW_BACKEND_UNREACHABLE"));
         one.receive();
         let caller = &mut callers[upload.number];
         let is_repeated = eventually("the request has failed or was repeated", || {
             two.receive();
             match two.uploads.get(before) {
                 Some(again) => again.is_whole.then_some(true),
-                None => (gateway.metric("gw_refusals_total", "GW_BACKEND_UNREACHABLE") > tried_once).then_some(false),
+                None => (gateway.metric("gw_refusals_total", "GW_BACKEND_UNREACHABLE")
+                    > tried_once)
+                    .then_some(false),
             }
         });
         if is_repeated {
             let again = &two.uploads[before];
-            assert!(again.number == upload.number && again.body == upload.body, "{}", upload.number);
+            assert!(
+                again.number == upload.number && again.body == upload.body,
+                "{}",
+                upload.number
+            );
             repeated += 1;
         } else {
             assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
             tried_once += 1;
         }
     }
-    assert!(repeated >= 10 && tried_once >= 10, "{repeated} and {tried_once} of {figures}");
+    assert!(
+        repeated >= 10 && tried_once >= 10,
+        "{repeated} and {tried_once} of {figures}"
+    );
 
     // Half of the requests are answered, the callers of the others leave.
     for (at, upload) in std::mem::take(&mut two.uploads).into_iter().enumerate() {
@@ -185,7 +229,10 @@ fn holding_a_slot(several: &Several, scripted: &Scripted) -> Caller {
 #[test]
 fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
     let (several, scripted) = (Several::start(&["one", "sick"]), Scripted::new());
-    for (number, (name, backend)) in [("one", "healthy"), ("sick", "unhealthy")].into_iter().enumerate() {
+    for (number, (name, backend)) in [("one", "healthy"), ("sick", "unhealthy")]
+        .into_iter()
+        .enumerate()
+    {
         let mut tunnel = several.tunnel(name);
         tunnel.0.send(statistics(1, backend, false));
         tunnel.until_handled();
@@ -195,7 +242,9 @@ fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
         let mut held = holding_a_slot(&several, &scripted);
         let mut waiting = several.connect();
         waiting.send(several.get());
-        eventually("the request waits", || (several.left_to_owner() == 1).then_some(()));
+        eventually("the request waits", || {
+            (several.left_to_owner() == 1).then_some(())
+        });
         held.send("a");
         assert_eq!(held.response().body, b"a");
         assert_eq!(waiting.response().status, 200);
@@ -207,10 +256,16 @@ fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
     refused.send(several.get());
     assert_eq!(refused.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
     let waited = started.elapsed();
-    assert!(waited >= Duration::from_secs(1) && waited < Duration::from_secs(4), "{waited:?}");
+    assert!(
+        waited >= Duration::from_secs(1) && waited < Duration::from_secs(4),
+        "{waited:?}"
+    );
     held.send("a");
     assert_eq!(held.response().body, b"a");
-    assert!(scripted.attempts().is_empty(), "the sick agent got a request");
+    assert!(
+        scripted.attempts().is_empty(),
+        "the sick agent got a request"
+    );
 }
 
 #[test]

@@ -21,7 +21,12 @@ use crate::support::tunnel_frames::{frame, ok, ping};
 use crate::support::{eventually, process};
 
 /// GETs that the first of two agents holds when it becomes silent, with their streams.
-fn held_by_one(several: &Several, one: &mut Tunnel, two: &mut Tunnel, count: usize) -> Vec<(Caller, StreamId)> {
+fn held_by_one(
+    several: &Several,
+    one: &mut Tunnel,
+    two: &mut Tunnel,
+    count: usize,
+) -> Vec<(Caller, StreamId)> {
     two.0.send(statistics(1000, "unhealthy", false));
     two.until_handled();
     let mut callers = Vec::new();
@@ -56,7 +61,11 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
     for (caller, _) in &mut callers {
         assert_eq!(caller.response().body, b"two");
     }
-    assert!(silent_since.elapsed() < Duration::from_secs(10), "{:?}", silent_since.elapsed());
+    assert!(
+        silent_since.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        silent_since.elapsed()
+    );
     for _ in 0..20 {
         let mut caller = several.connect();
         caller.send(several.get());
@@ -64,7 +73,13 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
     }
     // The agent answers again: what cannot be sent twice has stayed with it.
     one.0.send(ping());
-    one.0.send([frame(Kind::Uploaded, false, of_post, &1u64.to_be_bytes()), ok(of_post, b"one")].concat());
+    one.0.send(
+        [
+            frame(Kind::Uploaded, false, of_post, &1u64.to_be_bytes()),
+            ok(of_post, b"one"),
+        ]
+        .concat(),
+    );
     assert_eq!(post.response().body, b"one");
     thread::spawn(move || while one.next().is_ok() {});
     several.wait_until_idle();
@@ -83,7 +98,11 @@ fn requests_stay_with_a_silent_agent_if_the_service_has_no_retries() {
     });
     // Longer than requests with retries take to leave.
     eventually("the agent is silent", || {
-        several.tunnels().iter().any(|tunnel| tunnel.state == "suspect" && tunnel.state_seconds >= 2).then_some(())
+        several
+            .tunnels()
+            .iter()
+            .any(|tunnel| tunnel.state == "suspect" && tunnel.state_seconds >= 2)
+            .then_some(())
     });
     assert_eq!(scripted.attempts().len(), 0);
     let mut new = several.connect();
@@ -105,7 +124,10 @@ fn a_killed_agent_costs_no_get() {
     let _two = prepared.run_agent_of("two", served.address.port(), &backend.url);
     eventually("both agents have a tunnel", || {
         let (_, metrics) = admin(served.admin_address, "/metrics");
-        metrics.lines().any(|line| line == "gw_tunnels 2").then_some(())
+        metrics
+            .lines()
+            .any(|line| line == "gw_tunnels 2")
+            .then_some(())
     });
     let mut callers: Vec<_> = (0..24)
         .map(|_| {
@@ -164,7 +186,10 @@ fn only_requests_in_flight_fail_when_the_only_tunnel_is_cut() {
     });
     for caller in &mut later {
         let response = caller.response();
-        assert_eq!((response.status.as_u16(), &response.body[..]), (200, &b"a"[..]));
+        assert_eq!(
+            (response.status.as_u16(), &response.body[..]),
+            (200, &b"a"[..])
+        );
     }
     assert_eq!(scripted.attempts().len(), 40);
     several.wait_until_idle();
@@ -181,20 +206,29 @@ fn a_bounded_number_of_requests_waits_for_the_next_tunnel() {
     on_a_reactor(async {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS {
-            connections.push(http2_caller::connect_to(&several.about(), &h2::client::Builder::new()).await);
+            connections.push(
+                http2_caller::connect_to(&several.about(), &h2::client::Builder::new()).await,
+            );
         }
         first.close();
-        eventually("the tunnel is gone", || several.tunnels().is_empty().then_some(()));
+        eventually("the tunnel is gone", || {
+            several.tunnels().is_empty().then_some(())
+        });
         let mut responses = FuturesUnordered::new();
         for connection in &connections {
             for _ in 0..REQUESTS {
-                let (response, _) = connection.begin(connection.request(&Method::GET, "/"), true).await;
+                let (response, _) = connection
+                    .begin(connection.request(&Method::GET, "/"), true)
+                    .await;
                 responses.push(http2_caller::whole(response));
             }
         }
         for _ in WAITING..CONNECTIONS * REQUESTS {
             let refused = responses.next().await.unwrap();
-            assert_eq!((refused.status.as_u16(), refused.header("x-gw-status")), (504, "AgentUnavailable"));
+            assert_eq!(
+                (refused.status.as_u16(), refused.header("x-gw-status")),
+                (504, "AgentUnavailable")
+            );
         }
         // Those that wait are served, so the others were not refused because their time was over.
         assert_eq!(several.left_to_owner(), WAITING);
@@ -203,7 +237,12 @@ fn a_bounded_number_of_requests_waits_for_the_next_tunnel() {
             true
         });
         while let Some(response) = responses.next().await {
-            assert_eq!(response.status, 200, "{}", String::from_utf8_lossy(&response.body));
+            assert_eq!(
+                response.status,
+                200,
+                "{}",
+                String::from_utf8_lossy(&response.body)
+            );
         }
     });
     assert_eq!(scripted.attempts().len(), WAITING);
@@ -218,10 +257,16 @@ fn requests_do_not_wait_for_an_agent_that_was_revoked() {
     let control = several.gateway.control();
     control.revoke_agent(&Actor::Admin, "demo", &agent).unwrap();
     assert!(tunnel.is_cut());
-    eventually("the tunnel is gone", || several.tunnels().is_empty().then_some(()));
+    eventually("the tunnel is gone", || {
+        several.tunnels().is_empty().then_some(())
+    });
     let started = Instant::now();
     let mut caller = several.connect();
     caller.send(several.get());
     assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
 }

@@ -16,7 +16,15 @@ use crate::support::{eventually, http2_caller};
 fn an_idle_gateway_stops_at_once() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (Served { mut process, address, admin_address, .. }, _agent) = prepared.start(&backend.url);
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            ..
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
     // A connection without a request, as browsers open in advance.
     let ahead = TcpStream::connect(admin_address).unwrap();
     // An idle keep-alive connection.
@@ -35,15 +43,26 @@ fn an_idle_gateway_stops_at_once() {
 fn an_idle_http2_connection_gets_goaway_and_does_not_delay_a_stop() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (Served { mut process, address, .. }, _agent) = prepared.start(&backend.url);
+    let (
+        Served {
+            mut process,
+            address,
+            ..
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
     http2_caller::on_a_reactor(async {
-        let caller = http2_caller::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
+        let caller =
+            http2_caller::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
         assert_eq!(caller.get("/").await.status, 200);
         let watch = Stopwatch::start();
         process.signal("TERM");
         // GOAWAY with NO_ERROR, then the end of the connection.
         caller.ended.await.unwrap().unwrap();
-        watch.assert_within(Duration::from_secs(1), "the end of an idle HTTP/2 connection");
+        watch.assert_within(
+            Duration::from_secs(1),
+            "the end of an idle HTTP/2 connection",
+        );
     });
     assert_eq!(process.exit_code(), Some(0));
 }
@@ -52,9 +71,20 @@ fn an_idle_http2_connection_gets_goaway_and_does_not_delay_a_stop() {
 fn a_request_in_transit_during_a_stop_is_served() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (Served { mut process, address, admin_address, .. }, _agent) = prepared.start(&backend.url);
-    let (mut half, mut running, mut idle) =
-        (prepared.connect(address), prepared.connect(address), prepared.connect(address));
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            ..
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    let (mut half, mut running, mut idle) = (
+        prepared.connect(address),
+        prepared.connect(address),
+        prepared.connect(address),
+    );
     for caller in [&mut half, &mut idle] {
         caller.send(prepared.get("/"));
         assert_eq!(caller.response().status, 200);
@@ -64,8 +94,12 @@ fn a_request_in_transit_during_a_stop_is_served() {
     half.send(first);
     running.send(prepared.get("/held"));
     process.signal("TERM");
-    eventually("the drain has begun", || (admin(admin_address, "/readyz") == (503, "draining\n".into())).then_some(()));
-    eventually("new connections are refused", || TcpStream::connect(address).is_err().then_some(()));
+    eventually("the drain has begun", || {
+        (admin(admin_address, "/readyz") == (503, "draining\n".into())).then_some(())
+    });
+    eventually("new connections are refused", || {
+        TcpStream::connect(address).is_err().then_some(())
+    });
     // While a request runs, other requests are still accepted.
     half.send(second);
     idle.send(prepared.get("/"));
@@ -74,7 +108,10 @@ fn a_request_in_transit_during_a_stop_is_served() {
     backend.release();
     for caller in [&mut half, &mut running] {
         let response = caller.response();
-        assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
+        assert_eq!(
+            (response.status.as_u16(), response.header("connection")),
+            (200, "close")
+        );
     }
     drop((half, running, idle));
     assert_eq!(process.exit_code(), Some(0));

@@ -8,7 +8,8 @@ use gw_gateway::affinity::Affinity;
 use gw_gateway::clock::Timestamp;
 use gw_gateway::rate::Rate;
 use gw_gateway::store::{
-    AccountRecord, AuditEntry, Modes, Position, ServiceRecord, SqliteStore, Step, Store, StoreSource, StoredRecord,
+    AccountRecord, AuditEntry, Modes, Position, ServiceRecord, SqliteStore, Step, Store,
+    StoreSource, StoredRecord,
 };
 use gw_shared::id::{AccountId, ServiceId};
 use serde_json::{Value, json};
@@ -29,7 +30,10 @@ const MANY_SERVICES: usize = 250_000;
 
 fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
     let rate = json!({ "burst": burst, "refill_per_minute": 1 });
-    assert_eq!(prepared.administer(admin_address, "PATCH", SERVICE, &rate), 200);
+    assert_eq!(
+        prepared.administer(admin_address, "PATCH", SERVICE, &rate),
+        200
+    );
 }
 
 /// The status of one request.
@@ -67,17 +71,33 @@ fn a_takeover_keeps_the_levels_of_rate_limits() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
     let config = prepared.config();
-    let (Served { process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
+    let (
+        Served {
+            process,
+            address,
+            admin_address,
+            log,
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
     let begin = Instant::now();
     // A full bucket.
     set_rate(&prepared, admin_address, 60);
     let mut kept = kept_connections(&prepared, address, 20);
     // The successor has another number of workers, so buckets have other owners.
-    fs::write(prepared.path("gateway.toml"), config.replace("workers = 2", "workers = 3")).unwrap();
+    fs::write(
+        prepared.path("gateway.toml"),
+        config.replace("workers = 2", "workers = 3"),
+    )
+    .unwrap();
     let successor = replace(process.id(), &log);
     // Both processes admit requests now.
     let (old, rest) = kept.split_at_mut(10);
-    let by_old = old.iter_mut().map(|caller| ask(&prepared, caller)).filter(|status| *status == 200).count();
+    let by_old = old
+        .iter_mut()
+        .map(|caller| ask(&prepared, caller))
+        .filter(|status| *status == 200)
+        .count();
     assert_eq!(by_old, 10);
     let by_new = admitted(&prepared, address, 100);
     let total = 20 + by_old + by_new;
@@ -88,7 +108,11 @@ fn a_takeover_keeps_the_levels_of_rate_limits() {
         "{total} admitted: {by_old} by the old process, {by_new} by the new"
     );
     // The old process knows that the bucket is empty.
-    let late = rest.iter_mut().map(|caller| ask(&prepared, caller)).filter(|status| *status == 200).count();
+    let late = rest
+        .iter_mut()
+        .map(|caller| ask(&prepared, caller))
+        .filter(|status| *status == 200)
+        .count();
     assert!(late <= refilled, "{late} admitted by the old process");
     successor.stop();
 }
@@ -97,16 +121,26 @@ fn a_takeover_keeps_the_levels_of_rate_limits() {
 fn a_restart_keeps_the_levels_of_rate_limits() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (Served { mut process, address, admin_address, .. }, agent) = prepared.start(&backend.url);
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            ..
+        },
+        agent,
+    ) = prepared.start(&backend.url);
     set_rate(&prepared, admin_address, 10);
     assert!(admitted(&prepared, address, 20) <= 10);
     process.signal("TERM");
     assert_eq!(process.exit_code(), Some(0));
     let levels = prepared.path("data/last-stop.json");
-    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&levels).unwrap().permissions());
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&levels).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
 
-    let again = config_text(&prepared.path("data"), address.port()).replace("workers = 2", "workers = 3");
+    let again =
+        config_text(&prepared.path("data"), address.port()).replace("workers = 2", "workers = 3");
     let Served { mut process, .. } = prepared.serve_with(&again);
     assert!(!levels.exists(), "the levels are used once");
     let mut caller = prepared.connect(address);
@@ -130,14 +164,23 @@ fn a_restart_keeps_the_levels_of_rate_limits() {
 fn callers_wait_for_their_agent_after_a_restart() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (Served { mut process, address, .. }, agent) = prepared.start(&backend.url);
+    let (
+        Served {
+            mut process,
+            address,
+            ..
+        },
+        agent,
+    ) = prepared.start(&backend.url);
     // On a busy machine, the agent can take longer than callers wait.
     let answered = (0..3).any(|_| {
         process.signal("TERM");
         assert_eq!(process.exit_code(), Some(0));
         let stored = fs::read_to_string(prepared.path("data/last-stop.json")).unwrap();
         assert!(stored.contains(r#""tunnels":{"demo--echo":1}"#), "{stored}");
-        process = prepared.serve_with(&config_text(&prepared.path("data"), address.port())).process;
+        process = prepared
+            .serve_with(&config_text(&prepared.path("data"), address.port()))
+            .process;
         let status = ask(&prepared, &mut prepared.connect(address));
         assert!([200, 504].contains(&status), "{status}");
         prepared.wait_for_tunnel(address);
@@ -167,8 +210,19 @@ fn wait_until_refused(prepared: &Prepared, kept: &mut Vec<Caller>, code: &str) {
 fn revocations_reach_replaced_processes() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
-    let (mut running, mut others) = (prepared.connect(address), kept_connections(&prepared, address, 30));
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            log,
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    let (mut running, mut others) = (
+        prepared.connect(address),
+        kept_connections(&prepared, address, 30),
+    );
     running.send(prepared.get("/held"));
     let mut kept = others.split_off(15);
     let second = replace(process.id(), &log);
@@ -176,15 +230,32 @@ fn revocations_reach_replaced_processes() {
     let third = replace(second.0, &log);
 
     let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
-    assert_eq!(prepared.administer(admin_address, "DELETE", &key, &json!({})), 204);
+    assert_eq!(
+        prepared.administer(admin_address, "DELETE", &key, &json!({})),
+        204
+    );
     wait_until_refused(&prepared, &mut others, "GW_SERVICE_KEY_INVALID");
-    assert_eq!(prepared.administer(admin_address, "PATCH", SERVICE, &json!({ "enabled": false })), 200);
+    assert_eq!(
+        prepared.administer(
+            admin_address,
+            "PATCH",
+            SERVICE,
+            &json!({ "enabled": false })
+        ),
+        200
+    );
     wait_until_refused(&prepared, &mut kept, "GW_SERVICE_DISABLED");
     // The running request is not affected, but needs its agent.
     let agents = fs::read(prepared.path("agent/agent.json")).unwrap();
     let agent: Value = serde_json::from_slice(&agents).unwrap();
-    let agent = format!("/accounts/demo/agents/{}/revoke", agent["agent_id"].as_str().unwrap());
-    assert_eq!(prepared.administer(admin_address, "POST", &agent, &json!({})), 200);
+    let agent = format!(
+        "/accounts/demo/agents/{}/revoke",
+        agent["agent_id"].as_str().unwrap()
+    );
+    assert_eq!(
+        prepared.administer(admin_address, "POST", &agent, &json!({})),
+        200
+    );
     assert_eq!(running.response().code(), "GW_RELAY_ERROR");
     drop(running);
     assert_eq!(process.exit_code(), Some(0));
@@ -199,7 +270,10 @@ fn add_services(prepared: &Prepared, count: usize) {
         StoredRecord::Service(ServiceRecord {
             account: account.clone(),
             id: ServiceId::new(&format!("{number:0>56}")).unwrap(),
-            modes: Modes { jwt: true, service_key: true },
+            modes: Modes {
+                jwt: true,
+                service_key: true,
+            },
             enabled: true,
             rate: Rate::new(1000, 300).unwrap(),
             request_logging: false,
@@ -211,9 +285,16 @@ fn add_services(prepared: &Prepared, count: usize) {
         })
     };
     assert!(serde_json::to_string(&service(0)).unwrap().len() * count > 64 * 1024 * 1024);
-    let of_account =
-        StoredRecord::Account(AccountRecord { id: account.clone(), capture_allowed: false, created_at: Timestamp(1) });
-    let steps: Vec<Step> = [of_account].into_iter().chain((0..count).map(service)).map(Step::Put).collect();
+    let of_account = StoredRecord::Account(AccountRecord {
+        id: account.clone(),
+        capture_allowed: false,
+        created_at: Timestamp(1),
+    });
+    let steps: Vec<Step> = [of_account]
+        .into_iter()
+        .chain((0..count).map(service))
+        .map(Step::Put)
+        .collect();
     let entry = AuditEntry {
         at: Timestamp(1),
         actor: "test".to_owned(),
@@ -230,18 +311,38 @@ fn add_services(prepared: &Prepared, count: usize) {
 fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_message() {
     let prepared = Prepared::new();
     // For measurements by hand.
-    let count = std::env::var("GW_TEST_SERVICES").ok().and_then(|text| text.parse().ok()).unwrap_or(MANY_SERVICES);
+    let count = std::env::var("GW_TEST_SERVICES")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(MANY_SERVICES);
     add_services(&prepared, count);
     let backend = HeldBackend::start();
-    let (Served { process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
-    let (mut running, mut kept) = (prepared.connect(address), kept_connections(&prepared, address, 30));
+    let (
+        Served {
+            process,
+            address,
+            admin_address,
+            log,
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    let (mut running, mut kept) = (
+        prepared.connect(address),
+        kept_connections(&prepared, address, 30),
+    );
     running.send(prepared.get("/held"));
     let successor = replace(process.id(), &log);
     let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
-    assert_eq!(prepared.administer(admin_address, "DELETE", &key, &json!({})), 204);
+    assert_eq!(
+        prepared.administer(admin_address, "DELETE", &key, &json!({})),
+        204
+    );
     let asked = Instant::now();
     wait_until_refused(&prepared, &mut kept, "GW_SERVICE_KEY_INVALID");
-    eprintln!("a key refused by a replaced process after {:?}, with {count} services", asked.elapsed());
+    eprintln!(
+        "a key refused by a replaced process after {:?}, with {count} services",
+        asked.elapsed()
+    );
     backend.release();
     assert_eq!(running.response().status, 200);
     drop(successor);
@@ -251,8 +352,19 @@ fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_mes
 fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_ones() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
-    let (mut running, mut kept) = (prepared.connect(address), kept_connections(&prepared, address, 10));
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            log,
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    let (mut running, mut kept) = (
+        prepared.connect(address),
+        kept_connections(&prepared, address, 10),
+    );
     running.send(prepared.get("/held"));
     let second = replace(process.id(), &log);
     // Changes are passed from one process to the next, so the second successor matters as well.
@@ -264,7 +376,9 @@ fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_one
     assert_eq!(running.response().status, 200);
     drop((running, kept));
     assert_eq!(process.exit_code(), Some(0));
-    eventually("the second process has ended", || second.has_ended().then_some(()));
+    eventually("the second process has ended", || {
+        second.has_ended().then_some(())
+    });
     assert!(admin_is_gone(admin_address));
 }
 

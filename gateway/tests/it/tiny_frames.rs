@@ -13,7 +13,9 @@ use http::Method;
 
 use crate::support::caller::{Caller, connect, get};
 use crate::support::http1_peer::Peer;
-use crate::support::http2_frames::{ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, block, frame};
+use crate::support::http2_frames::{
+    ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, block, frame,
+};
 use crate::support::modified_agent::{self, enroll};
 use crate::support::tunnel_frames::{begun, data, trailers};
 use crate::support::{backend, eventually, options, tunnels};
@@ -40,7 +42,8 @@ fn serve(mut peer: Peer<TcpStream>, blocks: &Mutex<Receiver<()>>, tiny: usize) {
             peer.send([format!("{BLOCK:x}\r\n").as_bytes(), &[0; BLOCK], b"\r\n"].concat());
         }
         let mut pieces = Vec::new();
-        (0..tiny).for_each(|number| pieces.extend([b'1', b'\r', b'\n', byte(number), b'\r', b'\n']));
+        (0..tiny)
+            .for_each(|number| pieces.extend([b'1', b'\r', b'\n', byte(number), b'\r', b'\n']));
         pieces.extend(b"0\r\n\r\n");
         if peer.stream.write_all(&pieces).is_err() {
             return;
@@ -53,13 +56,22 @@ fn start(options: Options, tiny: usize) -> (Demo, Sender<()>) {
     let (more, blocks) = channel();
     let blocks = Mutex::new(blocks);
     let backend = backend::start(move |peer| serve(peer, &blocks, tiny));
-    (Demo::start(&Options { backend: Some(backend), ..options }).unwrap(), more)
+    (
+        Demo::start(&Options {
+            backend: Some(backend),
+            ..options
+        })
+        .unwrap(),
+        more,
+    )
 }
 
 /// A caller with a small socket receive buffer.
 fn slow_caller(demo: &Demo) -> Caller {
     let caller = connect(demo);
-    socket2::SockRef::from(&caller.stream.sock).set_recv_buffer_size(4096).unwrap();
+    socket2::SockRef::from(&caller.stream.sock)
+        .set_recv_buffer_size(4096)
+        .unwrap();
     caller
 }
 
@@ -70,7 +82,10 @@ fn is_answered(demo: &Demo) {
 }
 
 fn crossings(demo: &Demo) -> u64 {
-    crate::support::reports(demo).iter().map(|report| report.totals["requests_crossing"]).sum()
+    crate::support::reports(demo)
+        .iter()
+        .map(|report| report.totals["requests_crossing"])
+        .sum()
 }
 
 /// Asserts that a stalled caller gets its complete response once it reads, and that its tunnel serves other requests
@@ -89,7 +104,10 @@ fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
             std::thread::sleep(Duration::from_millis(5));
         } else {
             (blocks, unchanged) = (blocks + 1, 0);
-            assert!(blocks < 10_000, "the caller's socket buffers hold the whole response");
+            assert!(
+                blocks < 10_000,
+                "the caller's socket buffers hold the whole response"
+            );
             more.send(()).unwrap();
         }
     }
@@ -103,7 +121,13 @@ fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
     let (body, _) = slow.body(gw_shared::http::Framing::Chunked).unwrap();
     assert_eq!(body.len(), blocks * BLOCK + tiny);
     let pieces = &body[blocks * BLOCK..];
-    assert_eq!(pieces.iter().enumerate().position(|(number, got)| *got != byte(number)), None);
+    assert_eq!(
+        pieces
+            .iter()
+            .enumerate()
+            .position(|(number, got)| *got != byte(number)),
+        None
+    );
     assert_eq!(tunnel().generation, generation);
 }
 
@@ -111,14 +135,26 @@ fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
 fn a_stalled_caller_does_not_end_the_tunnel() {
     // Three quarters of it take far more memory than their bytes, unless pieces are merged.
     const TINY: usize = 400_000;
-    let (demo, more) = start(Options { workers: 1, ..options(None) }, TINY);
+    let (demo, more) = start(
+        Options {
+            workers: 1,
+            ..options(None)
+        },
+        TINY,
+    );
     stalls_alone(&demo, more, slow_caller(&demo), TINY);
 }
 
 #[test]
 fn a_stalled_caller_of_another_worker_does_not_end_the_tunnel() {
     const TINY: usize = 120_000;
-    let (demo, more) = start(Options { hand_over: HandOver::Never, ..options(None) }, TINY);
+    let (demo, more) = start(
+        Options {
+            hand_over: HandOver::Never,
+            ..options(None)
+        },
+        TINY,
+    );
     for _ in 0..100 {
         let (before, mut slow) = (crossings(&demo), slow_caller(&demo));
         slow.send(get(&demo, "/"));
@@ -132,23 +168,38 @@ fn a_stalled_caller_of_another_worker_does_not_end_the_tunnel() {
 
 #[test]
 fn pieces_and_trailers_keep_their_order() {
-    let demo = Demo::start(&Options { workers: 1, ..options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        workers: 1,
+        ..options(None)
+    })
+    .unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let mut slow = enrolled.caller(&demo);
-    socket2::SockRef::from(&slow.stream.sock).set_recv_buffer_size(4096).unwrap();
+    socket2::SockRef::from(&slow.stream.sock)
+        .set_recv_buffer_size(4096)
+        .unwrap();
     slow.send(enrolled.get());
     let stream = tunnel.request();
     tunnel.0.send(begun(stream));
     assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
     // Alternates small and large pieces until the socket buffers of the caller are full. The window still has room.
     let mut sent = Vec::new();
-    let waits = |demo: &Demo| tunnels(demo).iter().any(|tunnel| tunnel.held_bytes >= 100_000);
+    let waits = |demo: &Demo| {
+        tunnels(demo)
+            .iter()
+            .any(|tunnel| tunnel.held_bytes >= 100_000)
+    };
     while !waits(&demo) {
-        assert!(sent.len() < 100_000_000, "the caller's socket buffers hold the whole response");
+        assert!(
+            sent.len() < 100_000_000,
+            "the caller's socket buffers hold the whole response"
+        );
         let piece: Vec<u8> = (sent.len()..sent.len() + 10_000).map(byte).collect();
         let (small, large) = piece.split_at(100);
-        tunnel.0.send([data(stream, small), data(stream, large)].concat());
+        tunnel
+            .0
+            .send([data(stream, small), data(stream, large)].concat());
         sent.extend(piece);
         tunnel.until_handled();
     }
@@ -165,24 +216,46 @@ fn an_unread_request_body_does_not_end_the_callers_connection() {
     // Uses up the credit that an agent grants to each request.
     const FIRST: usize = 16 * 1024;
     const FRAMES: usize = LEAST as usize / FIRST;
-    let demo = Demo::start(&Options { workers: 1, ..options(None) }).unwrap();
+    let demo = Demo::start(&Options {
+        workers: 1,
+        ..options(None)
+    })
+    .unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let mut caller = enrolled.http2_caller(&demo);
     let request = |method| {
-        let of = [(":method", method), (":scheme", "https"), (":path", "/"), (":authority", modified_agent::HOST)];
+        let of = [
+            (":method", method),
+            (":scheme", "https"),
+            (":path", "/"),
+            (":authority", modified_agent::HOST),
+        ];
         [block(&of), block(&[("x-gw-service-key", enrolled.key())])].concat()
     };
     caller.write_all(PREFACE).unwrap();
     caller.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
-    caller.write_all(&frame(HEADERS, END_HEADERS, 1, &request("POST"))).unwrap();
+    caller
+        .write_all(&frame(HEADERS, END_HEADERS, 1, &request("POST")))
+        .unwrap();
     caller.flush().unwrap();
     let first = tunnel.request();
     // The gateway's window is in force from the acknowledgement of its SETTINGS on.
     caller.write_all(&frame(SETTINGS, ACK, 0, &[])).unwrap();
-    caller.write_all(&frame(DATA, 0, 1, &[0; FIRST]).repeat(FRAMES)).unwrap();
-    caller.write_all(&frame(DATA, 0, 1, b"x").repeat(TINY)).unwrap();
-    caller.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 3, &request("GET"))).unwrap();
+    caller
+        .write_all(&frame(DATA, 0, 1, &[0; FIRST]).repeat(FRAMES))
+        .unwrap();
+    caller
+        .write_all(&frame(DATA, 0, 1, b"x").repeat(TINY))
+        .unwrap();
+    caller
+        .write_all(&frame(
+            HEADERS,
+            END_HEADERS | END_STREAM,
+            3,
+            &request("GET"),
+        ))
+        .unwrap();
     caller.flush().unwrap();
     assert_ne!(tunnel.request(), first);
 }

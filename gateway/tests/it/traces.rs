@@ -23,8 +23,18 @@ const CALLER: &str = "00f067aa0ba902b7";
 /// A demo that exports spans to `collector`, in front of a backend that reports the fields it receives.
 fn traced(collector: &Collector, sample_ratio: f64) -> (Demo, Receiver<Fields>) {
     let (url, seen) = telling_backend();
-    let traces = Settings { endpoint: Endpoint::below(&collector.url()).unwrap(), sample_ratio };
-    (Demo::start(&Options { traces: Some(traces), ..options(Some(url)) }).unwrap(), seen)
+    let traces = Settings {
+        endpoint: Endpoint::below(&collector.url()).unwrap(),
+        sample_ratio,
+    };
+    (
+        Demo::start(&Options {
+            traces: Some(traces),
+            ..options(Some(url))
+        })
+        .unwrap(),
+        seen,
+    )
 }
 
 fn telling_backend() -> (String, Receiver<Fields>) {
@@ -59,18 +69,41 @@ fn a_callers_trace_continues_at_gateway_agent_and_backend() {
     let agents = collector.span(is_agents);
     for received in [&gateways, &agents] {
         assert_eq!(hexadecimal(&received.span.trace_id), TRACE);
-        assert_eq!((received.attribute("gw.request_id"), received.attribute("gw.service")), (id.as_str(), "echo"));
-        assert_eq!((received.span.name.as_str(), received.attribute("url.path")), ("GET", "/a"));
+        assert_eq!(
+            (
+                received.attribute("gw.request_id"),
+                received.attribute("gw.service")
+            ),
+            (id.as_str(), "echo")
+        );
+        assert_eq!(
+            (received.span.name.as_str(), received.attribute("url.path")),
+            ("GET", "/a")
+        );
         assert!(!format!("{received:?}").contains("secret"));
     }
-    assert_eq!((gateways.span.kind(), agents.span.kind()), (SpanKind::Server, SpanKind::Client));
+    assert_eq!(
+        (gateways.span.kind(), agents.span.kind()),
+        (SpanKind::Server, SpanKind::Client)
+    );
     assert_eq!(hexadecimal(&gateways.span.parent_span_id), CALLER);
     assert_eq!(agents.span.parent_span_id, gateways.span.span_id);
     let backends = TraceContext::of(&at_backend).unwrap();
-    assert_eq!((&backends.span_id[..], backends.sampled), (&agents.span.span_id[..], true));
+    assert_eq!(
+        (&backends.span_id[..], backends.sampled),
+        (&agents.span.span_id[..], true)
+    );
     assert_eq!(at_backend["tracestate"], "vendor=1");
-    assert_eq!(gateways.attribute("gw.agent_id"), agents.resource["service.instance.id"]);
-    let names: Vec<&str> = gateways.span.events.iter().map(|event| event.name.as_str()).collect();
+    assert_eq!(
+        gateways.attribute("gw.agent_id"),
+        agents.resource["service.instance.id"]
+    );
+    let names: Vec<&str> = gateways
+        .span
+        .events
+        .iter()
+        .map(|event| event.name.as_str())
+        .collect();
     assert_eq!(names, ["gw.authenticated", "gw.opened", "gw.response_head"]);
     demo.stop();
 }
@@ -81,7 +114,11 @@ fn the_agents_span_is_the_parent_of_the_backend() {
     let (demo, seen) = traced(&collector, 0.0);
     let mut caller = connect(&demo);
     for connection in ["new", "kept"] {
-        caller.send(request(&demo, "GET /a?secret=1", &format!("traceparent: 00-{TRACE}-{CALLER}-01\r\n\r\n")));
+        caller.send(request(
+            &demo,
+            "GET /a?secret=1",
+            &format!("traceparent: 00-{TRACE}-{CALLER}-01\r\n\r\n"),
+        ));
         let id = caller.response().header("x-gw-request-id").to_owned();
         let backends = TraceContext::of(&seen.recv_timeout(SOON).unwrap()).unwrap();
         let agents = collector.span(is_agents);
@@ -89,13 +126,28 @@ fn the_agents_span_is_the_parent_of_the_backend() {
             (&agents.span.span_id, &agents.span.trace_id),
             (&backends.span_id.to_vec(), &backends.trace_id.to_vec())
         );
-        assert_eq!((hexadecimal(&backends.trace_id).as_str(), backends.sampled), (TRACE, true));
+        assert_eq!(
+            (hexadecimal(&backends.trace_id).as_str(), backends.sampled),
+            (TRACE, true)
+        );
         assert_eq!(agents.attribute("gw.request_id"), id);
         assert_eq!(agents.attribute("gw.backend.connection"), connection);
-        assert_eq!((agents.attribute("gw.account"), agents.attribute("gw.service")), ("demo", "echo"));
+        assert_eq!(
+            (
+                agents.attribute("gw.account"),
+                agents.attribute("gw.service")
+            ),
+            ("demo", "echo")
+        );
         assert_eq!(agents.attribute("http.response.status_code"), "200");
         assert_eq!(agents.attribute("server.address"), "127.0.0.1");
-        assert_eq!((agents.resource["gw.region"].as_str(), agents.attribute("error.type")), ("eu1", ""));
+        assert_eq!(
+            (
+                agents.resource["gw.region"].as_str(),
+                agents.attribute("error.type")
+            ),
+            ("eu1", "")
+        );
     }
     demo.stop();
 }
@@ -104,18 +156,35 @@ fn the_agents_span_is_the_parent_of_the_backend() {
 fn failures_and_upgrades_have_spans() {
     let mut collector = collector::start();
     let (_closed, nobody) = backend::refusing();
-    let traces = Settings { endpoint: Endpoint::below(&collector.url()).unwrap(), sample_ratio: 1.0 };
-    let options = Options { traces: Some(traces), ..options(Some(format!("http://{nobody}"))) };
+    let traces = Settings {
+        endpoint: Endpoint::below(&collector.url()).unwrap(),
+        sample_ratio: 1.0,
+    };
+    let options = Options {
+        traces: Some(traces),
+        ..options(Some(format!("http://{nobody}")))
+    };
     let demo = Demo::start(&options).unwrap();
     let mut caller = connect(&demo);
-    for (line, fields, method) in
-        [("GET /", "\r\n", "GET"), ("PUT /ws", "Connection: upgrade\r\nUpgrade: foo\r\n\r\n", "PUT")]
-    {
+    for (line, fields, method) in [
+        ("GET /", "\r\n", "GET"),
+        (
+            "PUT /ws",
+            "Connection: upgrade\r\nUpgrade: foo\r\n\r\n",
+            "PUT",
+        ),
+    ] {
         caller.send(request(&demo, line, fields));
         assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
         let agents = collector.span(is_agents);
         assert_eq!(agents.attribute("error.type"), "GW_BACKEND_UNREACHABLE");
-        assert_eq!((agents.attribute("http.request.method"), agents.attribute("server.address")), (method, ""));
+        assert_eq!(
+            (
+                agents.attribute("http.request.method"),
+                agents.attribute("server.address")
+            ),
+            (method, "")
+        );
     }
     demo.stop();
 }
@@ -126,16 +195,28 @@ fn an_unsampled_trace_keeps_its_id() {
     let (demo, seen) = traced(&collector, 1.0);
     let value = format!("00-{TRACE}-{CALLER}-00");
     let mut caller = connect(&demo);
-    caller.send(request(&demo, "GET /", &format!("traceparent: {value}\r\ntracestate: v=1\r\n\r\n")));
+    caller.send(request(
+        &demo,
+        "GET /",
+        &format!("traceparent: {value}\r\ntracestate: v=1\r\n\r\n"),
+    ));
     caller.response();
     let at_backend = seen.recv_timeout(SOON).unwrap();
     assert_eq!(
-        (at_backend["traceparent"].to_str().unwrap(), &at_backend["tracestate"]),
+        (
+            at_backend["traceparent"].to_str().unwrap(),
+            &at_backend["tracestate"]
+        ),
         (value.as_str(), &"v=1".parse().unwrap())
     );
     // A stop flushes pending spans.
     demo.stop();
-    assert!(collector.rest().iter().all(|received| hexadecimal(&received.span.trace_id) != TRACE));
+    assert!(
+        collector
+            .rest()
+            .iter()
+            .all(|received| hexadecimal(&received.span.trace_id) != TRACE)
+    );
 }
 
 #[test]
@@ -144,17 +225,38 @@ fn without_a_collector_trace_fields_pass_unchanged() {
     let demo = crate::support::demo(Some(url));
     let mut caller = connect(&demo);
     for fields in [
-        &[("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-ff"), ("tracestate", "a=1,b=2")][..],
-        &[("tracestate", "a=1"), ("traceparent", "nonsense \u{e9}"), ("traceparent", "00-"), ("tracestate", "b=2")],
+        &[
+            (
+                "traceparent",
+                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-ff",
+            ),
+            ("tracestate", "a=1,b=2"),
+        ][..],
+        &[
+            ("tracestate", "a=1"),
+            ("traceparent", "nonsense \u{e9}"),
+            ("traceparent", "00-"),
+            ("tracestate", "b=2"),
+        ],
         &[],
     ] {
-        let lines: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let lines: String = fields
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}\r\n"))
+            .collect();
         caller.send(request(&demo, "GET /", &format!("{lines}\r\n")));
         caller.response();
         let at_backend = seen.recv_timeout(SOON).unwrap();
         for name in ["traceparent", "tracestate"] {
-            let sent: Vec<_> = fields.iter().filter(|field| field.0 == name).map(|field| field.1.as_bytes()).collect();
-            let got: Vec<_> = at_backend.get_all(name).map(http::HeaderValue::as_bytes).collect();
+            let sent: Vec<_> = fields
+                .iter()
+                .filter(|field| field.0 == name)
+                .map(|field| field.1.as_bytes())
+                .collect();
+            let got: Vec<_> = at_backend
+                .get_all(name)
+                .map(http::HeaderValue::as_bytes)
+                .collect();
             assert_eq!(got, sent);
         }
     }
@@ -164,8 +266,15 @@ fn without_a_collector_trace_fields_pass_unchanged() {
 #[test]
 fn an_unreachable_collector_does_not_affect_requests() {
     let (_closed, nobody) = backend::refusing();
-    let traces = Settings { endpoint: Endpoint::below(&format!("http://{nobody}")).unwrap(), sample_ratio: 1.0 };
-    let demo = Demo::start(&Options { traces: Some(traces), ..options(None) }).unwrap();
+    let traces = Settings {
+        endpoint: Endpoint::below(&format!("http://{nobody}")).unwrap(),
+        sample_ratio: 1.0,
+    };
+    let demo = Demo::start(&Options {
+        traces: Some(traces),
+        ..options(None)
+    })
+    .unwrap();
     let mut caller = connect(&demo);
     for _ in 0..300 {
         caller.send(get(&demo, "/status/204"));
@@ -178,22 +287,34 @@ fn an_unreachable_collector_does_not_affect_requests() {
 fn opentelemetry_variables_are_used_and_spans_are_flushed_on_exit() {
     let directory = tempfile::tempdir().unwrap();
     let key = KeyPair::generate().unwrap();
-    let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()])
+        .unwrap()
+        .self_signed(&key)
+        .unwrap();
     let authorities = directory.path().join("authorities.pem");
     fs::write(&authorities, certificate.pem()).unwrap();
     let private = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let config = config.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], private).unwrap();
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
+    let config = config
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], private)
+        .unwrap();
     let config = Arc::new(config);
-    let accept = move |stream| StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), stream);
+    let accept =
+        move |stream| StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), stream);
     let collector = collector::start_with(accept, |_| TAKEN.to_owned());
 
     let mut command = gw_gateway();
     command
         .arg("demo")
         .env("SSL_CERT_FILE", &authorities)
-        .env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("https://{}/otlp/", collector.address))
+        .env(
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            format!("https://{}/otlp/", collector.address),
+        )
         .env("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=secret%20key")
         .env("OTEL_TRACES_SAMPLER_ARG", "1")
         .env("OTEL_SERVICE_NAME", "relay");
@@ -213,13 +334,20 @@ fn opentelemetry_variables_are_used_and_spans_are_flushed_on_exit() {
         admin_token: text("admin_token"),
     };
     let mut caller = connect_to(&about, HOST, &[b"http/1.1"], None);
-    caller.send(format!("GET /status/204 HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n", about.service_key));
+    caller.send(format!(
+        "GET /status/204 HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n",
+        about.service_key
+    ));
     assert_eq!(caller.response().status, 204);
     running.signal("TERM");
     assert_eq!(running.exit_code(), Some(0));
 
     let export = collector.export();
     assert_eq!(export.head[0], "POST /otlp/v1/traces HTTP/1.1");
-    assert!(export.head.contains(&"x-api-key: secret key".to_owned()), "{:?}", export.head);
+    assert!(
+        export.head.contains(&"x-api-key: secret key".to_owned()),
+        "{:?}",
+        export.head
+    );
     assert_eq!(export.spans[0].service(), "relay");
 }

@@ -15,12 +15,25 @@ use crate::support::{backend, demo, eventually, setup, tunnels, tunnels_ended};
 /// Starts a second agent of the demo's service, with its own identity, in front of `backend`.
 fn second_agent(demo: &Demo, state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
     let port = demo.gateway().address().port();
-    setup::agent(demo.gateway().control(), "demo", &["echo"], port, &demo.about.ca_file, state_dir);
+    setup::agent(
+        demo.gateway().control(),
+        "demo",
+        &["echo"],
+        port,
+        &demo.about.ca_file,
+        state_dir,
+    );
     start_agent(state_dir, backend)
 }
 
 fn start_agent(state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
-    let config = gw_agent::Config::load(None, Some(state_dir.to_owned()), &[backend.to_owned()], |_| None).unwrap();
+    let config = gw_agent::Config::load(
+        None,
+        Some(state_dir.to_owned()),
+        &[backend.to_owned()],
+        |_| None,
+    )
+    .unwrap();
     gw_agent::start(config).unwrap()
 }
 
@@ -32,14 +45,21 @@ fn a_revoked_agents_tunnel_is_cut_within_a_second() {
     let agent = control.records().agents.into_values().next().unwrap();
     caller.send(get(&demo, "/slow?ms=60000"));
     let has_it = |tunnel: &TunnelReport| tunnel.in_flight == 1;
-    eventually("the request is on the tunnel", || tunnels(&demo).iter().any(has_it).then_some(()));
-    control.revoke_agent(&Actor::Admin, "demo", agent.id.as_str()).unwrap();
+    eventually("the request is on the tunnel", || {
+        tunnels(&demo).iter().any(has_it).then_some(())
+    });
+    control
+        .revoke_agent(&Actor::Admin, "demo", agent.id.as_str())
+        .unwrap();
     let cut = within_a_second("the end of a revoked agent's tunnel", || caller.response());
     assert_eq!(cut.code(), "GW_RELAY_ERROR");
     assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_revoked", 1)]));
     caller.send(get(&demo, "/"));
     let response = caller.response();
-    assert_eq!((response.status.as_u16(), response.code().as_str()), (504, "AGENT_UNAVAILABLE"));
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (504, "AGENT_UNAVAILABLE")
+    );
     // Once it is allowed again, the agent reconnects.
     control.put(&StoredRecord::Agent(agent)).unwrap();
     eventually("the tunnel is back", || {
@@ -50,18 +70,24 @@ fn a_revoked_agents_tunnel_is_cut_within_a_second() {
 
 #[test]
 fn two_agents_share_a_service_and_each_can_drain() {
-    let demo = demo(Some(backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")));
+    let demo = demo(Some(backend::answering(
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
+    )));
     let state = tempfile::tempdir().unwrap();
     let other = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2");
     let second = second_agent(&demo, state.path(), &other);
-    eventually("both tunnels are open", || (tunnels(&demo).len() == 2).then_some(()));
+    eventually("both tunnels are open", || {
+        (tunnels(&demo).len() == 2).then_some(())
+    });
     let mut caller = connect(&demo);
     let mut ask = |target: &str| {
         caller.send(get(&demo, target));
         caller.response().body[0]
     };
     for agent in [b'1', b'2'] {
-        eventually("each agent gets requests", || (ask("/") == agent).then_some(()));
+        eventually("each agent gets requests", || {
+            (ask("/") == agent).then_some(())
+        });
     }
     // A draining agent finishes its requests, and no request fails.
     thread::scope(|scope| {
@@ -70,7 +96,9 @@ fn two_agents_share_a_service_and_each_can_drain() {
             assert!([b'1', b'2'].contains(&ask("/")));
         }
     });
-    eventually("one tunnel is left", || (tunnels(&demo).len() == 1).then_some(()));
+    eventually("one tunnel is left", || {
+        (tunnels(&demo).len() == 1).then_some(())
+    });
     assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_drained", 1)]));
 }
 
@@ -85,7 +113,10 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_and_the_older_one_is_its_reserve(
         let file = file.unwrap();
         std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
     }
-    let newer = start_agent(copy.path(), &backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew"));
+    let newer = start_agent(
+        copy.path(),
+        &backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew"),
+    );
     let mut caller = connect(&demo);
     eventually("the newer tunnel serves", || {
         caller.send(get(&demo, "/"));

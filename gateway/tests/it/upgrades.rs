@@ -30,7 +30,11 @@ fn doubling() -> String {
                 peer.send("HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nignored");
                 continue;
             }
-            let accept = head.headers.get("sec-websocket-key").map(accept_of).unwrap_or_default();
+            let accept = head
+                .headers
+                .get("sec-websocket-key")
+                .map(accept_of)
+                .unwrap_or_default();
             peer.send(format!(
                 "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\nX-Method: {}\r\n{accept}\r\nhello ",
                 protocol.as_str(),
@@ -44,8 +48,14 @@ fn doubling() -> String {
 /// Value of `Sec-WebSocket-Accept` (RFC 6455 §4.2.2).
 fn accept_of(key: &http::HeaderValue) -> String {
     use base64::Engine;
-    let text = format!("{}258EAFA5-E914-47DA-95CA-C5AB0DC85B11", key.to_str().unwrap());
-    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
+    let text = format!(
+        "{}258EAFA5-E914-47DA-95CA-C5AB0DC85B11",
+        key.to_str().unwrap()
+    );
+    let digest = aws_lc_rs::digest::digest(
+        &aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY,
+        text.as_bytes(),
+    );
     let accept = base64::engine::general_purpose::STANDARD.encode(digest.as_ref());
     format!("Sec-WebSocket-Accept: {accept}\r\n")
 }
@@ -59,7 +69,11 @@ fn double(peer: &mut Peer<TcpStream>) {
 }
 
 fn upgrade(demo: &Demo, line: &str, protocol: &str) -> String {
-    request(demo, line, &format!("Connection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n"))
+    request(
+        demo,
+        line,
+        &format!("Connection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n"),
+    )
 }
 
 fn end(caller: &mut Caller) {
@@ -71,14 +85,29 @@ fn end(caller: &mut Caller) {
 #[test]
 fn http1_upgrades_end_each_half_separately() {
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let options = Options { workers: 2, hand_over, ..crate::support::options(Some(doubling())) };
+        let options = Options {
+            workers: 2,
+            hand_over,
+            ..crate::support::options(Some(doubling()))
+        };
         let demo = Demo::start(&options).unwrap();
-        for (line, protocol) in [("GET /", "websocket"), ("POST /", "SPDY/3.1"), ("GET /", "anything")] {
+        for (line, protocol) in [
+            ("GET /", "websocket"),
+            ("POST /", "SPDY/3.1"),
+            ("GET /", "anything"),
+        ] {
             let mut caller = connect(&demo);
             caller.send(upgrade(&demo, line, protocol));
             let head = caller.response_head(&Method::GET).unwrap();
-            let field = |name: &str| head.headers.get(name).map_or("", |value| value.to_str().unwrap());
-            assert_eq!((head.status.as_u16(), field("upgrade"), field("connection")), (101, protocol, "upgrade"));
+            let field = |name: &str| {
+                head.headers
+                    .get(name)
+                    .map_or("", |value| value.to_str().unwrap())
+            };
+            assert_eq!(
+                (head.status.as_u16(), field("upgrade"), field("connection")),
+                (101, protocol, "upgrade")
+            );
             assert!(line.starts_with(field("x-method")) && !field("x-gw-request-id").is_empty());
             assert_eq!(caller.bytes(6).unwrap(), b"hello ");
             for byte in *b"abc" {
@@ -112,7 +141,10 @@ fn the_backend_may_end_its_half_of_an_upgrade_first() {
     assert!(caller.is_closed());
     caller.send("still");
     end(&mut caller);
-    assert_eq!(seen.recv_timeout(crate::support::SOON).unwrap(), (b"still".to_vec(), true));
+    assert_eq!(
+        seen.recv_timeout(crate::support::SOON).unwrap(),
+        (b"still".to_vec(), true)
+    );
     crate::support::wait_until_slots_are_free(&demo);
 }
 
@@ -139,7 +171,10 @@ fn a_backend_may_refuse_or_ignore_an_upgrade() {
         let mut caller = connect(&demo);
         caller.send(upgrade(&demo, &format!("GET {target}"), "websocket"));
         let response = caller.response();
-        assert_eq!((response.status.as_u16(), response.body.as_slice()), (status, body.as_bytes()));
+        assert_eq!(
+            (response.status.as_u16(), response.body.as_slice()),
+            (status, body.as_bytes())
+        );
         assert_eq!(response.header("connection"), "close");
         assert!(caller.is_closed());
     }
@@ -149,7 +184,10 @@ fn a_backend_may_refuse_or_ignore_an_upgrade() {
     for _ in 0..2 {
         caller.send(upgrade(&demo, "GET /", "h2c"));
         let response = caller.response();
-        assert_eq!((response.header("connection"), response.body.as_slice()), ("", &b"ordinary"[..]));
+        assert_eq!(
+            (response.header("connection"), response.body.as_slice()),
+            ("", &b"ordinary"[..])
+        );
     }
 }
 
@@ -162,13 +200,18 @@ fn http2_callers_upgrade_by_extended_connect() {
         assert_eq!(caller.get("/").await.body, b"ordinary");
         assert!(caller.requests.is_extended_connect_protocol_enabled());
         let connect = |target: &str| {
-            let request = caller.request(&Method::CONNECT, target).header("sec-websocket-version", "13");
+            let request = caller
+                .request(&Method::CONNECT, target)
+                .header("sec-websocket-version", "13");
             request.extension(Protocol::from_static("websocket"))
         };
         let (response, mut ours) = caller.begin(connect("/chat"), false).await;
         let (parts, mut theirs) = response.await.unwrap().into_parts();
         assert_eq!(parts.status, 200);
-        assert!(!parts.headers.contains_key("sec-websocket-accept") && !parts.headers.contains_key("x-gw-upgrade"));
+        assert!(
+            !parts.headers.contains_key("sec-websocket-accept")
+                && !parts.headers.contains_key("x-gw-upgrade")
+        );
         assert_eq!(data(&mut theirs).await.unwrap(), "hello ");
         ours.send_data("a".into(), false).unwrap();
         assert_eq!(data(&mut theirs).await.unwrap(), "aa");
@@ -185,7 +228,10 @@ fn http2_callers_upgrade_by_extended_connect() {
         let (response, _ours) = caller.begin(connect("/ignore"), false).await;
         let response = http2_caller::whole(response).await;
         assert_eq!(response.status, 502);
-        assert_eq!(response.json()["error"]["code"], "GW_BACKEND_INVALID_RESPONSE");
+        assert_eq!(
+            response.json()["error"]["code"],
+            "GW_BACKEND_INVALID_RESPONSE"
+        );
     });
     crate::support::wait_until_slots_are_free(&demo);
 }

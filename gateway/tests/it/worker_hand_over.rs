@@ -12,7 +12,10 @@ use crate::support::{backend, eventually, reports, setup, tunnels};
 fn mirror() -> String {
     backend::start(|mut peer| {
         while let Ok((_, body, _)) = peer.request() {
-            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()));
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
+                body.len()
+            ));
             peer.send(body);
         }
     })
@@ -24,10 +27,18 @@ fn total(demo: &Demo, name: &str) -> u64 {
 
 #[test]
 fn requests_and_large_bodies_cross_workers_in_every_mode() {
-    for (workers, hand_over) in
-        [(1, HandOver::Auto), (2, HandOver::Always), (2, HandOver::Never), (4, HandOver::Always), (4, HandOver::Never)]
-    {
-        let options = Options { workers, hand_over, ..crate::support::options(Some(mirror())) };
+    for (workers, hand_over) in [
+        (1, HandOver::Auto),
+        (2, HandOver::Always),
+        (2, HandOver::Never),
+        (4, HandOver::Always),
+        (4, HandOver::Never),
+    ] {
+        let options = Options {
+            workers,
+            hand_over,
+            ..crate::support::options(Some(mirror()))
+        };
         let demo = Demo::start(&options).unwrap();
         thread::scope(|scope| {
             for number in 0..12usize {
@@ -36,16 +47,28 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
                     let mut caller = connect(demo);
                     for length in [0, 1, 1000, 300_000 + number, 3_000_000] {
                         let body: Vec<u8> = (0..length).map(|at| (at * 7 + number) as u8).collect();
-                        caller.send(request(demo, "POST /", &format!("Content-Length: {length}\r\n\r\n")));
+                        caller.send(request(
+                            demo,
+                            "POST /",
+                            &format!("Content-Length: {length}\r\n\r\n"),
+                        ));
                         caller.send(&body);
                         let response = caller.response();
                         assert_eq!(response.status, 200);
-                        assert!(response.body == body, "{length} bytes were not relayed unchanged");
+                        assert!(
+                            response.body == body,
+                            "{length} bytes were not relayed unchanged"
+                        );
                     }
                 });
             }
         });
-        let counts = || (total(&demo, "requests_crossing"), total(&demo, "connections_handed_over"));
+        let counts = || {
+            (
+                total(&demo, "requests_crossing"),
+                total(&demo, "connections_handed_over"),
+            )
+        };
         if workers > 1 {
             // The kernel may give all connections to the same worker.
             eventually("a connection reaches another worker", || {
@@ -58,8 +81,14 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
         let (crossed, handed) = counts();
         match (workers, hand_over) {
             (1, _) => assert_eq!((crossed, handed), (0, 0)),
-            (_, HandOver::Never) => assert!(crossed > 0, "with {workers} workers some connection was elsewhere"),
-            _ => assert!(crossed == 0 && handed > 0, "{crossed} crossed, {handed} handed over"),
+            (_, HandOver::Never) => assert!(
+                crossed > 0,
+                "with {workers} workers some connection was elsewhere"
+            ),
+            _ => assert!(
+                crossed == 0 && handed > 0,
+                "{crossed} crossed, {handed} handed over"
+            ),
         }
         crate::support::wait_until_slots_are_free(&demo);
         demo.stop();
@@ -69,7 +98,11 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
 #[test]
 fn a_disconnected_caller_cancels_a_request_that_crosses_workers() {
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let options = Options { workers: 4, hand_over, ..crate::support::options(None) };
+        let options = Options {
+            workers: 4,
+            hand_over,
+            ..crate::support::options(None)
+        };
         let demo = Demo::start(&options).unwrap();
         // Enough connections for some to reach a worker that does not own the service.
         for target in ["/slow?ms=60000", "/bytes/1000000000"] {
@@ -80,7 +113,9 @@ fn a_disconnected_caller_cancels_a_request_that_crosses_workers() {
                     caller
                 })
                 .collect();
-            eventually("16 requests on the tunnel", || (tunnels(&demo)[0].in_flight == 16).then_some(()));
+            eventually("16 requests on the tunnel", || {
+                (tunnels(&demo)[0].in_flight == 16).then_some(())
+            });
             drop(callers);
             crate::support::wait_until_slots_are_free(&demo);
         }
@@ -89,7 +124,11 @@ fn a_disconnected_caller_cancels_a_request_that_crosses_workers() {
 
 #[test]
 fn a_connection_may_carry_requests_for_services_other_than_its_server_name() {
-    let options = Options { workers: 4, hand_over: HandOver::Always, ..crate::support::options(None) };
+    let options = Options {
+        workers: 4,
+        hand_over: HandOver::Always,
+        ..crate::support::options(None)
+    };
     let demo = Demo::start(&options).unwrap();
     // Server names owned by other workers: requests for the demo's service cross from there.
     for number in 0..8 {

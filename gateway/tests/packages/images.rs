@@ -17,8 +17,17 @@ impl Machine {
     /// With a backend that listens on `port` and answers with `body`.
     fn start(port: u16, body: &str) -> Self {
         let mut command = Command::new("unshare");
-        command.args(["--net", "python3"]).arg(Path::new(FOLDER).join("backend.py")).arg(port.to_string()).arg(body);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        command
+            .args(["--net", "python3"])
+            .arg(Path::new(FOLDER).join("backend.py"))
+            .arg(port.to_string())
+            .arg(body);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let mut machine = Self(child);
         // It is in its namespace then, and loopback is up.
         assert_eq!(first_line(&mut machine.0, |_| true), "listening");
@@ -28,7 +37,10 @@ impl Machine {
     /// A command on this network.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/proc/{}/ns/net", self.0.id())).arg(program).stdin(Stdio::null());
+        command
+            .arg(format!("--net=/proc/{}/ns/net", self.0.id()))
+            .arg(program)
+            .stdin(Stdio::null());
         command
     }
 }
@@ -42,8 +54,12 @@ impl Drop for Machine {
 
 /// The first line of the program's standard output of which `is_it` is true.
 fn first_line(child: &mut Child, is_it: impl Fn(&str) -> bool) -> String {
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    lines.find(|line| is_it(line)).expect("the program has ended without that line")
+    let mut lines = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map(Result::unwrap);
+    lines
+        .find(|line| is_it(line))
+        .expect("the program has ended without that line")
 }
 
 /// An image unpacked for runc, on a machine.
@@ -59,16 +75,32 @@ impl<'m> Bundle<'m> {
     fn unpack(machine: &'m Machine, archive: &Path, folder: PathBuf, data: &str) -> Self {
         let layout = folder.with_extension("layout");
         let from = format!("oci-archive:{}", archive.display());
-        run(Command::new("skopeo").args(["copy", "--quiet", &from]).arg(format!("oci:{}:it", layout.display())));
-        run(Command::new("umoci").arg("unpack").arg("--image").arg(format!("{}:it", layout.display())).arg(&folder));
-        let bundle = Self { machine, name: format!("gw-test-{}-{data}", std::process::id()), folder };
+        run(Command::new("skopeo")
+            .args(["copy", "--quiet", &from])
+            .arg(format!("oci:{}:it", layout.display())));
+        run(Command::new("umoci")
+            .arg("unpack")
+            .arg("--image")
+            .arg(format!("{}:it", layout.display()))
+            .arg(&folder));
+        let bundle = Self {
+            machine,
+            name: format!("gw-test-{}-{data}", std::process::id()),
+            folder,
+        };
         let mut config = bundle.config();
-        assert_eq!(config["process"]["user"], json!({ "uid": 65532, "gid": 65532 }));
+        assert_eq!(
+            config["process"]["user"],
+            json!({ "uid": 65532, "gid": 65532 })
+        );
         config["root"]["readonly"] = json!(true);
         config["process"]["terminal"] = json!(false);
         config["process"]["capabilities"] = json!({});
         config["process"]["noNewPrivileges"] = json!(true);
-        config["linux"]["namespaces"].as_array_mut().unwrap().retain(|namespace| namespace["type"] != "network");
+        config["linux"]["namespaces"]
+            .as_array_mut()
+            .unwrap()
+            .retain(|namespace| namespace["type"] != "network");
         let options = ["uid=65532", "gid=65532", "mode=0700"];
         let volume = format!("/var/lib/{data}");
         bundle.write(&config);
@@ -94,27 +126,41 @@ impl<'m> Bundle<'m> {
     fn set_arguments(&self, arguments: &[&str]) {
         let mut config = self.config();
         let program = config["process"]["args"][0].clone();
-        config["process"]["args"] = [program].into_iter().chain(arguments.iter().map(|it| json!(it))).collect();
+        config["process"]["args"] = [program]
+            .into_iter()
+            .chain(arguments.iter().map(|it| json!(it)))
+            .collect();
         self.write(&config);
     }
 
     fn add_to_environment(&self, variables: &[&str]) {
         let mut config = self.config();
-        config["process"]["env"].as_array_mut().unwrap().extend(variables.iter().map(|it| json!(it)));
+        config["process"]["env"]
+            .as_array_mut()
+            .unwrap()
+            .extend(variables.iter().map(|it| json!(it)));
         self.write(&config);
     }
 
     fn runc(&self) -> Command {
         let mut command = self.machine.command("runc");
-        command.arg("--root").arg(self.folder.with_extension("state"));
+        command
+            .arg("--root")
+            .arg(self.folder.with_extension("state"));
         command
     }
 
     /// Runs the container, for a minute at most.
     fn command(&self) -> Command {
         let mut command = self.machine.command("timeout");
-        command.args(["60", "runc", "--root"]).arg(self.folder.with_extension("state"));
-        command.arg("run").arg("--bundle").arg(&self.folder).arg(&self.name);
+        command
+            .args(["60", "runc", "--root"])
+            .arg(self.folder.with_extension("state"));
+        command
+            .arg("run")
+            .arg("--bundle")
+            .arg(&self.folder)
+            .arg(&self.name);
         command
     }
 
@@ -122,7 +168,12 @@ impl<'m> Bundle<'m> {
     fn exec(&self, arguments: &[&str]) -> String {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
-            let output = self.runc().args(["exec", &self.name]).args(arguments).output().unwrap();
+            let output = self
+                .runc()
+                .args(["exec", &self.name])
+                .args(arguments)
+                .output()
+                .unwrap();
             if output.status.success() {
                 return String::from_utf8(output.stdout).unwrap();
             }
@@ -134,7 +185,11 @@ impl<'m> Bundle<'m> {
     /// Asserts that SIGTERM ends the container with exit code 0.
     fn stop(&self, process: &mut Child) {
         run(self.runc().args(["kill", &self.name, "TERM"]));
-        assert!(process.wait().unwrap().success(), "SIGTERM drains and ends {} with exit code 0", self.name);
+        assert!(
+            process.wait().unwrap().success(),
+            "SIGTERM drains and ends {} with exit code 0",
+            self.name
+        );
     }
 }
 
@@ -152,22 +207,28 @@ fn images_relay_a_request_without_root_and_without_a_writable_root() {
     }
     let folder = tempfile::tempdir().unwrap();
     let images = build("oci", folder.path(), ".oci.tar");
-    let [gateway, agent] = &images[..] else { panic!("{images:?}") };
+    let [gateway, agent] = &images[..] else {
+        panic!("{images:?}")
+    };
     let machine = Machine::start(8000, "the backend's answer");
-    let unpack = |image: &Path, data: &str| Bundle::unpack(&machine, image, folder.path().join(data), data);
+    let unpack =
+        |image: &Path, data: &str| Bundle::unpack(&machine, image, folder.path().join(data), data);
 
     let agent = unpack(agent, "gw-agent");
     agent.set_arguments(&["--version"]);
-    assert_eq!(run(&mut agent.command()), format!("gw-agent {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        run(&mut agent.command()),
+        format!("gw-agent {}\n", env!("CARGO_PKG_VERSION"))
+    );
 
     // The commands of docs/packages.md. First the image's own command, with the variables that it needs.
     let gateway = unpack(gateway, "gw-gateway");
     gateway.add_to_environment(&["GW_REGION=eu1", "GW_DOMAIN=gw.localhost"]);
     let mut serving = gateway.command().stderr(Stdio::null()).spawn().unwrap();
 
-    let create =
-        "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 8000 --json";
-    let created: Value = serde_json::from_str(&gateway.exec(&create.split(' ').collect::<Vec<_>>())).unwrap();
+    let create = "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 8000 --json";
+    let created: Value =
+        serde_json::from_str(&gateway.exec(&create.split(' ').collect::<Vec<_>>())).unwrap();
     let command = |name: &str| created[name].as_str().unwrap().to_owned();
 
     // As printed: the file of the authority is written where the command is run, and mounted for the agent.
@@ -178,12 +239,23 @@ fn images_relay_a_request_without_root_and_without_a_writable_root() {
     let authority = folder.path().join("gw-ca.crt");
     agent.mount(json!({ "destination": "/gw-ca.crt", "type": "bind", "source": authority, "options": ["bind", "ro"] }));
     agent.set_arguments(&arguments.split_whitespace().collect::<Vec<_>>());
-    let mut relaying = agent.command().stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut relaying = agent
+        .command()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let relayed = first_line(&mut relaying, |line| line.contains(" -> "));
-    assert_eq!(relayed, "https://acme--api.eu1.gw.localhost:8443 -> http://127.0.0.1:8000");
+    assert_eq!(
+        relayed,
+        "https://acme--api.eu1.gw.localhost:8443 -> http://127.0.0.1:8000"
+    );
 
     let mut sh = machine.command("sh");
-    let answer = run(sh.arg("-c").arg(command("curl_command")).current_dir(&folder));
+    let answer = run(sh
+        .arg("-c")
+        .arg(command("curl_command"))
+        .current_dir(&folder));
     assert_eq!(answer, "the backend's answer");
 
     agent.stop(&mut relaying);

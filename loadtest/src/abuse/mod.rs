@@ -41,13 +41,23 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
-    let attacks: Vec<&Attack> = ATTACKS.iter().filter(|attack| attack.name.contains(&options.only)).collect();
-    ensure(!attacks.is_empty(), || format!("no attack has a name that contains {}", options.only))?;
+    let attacks: Vec<&Attack> = ATTACKS
+        .iter()
+        .filter(|attack| attack.name.contains(&options.only))
+        .collect();
+    ensure(!attacks.is_empty(), || {
+        format!("no attack has a name that contains {}", options.only)
+    })?;
     pin_to(None, CALLERS_CORE)?;
     let mut failed = Vec::new();
     for attack in attacks {
         // Each attack gets a new demo, so that budgets used by one do not affect the next.
-        let with = DemoOptions { workers: 1, cores: vec![GATEWAY_CORE], slots: Some(SLOTS), ..Default::default() };
+        let with = DemoOptions {
+            workers: 1,
+            cores: vec![GATEWAY_CORE],
+            slots: Some(SLOTS),
+            ..Default::default()
+        };
         let demo = Demo::start(gateway, &with)?;
         arrange(demo.pid())?;
         if let Err(failure) = beside(&demo, attack, Duration::from_secs(options.seconds)) {
@@ -56,7 +66,9 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         }
         demo.stop()?;
     }
-    ensure(failed.is_empty(), || format!("failed: {}", failed.join(", ")))
+    ensure(failed.is_empty(), || {
+        format!("failed: {}", failed.join(", "))
+    })
 }
 
 /// Measures ordinary callers during one attack.
@@ -92,7 +104,8 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
             stop.store(true, Ordering::Relaxed);
             joined(attackers).collect::<Result<(), _>>().and(measured)
         })?;
-        let busy = procfs::cpu(demo.pid()).saturating_sub(cpu).as_secs_f64() / began.elapsed().as_secs_f64();
+        let busy = procfs::cpu(demo.pid()).saturating_sub(cpu).as_secs_f64()
+            / began.elapsed().as_secs_f64();
         say(format_args!(
             "{}: p50 {:.2} ms, p99 {:.2} ms during the attack (product {:.0} % busy)",
             attack.name,
@@ -112,7 +125,9 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
         ended.into_inner(),
         metrics::reasons(&demo.admin_url)?,
     ));
-    ensure(ratio <= f64::from(SLOWER_MAX), || format!("p99 during the attack is {ratio:.1} times the p99 without"))
+    ensure(ratio <= f64::from(SLOWER_MAX), || {
+        format!("p99 during the attack is {ratio:.1} times the p99 without")
+    })
 }
 
 /// Latency of callers whose threads have the highest scheduling class.

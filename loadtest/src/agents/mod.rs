@@ -81,7 +81,9 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     for section in Section::value_variants() {
         if options.only.is_empty() || options.only.contains(section) {
             let rows = section.run(&site, options);
-            table.add(rows.unwrap_or_else(|failure| vec![Row::failed(&format!("{section:?}"), &failure)]));
+            table.add(
+                rows.unwrap_or_else(|failure| vec![Row::failed(&format!("{section:?}"), &failure)]),
+            );
         }
     }
     site.stop()?;

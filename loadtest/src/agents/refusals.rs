@@ -35,15 +35,38 @@ pub(super) fn run(site: &Site) -> Result<Vec<Row>, Failure> {
     let _backend = first.listen(&received, Duration::ZERO, "ok")?;
     std::thread::sleep(AFTERWARDS);
     let outcome = calls.stop()?;
-    let last_failure = outcome.failed.iter().map(|failed| failed.began).max().unwrap_or(back);
+    let last_failure = outcome
+        .failed
+        .iter()
+        .map(|failed| failed.began)
+        .max()
+        .unwrap_or(back);
     let recovered = last_failure.saturating_duration_since(back);
-    let refused_after = outcome.failed.iter().map(|failed| failed.ended - failed.began).max().unwrap_or_default();
-    let by_gateway = outcome.failed.iter().filter(|failed| matches!(failed.what, What::Status(_))).count();
+    let refused_after = outcome
+        .failed
+        .iter()
+        .map(|failed| failed.ended - failed.began)
+        .max()
+        .unwrap_or_default();
+    let by_gateway = outcome
+        .failed
+        .iter()
+        .filter(|failed| matches!(failed.what, What::Status(_)))
+        .count();
     Ok(vec![
         Row::new(format!("all-refuse, {CALLERS} callers"), &outcome)
-            .check(attempts <= ATTEMPTS_MAX, format!("{attempts:.3} attempts per request"))
-            .check(by_gateway == outcome.failed.len(), format!("{by_gateway} errors of the gateway"))
-            .check(refused_after <= REFUSED_WITHIN, format!("slowest error {:.0} ms", millis(refused_after)))
+            .check(
+                attempts <= ATTEMPTS_MAX,
+                format!("{attempts:.3} attempts per request"),
+            )
+            .check(
+                by_gateway == outcome.failed.len(),
+                format!("{by_gateway} errors of the gateway"),
+            )
+            .check(
+                refused_after <= REFUSED_WITHIN,
+                format!("slowest error {:.0} ms", millis(refused_after)),
+            )
             .check(
                 !outcome.answered.is_empty() && recovered <= BACK_WITHIN,
                 format!("recovered after {:.0} ms", millis(recovered)),

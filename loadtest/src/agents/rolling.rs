@@ -28,12 +28,18 @@ pub(super) fn run(site: &Site, agents: usize) -> Result<Vec<Row>, Failure> {
     let outcome = calls.stop()?;
     let (posts, twice) = received.posts();
     Ok(vec![
-        Row::new(format!("rolling, {agents} agents, {RATE} requests/s"), &outcome)
-            .check_no_failure(&outcome)
-            .check(
-                posts == outcome.posts && twice == 0,
-                format!("{} POSTs, {posts} at backends, {twice} twice", outcome.posts),
-            )
-            .note(format!("all restarted after {:.0} s", seconds(took))),
+        Row::new(
+            format!("rolling, {agents} agents, {RATE} requests/s"),
+            &outcome,
+        )
+        .check_no_failure(&outcome)
+        .check(
+            posts == outcome.posts && twice == 0,
+            format!(
+                "{} POSTs, {posts} at backends, {twice} twice",
+                outcome.posts
+            ),
+        )
+        .note(format!("all restarted after {:.0} s", seconds(took))),
     ])
 }

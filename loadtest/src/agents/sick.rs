@@ -27,7 +27,11 @@ pub(super) enum Sickness {
 }
 
 pub(super) fn run(site: &Site, sickness: Sickness, options: &Options) -> Result<Vec<Row>, Failure> {
-    options.callers.iter().map(|callers| call(site, sickness, *callers, options.requests)).collect()
+    options
+        .callers
+        .iter()
+        .map(|callers| call(site, sickness, *callers, options.requests))
+        .collect()
 }
 
 fn call(site: &Site, sickness: Sickness, callers: u32, requests: usize) -> Result<Row, Failure> {
@@ -37,7 +41,10 @@ fn call(site: &Site, sickness: Sickness, callers: u32, requests: usize) -> Resul
     let sick = match sickness {
         Sickness::Refuses => refusing.url(),
         Sickness::DoesNotAnswer => hole.url(),
-        Sickness::FailsTls => received.backend(Duration::ZERO, "plain")?.url.replace("http:", "https:"),
+        Sickness::FailsTls => received
+            .backend(Duration::ZERO, "plain")?
+            .url
+            .replace("http:", "https:"),
     };
     let pool = site.pool(vec![Plan::new(sick), Plan::new(&healthy.url)])?;
     let sick = &pool.agents[0];
@@ -61,10 +68,15 @@ fn call(site: &Site, sickness: Sickness, callers: u32, requests: usize) -> Resul
         .check_no_failure(&outcome)
         .check(
             posts == outcome.posts && twice == 0,
-            format!("{} POSTs, {posts} at backends, {twice} twice", outcome.posts),
+            format!(
+                "{} POSTs, {posts} at backends, {twice} twice",
+                outcome.posts
+            ),
         )
         .check(
             share <= SHARE_MAX,
-            format!("sick agent {share:.2} % after the first second ({sick_first} requests before)"),
+            format!(
+                "sick agent {share:.2} % after the first second ({sick_first} requests before)"
+            ),
         ))
 }

@@ -70,7 +70,12 @@ impl Site {
             let token = demo.admin_token.clone();
             (Product::Gateway(Box::new(demo)), token)
         };
-        Ok(Self { product, api: AdminApi::new(&token), gateway: gateway.to_owned(), pools: Cell::new(0) })
+        Ok(Self {
+            product,
+            api: AdminApi::new(&token),
+            gateway: gateway.to_owned(),
+            pools: Cell::new(0),
+        })
     }
 
     pub(super) fn stop(self) -> Result<(), Failure> {
@@ -86,19 +91,42 @@ impl Site {
         let create = json!({ "id": service, "burst": UNLIMITED, "refill_per_minute": UNLIMITED });
         self.change("POST", "/accounts/demo/services", &create)?;
         let text = |answer: Value, field: &str| {
-            answer[field].as_str().map(str::to_owned).ok_or_else(|| Failure::new(format!("no {field} in {answer}")))
+            answer[field]
+                .as_str()
+                .map(str::to_owned)
+                .ok_or_else(|| Failure::new(format!("no {field} in {answer}")))
         };
         let key = json!({ "name": service, "allowed_services": [service] });
-        let key = text(self.change("POST", "/accounts/demo/service-keys", &key)?, "service_key")?;
+        let key = text(
+            self.change("POST", "/accounts/demo/service-keys", &key)?,
+            "service_key",
+        )?;
         let token = json!({ "services": [service], "uses": plans.len() });
-        let token = text(self.change("POST", "/accounts/demo/enrollment-tokens", &token)?, "token")?;
-        let host = self.target(0).host.replacen("demo--echo", &format!("demo--{service}"), 1);
-        let mut pool = Pool { site: self, service, host, key, agents: Vec::new() };
+        let token = text(
+            self.change("POST", "/accounts/demo/enrollment-tokens", &token)?,
+            "token",
+        )?;
+        let host = self
+            .target(0)
+            .host
+            .replacen("demo--echo", &format!("demo--{service}"), 1);
+        let mut pool = Pool {
+            site: self,
+            service,
+            host,
+            key,
+            agents: Vec::new(),
+        };
         for (number, plan) in plans.into_iter().enumerate() {
             let url = self.url_for_agents(number % self.ports().len(), plan.port);
             let enrolled = Enrolled::new(&self.gateway, &url, self.ca_file(), &token)?;
             let [metrics_port] = process::free_ports()?;
-            let mut agent = Agent { enrolled, plan, metrics_port, process: None };
+            let mut agent = Agent {
+                enrolled,
+                plan,
+                metrics_port,
+                process: None,
+            };
             agent.start()?;
             pool.agents.push(agent);
         }
@@ -154,13 +182,27 @@ impl Pool<'_> {
     }
 
     /// Starts callers of the service at all nodes, with requests back to back unless there is a rate.
-    pub(super) fn call(&self, callers: u32, rate: Option<u32>, methods: Methods) -> Result<Callers, Failure> {
-        Ok(Callers::send(&Load { targets: self.targets()?, callers, rate, methods }))
+    pub(super) fn call(
+        &self,
+        callers: u32,
+        rate: Option<u32>,
+        methods: Methods,
+    ) -> Result<Callers, Failure> {
+        Ok(Callers::send(&Load {
+            targets: self.targets()?,
+            callers,
+            rate,
+            methods,
+        }))
     }
 
     /// Changes settings of the service.
     pub(super) fn set(&self, settings: &Value) -> Result<(), Failure> {
-        self.site.change("PATCH", &format!("/accounts/demo/services/{}", self.service), settings)?;
+        self.site.change(
+            "PATCH",
+            &format!("/accounts/demo/services/{}", self.service),
+            settings,
+        )?;
         Ok(())
     }
 
@@ -176,7 +218,9 @@ impl Pool<'_> {
             if tunnels == count as u64 {
                 return Ok(());
             }
-            ensure(Instant::now() < deadline, || format!("{tunnels} of {count} tunnels after {TUNNELS_WITHIN:?}"))?;
+            ensure(Instant::now() < deadline, || {
+                format!("{tunnels} of {count} tunnels after {TUNNELS_WITHIN:?}")
+            })?;
             std::thread::sleep(TICK);
         }
     }
@@ -184,14 +228,19 @@ impl Pool<'_> {
 
 impl Plan {
     pub(super) fn new(backend: impl Into<String>) -> Self {
-        Self { backend: backend.into(), slots: MANY_SLOTS, port: None }
+        Self {
+            backend: backend.into(),
+            slots: MANY_SLOTS,
+            port: None,
+        }
     }
 }
 
 impl Agent {
     pub(super) fn start(&mut self) -> Result<(), Failure> {
         let mut run = self.enrolled.command(&self.plan.backend, &[])?;
-        run.env(SLOTS, self.plan.slots.to_string()).env(METRICS, format!("127.0.0.1:{}", self.metrics_port));
+        run.env(SLOTS, self.plan.slots.to_string())
+            .env(METRICS, format!("127.0.0.1:{}", self.metrics_port));
         self.process = Some(Process::spawn("gw-agent", &mut run)?);
         Ok(())
     }
@@ -206,11 +255,16 @@ impl Agent {
 
     /// Stops all its processes (`Signal::STOP`) or lets them continue (`Signal::CONT`).
     pub(super) fn signal(&self, signal: Signal) {
-        self.process.iter().for_each(|process| process.send_all(signal));
+        self.process
+            .iter()
+            .for_each(|process| process.send_all(signal));
     }
 
     /// Requests that it has received from the gateway.
     pub(super) fn requests(&self) -> Result<u64, Failure> {
-        metrics::read(&format!("http://127.0.0.1:{}", self.metrics_port), "gw_agent_requests_total")
+        metrics::read(
+            &format!("http://127.0.0.1:{}", self.metrics_port),
+            "gw_agent_requests_total",
+        )
     }
 }

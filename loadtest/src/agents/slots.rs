@@ -20,12 +20,21 @@ pub(super) fn run(site: &Site) -> Result<Vec<Row>, Failure> {
 fn call(site: &Site, callers: u32) -> Result<Row, Failure> {
     let received = Received::default();
     let backend = received.backend(DELAY, "ok")?;
-    let pool = site.pool(SLOTS.map(|slots| Plan { slots, ..Plan::new(&backend.url) }).into())?;
+    let pool = site.pool(
+        SLOTS
+            .map(|slots| Plan {
+                slots,
+                ..Plan::new(&backend.url)
+            })
+            .into(),
+    )?;
     let calls = pool.call(callers, None, Methods::GetAndPost)?;
     std::thread::sleep(LENGTH);
     let outcome = calls.stop()?;
     let [one, many] = [pool.agents[0].requests()?, pool.agents[1].requests()?];
     Ok(Row::new(format!("slots, {callers} callers"), &outcome)
         .check_no_failure(&outcome)
-        .note(format!("agent with 1 slot {one} requests, with 128 slots {many}")))
+        .note(format!(
+            "agent with 1 slot {one} requests, with 128 slots {many}"
+        )))
 }

@@ -21,14 +21,20 @@ const P50_MAX: f64 = 1.2;
 
 pub(super) fn run(site: &Site) -> Result<Vec<Row>, Failure> {
     let received = Received::default();
-    let [healthy, slow] = [received.backend(DELAY, "ok")?, received.backend(DELAY * SLOWER, "ok")?];
+    let [healthy, slow] = [
+        received.backend(DELAY, "ok")?,
+        received.backend(DELAY * SLOWER, "ok")?,
+    ];
     let (mut alone, mut beside, mut share) = (Vec::new(), Vec::new(), 0.0_f64);
     let mut last = None;
     for _ in 0..ROUNDS {
         alone.push(p50(&call(site, &[&healthy])?));
         let before = slow.requests();
         let outcome = call(site, &[&slow, &healthy])?;
-        share = share.max(percent((slow.requests() - before) as u64, outcome.answered.len() as u64));
+        share = share.max(percent(
+            (slow.requests() - before) as u64,
+            outcome.answered.len() as u64,
+        ));
         beside.push(p50(&outcome));
         last = Some(outcome);
     }
@@ -37,13 +43,24 @@ pub(super) fn run(site: &Site) -> Result<Vec<Row>, Failure> {
     Ok(vec![
         Row::new(format!("slow, {CALLERS} callers"), &outcome)
             .check_no_failure(&outcome)
-            .check(share <= SHARE_MAX, format!("slow agent at most {share:.2} % of {ROUNDS} rounds"))
-            .check(beside <= P50_MAX * alone, format!("p50 {beside:.2} ms, healthy alone {alone:.2} ms")),
+            .check(
+                share <= SHARE_MAX,
+                format!("slow agent at most {share:.2} % of {ROUNDS} rounds"),
+            )
+            .check(
+                beside <= P50_MAX * alone,
+                format!("p50 {beside:.2} ms, healthy alone {alone:.2} ms"),
+            ),
     ])
 }
 
 fn call(site: &Site, backends: &[&Backend]) -> Result<Outcome, Failure> {
-    let pool = site.pool(backends.iter().map(|backend| Plan::new(&backend.url)).collect())?;
+    let pool = site.pool(
+        backends
+            .iter()
+            .map(|backend| Plan::new(&backend.url))
+            .collect(),
+    )?;
     let calls = pool.call(CALLERS, None, Methods::GetAndPost)?;
     std::thread::sleep(LENGTH);
     calls.stop()

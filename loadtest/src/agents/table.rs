@@ -31,11 +31,19 @@ impl Row {
             millis(p99),
             millis(slowest)
         );
-        let row = Self { name, figures, findings: Vec::new(), missed: Vec::new() };
+        let row = Self {
+            name,
+            figures,
+            findings: Vec::new(),
+            missed: Vec::new(),
+        };
         for failed in outcome.failed.iter().take(3) {
             let method = if failed.is_post { "POST" } else { "GET" };
             let after = millis(failed.ended - failed.began);
-            say(format_args!("agents: {}: {method}: {} after {after:.0} ms", row.name, failed.what));
+            say(format_args!(
+                "agents: {}: {method}: {} after {after:.0} ms",
+                row.name, failed.what
+            ));
         }
         row
     }
@@ -43,12 +51,21 @@ impl Row {
     /// A section that could not be measured.
     pub(super) fn failed(name: &str, failure: &Failure) -> Self {
         let figures = "| | | |".to_owned();
-        Self { name: name.to_owned(), figures, findings: Vec::new(), missed: vec![failure.to_string()] }
+        Self {
+            name: name.to_owned(),
+            figures,
+            findings: Vec::new(),
+            missed: vec![failure.to_string()],
+        }
     }
 
     /// Adds a figure that must hold.
     pub(super) fn check(mut self, holds: bool, finding: String) -> Self {
-        let list = if holds { &mut self.findings } else { &mut self.missed };
+        let list = if holds {
+            &mut self.findings
+        } else {
+            &mut self.missed
+        };
         list.push(finding);
         self
     }
@@ -91,8 +108,14 @@ impl Table {
             "\n| section | requests | failed | p50 | p99 | slowest | figures |\n|---|---|---|---|---|---|---|"
         ));
         self.rows.iter().for_each(Row::say);
-        let missed = self.rows.iter().filter(|row| !row.missed.is_empty()).count();
-        ensure(missed == 0, || format!("{missed} of {} rows miss a figure", self.rows.len()))
+        let missed = self
+            .rows
+            .iter()
+            .filter(|row| !row.missed.is_empty())
+            .count();
+        ensure(missed == 0, || {
+            format!("{missed} of {} rows miss a figure", self.rows.len())
+        })
     }
 }
 
@@ -100,6 +123,11 @@ impl Row {
     fn say(&self) {
         let missed = self.missed.iter().map(|missed| format!("MISSED: {missed}"));
         let findings: Vec<String> = missed.chain(self.findings.iter().cloned()).collect();
-        say(format_args!("| {} | {} | {} |", self.name, self.figures, findings.join("; ")));
+        say(format_args!(
+            "| {} | {} | {} |",
+            self.name,
+            self.figures,
+            findings.join("; ")
+        ));
     }
 }

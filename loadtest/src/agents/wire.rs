@@ -17,18 +17,25 @@ impl Wire {
         let port = listener.local_addr()?.port();
         let connections = Arc::<Mutex<Vec<TcpStream>>>::default();
         let kept = Arc::clone(&connections);
-        std::thread::Builder::new().name("wire".into()).spawn(move || {
-            for near in listener.incoming().flatten() {
-                // A connection that fails is closed: the agent connects again.
-                let _ = join(near, to, &kept);
-            }
-        })?;
+        std::thread::Builder::new()
+            .name("wire".into())
+            .spawn(move || {
+                for near in listener.incoming().flatten() {
+                    // A connection that fails is closed: the agent connects again.
+                    let _ = join(near, to, &kept);
+                }
+            })?;
         Ok(Self { port, connections })
     }
 
     /// Ends all connections that are open now.
     pub(super) fn cut(&self) {
-        for connection in self.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for connection in self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+        {
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
@@ -39,12 +46,16 @@ fn join(near: TcpStream, to: u16, kept: &Mutex<Vec<TcpStream>>) -> io::Result<()
     for socket in [&near, &far] {
         socket.set_nodelay(true)?;
     }
-    kept.lock().unwrap_or_else(PoisonError::into_inner).extend([near.try_clone()?, far.try_clone()?]);
+    kept.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .extend([near.try_clone()?, far.try_clone()?]);
     for (mut from, mut to) in [(near.try_clone()?, far.try_clone()?), (far, near)] {
-        std::thread::Builder::new().name("wire".into()).spawn(move || {
-            let _ = io::copy(&mut from, &mut to);
-            let _ = to.shutdown(Shutdown::Write);
-        })?;
+        std::thread::Builder::new()
+            .name("wire".into())
+            .spawn(move || {
+                let _ = io::copy(&mut from, &mut to);
+                let _ = to.shutdown(Shutdown::Write);
+            })?;
     }
     Ok(())
 }

@@ -11,7 +11,13 @@ use crate::failure::Failure;
 use crate::latency::Latency;
 use crate::report::millis;
 
-const KINDS: [Kind; 5] = [Kind::Gw, Kind::Haproxy, Kind::Nginx, Kind::Rathole, Kind::RatholeNoise];
+const KINDS: [Kind; 5] = [
+    Kind::Gw,
+    Kind::Haproxy,
+    Kind::Nginx,
+    Kind::Rathole,
+    Kind::RatholeNoise,
+];
 const DOWNLOADS: u32 = 8;
 /// Time for the downloads to reach their speed.
 const BUILDS_UP: Duration = Duration::from_millis(500);
@@ -21,14 +27,24 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let setups = bench.start_all(&KINDS)?;
     let length = Duration::from_secs(bench.options.seconds.into());
     let case = |name: &str| Case::new("beside", name, Work::Gigabyte, Column::P99);
-    let alone = bench.compare(&setups, case("alone"), |setup| small_requests(setup, length))?;
+    let alone = bench.compare(&setups, case("alone"), |setup| {
+        small_requests(setup, length)
+    })?;
     let name = format!("beside {DOWNLOADS} downloads");
-    Ok(vec![alone, bench.compare(&setups, case(&name), |setup| beside_downloads(&wrk, setup, bench.options.seconds))?])
+    Ok(vec![
+        alone,
+        bench.compare(&setups, case(&name), |setup| {
+            beside_downloads(&wrk, setup, bench.options.seconds)
+        })?,
+    ])
 }
 
 fn small_requests(setup: &Setup, length: Duration) -> Result<Sample, Failure> {
-    let latency = Latency::measure(&setup.target, length).map_err(|failure| Failure::during(setup.name, failure))?;
-    Ok(Sample::default().with(Column::P50, millis(latency.p50)).with(Column::P99, millis(latency.p99)))
+    let latency = Latency::measure(&setup.target, length)
+        .map_err(|failure| Failure::during(setup.name, failure))?;
+    Ok(Sample::default()
+        .with(Column::P50, millis(latency.p50))
+        .with(Column::P99, millis(latency.p99)))
 }
 
 /// The downloads leave the core of the load to callers and backend: latencies must not contain their time slices.

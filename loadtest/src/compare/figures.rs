@@ -17,8 +17,16 @@ pub(super) enum Column {
 }
 
 impl Column {
-    pub(super) const ALL: [Self; 8] =
-        [Self::User, Self::Kernel, Self::Cpu, Self::Rate, Self::P50, Self::P99, Self::P999, Self::Bytes];
+    pub(super) const ALL: [Self; 8] = [
+        Self::User,
+        Self::Kernel,
+        Self::Cpu,
+        Self::Rate,
+        Self::P50,
+        Self::P99,
+        Self::P999,
+        Self::Bytes,
+    ];
 
     /// Name in JSON.
     pub(super) fn key(self) -> &'static str {
@@ -93,8 +101,13 @@ impl Sample {
     /// Adds the CPU time of `amount` units of work, if it is known.
     pub(super) fn with_cpu(self, cpu: impl Into<Option<Cpu>>, work: Work, amount: f64) -> Self {
         let Some(cpu) = cpu.into() else { return self };
-        let (user, kernel) = (work.cpu(cpu.user.as_secs_f64()) / amount, work.cpu(cpu.kernel.as_secs_f64()) / amount);
-        self.with(Column::User, user).with(Column::Kernel, kernel).with(Column::Cpu, user + kernel)
+        let (user, kernel) = (
+            work.cpu(cpu.user.as_secs_f64()) / amount,
+            work.cpu(cpu.kernel.as_secs_f64()) / amount,
+        );
+        self.with(Column::User, user)
+            .with(Column::Kernel, kernel)
+            .with(Column::Cpu, user + kernel)
     }
 
     fn get(&self, column: Column) -> Option<f64> {
@@ -127,7 +140,9 @@ impl Row {
     }
 
     fn values(&self, column: Column) -> impl Iterator<Item = f64> {
-        self.rounds.iter().filter_map(move |round| round.get(column))
+        self.rounds
+            .iter()
+            .filter_map(move |round| round.get(column))
     }
 }
 
@@ -145,8 +160,19 @@ pub(super) struct Case {
 
 impl Case {
     /// A case before its rows.
-    pub(super) fn new(section: &'static str, name: impl Into<String>, work: Work, headline: Column) -> Self {
-        Self { section, name: name.into(), work, headline, rows: Vec::new() }
+    pub(super) fn new(
+        section: &'static str,
+        name: impl Into<String>,
+        work: Work,
+        headline: Column,
+    ) -> Self {
+        Self {
+            section,
+            name: name.into(),
+            work,
+            headline,
+            rows: Vec::new(),
+        }
     }
 
     pub(super) fn with_rows(self, rows: Vec<Row>) -> Self {
@@ -163,16 +189,22 @@ impl Case {
 pub(super) fn example() -> Vec<Case> {
     use std::time::Duration;
 
-    let cpu = |user, kernel| Cpu { user: Duration::from_micros(user), kernel: Duration::from_micros(kernel) };
+    let cpu = |user, kernel| Cpu {
+        user: Duration::from_micros(user),
+        kernel: Duration::from_micros(kernel),
+    };
     let sample = |user, kernel| Sample::default().with_cpu(cpu(user, kernel), Work::Request, 10.0);
     let row = |setup, rounds| Row { setup, rounds };
-    let bytes = Sample::default().with(Column::Bytes, 9000.0).with_failures(2);
+    let bytes = Sample::default()
+        .with(Column::Bytes, 9000.0)
+        .with_failures(2);
     vec![
         Case::new("http1", "16 callers", Work::Request, Column::Cpu).with_rows(vec![
             row("gw", vec![sample(60, 40), sample(100, 100), sample(40, 20)]),
             row("haproxy", vec![sample(120, 80).with(Column::P99, 1.5)]),
         ]),
-        Case::new("idle", "a <caller>", Work::Idle, Column::Bytes).with_rows(vec![row("gw", vec![bytes])]),
+        Case::new("idle", "a <caller>", Work::Idle, Column::Bytes)
+            .with_rows(vec![row("gw", vec![bytes])]),
     ]
 }
 
@@ -183,18 +215,30 @@ mod tests {
     #[test]
     fn rows_have_medians_and_ranges_of_their_rounds() {
         let cases = example();
-        let [gw, haproxy] = &cases[0].rows[..] else { panic!("two rows") };
-        let columns = [Column::User, Column::Kernel, Column::Cpu, Column::P99].map(|column| gw.median(column));
+        let [gw, haproxy] = &cases[0].rows[..] else {
+            panic!("two rows")
+        };
+        let columns = [Column::User, Column::Kernel, Column::Cpu, Column::P99]
+            .map(|column| gw.median(column));
         assert_eq!(columns, [Some(6.0), Some(4.0), Some(10.0), None]);
         assert_eq!(gw.range(Column::Cpu), Some((6.0, 20.0)));
-        assert_eq!((cases[0].ratio(haproxy), cases[0].ratio(gw)), (Some(0.5), Some(1.0)));
+        assert_eq!(
+            (cases[0].ratio(haproxy), cases[0].ratio(gw)),
+            (Some(0.5), Some(1.0))
+        );
         assert_eq!(cases[1].rows[0].failures(), 2);
     }
 
     #[test]
     fn cpu_time_is_in_the_unit_of_the_work() {
-        let cpu = Cpu { user: std::time::Duration::from_secs(3), kernel: std::time::Duration::from_secs(1) };
+        let cpu = Cpu {
+            user: std::time::Duration::from_secs(3),
+            kernel: std::time::Duration::from_secs(1),
+        };
         let sample = Sample::default().with_cpu(cpu, Work::Gigabyte, 2.0);
-        assert_eq!((sample.get(Column::User), sample.get(Column::Cpu)), (Some(1.5), Some(2.0)));
+        assert_eq!(
+            (sample.get(Column::User), sample.get(Column::Cpu)),
+            (Some(1.5), Some(2.0))
+        );
     }
 }

@@ -17,10 +17,22 @@ pub(super) fn find() -> Result<PathBuf, Failure> {
 
 /// Runs the load with `callers` concurrent requests: streams of HTTP/2, or connections of HTTP/1.1.
 pub(super) fn run(h2load: &Path, load: &Load<'_>, http1: bool) -> Result<Outcome, Failure> {
-    let Load { target, callers, seconds } = load;
-    let connections = if http1 { *callers } else { callers.div_ceil(STREAMS) };
+    let Load {
+        target,
+        callers,
+        seconds,
+    } = load;
+    let connections = if http1 {
+        *callers
+    } else {
+        callers.div_ceil(STREAMS)
+    };
     let mut command = process::command(h2load, &[LOAD_CORE])?;
-    command.args([format!("-c{connections}"), format!("-m{}", callers / connections), format!("-D{seconds}")]);
+    command.args([
+        format!("-c{connections}"),
+        format!("-m{}", callers / connections),
+        format!("-D{seconds}"),
+    ]);
     if http1 {
         command.arg("--h1");
     }
@@ -34,18 +46,31 @@ pub(super) fn run(h2load: &Path, load: &Load<'_>, http1: bool) -> Result<Outcome
 
 /// Parses a report; `None` if it is incomplete or has no requests.
 fn parse(text: &str) -> Option<Outcome> {
-    let line = |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)).map(str::trim);
+    let line = |key: &str| {
+        text.lines()
+            .find_map(|line| line.trim().strip_prefix(key))
+            .map(str::trim)
+    };
     let (_, rate) = line("finished in")?.split_once(", ")?;
     let count = |kind: &str| -> Option<u64> {
-        line("requests:")?.split(", ").find_map(|part| part.strip_suffix(kind))?.trim().parse().ok()
+        line("requests:")?
+            .split(", ")
+            .find_map(|part| part.strip_suffix(kind))?
+            .trim()
+            .parse()
+            .ok()
     };
-    let not_2xx = line("status codes:")?.split(", ").filter(|part| !part.ends_with("2xx"));
+    let not_2xx = line("status codes:")?
+        .split(", ")
+        .filter(|part| !part.ends_with("2xx"));
     let requests = count("succeeded")?;
     let outcome = Outcome {
         requests,
         per_second: rate.split_once(" req/s")?.0.parse().ok()?,
         latency_ms: None,
-        refused: not_2xx.filter_map(|part| part.split(' ').next()?.parse::<u64>().ok()).sum(),
+        refused: not_2xx
+            .filter_map(|part| part.split(' ').next()?.parse::<u64>().ok())
+            .sum(),
         socket_errors: count("errored")? + count("timeout")?,
     };
     (requests > 0).then_some(outcome)
@@ -65,10 +90,18 @@ traffic: 16.53MB (17332421) total, 5.69MB (5964610) headers (space savings 60.81
                      min         max         mean         sd        +/- sd
 time for request:     1.03ms     20.55ms      8.49ms      2.73ms    68.52%
 ";
-        let expected =
-            Outcome { requests: 70_368, per_second: 23_456.7, latency_ms: None, refused: 2, socket_errors: 2 };
+        let expected = Outcome {
+            requests: 70_368,
+            per_second: 23_456.7,
+            latency_ms: None,
+            refused: 2,
+            socket_errors: 2,
+        };
         assert_eq!(parse(report), Some(expected));
-        assert_eq!(parse(&report.replace("70368 succeeded", "0 succeeded")), None);
+        assert_eq!(
+            parse(&report.replace("70368 succeeded", "0 succeeded")),
+            None
+        );
         assert_eq!(parse("nothing"), None);
     }
 }

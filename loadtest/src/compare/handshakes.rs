@@ -10,7 +10,13 @@ use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::latency::joined;
 
-const KINDS: [Kind; 5] = [Kind::Gw, Kind::Haproxy, Kind::Nginx, Kind::Rathole, Kind::RatholeNoise];
+const KINDS: [Kind; 5] = [
+    Kind::Gw,
+    Kind::Haproxy,
+    Kind::Nginx,
+    Kind::Rathole,
+    Kind::RatholeNoise,
+];
 /// Callers, each with one connection after the other.
 const CALLERS: usize = 8;
 const CONNECTIONS_PER_CALLER: usize = 250;
@@ -18,8 +24,15 @@ const CONNECTIONS_PER_CALLER: usize = 250;
 pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let generator = Generator::http1()?;
     let setups = bench.start_all(&KINDS)?;
-    setups.iter().try_for_each(|setup| generator.warm_up(setup))?;
-    let case = Case::new("handshakes", format!("{CALLERS} callers"), Work::Connection, Column::Cpu);
+    setups
+        .iter()
+        .try_for_each(|setup| generator.warm_up(setup))?;
+    let case = Case::new(
+        "handshakes",
+        format!("{CALLERS} callers"),
+        Work::Connection,
+        Column::Cpu,
+    );
     Ok(vec![bench.compare(&setups, case, measure)?])
 }
 
@@ -37,12 +50,16 @@ fn connect_all(target: &Target) -> Result<(), Failure> {
         for _ in 0..CONNECTIONS_PER_CALLER {
             // Each caller has an address and thus ports of its own.
             let answer = target.connect_from(1 + caller)?.ask("/")?;
-            ensure(answer.head.status == 200, || format!("status {}", answer.head.status))?;
+            ensure(answer.head.status == 200, || {
+                format!("status {}", answer.head.status)
+            })?;
         }
         Ok(())
     };
     std::thread::scope(|scope| {
-        let callers = (0..CALLERS).map(|caller| scope.spawn(move || call(caller))).collect();
+        let callers = (0..CALLERS)
+            .map(|caller| scope.spawn(move || call(caller)))
+            .collect();
         joined(callers).collect()
     })
 }

@@ -11,7 +11,13 @@ use crate::client::{Connection, Stream, Target};
 use crate::failure::{Failure, ensure};
 use crate::http2;
 
-const HTTP1: [Kind; 5] = [Kind::Gw, Kind::Haproxy, Kind::Nginx, Kind::Rathole, Kind::RatholeNoise];
+const HTTP1: [Kind; 5] = [
+    Kind::Gw,
+    Kind::Haproxy,
+    Kind::Nginx,
+    Kind::Rathole,
+    Kind::RatholeNoise,
+];
 const HTTP2: [Kind; 3] = [Kind::Gw, Kind::Haproxy, Kind::Nginx];
 /// Callers. The front of HAProxy accepts at most 4,000.
 const CALLERS: usize = 2000;
@@ -32,18 +38,33 @@ fn case<T>(
     connect: fn(&Target) -> Result<T, Failure>,
 ) -> Result<Case, Failure> {
     let kinds = bench.kinds(kinds);
-    let rounds = take_turns(bench.options.rounds, &kinds, |kind| measure(bench, *kind, connect))?;
-    let rows = kinds.iter().zip(rounds).map(|(kind, rounds)| Row { setup: kind.name(), rounds }).collect();
+    let rounds = take_turns(bench.options.rounds, &kinds, |kind| {
+        measure(bench, *kind, connect)
+    })?;
+    let rows = kinds
+        .iter()
+        .zip(rounds)
+        .map(|(kind, rounds)| Row {
+            setup: kind.name(),
+            rounds,
+        })
+        .collect();
     Ok(Case::new("idle", name, Work::Idle, Column::Bytes).with_rows(rows))
 }
 
 /// Measures a new setup, because allocators keep the memory of earlier connections.
-fn measure<T>(bench: &Bench<'_>, kind: Kind, connect: fn(&Target) -> Result<T, Failure>) -> Result<Sample, Failure> {
+fn measure<T>(
+    bench: &Bench<'_>,
+    kind: Kind,
+    connect: fn(&Target) -> Result<T, Failure>,
+) -> Result<Sample, Failure> {
     let setup = bench.start(kind, bench.site.backend_port())?;
     Generator::http1()?.warm_up(&setup)?;
     std::thread::sleep(SETTLES);
     let before = setup.memory()?;
-    let callers: Vec<T> = (0..CALLERS).map(|_| connect(&setup.target)).collect::<Result<_, _>>()?;
+    let callers: Vec<T> = (0..CALLERS)
+        .map(|_| connect(&setup.target))
+        .collect::<Result<_, _>>()?;
     std::thread::sleep(SETTLES);
     let more = setup.memory()?.saturating_sub(before);
     drop(callers);
@@ -53,7 +74,9 @@ fn measure<T>(bench: &Bench<'_>, kind: Kind, connect: fn(&Target) -> Result<T, F
 fn connect_http1(target: &Target) -> Result<Connection, Failure> {
     let mut connection = target.connect()?;
     let answer = connection.ask("/")?;
-    ensure(answer.head.status == 200, || format!("status {}", answer.head.status))?;
+    ensure(answer.head.status == 200, || {
+        format!("status {}", answer.head.status)
+    })?;
     Ok(connection)
 }
 
@@ -68,10 +91,12 @@ fn connect_http2(target: &Target) -> Result<Stream, Failure> {
         if frame.kind == http2::SETTINGS && frame.flags & http2::ACK == 0 {
             stream.write_all(&http2::frame(http2::SETTINGS, http2::ACK, 0, &[]))?;
         }
-        ensure(frame.kind != http2::GOAWAY && frame.kind != http2::RST_STREAM, || {
-            "the request was refused".to_owned()
-        })?;
-        let is_response = matches!(frame.kind, http2::HEADERS | http2::DATA) && frame.stream == STREAM;
+        ensure(
+            frame.kind != http2::GOAWAY && frame.kind != http2::RST_STREAM,
+            || "the request was refused".to_owned(),
+        )?;
+        let is_response =
+            matches!(frame.kind, http2::HEADERS | http2::DATA) && frame.stream == STREAM;
         if is_response && frame.flags & http2::END_STREAM != 0 {
             return Ok(stream);
         }

@@ -25,8 +25,10 @@ fn row(row: &Row) -> Value {
         let (min, max) = row.range(column)?;
         Some(json!({ "median": row.median(column)?, "min": min, "max": max }))
     };
-    let quantities: Map<String, Value> =
-        Column::ALL.into_iter().filter_map(|column| Some((column.key().to_owned(), quantity(column)?))).collect();
+    let quantities: Map<String, Value> = Column::ALL
+        .into_iter()
+        .filter_map(|column| Some((column.key().to_owned(), quantity(column)?)))
+        .collect();
     json!({ "setup": row.setup, "rounds": row.rounds.len(), "failures": row.failures(), "quantities": quantities })
 }
 
@@ -39,8 +41,14 @@ mod tests {
     fn documents_have_medians_and_ranges() {
         let document = document(&example());
         let gw = &document[0]["setups"][0];
-        assert_eq!((gw["setup"].as_str(), gw["rounds"].as_u64()), (Some("gw"), Some(3)));
-        assert_eq!(gw["quantities"]["cpu"], json!({ "median": 10.0, "min": 6.0, "max": 20.0 }));
+        assert_eq!(
+            (gw["setup"].as_str(), gw["rounds"].as_u64()),
+            (Some("gw"), Some(3))
+        );
+        assert_eq!(
+            gw["quantities"]["cpu"],
+            json!({ "median": 10.0, "min": 6.0, "max": 20.0 })
+        );
         assert!(gw["quantities"].get("p99_ms").is_none());
         assert_eq!(document[1]["setups"][0]["failures"], json!(2));
     }

@@ -50,12 +50,18 @@ impl Generator {
     }
 
     pub(super) fn http2() -> Result<Self, Failure> {
-        Ok(Self::H2load { path: h2load::find()?, http1: false })
+        Ok(Self::H2load {
+            path: h2load::find()?,
+            http1: false,
+        })
     }
 
     /// HTTP/1.1 callers whose connections a worker can hand over to the owner of the service.
     pub(super) fn http1_with_server_name() -> Result<Self, Failure> {
-        Ok(Self::H2load { path: h2load::find()?, http1: true })
+        Ok(Self::H2load {
+            path: h2load::find()?,
+            http1: true,
+        })
     }
 
     pub(super) fn run(&self, load: &Load<'_>) -> Result<Outcome, Failure> {
@@ -67,27 +73,60 @@ impl Generator {
 
     /// Fills pools and pages in code.
     pub(super) fn warm_up(&self, setup: &Setup) -> Result<(), Failure> {
-        let load = Load { target: &setup.target, callers: WARM_UP_CALLERS, seconds: WARM_UP_SECONDS };
-        self.run(&load).map_err(|failure| Failure::during(setup.name, failure))?;
+        let load = Load {
+            target: &setup.target,
+            callers: WARM_UP_CALLERS,
+            seconds: WARM_UP_SECONDS,
+        };
+        self.run(&load)
+            .map_err(|failure| Failure::during(setup.name, failure))?;
         Ok(())
     }
 
     /// Runs the load on a setup.
-    pub(super) fn measure(&self, setup: &Setup, callers: u32, seconds: u32) -> Result<Sample, Failure> {
-        let (outcome, cpu) = setup.spend(|target| self.run(&Load { target, callers, seconds }))?;
-        Ok(outcome.sample().with_cpu(cpu, Work::Request, outcome.requests as f64))
+    pub(super) fn measure(
+        &self,
+        setup: &Setup,
+        callers: u32,
+        seconds: u32,
+    ) -> Result<Sample, Failure> {
+        let (outcome, cpu) = setup.spend(|target| {
+            self.run(&Load {
+                target,
+                callers,
+                seconds,
+            })
+        })?;
+        Ok(outcome
+            .sample()
+            .with_cpu(cpu, Work::Request, outcome.requests as f64))
     }
 
     /// Like [`Self::measure`], without CPU time: for requests too few for its resolution of 10 ms.
-    pub(super) fn measure_latency(&self, setup: &Setup, callers: u32, seconds: u32) -> Result<Sample, Failure> {
-        Ok(setup.spend(|target| self.run(&Load { target, callers, seconds }))?.0.sample())
+    pub(super) fn measure_latency(
+        &self,
+        setup: &Setup,
+        callers: u32,
+        seconds: u32,
+    ) -> Result<Sample, Failure> {
+        Ok(setup
+            .spend(|target| {
+                self.run(&Load {
+                    target,
+                    callers,
+                    seconds,
+                })
+            })?
+            .0
+            .sample())
     }
 }
 
 impl Outcome {
     fn sample(&self) -> Sample {
-        let sample =
-            Sample::default().with_failures(self.refused + self.socket_errors).with(Column::Rate, self.per_second);
+        let sample = Sample::default()
+            .with_failures(self.refused + self.socket_errors)
+            .with(Column::Rate, self.per_second);
         match self.latency_ms {
             Some((p50, p99)) => sample.with(Column::P50, p50).with(Column::P99, p99),
             None => sample,
@@ -96,15 +135,32 @@ impl Outcome {
 }
 
 /// Output of `command`, which runs for about `seconds`.
-pub(super) fn output(name: &'static str, command: &mut Command, seconds: u32) -> Result<String, Failure> {
-    finish(Process::spawn(name, command.stdin(Stdio::null()).stdout(Stdio::piped()))?, name, seconds)
+pub(super) fn output(
+    name: &'static str,
+    command: &mut Command,
+    seconds: u32,
+) -> Result<String, Failure> {
+    finish(
+        Process::spawn(name, command.stdin(Stdio::null()).stdout(Stdio::piped()))?,
+        name,
+        seconds,
+    )
 }
 
 /// Output of a program that runs for about `seconds`.
-pub(super) fn finish(mut process: Process, name: &'static str, seconds: u32) -> Result<String, Failure> {
+pub(super) fn finish(
+    mut process: Process,
+    name: &'static str,
+    seconds: u32,
+) -> Result<String, Failure> {
     let status = process.wait(Duration::from_secs(seconds.into()) + PATIENCE)?;
-    ensure(status.is_some_and(|status| status.success()), || format!("{name} failed: {status:?}"))?;
+    ensure(status.is_some_and(|status| status.success()), || {
+        format!("{name} failed: {status:?}")
+    })?;
     let mut text = String::new();
-    process.take_stdout().ok_or_else(|| Failure::new(format!("{name} has no output")))?.read_to_string(&mut text)?;
+    process
+        .take_stdout()
+        .ok_or_else(|| Failure::new(format!("{name} has no output")))?
+        .read_to_string(&mut text)?;
     Ok(text)
 }

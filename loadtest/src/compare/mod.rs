@@ -107,13 +107,19 @@ const NOISE_MAX: f64 = 0.1;
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let cores = available_parallelism().map_or(1, usize::from);
-    ensure(cores > LOAD_CORE, || "two cores are needed: one for what is measured, one for the load".to_owned())?;
+    ensure(cores > LOAD_CORE, || {
+        "two cores are needed: one for what is measured, one for the load".to_owned()
+    })?;
     gw_shared::runtime::raise_open_file_limit();
     // Callers and backends of this process run on the core of the load.
     pin_to(None, LOAD_CORE)?;
     let bench = Bench::prepare(gateway, options)?;
     let _backend = bench.site.start_backend()?;
-    let sections = if options.only.is_empty() { Section::value_variants() } else { &options.only };
+    let sections = if options.only.is_empty() {
+        Section::value_variants()
+    } else {
+        &options.only
+    };
     say(format_args!(
         "Core {MEASURED_CORE} runs what is measured, core {LOAD_CORE} backend and load; medians of {} rounds.",
         options.rounds
@@ -125,7 +131,10 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         say(format_args!("measuring {name}"));
         let (start, others) = (Instant::now(), procfs::cpu_of_others()?);
         cases.extend(bench.section(*section)?);
-        let others = procfs::cpu_of_others()?.saturating_sub(others).as_secs_f64() / start.elapsed().as_secs_f64();
+        let others = procfs::cpu_of_others()?
+            .saturating_sub(others)
+            .as_secs_f64()
+            / start.elapsed().as_secs_f64();
         if others > NOISE_MAX {
             say(format_args!(
                 "note: other programs took {others:.2} cores during {name}; repeat it on an idle machine"
@@ -133,17 +142,37 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         }
     }
     say(format_args!("\n{}", table::table(&cases)));
-    write(options.json.as_deref(), || Ok(serde_json::to_string_pretty(&json::document(&cases))? + "\n"))?;
+    write(options.json.as_deref(), || {
+        Ok(serde_json::to_string_pretty(&json::document(&cases))? + "\n")
+    })?;
     write(options.svg.as_deref(), || Ok(svg::chart(&cases)))?;
-    let failed = cases.iter().flat_map(|case| case.rows.iter().map(move |row| (case, row)));
+    let failed = cases
+        .iter()
+        .flat_map(|case| case.rows.iter().map(move |row| (case, row)));
     let failed: Vec<String> = failed
         .filter(|(_, row)| row.failures() > 0)
-        .map(|(case, row)| format!("{}, {}, {}: {} requests", case.section, case.name, row.setup, row.failures()))
+        .map(|(case, row)| {
+            format!(
+                "{}, {}, {}: {} requests",
+                case.section,
+                case.name,
+                row.setup,
+                row.failures()
+            )
+        })
         .collect();
-    ensure(failed.is_empty(), || format!("requests failed, so these figures do not compare: {}", failed.join("; ")))
+    ensure(failed.is_empty(), || {
+        format!(
+            "requests failed, so these figures do not compare: {}",
+            failed.join("; ")
+        )
+    })
 }
 
-fn write(path: Option<&Path>, content: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+fn write(
+    path: Option<&Path>,
+    content: impl FnOnce() -> Result<String, Failure>,
+) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
     fs::write(path, content()?).map_err(|error| Failure::during(path.display(), error))
 }
@@ -160,7 +189,11 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn prepare(gateway: &'a Path, options: &'a Options) -> Result<Self, Failure> {
         let left_in = |kind: &Kind| !options.without.contains(kind);
-        let mut kinds: Vec<Kind> = Kind::value_variants().iter().copied().filter(left_in).collect();
+        let mut kinds: Vec<Kind> = Kind::value_variants()
+            .iter()
+            .copied()
+            .filter(left_in)
+            .collect();
         let mut rathole = None;
         if kinds.iter().any(|kind| kind.is_rathole()) {
             match Rathole::find(options.rathole.as_deref()) {
@@ -174,7 +207,12 @@ impl<'a> Bench<'a> {
             }
         }
         let site = Site::prepare(kinds.contains(&Kind::Haproxy), rathole)?;
-        Ok(Self { gateway, options, site, kinds })
+        Ok(Self {
+            gateway,
+            options,
+            site,
+            kinds,
+        })
     }
 
     fn section(&self, section: Section) -> Result<Vec<Case>, Failure> {
@@ -194,7 +232,11 @@ impl<'a> Bench<'a> {
 
     /// The setups of `wanted` that take part.
     fn kinds(&self, wanted: &[Kind]) -> Vec<Kind> {
-        wanted.iter().copied().filter(|kind| self.kinds.contains(kind)).collect()
+        wanted
+            .iter()
+            .copied()
+            .filter(|kind| self.kinds.contains(kind))
+            .collect()
     }
 
     fn start(&self, kind: Kind, backend_port: u16) -> Result<Setup, Failure> {
@@ -208,7 +250,10 @@ impl<'a> Bench<'a> {
 
     /// Like [`Self::start_all`], in front of another backend.
     fn start_all_before(&self, wanted: &[Kind], backend_port: u16) -> Result<Vec<Setup>, Failure> {
-        self.kinds(wanted).into_iter().map(|kind| self.start(kind, backend_port)).collect()
+        self.kinds(wanted)
+            .into_iter()
+            .map(|kind| self.start(kind, backend_port))
+            .collect()
     }
 
     /// Measures all setups in turns, for the rows of `case`.
@@ -219,7 +264,10 @@ impl<'a> Bench<'a> {
         measure: impl FnMut(&Setup) -> Result<Sample, Failure>,
     ) -> Result<Case, Failure> {
         let rounds = take_turns(self.options.rounds, setups, measure)?;
-        let row = |(setup, rounds): (&Setup, _)| Row { setup: setup.name, rounds };
+        let row = |(setup, rounds): (&Setup, _)| Row {
+            setup: setup.name,
+            rounds,
+        };
         Ok(case.with_rows(setups.iter().zip(rounds).map(row).collect()))
     }
 }

@@ -37,7 +37,10 @@ pub(super) struct Schedule {
 
 impl Schedule {
     pub(super) fn new(per_second: u64, seconds: u32) -> Self {
-        Self { per_second, requests: per_second * u64::from(seconds) }
+        Self {
+            per_second,
+            requests: per_second * u64::from(seconds),
+        }
     }
 
     /// Due time of a request after the start. Rounded for each request alone, so that errors do not add up.
@@ -53,21 +56,36 @@ impl Schedule {
 
     fn timer(self) -> Itimerspec {
         let every = Duration::from_nanos(1_000_000_000 / self.per_second);
-        let every = Timespec { tv_sec: every.as_secs().cast_signed(), tv_nsec: every.subsec_nanos().into() };
-        Itimerspec { it_interval: every, it_value: every }
+        let every = Timespec {
+            tv_sec: every.as_secs().cast_signed(),
+            tv_nsec: every.subsec_nanos().into(),
+        };
+        Itimerspec {
+            it_interval: every,
+            it_value: every,
+        }
     }
 }
 
 /// Sends the scheduled requests on `callers` connections. A request that finds all of them busy waits for the next free
 /// one; the wait is a part of its latency.
-pub(super) fn run(target: &Target, callers: usize, schedule: Schedule) -> Result<Latencies, Failure> {
+pub(super) fn run(
+    target: &Target,
+    callers: usize,
+    schedule: Schedule,
+) -> Result<Latencies, Failure> {
     let request = format!("GET / HTTP/1.1\r\n{}\r\n", target.fields()).into_bytes();
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
-    let mut callers =
-        (0..callers).map(|number| Caller::connect(target, &poll, number)).collect::<Result<Vec<_>, _>>()?;
+    let mut callers = (0..callers)
+        .map(|number| Caller::connect(target, &poll, number))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut free: VecDeque<usize> = (0..callers.len()).collect();
     let timer = timer(&poll, schedule)?;
-    let mut outcome = Latencies { sorted: Vec::new(), elapsed: Duration::ZERO, refused: 0 };
+    let mut outcome = Latencies {
+        sorted: Vec::new(),
+        elapsed: Duration::ZERO,
+        refused: 0,
+    };
     let mut events = Vec::with_capacity(EVENTS);
     let mut sent = 0;
     let start = Instant::now();
@@ -79,7 +97,8 @@ pub(super) fn run(target: &Target, callers: usize, schedule: Schedule) -> Result
             callers[number].send(&request, schedule.due(sent))?;
             sent += 1;
         }
-        epoll::wait(&poll, rustix::buffer::spare_capacity(&mut events), None).map_err(std::io::Error::from)?;
+        epoll::wait(&poll, rustix::buffer::spare_capacity(&mut events), None)
+            .map_err(std::io::Error::from)?;
         for event in events.drain(..) {
             if event.data.u64() == TIMER {
                 rustix::io::read(&timer, &mut [0; 8]).map_err(std::io::Error::from)?;
@@ -95,7 +114,10 @@ pub(super) fn run(target: &Target, callers: usize, schedule: Schedule) -> Result
         }
         ensure(start.elapsed() < last_response, || {
             let unanswered = schedule.requests - outcome.sorted.len() as u64;
-            format!("{unanswered} of {} requests have no response {REST_WITHIN:?} after the end", schedule.requests)
+            format!(
+                "{unanswered} of {} requests have no response {REST_WITHIN:?} after the end",
+                schedule.requests
+            )
         })?;
     }
     outcome.sorted.sort_unstable();
@@ -124,9 +146,18 @@ impl Caller {
     fn connect(target: &Target, poll: &OwnedFd, number: usize) -> Result<Self, Failure> {
         let stream = target.transport_from(0)?;
         stream.socket().set_nonblocking(true)?;
-        epoll::add(poll, stream.socket(), EventData::new_u64(number as u64), EventFlags::IN)
-            .map_err(std::io::Error::from)?;
-        Ok(Self { stream, due: None, received: Vec::new() })
+        epoll::add(
+            poll,
+            stream.socket(),
+            EventData::new_u64(number as u64),
+            EventFlags::IN,
+        )
+        .map_err(std::io::Error::from)?;
+        Ok(Self {
+            stream,
+            due: None,
+            received: Vec::new(),
+        })
     }
 
     fn send(&mut self, request: &[u8], due: Duration) -> Result<(), Failure> {
@@ -146,18 +177,28 @@ impl Caller {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(Failure::during("waiting for a response", error)),
         }
-        let Some(status) = complete_response(&self.received)? else { return Ok(None) };
+        let Some(status) = complete_response(&self.received)? else {
+            return Ok(None);
+        };
         self.received.clear();
-        let due = self.due.take().ok_or_else(|| Failure::new("a response without a request"))?;
+        let due = self
+            .due
+            .take()
+            .ok_or_else(|| Failure::new("a response without a request"))?;
         Ok(Some((status, due)))
     }
 }
 
 /// Status of the response in `received`, if it is complete.
 fn complete_response(received: &[u8]) -> Result<Option<u16>, Failure> {
-    let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
-    let head = Head::parse(&received[..end]).ok_or_else(|| Failure::new("a response that is not HTTP/1.1"))?;
-    let length: Option<usize> = head.field("content-length").and_then(|length| length.parse().ok());
+    let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") else {
+        return Ok(None);
+    };
+    let head = Head::parse(&received[..end])
+        .ok_or_else(|| Failure::new("a response that is not HTTP/1.1"))?;
+    let length: Option<usize> = head
+        .field("content-length")
+        .and_then(|length| length.parse().ok());
     let length = length.ok_or_else(|| Failure::new("a response without Content-Length"))?;
     Ok((received.len() >= end + 4 + length).then_some(head.status))
 }
@@ -170,21 +211,40 @@ mod tests {
     #[test]
     fn due_times_keep_the_rate_without_drift() {
         let schedule = Schedule::new(3, 2);
-        let due: Vec<u128> = (0..schedule.requests).map(|number| schedule.due(number).as_nanos()).collect();
-        assert_eq!(due, [0, 333_333_333, 666_666_666, 1_000_000_000, 1_333_333_333, 1_666_666_666]);
+        let due: Vec<u128> = (0..schedule.requests)
+            .map(|number| schedule.due(number).as_nanos())
+            .collect();
+        assert_eq!(
+            due,
+            [
+                0,
+                333_333_333,
+                666_666_666,
+                1_000_000_000,
+                1_333_333_333,
+                1_666_666_666
+            ]
+        );
         assert!(schedule.is_due(0, Duration::ZERO));
         assert!(!schedule.is_due(3, Duration::from_nanos(999_999_999)));
         assert!(schedule.is_due(3, Duration::from_secs(1)));
         assert!(!schedule.is_due(6, Duration::from_secs(9)));
         // One day at a rate that divides no second.
-        assert_eq!(Schedule::new(7, 1).due(7 * 86_400), Duration::from_secs(86_400));
+        assert_eq!(
+            Schedule::new(7, 1).due(7 * 86_400),
+            Duration::from_secs(86_400)
+        );
     }
 
     #[test]
     fn responses_are_complete_with_their_last_byte() {
         let response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
         for cut in 0..response.len() {
-            assert_eq!(complete_response(&response[..cut]).unwrap(), None, "{cut} bytes");
+            assert_eq!(
+                complete_response(&response[..cut]).unwrap(),
+                None,
+                "{cut} bytes"
+            );
         }
         assert_eq!(complete_response(response).unwrap(), Some(200));
         assert!(complete_response(b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\n").is_err());
@@ -198,10 +258,21 @@ mod tests {
             socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         });
         let target = Target::plain(backend.unwrap().port(), "localhost", "key").unwrap();
-        let schedule = Schedule { per_second: 1000, requests: 5 };
+        let schedule = Schedule {
+            per_second: 1000,
+            requests: 5,
+        };
         let outcome = run(&target, 1, schedule).unwrap();
         let least = [20, 39, 58, 77, 96].map(Duration::from_millis);
-        assert!(outcome.sorted.iter().zip(least).all(|(latency, least)| *latency >= least), "{:?}", outcome.sorted);
+        assert!(
+            outcome
+                .sorted
+                .iter()
+                .zip(least)
+                .all(|(latency, least)| *latency >= least),
+            "{:?}",
+            outcome.sorted
+        );
         assert_eq!((outcome.sorted.len(), outcome.refused), (5, 0));
     }
 }

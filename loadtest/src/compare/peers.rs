@@ -16,8 +16,7 @@ use crate::failure::{Failure, ensure};
 use crate::process::{self, Process};
 
 /// Response body of the backend: 98 bytes.
-pub(super) const ANSWER: &str =
-    "The backend's answer: long enough to be a small document, short enough to cost next to nothing. OK";
+pub(super) const ANSWER: &str = "The backend's answer: long enough to be a small document, short enough to cost next to nothing. OK";
 
 /// Path of a file that is larger than all buffers between the backend and a caller that does not read.
 pub(crate) const LARGE: &str = "/large";
@@ -54,8 +53,16 @@ pub(crate) struct Site {
 impl Site {
     /// Issues a certificate and finds the programs that the peers need. The backend is always nginx.
     pub(super) fn prepare(haproxy: bool, rathole: Option<Rathole>) -> Result<Self, Failure> {
-        let haproxy = if haproxy { Some(process::find("haproxy", "haproxy")?) } else { None };
-        Ok(Self { haproxy, rathole, ..Self::with_backend_alone()? })
+        let haproxy = if haproxy {
+            Some(process::find("haproxy", "haproxy")?)
+        } else {
+            None
+        };
+        Ok(Self {
+            haproxy,
+            rathole,
+            ..Self::with_backend_alone()?
+        })
     }
 
     /// Prepares only the backend.
@@ -67,13 +74,23 @@ impl Site {
         File::create(folder.path().join("large"))?.set_len(LARGE_BYTES)?;
         File::create(folder.path().join("megabyte"))?.set_len(1_000_000)?;
         let [backend_port] = process::free_ports()?;
-        Ok(Self { folder, nginx, haproxy: None, rathole: None, backend_port, backend_buffers: "" })
+        Ok(Self {
+            folder,
+            nginx,
+            haproxy: None,
+            rathole: None,
+            backend_port,
+            backend_buffers: "",
+        })
     }
 
     /// Prepares a backend with small socket send buffers. With default buffers, many stalled downloads would hold more
     /// memory in the backend than in the product and exhaust the TCP memory of the machine.
     pub(crate) fn with_frugal_backend() -> Result<Self, Failure> {
-        Ok(Self { backend_buffers: " sndbuf=8k", ..Self::with_backend_alone()? })
+        Ok(Self {
+            backend_buffers: " sndbuf=8k",
+            ..Self::with_backend_alone()?
+        })
     }
 
     pub(crate) fn backend_url(&self) -> String {
@@ -85,15 +102,29 @@ impl Site {
     }
 
     pub(crate) fn start_backend(&self) -> Result<Process, Failure> {
-        let ports = Ports { front: 0, middle: 0, backend: self.backend_port };
+        let ports = Ports {
+            front: 0,
+            middle: 0,
+            backend: self.backend_port,
+        };
         self.start(&BACKEND, "", LOAD_CORE, self.backend_port, ports)
     }
 
     /// Starts both hops of a peer in front of a backend.
-    pub(super) fn start_peer(&self, peer: Peer, backend: u16) -> Result<(Vec<Process>, Target), Failure> {
+    pub(super) fn start_peer(
+        &self,
+        peer: Peer,
+        backend: u16,
+    ) -> Result<(Vec<Process>, Target), Failure> {
         let [front, middle] = process::free_ports()?;
-        let ports = Ports { front, middle, backend };
-        let start = |server: &Server, transport, port| self.start(server, transport, MEASURED_CORE, port, ports);
+        let ports = Ports {
+            front,
+            middle,
+            backend,
+        };
+        let start = |server: &Server, transport, port| {
+            self.start(server, transport, MEASURED_CORE, port, ports)
+        };
         // A server of rathole listens for callers once its client is connected.
         let (servers, transport, port_of_first) = match peer {
             Peer::Nginx => (NGINX, "", middle),
@@ -102,12 +133,17 @@ impl Site {
             Peer::Rathole { noise: true } => (RATHOLE, "noise", middle),
         };
         let [first, second] = servers;
-        let processes = vec![start(&first, transport, port_of_first)?, start(&second, transport, front)?];
+        let processes = vec![
+            start(&first, transport, port_of_first)?,
+            start(&second, transport, front)?,
+        ];
         let target = match peer {
             Peer::Rathole { .. } => self.plain(front)?,
-            Peer::Nginx | Peer::Haproxy => {
-                Target::new(&format!("https://{HOST}:{front}"), &self.folder.path().join("server.crt"), UNUSED_KEY)?
-            }
+            Peer::Nginx | Peer::Haproxy => Target::new(
+                &format!("https://{HOST}:{front}"),
+                &self.folder.path().join("server.crt"),
+                UNUSED_KEY,
+            )?,
         };
         Ok((processes, target))
     }
@@ -130,13 +166,25 @@ impl Site {
         let name = format!("{}-{port}", server.name);
         let file = |extension: &str| self.folder.path().join(format!("{name}.{extension}"));
         let (config, log) = (file("conf"), file("log"));
-        fs::write(&config, self.fill_in(server.template, &name, transport, ports))?;
+        fs::write(
+            &config,
+            self.fill_in(server.template, &name, transport, ports),
+        )?;
         let mut command = self.command(server, core)?;
         if matches!(server.program, Program::Nginx) {
             fs::create_dir_all(file("tmp"))?;
-            command.arg("-p").arg(self.folder.path()).arg("-e").arg(&log).arg("-c");
+            command
+                .arg("-p")
+                .arg(self.folder.path())
+                .arg("-e")
+                .arg(&log)
+                .arg("-c");
         }
-        command.arg(config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
+        command
+            .arg(config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log)?);
         let mut process = Process::spawn(server.name, &mut command)?;
         wait_until_listening(&mut process, port).map_err(|failure| {
             let log = fs::read_to_string(&log).unwrap_or_default();
@@ -151,17 +199,21 @@ impl Site {
         match server.program {
             Program::Nginx => process::command(&self.nginx, &[core]),
             Program::Haproxy => {
-                let mut command = process::command(self.haproxy.as_deref().ok_or_else(missing)?, &[core])?;
+                let mut command =
+                    process::command(self.haproxy.as_deref().ok_or_else(missing)?, &[core])?;
                 command.args(["-db", "-f"]);
                 Ok(command)
             }
-            Program::Rathole => process::command(&self.rathole.as_ref().ok_or_else(missing)?.program, &[core]),
+            Program::Rathole => {
+                process::command(&self.rathole.as_ref().ok_or_else(missing)?.program, &[core])
+            }
         }
     }
 
     fn fill_in(&self, template: &str, name: &str, transport: &str, ports: Ports) -> String {
-        let (private_key, public_key) =
-            self.rathole.as_ref().map_or(("", ""), |rathole| (&rathole.private_key, &rathole.public_key));
+        let (private_key, public_key) = self.rathole.as_ref().map_or(("", ""), |rathole| {
+            (&rathole.private_key, &rathole.public_key)
+        });
         template
             .replace("{dir}", &self.folder.path().display().to_string())
             .replace("{name}", name)
@@ -211,7 +263,11 @@ const NGINX: [Server; 2] = [
         template: include_str!("../../templates/nginx-middle.conf"),
         program: Program::Nginx,
     },
-    Server { name: "nginx-front", template: include_str!("../../templates/nginx-front.conf"), program: Program::Nginx },
+    Server {
+        name: "nginx-front",
+        template: include_str!("../../templates/nginx-front.conf"),
+        program: Program::Nginx,
+    },
 ];
 
 const HAPROXY: [Server; 2] = [
@@ -247,7 +303,9 @@ fn wait_until_listening(process: &mut Process, port: u16) -> Result<(), Failure>
         if let Some(status) = process.wait(TICK)? {
             return Err(Failure::new(format!("ended with {status}")));
         }
-        ensure(Instant::now() < deadline, || format!("does not listen after {LISTEN_WITHIN:?}"))?;
+        ensure(Instant::now() < deadline, || {
+            format!("does not listen after {LISTEN_WITHIN:?}")
+        })?;
     }
     Ok(())
 }
@@ -271,8 +329,11 @@ mod tests {
     #[test]
     fn templates_have_no_placeholders_left() {
         let folder = tempfile::tempdir().unwrap();
-        let rathole =
-            Rathole { program: PathBuf::new(), private_key: "private".to_owned(), public_key: "public".to_owned() };
+        let rathole = Rathole {
+            program: PathBuf::new(),
+            private_key: "private".to_owned(),
+            public_key: "public".to_owned(),
+        };
         let site = Site {
             folder,
             nginx: PathBuf::new(),
@@ -281,10 +342,27 @@ mod tests {
             backend_port: 3,
             backend_buffers: "",
         };
-        let ports = Ports { front: 1, middle: 2, backend: 3 };
-        for server in NGINX.iter().chain(&HAPROXY).chain(&RATHOLE).chain([&BACKEND]) {
+        let ports = Ports {
+            front: 1,
+            middle: 2,
+            backend: 3,
+        };
+        for server in NGINX
+            .iter()
+            .chain(&HAPROXY)
+            .chain(&RATHOLE)
+            .chain([&BACKEND])
+        {
             let config = site.fill_in(server.template, server.name, "noise", ports);
-            for name in ["{dir}", "{name}", "{host}", "{answer}", "port}", "{transport}", "key}"] {
+            for name in [
+                "{dir}",
+                "{name}",
+                "{host}",
+                "{answer}",
+                "port}",
+                "{transport}",
+                "key}",
+            ] {
                 assert!(!config.contains(name), "{}: {name}", server.name);
             }
         }

@@ -7,7 +7,14 @@ use super::setups::{Kind, Setup, product_with_workers};
 use crate::demo::Demo;
 use crate::failure::Failure;
 
-const HTTP1: [Kind; 6] = [Kind::Gw, Kind::GwJwt, Kind::Haproxy, Kind::Nginx, Kind::Rathole, Kind::RatholeNoise];
+const HTTP1: [Kind; 6] = [
+    Kind::Gw,
+    Kind::GwJwt,
+    Kind::Haproxy,
+    Kind::Nginx,
+    Kind::Rathole,
+    Kind::RatholeNoise,
+];
 /// Peers that speak HTTP/2 with callers.
 const HTTP2: [Kind; 4] = [Kind::Gw, Kind::GwJwt, Kind::Haproxy, Kind::Nginx];
 /// Callers of the product with several workers.
@@ -15,12 +22,29 @@ const CALLERS_OF_WORKERS: u32 = 64;
 
 pub(super) fn http1(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let callers = bench.options.callers.iter().copied();
-    run(bench, "http1", &Generator::http1()?, &bench.start_all(&HTTP1)?, callers)
+    run(
+        bench,
+        "http1",
+        &Generator::http1()?,
+        &bench.start_all(&HTTP1)?,
+        callers,
+    )
 }
 
 pub(super) fn http2(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
-    let callers = bench.options.callers.iter().copied().filter(|callers| *callers > 1);
-    run(bench, "http2", &Generator::http2()?, &bench.start_all(&HTTP2)?, callers)
+    let callers = bench
+        .options
+        .callers
+        .iter()
+        .copied()
+        .filter(|callers| *callers > 1);
+    run(
+        bench,
+        "http2",
+        &Generator::http2()?,
+        &bench.start_all(&HTTP2)?,
+        callers,
+    )
 }
 
 /// One worker and two, both with two cores.
@@ -29,14 +53,23 @@ pub(super) fn workers(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
         let options = product_with_workers(bench.site.backend_port(), workers);
         Ok(Setup::of_demo(name, Demo::start(bench.gateway, &options)?))
     };
-    let setups = [(Kind::Gw.name(), 1), ("gw, 2 workers", 2)].into_iter().map(start);
+    let setups = [(Kind::Gw.name(), 1), ("gw, 2 workers", 2)]
+        .into_iter()
+        .map(start);
     let setups = setups.collect::<Result<Vec<_>, Failure>>()?;
-    let generators = [("HTTP/1.1", Generator::http1_with_server_name()?), ("HTTP/2", Generator::http2()?)];
+    let generators = [
+        ("HTTP/1.1", Generator::http1_with_server_name()?),
+        ("HTTP/2", Generator::http2()?),
+    ];
     let case = |(version, generator): &(&str, Generator)| {
-        setups.iter().try_for_each(|setup| generator.warm_up(setup))?;
+        setups
+            .iter()
+            .try_for_each(|setup| generator.warm_up(setup))?;
         let name = format!("{CALLERS_OF_WORKERS} callers, {version}");
         let case = Case::new("workers", name, Work::Request, Column::Cpu);
-        bench.compare(&setups, case, |setup| generator.measure(setup, CALLERS_OF_WORKERS, bench.options.seconds))
+        bench.compare(&setups, case, |setup| {
+            generator.measure(setup, CALLERS_OF_WORKERS, bench.options.seconds)
+        })
     };
     generators.iter().map(case).collect()
 }
@@ -48,11 +81,19 @@ fn run(
     setups: &[Setup],
     callers: impl Iterator<Item = u32>,
 ) -> Result<Vec<Case>, Failure> {
-    setups.iter().try_for_each(|setup| generator.warm_up(setup))?;
+    setups
+        .iter()
+        .try_for_each(|setup| generator.warm_up(setup))?;
     let case = |callers| {
-        let name = if callers == 1 { "1 caller".to_owned() } else { format!("{callers} callers") };
+        let name = if callers == 1 {
+            "1 caller".to_owned()
+        } else {
+            format!("{callers} callers")
+        };
         let case = Case::new(section, name, Work::Request, Column::Cpu);
-        bench.compare(setups, case, |setup| generator.measure(setup, callers, bench.options.seconds))
+        bench.compare(setups, case, |setup| {
+            generator.measure(setup, callers, bench.options.seconds)
+        })
     };
     callers.map(case).collect()
 }

@@ -58,7 +58,12 @@ pub(super) struct Setup {
 
 impl Setup {
     /// Starts a setup in front of the backend on `port`, and checks that it gives the backend's response.
-    pub(super) fn start(kind: Kind, gateway: &Path, site: &Site, port: u16) -> Result<Self, Failure> {
+    pub(super) fn start(
+        kind: Kind,
+        gateway: &Path,
+        site: &Site,
+        port: u16,
+    ) -> Result<Self, Failure> {
         let peer = |peer| site.start_peer(peer, port);
         let (processes, target) = match kind {
             Kind::Gw => {
@@ -76,7 +81,11 @@ impl Setup {
             Kind::RatholeNoise => peer(Peer::Rathole { noise: true })?,
             Kind::Direct => (Vec::new(), site.plain(port)?),
         };
-        let setup = Self { name: kind.name(), target, processes };
+        let setup = Self {
+            name: kind.name(),
+            target,
+            processes,
+        };
         setup.check()?;
         Ok(setup)
     }
@@ -84,13 +93,24 @@ impl Setup {
     /// A running demo under another name, with requests for its first service.
     pub(super) fn of_demo(name: &'static str, demo: Demo) -> Self {
         let (process, target) = demo.into_parts();
-        Self { name, target, processes: vec![process] }
+        Self {
+            name,
+            target,
+            processes: vec![process],
+        }
     }
 
     fn check(&self) -> Result<(), Failure> {
         let answer = self.target.connect()?.ask("/")?;
         let good = answer.head.status == 200 && answer.body == peers::ANSWER.as_bytes();
-        ensure(good, || format!("{}: status {}, {} bytes", self.name, answer.head.status, answer.body.len()))
+        ensure(good, || {
+            format!(
+                "{}: status {}, {} bytes",
+                self.name,
+                answer.head.status,
+                answer.body.len()
+            )
+        })
     }
 
     /// Runs `load` and returns its result with the CPU time that the setup spent on it, if it has processes.
@@ -100,12 +120,18 @@ impl Setup {
     ) -> Result<(T, Option<Cpu>), Failure> {
         let before = self.cpu();
         let result = load(&self.target).map_err(|failure| Failure::during(self.name, failure))?;
-        Ok((result, (!self.processes.is_empty()).then(|| self.cpu().since(before))))
+        Ok((
+            result,
+            (!self.processes.is_empty()).then(|| self.cpu().since(before)),
+        ))
     }
 
     /// Proportional set size of all processes, in bytes.
     pub(super) fn memory(&self) -> Result<u64, Failure> {
-        self.processes.iter().map(Process::proportional_memory).sum()
+        self.processes
+            .iter()
+            .map(Process::proportional_memory)
+            .sum()
     }
 
     fn cpu(&self) -> Cpu {
@@ -126,5 +152,9 @@ pub(super) fn product(backend_port: u16) -> DemoOptions {
 
 /// The product with several workers on both cores, which it shares with load and backend.
 pub(super) fn product_with_workers(backend_port: u16, workers: usize) -> DemoOptions {
-    DemoOptions { workers, cores: vec![MEASURED_CORE, LOAD_CORE], ..product(backend_port) }
+    DemoOptions {
+        workers,
+        cores: vec![MEASURED_CORE, LOAD_CORE],
+        ..product(backend_port)
+    }
 }

@@ -7,8 +7,10 @@ use super::table::number;
 
 /// Colours of setups, in the order of their first appearance. The first eight are distinguishable with colour blindness
 /// (Okabe and Ito).
-const COLOURS: [&str; 9] =
-    ["#0072b2", "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#999999", "#b8a800", "#333333"];
+const COLOURS: [&str; 9] = [
+    "#0072b2", "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#999999", "#b8a800",
+    "#333333",
+];
 const WIDTH: usize = 960;
 const MARGIN: usize = 20;
 const LEGEND_STEP: usize = 150;
@@ -36,7 +38,9 @@ pub(super) fn chart(cases: &[Case]) -> String {
     }
     let mut body = String::new();
     let (mut left, mut top) = (MARGIN, legend(&mut body, &setups));
-    for cases in cases.chunk_by(|a, b| a.section == b.section && a.headline == b.headline && a.work == b.work) {
+    for cases in cases
+        .chunk_by(|a, b| a.section == b.section && a.headline == b.headline && a.work == b.work)
+    {
         let width = width(cases);
         if left > MARGIN && left + width > WIDTH - MARGIN {
             (left, top) = (MARGIN, top + PANEL_HEIGHT);
@@ -53,7 +57,10 @@ pub(super) fn chart(cases: &[Case]) -> String {
 }
 
 fn colour(setups: &[&str], setup: &str) -> &'static str {
-    let index = setups.iter().position(|known| *known == setup).unwrap_or_default();
+    let index = setups
+        .iter()
+        .position(|known| *known == setup)
+        .unwrap_or_default();
     COLOURS[index % COLOURS.len()]
 }
 
@@ -61,15 +68,29 @@ fn colour(setups: &[&str], setup: &str) -> &'static str {
 fn legend(svg: &mut String, setups: &[&str]) -> usize {
     let per_line = (WIDTH - 2 * MARGIN) / LEGEND_STEP;
     for (index, setup) in setups.iter().enumerate() {
-        let (x, y) = (MARGIN + index % per_line * LEGEND_STEP, MARGIN + index / per_line * LEGEND_LINE);
+        let (x, y) = (
+            MARGIN + index % per_line * LEGEND_STEP,
+            MARGIN + index / per_line * LEGEND_LINE,
+        );
         let fill = colour(setups, setup);
-        line(svg, format_args!("<rect x=\"{x}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{fill}\"/>", y - 10));
-        line(svg, format_args!("<text x=\"{}\" y=\"{y}\">{}</text>", x + 17, escaped(setup)));
+        line(
+            svg,
+            format_args!(
+                "<rect x=\"{x}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{fill}\"/>",
+                y - 10
+            ),
+        );
+        line(
+            svg,
+            format_args!("<text x=\"{}\" y=\"{y}\">{}</text>", x + 17, escaped(setup)),
+        );
     }
-    let explanation =
-        "Shorter is better. CPU time: dark in the kernel, light in user space. A bar with a gap is cut off.";
+    let explanation = "Shorter is better. CPU time: dark in the kernel, light in user space. A bar with a gap is cut off.";
     let y = MARGIN + setups.len().div_ceil(per_line) * LEGEND_LINE;
-    line(svg, format_args!("<text x=\"{MARGIN}\" y=\"{y}\" fill=\"#555\">{explanation}</text>"));
+    line(
+        svg,
+        format_args!("<text x=\"{MARGIN}\" y=\"{y}\" fill=\"#555\">{explanation}</text>"),
+    );
     y + LEGEND_LINE
 }
 
@@ -85,22 +106,53 @@ fn slots(case: &Case) -> usize {
 fn panel(svg: &mut String, [left, top]: [usize; 2], cases: &[Case], setups: &[&str]) {
     let Some(first) = cases.first() else { return };
     let title = format!("{}: {}", first.section, quantity(first));
-    line(svg, format_args!("<text x=\"{left}\" y=\"{}\" font-size=\"14\">{}</text>", top + 16, escaped(&title)));
+    line(
+        svg,
+        format_args!(
+            "<text x=\"{left}\" y=\"{}\" font-size=\"14\">{}</text>",
+            top + 16,
+            escaped(&title)
+        ),
+    );
     let base = top + BASE;
-    line(svg, format_args!("<path d=\"M{left} {base}h{}\" stroke=\"#888\"/>", width(cases)));
-    let headlines = cases.iter().flat_map(|case| case.rows.iter().filter_map(|row| row.median(case.headline)));
-    let products = cases.iter().filter_map(|case| case.rows.first()?.median(case.headline));
-    let longest = headlines.fold(0.0, f64::max).min(LONGEST * products.fold(0.0, f64::max));
+    line(
+        svg,
+        format_args!(
+            "<path d=\"M{left} {base}h{}\" stroke=\"#888\"/>",
+            width(cases)
+        ),
+    );
+    let headlines = cases
+        .iter()
+        .flat_map(|case| case.rows.iter().filter_map(|row| row.median(case.headline)));
+    let products = cases
+        .iter()
+        .filter_map(|case| case.rows.first()?.median(case.headline));
+    let longest = headlines
+        .fold(0.0, f64::max)
+        .min(LONGEST * products.fold(0.0, f64::max));
     let mut left = left;
     for case in cases {
         let width = slots(case) * SLOT;
         let first = left + (width - case.rows.len() * SLOT) / 2;
         for (index, row) in case.rows.iter().enumerate() {
             let (x, width) = ((first + index * SLOT) as f64, SLOT as f64 * 0.85);
-            Bar { x, base: base as f64, width, longest }.draw(svg, case, row, colour(setups, row.setup));
+            Bar {
+                x,
+                base: base as f64,
+                width,
+                longest,
+            }
+            .draw(svg, case, row, colour(setups, row.setup));
         }
         let (middle, name) = (left + width / 2, escaped(&case.name));
-        line(svg, format_args!("<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{name}</text>", base + 16));
+        line(
+            svg,
+            format_args!(
+                "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{name}</text>",
+                base + 16
+            ),
+        );
         left += width;
     }
 }
@@ -115,10 +167,27 @@ struct Bar {
 
 impl Bar {
     fn draw(&self, svg: &mut String, case: &Case, row: &Row, fill: &str) {
-        let Some(value) = row.median(case.headline) else { return };
-        let Self { x, base, width, longest } = *self;
-        let height = |value: f64| if longest > 0.0 { (value / longest).min(1.0) * BAR_MAX } else { 0.0 };
-        let (full, dark) = (height(value), row.median(Column::Kernel).filter(|_| case.headline == Column::Cpu));
+        let Some(value) = row.median(case.headline) else {
+            return;
+        };
+        let Self {
+            x,
+            base,
+            width,
+            longest,
+        } = *self;
+        let height = |value: f64| {
+            if longest > 0.0 {
+                (value / longest).min(1.0) * BAR_MAX
+            } else {
+                0.0
+            }
+        };
+        let (full, dark) = (
+            height(value),
+            row.median(Column::Kernel)
+                .filter(|_| case.headline == Column::Cpu),
+        );
         let opacity = if dark.is_some() { 0.55 } else { 1.0 };
         rectangle(svg, [x, base - full, width, full], fill, opacity);
         if let Some(kernel) = dark {
@@ -126,7 +195,12 @@ impl Bar {
             rectangle(svg, [x, base - kernel, width, kernel], fill, 1.0);
         }
         if value > longest {
-            rectangle(svg, [x - 1.0, base - 0.9 * full, width + 2.0, 4.0], "#fff", 1.0);
+            rectangle(
+                svg,
+                [x - 1.0, base - 0.9 * full, width + 2.0, 4.0],
+                "#fff",
+                1.0,
+            );
         }
         let (middle, y) = (x + width / 2.0, base - full - 4.0);
         line(
@@ -151,7 +225,9 @@ fn rectangle(svg: &mut String, [x, y, width, height]: [f64; 4], fill: &str, opac
 /// The headline of a case with its unit.
 fn quantity(case: &Case) -> String {
     match case.headline {
-        Column::Cpu | Column::User | Column::Kernel => format!("CPU time, {}", case.work.cpu_unit()),
+        Column::Cpu | Column::User | Column::Kernel => {
+            format!("CPU time, {}", case.work.cpu_unit())
+        }
         Column::Rate => case.work.rate_unit().to_owned(),
         Column::P50 => "median latency, ms".to_owned(),
         Column::P99 => "99th percentile of latency, ms".to_owned(),
@@ -166,7 +242,9 @@ fn line(svg: &mut String, line: std::fmt::Arguments<'_>) {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -182,7 +260,10 @@ mod tests {
         // Background, two in the legend, two parts of both bars of CPU time, one bar of memory.
         assert_eq!(svg.matches("<rect").count(), 1 + 2 + 4 + 1);
         // Both panels fit beside each other, below two lines of the legend.
-        assert!(svg.contains(&format!("viewBox=\"0 0 {WIDTH} {}\"", 60 + PANEL_HEIGHT)), "{svg}");
+        assert!(
+            svg.contains(&format!("viewBox=\"0 0 {WIDTH} {}\"", 60 + PANEL_HEIGHT)),
+            "{svg}"
+        );
     }
 
     #[test]
@@ -194,6 +275,10 @@ mod tests {
         let svg = chart(&cases);
         // The part of the kernel is unknown, and a gap is added.
         assert_eq!(svg.matches("<rect").count(), uncut);
-        assert!(svg.contains(">1000<") && svg.contains("height=\"140.0\"") && !svg.contains("height=\"14000"));
+        assert!(
+            svg.contains(">1000<")
+                && svg.contains("height=\"140.0\"")
+                && !svg.contains("height=\"14000")
+        );
     }
 }

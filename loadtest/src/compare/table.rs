@@ -3,8 +3,8 @@
 use super::figures::{Case, Column, Row};
 
 const HEADINGS: [&str; 14] = [
-    "section", "case", "setup", "user", "kernel", "CPU", "unit", "rate", "unit", "p50 ms", "p99 ms", "p99.9 ms",
-    "bytes", "gw ÷",
+    "section", "case", "setup", "user", "kernel", "CPU", "unit", "rate", "unit", "p50 ms",
+    "p99 ms", "p99.9 ms", "bytes", "gw ÷",
 ];
 /// Columns with text, which are aligned to the left.
 const TEXTS: [usize; 5] = [0, 1, 2, 6, 8];
@@ -12,10 +12,18 @@ const TEXTS: [usize; 5] = [0, 1, 2, 6, 8];
 /// Formats all cases as one Markdown table with aligned columns.
 pub(super) fn table(cases: &[Case]) -> String {
     let heading = HEADINGS.map(str::to_owned);
-    let rows = cases.iter().flat_map(|case| case.rows.iter().map(move |row| cells(case, row)));
+    let rows = cases
+        .iter()
+        .flat_map(|case| case.rows.iter().map(move |row| cells(case, row)));
     let lines: Vec<[String; HEADINGS.len()]> = std::iter::once(heading).chain(rows).collect();
     let widths: Vec<usize> = (0..HEADINGS.len())
-        .map(|index| lines.iter().map(|line| line[index].chars().count()).max().unwrap_or(0))
+        .map(|index| {
+            lines
+                .iter()
+                .map(|line| line[index].chars().count())
+                .max()
+                .unwrap_or(0)
+        })
         .collect();
     let mut text = String::new();
     for (number, line) in lines.iter().enumerate() {
@@ -23,11 +31,13 @@ pub(super) fn table(cases: &[Case]) -> String {
             .iter()
             .zip(&widths)
             .enumerate()
-            .map(
-                |(index, (cell, width))| {
-                    if TEXTS.contains(&index) { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-                },
-            )
+            .map(|(index, (cell, width))| {
+                if TEXTS.contains(&index) {
+                    format!("{cell:<width$}")
+                } else {
+                    format!("{cell:>width$}")
+                }
+            })
             .collect();
         text += &format!("| {} |\n", cells.join(" | "));
         if number == 0 {
@@ -36,7 +46,11 @@ pub(super) fn table(cases: &[Case]) -> String {
                 .enumerate()
                 .map(|(index, width)| {
                     let dashes = "-".repeat(width + 1);
-                    if TEXTS.contains(&index) { format!("{dashes}-") } else { format!("{dashes}:") }
+                    if TEXTS.contains(&index) {
+                        format!("{dashes}-")
+                    } else {
+                        format!("{dashes}:")
+                    }
                 })
                 .collect();
             text += &format!("|{}|\n", rules.join("|"));
@@ -47,7 +61,13 @@ pub(super) fn table(cases: &[Case]) -> String {
 
 fn cells(case: &Case, row: &Row) -> [String; HEADINGS.len()] {
     let value = |column| row.median(column).map(number).unwrap_or_default();
-    let unit = |column, unit: &str| if row.median(column).is_some() { unit.to_owned() } else { String::new() };
+    let unit = |column, unit: &str| {
+        if row.median(column).is_some() {
+            unit.to_owned()
+        } else {
+            String::new()
+        }
+    };
     [
         case.section.to_owned(),
         case.name.clone(),
@@ -62,7 +82,9 @@ fn cells(case: &Case, row: &Row) -> [String; HEADINGS.len()] {
         value(Column::P99),
         value(Column::P999),
         value(Column::Bytes),
-        case.ratio(row).map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
+        case.ratio(row)
+            .map(|ratio| format!("{ratio:.2}"))
+            .unwrap_or_default(),
     ]
 }
 
@@ -85,7 +107,10 @@ mod tests {
         let text = table(&example());
         let lines: Vec<&str> = text.lines().collect();
         let width = lines[0].chars().count();
-        assert!(lines.iter().all(|line| line.chars().count() == width), "{text}");
+        assert!(
+            lines.iter().all(|line| line.chars().count() == width),
+            "{text}"
+        );
         let cells = |line: usize| -> Vec<&str> { lines[line].split('|').map(str::trim).collect() };
         let haproxy = [
             "http1",
@@ -104,12 +129,30 @@ mod tests {
             "0.50",
         ];
         assert_eq!(cells(3)[1..15], haproxy);
-        let idle = ["idle", "a <caller>", "gw", "", "", "", "", "", "", "", "", "", "9000", "1.00"];
+        let idle = [
+            "idle",
+            "a <caller>",
+            "gw",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "9000",
+            "1.00",
+        ];
         assert_eq!(cells(4)[1..15], idle);
     }
 
     #[test]
     fn numbers_have_three_digits() {
-        assert_eq!([0.123, 1.5, 12.34, 123.4, 12_345.6].map(number), ["0.12", "1.50", "12.3", "123", "12346"]);
+        assert_eq!(
+            [0.123, 1.5, 12.34, 123.4, 12_345.6].map(number),
+            ["0.12", "1.50", "12.3", "123", "12346"]
+        );
     }
 }

@@ -11,29 +11,48 @@ use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::sink;
 
-const KINDS: [Kind; 5] = [Kind::Gw, Kind::Haproxy, Kind::Nginx, Kind::Rathole, Kind::RatholeNoise];
+const KINDS: [Kind; 5] = [
+    Kind::Gw,
+    Kind::Haproxy,
+    Kind::Nginx,
+    Kind::Rathole,
+    Kind::RatholeNoise,
+];
 const BUFFER: usize = 64 * 1024;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let bytes = bench.options.megabytes * 1_000_000;
     let case = |name: &str| Case::new("bulk", name, Work::Gigabyte, Column::Cpu);
-    let downloads =
-        bench.compare(&bench.start_all(&KINDS)?, case("download"), |setup| transfer(setup, bytes, download))?;
+    let downloads = bench.compare(&bench.start_all(&KINDS)?, case("download"), |setup| {
+        transfer(setup, bytes, download)
+    })?;
     // nginx would answer before the end of an upload.
     let backend = sink::listen("upload", |request, length, socket| {
         io::copy(&mut request.take(length), &mut io::sink())?;
         answer(socket)
     })?;
     let setups = bench.start_all_before(&KINDS, backend.port())?;
-    let uploads = bench.compare(&setups, case("upload"), |setup| transfer(setup, bytes, upload))?;
+    let uploads = bench.compare(&setups, case("upload"), |setup| {
+        transfer(setup, bytes, upload)
+    })?;
     Ok(vec![downloads, uploads])
 }
 
 fn answer(socket: &mut impl io::Write) -> io::Result<()> {
-    socket.write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{ANSWER}", ANSWER.len()).as_bytes())
+    socket.write_all(
+        format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{ANSWER}",
+            ANSWER.len()
+        )
+        .as_bytes(),
+    )
 }
 
-fn transfer(setup: &Setup, bytes: u64, transfer: fn(&Target, u64) -> Result<(), Failure>) -> Result<Sample, Failure> {
+fn transfer(
+    setup: &Setup,
+    bytes: u64,
+    transfer: fn(&Target, u64) -> Result<(), Failure>,
+) -> Result<Sample, Failure> {
     let start = Instant::now();
     let ((), cpu) = setup.spend(|target| transfer(target, bytes))?;
     let seconds = start.elapsed().as_secs_f64();
@@ -48,7 +67,9 @@ fn download(target: &Target, bytes: u64) -> Result<(), Failure> {
     let mut received = 0;
     while received < bytes {
         let head = connection.get(LARGE)?;
-        ensure(head.status == 200, || format!("{LARGE}: status {}", head.status))?;
+        ensure(head.status == 200, || {
+            format!("{LARGE}: status {}", head.status)
+        })?;
         loop {
             let read = connection.read_body(&mut buffer)?;
             if read == 0 {
@@ -63,5 +84,7 @@ fn download(target: &Target, bytes: u64) -> Result<(), Failure> {
 fn upload(target: &Target, bytes: u64) -> Result<(), Failure> {
     let mut body = BufReader::with_capacity(BUFFER, io::repeat(b'x').take(bytes));
     let answer = target.connect()?.upload("/upload", bytes, &mut body)?;
-    ensure(answer.head.status == 200, || format!("upload: status {}", answer.head.status))
+    ensure(answer.head.status == 200, || {
+        format!("upload: status {}", answer.head.status)
+    })
 }

@@ -34,27 +34,52 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     std::thread::sleep(SETTLES);
     let agent_memory = agent.proportional_memory()?;
     let before = procfs::proportional_memory(many.pid())?;
-    let agents = of_gateway.chunks(SERVICES_PER_AGENT).map(|services| connect(bench, &many, services));
+    let agents = of_gateway
+        .chunks(SERVICES_PER_AGENT)
+        .map(|services| connect(bench, &many, services));
     let _agents = agents.collect::<Result<Vec<_>, _>>()?;
     std::thread::sleep(SETTLES);
     let more = procfs::proportional_memory(many.pid())?.saturating_sub(before);
 
-    let setups = [Setup::of_demo(Kind::Gw.name(), few), Setup::of_demo("gw, idle tunnels", many)];
-    setups.iter().try_for_each(|setup| generator.warm_up(setup))?;
+    let setups = [
+        Setup::of_demo(Kind::Gw.name(), few),
+        Setup::of_demo("gw, idle tunnels", many),
+    ];
+    setups
+        .iter()
+        .try_for_each(|setup| generator.warm_up(setup))?;
     let name = format!("1 and {} tunnels", 1 + services.len());
     let case = Case::new("tunnels", name, Work::Request, Column::Cpu);
-    let requests = bench.compare(&setups, case, |setup| generator.measure(setup, CALLERS, bench.options.seconds))?;
+    let requests = bench.compare(&setups, case, |setup| {
+        generator.measure(setup, CALLERS, bench.options.seconds)
+    })?;
     let memory = |name: String, bytes: f64| {
         let rounds = vec![Sample::default().with(Column::Bytes, bytes)];
-        Case::new("tunnels", name, Work::Idle, Column::Bytes).with_rows(vec![Row { setup: Kind::Gw.name(), rounds }])
+        Case::new("tunnels", name, Work::Idle, Column::Bytes).with_rows(vec![Row {
+            setup: Kind::Gw.name(),
+            rounds,
+        }])
     };
     Ok(vec![
         requests,
-        memory("idle tunnel, gateway".to_owned(), more as f64 / count as f64),
-        memory(format!("agent with {TUNNELS_OF_AGENT} tunnels"), agent_memory as f64),
+        memory(
+            "idle tunnel, gateway".to_owned(),
+            more as f64 / count as f64,
+        ),
+        memory(
+            format!("agent with {TUNNELS_OF_AGENT} tunnels"),
+            agent_memory as f64,
+        ),
     ])
 }
 
 fn connect(bench: &Bench<'_>, demo: &Demo, services: &[String]) -> Result<Process, Failure> {
-    enrolled::connect(bench.gateway, demo, ACCOUNT, services, &bench.site.backend_url(), &[LOAD_CORE])
+    enrolled::connect(
+        bench.gateway,
+        demo,
+        ACCOUNT,
+        services,
+        &bench.site.backend_url(),
+        &[LOAD_CORE],
+    )
 }

@@ -15,7 +15,11 @@ pub(super) fn find() -> Result<PathBuf, Failure> {
 
 /// Runs the load.
 pub(super) fn run(wrk: &Path, load: &Load<'_>) -> Result<Outcome, Failure> {
-    let Load { target, callers, seconds } = load;
+    let Load {
+        target,
+        callers,
+        seconds,
+    } = load;
     let mut command = process::command(wrk, &[LOAD_CORE])?;
     command.args(arguments(target, "/", *callers, *seconds));
     let text = output("wrk", &mut command, *seconds)?;
@@ -29,9 +33,18 @@ pub(super) struct Downloads {
 }
 
 impl Downloads {
-    pub(super) fn start(wrk: &Path, target: &Target, path: &str, count: u32, seconds: u32) -> Result<Self, Failure> {
+    pub(super) fn start(
+        wrk: &Path,
+        target: &Target,
+        path: &str,
+        count: u32,
+        seconds: u32,
+    ) -> Result<Self, Failure> {
         let mut command = process::command(&process::find("chrt", "util-linux")?, &[LOAD_CORE])?;
-        command.args(["--idle", "0"]).arg(wrk).args(arguments(target, path, count, seconds));
+        command
+            .args(["--idle", "0"])
+            .arg(wrk)
+            .args(arguments(target, path, count, seconds));
         let process = Process::spawn("wrk", command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
         Ok(Self { process, seconds })
     }
@@ -39,7 +52,8 @@ impl Downloads {
     /// Waits for the end; returns the speed of all downloads together, in MB/s.
     pub(super) fn finish(self) -> Result<f64, Failure> {
         let text = finish(self.process, "wrk", self.seconds)?;
-        megabytes_per_second(&text).ok_or_else(|| Failure::new(format!("wrk reports no transfer:\n{text}")))
+        megabytes_per_second(&text)
+            .ok_or_else(|| Failure::new(format!("wrk reports no transfer:\n{text}")))
     }
 }
 
@@ -65,23 +79,45 @@ fn arguments(target: &Target, path: &str, callers: u32, seconds: u32) -> Vec<Str
 
 /// Speed in a report. The units of wrk are powers of 1,024.
 fn megabytes_per_second(text: &str) -> Option<f64> {
-    let speed = text.lines().find_map(|line| line.trim().strip_prefix("Transfer/sec:"))?.trim();
-    let units = [("KB", 1024.0), ("MB", 1_048_576.0), ("GB", 1_073_741_824.0), ("B", 1.0)];
-    let bytes = units.into_iter().find_map(|(unit, size)| Some(speed.strip_suffix(unit)?.parse::<f64>().ok()? * size));
+    let speed = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Transfer/sec:"))?
+        .trim();
+    let units = [
+        ("KB", 1024.0),
+        ("MB", 1_048_576.0),
+        ("GB", 1_073_741_824.0),
+        ("B", 1.0),
+    ];
+    let bytes = units
+        .into_iter()
+        .find_map(|(unit, size)| Some(speed.strip_suffix(unit)?.parse::<f64>().ok()? * size));
     Some(bytes? / 1e6)
 }
 
 /// Parses a report; `None` if it is incomplete or has no requests.
 fn parse(text: &str) -> Option<Outcome> {
-    let after = |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)).map(str::trim);
-    let requests = text.lines().find_map(|line| line.trim().split_once(" requests in "))?.0.parse().ok()?;
+    let after = |key: &str| {
+        text.lines()
+            .find_map(|line| line.trim().strip_prefix(key))
+            .map(str::trim)
+    };
+    let requests = text
+        .lines()
+        .find_map(|line| line.trim().split_once(" requests in "))?
+        .0
+        .parse()
+        .ok()?;
     let errors = after("Socket errors:").unwrap_or_default();
     let outcome = Outcome {
         requests,
         per_second: after("Requests/sec:")?.parse().ok()?,
         latency_ms: Some((millis(after("50%")?)?, millis(after("99%")?)?)),
         refused: after("Non-2xx or 3xx responses:").map_or(Some(0), |count| count.parse().ok())?,
-        socket_errors: errors.split([' ', ',']).filter_map(|word| word.parse::<u64>().ok()).sum(),
+        socket_errors: errors
+            .split([' ', ','])
+            .filter_map(|word| word.parse::<u64>().ok())
+            .sum(),
     };
     (requests > 0).then_some(outcome)
 }
@@ -90,7 +126,9 @@ fn parse(text: &str) -> Option<Outcome> {
 fn millis(text: &str) -> Option<f64> {
     // Longer units first, because each ends like a shorter one.
     let units = [("us", 1e-3), ("ms", 1.0), ("s", 1e3), ("m", 60e3)];
-    units.into_iter().find_map(|(unit, factor)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor))
+    units
+        .into_iter()
+        .find_map(|(unit, factor)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor))
 }
 
 #[cfg(test)]
@@ -123,7 +161,9 @@ Transfer/sec:      8.00MB
             socket_errors: 3,
         };
         assert_eq!(parse(REPORT), Some(expected));
-        let clean = REPORT.lines().filter(|line| !line.contains("errors") && !line.contains("Non-2xx"));
+        let clean = REPORT
+            .lines()
+            .filter(|line| !line.contains("errors") && !line.contains("Non-2xx"));
         let outcome = parse(&clean.collect::<Vec<_>>().join("\n")).unwrap();
         assert_eq!((outcome.refused, outcome.socket_errors), (0, 0));
         assert_eq!(parse(&REPORT.replace("30000 requests", "0 requests")), None);

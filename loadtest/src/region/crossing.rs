@@ -49,15 +49,23 @@ pub(super) fn run(gateway: &Path) -> Result<(), Failure> {
         here.cpu, here.p50, crossing.cpu, crossing.p50
     ));
     region.stop()?;
-    ensure(more_cpu <= MORE_CPU_MAX, || format!("a crossing request costs {more_cpu:.1} µs of CPU more"))?;
-    ensure(more_time <= MORE_TIME_MAX, || format!("a crossing request takes {more_time:.0} µs more"))
+    ensure(more_cpu <= MORE_CPU_MAX, || {
+        format!("a crossing request costs {more_cpu:.1} µs of CPU more")
+    })?;
+    ensure(more_time <= MORE_TIME_MAX, || {
+        format!("a crossing request takes {more_time:.0} µs more")
+    })
 }
 
 fn round(region: &Region, target: &Target) -> Result<Cost, Failure> {
     let before = region.cpu();
     let run = load::requests(target, CALLERS, REQUESTS_PER_ROUND, "/hello")?;
     let cpu = region.cpu().saturating_sub(before);
-    let failed = run.answers.iter().filter(|(answer, _)| answer.head.status != 200).count();
+    let failed = run
+        .answers
+        .iter()
+        .filter(|(answer, _)| answer.head.status != 200)
+        .count();
     ensure(failed == 0, || format!("{failed} requests failed"))?;
     let mut connection = target.connect()?;
     let mut took = Vec::with_capacity(SEQUENTIAL);
@@ -65,9 +73,14 @@ fn round(region: &Region, target: &Target) -> Result<Cost, Failure> {
         let asked = Instant::now();
         let answer = connection.ask("/hello")?;
         took.push(asked.elapsed());
-        ensure(answer.head.status == 200, || format!("a request got {}", answer.head.status))?;
+        ensure(answer.head.status == 200, || {
+            format!("a request got {}", answer.head.status)
+        })?;
     }
     took.sort_unstable();
     let per_request = |cpu: Duration| cpu.as_secs_f64() * 1e6 / REQUESTS_PER_ROUND as f64;
-    Ok(Cost { cpu: per_request(cpu), p50: percentile(&took, 50).as_secs_f64() * 1e6 })
+    Ok(Cost {
+        cpu: per_request(cpu),
+        p50: percentile(&took, 50).as_secs_f64() * 1e6,
+    })
 }

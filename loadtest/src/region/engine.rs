@@ -33,7 +33,8 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
     region.signal_engine(Signal::STOP)?;
     std::thread::sleep(length / 2);
     let asked = Instant::now();
-    let (status, _) = region.administer(owner, "PATCH", SERVICE, &json!({ "burst": 1_000_000_001 }))?;
+    let (status, _) =
+        region.administer(owner, "PATCH", SERVICE, &json!({ "burst": 1_000_000_001 }))?;
     let refused = asked.elapsed();
     let killed = Instant::now();
     let restarted = (owner + 1) % NODES;
@@ -44,14 +45,19 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
 
     let back = Instant::now();
     let in_step = loop {
-        let (status, _) = region.administer(owner, "PATCH", SERVICE, &json!({ "burst": 1_000_000_002 }))?;
+        let (status, _) =
+            region.administer(owner, "PATCH", SERVICE, &json!({ "burst": 1_000_000_002 }))?;
         let is_current = |node: usize| {
-            region.administer(node, "GET", SERVICE, &json!(null)).is_ok_and(|(_, view)| view["burst"] == 1_000_000_002)
+            region
+                .administer(node, "GET", SERVICE, &json!(null))
+                .is_ok_and(|(_, view)| view["burst"] == 1_000_000_002)
         };
         if status == 200 && (0..NODES).all(is_current) {
             break back.elapsed();
         }
-        ensure(back.elapsed() < Duration::from_secs(60), || format!("no change succeeds: {status}"))?;
+        ensure(back.elapsed() < Duration::from_secs(60), || {
+            format!("no change succeeds: {status}")
+        })?;
         std::thread::sleep(TICK);
     };
     region.wait_for_members(NODES)?;
@@ -60,9 +66,16 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
     drop(balancer);
     region.stop()?;
     let is_other = |began: Instant, ended: Instant| ended < killed || began > killed + RESTART;
-    let failed = outcome.failed.iter().filter(|failed| is_other(failed.began, failed.ended)).count();
-    let [before, during] =
-        [outcome.durations(began, away), outcome.durations(away, killed)].map(|all| per_mille(&all, 990));
+    let failed = outcome
+        .failed
+        .iter()
+        .filter(|failed| is_other(failed.began, failed.ended))
+        .count();
+    let [before, during] = [
+        outcome.durations(began, away),
+        outcome.durations(away, killed),
+    ]
+    .map(|all| per_mille(&all, 990));
     let after = per_mille(&outcome.durations(killed + RESTART, back), 990);
     say(format_args!(
         "region: PostgreSQL silent for {:.0} s: p99 {:.2} ms before, {:.2} ms during, {:.2} ms after the restart of a node; of {} \
@@ -79,7 +92,11 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
         if same_epoch { "unchanged" } else { "changed" }
     ));
     ensure(failed == 0, || "requests failed".to_owned())?;
-    ensure(status == 503 && refused <= REFUSED_WITHIN, || "a change was not refused in time".to_owned())?;
-    ensure(in_step <= IN_STEP_WITHIN, || "the nodes were not in step in time".to_owned())?;
+    ensure(status == 503 && refused <= REFUSED_WITHIN, || {
+        "a change was not refused in time".to_owned()
+    })?;
+    ensure(in_step <= IN_STEP_WITHIN, || {
+        "the nodes were not in step in time".to_owned()
+    })?;
     ensure(same_epoch, || "a node was declared dead".to_owned())
 }

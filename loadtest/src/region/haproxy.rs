@@ -21,8 +21,11 @@ impl Balancer {
     pub(super) fn start(nodes: &[SocketAddr]) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
         let [port] = process::free_ports()?;
-        let servers: String =
-            nodes.iter().enumerate().map(|(node, address)| format!("  server node{node} {address}\n")).collect();
+        let servers: String = nodes
+            .iter()
+            .enumerate()
+            .map(|(node, address)| format!("  server node{node} {address}\n"))
+            .collect();
         let file = folder.path().join("haproxy.cfg");
         fs::write(
             &file,
@@ -37,9 +40,14 @@ impl Balancer {
         let process = Process::spawn("haproxy", &mut command)?.with_folder(folder);
         let deadline = Instant::now() + LISTEN_WITHIN;
         while TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_err() {
-            ensure(Instant::now() < deadline, || "haproxy does not listen".to_owned())?;
+            ensure(Instant::now() < deadline, || {
+                "haproxy does not listen".to_owned()
+            })?;
             std::thread::sleep(TICK);
         }
-        Ok(Self { _process: process, port })
+        Ok(Self {
+            _process: process,
+            port,
+        })
     }
 }

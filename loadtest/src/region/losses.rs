@@ -37,8 +37,16 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
     let outcome = callers.stop()?;
     drop(balancer);
     region.stop()?;
-    let in_flight = |failed: &Failed| kills.iter().any(|kill| failed.began <= *kill + MOMENT && failed.ended >= *kill);
-    let others: Vec<&Failed> = outcome.failed.iter().filter(|failed| !in_flight(failed)).collect();
+    let in_flight = |failed: &Failed| {
+        kills
+            .iter()
+            .any(|kill| failed.began <= *kill + MOMENT && failed.ended >= *kill)
+    };
+    let others: Vec<&Failed> = outcome
+        .failed
+        .iter()
+        .filter(|failed| !in_flight(failed))
+        .collect();
     let (slowest, p50, p99) = outcome.figures();
     say(format_args!(
         "region: {} nodes killed in {:.0} s; {} requests answered, {} in flight at a killed node failed, {} others failed; p50 \
@@ -67,7 +75,11 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
             millis(after)
         ));
     }
-    ensure(others.is_empty(), || "requests failed that were not in flight at a killed node".to_owned())?;
+    ensure(others.is_empty(), || {
+        "requests failed that were not in flight at a killed node".to_owned()
+    })?;
     ensure(p99 <= P99_MAX, || format!("p99 is above {P99_MAX:?}"))?;
-    ensure(received.twice() == 0, || "a request reached the backend twice".to_owned())
+    ensure(received.twice() == 0, || {
+        "a request reached the backend twice".to_owned()
+    })
 }

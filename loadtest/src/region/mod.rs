@@ -53,9 +53,12 @@ impl Part {
             Self::Cuts => Some(Fault::Cuts),
             Self::Clock => Some(Fault::Clock),
             Self::Tokens => Some(Fault::Tokens),
-            Self::Crossing | Self::Losses | Self::Replacement | Self::Revocations | Self::Tunnels | Self::Engine => {
-                None
-            }
+            Self::Crossing
+            | Self::Losses
+            | Self::Replacement
+            | Self::Revocations
+            | Self::Tunnels
+            | Self::Engine => None,
         }
     }
 }
@@ -100,11 +103,19 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     if is_chosen(Part::Engine) {
         engine::run(gateway, length)?;
     }
-    let chosen = Part::value_variants().iter().filter(|part| is_chosen(**part));
+    let chosen = Part::value_variants()
+        .iter()
+        .filter(|part| is_chosen(**part));
     let chosen: Vec<Fault> = chosen.filter_map(|part| part.fault()).collect();
     if options.only.is_empty() && !faults::is_possible() {
-        say(format_args!("region: faults of machines are left out: network namespaces need root"));
+        say(format_args!(
+            "region: faults of machines are left out: network namespaces need root"
+        ));
         return Ok(());
     }
-    if chosen.is_empty() { Ok(()) } else { faults::run(gateway, &chosen, &options.faults, options.revocations) }
+    if chosen.is_empty() {
+        Ok(())
+    } else {
+        faults::run(gateway, &chosen, &options.faults, options.revocations)
+    }
 }

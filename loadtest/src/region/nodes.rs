@@ -65,22 +65,50 @@ impl Region {
     /// Starts the product and waits until all nodes serve requests. `backend` is a URL, the demo's echo if `None`.
     pub(crate) fn start(gateway: &Path, backend: Option<&str>) -> Result<Self, Failure> {
         ensure(gateway.is_file(), || {
-            "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH".to_owned()
+            "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH"
+                .to_owned()
         })?;
         let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
         let data = folder.path().to_owned();
         let mut command = process::command(gateway, &[])?;
-        command.args(["demo", "--nodes", &NODES.to_string(), "--json", "--port", "0", "--admin-port", "0"]);
+        command.args([
+            "demo",
+            "--nodes",
+            &NODES.to_string(),
+            "--json",
+            "--port",
+            "0",
+            "--admin-port",
+            "0",
+        ]);
         command.args(["--workers", "1", "--data-dir"]).arg(&data);
-        command.args(["--burst", &UNLIMITED.to_string(), "--refill-per-minute", &UNLIMITED.to_string()]);
+        command.args([
+            "--burst",
+            &UNLIMITED.to_string(),
+            "--refill-per-minute",
+            &UNLIMITED.to_string(),
+        ]);
         if let Some(backend) = backend {
             command.args(["--backend", backend]);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut demo = Process::spawn("gw-gateway", &mut command)?.with_folder(folder);
         let about: About = serde_json::from_str(&first_line(&mut demo)?)?;
-        let nodes: Vec<Node> =
-            about.nodes.into_iter().map(|AboutNode { port, admin_url, pid }| Node { pid, port, admin_url }).collect();
+        let nodes: Vec<Node> = about
+            .nodes
+            .into_iter()
+            .map(
+                |AboutNode {
+                     port,
+                     admin_url,
+                     pid,
+                 }| Node {
+                    pid,
+                    port,
+                    admin_url,
+                },
+            )
+            .collect();
         let region = Self {
             restarted: Default::default(),
             successors: Vec::new(),
@@ -90,7 +118,9 @@ impl Region {
             api: AdminApi::new(&about.admin_token),
             target: Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?,
             ca_file: about.ca_file,
-            nodes: nodes.try_into().map_err(|_| Failure::new("the demo has another number of nodes"))?,
+            nodes: nodes
+                .try_into()
+                .map_err(|_| Failure::new("the demo has another number of nodes"))?,
         };
         region.wait_for_members(NODES)?;
         Ok(region)
@@ -125,7 +155,10 @@ impl Region {
 
     /// Host of the region's own endpoints.
     pub(crate) fn apex(&self) -> &str {
-        self.target.host.split_once('.').map_or("", |(_, apex)| apex)
+        self.target
+            .host
+            .split_once('.')
+            .map_or("", |(_, apex)| apex)
     }
 
     pub(crate) fn ca_file(&self) -> &Path {
@@ -134,7 +167,10 @@ impl Region {
 
     /// Tunnels of the nodes that answer.
     pub(crate) fn tunnels(&self) -> u64 {
-        self.nodes.iter().filter_map(|node| metrics::read(&node.admin_url, "gw_tunnels").ok()).sum()
+        self.nodes
+            .iter()
+            .filter_map(|node| metrics::read(&node.admin_url, "gw_tunnels").ok())
+            .sum()
     }
 
     pub(crate) fn admin_token(&self) -> &str {
@@ -146,7 +182,8 @@ impl Region {
     }
 
     pub(super) fn addresses(&self) -> [SocketAddr; NODES] {
-        self.ports().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+        self.ports()
+            .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 
     pub(crate) fn ports(&self) -> [u16; NODES] {
@@ -162,18 +199,27 @@ impl Region {
                     return Ok(node);
                 }
             }
-            ensure(Instant::now() < deadline, || "no node has a tunnel".to_owned())?;
+            ensure(Instant::now() < deadline, || {
+                "no node has a tunnel".to_owned()
+            })?;
             std::thread::sleep(TICK);
         }
     }
 
     /// CPU time of the nodes, without agent, backend and PostgreSQL.
     pub(crate) fn cpu(&self) -> Duration {
-        self.nodes.iter().map(|node| Cpu::of(node.pid)).sum::<Cpu>().total()
+        self.nodes
+            .iter()
+            .map(|node| Cpu::of(node.pid))
+            .sum::<Cpu>()
+            .total()
     }
 
     fn signal(&self, pid: u32, signal: Signal) -> Result<(), Failure> {
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| Failure::new("not a process id"))?;
+        let pid = i32::try_from(pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| Failure::new("not a process id"))?;
         kill_process(pid, signal).map_err(|error| Failure::during("a signal", error))
     }
 
@@ -188,8 +234,14 @@ impl Region {
     /// Starts a killed node, on its ports and with its data folder.
     pub(crate) fn restart(&mut self, node: usize) -> Result<(), Failure> {
         let mut command = process::command(&self.gateway, &[])?;
-        command.arg("serve").arg("--config").arg(self.data.join(format!("node-{}.toml", node + 1)));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg("serve")
+            .arg("--config")
+            .arg(self.data.join(format!("node-{}.toml", node + 1)));
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let process = Process::spawn("gw-gateway", &mut command)?;
         self.nodes[node].pid = process.pid();
         self.restarted[node] = Some(process);
@@ -204,10 +256,13 @@ impl Region {
         let mut successor = None;
         while procfs::runs(old) {
             successor = procfs::tree(old).get(1).copied().or(successor);
-            ensure(Instant::now() < deadline, || format!("node {node} is not replaced"))?;
+            ensure(Instant::now() < deadline, || {
+                format!("node {node} is not replaced")
+            })?;
             std::thread::sleep(TICK);
         }
-        let successor = successor.ok_or_else(|| Failure::new(format!("node {node} ended without a successor")))?;
+        let successor = successor
+            .ok_or_else(|| Failure::new(format!("node {node} ended without a successor")))?;
         self.nodes[node].pid = successor;
         self.successors.push(successor);
         Ok(())
@@ -215,11 +270,21 @@ impl Region {
 
     /// Stops (`Signal::STOP`) or continues (`Signal::CONT`) all processes of PostgreSQL.
     pub(crate) fn signal_engine(&self, signal: Signal) -> Result<(), Failure> {
-        let is_engine = |pid: &u32| procfs::name(*pid).is_some_and(|name| name.starts_with("postgres"));
-        let engine: Vec<u32> = self.demo.iter().flat_map(|demo| procfs::tree(demo.pid())).filter(is_engine).collect();
-        ensure(!engine.is_empty(), || "the demo has no process of PostgreSQL".to_owned())?;
+        let is_engine =
+            |pid: &u32| procfs::name(*pid).is_some_and(|name| name.starts_with("postgres"));
+        let engine: Vec<u32> = self
+            .demo
+            .iter()
+            .flat_map(|demo| procfs::tree(demo.pid()))
+            .filter(is_engine)
+            .collect();
+        ensure(!engine.is_empty(), || {
+            "the demo has no process of PostgreSQL".to_owned()
+        })?;
         // Sessions may end between the listing and the signal.
-        engine.into_iter().for_each(|pid| drop(self.signal(pid, signal)));
+        engine
+            .into_iter()
+            .for_each(|pid| drop(self.signal(pid, signal)));
         Ok(())
     }
 
@@ -231,7 +296,8 @@ impl Region {
         path: &str,
         body: &Value,
     ) -> Result<(u16, Value), Failure> {
-        self.api.ask(&self.nodes[node].admin_url, method, path, body)
+        self.api
+            .ask(&self.nodes[node].admin_url, method, path, body)
     }
 
     /// The region as a node sees it.
@@ -247,11 +313,16 @@ impl Region {
                 // A node that has just started does not answer.
                 let status = self.status(node).unwrap_or(Value::Null);
                 let rows = status["nodes"].as_array().cloned().unwrap_or_default();
-                let live = rows.iter().filter(|row| row["state"] == "live" && row["epoch_lag"] == 0).count();
+                let live = rows
+                    .iter()
+                    .filter(|row| row["state"] == "live" && row["epoch_lag"] == 0)
+                    .count();
                 if status["standing"] == "member" && status["moving"] == false && live == count {
                     break;
                 }
-                ensure(Instant::now() < deadline, || format!("node {node} does not have {count} members: {status}"))?;
+                ensure(Instant::now() < deadline, || {
+                    format!("node {node} does not have {count} members: {status}")
+                })?;
                 std::thread::sleep(TICK);
             }
         }

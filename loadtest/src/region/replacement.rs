@@ -51,8 +51,14 @@ pub(super) fn run(gateway: &Path, requests: usize) -> Result<(), Failure> {
         received.twice()
     ));
     for failed in outcome.failed.iter().take(10) {
-        say(format_args!("region: {} after {:.0} ms", failed.what, millis(failed.ended - failed.began)));
+        say(format_args!(
+            "region: {} after {:.0} ms",
+            failed.what,
+            millis(failed.ended - failed.began)
+        ));
     }
     ensure(outcome.failed.is_empty(), || "requests failed".to_owned())?;
-    ensure(received.twice() == 0, || "a request reached the backend twice".to_owned())
+    ensure(received.twice() == 0, || {
+        "a request reached the backend twice".to_owned()
+    })
 }

@@ -31,15 +31,22 @@ pub(super) fn run(gateway: &Path, revocations: usize) -> Result<(), Failure> {
         let target = |node| region.target(node).with_key(text("service_key"));
         // The creation was answered, so every node accepts the key.
         let other = (node + 1) % NODES;
-        ensure(status_from(number, &target(other))? == 200, || format!("node {other} refuses a new key"))?;
+        ensure(status_from(number, &target(other))? == 200, || {
+            format!("node {other} refuses a new key")
+        })?;
         let path = format!("{KEYS}/{}", text("key_id"));
         let asked = Instant::now();
-        let (status, answer): (u16, Value) = region.administer(node, "PATCH", &path, &json!({ "enabled": false }))?;
+        let (status, answer): (u16, Value) =
+            region.administer(node, "PATCH", &path, &json!({ "enabled": false }))?;
         took.push(asked.elapsed());
-        ensure(status == 200, || format!("revoking a key: {status} {answer}"))?;
+        ensure(status == 200, || {
+            format!("revoking a key: {status} {answer}")
+        })?;
         for node in 0..NODES {
             let status = status_from(number, &target(node))?;
-            ensure(status == 502, || format!("node {node} answers {status} after a key was revoked"))?;
+            ensure(status == 502, || {
+                format!("node {node} answers {status} after a key was revoked")
+            })?;
         }
     }
     let outcome = callers.stop()?;
@@ -56,10 +63,16 @@ pub(super) fn run(gateway: &Path, revocations: usize) -> Result<(), Failure> {
         outcome.failed.len()
     ));
     ensure(outcome.failed.is_empty(), || "requests failed".to_owned())?;
-    ensure(p99 < P99_MAX && max < MAX, || "a revocation took too long".to_owned())
+    ensure(p99 < P99_MAX && max < MAX, || {
+        "a revocation took too long".to_owned()
+    })
 }
 
 /// The status of a request, from one of many addresses: failed authentications of an address are limited.
 fn status_from(number: usize, target: &Target) -> Result<u16, Failure> {
-    Ok(target.connect_from(1 + number % ADDRESSES)?.ask("/hello")?.head.status)
+    Ok(target
+        .connect_from(1 + number % ADDRESSES)?
+        .ask("/hello")?
+        .head
+        .status)
 }

@@ -34,7 +34,14 @@ pub(super) fn run(gateway: &Path, count: usize) -> Result<(), Failure> {
     let mut agents = Vec::new();
     for number in 0..count.div_ceil(OF_AGENT) {
         let services = OF_AGENT.min(count - number * OF_AGENT);
-        agents.push(start_agent(&region, gateway, &format!("account{number}"), services, &backend, balancer.port)?);
+        agents.push(start_agent(
+            &region,
+            gateway,
+            &format!("account{number}"),
+            services,
+            &backend,
+            balancer.port,
+        )?);
     }
     // The demo's own tunnel is one more.
     let opened = wait_for_tunnels(&region, count + 1, OPEN_WITHIN)?;
@@ -49,8 +56,8 @@ pub(super) fn run(gateway: &Path, count: usize) -> Result<(), Failure> {
     drop(balancer);
     drop(agents);
     region.stop()?;
-    let [before, after] =
-        [(began, killed), (killed, Instant::now())].map(|(from, to)| per_mille(&outcome.durations(from, to), 990));
+    let [before, after] = [(began, killed), (killed, Instant::now())]
+        .map(|(from, to)| per_mille(&outcome.durations(from, to), 990));
     let slower = after.max(NOISE).as_secs_f64() / before.max(NOISE).as_secs_f64();
     say(format_args!(
         "region: {count} tunnels open after {:.1} s; a node killed: all back after {:.1} s; callers of a service of another node: \
@@ -60,8 +67,12 @@ pub(super) fn run(gateway: &Path, count: usize) -> Result<(), Failure> {
         millis(before),
         millis(after)
     ));
-    ensure(back <= BACK_WITHIN, || format!("the tunnels are not back within {BACK_WITHIN:?}"))?;
-    ensure(slower <= SLOWER_MAX, || format!("p99 of other callers is {slower:.1} times the p99 before"))
+    ensure(back <= BACK_WITHIN, || {
+        format!("the tunnels are not back within {BACK_WITHIN:?}")
+    })?;
+    ensure(slower <= SLOWER_MAX, || {
+        format!("p99 of other callers is {slower:.1} times the p99 before")
+    })
 }
 
 /// Creates an account with services, and starts an agent for them that connects through the balancer.
@@ -79,12 +90,22 @@ fn start_agent(
         Ok::<Value, Failure>(answer)
     };
     create("/accounts", &json!({ "id": account }))?;
-    let services: Vec<String> = (0..services).map(|number| format!("service{number}")).collect();
+    let services: Vec<String> = (0..services)
+        .map(|number| format!("service{number}"))
+        .collect();
     for id in &services {
-        create(&format!("/accounts/{account}/services"), &json!({ "id": id }))?;
+        create(
+            &format!("/accounts/{account}/services"),
+            &json!({ "id": id }),
+        )?;
     }
-    let token = create(&format!("/accounts/{account}/enrollment-tokens"), &json!({ "services": services }))?;
-    let token = token["token"].as_str().ok_or_else(|| Failure::new(format!("no token in {token}")))?;
+    let token = create(
+        &format!("/accounts/{account}/enrollment-tokens"),
+        &json!({ "services": services }),
+    )?;
+    let token = token["token"]
+        .as_str()
+        .ok_or_else(|| Failure::new(format!("no token in {token}")))?;
     let url = format!("https://{}:{port}", region.apex());
     let enrolled = Enrolled::new(gateway, &url, region.ca_file(), token)?;
     let run = enrolled.command(backend, &[])?;
@@ -99,7 +120,9 @@ fn wait_for_tunnels(region: &Region, count: usize, within: Duration) -> Result<D
         if tunnels >= count as u64 {
             return Ok(began.elapsed());
         }
-        ensure(began.elapsed() < within, || format!("{tunnels} of {count} tunnels after {within:?}"))?;
+        ensure(began.elapsed() < within, || {
+            format!("{tunnels} of {count} tunnels after {within:?}")
+        })?;
         std::thread::sleep(TICK);
     }
 }

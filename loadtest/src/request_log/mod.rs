@@ -51,24 +51,35 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let temporary = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
     for (services, per_second) in [(1, 20_000), (50, 20_000), (1000, 20_000), (1000, 4_000)] {
-        let folder = temporary.path().join(format!("writing-{services}-{per_second}"));
+        let folder = temporary
+            .path()
+            .join(format!("writing-{services}-{per_second}"));
         let micros = writing(&folder, services, per_second)?;
         // With many services and few requests each, every record is its own row, and the load is far below that of the
         // limit.
-        ensure(services > 10 || micros <= MICROS_PER_RECORD_MAX, || format!("{micros:.2} µs per record"))?;
+        ensure(services > 10 || micros <= MICROS_PER_RECORD_MAX, || {
+            format!("{micros:.2} µs per record")
+        })?;
         fs::remove_dir_all(&folder)?;
     }
     if options.only_writing {
         return Ok(());
     }
-    let folder = options.folder.clone().unwrap_or_else(|| temporary.path().join("week"));
+    let folder = options
+        .folder
+        .clone()
+        .unwrap_or_else(|| temporary.path().join("week"));
     let clock = Clock::default();
     let log = clock.open(&folder)?;
     if size_of(&folder)? < 1 << 20 {
         fill(&log, &clock, options)?;
     }
     drop(log);
-    say(format_args!("log: {:.0} MiB in {}", mebibytes(size_of(&folder)?), folder.display()));
+    say(format_args!(
+        "log: {:.0} MiB in {}",
+        mebibytes(size_of(&folder)?),
+        folder.display()
+    ));
     clock.set(TODAY_MS);
     finding(&clock, &folder)?;
     expiring(&clock, &folder)
@@ -93,7 +104,10 @@ fn writing(folder: &Path, services: usize, per_second: u64) -> Result<f64, Failu
     }
     let cpu = cpu_of_thread(std::process::id(), "gw-log");
     let stats = log.stats();
-    ensure(stats.written == RECORDS / count * count && stats.dropped == 0, || format!("{stats:?}"))?;
+    ensure(
+        stats.written == RECORDS / count * count && stats.dropped == 0,
+        || format!("{stats:?}"),
+    )?;
     drop(log);
     let micros = cpu.as_secs_f64() * 1e6 / stats.written as f64;
     say(format_args!(
@@ -120,7 +134,10 @@ fn fill(log: &RequestLog, clock: &Clock, options: &Options) -> Result<(), Failur
         log.flush();
     }
     let stats = log.stats();
-    ensure(stats.written == options.records && stats.dropped == 0, || format!("{stats:?}"))?;
+    ensure(
+        stats.written == options.records && stats.dropped == 0,
+        || format!("{stats:?}"),
+    )?;
     let cpu = cpu_of_thread(std::process::id(), "gw-log");
     say(format_args!(
         "log: {made} records of {} services in {flushes} flushes: {:.0} s, {:.2} µs CPU per record, {:.0} µs per flush",
@@ -152,8 +169,14 @@ fn finding(clock: &Clock, folder: &Path) -> Result<(), Failure> {
             cursor: Some(RequestId::first_of_ms(until_ms).to_string()),
             ..SearchQuery::default()
         };
-        let page = log.search(&query).map_err(|error| Failure::during("search", error))?;
-        ids.extend(page.items.iter().filter_map(|item| item.id.parse::<RequestId>().ok()));
+        let page = log
+            .search(&query)
+            .map_err(|error| Failure::during("search", error))?;
+        ids.extend(
+            page.items
+                .iter()
+                .filter_map(|item| item.id.parse::<RequestId>().ok()),
+        );
     }
     ensure(ids.len() == LOOKUPS, || format!("{} ids", ids.len()))?;
 
@@ -165,47 +188,99 @@ fn finding(clock: &Clock, folder: &Path) -> Result<(), Failure> {
                 log = clock.open_cold(folder)?;
             }
             let began = Instant::now();
-            let found = log.show(*id).map_err(|error| Failure::during("show", error))?;
+            let found = log
+                .show(*id)
+                .map_err(|error| Failure::during("show", error))?;
             times.push(began.elapsed());
-            ensure(found.is_some_and(|found| found.id == id.to_string()), || format!("{id} was not found"))?;
+            ensure(
+                found.is_some_and(|found| found.id == id.to_string()),
+                || format!("{id} was not found"),
+            )?;
         }
         times.sort();
         let (p50, p99) = (percentile(&times, 50), percentile(&times, 99));
-        say(format_args!("log: {name}: an id: p50 {:.2} ms, p99 {:.2} ms", millis(p50), millis(p99)));
-        ensure(p99 <= LOOKUP_MAX, || "looking up an id takes too long".to_owned())?;
+        say(format_args!(
+            "log: {name}: an id: p50 {:.2} ms, p99 {:.2} ms",
+            millis(p50),
+            millis(p99)
+        ));
+        ensure(p99 <= LOOKUP_MAX, || {
+            "looking up an id takes too long".to_owned()
+        })?;
 
         let status = |text: &str| Some(text.to_owned());
-        let slow = |query| SearchQuery { min_ms: Some(40), ..query };
-        let path = |query| SearchQuery { path_prefix: Some("/api/v1/items/4711".to_owned()), ..query };
+        let slow = |query| SearchQuery {
+            min_ms: Some(40),
+            ..query
+        };
+        let path = |query| SearchQuery {
+            path_prefix: Some("/api/v1/items/4711".to_owned()),
+            ..query
+        };
         let searches = [
-            ("hour, the newest 100 of the busiest service", hour(of("service-0")), HOUR_SEARCH_MAX),
-            ("hour, a path, of the busiest service", path(hour(of("service-0"))), HOUR_SEARCH_MAX),
             (
-                "hour, 502, of the busiest service",
-                SearchQuery { status: status("502"), ..hour(of("service-0")) },
+                "hour, the newest 100 of the busiest service",
+                hour(of("service-0")),
                 HOUR_SEARCH_MAX,
             ),
-            ("hour, a path, of a quiet service", path(hour(of("service-150"))), HOUR_SEARCH_MAX),
+            (
+                "hour, a path, of the busiest service",
+                path(hour(of("service-0"))),
+                HOUR_SEARCH_MAX,
+            ),
+            (
+                "hour, 502, of the busiest service",
+                SearchQuery {
+                    status: status("502"),
+                    ..hour(of("service-0"))
+                },
+                HOUR_SEARCH_MAX,
+            ),
+            (
+                "hour, a path, of a quiet service",
+                path(hour(of("service-150"))),
+                HOUR_SEARCH_MAX,
+            ),
             (
                 "hour, 503, of all services",
-                SearchQuery { status: status("503"), ..hour(SearchQuery::default()) },
+                SearchQuery {
+                    status: status("503"),
+                    ..hour(SearchQuery::default())
+                },
                 Duration::MAX,
             ),
             (
                 "week, 503, of the busiest service",
-                SearchQuery { status: status("503"), ..of("service-0") },
+                SearchQuery {
+                    status: status("503"),
+                    ..of("service-0")
+                },
                 Duration::MAX,
             ),
             (
                 "week, 503, of a quiet service",
-                SearchQuery { status: status("503"), ..of("service-150") },
+                SearchQuery {
+                    status: status("503"),
+                    ..of("service-150")
+                },
                 Duration::MAX,
             ),
-            ("week, a path, of the busiest service", path(of("service-0")), Duration::MAX),
-            ("week, over 40 ms, of a quiet service", slow(of("service-150")), Duration::MAX),
+            (
+                "week, a path, of the busiest service",
+                path(of("service-0")),
+                Duration::MAX,
+            ),
+            (
+                "week, over 40 ms, of a quiet service",
+                slow(of("service-150")),
+                Duration::MAX,
+            ),
             (
                 "week, 503, of all services",
-                SearchQuery { status: status("503"), ..SearchQuery::default() },
+                SearchQuery {
+                    status: status("503"),
+                    ..SearchQuery::default()
+                },
                 Duration::MAX,
             ),
         ];
@@ -220,14 +295,21 @@ fn finding(clock: &Clock, folder: &Path) -> Result<(), Failure> {
 }
 
 /// Searches to the end with pages of 1000, or only the first 100.
-fn searching(log: &RequestLog, what: &str, mut query: SearchQuery, allowed: Duration) -> Result<(), Failure> {
+fn searching(
+    log: &RequestLog,
+    what: &str,
+    mut query: SearchQuery,
+    allowed: Duration,
+) -> Result<(), Failure> {
     let all = query.status.is_some() || query.path_prefix.is_some();
     query.limit = all.then_some(1000);
     let (mut found, mut pages, mut longest) = (0, 0, Duration::ZERO);
     let began = Instant::now();
     loop {
         let asked = Instant::now();
-        let page = log.search(&query).map_err(|error| Failure::during(what, error))?;
+        let page = log
+            .search(&query)
+            .map_err(|error| Failure::during(what, error))?;
         longest = longest.max(asked.elapsed());
         found += page.items.len();
         pages += 1;
@@ -253,7 +335,9 @@ fn expiring(clock: &Clock, folder: &Path) -> Result<(), Failure> {
         let entry = entry?;
         largest = largest.max(Some((entry.metadata()?.len(), entry.path())));
     }
-    let Some((_, largest)) = largest else { return Ok(()) };
+    let Some((_, largest)) = largest else {
+        return Ok(());
+    };
     // Four gigabytes with allocated blocks, written to the disk.
     let mut file = File::create(&old)?;
     let mut length = 0;
@@ -271,10 +355,17 @@ fn expiring(clock: &Clock, folder: &Path) -> Result<(), Failure> {
         log.flush();
         rounds.push(asked.elapsed());
         let left = fs::read_dir(folder)?.filter_map(Result::ok);
-        if !left.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("2026-11-01")) {
+        if !left.into_iter().any(|entry| {
+            entry
+                .file_name()
+                .to_string_lossy()
+                .starts_with("2026-11-01")
+        }) {
             break;
         }
-        ensure(began.elapsed() < Duration::from_secs(60), || "the expired day was not removed".to_owned())?;
+        ensure(began.elapsed() < Duration::from_secs(60), || {
+            "the expired day was not removed".to_owned()
+        })?;
     }
     rounds.sort();
     say(format_args!(
@@ -284,14 +375,17 @@ fn expiring(clock: &Clock, folder: &Path) -> Result<(), Failure> {
         millis(began.elapsed()),
         rounds.last().copied().map_or(0.0, millis)
     ));
-    ensure(!log.stats().failing, || "the log reports a failure".to_owned())
+    ensure(!log.stats().failing, || {
+        "the log reports a failure".to_owned()
+    })
 }
 
 /// Drops the log from the page cache.
 fn forget(folder: &Path) -> Result<(), Failure> {
     for entry in fs::read_dir(folder)? {
         let file = File::open(entry?.path())?;
-        fadvise(&file, 0, None, Advice::DontNeed).map_err(|error| Failure::during("fadvise", error))?;
+        fadvise(&file, 0, None, Advice::DontNeed)
+            .map_err(|error| Failure::during("fadvise", error))?;
     }
     Ok(())
 }

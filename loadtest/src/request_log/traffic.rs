@@ -26,13 +26,17 @@ impl Traffic {
             agents: [AgentId::random(), AgentId::random()],
             keys: std::array::from_fn(|_| KeyId::random()),
         };
-        Self { services: (0..services).map(service).collect(), random: 0x9e37_79b9_7f4a_7c15 }
+        Self {
+            services: (0..services).map(service).collect(),
+            random: 0x9e37_79b9_7f4a_7c15,
+        }
     }
 
     /// Batches of two workers with `count` requests that began within `span_ms` from `begin_ms` on (Unix time).
     /// Services with low numbers have more of them: the first of 200 has about 17 %.
     pub(super) fn batches(&mut self, begin_ms: u64, span_ms: u64, count: usize) -> [Batch; 2] {
-        let mut records: Vec<[Vec<RequestRecord>; 2]> = vec![[Vec::new(), Vec::new()]; self.services.len()];
+        let mut records: Vec<[Vec<RequestRecord>; 2]> =
+            vec![[Vec::new(), Vec::new()]; self.services.len()];
         for number in 0..count {
             let spot = self.below(1 << 20) as f64 / f64::from(1 << 20);
             let service = (spot.powi(3) * self.services.len() as f64) as usize;
@@ -69,11 +73,17 @@ impl Traffic {
         let Service { agents, keys, .. } = &self.services[service];
         RequestRecord {
             id,
-            method: if draw & 7 << 41 == 0 { Method::POST } else { Method::GET },
+            method: if draw & 7 << 41 == 0 {
+                Method::POST
+            } else {
+                Method::GET
+            },
             target: target.into(),
             caller: IpAddr::V4(Ipv4Addr::from(0x0a00_0000 | (draw >> 44) as u32 & 0x1ff)),
             protocol: Protocol::Http2,
-            by: Some(CallerId::ServiceKey(keys[(draw >> 54) as usize % keys.len()].clone())),
+            by: Some(CallerId::ServiceKey(
+                keys[(draw >> 54) as usize % keys.len()].clone(),
+            )),
             status: Some(status),
             code,
             ended: Ended::Complete,
@@ -91,7 +101,8 @@ impl Traffic {
             agent: Some(agents[draw as usize & 1].clone()),
             attempts: Box::default(),
             replayed_from: None,
-            trace_id: (draw & 1 << 60 == 0).then(|| (u128::from(draw) << 64 | u128::from(item)).to_be_bytes()),
+            trace_id: (draw & 1 << 60 == 0)
+                .then(|| (u128::from(draw) << 64 | u128::from(item)).to_be_bytes()),
             capture: None,
         }
     }

@@ -29,9 +29,17 @@ pub(super) fn run(gateway: &Path, restarts: usize) -> Result<(), Failure> {
         let outcome = callers.stop()?;
         report("gateway restarted", &outcome);
         let refused = refused_for(&outcome);
-        say(format_args!("restarts: refused for {:.0} ms; stop and start {:.0} ms", millis(refused), millis(took)));
-        ensure(others(&outcome).next().is_none(), || "requests failed that were not refused".to_owned())?;
-        ensure(refused <= REFUSED_MAX, || format!("requests were refused for more than {REFUSED_MAX:?}"))?;
+        say(format_args!(
+            "restarts: refused for {:.0} ms; stop and start {:.0} ms",
+            millis(refused),
+            millis(took)
+        ));
+        ensure(others(&outcome).next().is_none(), || {
+            "requests failed that were not refused".to_owned()
+        })?;
+        ensure(refused <= REFUSED_MAX, || {
+            format!("requests were refused for more than {REFUSED_MAX:?}")
+        })?;
     }
     installation.stop(vec![agent])
 }

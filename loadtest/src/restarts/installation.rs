@@ -44,7 +44,9 @@ impl Installation {
         for program in [GATEWAY, AGENT] {
             let path = gateway.with_file_name(program);
             let copied = fs::copy(&path, folder.path().join(program));
-            copied.map_err(|error| Failure::during(format_args!("copying {}", path.display()), error))?;
+            copied.map_err(|error| {
+                Failure::during(format_args!("copying {}", path.display()), error)
+            })?;
         }
         fs::create_dir(folder.path().join("agent-programs"))?;
         let [port, admin_port] = process::free_ports()?;
@@ -57,17 +59,39 @@ impl Installation {
         fs::write(folder.path().join("gateway.toml"), configuration)?;
         let admin_url = format!("http://127.0.0.1:{admin_port}");
         let process = serve(folder.path(), &admin_url)?;
-        let admin_token = fs::read_to_string(folder.path().join("data/admin.token"))?.trim().to_owned();
+        let admin_token = fs::read_to_string(folder.path().join("data/admin.token"))?
+            .trim()
+            .to_owned();
         let base_url = format!("https://eu1.gw.localhost:{port}");
         let rate = UNLIMITED.to_string();
-        let create = ["service", "create", "demo", "echo", "--create-account", "--with-key", "--burst", &rate];
+        let create = [
+            "service",
+            "create",
+            "demo",
+            "echo",
+            "--create-account",
+            "--with-key",
+            "--burst",
+            &rate,
+        ];
         let create = [&create[..], &["--refill-per-minute", &rate]].concat();
         let created = administer(folder.path(), &admin_url, &admin_token, &create)?;
-        let key = created["service_key"].as_str().ok_or_else(|| Failure::new("no service key"))?;
+        let key = created["service_key"]
+            .as_str()
+            .ok_or_else(|| Failure::new("no service key"))?;
         let url = format!("https://demo--echo.eu1.gw.localhost:{port}");
         let target = Target::new(&url, &folder.path().join("data/dev-ca.crt"), key)?;
         let backend = format!("http://{}", sink::start()?);
-        Ok(Self { gateway: Some(process), successor: None, target, base_url, admin_url, admin_token, backend, folder })
+        Ok(Self {
+            gateway: Some(process),
+            successor: None,
+            target,
+            base_url,
+            admin_url,
+            admin_token,
+            backend,
+            folder,
+        })
     }
 
     /// Path of a file of the installation.
@@ -77,19 +101,42 @@ impl Installation {
 
     /// Runs the command-line client and parses its output.
     pub(super) fn administer(&self, arguments: &[&str]) -> Result<Value, Failure> {
-        administer(self.folder.path(), &self.admin_url, &self.admin_token, arguments)
+        administer(
+            self.folder.path(),
+            &self.admin_url,
+            &self.admin_token,
+            arguments,
+        )
     }
 
     /// Enrolls agents. `more` are further lines of their configuration.
     pub(super) fn enroll(&self, agents: usize, more: &str) -> Result<(), Failure> {
         let uses = agents.to_string();
-        let created = self.administer(&["enrollment-token", "create", "demo", "--service", "echo", "--uses", &uses])?;
-        let token = created["token"].as_str().ok_or_else(|| Failure::new("no enrollment token"))?;
-        fs::write(self.path("agent.toml"), format!("backend = {:?}\n{more}", self.backend))?;
+        let created = self.administer(&[
+            "enrollment-token",
+            "create",
+            "demo",
+            "--service",
+            "echo",
+            "--uses",
+            &uses,
+        ])?;
+        let token = created["token"]
+            .as_str()
+            .ok_or_else(|| Failure::new("no enrollment token"))?;
+        fs::write(
+            self.path("agent.toml"),
+            format!("backend = {:?}\n{more}", self.backend),
+        )?;
         for number in 0..agents {
             let mut enroll = Command::new(self.path(AGENT));
-            enroll.args(["enroll", "--gateway", &self.base_url, "--ca-file"]).arg(self.path("data/dev-ca.crt"));
-            enroll.arg("--state-dir").arg(self.state(number)).env("GW_ENROLLMENT_TOKEN", token);
+            enroll
+                .args(["enroll", "--gateway", &self.base_url, "--ca-file"])
+                .arg(self.path("data/dev-ca.crt"));
+            enroll
+                .arg("--state-dir")
+                .arg(self.state(number))
+                .env("GW_ENROLLMENT_TOKEN", token);
             output(&mut enroll)?;
         }
         Ok(())
@@ -102,13 +149,19 @@ impl Installation {
     /// Starts an enrolled agent.
     pub(super) fn start_agent(&self, number: usize) -> Result<Process, Failure> {
         let mut run = process::command(&self.path(AGENT), &[])?;
-        run.arg("run").arg("--config").arg(self.path("agent.toml")).arg("--state-dir").arg(self.state(number));
-        run.stdin(Stdio::null()).stderr(fs::File::create(self.path(&format!("agent-{number}.log")))?);
+        run.arg("run")
+            .arg("--config")
+            .arg(self.path("agent.toml"))
+            .arg("--state-dir")
+            .arg(self.state(number));
+        run.stdin(Stdio::null())
+            .stderr(fs::File::create(self.path(&format!("agent-{number}.log")))?);
         Process::spawn(AGENT, &mut run)
     }
 
     pub(super) fn wait_for_tunnels(&self, count: u64) -> Result<(), Failure> {
-        let has_all = || metrics::read(&self.admin_url, "gw_tunnels").is_ok_and(|tunnels| tunnels == count);
+        let has_all =
+            || metrics::read(&self.admin_url, "gw_tunnels").is_ok_and(|tunnels| tunnels == count);
         wait_until(TUNNELS_WITHIN, "not all tunnels are open", has_all)
     }
 
@@ -129,7 +182,9 @@ impl Installation {
 
     /// Replaces the gateway's process, and waits until the old one has ended.
     pub(super) fn replace_gateway(&mut self) -> Result<(), Failure> {
-        let Some(mut process) = self.gateway.take() else { return Err(Failure::new("the gateway does not run")) };
+        let Some(mut process) = self.gateway.take() else {
+            return Err(Failure::new("the gateway does not run"));
+        };
         let old = process.pid();
         signal(old, Signal::USR2)?;
         let mut successor = None;
@@ -138,7 +193,9 @@ impl Installation {
             matches!(process.wait(Duration::ZERO), Ok(Some(_)))
         };
         wait_until(SETTLED_WITHIN, "the gateway is not replaced", ended)?;
-        self.successor = Some(successor.ok_or_else(|| Failure::new("the gateway has ended without a successor"))?);
+        self.successor = Some(
+            successor.ok_or_else(|| Failure::new("the gateway has ended without a successor"))?,
+        );
         Ok(())
     }
 
@@ -153,7 +210,9 @@ impl Installation {
         if let Some(pid) = self.successor.take() {
             // Fails if it has ended already.
             let _ = signal(pid, Signal::TERM);
-            let _ = wait_until(SETTLED_WITHIN, "the successor still runs", || !procfs::runs(pid));
+            let _ = wait_until(SETTLED_WITHIN, "the successor still runs", || {
+                !procfs::runs(pid)
+            });
         }
     }
 }
@@ -167,8 +226,14 @@ impl Drop for Installation {
 /// Starts the gateway. It is ready when this returns.
 fn serve(folder: &Path, admin_url: &str) -> Result<Process, Failure> {
     let mut command = process::command(&folder.join(GATEWAY), &[])?;
-    command.arg("serve").arg("--config").arg(folder.join("gateway.toml"));
-    let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("gateway.log"))?;
+    command
+        .arg("serve")
+        .arg("--config")
+        .arg(folder.join("gateway.toml"));
+    let log = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("gateway.log"))?;
     command.stdin(Stdio::null()).stderr(log);
     let mut process = Process::spawn(GATEWAY, &mut command)?;
     let mut status = None;
@@ -182,18 +247,34 @@ fn serve(folder: &Path, admin_url: &str) -> Result<Process, Failure> {
     }
 }
 
-fn administer(folder: &Path, admin_url: &str, admin_token: &str, arguments: &[&str]) -> Result<Value, Failure> {
+fn administer(
+    folder: &Path,
+    admin_url: &str,
+    admin_token: &str,
+    arguments: &[&str],
+) -> Result<Value, Failure> {
     let mut command = Command::new(folder.join(GATEWAY));
-    command.args(arguments).arg("--json").env("GW_ADMIN_URL", admin_url).env("GW_ADMIN_TOKEN", admin_token);
+    command
+        .args(arguments)
+        .arg("--json")
+        .env("GW_ADMIN_URL", admin_url)
+        .env("GW_ADMIN_TOKEN", admin_token);
     Ok(serde_json::from_slice(&output(&mut command)?)?)
 }
 
 fn signal(pid: u32, signal: Signal) -> Result<(), Failure> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| Failure::new("not a process id"))?;
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| Failure::new("not a process id"))?;
     kill_process(pid, signal).map_err(|error| Failure::during("a signal", error))
 }
 
-fn wait_until(within: Duration, otherwise: &str, mut holds: impl FnMut() -> bool) -> Result<(), Failure> {
+fn wait_until(
+    within: Duration,
+    otherwise: &str,
+    mut holds: impl FnMut() -> bool,
+) -> Result<(), Failure> {
     let deadline = Instant::now() + within;
     while !holds() {
         ensure(Instant::now() < deadline, || otherwise.to_owned())?;

@@ -49,7 +49,9 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     match &options.next {
         Some(next) if is_chosen(Part::Upgrade) => upgrade::run(gateway, next, options.requests)?,
         None if options.only.contains(&Part::Upgrade) => {
-            return Err(Failure::new("--only upgrade needs --next FOLDER, with the programs of the next release line"));
+            return Err(Failure::new(
+                "--only upgrade needs --next FOLDER, with the programs of the next release line",
+            ));
         }
         _ => {}
     }
@@ -59,7 +61,11 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
 /// Prints what the callers have seen.
 fn report(what: &str, outcome: &Outcome) {
     let (slowest, p50, p99) = outcome.figures();
-    let refused = outcome.failed.iter().filter(|failed| failed.what == What::Refused).count();
+    let refused = outcome
+        .failed
+        .iter()
+        .filter(|failed| failed.what == What::Refused)
+        .count();
     say(format_args!(
         "restarts: {what}: of {} requests {refused} refused, {} failed; p50 {:.2} ms, p99 {:.1} ms, slowest {:.0} ms; {} sent \
          again on a new connection",
@@ -70,20 +76,40 @@ fn report(what: &str, outcome: &Outcome) {
         millis(slowest),
         outcome.sent_again
     ));
-    for Failed { began, ended, what: failure, .. } in others(outcome).take(10) {
-        say(format_args!("restarts: {what}: {failure} after {:.0} ms", millis(*ended - *began)));
+    for Failed {
+        began,
+        ended,
+        what: failure,
+        ..
+    } in others(outcome).take(10)
+    {
+        say(format_args!(
+            "restarts: {what}: {failure} after {:.0} ms",
+            millis(*ended - *began)
+        ));
     }
 }
 
 /// Failed requests, without those that were refused.
 fn others(outcome: &Outcome) -> impl Iterator<Item = &Failed> {
-    outcome.failed.iter().filter(|failed| failed.what != What::Refused)
+    outcome
+        .failed
+        .iter()
+        .filter(|failed| failed.what != What::Refused)
 }
 
 /// Length of the time in which requests were refused.
 fn refused_for(outcome: &Outcome) -> Duration {
-    let refused = || outcome.failed.iter().filter(|failed| failed.what == What::Refused);
+    let refused = || {
+        outcome
+            .failed
+            .iter()
+            .filter(|failed| failed.what == What::Refused)
+    };
     let first = refused().map(|failed| failed.began).min();
     let last = refused().map(|failed| failed.ended).max();
-    first.zip(last).map(|(first, last)| last - first).unwrap_or_default()
+    first
+        .zip(last)
+        .map(|(first, last)| last - first)
+        .unwrap_or_default()
 }

@@ -20,10 +20,19 @@ pub(super) fn run(gateway: &Path, next: &Path, requests: usize) -> Result<(), Fa
     let mut installation = Installation::start(gateway)?;
     let next_gateway = next.join(GATEWAY);
     let release_key = installation.path("release.key");
-    let public = output(Command::new(&next_gateway).args(["agent-program", "new-key"]).arg(&release_key))?;
+    let public = output(
+        Command::new(&next_gateway)
+            .args(["agent-program", "new-key"])
+            .arg(&release_key),
+    )?;
     let public = String::from_utf8_lossy(&public).trim().to_owned();
-    installation.enroll(AGENTS, &format!("update = \"auto\"\nupdate_key = {public:?}\n"))?;
-    let agents = (0..AGENTS).map(|number| installation.start_agent(number)).collect::<Result<Vec<_>, _>>()?;
+    installation.enroll(
+        AGENTS,
+        &format!("update = \"auto\"\nupdate_key = {public:?}\n"),
+    )?;
+    let agents = (0..AGENTS)
+        .map(|number| installation.start_agent(number))
+        .collect::<Result<Vec<_>, _>>()?;
     installation.wait_for_tunnels(AGENTS as u64)?;
     let callers = Callers::start(&installation.target, CALLERS, RATE);
     let wait_for = |sent: usize| {
@@ -34,21 +43,34 @@ pub(super) fn run(gateway: &Path, next: &Path, requests: usize) -> Result<(), Fa
     wait_for(requests / 4);
     let version = version_of(&next_gateway)?;
     let mut sign = Command::new(&next_gateway);
-    sign.args(["agent-program", "sign", "--key"]).arg(&release_key).arg("--out");
-    output(sign.arg(installation.path("agent-programs")).arg(next.join(AGENT)))?;
+    sign.args(["agent-program", "sign", "--key"])
+        .arg(&release_key)
+        .arg("--out");
+    output(
+        sign.arg(installation.path("agent-programs"))
+            .arg(next.join(AGENT)),
+    )?;
     installation.install(GATEWAY, &next_gateway)?;
     let began = Instant::now();
     installation.replace_gateway()?;
     let updated = |installation: &Installation| -> Result<usize, Failure> {
         let agents = installation.administer(&["agent", "list", "demo"])?;
         let agents = agents["items"].as_array().cloned().unwrap_or_default();
-        Ok(agents.iter().filter(|agent| agent["version"] == version.as_str()).count())
+        Ok(agents
+            .iter()
+            .filter(|agent| agent["version"] == version.as_str())
+            .count())
     };
     while updated(&installation)? < AGENTS {
-        ensure(began.elapsed() < UPDATED_WITHIN, || format!("not all agents run {version} after {UPDATED_WITHIN:?}"))?;
+        ensure(began.elapsed() < UPDATED_WITHIN, || {
+            format!("not all agents run {version} after {UPDATED_WITHIN:?}")
+        })?;
         std::thread::sleep(TICK);
     }
-    say(format_args!("restarts: {AGENTS} agents run {version} after {:.1} s", began.elapsed().as_secs_f64()));
+    say(format_args!(
+        "restarts: {AGENTS} agents run {version} after {:.1} s",
+        began.elapsed().as_secs_f64()
+    ));
     wait_for(requests);
     let outcome = callers.stop()?;
     report(&format!("gateway and {AGENTS} agents upgraded"), &outcome);
@@ -60,5 +82,8 @@ pub(super) fn run(gateway: &Path, next: &Path, requests: usize) -> Result<(), Fa
 fn version_of(program: &Path) -> Result<String, Failure> {
     let said = output(Command::new(program).arg("--version"))?;
     let said = String::from_utf8_lossy(&said);
-    said.split_whitespace().nth(1).map(str::to_owned).ok_or_else(|| Failure::new(format!("no version in {said}")))
+    said.split_whitespace()
+        .nth(1)
+        .map(str::to_owned)
+        .ok_or_else(|| Failure::new(format!("no version in {said}")))
 }

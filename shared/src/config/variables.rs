@@ -112,16 +112,27 @@ pub fn unknown_in_environment() -> Vec<UnknownVariable> {
 
 /// Finds the `GW_` variables among `names` that neither program knows.
 pub fn unknown_variables(names: impl IntoIterator<Item = String>) -> Vec<UnknownVariable> {
-    let names: Vec<String> = names.into_iter().filter(|name| name.starts_with(PREFIX)).collect();
+    let names: Vec<String> = names
+        .into_iter()
+        .filter(|name| name.starts_with(PREFIX))
+        .collect();
     // Kubernetes sets variables for each Service, such as GW_GATEWAY_SERVICE_HOST and GW_GATEWAY_PORT_443_TCP.
-    let services: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix("SERVICE_HOST")).collect();
+    let services: Vec<&str> = names
+        .iter()
+        .filter_map(|name| name.strip_suffix("SERVICE_HOST"))
+        .collect();
     let is_of_a_service = |name: &str| services.iter().any(|service| name.starts_with(service));
     let is_known = |name: &str| {
-        VARIABLES.contains(&name) || INTERNAL.iter().any(|it| name.starts_with(it)) || is_of_a_service(name)
+        VARIABLES.contains(&name)
+            || INTERNAL.iter().any(|it| name.starts_with(it))
+            || is_of_a_service(name)
     };
     let unknown = names.iter().filter(|name| !is_known(name));
     let mut unknown: Vec<UnknownVariable> = unknown
-        .map(|name| UnknownVariable { name: name.clone(), suggestion: suggestion(name, VARIABLES.iter().copied()) })
+        .map(|name| UnknownVariable {
+            name: name.clone(),
+            suggestion: suggestion(name, VARIABLES.iter().copied()),
+        })
         .collect();
     unknown.sort_by(|one, other| one.name.cmp(&other.name));
     unknown
@@ -132,7 +143,10 @@ impl std::fmt::Display for UnknownVariable {
         write!(f, "{}: no such variable", self.name)?;
         match self.suggestion {
             Some(suggestion) => write!(f, "; did you mean `{suggestion}`?"),
-            None => write!(f, "; it has no effect, and docs/configuration.md lists those that have"),
+            None => write!(
+                f,
+                "; it has no effect, and docs/configuration.md lists those that have"
+            ),
         }
     }
 }
@@ -149,7 +163,14 @@ mod tests {
     #[test]
     fn misspelt_variables_are_found_with_a_suggestion() {
         assert_eq!(
-            unknown(&["GW_STATEDIR", "PATH", "GW_BAKEND", "GW_COLOUR", "GW_BACKEND", "gw_x"]),
+            unknown(&[
+                "GW_STATEDIR",
+                "PATH",
+                "GW_BAKEND",
+                "GW_COLOUR",
+                "GW_BACKEND",
+                "gw_x"
+            ]),
             [
                 "GW_BAKEND: no such variable; did you mean `GW_BACKEND`?",
                 "GW_COLOUR: no such variable; it has no effect, and docs/configuration.md lists those that have",
@@ -160,8 +181,17 @@ mod tests {
 
     #[test]
     fn variables_of_both_programs_of_tests_and_of_kubernetes_are_known() {
-        let names = ["GW_LISTEN", "GW_ADMIN_TOKEN_FILE", "GW_TEST_KILLS", "GW_REGION_SEED"];
-        let service = ["GW_GATEWAY_SERVICE_HOST", "GW_GATEWAY_SERVICE_PORT_HTTPS", "GW_GATEWAY_PORT_443_TCP_ADDR"];
+        let names = [
+            "GW_LISTEN",
+            "GW_ADMIN_TOKEN_FILE",
+            "GW_TEST_KILLS",
+            "GW_REGION_SEED",
+        ];
+        let service = [
+            "GW_GATEWAY_SERVICE_HOST",
+            "GW_GATEWAY_SERVICE_PORT_HTTPS",
+            "GW_GATEWAY_PORT_443_TCP_ADDR",
+        ];
         assert!(unknown(&[&names[..], &service].concat()).is_empty());
         // Without the Service, such a name is one of the user.
         assert_eq!(unknown(&service[2..]).len(), 1);

@@ -21,29 +21,41 @@ impl Holder {
     pub fn of_file(path: &Path) -> Option<Self> {
         let path = fs::canonicalize(path).ok()?;
         // A process without core dumps hides its descriptors, but not its locks.
-        Self::with_descriptor(|link| *link == path).or_else(|| Self::of_lock(&fs::metadata(&path).ok()?))
+        Self::with_descriptor(|link| *link == path)
+            .or_else(|| Self::of_lock(&fs::metadata(&path).ok()?))
     }
 
     /// The only process with a lock on a file (flock(2), fcntl(2)). `None` if it is in another PID namespace.
     pub fn of_lock(file: &Metadata) -> Option<Self> {
         let inode = format!(":{}", file.ino());
         let locks = fs::read_to_string("/proc/locks").ok()?;
-        let mut ids: Vec<u32> = locks.lines().filter_map(|line| locker(line, &inode)).collect();
+        let mut ids: Vec<u32> = locks
+            .lines()
+            .filter_map(|line| locker(line, &inode))
+            .collect();
         ids.sort_unstable();
         ids.dedup();
         let [id] = ids[..] else { return None };
-        Some(Self { id, name: name_of(id) })
+        Some(Self {
+            id,
+            name: name_of(id),
+        })
     }
 
     /// A process that listens on the port of `address`, on any address.
     pub fn of_port(address: SocketAddr) -> Option<Self> {
-        let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| fs::read_to_string(table).unwrap_or_default());
+        let tables = ["/proc/net/tcp", "/proc/net/tcp6"]
+            .map(|table| fs::read_to_string(table).unwrap_or_default());
         let links: Vec<PathBuf> = tables
             .iter()
             .flat_map(|table| listeners(table, address.port()))
             .map(|inode| format!("socket:[{inode}]").into())
             .collect();
-        if links.is_empty() { None } else { Self::with_descriptor(|link| links.contains(link)) }
+        if links.is_empty() {
+            None
+        } else {
+            Self::with_descriptor(|link| links.contains(link))
+        }
     }
 
     /// Whether this is the calling process.
@@ -54,13 +66,24 @@ impl Holder {
     /// A process with a descriptor that `is_wanted`. Descriptors of other users' processes and of processes without core
     /// dumps are hidden, except from root.
     fn with_descriptor(is_wanted: impl Fn(&PathBuf) -> bool) -> Option<Self> {
-        let processes = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+        let processes = fs::read_dir("/proc")
+            .ok()?
+            .filter_map(|entry| Some(entry.ok()?.path()));
         let has = |process: &Path| {
             let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten();
-            descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).any(|link| is_wanted(&link))
+            descriptors
+                .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+                .any(|link| is_wanted(&link))
         };
-        let processes = processes.filter_map(|process| Some((process.file_name()?.to_str()?.parse().ok()?, process)));
-        processes.filter(|(_, process)| has(process)).map(|(id, _)| Self { id, name: name_of(id) }).next()
+        let processes = processes
+            .filter_map(|process| Some((process.file_name()?.to_str()?.parse().ok()?, process)));
+        processes
+            .filter(|(_, process)| has(process))
+            .map(|(id, _)| Self {
+                id,
+                name: name_of(id),
+            })
+            .next()
     }
 }
 
@@ -71,15 +94,23 @@ impl fmt::Display for Holder {
 }
 
 fn name_of(id: u32) -> String {
-    fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default().trim_end().to_owned()
+    fs::read_to_string(format!("/proc/{id}/comm"))
+        .unwrap_or_default()
+        .trim_end()
+        .to_owned()
 }
 
 /// The process that holds a lock, from a line of `/proc/locks` such as
 /// `1: FLOCK  ADVISORY  WRITE 4711 fd:01:131074 0 EOF`. The device may be another one than that of the file.
 fn locker(line: &str, inode: &str) -> Option<u32> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    let is_held = matches!(words.get(1), Some(&"FLOCK" | &"POSIX")) && words.get(5)?.ends_with(inode);
-    if is_held { words.get(4)?.parse().ok().filter(|id| *id > 0) } else { None }
+    let is_held =
+        matches!(words.get(1), Some(&"FLOCK" | &"POSIX")) && words.get(5)?.ends_with(inode);
+    if is_held {
+        words.get(4)?.parse().ok().filter(|id| *id > 0)
+    } else {
+        None
+    }
 }
 
 /// Inodes of the sockets that listen on `port`, from a table such as `/proc/net/tcp`.
@@ -107,7 +138,10 @@ mod tests {
         drop(listener);
         let file = tempfile::NamedTempFile::new().unwrap();
         let holder = Holder::of_file(file.path()).unwrap();
-        assert_eq!(holder.to_string(), format!("process {} ({})", std::process::id(), holder.name));
+        assert_eq!(
+            holder.to_string(),
+            format!("process {} ({})", std::process::id(), holder.name)
+        );
         assert_eq!(Holder::of_file(&file.into_temp_path()), None);
     }
 
@@ -119,9 +153,14 @@ mod tests {
         file.as_file().try_lock().unwrap();
         assert!(Holder::of_lock(&metadata).unwrap().is_this_process());
         let line = "1: POSIX  ADVISORY  WRITE 4711 fd:01:131074 0 EOF";
-        assert_eq!((locker(line, ":131074"), locker(line, ":13107")), (Some(4711), None));
-        for other in ["1: -> FLOCK  ADVISORY  WRITE 4711 fd:01:131074 0 EOF", "2: FLOCK ADVISORY WRITE -1 fd:01:131074"]
-        {
+        assert_eq!(
+            (locker(line, ":131074"), locker(line, ":13107")),
+            (Some(4711), None)
+        );
+        for other in [
+            "1: -> FLOCK  ADVISORY  WRITE 4711 fd:01:131074 0 EOF",
+            "2: FLOCK ADVISORY WRITE -1 fd:01:131074",
+        ] {
             assert_eq!(locker(other, ":131074"), None, "{other}");
         }
     }

@@ -25,14 +25,21 @@ const CLOCK_MIN: Duration = Duration::from_secs(1_790_000_000);
 
 /// Checks kernel, reactor, limits and clock. `open_files` is the number of files that the program may open.
 pub fn examine(out: &mut Examination, open_files: u64) {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
     let kernel = kernel_version(&release);
     match kernel {
         Some(version) if version < KERNEL_FLOOR => {
             out.failed("kernel", release, "Linux 5.11 or newer is needed");
         }
         Some(_) => out.ok("kernel", release),
-        None => out.warning("kernel", release, "its version cannot be read; Linux 5.11 or newer is needed"),
+        None => out.warning(
+            "kernel",
+            release,
+            "its version cannot be read; Linux 5.11 or newer is needed",
+        ),
     }
     reactor(out);
     match getrlimit(Resource::Nofile).maximum {
@@ -64,8 +71,16 @@ fn reactor(out: &mut Examination) {
     match Driver::choose() {
         Ok(driver @ Driver::IoUring(_)) => {
             let operations = runtime::ring_operations().unwrap_or_default();
-            let missing: Vec<&str> = operations.iter().filter(|(_, there)| !there).map(|(name, _)| *name).collect();
-            let missing = if missing.is_empty() { String::new() } else { format!("; without {}", missing.join(", ")) };
+            let missing: Vec<&str> = operations
+                .iter()
+                .filter(|(_, there)| !there)
+                .map(|(name, _)| *name)
+                .collect();
+            let missing = if missing.is_empty() {
+                String::new()
+            } else {
+                format!("; without {}", missing.join(", "))
+            };
             out.ok("reactor", format!("{driver}{missing}"));
         }
         Ok(driver @ Driver::Epoll { .. }) => out.warning("reactor", driver.to_string(), HELP),
@@ -108,7 +123,11 @@ pub fn setting(out: &mut Examination, file: &str, least: u64, why: &str) {
     let value = value.and_then(|text| text.split_whitespace().next_back()?.parse::<u64>().ok());
     match value {
         Some(value) if value < least => {
-            out.warning(&name, value.to_string(), format!("{why}: sysctl -w {name}={least} or more"));
+            out.warning(
+                &name,
+                value.to_string(),
+                format!("{why}: sysctl -w {name}={least} or more"),
+            );
         }
         Some(value) => out.ok(name, value.to_string()),
         // Containers see few settings.
@@ -122,9 +141,18 @@ pub fn folder(out: &mut Examination, check: &str, path: &Path) {
     let name = path.display();
     let Ok(metadata) = fs::metadata(path) else {
         // The last ancestor of a relative path is empty.
-        let here =
-            |parent: &'_ Path| if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() };
-        let parent = path.ancestors().skip(1).map(here).find(|parent| parent.exists());
+        let here = |parent: &'_ Path| {
+            if parent.as_os_str().is_empty() {
+                PathBuf::from(".")
+            } else {
+                parent.to_owned()
+            }
+        };
+        let parent = path
+            .ancestors()
+            .skip(1)
+            .map(here)
+            .find(|parent| parent.exists());
         match parent {
             Some(parent) if rustix::fs::access(&parent, rustix::fs::Access::WRITE_OK).is_ok() => {
                 out.ok(check, format!("{name}: will be created"));
@@ -140,18 +168,37 @@ pub fn folder(out: &mut Examination, check: &str, path: &Path) {
     if !metadata.is_dir() {
         return out.failed(check, format!("{name}: not a folder"), "set it to a folder");
     }
-    if rustix::fs::access(path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).is_err() {
-        let advice = "give it to the user that runs this program (chown), or run the program as its owner";
+    if rustix::fs::access(
+        path,
+        rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+    )
+    .is_err()
+    {
+        let advice =
+            "give it to the user that runs this program (chown), or run the program as its owner";
         return out.failed(check, format!("{name}: cannot be written"), advice);
     }
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
         let advice = format!("it contains keys: chmod 700 {name}");
-        out.warning(check, format!("{name}: other users may read it (mode {mode:03o})"), advice);
+        out.warning(
+            check,
+            format!("{name}: other users may read it (mode {mode:03o})"),
+            advice,
+        );
     }
     match rustix::fs::statvfs(path) {
-        Err(error) => out.warning(check, format!("{name}: free space is unknown: {error}"), "check the file system"),
-        Ok(space) => free_space(out, check, &name.to_string(), space.f_bavail.saturating_mul(space.f_frsize)),
+        Err(error) => out.warning(
+            check,
+            format!("{name}: free space is unknown: {error}"),
+            "check the file system",
+        ),
+        Ok(space) => free_space(
+            out,
+            check,
+            &name.to_string(),
+            space.f_bavail.saturating_mul(space.f_frsize),
+        ),
     }
 }
 
@@ -159,9 +206,15 @@ fn free_space(out: &mut Examination, check: &str, name: &str, bytes: u64) {
     let found = format!("{name}: {} MiB free", bytes / 1024 / 1024);
     match bytes {
         ..SPACE_FAILED => {
-            out.failed(check, found, "free some space: on a full disk the program can save and log nothing");
+            out.failed(
+                check,
+                found,
+                "free some space: on a full disk the program can save and log nothing",
+            );
         }
-        SPACE_FAILED..SPACE_WARNING => out.warning(check, found, "free some space before the disk is full"),
+        SPACE_FAILED..SPACE_WARNING => {
+            out.warning(check, found, "free some space before the disk is full")
+        }
         _ => out.ok(check, found),
     }
 }
@@ -199,19 +252,32 @@ mod tests {
         let mut out = Examination::default();
         examine(&mut out, 64);
         assert!(out.is_good(), "{out:?}");
-        let checks: Vec<&str> = out.checks().iter().map(|finding| finding.check.as_str()).collect();
-        assert_eq!(checks, ["kernel", "reactor", "open files", "locked memory", "clock"]);
+        let checks: Vec<&str> = out
+            .checks()
+            .iter()
+            .map(|finding| finding.check.as_str())
+            .collect();
+        assert_eq!(
+            checks,
+            ["kernel", "reactor", "open files", "locked memory", "clock"]
+        );
     }
 
     #[test]
     fn a_clock_that_was_never_set_fails() {
         assert_eq!(verdict(|out| clock(out, UNIX_EPOCH)).0, Verdict::Failed);
-        assert_eq!(verdict(|out| clock(out, UNIX_EPOCH + CLOCK_MIN)).0, Verdict::Ok);
+        assert_eq!(
+            verdict(|out| clock(out, UNIX_EPOCH + CLOCK_MIN)).0,
+            Verdict::Ok
+        );
     }
 
     #[test]
     fn rings_need_locked_memory_before_linux_5_12() {
-        assert_eq!(verdict(|out| locked_memory(out, Some((6, 1)))).0, Verdict::Ok);
+        assert_eq!(
+            verdict(|out| locked_memory(out, Some((6, 1)))).0,
+            Verdict::Ok
+        );
         let old = verdict(|out| locked_memory(out, Some((5, 11))));
         assert!(!old.1.contains("does not count rings"), "{old:?}");
     }
@@ -232,17 +298,37 @@ mod tests {
         let (open, found) = verdict(|out| folder(out, "data", &path));
         assert!(open == Verdict::Warning && found.contains("755"), "{found}");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        assert!(verdict(|out| folder(out, "data", &path)).1.contains("MiB free"));
-        for (bytes, expected) in [(0, Verdict::Failed), (SPACE_FAILED, Verdict::Warning), (SPACE_WARNING, Verdict::Ok)]
-        {
-            assert_eq!(verdict(|out| free_space(out, "data", "x", bytes)).0, expected, "{bytes}");
+        assert!(
+            verdict(|out| folder(out, "data", &path))
+                .1
+                .contains("MiB free")
+        );
+        for (bytes, expected) in [
+            (0, Verdict::Failed),
+            (SPACE_FAILED, Verdict::Warning),
+            (SPACE_WARNING, Verdict::Ok),
+        ] {
+            assert_eq!(
+                verdict(|out| free_space(out, "data", "x", bytes)).0,
+                expected,
+                "{bytes}"
+            );
         }
     }
 
     #[test]
     fn kernel_settings_below_the_minimum_are_warned_of() {
-        assert_eq!(verdict(|out| setting(out, "kernel/pid_max", 1, "x")).0, Verdict::Ok);
-        assert_eq!(verdict(|out| setting(out, "kernel/pid_max", u64::MAX, "x")).0, Verdict::Warning);
-        assert_eq!(verdict(|out| setting(out, "no/such", 1, "x")).0, Verdict::Ok);
+        assert_eq!(
+            verdict(|out| setting(out, "kernel/pid_max", 1, "x")).0,
+            Verdict::Ok
+        );
+        assert_eq!(
+            verdict(|out| setting(out, "kernel/pid_max", u64::MAX, "x")).0,
+            Verdict::Warning
+        );
+        assert_eq!(
+            verdict(|out| setting(out, "no/such", 1, "x")).0,
+            Verdict::Ok
+        );
     }
 }

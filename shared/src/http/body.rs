@@ -75,25 +75,43 @@ impl BodyDecoder {
                 State::Length(remaining) => {
                     let data = take(buffer, remaining);
                     let remaining = remaining - data.len() as u64;
-                    self.0 = if remaining == 0 { State::Done } else { State::Length(remaining) };
+                    self.0 = if remaining == 0 {
+                        State::Done
+                    } else {
+                        State::Length(remaining)
+                    };
                     return Ok(Some(Part::Data(data)));
                 }
                 State::ChunkSize => {
-                    let Some(line) = take_line(buffer, SIZE_LINE_MAX, InvalidBody::Chunk("size line"))? else {
+                    let Some(line) =
+                        take_line(buffer, SIZE_LINE_MAX, InvalidBody::Chunk("size line"))?
+                    else {
                         return Ok(None);
                     };
                     let size = parse_chunk_size(&line)?;
-                    self.0 = if size == 0 { State::Trailers } else { State::ChunkData(size) };
+                    self.0 = if size == 0 {
+                        State::Trailers
+                    } else {
+                        State::ChunkData(size)
+                    };
                 }
                 State::ChunkData(remaining) => {
                     let data = take(buffer, remaining);
                     let remaining = remaining - data.len() as u64;
-                    self.0 = if remaining == 0 { State::ChunkDataEnd } else { State::ChunkData(remaining) };
+                    self.0 = if remaining == 0 {
+                        State::ChunkDataEnd
+                    } else {
+                        State::ChunkData(remaining)
+                    };
                     return Ok(Some(Part::Data(data)));
                 }
                 State::ChunkDataEnd => {
                     if buffer.len() < 2 {
-                        return if buffer[0] == b'\r' { Ok(None) } else { Err(BAD_CHUNK_END) };
+                        return if buffer[0] == b'\r' {
+                            Ok(None)
+                        } else {
+                            Err(BAD_CHUNK_END)
+                        };
                     }
                     if !buffer.starts_with(b"\r\n") {
                         return Err(BAD_CHUNK_END);
@@ -108,7 +126,11 @@ impl BodyDecoder {
                         continue;
                     }
                     let Some(end) = memchr::memmem::find(buffer, b"\r\n\r\n") else {
-                        return if buffer.len() > TRAILERS_MAX { Err(InvalidBody::Trailers) } else { Ok(None) };
+                        return if buffer.len() > TRAILERS_MAX {
+                            Err(InvalidBody::Trailers)
+                        } else {
+                            Ok(None)
+                        };
                     };
                     if end > TRAILERS_MAX {
                         return Err(InvalidBody::Trailers);
@@ -137,12 +159,18 @@ impl BodyDecoder {
 const BAD_CHUNK_END: InvalidBody = InvalidBody::Chunk("no CRLF after its data");
 
 fn take(buffer: &mut BytesMut, most: u64) -> Bytes {
-    let length = usize::try_from(most).unwrap_or(usize::MAX).min(buffer.len());
+    let length = usize::try_from(most)
+        .unwrap_or(usize::MAX)
+        .min(buffer.len());
     buffer.split_to(length).freeze()
 }
 
 /// Takes a line that ends in CRLF and returns it without CRLF.
-fn take_line(buffer: &mut BytesMut, most: usize, error: InvalidBody) -> Result<Option<BytesMut>, InvalidBody> {
+fn take_line(
+    buffer: &mut BytesMut,
+    most: usize,
+    error: InvalidBody,
+) -> Result<Option<BytesMut>, InvalidBody> {
     match memchr::memchr(b'\n', &buffer[..buffer.len().min(most)]) {
         Some(0) => Err(error),
         Some(end) if buffer[end - 1] == b'\r' => {
@@ -158,26 +186,39 @@ fn take_line(buffer: &mut BytesMut, most: usize, error: InvalidBody) -> Result<O
 
 /// Parses `chunk-size [ chunk-ext ]`. Checks extensions and ignores them, as RFC 9112 §7.1.1 requires of an intermediary.
 fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
-    let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+    let digits = line
+        .iter()
+        .take_while(|byte| byte.is_ascii_hexdigit())
+        .count();
     if digits == 0 || digits > 16 {
         return Err(InvalidBody::Chunk("size is not 1 to 16 hexadecimal digits"));
     }
     let (size, extensions) = line.split_at(digits);
     if !chunk_extensions::are_valid(extensions) {
-        return Err(InvalidBody::Chunk("size is followed by something other than `;name` and `;name=value`"));
+        return Err(InvalidBody::Chunk(
+            "size is followed by something other than `;name` and `;name=value`",
+        ));
     }
-    Ok(size.iter().fold(0, |value, digit| (value << 4) | u64::from(char::from(*digit).to_digit(16).unwrap_or(0))))
+    Ok(size.iter().fold(0, |value, digit| {
+        (value << 4) | u64::from(char::from(*digit).to_digit(16).unwrap_or(0))
+    }))
 }
 
 /// Parses a trailer section of at most `FIELDS_MAX` fields: field lines and an empty line (RFC 9112 §7.1.2).
-pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(section: &Bytes) -> Result<Fields, InvalidBody> {
+pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(
+    section: &Bytes,
+) -> Result<Fields, InvalidBody> {
     // As strict as for heads: some parsers read a bare CR or LF as a line end.
-    let line_ends = section.windows(2).all(|pair| (pair[0] == b'\r') == (pair[1] == b'\n'));
+    let line_ends = section
+        .windows(2)
+        .all(|pair| (pair[0] == b'\r') == (pair[1] == b'\n'));
     if !line_ends || section.first() == Some(&b'\n') || section.contains(&0) {
         return Err(InvalidBody::Trailers);
     }
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
-    let Ok(httparse::Status::Complete((length, fields))) = httparse::parse_headers(section, &mut fields) else {
+    let Ok(httparse::Status::Complete((length, fields))) =
+        httparse::parse_headers(section, &mut fields)
+    else {
         return Err(InvalidBody::Trailers);
     };
     if length != section.len() {
@@ -185,9 +226,10 @@ pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(section: &Bytes) -> Result
     }
     let mut trailers = Fields::with_capacity(fields.len());
     for field in fields {
-        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidBody::Trailers)?;
-        let value =
-            HeaderValue::from_maybe_shared(section.slice_ref(field.value)).map_err(|_| InvalidBody::Trailers)?;
+        let name =
+            HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidBody::Trailers)?;
+        let value = HeaderValue::from_maybe_shared(section.slice_ref(field.value))
+            .map_err(|_| InvalidBody::Trailers)?;
         trailers.append(name, value);
     }
     if has_too_many_connection_options(&trailers) {
@@ -296,7 +338,10 @@ mod tests {
             let result = decode_all(Framing::Chunked, input.as_bytes(), 1);
             assert!(result.is_err(), "{input:?} gave {result:?}");
         }
-        for endless in [format!("5;{}", "a".repeat(SIZE_LINE_MAX)), format!("5;a=\"{}", ";b".repeat(SIZE_LINE_MAX))] {
+        for endless in [
+            format!("5;{}", "a".repeat(SIZE_LINE_MAX)),
+            format!("5;a=\"{}", ";b".repeat(SIZE_LINE_MAX)),
+        ] {
             assert!(decode_all(Framing::Chunked, endless.as_bytes(), 100).is_err());
         }
     }
@@ -305,11 +350,23 @@ mod tests {
     fn a_cut_off_body_is_never_complete() {
         let whole = b"5\r\nhello\r\n0\r\n\r\n";
         for end in 0..whole.len() {
-            assert!(decode_all(Framing::Chunked, &whole[..end], 3).is_err(), "cut at {end}");
+            assert!(
+                decode_all(Framing::Chunked, &whole[..end], 3).is_err(),
+                "cut at {end}"
+            );
         }
-        assert_eq!(decode_all(Framing::Length(5), b"hell", 9), Err(InvalidBody::CutShort));
-        assert_eq!(decode_all(Framing::Length(5), b"hello!", 9).unwrap().2, b"!");
-        assert_eq!(decode_all(Framing::UntilClose, b"abc", 2).unwrap().0, b"abc");
+        assert_eq!(
+            decode_all(Framing::Length(5), b"hell", 9),
+            Err(InvalidBody::CutShort)
+        );
+        assert_eq!(
+            decode_all(Framing::Length(5), b"hello!", 9).unwrap().2,
+            b"!"
+        );
+        assert_eq!(
+            decode_all(Framing::UntilClose, b"abc", 2).unwrap().0,
+            b"abc"
+        );
         assert_eq!(decode_all(Framing::None, b"abc", 2).unwrap().2, b"abc");
     }
 

@@ -7,12 +7,18 @@ use super::upgrade::is_token_byte;
 /// space at the end belongs to no extension and is refused.
 pub(super) fn are_valid(mut text: &[u8]) -> bool {
     while !text.is_empty() {
-        let Some(extension) = after(text, b';') else { return false };
-        let Some(rest) = after_token(skip_space(extension)) else { return false };
+        let Some(extension) = after(text, b';') else {
+            return false;
+        };
+        let Some(rest) = after_token(skip_space(extension)) else {
+            return false;
+        };
         text = rest;
         if let Some(value) = after(text, b'=') {
             let value = skip_space(value);
-            let rest = value.strip_prefix(b"\"").map_or_else(|| after_token(value), after_quoted);
+            let rest = value
+                .strip_prefix(b"\"")
+                .map_or_else(|| after_token(value), after_quoted);
             let Some(rest) = rest else { return false };
             text = rest;
         }
@@ -26,7 +32,10 @@ fn after(text: &[u8], mark: u8) -> Option<&[u8]> {
 }
 
 fn skip_space(text: &[u8]) -> &[u8] {
-    let length = text.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+    let length = text
+        .iter()
+        .take_while(|byte| matches!(byte, b' ' | b'\t'))
+        .count();
     &text[length..]
 }
 

@@ -31,12 +31,17 @@ impl Fields {
     }
 
     /// First value of the fields with this name.
-    #[expect(clippy::needless_pass_by_value, reason = "a name, a reference to one, or a string, as for `HeaderMap`")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a name, a reference to one, or a string, as for `HeaderMap`"
+    )]
     pub fn get<N>(&self, name: N) -> Option<&HeaderValue>
     where
         HeaderName: PartialEq<N>,
     {
-        self.iter().find(|(field, _)| **field == name).map(|(_, value)| value)
+        self.iter()
+            .find(|(field, _)| **field == name)
+            .map(|(_, value)| value)
     }
 
     /// Values of all fields with this name, in order.
@@ -44,7 +49,9 @@ impl Fields {
     where
         HeaderName: PartialEq<N>,
     {
-        self.iter().filter(move |(field, _)| **field == name).map(|(_, value)| value)
+        self.iter()
+            .filter(move |(field, _)| **field == name)
+            .map(|(_, value)| value)
     }
 
     pub fn contains<N>(&self, name: N) -> bool
@@ -77,7 +84,10 @@ impl Fields {
     }
 
     /// Removes all fields with this name and returns the first value.
-    #[expect(clippy::needless_pass_by_value, reason = "a name, a reference to one, or a string, as for `HeaderMap`")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a name, a reference to one, or a string, as for `HeaderMap`"
+    )]
     pub fn remove<N>(&mut self, name: N) -> Option<HeaderValue>
     where
         HeaderName: PartialEq<N>,
@@ -175,29 +185,62 @@ mod tests {
     use super::*;
 
     fn fields(list: &[(&'static str, &'static str)]) -> Fields {
-        list.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+        list.iter()
+            .map(|(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
+            .collect()
     }
 
     #[test]
     fn fields_keep_their_order_and_their_places() {
         let mut list = fields(&[("accept", "1"), ("x-a", "2"), ("accept", "3")]);
         list.append(COOKIE, HeaderValue::from_static("4"));
-        let seen: Vec<_> = list.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
-        assert_eq!(seen, [("accept", "1"), ("x-a", "2"), ("accept", "3"), ("cookie", "4")]);
+        let seen: Vec<_> = list
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                ("accept", "1"),
+                ("x-a", "2"),
+                ("accept", "3"),
+                ("cookie", "4")
+            ]
+        );
         assert_eq!(list.get(ACCEPT).unwrap(), "1");
         assert_eq!(list.get_all("Accept").collect::<Vec<_>>(), ["1", "3"]);
         assert_eq!(list.get_all(&ACCEPT).next_back().unwrap(), "3");
         assert!(list.contains("X-A") && !list.contains(HOST));
-        assert_eq!((list.len(), &list["x-a"]), (4, &HeaderValue::from_static("2")));
+        assert_eq!(
+            (list.len(), &list["x-a"]),
+            (4, &HeaderValue::from_static("2"))
+        );
     }
 
     #[test]
     fn an_inserted_field_takes_the_place_of_the_first() {
-        let mut list = fields(&[("accept", "1"), ("x-a", "2"), ("x-b", "3"), ("x-a", "4"), ("x-a", "5")]);
-        list.insert(HeaderName::from_static("x-a"), HeaderValue::from_static("6"));
+        let mut list = fields(&[
+            ("accept", "1"),
+            ("x-a", "2"),
+            ("x-b", "3"),
+            ("x-a", "4"),
+            ("x-a", "5"),
+        ]);
+        list.insert(
+            HeaderName::from_static("x-a"),
+            HeaderValue::from_static("6"),
+        );
         assert_eq!(list, fields(&[("accept", "1"), ("x-a", "6"), ("x-b", "3")]));
         list.insert(HOST, HeaderValue::from_static("7"));
-        assert_eq!(list, fields(&[("accept", "1"), ("x-a", "6"), ("x-b", "3"), ("host", "7")]));
+        assert_eq!(
+            list,
+            fields(&[("accept", "1"), ("x-a", "6"), ("x-b", "3"), ("host", "7")])
+        );
     }
 
     #[test]

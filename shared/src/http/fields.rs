@@ -41,7 +41,9 @@ pub fn end_to_end_response(mut headers: Fields) -> Fields {
 
 fn remove_hop_by_hop(headers: &mut Fields, drop: impl Fn(&HeaderName) -> bool) {
     let named = named_by_connection(headers);
-    headers.retain(|name| !(is_of_connection(name) || *name == header::TE || named.contains(name) || drop(name)));
+    headers.retain(|name| {
+        !(is_of_connection(name) || *name == header::TE || named.contains(name) || drop(name))
+    });
 }
 
 /// Names in `Connection`, except those of fields that frame or address the message: a sender must not remove them.
@@ -61,7 +63,11 @@ const CONNECTION_OPTIONS_MAX: usize = 64;
 /// Whether the `Connection` fields have more options than a sender has use for.
 pub(super) fn has_too_many_connection_options(headers: &Fields) -> bool {
     let options = |value: &HeaderValue| memchr::memchr_iter(b',', value.as_bytes()).count() + 1;
-    headers.get_all(header::CONNECTION).map(options).sum::<usize>() > CONNECTION_OPTIONS_MAX
+    headers
+        .get_all(header::CONNECTION)
+        .map(options)
+        .sum::<usize>()
+        > CONNECTION_OPTIONS_MAX
 }
 
 fn accepts_trailers(headers: &Fields) -> bool {
@@ -77,9 +83,13 @@ pub fn join_cookies(headers: &mut Fields) {
     if headers.get_all(header::COOKIE).nth(1).is_none() {
         return;
     }
-    let cookies: Vec<&[u8]> = headers.get_all(header::COOKIE).map(HeaderValue::as_bytes).collect();
+    let cookies: Vec<&[u8]> = headers
+        .get_all(header::COOKIE)
+        .map(HeaderValue::as_bytes)
+        .collect();
     // The joined value is valid, since its parts are.
-    if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(cookies.join(&b"; "[..]))) {
+    if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(cookies.join(&b"; "[..])))
+    {
         headers.insert(header::COOKIE, joined);
     }
 }
@@ -91,8 +101,12 @@ pub fn is_own(name: &HeaderName) -> bool {
 
 /// Whether a field may carry a credential: the credential fields of HTTP, and all of the gateway's own fields.
 pub fn is_credential(name: &HeaderName) -> bool {
-    const OF_HTTP: [HeaderName; 4] =
-        [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, header::SET_COOKIE];
+    const OF_HTTP: [HeaderName; 4] = [
+        header::AUTHORIZATION,
+        header::PROXY_AUTHORIZATION,
+        header::COOKIE,
+        header::SET_COOKIE,
+    ];
     OF_HTTP.contains(name) || is_own(name)
 }
 
@@ -101,21 +115,34 @@ pub fn is_credential(name: &HeaderName) -> bool {
 pub fn is_forwarding(name: &HeaderName) -> bool {
     const ALL: [HeaderName; 3] = [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST];
     let name = name.as_str();
-    ALL.iter().any(|field| name.len() == field.as_str().len() && begins_as(name, field.as_str()))
+    ALL.iter()
+        .any(|field| name.len() == field.as_str().len() && begins_as(name, field.as_str()))
 }
 
 /// Whether `name` begins with `prefix` once `_` is read as `-`.
 fn begins_as(name: &str, prefix: &str) -> bool {
     let as_read = |byte: &u8| if *byte == b'_' { b'-' } else { *byte };
     name.len() >= prefix.len()
-        && name.as_bytes().iter().map(as_read).zip(prefix.bytes()).all(|(read, byte)| read == byte)
+        && name
+            .as_bytes()
+            .iter()
+            .map(as_read)
+            .zip(prefix.bytes())
+            .all(|(read, byte)| read == byte)
 }
 
 /// Removes the trailer fields that are not relayed: fields that a trailer section must not have (RFC 9110 §6.5.1),
 /// forwarding fields, and the gateway's own fields.
 pub fn end_to_end_trailers(mut trailers: Fields) -> Fields {
-    const NEVER: [HeaderName; 4] = [header::CONTENT_LENGTH, header::HOST, header::TRAILER, header::AUTHORIZATION];
-    remove_hop_by_hop(&mut trailers, |name| is_own(name) || is_forwarding(name) || NEVER.contains(name));
+    const NEVER: [HeaderName; 4] = [
+        header::CONTENT_LENGTH,
+        header::HOST,
+        header::TRAILER,
+        header::AUTHORIZATION,
+    ];
+    remove_hop_by_hop(&mut trailers, |name| {
+        is_own(name) || is_forwarding(name) || NEVER.contains(name)
+    });
     trailers
 }
 
@@ -124,7 +151,15 @@ mod tests {
     use super::*;
 
     fn map(fields: &[(&'static str, &'static str)]) -> Fields {
-        fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+        fields
+            .iter()
+            .map(|(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
+            .collect()
     }
 
     #[test]
@@ -144,13 +179,21 @@ mod tests {
             ("x-drop", "1"),
             ("authorization", "Basic x"),
         ]);
-        headers.append(header::CONNECTION, HeaderValue::from_static("content-length, proxy-authorization"));
+        headers.append(
+            header::CONNECTION,
+            HeaderValue::from_static("content-length, proxy-authorization"),
+        );
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("3"));
         headers.insert(header::PROXY_AUTHORIZATION, HeaderValue::from_static("p"));
-        headers.append(HeaderName::from_static("x-second"), HeaderValue::from_static("2b"));
+        headers.append(
+            HeaderName::from_static("x-second"),
+            HeaderValue::from_static("2b"),
+        );
         let kept = end_to_end(headers, |name| name == "x-drop");
-        let kept: Vec<(&str, &str)> =
-            kept.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        let kept: Vec<(&str, &str)> = kept
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+            .collect();
         let expected = [
             ("x-first", "1"),
             ("x-second", "2"),
@@ -187,9 +230,21 @@ mod tests {
         ] {
             for connection in ["te", "close, TE", "close"] {
                 let headers = map(&[("connection", connection), ("te", te), ("x-kept", "1")]);
-                let expected = if kept { &[("x-kept", "1"), ("te", "trailers")][..] } else { &[("x-kept", "1")] };
-                assert_eq!(end_to_end(headers.clone(), |_| false), map(expected), "{te:?} {connection}");
-                assert_eq!(end_to_end_response(headers), map(&[("x-kept", "1")]), "{te:?} {connection}");
+                let expected = if kept {
+                    &[("x-kept", "1"), ("te", "trailers")][..]
+                } else {
+                    &[("x-kept", "1")]
+                };
+                assert_eq!(
+                    end_to_end(headers.clone(), |_| false),
+                    map(expected),
+                    "{te:?} {connection}"
+                );
+                assert_eq!(
+                    end_to_end_response(headers),
+                    map(&[("x-kept", "1")]),
+                    "{te:?} {connection}"
+                );
             }
         }
     }
@@ -198,7 +253,14 @@ mod tests {
     fn credential_fields_include_the_gateways_own() {
         let is_credential = |name| is_credential(&HeaderName::from_static(name));
         assert!(
-            ["authorization", "proxy-authorization", "cookie", "set-cookie", "x-gw-service-key"].map(is_credential)
+            [
+                "authorization",
+                "proxy-authorization",
+                "cookie",
+                "set-cookie",
+                "x-gw-service-key"
+            ]
+            .map(is_credential)
                 == [true; 5]
         );
         assert!(["x-authorization", "accept", "cookie2"].map(is_credential) == [false; 3]);
@@ -229,14 +291,25 @@ mod tests {
             ("x-forwarded-port", "1"),
             ("x_forwarded_hosts", "a"),
         ]);
-        assert_eq!(end_to_end_trailers(trailers), map(&[("x-forwarded-port", "1"), ("x_forwarded_hosts", "a")]));
+        assert_eq!(
+            end_to_end_trailers(trailers),
+            map(&[("x-forwarded-port", "1"), ("x_forwarded_hosts", "a")])
+        );
     }
 
     #[test]
     fn cookies_are_joined_at_the_place_of_the_first() {
-        let mut headers = map(&[("a", "1"), ("cookie", "x=1"), ("b", "2"), ("cookie", "y=2; z=3")]);
+        let mut headers = map(&[
+            ("a", "1"),
+            ("cookie", "x=1"),
+            ("b", "2"),
+            ("cookie", "y=2; z=3"),
+        ]);
         join_cookies(&mut headers);
-        assert_eq!(headers, map(&[("a", "1"), ("cookie", "x=1; y=2; z=3"), ("b", "2")]));
+        assert_eq!(
+            headers,
+            map(&[("a", "1"), ("cookie", "x=1; y=2; z=3"), ("b", "2")])
+        );
         let names: Vec<&str> = headers.names().map(HeaderName::as_str).collect();
         assert_eq!(names, ["a", "cookie", "b"]);
     }

@@ -97,21 +97,31 @@ pub fn content_length(headers: &Fields) -> Result<Option<u64>, InvalidHead> {
 ///
 /// Refuses equal duplicates, which RFC 9112 §6.3 lets a recipient merge: two hops could disagree about them. Accepts
 /// leading zeros, which are not relayed. Refuses more than 19 digits, as the h2 crate does.
-pub fn length_of<'a>(values: impl IntoIterator<Item = &'a HeaderValue>) -> Result<Option<u64>, InvalidHead> {
+pub fn length_of<'a>(
+    values: impl IntoIterator<Item = &'a HeaderValue>,
+) -> Result<Option<u64>, InvalidHead> {
     const DIGITS_MAX: usize = 19;
     let mut lengths = values.into_iter();
-    let Some(length) = lengths.next() else { return Ok(None) };
+    let Some(length) = lengths.next() else {
+        return Ok(None);
+    };
     if lengths.next().is_some() {
         return Err(InvalidHead::Syntax("more than one Content-Length"));
     }
     let digits = length.as_bytes();
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return Err(InvalidHead::Syntax("Content-Length is not a decimal number"));
+        return Err(InvalidHead::Syntax(
+            "Content-Length is not a decimal number",
+        ));
     }
     if digits.len() > DIGITS_MAX {
-        return Err(InvalidHead::Syntax("Content-Length has more than 19 digits"));
+        return Err(InvalidHead::Syntax(
+            "Content-Length has more than 19 digits",
+        ));
     }
-    Ok(Some(digits.iter().fold(0, |value, digit| value * 10 + u64::from(digit - b'0'))))
+    Ok(Some(digits.iter().fold(0, |value, digit| {
+        value * 10 + u64::from(digit - b'0')
+    })))
 }
 
 /// Sets `Content-Length` according to `framing`, in the head of an HTTP/2 message.
@@ -120,22 +130,30 @@ pub fn set_content_length(headers: &mut Fields, framing: Framing) {
         headers.remove(header::CONTENT_LENGTH);
         return;
     };
-    let is_canonical = |value: &HeaderValue| value.len() == 1 || !value.as_bytes().starts_with(b"0");
-    let is_set =
-        content_length(headers) == Ok(Some(length)) && headers.get(header::CONTENT_LENGTH).is_some_and(is_canonical);
+    let is_canonical =
+        |value: &HeaderValue| value.len() == 1 || !value.as_bytes().starts_with(b"0");
+    let is_set = content_length(headers) == Ok(Some(length))
+        && headers
+            .get(header::CONTENT_LENGTH)
+            .is_some_and(is_canonical);
     if !is_set {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }
 }
 
 /// Returns the framing that the fields of a message announce; refuses fields that contradict each other.
-pub(super) fn announced(headers: &Fields, version: Version) -> Result<Option<Framing>, InvalidHead> {
+pub(super) fn announced(
+    headers: &Fields,
+    version: Version,
+) -> Result<Option<Framing>, InvalidHead> {
     let length = content_length(headers)?;
     if !headers.contains(header::TRANSFER_ENCODING) {
         return Ok(length.map(Framing::Length));
     }
     if length.is_some() {
-        return Err(InvalidHead::Syntax("both Transfer-Encoding and Content-Length"));
+        return Err(InvalidHead::Syntax(
+            "both Transfer-Encoding and Content-Length",
+        ));
     }
     if version == Version::Http10 {
         return Err(InvalidHead::Syntax("Transfer-Encoding in HTTP/1.0"));
@@ -149,7 +167,9 @@ fn check_chunked(headers: &Fields) -> Result<(), InvalidHead> {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING);
     match (codings.next(), codings.next()) {
         (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
-        _ => Err(InvalidHead::Syntax("Transfer-Encoding other than `chunked`")),
+        _ => Err(InvalidHead::Syntax(
+            "Transfer-Encoding other than `chunked`",
+        )),
     }
 }
 
@@ -157,9 +177,13 @@ fn check_chunked(headers: &Fields) -> Result<(), InvalidHead> {
 /// crate does not check.
 pub fn check_values_of_http2(headers: &Fields) -> Result<(), InvalidHead> {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
-    let is_padded = |value: &HeaderValue| is_space(value.as_bytes().first()) || is_space(value.as_bytes().last());
+    let is_padded = |value: &HeaderValue| {
+        is_space(value.as_bytes().first()) || is_space(value.as_bytes().last())
+    };
     if headers.values().any(is_padded) {
-        return Err(InvalidHead::Malformed("a field value begins or ends with white space"));
+        return Err(InvalidHead::Malformed(
+            "a field value begins or ends with white space",
+        ));
     }
     Ok(())
 }
@@ -169,7 +193,10 @@ mod tests {
     use super::*;
 
     fn lengths(values: &[&'static str]) -> Fields {
-        values.iter().map(|value| (header::CONTENT_LENGTH, HeaderValue::from_static(value))).collect()
+        values
+            .iter()
+            .map(|value| (header::CONTENT_LENGTH, HeaderValue::from_static(value)))
+            .collect()
     }
 
     #[test]
@@ -181,15 +208,32 @@ mod tests {
             ("0000000000000000005", 5),
             ("9999999999999999999", 9_999_999_999_999_999_999),
         ] {
-            assert_eq!(content_length(&lengths(&[text])), Ok(Some(length)), "{text}");
+            assert_eq!(
+                content_length(&lengths(&[text])),
+                Ok(Some(length)),
+                "{text}"
+            );
         }
         assert_eq!(content_length(&Fields::new()), Ok(None));
-        for bad in
-            [&["+5"][..], &["-5"], &["0x5"], &["5 5"], &["5, 5"], &[""], &["5", "5"], &["00000000000000000005"], &["٥"]]
-        {
+        for bad in [
+            &["+5"][..],
+            &["-5"],
+            &["0x5"],
+            &["5 5"],
+            &["5, 5"],
+            &[""],
+            &["5", "5"],
+            &["00000000000000000005"],
+            &["٥"],
+        ] {
             let headers: Fields = bad
                 .iter()
-                .map(|value| (header::CONTENT_LENGTH, HeaderValue::from_bytes(value.as_bytes()).unwrap()))
+                .map(|value| {
+                    (
+                        header::CONTENT_LENGTH,
+                        HeaderValue::from_bytes(value.as_bytes()).unwrap(),
+                    )
+                })
                 .collect();
             assert!(content_length(&headers).is_err(), "{bad:?}");
         }
@@ -213,9 +257,15 @@ mod tests {
         ] {
             let mut headers = lengths(before);
             set_content_length(&mut headers, framing);
-            let found: Vec<&str> =
-                headers.get_all(header::CONTENT_LENGTH).map(|value| value.to_str().unwrap()).collect();
-            assert_eq!(found, after.into_iter().collect::<Vec<_>>(), "{before:?} {framing:?}");
+            let found: Vec<&str> = headers
+                .get_all(header::CONTENT_LENGTH)
+                .map(|value| value.to_str().unwrap())
+                .collect();
+            assert_eq!(
+                found,
+                after.into_iter().collect::<Vec<_>>(),
+                "{before:?} {framing:?}"
+            );
         }
     }
 
@@ -225,9 +275,20 @@ mod tests {
         assert_eq!(of(&[], false), Ok(Framing::None));
         assert_eq!(of(&[], true), Ok(Framing::Chunked));
         assert_eq!(of(&["3"], true), Ok(Framing::Length(3)));
-        assert_eq!((of(&["0"], true), of(&["0"], false)), (Ok(Framing::Length(0)), Ok(Framing::Length(0))));
+        assert_eq!(
+            (of(&["0"], true), of(&["0"], false)),
+            (Ok(Framing::Length(0)), Ok(Framing::Length(0)))
+        );
         assert!(of(&["3"], false).is_err() && of(&["x"], true).is_err());
-        assert!(!Framing::Length(0).has_body() && !Framing::Described(3).has_body() && !Framing::None.has_body());
-        assert!(Framing::Length(1).has_body() && Framing::Chunked.has_body() && Framing::UntilClose.has_body());
+        assert!(
+            !Framing::Length(0).has_body()
+                && !Framing::Described(3).has_body()
+                && !Framing::None.has_body()
+        );
+        assert!(
+            Framing::Length(1).has_body()
+                && Framing::Chunked.has_body()
+                && Framing::UntilClose.has_body()
+        );
     }
 }

@@ -32,15 +32,27 @@ impl InvalidHeadParts {
     /// Reads the complete lines of `received`.
     pub fn of_http1(received: &[u8]) -> Self {
         let mut lines = received.split_inclusive(|byte| *byte == b'\n');
-        let mut words = lines.next().unwrap_or_default().trim_ascii_end().splitn(3, |byte| *byte == b' ');
-        let method = words.next().and_then(|method| Method::from_bytes(method).ok());
+        let mut words = lines
+            .next()
+            .unwrap_or_default()
+            .trim_ascii_end()
+            .splitn(3, |byte| *byte == b' ');
+        let method = words
+            .next()
+            .and_then(|method| Method::from_bytes(method).ok());
         let target = words.next().unwrap_or_default();
-        let version = if words.next() == Some(b"HTTP/1.0") { Version::Http10 } else { Version::Http11 };
+        let version = if words.next() == Some(b"HTTP/1.0") {
+            Version::Http10
+        } else {
+            Version::Http11
+        };
         let mut hosts = Hosts::default();
         let mut headers = Fields::new();
         for line in lines.filter_map(|line| line.strip_suffix(b"\n")) {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
-            let Some(colon) = memchr::memchr(b':', line) else { break };
+            let Some(colon) = memchr::memchr(b':', line) else {
+                break;
+            };
             let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
             if name.eq_ignore_ascii_case(b"host") {
                 hosts.add(value);
@@ -51,7 +63,13 @@ impl InvalidHeadParts {
             }
         }
         let authority = authority_of_target(target).or(hosts.only);
-        Self { version, method, target: visible(target), authority, headers }
+        Self {
+            version,
+            method,
+            target: visible(target),
+            authority,
+            headers,
+        }
     }
 
     /// Reads a head that the h2 crate accepted.
@@ -78,7 +96,11 @@ struct Hosts {
 impl Hosts {
     fn add(&mut self, value: &[u8]) {
         let host = authority(value);
-        self.contradict |= host.is_none() || self.only.as_ref().is_some_and(|only| Some(only) != host.as_ref());
+        self.contradict |= host.is_none()
+            || self
+                .only
+                .as_ref()
+                .is_some_and(|only| Some(only) != host.as_ref());
         self.only = host.filter(|_| !self.contradict);
     }
 }
@@ -87,12 +109,17 @@ impl Hosts {
 fn authority_of_target(target: &[u8]) -> Option<Authority> {
     let after_scheme = &target[memchr::memmem::find(target, b"://")? + 3..];
     let scheme_is_first = !target.starts_with(b"/");
-    let end = after_scheme.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(after_scheme.len());
+    let end = after_scheme
+        .iter()
+        .position(|byte| matches!(byte, b'/' | b'?'))
+        .unwrap_or(after_scheme.len());
     authority(&after_scheme[..end]).filter(|_| scheme_is_first)
 }
 
 fn authority(text: &[u8]) -> Option<Authority> {
-    Authority::try_from(text).ok().filter(|authority| !authority.as_str().contains('@'))
+    Authority::try_from(text)
+        .ok()
+        .filter(|authority| !authority.as_str().contains('@'))
 }
 
 fn visible(target: &[u8]) -> Box<str> {
@@ -126,23 +153,41 @@ mod tests {
         let head = read(
             "PUT /a?b=\u{e4}\"# HTTP/1.0\r\nhOST:  a--b.eu1.example.com:443 \r\nX: \0\r\nX-Forwarded-For: 192.0.2.1\r\nCut: o",
         );
-        assert_eq!((head.method, head.version), (Some(Method::PUT), Version::Http10));
+        assert_eq!(
+            (head.method, head.version),
+            (Some(Method::PUT), Version::Http10)
+        );
         assert_eq!(&*head.target, "/a?b=%C3%A4\"#");
         assert_eq!(head.authority.unwrap(), "a--b.eu1.example.com:443");
         assert_eq!(head.headers[X_FORWARDED_FOR], "192.0.2.1");
         let lines = read("GET / HTTP/1.1\nHost: a.example\n\n");
-        assert_eq!((lines.authority.unwrap().as_str(), lines.version), ("a.example", Version::Http11));
+        assert_eq!(
+            (lines.authority.unwrap().as_str(), lines.version),
+            ("a.example", Version::Http11)
+        );
         let nonsense = read("\x16\x03\x01 nonsense\r\n\r\n");
-        assert_eq!((nonsense.method, &*nonsense.target, nonsense.authority), (None, "nonsense", None));
+        assert_eq!(
+            (nonsense.method, &*nonsense.target, nonsense.authority),
+            (None, "nonsense", None)
+        );
         let nothing = read("");
-        assert_eq!((nothing.method, &*nothing.target, nothing.authority), (None, "", None));
-        assert_eq!(read(&format!("GET /{}", "a".repeat(10_000))).target.len(), TARGET_MAX);
+        assert_eq!(
+            (nothing.method, &*nothing.target, nothing.authority),
+            (None, "", None)
+        );
+        assert_eq!(
+            read(&format!("GET /{}", "a".repeat(10_000))).target.len(),
+            TARGET_MAX
+        );
     }
 
     #[test]
     fn a_host_counts_if_it_is_complete_and_the_only_one() {
         let line = "GET / HTTP/1.1\r\n";
-        assert_eq!(host(&format!("{line}Host: a.b\r\nHost: a.b\r\n\r\n")).as_deref(), Some("a.b"));
+        assert_eq!(
+            host(&format!("{line}Host: a.b\r\nHost: a.b\r\n\r\n")).as_deref(),
+            Some("a.b")
+        );
         for fields in [
             "Host: a.b\r\nHost: c.d\r\n\r\n",
             "Host: a.b\r\nHost: c.d\r\nHost: a.b\r\n\r\n",
@@ -157,6 +202,9 @@ mod tests {
         }
         let absolute = "GET https://c.d:1/x?y HTTP/1.1\r\nHost: a.b\r\n\r\n";
         assert_eq!(host(absolute).as_deref(), Some("c.d:1"));
-        assert_eq!(host("GET /x?u=https://c.d/ HTTP/1.1\r\nHost: a.b\r\n\r\n").as_deref(), Some("a.b"));
+        assert_eq!(
+            host("GET /x?u=https://c.d/ HTTP/1.1\r\nHost: a.b\r\n\r\n").as_deref(),
+            Some("a.b")
+        );
     }
 }

@@ -29,7 +29,11 @@ impl HeadLimits {
         let (mut size, mut cookies, mut others) = (method.as_str().len() + target.len(), 0, 0);
         for (name, value) in fields {
             size += name.as_str().len() + value.len() + FIELD_LINE_EXTRA;
-            *(if *name == header::COOKIE { &mut cookies } else { &mut others }) += 1;
+            *(if *name == header::COOKIE {
+                &mut cookies
+            } else {
+                &mut others
+            }) += 1;
         }
         if size > self.head {
             return Err(InvalidHead::HeadTooLarge(self.head));

@@ -19,7 +19,11 @@ impl UpgradeProtocol {
 
     /// As [`Self::parse`], for text.
     pub fn parse_str(text: &str) -> Option<Self> {
-        if is_acceptable(text.as_bytes()) { HeaderValue::from_str(text).ok().map(Self) } else { None }
+        if is_acceptable(text.as_bytes()) {
+            HeaderValue::from_str(text).ok().map(Self)
+        } else {
+            None
+        }
     }
 
     /// Makes a protocol of a constant.
@@ -28,7 +32,10 @@ impl UpgradeProtocol {
     ///
     /// Panics if [`parse_str`](Self::parse_str) would return `None`.
     pub const fn from_static(text: &'static str) -> Self {
-        assert!(is_acceptable(text.as_bytes()), "not a protocol to switch to");
+        assert!(
+            is_acceptable(text.as_bytes()),
+            "not a protocol to switch to"
+        );
         Self(HeaderValue::from_static(text))
     }
 
@@ -83,12 +90,20 @@ const fn is_acceptable(text: &[u8]) -> bool {
 /// Whether `text` begins like a form of HTTP or TLS: `HTTP/2.0`, `http2`, `h2`, `h2c`, drafts such as `h2c-14` and
 /// `h3-29`, `tls`, `ssl`.
 const fn is_http_or_tls(text: &[u8]) -> bool {
-    let is_numbered = text.len() >= 2 && text[0].eq_ignore_ascii_case(&b'h') && text[1].is_ascii_digit();
-    is_numbered || starts_with(text, b"http") || starts_with(text, b"tls") || starts_with(text, b"ssl")
+    let is_numbered =
+        text.len() >= 2 && text[0].eq_ignore_ascii_case(&b'h') && text[1].is_ascii_digit();
+    is_numbered
+        || starts_with(text, b"http")
+        || starts_with(text, b"tls")
+        || starts_with(text, b"ssl")
 }
 
 const fn starts_with(text: &[u8], beginning: &[u8]) -> bool {
-    text.len() >= beginning.len() && text.split_at(beginning.len()).0.eq_ignore_ascii_case(beginning)
+    text.len() >= beginning.len()
+        && text
+            .split_at(beginning.len())
+            .0
+            .eq_ignore_ascii_case(beginning)
 }
 
 /// Whether `byte` is a `tchar` (RFC 9110 §5.6.2).
@@ -96,7 +111,20 @@ pub(super) const fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
             byte,
-            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~'
+            b'!' | b'#'
+                | b'$'
+                | b'%'
+                | b'&'
+                | b'\''
+                | b'*'
+                | b'+'
+                | b'-'
+                | b'.'
+                | b'^'
+                | b'_'
+                | b'`'
+                | b'|'
+                | b'~'
         )
 }
 
@@ -106,15 +134,33 @@ mod tests {
 
     #[test]
     fn a_protocol_other_than_http_is_accepted() {
-        for text in ["websocket", "WebSocket", "SPDY/3.1", "connect-udp", "gw-tunnel", "x", "hh2", "websocket/13", "h"]
-        {
+        for text in [
+            "websocket",
+            "WebSocket",
+            "SPDY/3.1",
+            "connect-udp",
+            "gw-tunnel",
+            "x",
+            "hh2",
+            "websocket/13",
+            "h",
+        ] {
             let protocol = UpgradeProtocol::parse_str(text).unwrap();
-            assert_eq!((protocol.as_str(), protocol.as_value()), (text, &HeaderValue::from_static(text)));
+            assert_eq!(
+                (protocol.as_str(), protocol.as_value()),
+                (text, &HeaderValue::from_static(text))
+            );
             assert_eq!(UpgradeProtocol::parse(protocol.as_value()), Some(protocol));
         }
         assert!(UpgradeProtocol::from_static("WebSocket").is_websocket());
-        assert_eq!(UpgradeProtocol::from_static("a/1"), UpgradeProtocol::from_static("A/1"));
-        assert_ne!(UpgradeProtocol::from_static("a/1"), UpgradeProtocol::from_static("a/2"));
+        assert_eq!(
+            UpgradeProtocol::from_static("a/1"),
+            UpgradeProtocol::from_static("A/1")
+        );
+        assert_ne!(
+            UpgradeProtocol::from_static("a/1"),
+            UpgradeProtocol::from_static("a/2")
+        );
     }
 
     #[test]

@@ -42,7 +42,11 @@ pub fn write_request(
     out.extend_from_slice(b" HTTP/1.1\r\n");
     write_line(out, b"host", host);
     // A request to switch protocols has no body, so that the connection stays usable if the server declines.
-    let framing = if matches!(connection, Connection::Upgrade(_)) { Framing::None } else { framing };
+    let framing = if matches!(connection, Connection::Upgrade(_)) {
+        Framing::None
+    } else {
+        framing
+    };
     let has_te = write_fields(out, headers, framing, Host::Skip);
     write_connection(out, connection, has_te);
     out.extend_from_slice(b"\r\n");
@@ -61,7 +65,12 @@ pub fn write_response(
     out.push(b' ');
     out.extend_from_slice(status.canonical_reason().unwrap_or_default().as_bytes());
     out.extend_from_slice(b"\r\n");
-    write_fields(out, headers, framing.of_response(status, &Method::GET), Host::Write);
+    write_fields(
+        out,
+        headers,
+        framing.of_response(status, &Method::GET),
+        Host::Write,
+    );
     write_connection(out, connection, false);
     out.extend_from_slice(b"\r\n");
 }
@@ -86,14 +95,19 @@ fn write_fields(out: &mut Vec<u8>, headers: &Fields, framing: Framing, host: Hos
     for (name, value) in headers.iter() {
         if *name == header::CONTENT_LENGTH {
             // At its place in the received head.
-            length.take().into_iter().for_each(|length| write_length(out, length));
+            length
+                .take()
+                .into_iter()
+                .for_each(|length| write_length(out, length));
         } else if !is_framing(name) && (host == Host::Write || *name != header::HOST) {
             let name = name.as_str();
             has_te |= name == "te";
             write_line(out, name.as_bytes(), value.as_bytes());
         }
     }
-    length.into_iter().for_each(|length| write_length(out, length));
+    length
+        .into_iter()
+        .for_each(|length| write_length(out, length));
     if framing == Framing::Chunked {
         out.extend_from_slice(b"transfer-encoding: chunked\r\n");
     }
@@ -156,7 +170,10 @@ mod tests {
         ];
         let mut headers = Fields::new();
         for (name, value) in fields {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+            headers.append(
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            );
         }
         headers
     }
@@ -173,30 +190,66 @@ mod tests {
             (Framing::None, persists, "", ""),
             (Framing::Length(0), persists, "content-length: 0\r\n", ""),
             (Framing::Length(7), persists, "content-length: 7\r\n", ""),
-            (Framing::Chunked, persists, "", "transfer-encoding: chunked\r\n"),
-            (Framing::Length(7), Connection::Close, "content-length: 7\r\n", "connection: close\r\n"),
+            (
+                Framing::Chunked,
+                persists,
+                "",
+                "transfer-encoding: chunked\r\n",
+            ),
+            (
+                Framing::Length(7),
+                Connection::Close,
+                "content-length: 7\r\n",
+                "connection: close\r\n",
+            ),
             (Framing::None, switches, "", UPGRADES),
             (Framing::Length(7), switches, "", UPGRADES),
             (Framing::Chunked, switches, "", UPGRADES),
         ] {
             let (mut out, target) = (Vec::new(), PathAndQuery::from_static("/p?q"));
-            write_request(&mut out, &Method::PUT, &target, b"h", &headers, framing, connection);
-            let expected = format!("PUT /p?q HTTP/1.1\r\nhost: h\r\nx-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n");
-            assert_eq!(String::from_utf8(out).unwrap(), expected, "{framing:?} {connection:?}");
+            write_request(
+                &mut out,
+                &Method::PUT,
+                &target,
+                b"h",
+                &headers,
+                framing,
+                connection,
+            );
+            let expected = format!(
+                "PUT /p?q HTTP/1.1\r\nhost: h\r\nx-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n"
+            );
+            assert_eq!(
+                String::from_utf8(out).unwrap(),
+                expected,
+                "{framing:?} {connection:?}"
+            );
         }
     }
 
     #[test]
     fn te_of_a_request_is_named_in_connection() {
         let websocket = UpgradeProtocol::from_static("websocket");
-        let te: Fields = std::iter::once((header::TE, HeaderValue::from_static("trailers"))).collect();
+        let te: Fields =
+            std::iter::once((header::TE, HeaderValue::from_static("trailers"))).collect();
         for (connection, expected) in [
             (Connection::Persists, "connection: TE\r\n"),
             (Connection::Close, "connection: close, TE\r\n"),
-            (Connection::Upgrade(&websocket), "connection: upgrade, TE\r\nupgrade: websocket\r\n"),
+            (
+                Connection::Upgrade(&websocket),
+                "connection: upgrade, TE\r\nupgrade: websocket\r\n",
+            ),
         ] {
             let (mut out, target) = (Vec::new(), PathAndQuery::from_static("/"));
-            write_request(&mut out, &Method::GET, &target, b"h", &te, Framing::None, connection);
+            write_request(
+                &mut out,
+                &Method::GET,
+                &target,
+                b"h",
+                &te,
+                Framing::None,
+                connection,
+            );
             let expected = format!("GET / HTTP/1.1\r\nhost: h\r\nte: trailers\r\n{expected}\r\n");
             assert_eq!(String::from_utf8(out).unwrap(), expected);
         }
@@ -207,28 +260,86 @@ mod tests {
         let websocket = UpgradeProtocol::from_static("websocket");
         let persists = Connection::Persists;
         for (status, framing, connection, length, rest) in [
-            (200, Framing::Length(3), persists, "content-length: 3\r\n", ""),
-            (200, Framing::Described(3), persists, "content-length: 3\r\n", ""),
-            (200, Framing::Chunked, Connection::Close, "", "transfer-encoding: chunked\r\nconnection: close\r\n"),
-            (200, Framing::UntilClose, Connection::Close, "", "connection: close\r\n"),
-            (200, Framing::Length(3), Connection::KeepAlive, "content-length: 3\r\n", "connection: keep-alive\r\n"),
-            (304, Framing::Described(3), persists, "content-length: 3\r\n", ""),
+            (
+                200,
+                Framing::Length(3),
+                persists,
+                "content-length: 3\r\n",
+                "",
+            ),
+            (
+                200,
+                Framing::Described(3),
+                persists,
+                "content-length: 3\r\n",
+                "",
+            ),
+            (
+                200,
+                Framing::Chunked,
+                Connection::Close,
+                "",
+                "transfer-encoding: chunked\r\nconnection: close\r\n",
+            ),
+            (
+                200,
+                Framing::UntilClose,
+                Connection::Close,
+                "",
+                "connection: close\r\n",
+            ),
+            (
+                200,
+                Framing::Length(3),
+                Connection::KeepAlive,
+                "content-length: 3\r\n",
+                "connection: keep-alive\r\n",
+            ),
+            (
+                304,
+                Framing::Described(3),
+                persists,
+                "content-length: 3\r\n",
+                "",
+            ),
             (304, Framing::Chunked, persists, "", ""),
             (204, Framing::Length(3), persists, "", ""),
             (204, Framing::Chunked, persists, "", ""),
             (103, Framing::Length(3), persists, "", ""),
-            (101, Framing::UntilClose, Connection::Upgrade(&websocket), "", UPGRADES),
+            (
+                101,
+                Framing::UntilClose,
+                Connection::Upgrade(&websocket),
+                "",
+                UPGRADES,
+            ),
         ] {
             let mut out = Vec::new();
-            write_response(&mut out, StatusCode::from_u16(status).unwrap(), &hostile(), framing, connection);
+            write_response(
+                &mut out,
+                StatusCode::from_u16(status).unwrap(),
+                &hostile(),
+                framing,
+                connection,
+            );
             let text = String::from_utf8(out).unwrap();
             let (line, fields) = text.split_once("\r\n").unwrap();
             assert!(line.starts_with(&format!("HTTP/1.1 {status} ")), "{line}");
-            assert_eq!(fields, format!("x-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n"), "{status} {framing:?}");
+            assert_eq!(
+                fields,
+                format!("x-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n"),
+                "{status} {framing:?}"
+            );
         }
         // A length that the received head did not have.
         let mut out = Vec::new();
-        write_response(&mut out, StatusCode::OK, &Fields::new(), Framing::Length(3), persists);
+        write_response(
+            &mut out,
+            StatusCode::OK,
+            &Fields::new(),
+            Framing::Length(3),
+            persists,
+        );
         assert_eq!(out, b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n");
     }
 

@@ -15,12 +15,18 @@ pub struct StreamClosed {
 
 impl From<h2::Error> for StreamClosed {
     fn from(error: h2::Error) -> Self {
-        Self { is_reset: error.is_reset() }
+        Self {
+            is_reset: error.is_reset(),
+        }
     }
 }
 
 /// Sends all of `data` as the peer's window and the send buffer allow; `last` also ends the stream.
-pub async fn send(stream: &mut h2::SendStream<Bytes>, mut data: Bytes, last: bool) -> Result<(), StreamClosed> {
+pub async fn send(
+    stream: &mut h2::SendStream<Bytes>,
+    mut data: Bytes,
+    last: bool,
+) -> Result<(), StreamClosed> {
     std::future::poll_fn(|cx| poll_send(stream, cx, &mut data, last)).await
 }
 
@@ -49,7 +55,10 @@ pub fn poll_send(
 }
 
 /// Ends the stream, with trailers if given.
-pub fn finish(stream: &mut h2::SendStream<Bytes>, trailers: Option<Fields>) -> Result<(), StreamClosed> {
+pub fn finish(
+    stream: &mut h2::SendStream<Bytes>,
+    trailers: Option<Fields>,
+) -> Result<(), StreamClosed> {
     match trailers {
         Some(trailers) => stream.send_trailers(trailers.into()),
         None => stream.send_data(Bytes::new(), true),
@@ -64,7 +73,10 @@ const MERGED_MAX: usize = 16 * 1024;
 
 /// Receives the next part; an error means that the body was cut off. Call [`release`] with the length of data after
 /// relaying it.
-pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Result<Part, StreamClosed>> {
+pub fn poll_receive(
+    stream: &mut h2::RecvStream,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Part, StreamClosed>> {
     while let Some(data) = ready!(stream.poll_data(cx)) {
         match data {
             Ok(data) if data.is_empty() => {}
@@ -94,7 +106,11 @@ fn merge(stream: &mut h2::RecvStream, cx: &mut Context<'_>, first: Bytes) -> Byt
         }
         merged.extend_from_slice(&more);
     }
-    if merged.is_empty() { first } else { merged.freeze() }
+    if merged.is_empty() {
+        first
+    } else {
+        merged.freeze()
+    }
 }
 
 /// Returns `bytes` to the sender's window after they were relayed.

@@ -36,11 +36,16 @@ pub fn check_services(hostnames: &[String], apex: &str) -> Result<(), InvalidSer
     }
     let apex = apex.trim_end_matches('.');
     let is_service = |hostname: &&String| {
-        let label = hostname.strip_suffix(apex).and_then(|rest| rest.strip_suffix('.'));
+        let label = hostname
+            .strip_suffix(apex)
+            .and_then(|rest| rest.strip_suffix('.'));
         label.is_some_and(|label| split_tenant_label(label).is_some())
     };
     match hostnames.iter().find(|hostname| !is_service(hostname)) {
-        Some(wrong) => Err(InvalidServices::Name(printable(wrong.as_bytes(), HOSTNAME_MAX), apex.to_owned())),
+        Some(wrong) => Err(InvalidServices::Name(
+            printable(wrong.as_bytes(), HOSTNAME_MAX),
+            apex.to_owned(),
+        )),
         None => Ok(()),
     }
 }
@@ -124,7 +129,13 @@ mod tests {
     #[test]
     fn only_services_below_the_apex_are_accepted() {
         let check = |hostnames: &[&str], apex: &str| {
-            check_services(&hostnames.iter().map(ToString::to_string).collect::<Vec<_>>(), apex)
+            check_services(
+                &hostnames
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>(),
+                apex,
+            )
         };
         let good = ["acme--api.eu1.example.com", "acme--a--b.eu1.example.com"];
         assert_eq!(check(&good, "eu1.example.com"), Ok(()));
@@ -147,7 +158,10 @@ mod tests {
         ] {
             let error = check(&[good[0], wrong], "eu1.example.com").unwrap_err();
             let message = error.to_string();
-            assert!(matches!(error, InvalidServices::Name(..)) && !message.contains(['\n', '\x1b']), "{message}");
+            assert!(
+                matches!(error, InvalidServices::Name(..)) && !message.contains(['\n', '\x1b']),
+                "{message}"
+            );
         }
         assert_eq!(check(&[good[0]; SERVICES_MAX], "eu1.example.com"), Ok(()));
         let too_many = check(&[good[0]; SERVICES_MAX + 1], "eu1.example.com");

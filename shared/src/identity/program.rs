@@ -65,7 +65,9 @@ pub enum InvalidProgram {
     Target(String),
     #[error("version {version} is older than the minimum {minimum} that it requires")]
     Minimum { version: Version, minimum: Version },
-    #[error("version {version} is older than {floor}, which this agent has run, or which the release key requires")]
+    #[error(
+        "version {version} is older than {floor}, which this agent has run, or which the release key requires"
+    )]
     BelowFloor { version: Version, floor: Version },
 }
 
@@ -93,7 +95,14 @@ impl SignedProgram {
     ) -> Self {
         let (size, sha256) = (program.len() as u64, hex(&digest(&SHA256, program)));
         let (target, signature) = (target.to_owned(), String::new());
-        let mut signed = Self { version, target, size, sha256, minimum, signature };
+        let mut signed = Self {
+            version,
+            target,
+            size,
+            sha256,
+            minimum,
+            signature,
+        };
         signed.signature = STANDARD.encode(key.sign(&signed.message()));
         signed
     }
@@ -101,21 +110,34 @@ impl SignedProgram {
     /// Checks that one of `keys` has signed this description of a program for this machine. The content remains to be
     /// checked.
     pub fn verify(&self, keys: &ReleaseKeys) -> Result<(), InvalidProgram> {
-        let signature = STANDARD.decode(&self.signature).map_err(|_| InvalidProgram::Signature)?;
+        let signature = STANDARD
+            .decode(&self.signature)
+            .map_err(|_| InvalidProgram::Signature)?;
         let message = self.message();
-        let has_signed =
-            |key: &ReleaseKey| UnparsedPublicKey::new(&ED25519, key.0).verify(&message, &signature).is_ok();
+        let has_signed = |key: &ReleaseKey| {
+            UnparsedPublicKey::new(&ED25519, key.0)
+                .verify(&message, &signature)
+                .is_ok()
+        };
         if !keys.0.iter().any(has_signed) {
             return Err(InvalidProgram::Signature);
         }
         if self.target != TARGET {
-            return Err(InvalidProgram::Target(self.target.chars().take(TARGET_MAX).collect()));
+            return Err(InvalidProgram::Target(
+                self.target.chars().take(TARGET_MAX).collect(),
+            ));
         }
         if self.size > SIZE_MAX {
-            return Err(InvalidProgram::Size { expected: SIZE_MAX, found: self.size });
+            return Err(InvalidProgram::Size {
+                expected: SIZE_MAX,
+                found: self.size,
+            });
         }
         match self.minimum {
-            Some(minimum) if minimum > self.version => Err(InvalidProgram::Minimum { version: self.version, minimum }),
+            Some(minimum) if minimum > self.version => Err(InvalidProgram::Minimum {
+                version: self.version,
+                minimum,
+            }),
             _ => Ok(()),
         }
     }
@@ -123,7 +145,10 @@ impl SignedProgram {
     /// Checks that the program is not older than the lowest version that may run.
     pub fn verify_floor(&self, floor: Option<Version>) -> Result<(), InvalidProgram> {
         match floor {
-            Some(floor) if floor > self.version => Err(InvalidProgram::BelowFloor { version: self.version, floor }),
+            Some(floor) if floor > self.version => Err(InvalidProgram::BelowFloor {
+                version: self.version,
+                floor,
+            }),
             _ => Ok(()),
         }
     }
@@ -132,14 +157,28 @@ impl SignedProgram {
     pub fn verify_content(&self, program: &[u8]) -> Result<(), InvalidProgram> {
         let found = program.len() as u64;
         if found != self.size {
-            return Err(InvalidProgram::Size { expected: self.size, found });
+            return Err(InvalidProgram::Size {
+                expected: self.size,
+                found,
+            });
         }
-        if hex(&digest(&SHA256, program)) == self.sha256 { Ok(()) } else { Err(InvalidProgram::Hash) }
+        if hex(&digest(&SHA256, program)) == self.sha256 {
+            Ok(())
+        } else {
+            Err(InvalidProgram::Hash)
+        }
     }
 
     /// What is signed: bound to its purpose, and without a second reading, since no member contains a NUL.
     fn message(&self) -> Vec<u8> {
-        let Self { version, target, size, sha256, minimum, signature: _ } = self;
+        let Self {
+            version,
+            target,
+            size,
+            sha256,
+            minimum,
+            signature: _,
+        } = self;
         // Programs without a minimum are signed as before there was one.
         let minimum = minimum.map_or_else(String::new, |version| format!("\0{version}"));
         format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}{minimum}").into_bytes()
@@ -147,7 +186,11 @@ impl SignedProgram {
 }
 
 fn hex(digest: &Digest) -> String {
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    digest
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 impl ReleaseKey {
@@ -165,7 +208,9 @@ impl FromStr for ReleaseKey {
     type Err = InvalidReleaseKey;
 
     fn from_str(text: &str) -> Result<Self, InvalidReleaseKey> {
-        let bytes = STANDARD.decode(text.trim()).map_err(|_| InvalidReleaseKey)?;
+        let bytes = STANDARD
+            .decode(text.trim())
+            .map_err(|_| InvalidReleaseKey)?;
         bytes.try_into().map(Self).map_err(|_| InvalidReleaseKey)
     }
 }
@@ -252,13 +297,25 @@ mod tests {
 
     #[test]
     fn a_changed_program_or_description_is_refused() {
-        let (pair, other) = (Ed25519KeyPair::generate().unwrap(), Ed25519KeyPair::generate().unwrap());
+        let (pair, other) = (
+            Ed25519KeyPair::generate().unwrap(),
+            Ed25519KeyPair::generate().unwrap(),
+        );
         let key = ReleaseKeys::from(ReleaseKey::of(&pair));
         let signed = SignedProgram::sign("1.2.3".parse().unwrap(), TARGET, b"program", &pair);
-        assert_eq!((signed.verify(&key), signed.verify_content(b"program")), (Ok(()), Ok(())));
-        assert_eq!(signed.verify(&ReleaseKey::of(&other).into()), Err(InvalidProgram::Signature));
+        assert_eq!(
+            (signed.verify(&key), signed.verify_content(b"program")),
+            (Ok(()), Ok(()))
+        );
+        assert_eq!(
+            signed.verify(&ReleaseKey::of(&other).into()),
+            Err(InvalidProgram::Signature)
+        );
         assert_eq!(signed.verify_content(b"Program"), Err(InvalidProgram::Hash));
-        assert!(matches!(signed.verify_content(b"program "), Err(InvalidProgram::Size { .. })));
+        assert!(matches!(
+            signed.verify_content(b"program "),
+            Err(InvalidProgram::Size { .. })
+        ));
         let changes: [fn(&mut SignedProgram); 6] = [
             |it| it.version = "1.2.4".parse().unwrap(),
             |it| it.target.push('x'),
@@ -270,25 +327,55 @@ mod tests {
         for change in changes {
             let mut changed = signed.clone();
             change(&mut changed);
-            assert_eq!(changed.verify(&key), Err(InvalidProgram::Signature), "{changed:?}");
+            assert_eq!(
+                changed.verify(&key),
+                Err(InvalidProgram::Signature),
+                "{changed:?}"
+            );
         }
         let foreign = SignedProgram::sign("1.2.3".parse().unwrap(), "vax", b"program", &pair);
-        assert_eq!(foreign.verify(&key), Err(InvalidProgram::Target("vax".into())));
+        assert_eq!(
+            foreign.verify(&key),
+            Err(InvalidProgram::Target("vax".into()))
+        );
     }
 
     #[test]
     fn a_minimum_is_signed_and_not_above_the_version() {
         let pair = Ed25519KeyPair::generate().unwrap();
-        let [lower, version, higher]: [Version; 3] = ["1.2.2", "1.2.3", "1.2.4"].map(|text| text.parse().unwrap());
-        let sign = |minimum| SignedProgram::sign_with_minimum(minimum, version, TARGET, b"program", &pair);
+        let [lower, version, higher]: [Version; 3] =
+            ["1.2.2", "1.2.3", "1.2.4"].map(|text| text.parse().unwrap());
+        let sign =
+            |minimum| SignedProgram::sign_with_minimum(minimum, version, TARGET, b"program", &pair);
         let verify = |signed: &SignedProgram| signed.verify(&ReleaseKey::of(&pair).into());
-        assert_eq!((verify(&sign(Some(lower))), verify(&sign(Some(version)))), (Ok(()), Ok(())));
-        assert_eq!(verify(&sign(Some(higher))), Err(InvalidProgram::Minimum { version, minimum: higher }));
-        let unsigned = SignedProgram { minimum: None, ..sign(Some(version)) };
+        assert_eq!(
+            (verify(&sign(Some(lower))), verify(&sign(Some(version)))),
+            (Ok(()), Ok(()))
+        );
+        assert_eq!(
+            verify(&sign(Some(higher))),
+            Err(InvalidProgram::Minimum {
+                version,
+                minimum: higher
+            })
+        );
+        let unsigned = SignedProgram {
+            minimum: None,
+            ..sign(Some(version))
+        };
         assert_eq!(verify(&unsigned), Err(InvalidProgram::Signature));
         let signed = sign(None);
-        assert_eq!([None, Some(lower), Some(version)].map(|floor| signed.verify_floor(floor)), [const { Ok(()) }; 3]);
-        assert_eq!(signed.verify_floor(Some(higher)), Err(InvalidProgram::BelowFloor { version, floor: higher }));
+        assert_eq!(
+            [None, Some(lower), Some(version)].map(|floor| signed.verify_floor(floor)),
+            [const { Ok(()) }; 3]
+        );
+        assert_eq!(
+            signed.verify_floor(Some(higher)),
+            Err(InvalidProgram::BelowFloor {
+                version,
+                floor: higher
+            })
+        );
     }
 
     #[test]
@@ -296,17 +383,24 @@ mod tests {
         let pairs = [(); 3].map(|()| Ed25519KeyPair::generate().unwrap());
         let keys = pairs.each_ref().map(ReleaseKey::of);
         let accepted = ReleaseKeys::try_from(keys[..2].to_vec()).unwrap();
-        let verified = pairs
-            .each_ref()
-            .map(|pair| SignedProgram::sign("1.2.3".parse().unwrap(), TARGET, b"program", pair).verify(&accepted));
+        let verified = pairs.each_ref().map(|pair| {
+            SignedProgram::sign("1.2.3".parse().unwrap(), TARGET, b"program", pair)
+                .verify(&accepted)
+        });
         assert_eq!(verified, [Ok(()), Ok(()), Err(InvalidProgram::Signature)]);
         for wrong in [vec![], vec![keys[0]; 2], keys.to_vec()] {
-            assert_eq!(ReleaseKeys::try_from(wrong.clone()), Err(InvalidReleaseKeys));
+            assert_eq!(
+                ReleaseKeys::try_from(wrong.clone()),
+                Err(InvalidReleaseKeys)
+            );
             let json = serde_json::to_string(&wrong).unwrap();
             assert!(serde_json::from_str::<ReleaseKeys>(&json).is_err());
         }
         let json = serde_json::to_string(&accepted).unwrap();
-        assert_eq!(serde_json::from_str::<ReleaseKeys>(&json).unwrap(), accepted);
+        assert_eq!(
+            serde_json::from_str::<ReleaseKeys>(&json).unwrap(),
+            accepted
+        );
     }
 
     #[test]
@@ -319,6 +413,9 @@ mod tests {
         let pair = Ed25519KeyPair::generate().unwrap();
         let signed = SignedProgram::sign(Version::own(), TARGET, b"program", &pair);
         let json = serde_json::to_string(&signed).unwrap();
-        assert_eq!(serde_json::from_str::<SignedProgram>(&json).unwrap(), signed);
+        assert_eq!(
+            serde_json::from_str::<SignedProgram>(&json).unwrap(),
+            signed
+        );
     }
 }

@@ -79,7 +79,10 @@ impl Serialize for SecretHash {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use fmt::Write;
         let mut text = String::with_capacity(2 * self.0.len());
-        self.0.iter().try_for_each(|byte| write!(text, "{byte:02x}")).map_err(serde::ser::Error::custom)?;
+        self.0
+            .iter()
+            .try_for_each(|byte| write!(text, "{byte:02x}"))
+            .map_err(serde::ser::Error::custom)?;
         serializer.serialize_str(&text)
     }
 }
@@ -87,7 +90,10 @@ impl Serialize for SecretHash {
 impl<'de> Deserialize<'de> for SecretHash {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let digit = |at: usize| text.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        let digit = |at: usize| {
+            text.get(at..at + 2)
+                .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+        };
         let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(digit).collect();
         bytes
             .and_then(|bytes| Self::from_bytes(&bytes))
@@ -113,11 +119,16 @@ pub mod revealed {
 pub mod revealed_if_present {
     use super::{Deserialize, Deserializer, Secret, Serialize, Serializer};
 
-    pub fn serialize<S: Serializer>(secret: &Option<Secret>, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(
+        secret: &Option<Secret>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         secret.as_ref().map(Secret::reveal).serialize(serializer)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Secret>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Secret>, D::Error> {
         Option::deserialize(deserializer)
     }
 }
@@ -138,6 +149,9 @@ mod tests {
         assert!(hash.matches("s3cret"));
         assert!(!hash.matches("s3creT") && !hash.matches("") && !hash.matches("s3cret "));
         assert_eq!(SecretHash::from_bytes(hash.as_bytes()), Some(hash.clone()));
-        assert_eq!(format!("{:?} {hash:?}", Secret::new("s3cret".into())), "[secret] [hash]");
+        assert_eq!(
+            format!("{:?} {hash:?}", Secret::new("s3cret".into())),
+            "[secret] [hash]"
+        );
     }
 }

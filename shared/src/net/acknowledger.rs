@@ -20,19 +20,28 @@ pub struct Acknowledger {
 
 impl Acknowledger {
     pub(super) fn new(connected: Rc<Connected>) -> Self {
-        Self { connected, last: Cell::new(Some((0, 0))), calls: Cell::default() }
+        Self {
+            connected,
+            last: Cell::new(Some((0, 0))),
+            calls: Cell::default(),
+        }
     }
 
     /// Acknowledges received bytes now, with one system call. Makes none if nothing was received or nothing was sent
     /// since the last one: the kernel acknowledges at once until the connection sends again.
     pub fn acknowledge(&self) {
         let now = (self.connected.sent.get(), self.connected.received.get());
-        if self.last.get().is_none_or(|last| now.0 == last.0 || now.1 == last.1) {
+        if self
+            .last
+            .get()
+            .is_none_or(|last| now.0 == last.0 || now.1 == last.1)
+        {
             return;
         }
         self.calls.set(self.calls.get() + 1);
         // Fails for Unix sockets, which have no acknowledgements.
-        let set = rustix::net::sockopt::set_tcp_quickack(raw_fd::borrow(&self.connected.stream), true);
+        let set =
+            rustix::net::sockopt::set_tcp_quickack(raw_fd::borrow(&self.connected.stream), true);
         self.last.set(set.is_ok().then_some(now));
     }
 
@@ -55,7 +64,12 @@ mod tests {
     async fn receive(socket: &Socket, length: usize) {
         let mut buffer = bytes::BytesMut::new();
         while buffer.len() < length {
-            assert_ne!(std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap(), 0);
+            assert_ne!(
+                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer))
+                    .await
+                    .unwrap(),
+                0
+            );
         }
     }
 
@@ -63,11 +77,16 @@ mod tests {
     fn received_bytes_are_acknowledged_at_once() {
         let test = async {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+            let socket = Socket::connect(listener.local_addr().unwrap(), None)
+                .await
+                .unwrap();
             let acknowledger = socket.acknowledger();
             let mut peer = listener.accept().unwrap().0;
             for round in 1..=3 {
-                socket.send_all(&mut [IoSlice::new(b"request")]).await.unwrap();
+                socket
+                    .send_all(&mut [IoSlice::new(b"request")])
+                    .await
+                    .unwrap();
                 peer.read_exact(&mut [0; 7]).unwrap();
                 if round == 1 {
                     acknowledger.acknowledge();
@@ -99,7 +118,10 @@ mod tests {
             let acknowledger = socket.acknowledger();
             let mut peer = listener.accept().unwrap().0;
             for _ in 0..2 {
-                socket.send_all(&mut [IoSlice::new(b"request")]).await.unwrap();
+                socket
+                    .send_all(&mut [IoSlice::new(b"request")])
+                    .await
+                    .unwrap();
                 peer.write_all(b"part").unwrap();
                 receive(&socket, 4).await;
                 acknowledger.acknowledge();

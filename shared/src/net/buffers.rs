@@ -129,7 +129,9 @@ mod tests {
     fn unsent_bytes_are_bounded_and_counted() {
         with_pair(|socket, mut peer| async move {
             // With a small receive buffer at the peer, bytes wait on this side.
-            socket2::SockRef::from(&peer).set_recv_buffer_size(16 * 1024).unwrap();
+            socket2::SockRef::from(&peer)
+                .set_recv_buffer_size(16 * 1024)
+                .unwrap();
             let buffers = socket.buffers();
             buffers.limit_unsent(16 * 1024).unwrap();
             let taken = fill(&socket);

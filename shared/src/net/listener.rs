@@ -27,7 +27,10 @@ impl Listener {
     pub fn new(listener: std::net::TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let socket = TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(listener)))?;
-        Ok(Self { socket, accepts_in_a_row: Cell::new(0) })
+        Ok(Self {
+            socket,
+            accepts_in_a_row: Cell::new(0),
+        })
     }
 
     /// Accepts a connection and returns it with its peer's address. Cancellation loses no connection.
@@ -80,10 +83,17 @@ mod tests {
 
     /// Runs `test` on each driver with a listener and a second descriptor of its socket.
     fn with_listener<F: Future<Output = ()>>(test: impl Fn(Listener, TcpListener) -> F) {
-        for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
+        for driver in [
+            Driver::choose().unwrap(),
+            Driver::Epoll {
+                reason: "test".into(),
+            },
+        ] {
             let kept = TcpListener::bind("127.0.0.1:0").unwrap();
             let shared = kept.try_clone().unwrap();
-            driver.block_on(async { test(Listener::new(shared).unwrap(), kept).await }).unwrap();
+            driver
+                .block_on(async { test(Listener::new(shared).unwrap(), kept).await })
+                .unwrap();
         }
     }
 
@@ -92,8 +102,14 @@ mod tests {
         with_listener(|listener, kept| async move {
             let address = kept.local_addr().unwrap();
             for _ in 0..3 {
-                assert!(runtime::timeout(Duration::from_millis(5), listener.accept()).await.is_err());
-                let clients: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+                assert!(
+                    runtime::timeout(Duration::from_millis(5), listener.accept())
+                        .await
+                        .is_err()
+                );
+                let clients: Vec<TcpStream> = (0..40)
+                    .map(|_| TcpStream::connect(address).unwrap())
+                    .collect();
                 for client in &clients {
                     let (_, peer) = listener.accept().await.unwrap();
                     assert_eq!(peer, client.local_addr().unwrap());
@@ -116,7 +132,11 @@ mod tests {
     #[test]
     fn dropping_a_listener_leaves_the_socket_to_other_listeners() {
         with_listener(|listener, kept| async move {
-            assert!(runtime::timeout(Duration::from_millis(5), listener.accept()).await.is_err());
+            assert!(
+                runtime::timeout(Duration::from_millis(5), listener.accept())
+                    .await
+                    .is_err()
+            );
             drop(listener);
             runtime::sleep(Duration::from_millis(5)).await;
             let _client = TcpStream::connect(kept.local_addr().unwrap()).unwrap();

@@ -37,7 +37,9 @@ pub fn service_manager_sockets() -> io::Result<Vec<(OwnedFd, String)>> {
     let sockets = sd_notify::listen_fds_with_names()?;
     // SAFETY: the service manager passed the descriptors open and for this process to own, and `TAKEN` lets only one
     // call take them.
-    Ok(sockets.map(|(fd, name)| (unsafe { OwnedFd::from_raw_fd(fd) }, name)).collect())
+    Ok(sockets
+        .map(|(fd, name)| (unsafe { OwnedFd::from_raw_fd(fd) }, name))
+        .collect())
 }
 
 /// State of a TCP connection in the kernel.
@@ -63,7 +65,13 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     // SAFETY: `info` is writable for `length` bytes, which getsockopt does not exceed; the descriptor is open while
     // it is borrowed.
     let result = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
     };
     if result != 0 {
         return Err(io::Error::last_os_error());
@@ -76,7 +84,9 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
         shortest_rtt: Some(info.tcpi_min_rtt)
             .filter(|rtt| (1..u32::MAX).contains(rtt))
             .map(|rtt| Duration::from_micros(rtt.into())),
-        smoothed_rtt: Some(info.tcpi_rtt).filter(|rtt| *rtt > 0).map(|rtt| Duration::from_micros(rtt.into())),
+        smoothed_rtt: Some(info.tcpi_rtt)
+            .filter(|rtt| *rtt > 0)
+            .map(|rtt| Duration::from_micros(rtt.into())),
     })
 }
 

@@ -42,8 +42,13 @@ pub async fn resolve_cached(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
     if let Some(addresses) = without_lookup(host) {
         return Ok(with_port(&addresses, port));
     }
-    let cached =
-        |within| CACHE.with_borrow(|cache| cache.get(host, within, Instant::now()).map(|it| with_port(it, port)));
+    let cached = |within| {
+        CACHE.with_borrow(|cache| {
+            cache
+                .get(host, within, Instant::now())
+                .map(|it| with_port(it, port))
+        })
+    };
     if let Some(addresses) = cached(FRESH_FOR) {
         return Ok(addresses);
     }
@@ -59,7 +64,10 @@ pub async fn resolve_cached(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
 
 /// Connects to the first of `addresses` that accepts; starts the next attempt when one fails or is slow. See
 /// [`Socket::connect`] for `receive_buffer`.
-pub async fn connect_any(addresses: &[SocketAddr], receive_buffer: Option<usize>) -> io::Result<Socket> {
+pub async fn connect_any(
+    addresses: &[SocketAddr],
+    receive_buffer: Option<usize>,
+) -> io::Result<Socket> {
     let mut attempts = FuturesUnordered::new();
     let mut waiting = addresses.iter().copied();
     let mut last_error = io::Error::new(io::ErrorKind::NotFound, "no address to connect to");
@@ -85,25 +93,33 @@ pub async fn connect_any(addresses: &[SocketAddr], receive_buffer: Option<usize>
 fn without_lookup(host: &str) -> Option<Vec<IpAddr>> {
     match host.trim_matches(['[', ']']).parse() {
         Ok(address) => Some(vec![address]),
-        Err(_) if is_loopback_name(host) => Some(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]),
+        Err(_) if is_loopback_name(host) => {
+            Some(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()])
+        }
         Err(_) => None,
     }
 }
 
 fn with_port(addresses: &[IpAddr], port: u16) -> Vec<SocketAddr> {
-    addresses.iter().map(|address| SocketAddr::new(*address, port)).collect()
+    addresses
+        .iter()
+        .map(|address| SocketAddr::new(*address, port))
+        .collect()
 }
 
 /// `localhost` and every name under it (RFC 6761 §6.3).
 fn is_loopback_name(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
-    host.rsplit('.').next().is_some_and(|label| label.eq_ignore_ascii_case("localhost"))
+    host.rsplit('.')
+        .next()
+        .is_some_and(|label| label.eq_ignore_ascii_case("localhost"))
 }
 
 /// Reorders addresses so that families alternate, beginning with the family of the first address.
 fn alternate_families(addresses: &[IpAddr]) -> Vec<IpAddr> {
-    let (first, second): (Vec<IpAddr>, Vec<IpAddr>) =
-        addresses.iter().partition(|address| address.is_ipv6() == addresses[0].is_ipv6());
+    let (first, second): (Vec<IpAddr>, Vec<IpAddr>) = addresses
+        .iter()
+        .partition(|address| address.is_ipv6() == addresses[0].is_ipv6());
     let mut ordered = Vec::with_capacity(addresses.len());
     let (mut first, mut second) = (first.into_iter(), second.into_iter());
     loop {
@@ -136,14 +152,18 @@ async fn look_up(host: &str) -> io::Result<Vec<IpAddr>> {
         // A separate task, since the first caller may be cancelled.
         runtime::spawn(async move {
             let answer = look_up_on_thread(host.clone()).await;
-            let waiting = WAITING.with_borrow_mut(|waiting| waiting.remove(&host)).unwrap_or_default();
+            let waiting = WAITING
+                .with_borrow_mut(|waiting| waiting.remove(&host))
+                .unwrap_or_default();
             for waiter in waiting {
                 // Fails if the caller was cancelled.
                 let _ = waiter.send(answer.clone());
             }
         });
     }
-    let answer = answered.await.map_err(|_| io::Error::other("the lookup ended without an answer"))?;
+    let answer = answered
+        .await
+        .map_err(|_| io::Error::other("the lookup ended without an answer"))?;
     answer.map_err(|(kind, message)| io::Error::new(kind, message))
 }
 
@@ -157,7 +177,10 @@ async fn look_up_on_thread(host: String) -> Lookup {
     static THREADS: OnceLock<mpsc::Sender<LookupRequest>> = OnceLock::new();
     let died = || (io::ErrorKind::Other, "no thread resolves names".to_owned());
     let (reply, answered) = oneshot::channel();
-    THREADS.get_or_init(start_threads).send(LookupRequest { host, reply }).map_err(|_| died())?;
+    THREADS
+        .get_or_init(start_threads)
+        .send(LookupRequest { host, reply })
+        .map_err(|_| died())?;
     answered.await.map_err(|_| died())?
 }
 
@@ -168,13 +191,21 @@ fn start_threads() -> mpsc::Sender<LookupRequest> {
         let receiver = Arc::clone(&receiver);
         let serve = move || {
             loop {
-                let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok(LookupRequest { host, reply }) = next else { return };
+                let next = receiver
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .recv();
+                let Ok(LookupRequest { host, reply }) = next else {
+                    return;
+                };
                 // Fails if no task waits any more.
                 let _ = reply.send(getaddrinfo(&host));
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("gw-resolve".into()).spawn(serve) {
+        if let Err(error) = std::thread::Builder::new()
+            .name("gw-resolve".into())
+            .spawn(serve)
+        {
             tracing::error!(%error, "cannot start a thread that resolves names");
         }
     }
@@ -183,7 +214,9 @@ fn start_threads() -> mpsc::Sender<LookupRequest> {
 
 /// Calls the system's resolver. Blocks.
 fn getaddrinfo(host: &str) -> Lookup {
-    let found = (host, 0).to_socket_addrs().map_err(|error| (error.kind(), error.to_string()))?;
+    let found = (host, 0)
+        .to_socket_addrs()
+        .map_err(|error| (error.kind(), error.to_string()))?;
     let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
     if addresses.is_empty() {
         return Err((io::ErrorKind::NotFound, format!("{host} has no address")));
@@ -204,7 +237,11 @@ impl AddressCache {
 
     fn insert(&mut self, host: &str, addresses: Vec<IpAddr>, now: Instant) {
         if self.0.len() >= ANSWERS_MAX && !self.0.contains_key(host) {
-            let oldest = self.0.iter().min_by_key(|(_, (since, _))| *since).map(|(host, _)| host.clone());
+            let oldest = self
+                .0
+                .iter()
+                .min_by_key(|(_, (since, _))| *since)
+                .map(|(host, _)| host.clone());
             oldest.and_then(|oldest| self.0.remove(&oldest));
         }
         self.0.insert(host.to_owned(), (now, addresses));
@@ -218,7 +255,11 @@ mod tests {
 
     #[test]
     fn families_alternate_and_the_first_address_stays_first() {
-        let parse = |list: &[&str]| list.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let parse = |list: &[&str]| {
+            list.iter()
+                .map(|text| text.parse().unwrap())
+                .collect::<Vec<IpAddr>>()
+        };
         let ordered = alternate_families(&parse(&["::1", "::2", "::3", "127.0.0.1"]));
         assert_eq!(ordered, parse(&["::1", "127.0.0.1", "::2", "::3"]));
     }
@@ -228,13 +269,18 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let good = listener.local_addr().unwrap();
         // Bound but not listening: connections are refused and the port stays reserved.
-        let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        closed.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+        let closed =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        closed
+            .bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into())
+            .unwrap();
         let refusing = closed.local_addr().unwrap().as_socket().unwrap();
         let connected = Driver::choose()
             .unwrap()
             .block_on(async {
-                socket2::SockRef::from(&connect_any(&[refusing, good], None).await.unwrap()).peer_addr().unwrap()
+                socket2::SockRef::from(&connect_any(&[refusing, good], None).await.unwrap())
+                    .peer_addr()
+                    .unwrap()
             })
             .unwrap();
         assert_eq!(connected.as_socket(), Some(good));
@@ -242,17 +288,27 @@ mod tests {
 
     #[test]
     fn literals_and_loopback_names_resolve() {
-        let loopback: [SocketAddr; 2] = ["127.0.0.1:8".parse().unwrap(), "[::1]:8".parse().unwrap()];
+        let loopback: [SocketAddr; 2] =
+            ["127.0.0.1:8".parse().unwrap(), "[::1]:8".parse().unwrap()];
         Driver::choose()
             .unwrap()
             .block_on(async {
-                assert_eq!(resolve("[::1]", 7).await.unwrap(), ["[::1]:7".parse().unwrap()]);
+                assert_eq!(
+                    resolve("[::1]", 7).await.unwrap(),
+                    ["[::1]:7".parse().unwrap()]
+                );
                 for name in ["localhost", "LocalHost.", "acme--api.eu1.gw.localhost"] {
                     assert_eq!(resolve(name, 8).await.unwrap(), loopback, "{name}");
                 }
             })
             .unwrap();
-        for other in ["", ".", "localhost.example.com", "notlocalhost", "127.0.0.1"] {
+        for other in [
+            "",
+            ".",
+            "localhost.example.com",
+            "notlocalhost",
+            "127.0.0.1",
+        ] {
             assert!(!is_loopback_name(other), "{other}");
         }
     }
@@ -269,7 +325,10 @@ mod tests {
         for n in 0..ANSWERS_MAX {
             cache.insert(&n.to_string(), addresses.clone(), after(1));
         }
-        assert_eq!((cache.0.len(), cache.get("a", STALE_FOR, after(1))), (ANSWERS_MAX, None));
+        assert_eq!(
+            (cache.0.len(), cache.get("a", STALE_FOR, after(1))),
+            (ANSWERS_MAX, None)
+        );
     }
 
     #[test]
@@ -278,13 +337,17 @@ mod tests {
             .unwrap()
             .block_on(async {
                 // No resolver knows this name (RFC 6761 §6.4).
-                let look_up_again = || async { look_up("gw.invalid").await.unwrap_err().to_string() };
+                let look_up_again =
+                    || async { look_up("gw.invalid").await.unwrap_err().to_string() };
                 let mut first = Box::pin(look_up_again());
                 assert!(futures_util::poll!(&mut first).is_pending());
                 let second = look_up_again();
                 let mut third = Box::pin(look_up_again());
                 assert!(futures_util::poll!(&mut third).is_pending());
-                assert_eq!(WAITING.with_borrow(|waiting| waiting["gw.invalid"].len()), 2);
+                assert_eq!(
+                    WAITING.with_borrow(|waiting| waiting["gw.invalid"].len()),
+                    2
+                );
                 drop(first);
                 let (second, third) = futures_util::join!(second, third);
                 assert_eq!(second, third);

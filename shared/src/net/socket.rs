@@ -18,7 +18,8 @@ use bytes::BytesMut;
 use monoio::net::TcpStream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 
 use super::acknowledger::Acknowledger;
@@ -123,7 +124,9 @@ impl Socket {
         if self.read.borrow().0.is_some() || self.write.borrow().0.is_some() {
             return None;
         }
-        Rc::try_unwrap(self.connected).ok().map(|connected| raw_fd::own(connected.stream))
+        Rc::try_unwrap(self.connected)
+            .ok()
+            .map(|connected| raw_fd::own(connected.stream))
     }
 
     /// Connects to `address`. Has no time limit: drop the future to cancel.
@@ -134,7 +137,11 @@ impl Socket {
         let Some(receive_buffer) = receive_buffer else {
             return Self::new(TcpStream::connect_addr(address).await?);
         };
-        let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+        let socket = socket2::Socket::new(
+            socket2::Domain::for_address(address),
+            socket2::Type::STREAM,
+            None,
+        )?;
         socket.set_nonblocking(true)?;
         // The kernel doubles the value, for its overhead (socket(7)).
         socket.set_recv_buffer_size(receive_buffer / 2)?;
@@ -156,11 +163,16 @@ impl Socket {
         let address = SocketAddrUnix::new(path)?;
         loop {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            let fd =
+                rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             // Unlike TCP, this succeeds or fails at once.
             match rustix::net::connect(&fd, &address) {
                 // monoio's TCP type does all that is needed for a Unix socket too.
-                Ok(()) => return Ok(Self::wrap(TcpStream::from_std(std::net::TcpStream::from(fd))?)),
+                Ok(()) => {
+                    return Ok(Self::wrap(TcpStream::from_std(std::net::TcpStream::from(
+                        fd,
+                    ))?));
+                }
                 Err(rustix::io::Errno::AGAIN) => runtime::sleep(QUEUE_FULL_PAUSE).await,
                 Err(error) => return Err(error.into()),
             }
@@ -174,7 +186,10 @@ impl Socket {
 
     /// Time when bytes last arrived, shared with a task that watches the connection.
     pub fn last_received(&self) -> Rc<Cell<Instant>> {
-        Rc::clone(self.last_received.get_or_init(|| Rc::new(Cell::new(Instant::now()))))
+        Rc::clone(
+            self.last_received
+                .get_or_init(|| Rc::new(Cell::new(Instant::now()))),
+        )
     }
 
     /// Handle that reads the connection's state in the kernel from another task of the thread.
@@ -201,7 +216,10 @@ impl Socket {
     /// are not acknowledged (RFC 5482).
     pub fn detect_dead_peer(&self, after: Duration) -> io::Result<()> {
         let socket = socket2::SockRef::from(self);
-        let probes = socket2::TcpKeepalive::new().with_time(after / 2).with_interval(after / 4).with_retries(2);
+        let probes = socket2::TcpKeepalive::new()
+            .with_time(after / 2)
+            .with_interval(after / 4)
+            .with_retries(2);
         socket.set_tcp_keepalive(&probes)?;
         socket.set_tcp_user_timeout(Some(after))
     }
@@ -209,7 +227,10 @@ impl Socket {
     /// Makes the kernel probe an idle peer (RFC 9293 §3.8.4), to detect one that is gone. Sets no time limit for bytes
     /// that a live peer is slow to take.
     pub fn keep_alive(&self, after: Duration) -> io::Result<()> {
-        let probes = socket2::TcpKeepalive::new().with_time(after).with_interval(after / 4).with_retries(4);
+        let probes = socket2::TcpKeepalive::new()
+            .with_time(after)
+            .with_interval(after / 4)
+            .with_retries(4);
         socket2::SockRef::from(self).set_tcp_keepalive(&probes)
     }
 
@@ -240,8 +261,11 @@ impl Socket {
                 Ok((_, received)) => {
                     let in_a_row = self.reads_in_a_row.get() + 1;
                     self.reads_in_a_row.set(in_a_row);
-                    self.connected.received.set(self.connected.received.get() + received as u64);
-                    self.drained.set(received < buffer.len() || in_a_row >= READS_PER_TURN);
+                    self.connected
+                        .received
+                        .set(self.connected.received.get() + received as u64);
+                    self.drained
+                        .set(received < buffer.len() || in_a_row >= READS_PER_TURN);
                     if let Some(last_received) = self.last_received.get() {
                         last_received.set(Instant::now());
                     }
@@ -261,7 +285,11 @@ impl Socket {
 
     /// Appends arrived bytes to `buffer`; `Ok(0)` is the end of the stream. Reserves room in `buffer` only when bytes
     /// have arrived: little at first, more while the peer fills it.
-    pub fn poll_recv_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+    pub fn poll_recv_buf(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+    ) -> Poll<io::Result<usize>> {
         if self.drained.get() {
             ready!(self.poll_readable(cx))?;
             self.drained.set(false);
@@ -270,15 +298,27 @@ impl Socket {
         let (filled, room) = (buffer.len(), self.room.get());
         buffer.resize(filled + room, 0);
         let result = self.poll_recv(cx, &mut buffer[filled..]);
-        let received = if let Poll::Ready(Ok(received)) = result { received } else { 0 };
+        let received = if let Poll::Ready(Ok(received)) = result {
+            received
+        } else {
+            0
+        };
         buffer.truncate(filled + received);
-        self.room.set(if received == room { RECEIVE_LARGE } else { RECEIVE_SMALL });
+        self.room.set(if received == room {
+            RECEIVE_LARGE
+        } else {
+            RECEIVE_SMALL
+        });
         result
     }
 
     /// Whether neither bytes nor the end of the stream have arrived: an idle connection can be reused.
     pub fn is_quiet(&self) -> bool {
-        let peeked = rustix::net::recv(self.as_fd(), &mut [0u8; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
+        let peeked = rustix::net::recv(
+            self.as_fd(),
+            &mut [0u8; 1][..],
+            RecvFlags::DONTWAIT | RecvFlags::PEEK,
+        );
         peeked.is_err_and(|error| error == rustix::io::Errno::AGAIN)
     }
 
@@ -290,12 +330,19 @@ impl Socket {
             let sent = match pieces {
                 // Cheaper than `sendmsg`, which reads a header and a list of pieces.
                 [piece] => rustix::net::send(self.as_fd(), &piece[..piece.len().min(most)], flags),
-                _ => rustix::net::sendmsg(self.as_fd(), pieces, &mut SendAncillaryBuffer::default(), flags),
+                _ => rustix::net::sendmsg(
+                    self.as_fd(),
+                    pieces,
+                    &mut SendAncillaryBuffer::default(),
+                    flags,
+                ),
             };
             match sent {
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(sent) => {
-                    self.connected.sent.set(self.connected.sent.get() + sent as u64);
+                    self.connected
+                        .sent
+                        .set(self.connected.sent.get() + sent as u64);
                     return Ok(sent);
                 }
                 Err(error) => return Err(error.into()),
@@ -336,7 +383,9 @@ impl Socket {
     /// Whether the peer's kernel has acknowledged more than the first `sent` bytes of this connection; true if unknown.
     pub fn was_acknowledged_beyond(&self, sent: u64) -> bool {
         const SYN: u64 = 1;
-        raw_fd::tcp_info(self.as_fd()).ok().is_none_or(|info| info.acknowledged > sent + SYN)
+        raw_fd::tcp_info(self.as_fd())
+            .ok()
+            .is_none_or(|info| info.acknowledged > sent + SYN)
     }
 
     /// Waits until the peer's kernel has acknowledged all sent bytes or the connection has ended. Polls at growing
@@ -408,7 +457,10 @@ impl Closer {
                 Ok(received) => discarded += received,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => {
-                    if !matches!(runtime::timeout(pause, self.0.stream.readable(false)).await, Ok(Ok(()))) {
+                    if !matches!(
+                        runtime::timeout(pause, self.0.stream.readable(false)).await,
+                        Ok(Ok(()))
+                    ) {
                         return;
                     }
                 }
@@ -423,14 +475,19 @@ impl Closer {
 
     /// Reads and discards arrived bytes. Not async: a future would contain the buffer.
     fn discard(&self) -> rustix::io::Result<usize> {
-        let (_, received) =
-            rustix::net::recv(raw_fd::borrow(&self.0.stream), &mut [0u8; 16 * 1024][..], RecvFlags::DONTWAIT)?;
+        let (_, received) = rustix::net::recv(
+            raw_fd::borrow(&self.0.stream),
+            &mut [0u8; 16 * 1024][..],
+            RecvFlags::DONTWAIT,
+        )?;
         Ok(received)
     }
 
     /// Smoothed round-trip time (RFC 6298); `None` before the first measurement.
     pub fn round_trip(&self) -> Option<Duration> {
-        raw_fd::tcp_info(raw_fd::borrow(&self.0.stream)).ok()?.smoothed_rtt
+        raw_fd::tcp_info(raw_fd::borrow(&self.0.stream))
+            .ok()?
+            .smoothed_rtt
     }
 
     /// Whether bytes have arrived that the owner has not read.
@@ -451,8 +508,14 @@ impl Closer {
     }
 
     fn polls(&self, ended: PollFlags) -> bool {
-        let mut watched = [PollFd::from_borrowed_fd(raw_fd::borrow(&self.0.stream), PollFlags::RDHUP)];
-        let no_time = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut watched = [PollFd::from_borrowed_fd(
+            raw_fd::borrow(&self.0.stream),
+            PollFlags::RDHUP,
+        )];
+        let no_time = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         poll(&mut watched, Some(&no_time)).is_ok_and(|_| watched[0].revents().intersects(ended))
     }
 

@@ -30,7 +30,9 @@ pub struct Masker {
 
 impl fmt::Debug for Masker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Masker").field("known", &self.known.len()).finish()
+        f.debug_struct("Masker")
+            .field("known", &self.known.len())
+            .finish()
     }
 }
 
@@ -39,7 +41,11 @@ impl Masker {
     pub fn new<'a>(known: impl IntoIterator<Item = &'a Secret>) -> Self {
         let known = known.into_iter().map(|secret| secret.reveal().as_bytes());
         let known = known.filter(|secret| secret.len() >= KNOWN_MIN);
-        Self { known: known.map(|secret| Finder::new(secret).into_owned()).collect() }
+        Self {
+            known: known
+                .map(|secret| Finder::new(secret).into_owned())
+                .collect(),
+        }
     }
 
     /// Masks the secrets in `text`; `None` if there are none.
@@ -53,7 +59,11 @@ impl Masker {
         let mut found = secrets_by_form(&decoded.bytes);
         for known in &self.known {
             let length = known.needle().len();
-            found.extend(known.find_iter(&decoded.bytes).map(|at| (at..at + length, MASKED_KNOWN)));
+            found.extend(
+                known
+                    .find_iter(&decoded.bytes)
+                    .map(|at| (at..at + length, MASKED_KNOWN)),
+            );
         }
         if found.is_empty() {
             return None;
@@ -89,7 +99,9 @@ pub fn is_masked(text: &[u8]) -> bool {
     let decoded = Decoded::of(text);
     memmem::find_iter(&decoded.bytes, MASK).any(|at| {
         let before = &decoded.bytes[..at];
-        [CLIENT_SECRET, ENROLLMENT_SECRET, b"."].iter().any(|prefix| before.ends_with(prefix))
+        [CLIENT_SECRET, ENROLLMENT_SECRET, b"."]
+            .iter()
+            .any(|prefix| before.ends_with(prefix))
     })
 }
 
@@ -108,7 +120,11 @@ fn secrets_by_form(text: &[u8]) -> Vec<(Range<usize>, &'static [u8])> {
         if let Some(secret) = secret_in(this, last, before_last) {
             found.push((at + secret.start..at + secret.end, MASK));
         }
-        (before_last, last) = if text.get(end) == Some(&b'.') { (last, this) } else { none };
+        (before_last, last) = if text.get(end) == Some(&b'.') {
+            (last, this)
+        } else {
+            none
+        };
         at = end + 1;
     }
     found
@@ -123,7 +139,10 @@ fn secret_in(this: &[u8], last: &[u8], before_last: &[u8]) -> Option<Range<usize
     let start = if is_secret || is_signature {
         0
     } else {
-        [after(CLIENT_SECRET), after(ENROLLMENT_SECRET)].into_iter().flatten().min()?
+        [after(CLIENT_SECRET), after(ENROLLMENT_SECRET)]
+            .into_iter()
+            .flatten()
+            .min()?
     };
     (start < this.len()).then_some(start..this.len())
 }
@@ -146,9 +165,15 @@ impl<'a> Decoded<'a> {
     /// proportional to the length.
     fn of(text: &'a [u8]) -> Self {
         if !memchr::memchr_iter(b'%', text).any(|at| escaped(&text[at..]).is_some()) {
-            return Self { bytes: Cow::Borrowed(text), starts: None };
+            return Self {
+                bytes: Cow::Borrowed(text),
+                starts: None,
+            };
         }
-        let (mut bytes, mut starts) = (Vec::with_capacity(text.len()), Vec::with_capacity(text.len()));
+        let (mut bytes, mut starts) = (
+            Vec::with_capacity(text.len()),
+            Vec::with_capacity(text.len()),
+        );
         for (at, byte) in text.iter().enumerate() {
             bytes.push(*byte);
             starts.push(at);
@@ -160,7 +185,10 @@ impl<'a> Decoded<'a> {
                 bytes.push(byte);
             }
         }
-        Self { bytes: Cow::Owned(bytes), starts: Some(starts) }
+        Self {
+            bytes: Cow::Owned(bytes),
+            starts: Some(starts),
+        }
     }
 
     /// Converts a range of the decoded text into a range of the source, which has `length` bytes.
@@ -174,7 +202,9 @@ impl<'a> Decoded<'a> {
 
 /// Decodes the escape at the start of `text`.
 fn escaped(text: &[u8]) -> Option<u8> {
-    let [b'%', high, low, ..] = text else { return None };
+    let [b'%', high, low, ..] = text else {
+        return None;
+    };
     let digit = |byte: u8| char::from(byte).to_digit(16);
     u8::try_from(digit(*high)? << 4 | digit(*low)?).ok()
 }
@@ -191,27 +221,61 @@ mod tests {
     fn only_secrets_are_masked() {
         for (text, expected) in [
             ("/a?key=gw_sk_abc.secret", "/a?key=gw_sk_abc.***"),
-            ("/a?key=gw_sk_abc.secret&b=gw_cs_123/gw_et_x%2Eyy z", "/a?key=gw_sk_abc.***&b=gw_cs_***/gw_et_x%2E*** z"),
+            (
+                "/a?key=gw_sk_abc.secret&b=gw_cs_123/gw_et_x%2Eyy z",
+                "/a?key=gw_sk_abc.***&b=gw_cs_***/gw_et_x%2E*** z",
+            ),
             ("gw_sk_a.b.c", "gw_sk_a.***.c"),
             ("gw_cs_gw_sk_a.b", "gw_cs_***.***"),
-            ("?access_token=eyJhbGc.eyJpc3M.c2ln-_x&a=b", "?access_token=eyJhbGc.eyJpc3M.***&a=b"),
+            (
+                "?access_token=eyJhbGc.eyJpc3M.c2ln-_x&a=b",
+                "?access_token=eyJhbGc.eyJpc3M.***&a=b",
+            ),
             ("%20eyJhbGc%2EeyJpc3M%2ec2ln", "%20eyJhbGc%2EeyJpc3M%2e***"),
             ("/enroll?x=gw_es_abc&y", "/enroll?x=gw_es_***&y"),
             // Any character may be encoded, in upper or lower case, and several times.
             ("?k=gw%5Fsk_abc.secret&b", "?k=gw%5Fsk_abc.***&b"),
             ("?k=%67w%5fcs_%73ecret%74+b", "?k=%67w%5fcs_***+b"),
-            ("?k=Bearer+%65%79J%61.%65%79J%62.%63%64", "?k=Bearer+%65%79J%61.%65%79J%62.***"),
-            ("?k=gw%255Fsk%25255Fabc%252Es%2565cret%26b", "?k=gw%255Fsk%25255Fabc%252E***%26b"),
+            (
+                "?k=Bearer+%65%79J%61.%65%79J%62.%63%64",
+                "?k=Bearer+%65%79J%61.%65%79J%62.***",
+            ),
+            (
+                "?k=gw%255Fsk%25255Fabc%252Es%2565cret%26b",
+                "?k=gw%255Fsk%25255Fabc%252E***%26b",
+            ),
             ("?k=gw_sk_abc.s%65cr%20et", "?k=gw_sk_abc.***%20et"),
         ] {
             assert_eq!(masked(text).as_deref(), Some(expected), "{text}");
-            assert!(is_masked(expected.as_bytes()) && !is_masked(text.as_bytes()), "{text}");
+            assert!(
+                is_masked(expected.as_bytes()) && !is_masked(text.as_bytes()),
+                "{text}"
+            );
         }
-        for text in ["", "/a?b=c", "gw_", "gw_sk", "gw_sk_", "gw_sk_abc", "gw_sk_abc.", "gw_ci_abc.def", "gw_cs_"] {
+        for text in [
+            "",
+            "/a?b=c",
+            "gw_",
+            "gw_sk",
+            "gw_sk_",
+            "gw_sk_abc",
+            "gw_sk_abc.",
+            "gw_ci_abc.def",
+            "gw_cs_",
+        ] {
             assert_eq!(masked(text), None, "{text}");
         }
-        for text in ["eyJ", "eyJa.eyJb", "eyJa.eyJb.", "eyJa.b.c", "a.eyJb.c", "eyJa..c", "eyJa/eyJb.c", "***", "a***b"]
-        {
+        for text in [
+            "eyJ",
+            "eyJa.eyJb",
+            "eyJa.eyJb.",
+            "eyJa.b.c",
+            "a.eyJb.c",
+            "eyJa..c",
+            "eyJa/eyJb.c",
+            "***",
+            "a***b",
+        ] {
             assert_eq!(masked(text), None, "{text}");
             assert!(!is_masked(text.as_bytes()), "{text}");
         }
@@ -219,29 +283,59 @@ mod tests {
 
     #[test]
     fn known_secrets_are_masked_also_when_encoded() {
-        let masker = Masker::new([&Secret::new("0123456789abcXYZ".to_owned()), &Secret::new("short".to_owned())]);
+        let masker = Masker::new([
+            &Secret::new("0123456789abcXYZ".to_owned()),
+            &Secret::new("short".to_owned()),
+        ]);
         for (text, expected) in [
             ("?t=0123456789abcXYZ&b", Some("?t=gw_admin.***&b")),
             ("Bearer+%30123456789abcX%59Z", Some("Bearer+gw_admin.***")),
-            ("x0123456789abcXYZ0123456789abcXYZ", Some("xgw_admin.***gw_admin.***")),
+            (
+                "x0123456789abcXYZ0123456789abcXYZ",
+                Some("xgw_admin.***gw_admin.***"),
+            ),
             ("gw_cs_a0123456789abcXYZ/", Some("gw_cs_***/")),
             ("0123456789abcxyz short", None),
         ] {
-            let masked = masker.mask(text.as_bytes()).map(|text| String::from_utf8(text).unwrap());
+            let masked = masker
+                .mask(text.as_bytes())
+                .map(|text| String::from_utf8(text).unwrap());
             assert_eq!(masked.as_deref(), expected, "{text}");
-            assert_eq!(is_masked(masked.unwrap_or_default().as_bytes()), expected.is_some(), "{text}");
+            assert_eq!(
+                is_masked(masked.unwrap_or_default().as_bytes()),
+                expected.is_some(),
+                "{text}"
+            );
         }
     }
 
     /// A scan in quadratic time would take hours for these texts.
     #[test]
     fn nested_escapes_are_decoded_in_one_pass() {
-        for unit in ["%25", "%", "%2", "%67", "gw%5Fsk%5F%2E", ".", "eyJ.", "%2525252567"] {
+        for unit in [
+            "%25",
+            "%",
+            "%2",
+            "%67",
+            "gw%5Fsk%5F%2E",
+            ".",
+            "eyJ.",
+            "%2525252567",
+        ] {
             let text = unit.repeat(2 << 20 >> 3);
             let decoded = Decoded::of(text.as_bytes());
             assert!(decoded.bytes.len() <= text.len());
-            assert!(decoded.starts.as_ref().is_none_or(|starts| starts.len() == decoded.bytes.len()), "{unit}");
-            assert!(masked(&text).is_none_or(|masked| masked.len() <= 2 * text.len()), "{unit}");
+            assert!(
+                decoded
+                    .starts
+                    .as_ref()
+                    .is_none_or(|starts| starts.len() == decoded.bytes.len()),
+                "{unit}"
+            );
+            assert!(
+                masked(&text).is_none_or(|masked| masked.len() <= 2 * text.len()),
+                "{unit}"
+            );
         }
     }
 

@@ -54,9 +54,11 @@ impl ReceivedBody {
                 Ok(()) => Ok(Part::Data(data)),
                 Err(error) => Err(error),
             },
-            Ok(ReceivedPart::Head(Kind::Trailers, lines)) => parse_trailers::<{ RESPONSE_HEAD.fields }>(&lines)
-                .map(Part::Trailers)
-                .map_err(|_| BrokenBody::Malformed),
+            Ok(ReceivedPart::Head(Kind::Trailers, lines)) => {
+                parse_trailers::<{ RESPONSE_HEAD.fields }>(&lines)
+                    .map(Part::Trailers)
+                    .map_err(|_| BrokenBody::Malformed)
+            }
             Ok(ReceivedPart::End) if self.left.unwrap_or(0) > 0 => Err(BrokenBody::Length),
             Ok(ReceivedPart::End) => Ok(Part::End),
             Ok(ReceivedPart::Head(..)) => Err(BrokenBody::Malformed),

@@ -9,7 +9,9 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
-use super::endpoint::{Closed, Endpoint, OpenError, Outgoing, OutgoingFull, ReceivedPart, StreamKey, Violation};
+use super::endpoint::{
+    Closed, Endpoint, OpenError, Outgoing, OutgoingFull, ReceivedPart, StreamKey, Violation,
+};
 use super::frame::Kind;
 use super::ledger::Share;
 use super::transport::Transport;
@@ -59,7 +61,9 @@ struct Pause(RefCell<Option<Pin<Box<dyn Future<Output = ()>>>>>);
 
 impl fmt::Debug for Pause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pause").field(&self.0.borrow().is_some()).finish()
+        f.debug_tuple("Pause")
+            .field(&self.0.borrow().is_some())
+            .finish()
     }
 }
 
@@ -101,8 +105,12 @@ impl Tunnel {
     }
 
     /// The next stream that the gateway has opened; `None` once the tunnel has ended.
-    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Option<(StreamSender, StreamReceiver)>> {
-        self.with(|endpoint| endpoint.poll_accept(cx)).map(|key| key.map(|key| self.halves(key)))
+    pub fn poll_accept(
+        &self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<(StreamSender, StreamReceiver)>> {
+        self.with(|endpoint| endpoint.poll_accept(cx))
+            .map(|key| key.map(|key| self.halves(key)))
     }
 
     /// Streams that the agent serves at once, from its HELLO; `None` once the tunnel has ended.
@@ -121,7 +129,16 @@ impl Tunnel {
     }
 
     fn halves(&self, key: StreamKey) -> (StreamSender, StreamReceiver) {
-        (StreamSender { tunnel: self.clone(), key }, StreamReceiver { tunnel: self.clone(), key })
+        (
+            StreamSender {
+                tunnel: self.clone(),
+                key,
+            },
+            StreamReceiver {
+                tunnel: self.clone(),
+                key,
+            },
+        )
     }
 
     /// Moves bytes in both directions until nothing more can be moved. Ready when the connection has ended; the
@@ -195,7 +212,11 @@ impl Tunnel {
     }
 
     /// Sends until no frame waits; pending while the connection takes no more.
-    pub fn poll_flush(&self, cx: &mut Context<'_>, stream: &impl Transport) -> Poll<io::Result<()>> {
+    pub fn poll_flush(
+        &self,
+        cx: &mut Context<'_>,
+        stream: &impl Transport,
+    ) -> Poll<io::Result<()>> {
         let mut outgoing = self.0.outgoing.borrow_mut();
         loop {
             while !outgoing.is_empty() {
@@ -229,7 +250,12 @@ impl StreamSender {
     }
 
     /// Sends as much of `data` as possible and removes it from `data`; ready when `data` is empty.
-    pub fn poll_send(&self, cx: &mut Context<'_>, data: &mut Bytes, end: bool) -> Poll<Result<(), Closed>> {
+    pub fn poll_send(
+        &self,
+        cx: &mut Context<'_>,
+        data: &mut Bytes,
+        end: bool,
+    ) -> Poll<Result<(), Closed>> {
         let mut endpoint = self.tunnel.0.endpoint.borrow_mut();
         if data.is_empty() && end {
             return Poll::Ready(endpoint.send_data(self.key, Bytes::new(), true));
@@ -244,33 +270,44 @@ impl StreamSender {
 
     /// Ends this direction.
     pub fn finish(&self) -> Result<(), Closed> {
-        self.tunnel.with(|endpoint| endpoint.send_data(self.key, Bytes::new(), true))
+        self.tunnel
+            .with(|endpoint| endpoint.send_data(self.key, Bytes::new(), true))
     }
 
     /// Ends this direction with trailers, given as field lines.
     pub fn finish_with_trailers(&self, lines: Bytes) -> Result<(), Closed> {
-        self.tunnel.with(|endpoint| endpoint.send_trailers(self.key, lines))
+        self.tunnel
+            .with(|endpoint| endpoint.send_trailers(self.key, lines))
     }
 
     /// Sends a head of a response: see [`Endpoint::send_head`].
-    pub fn send_head(&self, kind: Kind, end: bool, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), Closed> {
-        self.tunnel.with(|endpoint| endpoint.send_head(self.key, kind, end, write))
+    pub fn send_head(
+        &self,
+        kind: Kind,
+        end: bool,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Closed> {
+        self.tunnel
+            .with(|endpoint| endpoint.send_head(self.key, kind, end, write))
     }
 
     /// Reports how much of the request body the backend took: see [`Endpoint::report_upload`].
     pub fn report_upload(&self, bytes: Option<u64>) {
-        self.tunnel.with(|endpoint| endpoint.report_upload(self.key, bytes));
+        self.tunnel
+            .with(|endpoint| endpoint.report_upload(self.key, bytes));
     }
 
     /// Breaks the body off behind the data that was sent, with the code of the error.
     pub fn break_off(&self, code: &'static str) -> Result<(), Closed> {
-        self.tunnel.with(|endpoint| endpoint.break_off(self.key, code))
+        self.tunnel
+            .with(|endpoint| endpoint.break_off(self.key, code))
     }
 
     /// Charges the memory of the stream to `share` from now on. Changes nothing and returns false if that has no room.
     #[must_use]
     pub fn charge_to(&self, share: &Rc<Share>) -> bool {
-        self.tunnel.with(|endpoint| endpoint.charge_to(self.key, share))
+        self.tunnel
+            .with(|endpoint| endpoint.charge_to(self.key, share))
     }
 
     /// Ends both directions at once and discards what waits in them.
@@ -280,7 +317,8 @@ impl StreamSender {
 
     /// Resolves once the peer has reset the stream or the tunnel has ended.
     pub fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.tunnel.with(|endpoint| endpoint.poll_reset(self.key, cx))
+        self.tunnel
+            .with(|endpoint| endpoint.poll_reset(self.key, cx))
     }
 
     /// Whether the peer has reset the stream or the tunnel has ended.
@@ -305,7 +343,8 @@ pub struct StreamReceiver {
 impl StreamReceiver {
     /// The next part. A body that was cut off is an error after all data before it.
     pub fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Result<ReceivedPart, Closed>> {
-        self.tunnel.with(|endpoint| endpoint.poll_receive(self.key, cx))
+        self.tunnel
+            .with(|endpoint| endpoint.poll_receive(self.key, cx))
     }
 
     pub async fn receive(&self) -> Result<ReceivedPart, Closed> {
@@ -314,7 +353,8 @@ impl StreamReceiver {
 
     /// The agent's report of the request body: see [`Endpoint::poll_uploaded`].
     pub fn poll_uploaded(&self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, Closed>> {
-        self.tunnel.with(|endpoint| endpoint.poll_uploaded(self.key, cx))
+        self.tunnel
+            .with(|endpoint| endpoint.poll_uploaded(self.key, cx))
     }
 
     /// Whether the peer's direction is complete and everything was received.
@@ -324,17 +364,20 @@ impl StreamReceiver {
 
     /// Whether the head of a request had END.
     pub fn ended_with_head(&self) -> bool {
-        self.tunnel.with(|endpoint| endpoint.ended_with_head(self.key))
+        self.tunnel
+            .with(|endpoint| endpoint.ended_with_head(self.key))
     }
 
     /// Gives the peer credit for `bytes` that were relayed.
     pub fn release(&self, bytes: usize) {
-        self.tunnel.with(|endpoint| endpoint.release(self.key, bytes));
+        self.tunnel
+            .with(|endpoint| endpoint.release(self.key, bytes));
     }
 }
 
 impl Drop for StreamReceiver {
     fn drop(&mut self) {
-        self.tunnel.with(|endpoint| endpoint.drop_receiver(self.key));
+        self.tunnel
+            .with(|endpoint| endpoint.drop_receiver(self.key));
     }
 }

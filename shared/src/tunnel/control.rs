@@ -41,7 +41,10 @@ pub enum ToAgent {
     Programs { programs: Vec<SignedProgram> },
     /// Renew the certificate unless this authority has issued it, after a random part of `within_seconds`: another authority
     /// issues the certificates of agents now. Not sent to agents of a line before 0.2.
-    RenewalWanted { authority: AuthorityId, within_seconds: u32 },
+    RenewalWanted {
+        authority: AuthorityId,
+        within_seconds: u32,
+    },
     /// The gateway ends this tunnel now, for this [reason](super::cut_reason::CutReason). Not sent to agents of a line
     /// before 0.2.
     Ended { reason: String },
@@ -110,7 +113,11 @@ pub enum InvalidMessage {
 /// Encodes a message. Fails if it is too long to be sent.
 pub fn encode<M: Message>(message: &M) -> Result<Bytes, InvalidMessage> {
     let bytes = serde_json::to_vec(message)?;
-    if bytes.len() > M::LONGEST { Err(InvalidMessage::TooLong(M::LONGEST)) } else { Ok(bytes.into()) }
+    if bytes.len() > M::LONGEST {
+        Err(InvalidMessage::TooLong(M::LONGEST))
+    } else {
+        Ok(bytes.into())
+    }
 }
 
 /// Decodes a message.
@@ -128,16 +135,28 @@ mod tests {
     #[test]
     fn messages_decode_back() {
         for sent in [
-            ToAgent::Ready { agent_id: "ag_1\n".into(), generation: 7 },
+            ToAgent::Ready {
+                agent_id: "ag_1\n".into(),
+                generation: 7,
+            },
             ToAgent::Drain,
             ToAgent::Replaced,
-            ToAgent::Services { hostnames: vec!["a".into(), "b".into()] },
-            ToAgent::Ended { reason: "agent_revoked".into() },
-            ToAgent::RenewalWanted { authority: AuthorityId::new(&"0".repeat(40)).unwrap(), within_seconds: 9 },
+            ToAgent::Services {
+                hostnames: vec!["a".into(), "b".into()],
+            },
+            ToAgent::Ended {
+                reason: "agent_revoked".into(),
+            },
+            ToAgent::RenewalWanted {
+                authority: AuthorityId::new(&"0".repeat(40)).unwrap(),
+                within_seconds: 9,
+            },
         ] {
             assert_eq!(decode::<ToAgent>(&encode(&sent).unwrap()).unwrap(), sent);
         }
-        let sent = ToGateway::Renew { csr: "-----BEGIN\n".into() };
+        let sent = ToGateway::Renew {
+            csr: "-----BEGIN\n".into(),
+        };
         assert_eq!(decode::<ToGateway>(&encode(&sent).unwrap()).unwrap(), sent);
     }
 
@@ -145,20 +164,43 @@ mod tests {
     fn long_and_unknown_messages_are_refused() {
         let padded = |length| [b"{\"type\":\"drain\"}".as_slice(), &vec![b' '; length]].concat();
         let rest = TO_GATEWAY_MAX - padded(0).len();
-        assert_eq!(decode::<ToGateway>(&padded(rest)).unwrap(), ToGateway::Drain);
-        assert!(matches!(decode::<ToGateway>(&padded(rest + 1)), Err(InvalidMessage::TooLong(TO_GATEWAY_MAX))));
-        assert_eq!(decode::<ToAgent>(&padded(rest + 1)).unwrap(), ToAgent::Drain);
+        assert_eq!(
+            decode::<ToGateway>(&padded(rest)).unwrap(),
+            ToGateway::Drain
+        );
+        assert!(matches!(
+            decode::<ToGateway>(&padded(rest + 1)),
+            Err(InvalidMessage::TooLong(TO_GATEWAY_MAX))
+        ));
+        assert_eq!(
+            decode::<ToAgent>(&padded(rest + 1)).unwrap(),
+            ToAgent::Drain
+        );
         let hostnames = vec!["x".repeat(MESSAGE_MAX)];
-        assert!(matches!(encode(&ToAgent::Services { hostnames }), Err(InvalidMessage::TooLong(MESSAGE_MAX))));
+        assert!(matches!(
+            encode(&ToAgent::Services { hostnames }),
+            Err(InvalidMessage::TooLong(MESSAGE_MAX))
+        ));
         for unknown in ["{\"type\":\"reboot\"}", "{\"type\":\"drain\"} {}", ""] {
-            assert!(matches!(decode::<ToGateway>(unknown.as_bytes()), Err(InvalidMessage::Json(_))), "{unknown}");
+            assert!(
+                matches!(
+                    decode::<ToGateway>(unknown.as_bytes()),
+                    Err(InvalidMessage::Json(_))
+                ),
+                "{unknown}"
+            );
         }
     }
 
     #[test]
     fn errors_quote_a_message_in_one_short_line() {
         let message = format!("{{\"type\":\"x\\nWARN forged{}\"}}", "y".repeat(10_000));
-        let error = decode::<ToGateway>(message.as_bytes()).unwrap_err().to_string();
-        assert!(error.contains("x\\u{a}WARN forged") && error.len() < 400, "{error}");
+        let error = decode::<ToGateway>(message.as_bytes())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("x\\u{a}WARN forged") && error.len() < 400,
+            "{error}"
+        );
     }
 }

@@ -58,7 +58,10 @@ reasons! {
 impl CutReason {
     /// Parses the text of a reason; `None` if there is no such reason.
     pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|reason| reason.as_str() == text)
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|reason| reason.as_str() == text)
     }
 
     /// What the administrator of the agent can do. `None` if there is nothing to do, or if the agent cannot be told.
@@ -66,7 +69,9 @@ impl CutReason {
         const REPORT: &str = "the agent broke the tunnel protocol: install the version of the gateway, and report the error \
                               if it occurs again";
         Some(match self {
-            Self::AgentRevoked => "an administrator has revoked this agent: enroll it again with a new token",
+            Self::AgentRevoked => {
+                "an administrator has revoked this agent: enroll it again with a new token"
+            }
             Self::CertificateExpired => {
                 "the agent's certificate has expired: check the agent's clock; the agent requests a new certificate by \
                  itself within 30 days, after that enroll it again"
@@ -77,9 +82,17 @@ impl CutReason {
             Self::NotAssigned => {
                 "the service is no longer assigned to this agent: ask an administrator to assign it again"
             }
-            Self::Violation | Self::Flood | Self::NoHello | Self::InvalidMessage | Self::TooManyMessages => REPORT,
-            Self::NewerTunnel => "a second process may run with the same identity: enroll each agent on its own",
-            Self::TunnelLimit => "the service has as many tunnels as it may have: stop other agents of this service",
+            Self::Violation
+            | Self::Flood
+            | Self::NoHello
+            | Self::InvalidMessage
+            | Self::TooManyMessages => REPORT,
+            Self::NewerTunnel => {
+                "a second process may run with the same identity: enroll each agent on its own"
+            }
+            Self::TunnelLimit => {
+                "the service has as many tunnels as it may have: stop other agents of this service"
+            }
             Self::AgentClosed
             | Self::AgentDrained
             | Self::Replaced
@@ -94,7 +107,10 @@ impl CutReason {
 
     /// Whether the agent may open another tunnel of the service.
     pub const fn agent_may_return(self) -> bool {
-        !matches!(self, Self::AgentRevoked | Self::ServiceDeleted | Self::NotAssigned)
+        !matches!(
+            self,
+            Self::AgentRevoked | Self::ServiceDeleted | Self::NotAssigned
+        )
     }
 
     /// Whether the agent has broken the protocol of the tunnel, or one of its limits.
@@ -117,7 +133,10 @@ mod tests {
 
     #[test]
     fn texts_are_stable_and_parse_back() {
-        let texts: Vec<_> = CutReason::ALL.iter().map(|reason| reason.as_str()).collect();
+        let texts: Vec<_> = CutReason::ALL
+            .iter()
+            .map(|reason| reason.as_str())
+            .collect();
         let stable = [
             "agent_closed",
             "agent_drained",
@@ -141,14 +160,28 @@ mod tests {
             "tunnel_limit",
         ];
         assert_eq!(texts, stable);
-        assert!(CutReason::ALL.iter().all(|reason| CutReason::parse(reason.as_str()) == Some(*reason)));
+        assert!(
+            CutReason::ALL
+                .iter()
+                .all(|reason| CutReason::parse(reason.as_str()) == Some(*reason))
+        );
         assert_eq!(CutReason::parse("a reason of a later version"), None);
     }
 
     #[test]
     fn agents_without_the_service_do_not_return_and_are_told_why() {
-        let gone: Vec<_> = CutReason::ALL.iter().filter(|reason| !reason.agent_may_return()).collect();
-        assert_eq!(gone, [&CutReason::AgentRevoked, &CutReason::ServiceDeleted, &CutReason::NotAssigned]);
+        let gone: Vec<_> = CutReason::ALL
+            .iter()
+            .filter(|reason| !reason.agent_may_return())
+            .collect();
+        assert_eq!(
+            gone,
+            [
+                &CutReason::AgentRevoked,
+                &CutReason::ServiceDeleted,
+                &CutReason::NotAssigned
+            ]
+        );
         assert!(gone.iter().all(|reason| reason.advice().is_some()));
     }
 }

@@ -10,10 +10,18 @@ pub const HEADER: usize = 8;
 pub const DATA_MAX: usize = 16 * 1024 - HEADER;
 
 /// Bounds on the head of a REQUEST: the largest head that callers may send, and the fields that the gateway adds.
-pub const REQUEST_HEAD: HeadLimits = HeadLimits { head: 68 * 1024, fields: 128, target: 64 * 1024 };
+pub const REQUEST_HEAD: HeadLimits = HeadLimits {
+    head: 68 * 1024,
+    fields: 128,
+    target: 64 * 1024,
+};
 
 /// Bounds on the head of a RESPONSE or INTERIM, and on TRAILERS, with the lines that the tunnel adds.
-pub const RESPONSE_HEAD: HeadLimits = HeadLimits { head: response::HEAD.head + 1024, fields: 128, target: 0 };
+pub const RESPONSE_HEAD: HeadLimits = HeadLimits {
+    head: response::HEAD.head + 1024,
+    fields: 128,
+    target: 0,
+};
 
 /// Longest code of RESET and REFUSED, in bytes.
 pub const CODE_MAX: usize = 64;
@@ -87,7 +95,10 @@ impl Kind {
 
     /// Whether the frame belongs to the tunnel and not to a stream.
     fn is_of_tunnel(self) -> bool {
-        matches!(self, Self::Hello | Self::Window | Self::Ping | Self::Pong | Self::Message)
+        matches!(
+            self,
+            Self::Hello | Self::Window | Self::Ping | Self::Pong | Self::Message
+        )
     }
 
     /// Whether a frame of this type with this END flag is valid.
@@ -112,7 +123,10 @@ impl Kind {
             Self::Request => (REQUEST_PREFIX, REQUEST_PREFIX + REQUEST_HEAD.head),
             Self::Response => (RESPONSE_PREFIX, RESPONSE_PREFIX + RESPONSE_HEAD.head),
             Self::Interim | Self::Trailers => (0, RESPONSE_HEAD.head),
-            Self::Refused => (RESPONSE_PREFIX + 1, RESPONSE_PREFIX + 1 + CODE_MAX + MESSAGE_TEXT_MAX),
+            Self::Refused => (
+                RESPONSE_PREFIX + 1,
+                RESPONSE_PREFIX + 1 + CODE_MAX + MESSAGE_TEXT_MAX,
+            ),
             Self::Data => (0, DATA_MAX),
             Self::Reset => (0, CODE_MAX),
             Self::Message => (1, control::MESSAGE_MAX),
@@ -187,7 +201,11 @@ impl Header {
             return Err(InvalidHeader::End(kind));
         }
         let stream = StreamId(u32::from_be_bytes([a, b, c, d]));
-        let is_valid = if kind.is_of_tunnel() { stream == StreamId::TUNNEL } else { stream.generation() > 0 };
+        let is_valid = if kind.is_of_tunnel() {
+            stream == StreamId::TUNNEL
+        } else {
+            stream.generation() > 0
+        };
         if !is_valid {
             return Err(InvalidHeader::Stream(kind, stream.0));
         }
@@ -195,7 +213,12 @@ impl Header {
         if kind == Kind::Data && length == 0 && !end {
             return Err(InvalidHeader::Length(kind, 0));
         }
-        Ok(Self { kind, end, length, stream })
+        Ok(Self {
+            kind,
+            end,
+            length,
+            stream,
+        })
     }
 }
 
@@ -208,19 +231,40 @@ mod tests {
     #[test]
     fn stream_ids_have_a_slot_and_a_generation() {
         let id = StreamId::new(0xfffe, 0x0102);
-        assert_eq!((id.0, id.slot(), id.generation()), (0x0102_fffe, 0xfffe, 0x0102));
+        assert_eq!(
+            (id.0, id.slot(), id.generation()),
+            (0x0102_fffe, 0xfffe, 0x0102)
+        );
     }
 
     #[test]
     fn headers_that_no_peer_may_send_are_refused() {
-        let header = |kind: Kind, end, length, stream| Header { kind, end, length, stream: StreamId(stream) }.encode();
+        let header = |kind: Kind, end, length, stream| {
+            Header {
+                kind,
+                end,
+                length,
+                stream: StreamId(stream),
+            }
+            .encode()
+        };
         let refused = |bytes| Header::decode(bytes).unwrap_err();
         assert_eq!(refused([0, 0, 0, 0, 0, 1, 0, 0]), InvalidHeader::Type(0));
-        assert_eq!(refused([0x0f, 0, 0, 0, 0, 1, 0, 0]), InvalidHeader::Type(0x0f));
+        assert_eq!(
+            refused([0x0f, 0, 0, 0, 0, 1, 0, 0]),
+            InvalidHeader::Type(0x0f)
+        );
         let stream = 0x0001_0000;
-        for (kind, end) in [(Kind::Refused, false), (Kind::Trailers, false), (Kind::Reset, true), (Kind::Interim, true)]
-        {
-            assert_eq!(refused(header(kind, end, 9, stream)), InvalidHeader::End(kind));
+        for (kind, end) in [
+            (Kind::Refused, false),
+            (Kind::Trailers, false),
+            (Kind::Reset, true),
+            (Kind::Interim, true),
+        ] {
+            assert_eq!(
+                refused(header(kind, end, 9, stream)),
+                InvalidHeader::End(kind)
+            );
         }
         for (kind, length) in [
             (Kind::Data, 0),
@@ -229,10 +273,19 @@ mod tests {
             (Kind::Request, 3),
             (Kind::Reset, CODE_MAX + 1),
         ] {
-            assert_eq!(refused(header(kind, false, length, stream)), InvalidHeader::Length(kind, length));
+            assert_eq!(
+                refused(header(kind, false, length, stream)),
+                InvalidHeader::Length(kind, length)
+            );
         }
-        assert_eq!(refused(header(Kind::Data, false, 1, 5)), InvalidHeader::Stream(Kind::Data, 5));
-        assert_eq!(refused(header(Kind::Ping, false, 8, stream)), InvalidHeader::Stream(Kind::Ping, stream));
+        assert_eq!(
+            refused(header(Kind::Data, false, 1, 5)),
+            InvalidHeader::Stream(Kind::Data, 5)
+        );
+        assert_eq!(
+            refused(header(Kind::Ping, false, 8, stream)),
+            InvalidHeader::Stream(Kind::Ping, stream)
+        );
         assert!(Header::decode(header(Kind::Data, true, 0, stream)).is_ok());
     }
 

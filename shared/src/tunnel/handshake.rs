@@ -23,7 +23,11 @@ pub const PROTOCOL: &str = "gw-tunnel";
 const UPGRADE: UpgradeProtocol = UpgradeProtocol::from_static(PROTOCOL);
 
 /// Bounds on the heads of the handshake in both directions.
-pub const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 32, target: 128 };
+pub const HEAD_LIMITS: HeadLimits = HeadLimits {
+    head: 8 * 1024,
+    fields: 32,
+    target: 128,
+};
 
 /// Error of a request that is refused before authentication.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +59,9 @@ pub fn challenge_field(challenge: &str) -> String {
 
 /// Parses the challenge in a value of `WWW-Authenticate`.
 pub fn parse_challenge(field: &str) -> Option<&str> {
-    parameters(field)?.strip_prefix("challenge=\"")?.strip_suffix('"')
+    parameters(field)?
+        .strip_prefix("challenge=\"")?
+        .strip_suffix('"')
 }
 
 /// Message that the agent signs: bound to its purpose, the service and the challenge, which is random for each
@@ -68,46 +74,82 @@ impl Proof {
     /// Value of `Authorization`.
     pub fn field(&self) -> String {
         let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
-        format!("{SCHEME} certificate=\"{}\", signature=\"{}\"", encode(&self.certificate), encode(&self.signature))
+        format!(
+            "{SCHEME} certificate=\"{}\", signature=\"{}\"",
+            encode(&self.certificate),
+            encode(&self.signature)
+        )
     }
 
     /// Parses a value of `Authorization`.
     pub fn parse(field: &str) -> Option<Self> {
         let (certificate, signature) = parameters(field)?.split_once(',')?;
         let value = |parameter: &str, name: &str| {
-            let quoted = parameter.trim().strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"')?;
+            let quoted = parameter
+                .trim()
+                .strip_prefix(name)?
+                .strip_prefix("=\"")?
+                .strip_suffix('"')?;
             URL_SAFE_NO_PAD.decode(quoted).ok()
         };
-        Some(Self { certificate: value(certificate, "certificate")?, signature: value(signature, "signature")? })
+        Some(Self {
+            certificate: value(certificate, "certificate")?,
+            signature: value(signature, "signature")?,
+        })
     }
 }
 
 fn parameters(field: &str) -> Option<&str> {
     let (scheme, parameters) = field.split_once(' ')?;
-    scheme.eq_ignore_ascii_case(SCHEME).then(|| parameters.trim())
+    scheme
+        .eq_ignore_ascii_case(SCHEME)
+        .then(|| parameters.trim())
 }
 
 /// Head of an agent's request for a tunnel of the service at `host`, with the proof if it was challenged.
 pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
-    write(host, &PathAndQuery::from_static(PATH), Connection::Upgrade(&UPGRADE), proof)
+    write(
+        host,
+        &PathAndQuery::from_static(PATH),
+        Connection::Upgrade(&UPGRADE),
+        proof,
+    )
 }
 
 /// Head of an agent's request for the program with this SHA-256 (hexadecimal), in place of a tunnel.
 pub fn program_request(host: &str, sha256: &str, proof: Option<&Proof>) -> Vec<u8> {
     let path = format!("{}{sha256}", program::PATH);
-    let path = PathAndQuery::try_from(path).unwrap_or_else(|_| PathAndQuery::from_static(program::PATH));
+    let path =
+        PathAndQuery::try_from(path).unwrap_or_else(|_| PathAndQuery::from_static(program::PATH));
     write(host, &path, Connection::Persists, proof)
 }
 
-fn write(host: &str, path: &PathAndQuery, connection: Connection<'_>, proof: Option<&Proof>) -> Vec<u8> {
+fn write(
+    host: &str,
+    path: &PathAndQuery,
+    connection: Connection<'_>,
+    proof: Option<&Proof>,
+) -> Vec<u8> {
     let mut headers = Fields::new();
     if let Some(proof) = proof {
         // Base64url and ASCII words are a valid value.
-        headers.extend(HeaderValue::try_from(proof.field()).ok().map(|value| (header::AUTHORIZATION, value)));
+        headers.extend(
+            HeaderValue::try_from(proof.field())
+                .ok()
+                .map(|value| (header::AUTHORIZATION, value)),
+        );
     }
     headers.insert(X_GW_VERSION, HeaderValue::from_static(VERSION));
     let mut out = Vec::with_capacity(256);
-    head::write_request(&mut out, &Method::GET, path, host.as_bytes(), &headers, Framing::None, connection);
+    head::write_request(
+        &mut out,
+        &Method::GET,
+        path,
+        host.as_bytes(),
+        &headers,
+        Framing::None,
+        connection,
+    );
     out
 }
 
@@ -128,7 +170,10 @@ pub enum Purpose {
 /// Checks that a request head asks for a tunnel or for a program, in a version that the gateway serves.
 pub fn check(request: &RequestHead, served: AgentVersions) -> Result<AgentRequest, BadUpgrade> {
     // `upgrade` is `None` for a request with a body.
-    let upgrades = request.upgrade.as_ref().is_some_and(|protocol| *protocol == UPGRADE);
+    let upgrades = request
+        .upgrade
+        .as_ref()
+        .is_some_and(|protocol| *protocol == UPGRADE);
     let purpose = match request.target.path() {
         PATH if request.target == PATH && upgrades => Purpose::Tunnel,
         path => path
@@ -139,8 +184,15 @@ pub fn check(request: &RequestHead, served: AgentVersions) -> Result<AgentReques
     if request.method != Method::GET {
         return Err(BadUpgrade::NotAnUpgrade);
     }
-    let agent = request.headers.get(X_GW_VERSION).map(HeaderValue::as_bytes).unwrap_or_default();
-    Ok(AgentRequest { version: served.check(&printable(agent, 40))?, purpose })
+    let agent = request
+        .headers
+        .get(X_GW_VERSION)
+        .map(HeaderValue::as_bytes)
+        .unwrap_or_default();
+    Ok(AgentRequest {
+        version: served.check(&printable(agent, 40))?,
+        purpose,
+    })
 }
 
 /// Head of the gateway's 101 response; HTTP/2 follows at once. `Date` tells the agent the gateway's clock, by which its
@@ -151,7 +203,13 @@ pub fn acceptance() -> Vec<u8> {
     headers.extend(date.ok().map(|date| (header::DATE, date)));
     let mut out = Vec::with_capacity(160);
     let connection = Connection::Upgrade(&UPGRADE);
-    head::write_response(&mut out, StatusCode::SWITCHING_PROTOCOLS, &headers, Framing::UntilClose, connection);
+    head::write_response(
+        &mut out,
+        StatusCode::SWITCHING_PROTOCOLS,
+        &headers,
+        Framing::UntilClose,
+        connection,
+    );
     out
 }
 
@@ -165,13 +223,25 @@ mod tests {
 
     #[test]
     fn request_and_acceptance_parse_back() {
-        let head = head::parse_request(&request("acme--api.eu1.example.com", None).into(), HEAD_LIMITS).unwrap();
+        let head = head::parse_request(
+            &request("acme--api.eu1.example.com", None).into(),
+            HEAD_LIMITS,
+        )
+        .unwrap();
         let request = check(&head, AgentVersions::Same).unwrap();
-        assert_eq!(request, AgentRequest { version: Version::own(), purpose: Purpose::Tunnel });
+        assert_eq!(
+            request,
+            AgentRequest {
+                version: Version::own(),
+                purpose: Purpose::Tunnel
+            }
+        );
         assert_eq!(head.authority.as_str(), "acme--api.eu1.example.com");
-        let accepted = head::parse_response(&acceptance().into(), &Method::GET, HEAD_LIMITS).unwrap();
+        let accepted =
+            head::parse_response(&acceptance().into(), &Method::GET, HEAD_LIMITS).unwrap();
         assert_eq!(accepted.status, StatusCode::SWITCHING_PROTOCOLS);
-        let date = httpdate::parse_http_date(accepted.headers[header::DATE].to_str().unwrap()).unwrap();
+        let date =
+            httpdate::parse_http_date(accepted.headers[header::DATE].to_str().unwrap()).unwrap();
         assert!(SystemTime::now().duration_since(date).unwrap().as_secs() < 60);
     }
 
@@ -179,11 +249,19 @@ mod tests {
     fn challenges_and_proofs_parse_back() {
         assert_eq!(parse_challenge(&challenge_field("abc_-9")), Some("abc_-9"));
         assert_eq!(parse_challenge("Bearer challenge=\"x\""), None);
-        let proof = Proof { certificate: vec![0, 255, 7], signature: b"signed".to_vec() };
+        let proof = Proof {
+            certificate: vec![0, 255, 7],
+            signature: b"signed".to_vec(),
+        };
         assert_eq!(Proof::parse(&proof.field()), Some(proof.clone()));
         let head = head::parse_request(&request("h", Some(&proof)).into(), HEAD_LIMITS).unwrap();
         assert_eq!(head.headers[header::AUTHORIZATION], proof.field().as_str());
-        for bad in ["", "Gw-Agent", "Gw-Agent certificate=\"AA\"", "Gw-Agent certificate=AA, signature=AA"] {
+        for bad in [
+            "",
+            "Gw-Agent",
+            "Gw-Agent certificate=\"AA\"",
+            "Gw-Agent certificate=AA, signature=AA",
+        ] {
             assert_eq!(Proof::parse(bad), None, "{bad}");
         }
         assert_ne!(challenge_message("a", "b"), challenge_message("a\0b", ""));
@@ -192,13 +270,25 @@ mod tests {
     #[test]
     fn other_versions_and_other_requests_are_refused() {
         let text = String::from_utf8(request("h", None)).unwrap();
-        let check_text =
-            |text: String| check(&head::parse_request(&Bytes::from(text), HEAD_LIMITS).unwrap(), AgentVersions::Same);
+        let check_text = |text: String| {
+            check(
+                &head::parse_request(&Bytes::from(text), HEAD_LIMITS).unwrap(),
+                AgentVersions::Same,
+            )
+        };
         let older = check_text(text.replace(VERSION, "0.0.9")).unwrap_err();
         assert!(matches!(&older, BadUpgrade::VersionMismatch(older) if older.agent == "0.0.9"));
         assert!(older.to_string().contains("0.0.9") && older.to_string().contains(VERSION));
-        for (from, to) in [("GET", "POST"), ("/tunnel", "/other"), ("gw-tunnel", "websocket")] {
-            assert_eq!(check_text(text.replace(from, to)), Err(BadUpgrade::NotAnUpgrade), "{to}");
+        for (from, to) in [
+            ("GET", "POST"),
+            ("/tunnel", "/other"),
+            ("gw-tunnel", "websocket"),
+        ] {
+            assert_eq!(
+                check_text(text.replace(from, to)),
+                Err(BadUpgrade::NotAnUpgrade),
+                "{to}"
+            );
         }
     }
 
@@ -207,6 +297,9 @@ mod tests {
         let sha256 = "0a".repeat(32);
         let request = program_request("acme--api.eu1.example.com", &sha256, None);
         let head = head::parse_request(&request.into(), HEAD_LIMITS).unwrap();
-        assert_eq!(check(&head, AgentVersions::Same).unwrap().purpose, Purpose::Program(sha256));
+        assert_eq!(
+            check(&head, AgentVersions::Same).unwrap().purpose,
+            Purpose::Program(sha256)
+        );
     }
 }

@@ -36,9 +36,20 @@ impl OutboundRequest {
 
     /// Appends the head of a REQUEST.
     pub fn write(&self, out: &mut Vec<u8>) {
-        let connection = self.upgrade.as_ref().map_or(Connection::Persists, Connection::Upgrade);
+        let connection = self
+            .upgrade
+            .as_ref()
+            .map_or(Connection::Persists, Connection::Upgrade);
         let host = self.authority.as_str().as_bytes();
-        head::write_request(out, &self.method, &self.target, host, &self.headers, self.framing, connection);
+        head::write_request(
+            out,
+            &self.method,
+            &self.target,
+            host,
+            &self.headers,
+            self.framing,
+            connection,
+        );
     }
 }
 
@@ -47,7 +58,9 @@ pub fn parse_request(payload: &Bytes, end: bool) -> Result<RequestHead, InvalidH
     let request = head::parse_request(payload, REQUEST_HEAD)?;
     let follows = request.framing.has_body() || request.upgrade.is_some();
     if follows == end {
-        return Err(InvalidHead::Syntax("the END flag contradicts the framing fields"));
+        return Err(InvalidHead::Syntax(
+            "the END flag contradicts the framing fields",
+        ));
     }
     Ok(request)
 }
@@ -91,7 +104,10 @@ pub struct AgentResponse {
 /// Parses the payload of a RESPONSE to a request with `method`.
 pub fn parse_response(mut payload: Bytes, method: &Method) -> Result<AgentResponse, InvalidHead> {
     let timing = read_timing(&mut payload);
-    Ok(AgentResponse { timing, head: head::parse_response(&payload, method, RESPONSE_HEAD)? })
+    Ok(AgentResponse {
+        timing,
+        head: head::parse_response(&payload, method, RESPONSE_HEAD)?,
+    })
 }
 
 /// Parses the payload of an INTERIM.
@@ -117,7 +133,13 @@ const UNSENT: u8 = 0x80;
 
 /// Appends the payload of a REFUSED. Cuts a message that is too long. `unsent` tells that no byte of the request was sent to a
 /// backend.
-pub fn write_refusal(out: &mut Vec<u8>, timing: AgentTiming, unsent: bool, code: &'static str, message: &str) {
+pub fn write_refusal(
+    out: &mut Vec<u8>,
+    timing: AgentTiming,
+    unsent: bool,
+    code: &'static str,
+    message: &str,
+) {
     const { assert!(CODE_MAX < UNSENT as usize) };
     debug_assert!(code.len() <= CODE_MAX);
     write_timing(out, timing);
@@ -135,7 +157,12 @@ pub fn parse_refusal(mut payload: Bytes) -> Option<Refusal> {
     if payload.len() < length {
         return None;
     }
-    Some(Refusal { timing, unsent, code: payload.split_to(length), message: payload })
+    Some(Refusal {
+        timing,
+        unsent,
+        code: payload.split_to(length),
+        message: payload,
+    })
 }
 
 fn write_timing(out: &mut Vec<u8>, timing: AgentTiming) {
@@ -147,7 +174,10 @@ fn write_timing(out: &mut Vec<u8>, timing: AgentTiming) {
 fn read_timing(payload: &mut Bytes) -> AgentTiming {
     let mut next = || payload.try_get_u32().unwrap_or(NONE);
     let (agent_us, first_byte) = (next(), next());
-    AgentTiming { agent_us, backend_first_byte_us: (first_byte != NONE).then_some(first_byte) }
+    AgentTiming {
+        agent_us,
+        backend_first_byte_us: (first_byte != NONE).then_some(first_byte),
+    }
 }
 
 /// Field of a REQUEST that asks for a notice of [acceptance](write_acceptance). The agent does not pass it on.
@@ -184,7 +214,15 @@ mod tests {
     use super::*;
 
     fn fields(fields: &[(&'static str, &'static str)]) -> Fields {
-        fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+        fields
+            .iter()
+            .map(|(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
+            .collect()
     }
 
     fn request(framing: Framing, upgrade: Option<&'static str>) -> OutboundRequest {
@@ -200,15 +238,33 @@ mod tests {
 
     #[test]
     fn requests_parse_back() {
-        for framing in [Framing::None, Framing::Length(0), Framing::Length(7), Framing::Chunked] {
+        for framing in [
+            Framing::None,
+            Framing::Length(0),
+            Framing::Length(7),
+            Framing::Chunked,
+        ] {
             for upgrade in [None, Some("websocket")] {
-                let sent = request(if upgrade.is_some() { Framing::None } else { framing }, upgrade);
+                let sent = request(
+                    if upgrade.is_some() {
+                        Framing::None
+                    } else {
+                        framing
+                    },
+                    upgrade,
+                );
                 let mut out = Vec::new();
                 sent.write(&mut out);
                 let payload = Bytes::from(out);
                 let received = parse_request(&payload, !sent.has_body()).unwrap();
-                assert_eq!((&received.method, &received.target), (&sent.method, &sent.target));
-                assert_eq!((&received.authority, received.framing), (&sent.authority, sent.framing));
+                assert_eq!(
+                    (&received.method, &received.target),
+                    (&sent.method, &sent.target)
+                );
+                assert_eq!(
+                    (&received.authority, received.framing),
+                    (&sent.authority, sent.framing)
+                );
                 assert_eq!(received.upgrade, sent.upgrade);
                 assert_eq!(received.headers["x-one"], "1");
                 // The END flag must agree with the fields.
@@ -219,18 +275,35 @@ mod tests {
 
     #[test]
     fn responses_parse_back() {
-        let timing = AgentTiming { agent_us: 5, backend_first_byte_us: Some(70) };
+        let timing = AgentTiming {
+            agent_us: 5,
+            backend_first_byte_us: Some(70),
+        };
         let mut out = Vec::new();
         let headers = fields(&[("content-type", "text/plain")]);
-        write_response(&mut out, timing, StatusCode::NOT_FOUND, &headers, Framing::Length(3), None);
+        write_response(
+            &mut out,
+            timing,
+            StatusCode::NOT_FOUND,
+            &headers,
+            Framing::Length(3),
+            None,
+        );
         let response = parse_response(out.into(), &Method::GET).unwrap();
-        assert_eq!((response.timing, response.head.status), (timing, StatusCode::NOT_FOUND));
+        assert_eq!(
+            (response.timing, response.head.status),
+            (timing, StatusCode::NOT_FOUND)
+        );
         assert_eq!(
             (response.head.framing, &response.head.headers[CONTENT_TYPE]),
             (Framing::Length(3), &headers[CONTENT_TYPE])
         );
         let mut out = Vec::new();
-        write_interim(&mut out, StatusCode::EARLY_HINTS, &fields(&[("link", "</a>")]));
+        write_interim(
+            &mut out,
+            StatusCode::EARLY_HINTS,
+            &fields(&[("link", "</a>")]),
+        );
         let interim = parse_interim(&out.into()).unwrap();
         assert_eq!(
             (interim.status, &interim.headers["link"]),
@@ -246,22 +319,47 @@ mod tests {
             is_acceptance(&parse_interim(&out.into()).unwrap())
         };
         assert!(is_notice(write_acceptance));
-        assert!(!is_notice(|out| write_interim(out, StatusCode::CONTINUE, &Fields::new())));
+        assert!(!is_notice(|out| write_interim(
+            out,
+            StatusCode::CONTINUE,
+            &Fields::new()
+        )));
     }
 
     #[test]
     fn refusals_parse_back_and_long_messages_are_cut() {
-        let timing = AgentTiming { agent_us: 9, backend_first_byte_us: None };
+        let timing = AgentTiming {
+            agent_us: 9,
+            backend_first_byte_us: None,
+        };
         let mut out = Vec::new();
-        write_refusal(&mut out, timing, false, "GW_BACKEND_UNREACHABLE", &"x".repeat(5000));
+        write_refusal(
+            &mut out,
+            timing,
+            false,
+            "GW_BACKEND_UNREACHABLE",
+            &"x".repeat(5000),
+        );
         let refusal = parse_refusal(out.into()).unwrap();
-        assert_eq!((refusal.timing, &refusal.code[..]), (timing, &b"GW_BACKEND_UNREACHABLE"[..]));
-        assert_eq!((refusal.unsent, refusal.message.len()), (false, MESSAGE_TEXT_MAX));
+        assert_eq!(
+            (refusal.timing, &refusal.code[..]),
+            (timing, &b"GW_BACKEND_UNREACHABLE"[..])
+        );
+        assert_eq!(
+            (refusal.unsent, refusal.message.len()),
+            (false, MESSAGE_TEXT_MAX)
+        );
         let mut out = Vec::new();
         write_refusal(&mut out, timing, true, "GW_BACKEND_TLS", "");
         let refusal = parse_refusal(out.into()).unwrap();
-        assert_eq!((refusal.unsent, &refusal.code[..]), (true, &b"GW_BACKEND_TLS"[..]));
-        assert_eq!(parse_refusal(Bytes::from_static(&[0, 0, 0, 1, 0, 0, 0, 1, 5, b'a'])), None);
+        assert_eq!(
+            (refusal.unsent, &refusal.code[..]),
+            (true, &b"GW_BACKEND_TLS"[..])
+        );
+        assert_eq!(
+            parse_refusal(Bytes::from_static(&[0, 0, 0, 1, 0, 0, 0, 1, 5, b'a'])),
+            None
+        );
         assert_eq!(parse_refusal(Bytes::from_static(&[0, 0, 0, 1])), None);
     }
 }

@@ -42,7 +42,9 @@ pub fn beat(now: Instant, last_received: Instant) -> Beat {
 pub async fn until_dead(tunnel: &Tunnel, last_received: &Cell<Instant>) {
     loop {
         let next = match beat(Instant::now(), last_received.get()) {
-            Beat::Dead => return tracing::warn!(silent_for = ?DEAD_AFTER, "the tunnel is dead: closing it"),
+            Beat::Dead => {
+                return tracing::warn!(silent_for = ?DEAD_AFTER, "the tunnel is dead: closing it");
+            }
             Beat::Alive(next) => next,
             Beat::Ping(next) => {
                 // The payload does not matter: any received byte updates `last_received`.
@@ -79,8 +81,14 @@ mod tests {
     fn received_bytes_delay_pings() {
         let start = Instant::now();
         let now = start + Duration::from_secs(3600);
-        assert_eq!(beat(now, now - Duration::from_secs(9)), Beat::Alive(Duration::from_secs(1)));
-        assert_eq!(beat(now, now - Duration::from_secs(24)), Beat::Ping(Duration::from_secs(1)));
+        assert_eq!(
+            beat(now, now - Duration::from_secs(9)),
+            Beat::Alive(Duration::from_secs(1))
+        );
+        assert_eq!(
+            beat(now, now - Duration::from_secs(24)),
+            Beat::Ping(Duration::from_secs(1))
+        );
         // `last_received` may be later than `now`.
         assert_eq!(beat(start, now), Beat::Alive(PING_INTERVAL));
     }

@@ -20,7 +20,10 @@ pub struct Share {
 
 impl Ledger {
     pub fn new(total: usize) -> Rc<Self> {
-        Rc::new(Self { total: Cell::new(total), charged: Cell::new(0) })
+        Rc::new(Self {
+            total: Cell::new(total),
+            charged: Cell::new(0),
+        })
     }
 
     /// Changes the total. What is charged stays charged, even if it is more.
@@ -39,7 +42,10 @@ impl Ledger {
 
     /// A new share, to which nothing is charged.
     pub fn share(self: &Rc<Self>) -> Rc<Share> {
-        Rc::new(Share { ledger: Rc::clone(self), charged: Cell::new(0) })
+        Rc::new(Share {
+            ledger: Rc::clone(self),
+            charged: Cell::new(0),
+        })
     }
 }
 
@@ -90,7 +96,15 @@ mod tests {
         let (one, two) = (ledger.share(), ledger.share());
         assert_eq!((one.left(), one.left_beyond_least()), (500, 250));
         one.charge(0, 500);
-        assert_eq!((one.left(), one.left_beyond_least(), two.left(), ledger.charged()), (0, 0, 250, 500));
+        assert_eq!(
+            (
+                one.left(),
+                one.left_beyond_least(),
+                two.left(),
+                ledger.charged()
+            ),
+            (0, 0, 250, 500)
+        );
         two.charge(0, 250);
         assert_eq!((one.left(), two.left(), ledger.share().left()), (0, 0, 125));
         // Both end at a third.
@@ -126,7 +140,13 @@ mod tests {
 
     #[test]
     fn a_share_that_is_alone_has_all_of_it() {
-        assert_eq!((Share::alone(100).left(), Share::alone(100).left_beyond_least()), (100, 50));
+        assert_eq!(
+            (
+                Share::alone(100).left(),
+                Share::alone(100).left_beyond_least()
+            ),
+            (100, 50)
+        );
         assert!(Share::alone(usize::MAX).left() >= usize::MAX / 2);
     }
 }

@@ -7,7 +7,11 @@ use crate::http::HeadLimits;
 
 /// Bounds on a final or interim head, and on a trailer section. With the lines that the tunnel adds, a head fits into
 /// [`RESPONSE_HEAD`](super::frame::RESPONSE_HEAD).
-pub const HEAD: HeadLimits = HeadLimits { head: 60 * 1024, fields: 120, target: 0 };
+pub const HEAD: HeadLimits = HeadLimits {
+    head: 60 * 1024,
+    fields: 120,
+    target: 0,
+};
 
 /// Most interim responses (1xx) to one request.
 pub const INTERIM_MAX: u32 = 1000;
@@ -44,13 +48,24 @@ pub fn check_fields(fields: &Fields) -> Result<(), InvalidResponse> {
     if fields.len() > HEAD.fields {
         return Err(InvalidResponse::TooManyFields);
     }
-    let bytes: usize = fields.iter().map(|(name, value)| name.as_str().len() + value.len() + SEPARATORS).sum();
-    if bytes > HEAD.head { Err(InvalidResponse::HeadTooLarge) } else { Ok(()) }
+    let bytes: usize = fields
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + SEPARATORS)
+        .sum();
+    if bytes > HEAD.head {
+        Err(InvalidResponse::HeadTooLarge)
+    } else {
+        Ok(())
+    }
 }
 
 /// Checks the status of a final response.
 pub fn check_status(status: StatusCode) -> Result<(), InvalidResponse> {
-    if (200..600).contains(&status.as_u16()) { Ok(()) } else { Err(InvalidResponse::Status(status)) }
+    if (200..600).contains(&status.as_u16()) {
+        Ok(())
+    } else {
+        Err(InvalidResponse::Status(status))
+    }
 }
 
 /// Interim responses that a request may still receive.
@@ -62,7 +77,10 @@ pub struct InterimBudget {
 
 impl Default for InterimBudget {
     fn default() -> Self {
-        Self { responses: INTERIM_MAX, bytes: INTERIM_BYTES }
+        Self {
+            responses: INTERIM_MAX,
+            bytes: INTERIM_BYTES,
+        }
     }
 }
 
@@ -74,8 +92,14 @@ impl InterimBudget {
         }
         fields.remove(header::CONTENT_LENGTH);
         check_fields(fields)?;
-        let bytes: usize = fields.iter().map(|(name, value)| name.as_str().len() + value.len() + OVERHEAD).sum();
-        let left = self.responses.checked_sub(1).zip(self.bytes.checked_sub(OVERHEAD + bytes));
+        let bytes: usize = fields
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len() + OVERHEAD)
+            .sum();
+        let left = self
+            .responses
+            .checked_sub(1)
+            .zip(self.bytes.checked_sub(OVERHEAD + bytes));
         (self.responses, self.bytes) = left.ok_or(InvalidResponse::TooManyInterim)?;
         Ok(())
     }
@@ -93,16 +117,24 @@ mod tests {
 
     fn fields(count: usize, value: &str) -> Fields {
         let name = |number| HeaderName::try_from(format!("x-{number}")).unwrap();
-        (0..count).map(|number| (name(number), HeaderValue::from_str(value).unwrap())).collect()
+        (0..count)
+            .map(|number| (name(number), HeaderValue::from_str(value).unwrap()))
+            .collect()
     }
 
     #[test]
     fn fields_are_bounded_in_number_and_bytes() {
         assert_eq!(check_fields(&fields(HEAD.fields, "")), Ok(()));
-        assert_eq!(check_fields(&fields(HEAD.fields + 1, "")), Err(InvalidResponse::TooManyFields));
+        assert_eq!(
+            check_fields(&fields(HEAD.fields + 1, "")),
+            Err(InvalidResponse::TooManyFields)
+        );
         let rest = HEAD.head - "x-0: \r\n".len();
         assert_eq!(check_fields(&fields(1, &"v".repeat(rest))), Ok(()));
-        assert_eq!(check_fields(&fields(1, &"v".repeat(rest + 1))), Err(InvalidResponse::HeadTooLarge));
+        assert_eq!(
+            check_fields(&fields(1, &"v".repeat(rest + 1))),
+            Err(InvalidResponse::HeadTooLarge)
+        );
     }
 
     #[test]
@@ -116,14 +148,18 @@ mod tests {
     fn interim_responses_are_bounded_in_number_and_bytes() {
         let mut budget = InterimBudget::default();
         for _ in 0..INTERIM_MAX {
-            budget.take(StatusCode::PROCESSING, &mut Fields::new()).unwrap();
+            budget
+                .take(StatusCode::PROCESSING, &mut Fields::new())
+                .unwrap();
         }
         let refused = budget.take(StatusCode::PROCESSING, &mut Fields::new());
         assert_eq!(refused, Err(InvalidResponse::TooManyInterim));
 
         let (mut budget, value) = (InterimBudget::default(), "v".repeat(20_000));
         for _ in 0..3 {
-            budget.take(StatusCode::EARLY_HINTS, &mut fields(1, &value)).unwrap();
+            budget
+                .take(StatusCode::EARLY_HINTS, &mut fields(1, &value))
+                .unwrap();
         }
         let refused = budget.take(StatusCode::EARLY_HINTS, &mut fields(1, &value));
         assert_eq!(refused, Err(InvalidResponse::TooManyInterim));
@@ -133,9 +169,13 @@ mod tests {
     fn interim_responses_with_101_are_refused_and_lose_their_length() {
         let mut budget = InterimBudget::default();
         for status in [StatusCode::SWITCHING_PROTOCOLS, StatusCode::OK] {
-            assert_eq!(budget.take(status, &mut Fields::new()), Err(InvalidResponse::Status(status)));
+            assert_eq!(
+                budget.take(status, &mut Fields::new()),
+                Err(InvalidResponse::Status(status))
+            );
         }
-        let mut framed = Fields::from_iter([(header::CONTENT_LENGTH, HeaderValue::from_static("5"))]);
+        let mut framed =
+            Fields::from_iter([(header::CONTENT_LENGTH, HeaderValue::from_static("5"))]);
         budget.take(StatusCode::EARLY_HINTS, &mut framed).unwrap();
         assert!(framed.is_empty());
     }

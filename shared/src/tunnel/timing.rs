@@ -13,15 +13,23 @@ pub struct AgentTiming {
 
 impl AgentTiming {
     pub fn new(agent: Duration, backend_first_byte: Option<Duration>) -> Self {
-        Self { agent_us: micros(agent), backend_first_byte_us: backend_first_byte.map(micros) }
+        Self {
+            agent_us: micros(agent),
+            backend_first_byte_us: backend_first_byte.map(micros),
+        }
     }
 
     /// Limits the stages to the duration of the whole request: the agent may report wrong values.
     pub fn within(self, whole: Duration) -> Self {
         let whole = micros(whole);
         let agent_us = self.agent_us.min(whole);
-        let backend_first_byte_us = self.backend_first_byte_us.map(|first_byte| first_byte.min(whole - agent_us));
-        Self { agent_us, backend_first_byte_us }
+        let backend_first_byte_us = self
+            .backend_first_byte_us
+            .map(|first_byte| first_byte.min(whole - agent_us));
+        Self {
+            agent_us,
+            backend_first_byte_us,
+        }
     }
 }
 
@@ -37,17 +45,32 @@ mod tests {
     #[test]
     fn durations_are_limited_to_u32() {
         let longest = AgentTiming::new(Duration::from_secs(1 << 40), Some(Duration::MAX));
-        assert_eq!(longest, AgentTiming { agent_us: u32::MAX, backend_first_byte_us: Some(u32::MAX) });
-        assert_eq!(AgentTiming::new(Duration::from_nanos(1999), None).agent_us, 1);
+        assert_eq!(
+            longest,
+            AgentTiming {
+                agent_us: u32::MAX,
+                backend_first_byte_us: Some(u32::MAX)
+            }
+        );
+        assert_eq!(
+            AgentTiming::new(Duration::from_nanos(1999), None).agent_us,
+            1
+        );
     }
 
     #[test]
     fn stages_are_limited_to_the_duration_of_the_request() {
-        let timing = |agent_us, backend_first_byte_us| AgentTiming { agent_us, backend_first_byte_us };
+        let timing = |agent_us, backend_first_byte_us| AgentTiming {
+            agent_us,
+            backend_first_byte_us,
+        };
         let whole = Duration::from_micros(100);
         assert_eq!(timing(10, Some(90)).within(whole), timing(10, Some(90)));
         assert_eq!(timing(60, Some(60)).within(whole), timing(60, Some(40)));
-        assert_eq!(timing(u32::MAX, Some(u32::MAX)).within(whole), timing(100, Some(0)));
+        assert_eq!(
+            timing(u32::MAX, Some(u32::MAX)).within(whole),
+            timing(100, Some(0))
+        );
         assert_eq!(timing(u32::MAX, None).within(whole), timing(100, None));
     }
 }

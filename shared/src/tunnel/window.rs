@@ -55,7 +55,10 @@ impl Demand<'_> {
 
     /// Unread bytes of streams beyond `window`, received before it shrank.
     pub fn excess(&self, window: u32) -> usize {
-        self.unread.iter().map(|unread| unread.saturating_sub(window as usize)).sum()
+        self.unread
+            .iter()
+            .map(|unread| unread.saturating_sub(window as usize))
+            .sum()
     }
 
     /// Returns `wanted`, or the largest smaller window with which unread bytes stay within `budget`.
@@ -81,7 +84,12 @@ pub struct WindowTuner {
 
 impl Default for WindowTuner {
     fn default() -> Self {
-        Self { window: FIRST, before: None, in_flight: 0, needed: None }
+        Self {
+            window: FIRST,
+            before: None,
+            in_flight: 0,
+            needed: None,
+        }
     }
 }
 
@@ -92,7 +100,13 @@ impl WindowTuner {
     }
 
     /// Decides the window. The caller applies it and then calls [`Self::set`].
-    pub fn look(&mut self, now: Instant, traffic: Traffic, demand: &Demand<'_>, budget: usize) -> u32 {
+    pub fn look(
+        &mut self,
+        now: Instant,
+        traffic: Traffic,
+        demand: &Demand<'_>,
+        budget: usize,
+    ) -> u32 {
         let mut wanted = self.window;
         let measured = self.measure(now, traffic);
         self.in_flight = measured.unwrap_or(self.in_flight);
@@ -126,7 +140,10 @@ impl WindowTuner {
         let shared = (SHARED / streams) as u64;
         let of_path = u64::from(FIRST) * rtt.as_micros() as u64 / LONG_PATH.as_micros() as u64;
         // One of the streams may carry all that is in flight, and needs room to grow.
-        let share = shared.max(of_path).max(2 * self.in_flight).next_power_of_two();
+        let share = shared
+            .max(of_path)
+            .max(2 * self.in_flight)
+            .next_power_of_two();
         share.clamp(SHARE_LEAST.into(), MOST.into()) as u32
     }
 
@@ -170,7 +187,14 @@ mod tests {
         fn new(rtt_ms: u64, mbit: u64) -> Self {
             let rtt = Duration::from_millis(rtt_ms);
             let tuner = WindowTuner::default();
-            Self { now: Instant::now(), rtt, bytes_per_second: mbit * 125_000, received: 0, tuner, changes: 0 }
+            Self {
+                now: Instant::now(),
+                rtt,
+                bytes_per_second: mbit * 125_000,
+                received: 0,
+                tuner,
+                changes: 0,
+            }
         }
 
         fn run(&mut self, seconds: u64, busy: bool, demand: &Demand<'_>) -> u32 {
@@ -178,10 +202,17 @@ mod tests {
             while self.now < end {
                 self.now += INTERVAL;
                 if busy {
-                    let limited = u128::from(self.tuner.window()) * INTERVAL.as_micros() / self.rtt.as_micros();
-                    self.received += u64::try_from(limited).unwrap().min(self.bytes_per_second / 20);
+                    let limited = u128::from(self.tuner.window()) * INTERVAL.as_micros()
+                        / self.rtt.as_micros();
+                    self.received += u64::try_from(limited)
+                        .unwrap()
+                        .min(self.bytes_per_second / 20);
                 }
-                let traffic = Traffic { received: self.received, sent: 0, rtt: self.rtt };
+                let traffic = Traffic {
+                    received: self.received,
+                    sent: 0,
+                    rtt: self.rtt,
+                };
                 let window = self.tuner.look(self.now, traffic, demand, TUNNEL_BUDGET);
                 if window != self.tuner.window() {
                     self.tuner.set(window);
@@ -192,7 +223,10 @@ mod tests {
         }
     }
 
-    const ONE: Demand<'_> = Demand { streams: 1, unread: &[] };
+    const ONE: Demand<'_> = Demand {
+        streams: 1,
+        unread: &[],
+    };
 
     #[test]
     fn the_window_grows_to_fill_the_path_and_no_further() {
@@ -200,8 +234,14 @@ mod tests {
             let mut path = Path::new(rtt, mbit);
             let window = u64::from(path.run(5, true, &ONE));
             let product = mbit * 125 * rtt;
-            assert!(window >= product, "{rtt} ms, {mbit} Mbit/s: {window} of {product}");
-            assert!(window <= product * 3 || window == u64::from(FIRST), "{rtt} ms, {mbit} Mbit/s: {window}");
+            assert!(
+                window >= product,
+                "{rtt} ms, {mbit} Mbit/s: {window} of {product}"
+            );
+            assert!(
+                window <= product * 3 || window == u64::from(FIRST),
+                "{rtt} ms, {mbit} Mbit/s: {window}"
+            );
             let changes = path.changes;
             path.run(600, true, &ONE);
             assert_eq!(path.changes, changes, "a steady flow keeps its window");
@@ -226,8 +266,25 @@ mod tests {
     #[test]
     fn the_window_shrinks_with_more_streams_and_grows_with_fewer() {
         let mut path = Path::new(300, 1000);
-        for (streams, window) in [(8, MOST), (9, MOST / 2), (128, FIRST), (129, FIRST / 2), (5000, LEAST)] {
-            assert_eq!(path.run(5, true, &Demand { streams, unread: &[] }), window, "{streams}");
+        for (streams, window) in [
+            (8, MOST),
+            (9, MOST / 2),
+            (128, FIRST),
+            (129, FIRST / 2),
+            (5000, LEAST),
+        ] {
+            assert_eq!(
+                path.run(
+                    5,
+                    true,
+                    &Demand {
+                        streams,
+                        unread: &[]
+                    }
+                ),
+                window,
+                "{streams}"
+            );
         }
         assert_eq!(path.run(5, false, &ONE), FIRST);
     }
@@ -235,33 +292,85 @@ mod tests {
     #[test]
     fn streams_share_the_bytes_of_a_short_path() {
         let mut path = Path::new(1, 100);
-        for (streams, window) in
-            [(1, FIRST), (2, FIRST), (4, FIRST / 2), (8, FIRST / 4), (9, FIRST / 4), (100, FIRST / 4), (1, FIRST)]
-        {
-            assert_eq!(path.run(5, true, &Demand { streams, unread: &[] }), window, "{streams}");
+        for (streams, window) in [
+            (1, FIRST),
+            (2, FIRST),
+            (4, FIRST / 2),
+            (8, FIRST / 4),
+            (9, FIRST / 4),
+            (100, FIRST / 4),
+            (1, FIRST),
+        ] {
+            assert_eq!(
+                path.run(
+                    5,
+                    true,
+                    &Demand {
+                        streams,
+                        unread: &[]
+                    }
+                ),
+                window,
+                "{streams}"
+            );
         }
         let mut long = Path::new(20, 100);
         for streams in [1, 8, 100] {
-            assert_eq!(long.run(5, true, &Demand { streams, unread: &[] }), FIRST, "{streams}");
+            assert_eq!(
+                long.run(
+                    5,
+                    true,
+                    &Demand {
+                        streams,
+                        unread: &[]
+                    }
+                ),
+                FIRST,
+                "{streams}"
+            );
         }
     }
 
     #[test]
     fn one_busy_stream_among_many_fills_a_short_path() {
         for (rtt, mbit) in [(1, 10_000), (5, 10_000), (10, 1_000), (19, 100)] {
-            let window = u64::from(Path::new(rtt, mbit).run(5, true, &Demand { streams: 50, unread: &[] }));
+            let window = u64::from(Path::new(rtt, mbit).run(
+                5,
+                true,
+                &Demand {
+                    streams: 50,
+                    unread: &[],
+                },
+            ));
             let product = mbit * 125 * rtt;
-            assert!(window >= product.min(TUNNEL_BUDGET as u64 / 64), "{rtt} ms, {mbit} Mbit/s: {window} of {product}");
+            assert!(
+                window >= product.min(TUNNEL_BUDGET as u64 / 64),
+                "{rtt} ms, {mbit} Mbit/s: {window} of {product}"
+            );
         }
     }
 
     #[test]
     fn streams_that_come_and_go_at_a_limit_change_nothing() {
         let mut path = Path::new(20, 1);
-        path.run(1, false, &Demand { streams: 129, unread: &[] });
+        path.run(
+            1,
+            false,
+            &Demand {
+                streams: 129,
+                unread: &[],
+            },
+        );
         let changes = path.changes;
         for streams in (0..100).map(|turn| 120 + turn % 16) {
-            path.run(1, false, &Demand { streams, unread: &[] });
+            path.run(
+                1,
+                false,
+                &Demand {
+                    streams,
+                    unread: &[],
+                },
+            );
         }
         assert_eq!((path.changes, path.tuner.window()), (changes, FIRST / 2));
     }
@@ -269,19 +378,32 @@ mod tests {
     #[test]
     fn unread_bytes_of_stalled_streams_count() {
         let stalled = [MOST as usize; 7];
-        let demand = Demand { streams: 7 + 16, unread: &stalled };
+        let demand = Demand {
+            streams: 7 + 16,
+            unread: &stalled,
+        };
         let window = demand.fit(MOST, TUNNEL_BUDGET);
         assert_eq!(window, FIRST);
-        assert!(demand.committed(window) <= TUNNEL_BUDGET && demand.committed(window * 2) > TUNNEL_BUDGET);
+        assert!(
+            demand.committed(window) <= TUNNEL_BUDGET
+                && demand.committed(window * 2) > TUNNEL_BUDGET
+        );
     }
 
     #[test]
     fn unread_bytes_of_stalled_streams_stay_within_budget_and_smallest_windows() {
         let (mut unread, mut window) = (Vec::new(), MOST);
         for streams in 1..=2000 {
-            window = Demand { streams, unread: &unread }.fit(window, TUNNEL_BUDGET);
+            window = Demand {
+                streams,
+                unread: &unread,
+            }
+            .fit(window, TUNNEL_BUDGET);
             unread.push(window as usize);
-            assert!(unread.iter().sum::<usize>() <= TUNNEL_BUDGET + streams * LEAST as usize, "{streams}");
+            assert!(
+                unread.iter().sum::<usize>() <= TUNNEL_BUDGET + streams * LEAST as usize,
+                "{streams}"
+            );
         }
     }
 }

@@ -18,7 +18,8 @@ use prost::Message;
 /// Timeout for events that normally take milliseconds. Only a failing test reaches it.
 const SOON: Duration = Duration::from_secs(30);
 
-pub(crate) const TAKEN: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n";
+pub(crate) const TAKEN: &str =
+    "HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n";
 
 /// A collector on loopback.
 pub(crate) struct Collector {
@@ -87,14 +88,23 @@ pub(crate) fn start_with<S: Read + Write + Send + 'static>(
                         answers.0 += 1;
                         (answers.1)(answers.0 - 1)
                     };
-                    if stream.get_mut().write_all(answer.as_bytes()).and_then(|()| stream.get_mut().flush()).is_err() {
+                    if stream
+                        .get_mut()
+                        .write_all(answer.as_bytes())
+                        .and_then(|()| stream.get_mut().flush())
+                        .is_err()
+                    {
                         return;
                     }
                 }
             });
         }
     });
-    Collector { address, exports, early: Vec::new() }
+    Collector {
+        address,
+        exports,
+        early: Vec::new(),
+    }
 }
 
 impl Collector {
@@ -144,10 +154,15 @@ fn read_export(stream: &mut impl BufRead) -> Option<Export> {
         if line.is_empty() {
             break;
         }
-        let lower = line.split_once(": ").map(|(name, value)| format!("{}: {value}", name.to_ascii_lowercase()));
+        let lower = line
+            .split_once(": ")
+            .map(|(name, value)| format!("{}: {value}", name.to_ascii_lowercase()));
         head.push(lower.unwrap_or(line));
     }
-    let length = head.iter().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
+    let length = head
+        .iter()
+        .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok())
+        .unwrap_or(0);
     let mut body = vec![0; length];
     stream.read_exact(&mut body).ok()?;
     let request = ExportTraceServiceRequest::decode(&body[..]).unwrap();
@@ -155,17 +170,31 @@ fn read_export(stream: &mut impl BufRead) -> Option<Export> {
         let resource = texts(&group.resource.unwrap().attributes);
         let spans = group.scope_spans.into_iter().flat_map(|scope| scope.spans);
         spans
-            .map(move |span| Received { resource: resource.clone(), attributes: texts(&span.attributes), span })
+            .map(move |span| Received {
+                resource: resource.clone(),
+                attributes: texts(&span.attributes),
+                span,
+            })
             .collect::<Vec<_>>()
     });
-    Some(Export { spans: spans.collect(), head })
+    Some(Export {
+        spans: spans.collect(),
+        head,
+    })
 }
 
 fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
-    let text = |attribute: &KeyValue| match attribute.value.as_ref().and_then(|value| value.value.as_ref()) {
+    let text = |attribute: &KeyValue| match attribute
+        .value
+        .as_ref()
+        .and_then(|value| value.value.as_ref())
+    {
         Some(Value::StringValue(text)) => text.clone(),
         Some(Value::IntValue(number)) => number.to_string(),
         other => format!("{other:?}"),
     };
-    attributes.iter().map(|attribute| (attribute.key.clone(), text(attribute))).collect()
+    attributes
+        .iter()
+        .map(|attribute| (attribute.key.clone(), text(attribute)))
+        .collect()
 }

@@ -9,7 +9,10 @@ const LIST: &str = concat!(include_str!("list.txt"), include_str!("packages.txt"
 
 /// Returns whether all `programs` of the list can be used here. If not, the calling test must return.
 pub(crate) fn usable(programs: &[&str]) -> bool {
-    let unusable: Vec<String> = programs.iter().filter_map(|program| reason_against(program)).collect();
+    let unusable: Vec<String> = programs
+        .iter()
+        .filter_map(|program| reason_against(program))
+        .collect();
     if unusable.is_empty() {
         return true;
     }
@@ -19,7 +22,10 @@ pub(crate) fn usable(programs: &[&str]) -> bool {
         panic!("{reasons}; no test may be skipped, because {name} is set");
     }
     let thread = std::thread::current();
-    let line = format!("{}: skipped: {reasons}\n", thread.name().unwrap_or("a test"));
+    let line = format!(
+        "{}: skipped: {reasons}\n",
+        thread.name().unwrap_or("a test")
+    );
     // Not `eprintln!`: the test harness hides its output of tests that pass.
     io::stderr().write_all(line.as_bytes()).unwrap();
     false
@@ -34,13 +40,23 @@ fn reason_against(program: &str) -> Option<String> {
     });
     let entry = entries.find(|(name, ..)| *name == program);
     let (_, packages, trial) = entry.unwrap_or_else(|| panic!("{program} is in no list"));
-    let output = Command::new("sh").args(["-c", trial]).stdin(Stdio::null()).output().unwrap();
+    let output = Command::new("sh")
+        .args(["-c", trial])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     if output.status.success() {
         return None;
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     let said = stderr.lines().next().unwrap_or("it says nothing");
     // A package with a hyphen behind its name is one that shall not be installed.
-    let packages: Vec<&str> = packages.split(' ').filter(|package| !package.ends_with('-')).collect();
-    Some(format!("{program} (of Debian's {}) cannot be used: {said}", packages.join(", ")))
+    let packages: Vec<&str> = packages
+        .split(' ')
+        .filter(|package| !package.ends_with('-'))
+        .collect();
+    Some(format!(
+        "{program} (of Debian's {}) cannot be used: {said}",
+        packages.join(", ")
+    ))
 }

@@ -5,14 +5,19 @@ use super::*;
 /// A TLS server configuration with a self-signed certificate, which is written to `file`.
 pub(super) fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
     let key = KeyPair::generate().unwrap();
-    let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
-    std::fs::write(file, certificate.pem()).unwrap();
-    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
+    let certificate = CertificateParams::new(vec!["localhost".to_owned()])
         .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::from(key))
+        .self_signed(&key)
         .unwrap();
+    std::fs::write(file, certificate.pem()).unwrap();
+    let mut config = ServerConfig::builder_with_provider(Arc::new(
+        rustls::crypto::aws_lc_rs::default_provider(),
+    ))
+    .with_safe_default_protocol_versions()
+    .unwrap()
+    .with_no_client_auth()
+    .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::from(key))
+    .unwrap();
     config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
     Arc::new(config)
 }
@@ -27,25 +32,41 @@ async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
     if !stream.speaks(b"h2") {
         let mut received = bytes::BytesMut::new();
         while !received.ends_with(b"\r\n\r\n") {
-            std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received)).await.unwrap();
+            std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received))
+                .await
+                .unwrap();
         }
         let answer = b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\nHTTP/1.1 ";
-        stream.write_all(&mut [std::io::IoSlice::new(answer)]).await.unwrap();
+        stream
+            .write_all(&mut [std::io::IoSlice::new(answer)])
+            .await
+            .unwrap();
         stream.flush().await.unwrap();
         received.clear();
-        while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received)).await.unwrap() > 0 {}
-        stream.write_all(&mut [std::io::IoSlice::new(&received)]).await.unwrap();
+        while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received))
+            .await
+            .unwrap()
+            > 0
+        {}
+        stream
+            .write_all(&mut [std::io::IoSlice::new(&received)])
+            .await
+            .unwrap();
         return stream.close().await.unwrap();
     }
     let mut settings = h2::server::Builder::new();
     let settings = settings.enable_connect_protocol();
-    let mut connection = settings.handshake::<_, Bytes>(Stream::Tls(stream)).await.unwrap();
+    let mut connection = settings
+        .handshake::<_, Bytes>(Stream::Tls(stream))
+        .await
+        .unwrap();
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         runtime::spawn(async move {
             let mut sent = respond.send_response(Response::new(()), false).unwrap();
             let prefix = format!("HTTP/2 {} ", request.uri().scheme_str().unwrap());
             let received = read_body(&mut request.into_body()).await;
-            sent.send_data(Bytes::from(prefix + &received), true).unwrap();
+            sent.send_data(Bytes::from(prefix + &received), true)
+                .unwrap();
         });
     }
 }
@@ -54,14 +75,22 @@ async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
 fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("ca.pem");
-    for (alpn, after_upgrade) in [(&[&b"h2"[..], b"http/1.1"][..], "HTTP/1.1 hello"), (&[b"h2"], "HTTP/2 https hello")]
-    {
+    for (alpn, after_upgrade) in [
+        (&[&b"h2"[..], b"http/1.1"][..], "HTTP/1.1 hello"),
+        (&[b"h2"], "HTTP/2 https hello"),
+    ] {
         let config = tls(alpn, &file);
         let address = listen(move |connection, _| {
-            Driver::choose().unwrap().block_on(speak_either(connection, Arc::clone(&config))).unwrap();
+            Driver::choose()
+                .unwrap()
+                .block_on(speak_either(connection, Arc::clone(&config)))
+                .unwrap();
         });
         let port = address.rsplit(':').next().unwrap();
-        let toml = format!("urls = 'https://localhost:{port}'\nca_file = '{}'", file.display());
+        let toml = format!(
+            "urls = 'https://localhost:{port}'\nca_file = '{}'",
+            file.display()
+        );
         let value = toml::Value::Table(toml.parse().unwrap());
         let backends = Backends::from_toml("test", &value, &mut Vec::new()).unwrap();
         with_tunnel_to(&backends, |gateway| async move {
@@ -71,7 +100,11 @@ fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
                 assert_eq!(exchange.body().await.unwrap(), "HTTP/2 https ");
                 let exchange = gateway.send(upgrade("foo"));
                 assert_eq!(exchange.response().await.head.headers["upgrade"], "foo");
-                exchange.up.send(Bytes::from_static(b"hello"), true).await.unwrap();
+                exchange
+                    .up
+                    .send(Bytes::from_static(b"hello"), true)
+                    .await
+                    .unwrap();
                 assert_eq!(exchange.body().await.unwrap(), after_upgrade);
             }
         });

@@ -9,12 +9,21 @@ use super::*;
 /// The agent rejects responses that the gateway would reject.
 #[test]
 fn responses_beyond_the_limits_of_the_tunnel_are_rejected() {
-    let interim = format!("HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n", "x".repeat(1000));
+    let interim = format!(
+        "HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n",
+        "x".repeat(1000)
+    );
     let many = "HTTP/1.1 102 Processing\r\n\r\n".repeat(response::INTERIM_MAX as usize + 1);
     for (answer, expected) in [
-        (interim.repeat(response::INTERIM_BYTES / 1000), "interim responses"),
+        (
+            interim.repeat(response::INTERIM_BYTES / 1000),
+            "interim responses",
+        ),
         (many, "interim responses"),
-        ("HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n".to_owned(), "status is 600"),
+        (
+            "HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n".to_owned(),
+            "status is 600",
+        ),
     ] {
         let urls = http1_backend(move |mut backend, _| {
             request_head(&mut backend);
@@ -31,24 +40,40 @@ fn responses_beyond_the_limits_of_the_tunnel_are_rejected() {
 
 #[test]
 fn http_2_responses_have_the_same_limits_and_interim_ones_no_length() {
-    let urls = http2_backend(h2::server::Builder::new(), |request, mut respond, _| async move {
-        let interim = Response::builder().status(103).header("link", "</a>").header("content-length", "5");
-        respond.send_informational(interim.body(()).unwrap()).unwrap();
-        let mut response = Response::new(());
-        if request.uri().path() == "/odd" {
-            *response.status_mut() = StatusCode::from_u16(999).unwrap();
-        } else {
-            response.headers_mut().extend((0..=response::HEAD.fields).map(|number| {
-                (http::HeaderName::try_from(format!("x-{number}")).unwrap(), HeaderValue::from_static("1"))
-            }));
-        }
-        respond.send_response(response, true).unwrap();
-    });
+    let urls = http2_backend(
+        h2::server::Builder::new(),
+        |request, mut respond, _| async move {
+            let interim = Response::builder()
+                .status(103)
+                .header("link", "</a>")
+                .header("content-length", "5");
+            respond
+                .send_informational(interim.body(()).unwrap())
+                .unwrap();
+            let mut response = Response::new(());
+            if request.uri().path() == "/odd" {
+                *response.status_mut() = StatusCode::from_u16(999).unwrap();
+            } else {
+                response
+                    .headers_mut()
+                    .extend((0..=response::HEAD.fields).map(|number| {
+                        (
+                            http::HeaderName::try_from(format!("x-{number}")).unwrap(),
+                            HeaderValue::from_static("1"),
+                        )
+                    }));
+            }
+            respond.send_response(response, true).unwrap();
+        },
+    );
     with_tunnel(&urls, |gateway| async move {
         for (path, expected) in [("/odd", "status is 999"), ("/many", "header fields")] {
             let exchange = gateway.send(get(path));
             let interim = exchange.interim().await;
-            assert_eq!((interim.headers.len(), interim.headers.contains("link")), (1, true));
+            assert_eq!(
+                (interim.headers.len(), interim.headers.contains("link")),
+                (1, true)
+            );
             let (code, message) = exchange.error().await;
             assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
             assert!(message.contains(expected), "{message}");
@@ -85,7 +110,11 @@ fn backend_that_does_not_read_stalls_only_its_request() {
             while let Some(data) = std::future::poll_fn(|cx| body.poll_data(cx)).await {
                 let data = data.unwrap();
                 body.flow_control().release_capacity(data.len()).unwrap();
-                assert!(data.iter().enumerate().all(|(number, got)| *got == byte(count + number)));
+                assert!(
+                    data.iter()
+                        .enumerate()
+                        .all(|(number, got)| *got == byte(count + number))
+                );
                 count += data.len();
             }
             assert_eq!(count, TINY);
@@ -97,17 +126,29 @@ fn backend_that_does_not_read_stalls_only_its_request() {
         let mut number = 0;
         let send_all = async {
             while number < TINY {
-                upload.up.send(Bytes::copy_from_slice(&[byte(number)]), false).await.unwrap();
+                upload
+                    .up
+                    .send(Bytes::copy_from_slice(&[byte(number)]), false)
+                    .await
+                    .unwrap();
                 number += 1;
             }
         };
         // The credit of a stream is less than the body.
-        assert!(runtime::timeout(Duration::from_millis(500), send_all).await.is_err());
+        assert!(
+            runtime::timeout(Duration::from_millis(500), send_all)
+                .await
+                .is_err()
+        );
         let other = gateway.send(get("/other"));
         assert_eq!(other.response().await.head.status, 200);
         reads.store(true, Ordering::Relaxed);
         while number < TINY {
-            upload.up.send(Bytes::copy_from_slice(&[byte(number)]), false).await.unwrap();
+            upload
+                .up
+                .send(Bytes::copy_from_slice(&[byte(number)]), false)
+                .await
+                .unwrap();
             number += 1;
         }
         upload.up.finish().unwrap();

@@ -12,7 +12,9 @@ fn declining_backend() -> (Vec<String>, mpsc::Receiver<(usize, String)>) {
                 return;
             }
             sender.send((number, head)).unwrap();
-            backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno").unwrap();
+            backend
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno")
+                .unwrap();
         }
     });
     (urls, heads)
@@ -23,7 +25,10 @@ fn connection_of_a_declined_upgrade_is_not_reused() {
     let (urls, heads) = declining_backend();
     with_tunnel(&urls, |gateway| async move {
         for _ in 0..2 {
-            for request in [with_field(upgrade("websocket"), "content-length", "34"), get("/next")] {
+            for request in [
+                with_field(upgrade("websocket"), "content-length", "34"),
+                get("/next"),
+            ] {
                 let exchange = gateway.send(request);
                 assert_eq!(exchange.response().await.head.framing, Framing::Length(2));
                 assert_eq!(exchange.body().await.unwrap(), "no");
@@ -35,7 +40,10 @@ fn connection_of_a_declined_upgrade_is_not_reused() {
     // The plain requests share a connection; each upgrade request has its own.
     assert_eq!(connections, [0, 1, 2, 1]);
     for (_, head) in &heads {
-        assert!(field(head, "content-length").is_none() && field(head, "transfer-encoding").is_none(), "{head}");
+        assert!(
+            field(head, "content-length").is_none() && field(head, "transfer-encoding").is_none(),
+            "{head}"
+        );
     }
 }
 
@@ -44,9 +52,14 @@ fn upgrades_to_forms_of_http_and_invalid_protocols_are_rejected() {
     let (urls, heads) = declining_backend();
     with_tunnel(&urls, |gateway| async move {
         for protocol in ["h2c", "HTTP/2.0", "TLS/1.3", "websocket, h2c", "a b", ""] {
-            let head = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\r\n");
+            let head = format!(
+                "GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\r\n"
+            );
             let answer = gateway.send_head(&head, false).down.receive().await;
-            assert!(matches!(answer, Err(Closed::Reset(_))), "{protocol:?}: {answer:?}");
+            assert!(
+                matches!(answer, Err(Closed::Reset(_))),
+                "{protocol:?}: {answer:?}"
+            );
         }
     });
     assert_eq!(heads.try_iter().count(), 0);
@@ -54,17 +67,24 @@ fn upgrades_to_forms_of_http_and_invalid_protocols_are_rejected() {
 
 #[test]
 fn data_after_an_http_2_response_without_a_body_is_dropped() {
-    let urls = http2_backend(h2::server::Builder::new(), |request, mut respond, _| async move {
-        let mut response = Response::new(());
-        *response.status_mut() = request.uri().path()[1..].parse().unwrap();
-        response.headers_mut().insert("content-length", HeaderValue::from_static("4"));
-        let mut sent = respond.send_response(response, false).unwrap();
-        sent.send_data(Bytes::from_static(b"body"), true).unwrap();
-    });
+    let urls = http2_backend(
+        h2::server::Builder::new(),
+        |request, mut respond, _| async move {
+            let mut response = Response::new(());
+            *response.status_mut() = request.uri().path()[1..].parse().unwrap();
+            response
+                .headers_mut()
+                .insert("content-length", HeaderValue::from_static("4"));
+            let mut sent = respond.send_response(response, false).unwrap();
+            sent.send_data(Bytes::from_static(b"body"), true).unwrap();
+        },
+    );
     with_tunnel(&urls, |gateway| async move {
-        for (path, framing, text) in
-            [("/204", Framing::None, ""), ("/304", Framing::Described(4), ""), ("/200", Framing::Length(4), "body")]
-        {
+        for (path, framing, text) in [
+            ("/204", Framing::None, ""),
+            ("/304", Framing::Described(4), ""),
+            ("/200", Framing::Length(4), "body"),
+        ] {
             for _ in 0..3 {
                 let exchange = gateway.send(get(path));
                 assert_eq!(exchange.response().await.head.framing, framing, "{path}");
@@ -79,7 +99,9 @@ fn data_after_an_http_2_response_without_a_body_is_dropped() {
 fn responses_without_a_body_end_with_their_head() {
     let over_http1 = http1_backend(|mut backend, _| {
         while !request_head(&mut backend).is_empty() {
-            backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+            backend
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                .unwrap();
         }
     });
     let over_http2 = http2_backend(h2::server::Builder::new(), |_, mut respond, _| async move {
@@ -90,7 +112,10 @@ fn responses_without_a_body_end_with_their_head() {
             let exchange = gateway.send(get("/"));
             let framing = exchange.response().await.head.framing;
             // Without a length, only END tells that there is no body.
-            assert!(matches!(framing, Framing::Length(0) | Framing::UntilClose), "{framing:?}");
+            assert!(
+                matches!(framing, Framing::Length(0) | Framing::UntilClose),
+                "{framing:?}"
+            );
             assert!(exchange.down.is_done());
         });
     }
@@ -100,7 +125,9 @@ fn responses_without_a_body_end_with_their_head() {
 fn body_up_to_the_end_of_the_connection_is_of_unknown_length() {
     let urls = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
-        backend.write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+            .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(get("/"));
@@ -115,12 +142,21 @@ fn request_body_of_another_length_than_announced_is_not_completed() {
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
         let mut body = [0; 10];
-        sender.send((read(&mut backend, &mut body), read(&mut backend, &mut [0]))).unwrap();
+        sender
+            .send((read(&mut backend, &mut body), read(&mut backend, &mut [0])))
+            .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(post(Framing::Length(6)));
-        exchange.up.send(Bytes::from_static(b"short"), true).await.unwrap();
-        assert!(matches!(exchange.down.receive().await, Err(Closed::Reset(_))));
+        exchange
+            .up
+            .send(Bytes::from_static(b"short"), true)
+            .await
+            .unwrap();
+        assert!(matches!(
+            exchange.down.receive().await,
+            Err(Closed::Reset(_))
+        ));
         while received.try_recv() != Ok((5, 0)) {
             runtime::sleep(Duration::from_millis(1)).await;
         }
@@ -129,22 +165,35 @@ fn request_body_of_another_length_than_announced_is_not_completed() {
 
 #[test]
 fn http_2_field_values_with_padding_are_malformed() {
-    let urls = http2_backend(h2::server::Builder::new(), |request, mut respond, _| async move {
-        let (path, padded) = (request.uri().path().to_owned(), HeaderValue::from_static("a "));
-        let mut response = Response::new(());
-        if path == "/head" {
-            response.headers_mut().insert("x", padded.clone());
-        }
-        let mut sent = respond.send_response(response, false).unwrap();
-        sent.send_data(Bytes::from_static(b"body"), false).unwrap();
-        sent.send_trailers(http::HeaderMap::from_iter([("x".parse().unwrap(), padded)])).unwrap();
-    });
+    let urls = http2_backend(
+        h2::server::Builder::new(),
+        |request, mut respond, _| async move {
+            let (path, padded) = (
+                request.uri().path().to_owned(),
+                HeaderValue::from_static("a "),
+            );
+            let mut response = Response::new(());
+            if path == "/head" {
+                response.headers_mut().insert("x", padded.clone());
+            }
+            let mut sent = respond.send_response(response, false).unwrap();
+            sent.send_data(Bytes::from_static(b"body"), false).unwrap();
+            sent.send_trailers(http::HeaderMap::from_iter([("x".parse().unwrap(), padded)]))
+                .unwrap();
+        },
+    );
     with_tunnel(&urls, |gateway| async move {
-        assert_eq!(gateway.send(get("/head")).error().await.0, "GW_BACKEND_INVALID_RESPONSE");
+        assert_eq!(
+            gateway.send(get("/head")).error().await.0,
+            "GW_BACKEND_INVALID_RESPONSE"
+        );
         let exchange = gateway.send(get("/trailers"));
         exchange.response().await;
         assert_eq!(exchange.bytes(4).await, b"body");
-        assert_eq!(exchange.body().await, Err(Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into())));
+        assert_eq!(
+            exchange.body().await,
+            Err(Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into()))
+        );
     });
 }
 
@@ -155,7 +204,8 @@ fn extended_connect_has_no_content_length() {
     let urls = http2_backend(settings, |request, mut respond, _| async move {
         assert_eq!(request.headers().get("content-length"), None);
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
-        sent.send_data(Bytes::from_static(b"switched"), true).unwrap();
+        sent.send_data(Bytes::from_static(b"switched"), true)
+            .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(with_field(upgrade("foo"), "content-length", "3"));
@@ -168,12 +218,20 @@ fn extended_connect_has_no_content_length() {
 fn declined_upgrade_of_a_head_request_describes_its_length() {
     let urls = http1_backend(|mut backend, _| {
         request_head(&mut backend);
-        backend.write_all(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 2\r\nX-Kept: 1\r\n\r\n").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 2\r\nX-Kept: 1\r\n\r\n")
+            .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
-        let exchange = gateway.send(OutboundRequest { method: Method::HEAD, ..upgrade("websocket") });
+        let exchange = gateway.send(OutboundRequest {
+            method: Method::HEAD,
+            ..upgrade("websocket")
+        });
         let head = exchange.response().await.head;
-        assert_eq!((head.status.as_u16(), &head.headers["x-kept"]), (405, &HeaderValue::from_static("1")));
+        assert_eq!(
+            (head.status.as_u16(), &head.headers["x-kept"]),
+            (405, &HeaderValue::from_static("1"))
+        );
         assert_eq!(head.framing, Framing::Described(2));
         assert!(exchange.down.is_done());
     });

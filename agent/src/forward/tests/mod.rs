@@ -104,14 +104,18 @@ fn read(stream: &mut TcpStream, buffer: &mut [u8]) -> usize {
 }
 
 fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
-    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+    head.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
 /// Reads a request body of an HTTP/2 backend to its end.
 async fn read_body(stream: &mut RecvStream) -> String {
     let mut whole = Vec::new();
     loop {
-        match std::future::poll_fn(|cx| stream::poll_receive(stream, cx)).await.unwrap() {
+        match std::future::poll_fn(|cx| stream::poll_receive(stream, cx))
+            .await
+            .unwrap()
+        {
             Part::Data(data) => {
                 stream::release(stream, data.len());
                 whole.extend_from_slice(&data);

@@ -14,15 +14,27 @@ fn interim_responses_are_relayed_without_delay() {
         backend.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").unwrap();
         let mut body = [0; 5];
         backend.read_exact(&mut body).unwrap();
-        backend.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nX-Gw-Status: forged\r\n\r\n").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nX-Gw-Status: forged\r\n\r\n")
+            .unwrap();
         resumed.lock().unwrap().recv().unwrap();
-        backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")
+            .unwrap();
         backend.write_all(&body).unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
-        let exchange = gateway.send(with_field(post(Framing::Length(5)), "expect", "100-continue"));
+        let exchange = gateway.send(with_field(
+            post(Framing::Length(5)),
+            "expect",
+            "100-continue",
+        ));
         assert_eq!(exchange.interim().await.status, 100);
-        exchange.up.send(Bytes::from_static(b"hello"), true).await.unwrap();
+        exchange
+            .up
+            .send(Bytes::from_static(b"hello"), true)
+            .await
+            .unwrap();
         let interim = exchange.interim().await;
         assert_eq!((interim.status.as_u16(), interim.headers.len()), (103, 1));
         assert_eq!(interim.headers["link"], "</a>");
@@ -48,7 +60,10 @@ fn every_response_has_the_agents_timing_and_not_the_backends() {
     with_tunnel(&urls, |gateway| async move {
         for request in [get("/"), upgrade("foo")] {
             let response = gateway.send(request).response().await;
-            let AgentTiming { agent_us, backend_first_byte_us } = response.timing;
+            let AgentTiming {
+                agent_us,
+                backend_first_byte_us,
+            } = response.timing;
             assert!(is_real(agent_us) && backend_first_byte_us.is_some_and(is_real));
             assert!(!response.head.headers.contains("x-gw-timing"));
         }
@@ -65,28 +80,43 @@ fn response_cut_short_is_reported_after_its_data() {
         drop(request_head(&mut backend));
         let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
         match number {
-            0 => backend.write_all(format!("{chunked}zz\r\n").as_bytes()).unwrap(),
+            0 => backend
+                .write_all(format!("{chunked}zz\r\n").as_bytes())
+                .unwrap(),
             1 => {
-                backend.write_all(format!("{chunked}5\r\nhello\r\n").as_bytes()).unwrap();
+                backend
+                    .write_all(format!("{chunked}5\r\nhello\r\n").as_bytes())
+                    .unwrap();
                 resumed.lock().unwrap().recv().unwrap();
                 backend.write_all(b"zz\r\n").unwrap();
             }
-            _ => backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello").unwrap(),
+            _ => backend
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello")
+                .unwrap(),
         }
     });
     with_tunnel(&urls, |gateway| async move {
-        assert_eq!(gateway.send(get("/")).error().await.0, "GW_BACKEND_INVALID_RESPONSE");
+        assert_eq!(
+            gateway.send(get("/")).error().await.0,
+            "GW_BACKEND_INVALID_RESPONSE"
+        );
 
         let exchange = gateway.send(get("/"));
         exchange.response().await;
         assert_eq!(exchange.bytes(5).await, b"hello");
         resume.send(()).unwrap();
-        assert_eq!(exchange.body().await, Err(Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into())));
+        assert_eq!(
+            exchange.body().await,
+            Err(Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into()))
+        );
 
         let exchange = gateway.send(get("/"));
         exchange.response().await;
         assert_eq!(exchange.bytes(5).await, b"hello");
-        assert_eq!(exchange.body().await, Err(Closed::Reset("GW_BACKEND_RESET".into())));
+        assert_eq!(
+            exchange.body().await,
+            Err(Closed::Reset("GW_BACKEND_RESET".into()))
+        );
     });
 }
 
@@ -99,10 +129,16 @@ fn ambiguous_responses_are_rejected() {
     ] {
         let urls = http1_backend(move |mut backend, _| {
             drop(request_head(&mut backend));
-            backend.write_all(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n0\r\n\r\n").as_bytes()).unwrap();
+            backend
+                .write_all(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n0\r\n\r\n").as_bytes())
+                .unwrap();
         });
         with_tunnel(&urls, |gateway| async move {
-            assert_eq!(gateway.send(get("/")).error().await.0, "GW_BACKEND_INVALID_RESPONSE", "{fields}");
+            assert_eq!(
+                gateway.send(get("/")).error().await.0,
+                "GW_BACKEND_INVALID_RESPONSE",
+                "{fields}"
+            );
         });
     }
 }
@@ -111,15 +147,19 @@ fn ambiguous_responses_are_rejected() {
 fn connection_with_a_body_announced_for_a_204_is_not_reused() {
     let urls = http1_backend(|mut backend, number| {
         while !request_head(&mut backend).is_empty() {
-            let answer =
-                format!("HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\nX-Connection: {number}\r\n\r\n");
+            let answer = format!(
+                "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\nX-Connection: {number}\r\n\r\n"
+            );
             backend.write_all(answer.as_bytes()).unwrap();
         }
     });
     with_tunnel(&urls, |gateway| async move {
         for number in ["0", "1"] {
             let head = gateway.send(get("/")).response().await.head;
-            assert_eq!((head.status.as_u16(), &head.headers["x-connection"]), (204, &HeaderValue::from_static(number)));
+            assert_eq!(
+                (head.status.as_u16(), &head.headers["x-connection"]),
+                (204, &HeaderValue::from_static(number))
+            );
         }
     });
 }

@@ -13,19 +13,33 @@ use super::*;
 use crate::forward::slots::Slots;
 
 /// Runs a test with a tunnel to backends at `urls`.
-pub(super) fn with_tunnel<F: Future<Output = ()>>(urls: &[String], test: impl FnOnce(Gateway) -> F) {
-    with_tunnel_to(&Backends::from_urls("test", urls, &mut Vec::new()).unwrap(), test);
+pub(super) fn with_tunnel<F: Future<Output = ()>>(
+    urls: &[String],
+    test: impl FnOnce(Gateway) -> F,
+) {
+    with_tunnel_to(
+        &Backends::from_urls("test", urls, &mut Vec::new()).unwrap(),
+        test,
+    );
 }
 
-pub(super) fn with_tunnel_to<F: Future<Output = ()>>(backends: &Backends, test: impl FnOnce(Gateway) -> F) {
+pub(super) fn with_tunnel_to<F: Future<Output = ()>>(
+    backends: &Backends,
+    test: impl FnOnce(Gateway) -> F,
+) {
     let run = async {
-        let (gateway, agent) = (Tunnel::new(Endpoint::gateway()), Tunnel::new(Endpoint::agent(128)));
+        let (gateway, agent) = (
+            Tunnel::new(Endpoint::gateway()),
+            Tunnel::new(Endpoint::agent(128)),
+        );
         runtime::spawn(carry(gateway.clone(), agent.clone()));
         runtime::spawn(serve(agent, Rc::new(Pool::new("test", backends, 128))));
         gateway.hello().await.unwrap();
         test(Gateway(gateway)).await;
     };
-    let result = Driver::choose().unwrap().block_on(async { runtime::timeout(TIME_LIMIT, run).await });
+    let result = Driver::choose()
+        .unwrap()
+        .block_on(async { runtime::timeout(TIME_LIMIT, run).await });
     result.unwrap().expect("the test exceeded its time limit");
 }
 
@@ -33,7 +47,9 @@ pub(super) fn with_tunnel_to<F: Future<Output = ()>>(backends: &Backends, test: 
 async fn serve(agent: Tunnel, pool: Rc<Pool>) {
     let slots = Slots::new(128);
     while let Some(halves) = std::future::poll_fn(|cx| agent.poll_accept(cx)).await {
-        let Some(mut request) = TunnelRequest::read(halves) else { continue };
+        let Some(mut request) = TunnelRequest::read(halves) else {
+            continue;
+        };
         let (pool, slot) = (Rc::clone(&pool), slots.take().unwrap());
         let scope = RequestScope::begin(None, &Rc::default(), 0, &mut request.head);
         runtime::spawn(async move { forward(&pool, slot, scope, request).await });
@@ -72,15 +88,28 @@ pub(super) struct Gateway(Tunnel);
 
 impl Gateway {
     pub(super) fn send(&self, request: OutboundRequest) -> Exchange {
-        let (up, down) = self.0.open(window::FIRST as usize, !request.has_body(), |out| request.write(out)).unwrap();
-        Exchange { method: request.method, up, down }
+        let (up, down) = self
+            .0
+            .open(window::FIRST as usize, !request.has_body(), |out| {
+                request.write(out)
+            })
+            .unwrap();
+        Exchange {
+            method: request.method,
+            up,
+            down,
+        }
     }
 
     /// Opens a stream with this head.
     pub(super) fn send_head(&self, head: &str, end: bool) -> Exchange {
         let write = |out: &mut Vec<u8>| out.extend_from_slice(head.as_bytes());
         let (up, down) = self.0.open(window::FIRST as usize, end, write).unwrap();
-        Exchange { method: Method::GET, up, down }
+        Exchange {
+            method: Method::GET,
+            up,
+            down,
+        }
     }
 }
 
@@ -102,7 +131,9 @@ impl Exchange {
     /// The final response.
     pub(super) async fn response(&self) -> AgentResponse {
         match self.down.receive().await.unwrap() {
-            ReceivedPart::Head(Kind::Response, payload) => head::parse_response(payload, &self.method).unwrap(),
+            ReceivedPart::Head(Kind::Response, payload) => {
+                head::parse_response(payload, &self.method).unwrap()
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -112,7 +143,9 @@ impl Exchange {
         loop {
             match self.down.receive().await.unwrap() {
                 ReceivedPart::Head(Kind::Interim, _) => {}
-                ReceivedPart::Head(Kind::Refused, payload) => return head::parse_refusal(payload).unwrap(),
+                ReceivedPart::Head(Kind::Refused, payload) => {
+                    return head::parse_refusal(payload).unwrap();
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -171,16 +204,29 @@ pub(super) fn get(path: &str) -> OutboundRequest {
 }
 
 pub(super) fn post(framing: Framing) -> OutboundRequest {
-    OutboundRequest { framing, ..request(Method::POST, "/") }
+    OutboundRequest {
+        framing,
+        ..request(Method::POST, "/")
+    }
 }
 
 /// A request to upgrade to `protocol`.
 pub(super) fn upgrade(protocol: &'static str) -> OutboundRequest {
-    OutboundRequest { upgrade: Some(UpgradeProtocol::from_static(protocol)), ..request(Method::GET, "/chat") }
+    OutboundRequest {
+        upgrade: Some(UpgradeProtocol::from_static(protocol)),
+        ..request(Method::GET, "/chat")
+    }
 }
 
 /// `request` with one more field.
-pub(super) fn with_field(mut request: OutboundRequest, name: &'static str, value: &'static str) -> OutboundRequest {
-    request.headers.append(http::HeaderName::from_static(name), HeaderValue::from_static(value));
+pub(super) fn with_field(
+    mut request: OutboundRequest,
+    name: &'static str,
+    value: &'static str,
+) -> OutboundRequest {
+    request.headers.append(
+        http::HeaderName::from_static(name),
+        HeaderValue::from_static(value),
+    );
     request
 }

@@ -7,7 +7,10 @@ fn any_protocol_is_relayed_and_each_direction_ends_separately() {
     let urls = http1_backend(|mut backend, _| {
         let head = request_head(&mut backend);
         assert!(head.starts_with("PUT /chat HTTP/1.1\r\n"), "{head}");
-        assert_eq!((field(&head, "connection"), field(&head, "upgrade")), (Some("upgrade"), Some("Foo/2")));
+        assert_eq!(
+            (field(&head, "connection"), field(&head, "upgrade")),
+            (Some("upgrade"), Some("Foo/2"))
+        );
         assert_eq!(field(&head, "host"), Some(HOST));
         backend.write_all(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo/2\r\nX-Own: 1\r\n\r\nfirst").unwrap();
         let mut received = String::new();
@@ -18,18 +21,34 @@ fn any_protocol_is_relayed_and_each_direction_ends_separately() {
                 length => received.push_str(std::str::from_utf8(&byte[..length]).unwrap()),
             }
         }
-        backend.write_all(format!("received {received}").as_bytes()).unwrap();
+        backend
+            .write_all(format!("received {received}").as_bytes())
+            .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
-        let exchange = gateway.send(OutboundRequest { method: Method::PUT, ..upgrade("Foo/2") });
+        let exchange = gateway.send(OutboundRequest {
+            method: Method::PUT,
+            ..upgrade("Foo/2")
+        });
         assert_eq!(exchange.interim().await.status, 103);
         let head = exchange.response().await.head;
-        assert_eq!((head.status.as_u16(), &head.headers["upgrade"]), (101, &HeaderValue::from_static("Foo/2")));
+        assert_eq!(
+            (head.status.as_u16(), &head.headers["upgrade"]),
+            (101, &HeaderValue::from_static("Foo/2"))
+        );
         assert_eq!(head.headers["x-own"], "1");
         assert_eq!(head.headers.len(), 3);
         assert_eq!(exchange.bytes(5).await, b"first");
-        exchange.up.send(Bytes::from_static(b"one "), false).await.unwrap();
-        exchange.up.send(Bytes::from_static(b"two"), true).await.unwrap();
+        exchange
+            .up
+            .send(Bytes::from_static(b"one "), false)
+            .await
+            .unwrap();
+        exchange
+            .up
+            .send(Bytes::from_static(b"two"), true)
+            .await
+            .unwrap();
         assert_eq!(exchange.body().await.unwrap(), "received one two");
     });
 }
@@ -39,7 +58,9 @@ fn backend_that_ends_its_direction_first_still_receives() {
     let (sender, received) = mpsc::channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
-        backend.write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\n").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\n")
+            .unwrap();
         backend.shutdown(std::net::Shutdown::Write).unwrap();
         let mut text = [0; 4];
         backend.read_exact(&mut text).unwrap();
@@ -49,7 +70,11 @@ fn backend_that_ends_its_direction_first_still_receives() {
         let exchange = gateway.send(upgrade("foo"));
         exchange.response().await;
         assert_eq!(exchange.body().await.unwrap(), "");
-        exchange.up.send(Bytes::from_static(b"late"), false).await.unwrap();
+        exchange
+            .up
+            .send(Bytes::from_static(b"late"), false)
+            .await
+            .unwrap();
         exchange.up.finish().unwrap();
         // Sleeps because the sent bytes leave only while this reactor runs.
         let received = loop {
@@ -67,7 +92,9 @@ fn resets_are_relayed_in_both_directions() {
     let (sender, ended) = mpsc::channel();
     let urls = http1_backend(move |mut backend, number| {
         drop(request_head(&mut backend));
-        backend.write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\nhi").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\nhi")
+            .unwrap();
         if number == 0 {
             sender.send(read(&mut backend, &mut [0])).unwrap();
         } else {
@@ -86,8 +113,15 @@ fn resets_are_relayed_in_both_directions() {
         let exchange = gateway.send(upgrade("foo"));
         exchange.response().await;
         assert_eq!(exchange.bytes(2).await, b"hi");
-        exchange.up.send(Bytes::from_static(b"now"), false).await.unwrap();
-        assert_eq!(exchange.body().await, Err(Closed::Reset("GW_BACKEND_RESET".into())));
+        exchange
+            .up
+            .send(Bytes::from_static(b"now"), false)
+            .await
+            .unwrap();
+        assert_eq!(
+            exchange.body().await,
+            Err(Closed::Reset("GW_BACKEND_RESET".into()))
+        );
     });
 }
 
@@ -96,7 +130,11 @@ fn websocket_without_a_key_gets_one() {
     let urls = http1_backend(|mut backend, number| {
         let head = request_head(&mut backend);
         let key = field(&head, "sec-websocket-key").unwrap();
-        let accept = if number == 0 { accept_of(key.as_bytes()).unwrap() } else { HeaderValue::from_static("wrong") };
+        let accept = if number == 0 {
+            accept_of(key.as_bytes()).unwrap()
+        } else {
+            HeaderValue::from_static("wrong")
+        };
         let accept = accept.to_str().unwrap();
         backend
             .write_all(
@@ -107,45 +145,69 @@ fn websocket_without_a_key_gets_one() {
     });
     with_tunnel(&urls, |gateway| async move {
         let head = gateway.send(upgrade("websocket")).response().await.head;
-        assert_eq!((head.headers["upgrade"].as_bytes(), head.headers.len()), (&b"websocket"[..], 2));
-        assert_eq!(gateway.send(upgrade("websocket")).error().await.0, "GW_BACKEND_INVALID_RESPONSE");
+        assert_eq!(
+            (head.headers["upgrade"].as_bytes(), head.headers.len()),
+            (&b"websocket"[..], 2)
+        );
+        assert_eq!(
+            gateway.send(upgrade("websocket")).error().await.0,
+            "GW_BACKEND_INVALID_RESPONSE"
+        );
         // A caller that sends a key checks the answer itself.
         let with_key = with_field(upgrade("websocket"), "sec-websocket-key", "x");
-        assert_eq!(gateway.send(with_key).response().await.head.headers["sec-websocket-accept"], "wrong");
+        assert_eq!(
+            gateway.send(with_key).response().await.head.headers["sec-websocket-accept"],
+            "wrong"
+        );
     });
 }
 
 #[test]
 fn declined_upgrades_are_relayed_and_wrong_ones_are_errors() {
     let urls = http1_backend(|mut backend, _| {
-        for answer in ["HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno", "HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n"] {
+        for answer in [
+            "HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno",
+            "HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n",
+        ] {
             drop(request_head(&mut backend));
             backend.write_all(answer.as_bytes()).unwrap();
         }
     });
     let unasked = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
-        backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n")
+            .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(upgrade("foo"));
         let head = exchange.response().await.head;
-        assert_eq!((head.status.as_u16(), head.headers.get("upgrade")), (403, None));
+        assert_eq!(
+            (head.status.as_u16(), head.headers.get("upgrade")),
+            (403, None)
+        );
         assert_eq!(exchange.body().await.unwrap(), "no");
     });
     let urls_of_another = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
-        backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n")
+            .unwrap();
     });
     with_tunnel(&urls_of_another, |gateway| async move {
         let (code, message) = gateway.send(upgrade("foo")).error().await;
         assert!(
-            code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("foo") && message.contains("bar"),
+            code == "GW_BACKEND_INVALID_RESPONSE"
+                && message.contains("foo")
+                && message.contains("bar"),
             "{message}"
         );
     });
     with_tunnel(&unasked, |gateway| async move {
-        assert_eq!(gateway.send(get("/")).error().await.0, "GW_BACKEND_INVALID_RESPONSE");
+        assert_eq!(
+            gateway.send(get("/")).error().await.0,
+            "GW_BACKEND_INVALID_RESPONSE"
+        );
     });
 }
 
@@ -153,7 +215,14 @@ fn declined_upgrades_are_relayed_and_wrong_ones_are_errors() {
 fn http_2_backends_are_upgraded_by_extended_connect() {
     let echo = |request: Request<RecvStream>, mut respond: SendResponse<Bytes>, _| async move {
         assert_eq!(request.method(), Method::CONNECT);
-        assert_eq!(request.extensions().get::<h2::ext::Protocol>().unwrap().as_str(), "websocket");
+        assert_eq!(
+            request
+                .extensions()
+                .get::<h2::ext::Protocol>()
+                .unwrap()
+                .as_str(),
+            "websocket"
+        );
         assert!(!request.headers().contains_key("sec-websocket-key"));
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
         let received = read_body(&mut request.into_body()).await;
@@ -162,18 +231,35 @@ fn http_2_backends_are_upgraded_by_extended_connect() {
     let mut settings = h2::server::Builder::new();
     let able = http2_backend(settings.enable_connect_protocol().clone(), echo);
     with_tunnel(&able, |gateway| async move {
-        let with_key = with_field(upgrade("websocket"), "sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==");
+        let with_key = with_field(
+            upgrade("websocket"),
+            "sec-websocket-key",
+            "dGhlIHNhbXBsZSBub25jZQ==",
+        );
         let exchange = gateway.send(with_key);
         let head = exchange.response().await.head;
-        assert_eq!((head.status.as_u16(), &head.headers["upgrade"]), (101, &HeaderValue::from_static("websocket")));
-        assert_eq!(head.headers["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
-        exchange.up.send(Bytes::from_static(b"both ways"), true).await.unwrap();
+        assert_eq!(
+            (head.status.as_u16(), &head.headers["upgrade"]),
+            (101, &HeaderValue::from_static("websocket"))
+        );
+        assert_eq!(
+            head.headers["sec-websocket-accept"],
+            "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+        );
+        exchange
+            .up
+            .send(Bytes::from_static(b"both ways"), true)
+            .await
+            .unwrap();
         assert_eq!(exchange.body().await.unwrap(), "both ways");
     });
     let unable = http2_backend(h2::server::Builder::new(), echo);
     with_tunnel(&unable, |gateway| async move {
         let (code, message) = gateway.send(upgrade("websocket")).error().await;
-        assert!(code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("extended CONNECT"), "{message}");
+        assert!(
+            code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("extended CONNECT"),
+            "{message}"
+        );
     });
 }
 
@@ -182,10 +268,15 @@ fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
     let (sender, ended) = mpsc::channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
-        backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n")
+            .unwrap();
         backend.shutdown(std::net::Shutdown::Write).unwrap();
         // Does not read; the closed connection shows as a hang-up.
-        let mut watched = [rustix::event::PollFd::new(&backend, rustix::event::PollFlags::RDHUP)];
+        let mut watched = [rustix::event::PollFd::new(
+            &backend,
+            rustix::event::PollFlags::RDHUP,
+        )];
         while rustix::event::poll(&mut watched, None) == Err(rustix::io::Errno::INTR) {}
         sender.send(()).unwrap();
     });
@@ -195,7 +286,11 @@ fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
         assert_eq!(exchange.body().await.unwrap(), "");
         // More than socket buffers and credit allow.
         let flood = exchange.up.send(Bytes::from(vec![0; 64 << 20]), false);
-        assert!(runtime::timeout(Duration::from_millis(500), flood).await.is_err());
+        assert!(
+            runtime::timeout(Duration::from_millis(500), flood)
+                .await
+                .is_err()
+        );
         exchange.up.reset();
         while ended.try_recv().is_err() {
             runtime::sleep(Duration::from_millis(1)).await;

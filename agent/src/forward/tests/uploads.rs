@@ -24,7 +24,10 @@ async fn upload(exchange: &Exchange, length: usize) -> bool {
 }
 
 async fn uploaded(exchange: &Exchange) -> u64 {
-    std::future::poll_fn(|cx| exchange.down.poll_uploaded(cx)).await.unwrap().unwrap()
+    std::future::poll_fn(|cx| exchange.down.poll_uploaded(cx))
+        .await
+        .unwrap()
+        .unwrap()
 }
 
 /// Sends a body after its response was read whole.
@@ -44,7 +47,9 @@ fn a_backend_that_answers_early_gets_the_whole_body() {
             backend.write_all(EARLY).unwrap();
             let mut body = vec![0; BODY];
             backend.read_exact(&mut body).unwrap();
-            received.send(body.iter().all(|byte| *byte == b'x')).unwrap();
+            received
+                .send(body.iter().all(|byte| *byte == b'x'))
+                .unwrap();
         }
     });
     with_tunnel(&urls, |gateway| async move {
@@ -61,7 +66,9 @@ fn a_backend_that_ends_its_response_by_closing_one_direction_gets_the_whole_body
     let (received, mut at_backend) = unbounded_channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
-        backend.write_all(b"HTTP/1.1 202 Accepted\r\n\r\nok").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 202 Accepted\r\n\r\nok")
+            .unwrap();
         backend.shutdown(std::net::Shutdown::Write).unwrap();
         let mut body = Vec::new();
         backend.read_to_end(&mut body).unwrap();
@@ -76,14 +83,21 @@ fn a_backend_that_ends_its_response_by_closing_one_direction_gets_the_whole_body
 #[test]
 fn an_http2_backend_that_answers_early_gets_the_whole_body() {
     let (received, mut at_backend) = unbounded_channel();
-    let urls = http2_backend(h2::server::Builder::new(), move |request, mut respond, _| {
-        let received = received.clone();
-        async move {
-            let mut sent = respond.send_response(Response::builder().status(202).body(()).unwrap(), false).unwrap();
-            sent.send_data(Bytes::from_static(b"ok"), true).unwrap();
-            received.send(read_body(&mut request.into_body()).await.len()).unwrap();
-        }
-    });
+    let urls = http2_backend(
+        h2::server::Builder::new(),
+        move |request, mut respond, _| {
+            let received = received.clone();
+            async move {
+                let mut sent = respond
+                    .send_response(Response::builder().status(202).body(()).unwrap(), false)
+                    .unwrap();
+                sent.send_data(Bytes::from_static(b"ok"), true).unwrap();
+                received
+                    .send(read_body(&mut request.into_body()).await.len())
+                    .unwrap();
+            }
+        },
+    );
     with_tunnel(&urls, |gateway| async move {
         upload_after_the_response(&gateway).await;
         assert_eq!(at_backend.recv().await.unwrap(), BODY);
@@ -108,22 +122,32 @@ fn a_tls_backend_that_answers_early_gets_the_whole_body() {
         backend.write_all(EARLY).unwrap();
         let mut body = vec![0; BODY];
         backend.read_exact(&mut body).unwrap();
-        received.send(body.iter().all(|byte| *byte == b'x')).unwrap();
+        received
+            .send(body.iter().all(|byte| *byte == b'x'))
+            .unwrap();
     });
     let port = address.rsplit(':').next().unwrap();
-    let toml = format!("urls = 'https://localhost:{port}'\nca_file = '{}'", file.display());
+    let toml = format!(
+        "urls = 'https://localhost:{port}'\nca_file = '{}'",
+        file.display()
+    );
     let value = toml::Value::Table(toml.parse().unwrap());
-    with_tunnel_to(&Backends::from_toml("test", &value, &mut Vec::new()).unwrap(), |gateway| async move {
-        upload_after_the_response(&gateway).await;
-        assert!(at_backend.recv().await.unwrap());
-    });
+    with_tunnel_to(
+        &Backends::from_toml("test", &value, &mut Vec::new()).unwrap(),
+        |gateway| async move {
+            upload_after_the_response(&gateway).await;
+            assert!(at_backend.recv().await.unwrap());
+        },
+    );
 }
 
 #[test]
 fn the_rest_of_a_body_is_discarded_once_a_backend_reads_no_more() {
     let urls = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
-        backend.write_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").unwrap();
+        backend
+            .write_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+            .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(post(Framing::Chunked));
@@ -136,12 +160,17 @@ fn the_rest_of_a_body_is_discarded_once_a_backend_reads_no_more() {
 
 #[test]
 fn a_reset_without_an_error_by_an_http2_backend_ends_the_body_at_once() {
-    let urls = http2_backend(h2::server::Builder::new(), |request, mut respond, _| async move {
-        let mut sent = respond.send_response(Response::builder().status(413).body(()).unwrap(), false).unwrap();
-        sent.send_data(Bytes::from_static(b"no"), true).unwrap();
-        // Dropped with an unread body: RST_STREAM with NO_ERROR (RFC 9113 §8.1).
-        drop(request);
-    });
+    let urls = http2_backend(
+        h2::server::Builder::new(),
+        |request, mut respond, _| async move {
+            let mut sent = respond
+                .send_response(Response::builder().status(413).body(()).unwrap(), false)
+                .unwrap();
+            sent.send_data(Bytes::from_static(b"no"), true).unwrap();
+            // Dropped with an unread body: RST_STREAM with NO_ERROR (RFC 9113 §8.1).
+            drop(request);
+        },
+    );
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(post(Framing::Chunked));
         assert_eq!(exchange.response().await.head.status, 413);
@@ -158,14 +187,28 @@ fn a_reset_by_the_gateway_after_the_response_reaches_the_backend() {
         drop(request_head(&mut backend));
         backend.write_all(EARLY).unwrap();
         let mut body = Vec::new();
-        ended.send(backend.read_to_end(&mut body).map(|_| body.len()).map_err(|error| error.kind())).unwrap();
+        ended
+            .send(
+                backend
+                    .read_to_end(&mut body)
+                    .map(|_| body.len())
+                    .map_err(|error| error.kind()),
+            )
+            .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(post(Framing::Length(BODY as u64)));
         assert_eq!(exchange.response().await.head.status, 202);
         assert_eq!(exchange.body().await.unwrap(), "ok");
-        exchange.up.send(Bytes::from_static(b"part"), false).await.unwrap();
+        exchange
+            .up
+            .send(Bytes::from_static(b"part"), false)
+            .await
+            .unwrap();
         exchange.up.reset();
-        assert_eq!(at_backend.recv().await.unwrap(), Err(std::io::ErrorKind::ConnectionReset));
+        assert_eq!(
+            at_backend.recv().await.unwrap(),
+            Err(std::io::ErrorKind::ConnectionReset)
+        );
     });
 }

@@ -7,7 +7,10 @@ use crate::identity::state::{Enrollment, StateDir};
 /// Enrolls an agent, or resumes an interrupted enrollment, unless the state folder contains an enrolled agent. That agent
 /// must be enrolled at `options.gateway`, if given; the token is not used then. With `options.force`, that agent is replaced by
 /// another one at the same gateway. `environment` is that of [`enroll`].
-pub fn ensure_enrolled(options: Options, environment: impl Fn(&str) -> Option<String>) -> Result<(), EnrollError> {
+pub fn ensure_enrolled(
+    options: Options,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Result<(), EnrollError> {
     let state = StateDir::new(&options.state_dir);
     if !state.is_enrolled() {
         return enroll(options, environment).map(drop);
@@ -15,10 +18,16 @@ pub fn ensure_enrolled(options: Options, environment: impl Fn(&str) -> Option<St
     if options.force {
         return enroll(at_same_gateway(options, &state)?, environment).map(drop);
     }
-    let Enrollment { agent_id, gateway_name, gateway_host, gateway_port, services } = state.enrollment()?;
+    let Enrollment {
+        agent_id,
+        gateway_name,
+        gateway_host,
+        gateway_port,
+        services,
+    } = state.enrollment()?;
     if let Some(url) = &options.gateway {
-        let (name, port) =
-            parse_gateway(url).map_err(|mistake| EnrollError::Usage(vec![format!("--gateway: {mistake}")]))?;
+        let (name, port) = parse_gateway(url)
+            .map_err(|mistake| EnrollError::Usage(vec![format!("--gateway: {mistake}")]))?;
         let (host, port) = options.connect_to.unwrap_or_else(|| (name.clone(), port));
         if (&name, &host, port) != (&gateway_name, &gateway_host, gateway_port) {
             return Err(EnrollError::OtherGateway {
@@ -44,7 +53,12 @@ fn at_same_gateway(options: Options, state: &StateDir) -> Result<Options, Enroll
     if options.gateway.is_some() {
         return Ok(options);
     }
-    let Enrollment { gateway_name, gateway_host, gateway_port, .. } = state.enrollment()?;
+    let Enrollment {
+        gateway_name,
+        gateway_host,
+        gateway_port,
+        ..
+    } = state.enrollment()?;
     Ok(Options {
         gateway: Some(format!("https://{gateway_name}:{gateway_port}")),
         connect_to: Some((gateway_host, gateway_port)),

@@ -7,7 +7,9 @@ use std::io;
 use std::time::Duration;
 
 use gw_shared::config::unknown_in_environment;
-use gw_shared::identity::enrollment::{CsrRequest, EnrollRequest, EnrollmentStatus, InvalidServices, check_services};
+use gw_shared::identity::enrollment::{
+    CsrRequest, EnrollRequest, EnrollmentStatus, InvalidServices, check_services,
+};
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::version::VERSION;
 use http::StatusCode;
@@ -65,7 +67,11 @@ pub enum EnrollError {
         "{folder} contains an agent that is enrolled at {enrolled}, not at {given}: use another folder (--state-dir) for a \
          second agent, or replace this one with `gw-agent enroll --force`"
     )]
-    OtherGateway { folder: String, enrolled: String, given: String },
+    OtherGateway {
+        folder: String,
+        enrolled: String,
+        given: String,
+    },
     #[error(transparent)]
     Gateway(#[from] GatewayError),
     #[error("the certificate issued by the gateway cannot be used: {0}")]
@@ -86,31 +92,58 @@ pub enum EnrollError {
 /// after an administrator has approved it; logs while it waits for that.
 ///
 /// `environment` looks up the variables of the proxy. Runs a reactor on the calling thread: see [`Driver::block_on`].
-pub fn enroll(options: Options, environment: impl Fn(&str) -> Option<String>) -> Result<Enrolled, EnrollError> {
+pub fn enroll(
+    options: Options,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Result<Enrolled, EnrollError> {
     for unknown in unknown_in_environment() {
         tracing::warn!("{unknown}");
     }
     let proxies = ProxySettings::of_environment(&environment).map_err(EnrollError::Usage)?;
     let (state, _lock, start) = options.check(&proxies)?;
-    Driver::choose()?.block_on(run(&state, &proxies, start)).map_err(EnrollError::Reactor)?
+    Driver::choose()?
+        .block_on(run(&state, &proxies, start))
+        .map_err(EnrollError::Reactor)?
 }
 
-async fn run(state: &StateDir, proxies: &ProxySettings, start: Start) -> Result<Enrolled, EnrollError> {
+async fn run(
+    state: &StateDir,
+    proxies: &ProxySettings,
+    start: Start,
+) -> Result<Enrolled, EnrollError> {
     let clock = GatewayClock::default();
     let pending = match start {
         Start::New(new) => begin(state, *new, &clock).await?,
         Start::Resume(pending) => *pending,
     };
-    let PendingEnrollment { gateway_name, gateway_host, gateway_port, gateway_ca_pem, .. } = &pending;
-    let apex = apex_client(gateway_name, gateway_host, *gateway_port, proxies, gateway_ca_pem, &clock)?;
+    let PendingEnrollment {
+        gateway_name,
+        gateway_host,
+        gateway_port,
+        gateway_ca_pem,
+        ..
+    } = &pending;
+    let apex = apex_client(
+        gateway_name,
+        gateway_host,
+        *gateway_port,
+        proxies,
+        gateway_ca_pem,
+        &clock,
+    )?;
     let obtained = async {
         wait_for_approval(&apex, &pending).await?;
         let key = KeyPair::from_pem(&pending.key_pem).map_err(UnfitIdentity::Key)?;
         let csr = certificate::certificate_request(&key).map_err(UnfitIdentity::Key)?;
-        let request = CsrRequest { csr, agent_id: None };
-        let reply = retry(RetryOn::Outage, async || apex.sign(&request, Some(&pending.enrollment_secret)).await)
-            .await
-            .map_err(EnrollError::resumed)?;
+        let request = CsrRequest {
+            csr,
+            agent_id: None,
+        };
+        let reply = retry(RetryOn::Outage, async || {
+            apex.sign(&request, Some(&pending.enrollment_secret)).await
+        })
+        .await
+        .map_err(EnrollError::resumed)?;
         Ok((certificate::identity_pem(&key, &reply)?, reply))
     };
     let (identity_pem, reply) = match obtained.await {
@@ -131,19 +164,39 @@ async fn run(state: &StateDir, proxies: &ProxySettings, start: Start) -> Result<
         gateway_port: pending.gateway_port,
         services: reply.services,
     };
-    state.complete(&enrollment, &identity_pem, pending.gateway_ca_pem.as_deref())?;
-    Ok(Enrolled { enrollment, state: state.clone(), not_after: reply.not_after })
+    state.complete(
+        &enrollment,
+        &identity_pem,
+        pending.gateway_ca_pem.as_deref(),
+    )?;
+    Ok(Enrolled {
+        enrollment,
+        state: state.clone(),
+        not_after: reply.not_after,
+    })
 }
 
 /// Exchanges the token, which may be valid only once, for an enrollment, and stores it so that it can be resumed.
-async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Result<PendingEnrollment, EnrollError> {
-    let key_pem = KeyPair::generate().map_err(UnfitIdentity::Key)?.serialize_pem();
+async fn begin(
+    state: &StateDir,
+    new: NewEnrollment,
+    clock: &GatewayClock,
+) -> Result<PendingEnrollment, EnrollError> {
+    let key_pem = KeyPair::generate()
+        .map_err(UnfitIdentity::Key)?
+        .serialize_pem();
     let (name, host, port) = (&new.gateway_name, &new.gateway_host, new.gateway_port);
     let apex = apex_client(name, host, port, &new.proxies, &new.gateway_ca_pem, clock)?;
-    let request = EnrollRequest { token: new.token.reveal().to_owned(), name: new.name, version: VERSION.to_owned() };
+    let request = EnrollRequest {
+        token: new.token.reveal().to_owned(),
+        name: new.name,
+        version: VERSION.to_owned(),
+    };
     let reply = retry(RetryOn::Overload, async || apex.enroll(&request).await).await;
     let reply = reply.map_err(|error| match error {
-        GatewayError::Refused(refusal) if refusal.status == StatusCode::UNAUTHORIZED && !refusal.text.is_empty() => {
+        GatewayError::Refused(refusal)
+            if refusal.status == StatusCode::UNAUTHORIZED && !refusal.text.is_empty() =>
+        {
             EnrollError::Token(refusal)
         }
         error => error.into(),
@@ -163,14 +216,19 @@ async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Re
     Ok(pending)
 }
 
-async fn wait_for_approval(apex: &ApexClient<'_>, pending: &PendingEnrollment) -> Result<(), EnrollError> {
+async fn wait_for_approval(
+    apex: &ApexClient<'_>,
+    pending: &PendingEnrollment,
+) -> Result<(), EnrollError> {
     let mut logged = false;
     let mut waited = Duration::ZERO;
     loop {
-        let reply =
-            retry(RetryOn::Outage, async || apex.status(&pending.enrollment_id, &pending.enrollment_secret).await)
+        let reply = retry(RetryOn::Outage, async || {
+            apex.status(&pending.enrollment_id, &pending.enrollment_secret)
                 .await
-                .map_err(EnrollError::resumed)?;
+        })
+        .await
+        .map_err(EnrollError::resumed)?;
         match reply.status {
             EnrollmentStatus::Approved => return Ok(()),
             EnrollmentStatus::Revoked => return Err(EnrollError::Rejected),
@@ -192,7 +250,9 @@ async fn wait_for_approval(apex: &ApexClient<'_>, pending: &PendingEnrollment) -
 /// Pause before the next poll: a tenth of the time waited so far, at most a minute, or what the gateway requests if that is
 /// longer.
 fn poll_pause(requested: Duration, waited: Duration) -> Duration {
-    requested.max((waited / 10).min(POLL_SLOWED)).clamp(Duration::from_secs(1), POLL_MAX)
+    requested
+        .max((waited / 10).min(POLL_SLOWED))
+        .clamp(Duration::from_secs(1), POLL_MAX)
 }
 
 fn apex_client<'a>(
@@ -203,9 +263,12 @@ fn apex_client<'a>(
     ca_pem: &Option<String>,
     clock: &'a GatewayClock,
 ) -> Result<ApexClient<'a>, GatewayError> {
-    let parse = |pem: &String| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let parse = |pem: &String| {
+        CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>()
+    };
     let authorities = ca_pem.as_ref().map(parse).transpose();
-    let authorities = authorities.map_err(|error| GatewayError::Certificates(format!("gateway-ca.crt: {error}")))?;
+    let authorities = authorities
+        .map_err(|error| GatewayError::Certificates(format!("gateway-ca.crt: {error}")))?;
     ApexClient::new(name, host, port, proxies, authorities, clock)
 }
 
@@ -229,19 +292,31 @@ async fn retry<R>(
             Ok(reply) => return Ok(reply),
             Err(error) => error,
         };
-        let Some(pause) = pause(&error, retry_on, &mut backoff, random()) else { return Err(error) };
+        let Some(pause) = pause(&error, retry_on, &mut backoff, random()) else {
+            return Err(error);
+        };
         tracing::warn!(%error, retry_in = ?pause, "the request failed and will be repeated");
         runtime::sleep(pause).await;
     }
 }
 
 /// Pause before a request that failed with `error` is repeated; `None` if it is not repeated.
-fn pause(error: &GatewayError, retry_on: RetryOn, backoff: &mut Backoff, random: f64) -> Option<Duration> {
+fn pause(
+    error: &GatewayError,
+    retry_on: RetryOn,
+    backoff: &mut Backoff,
+    random: f64,
+) -> Option<Duration> {
     match error.refusal() {
-        Some(refusal) if refusal.is_overload() => {
-            Some(refusal.retry_after.unwrap_or(OVERLOAD_PAUSE).max(backoff.next_delay(random)))
+        Some(refusal) if refusal.is_overload() => Some(
+            refusal
+                .retry_after
+                .unwrap_or(OVERLOAD_PAUSE)
+                .max(backoff.next_delay(random)),
+        ),
+        _ if retry_on == RetryOn::Outage && error.is_transient() => {
+            Some(backoff.next_delay(random))
         }
-        _ if retry_on == RetryOn::Outage && error.is_transient() => Some(backoff.next_delay(random)),
         _ => None,
     }
 }

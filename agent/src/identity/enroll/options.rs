@@ -62,61 +62,98 @@ const NAME_MAX: usize = 100;
 
 impl Options {
     /// Locks the state folder and decides where to start, or reports all mistakes.
-    pub(super) fn check(self, proxies: &ProxySettings) -> Result<(StateDir, StateLock, Start), EnrollError> {
+    pub(super) fn check(
+        self,
+        proxies: &ProxySettings,
+    ) -> Result<(StateDir, StateLock, Start), EnrollError> {
         let mut mistakes = Mistakes::default();
         let state = StateDir::new(self.state_dir);
         let folder = state.path().display();
-        let token = self.token.map(|source| mistakes.unless("--token", read_token(source)));
-        let gateway = self.gateway.map(|url| mistakes.unless("--gateway", parse_gateway(&url)));
+        let token = self
+            .token
+            .map(|source| mistakes.unless("--token", read_token(source)));
+        let gateway = self
+            .gateway
+            .map(|url| mistakes.unless("--gateway", parse_gateway(&url)));
         let pending = mistakes.unless("--state-dir", state.pending()).flatten();
 
         // Without a token, or with the token that it began with, the pending enrollment is resumed.
         let resumes = |pending: &PendingEnrollment| match &token {
             None => true,
-            Some(token) => token.as_ref().is_some_and(|(id, _)| *id == pending.token_id),
+            Some(token) => token
+                .as_ref()
+                .is_some_and(|(id, _)| *id == pending.token_id),
         };
         if let Some(pending) = pending.filter(resumes) {
             if let Some(Some((name, _))) = gateway
                 && name != pending.gateway_name
             {
                 let other = &pending.gateway_name;
-                let mistake =
-                    format!("an enrollment at {other} is unfinished; pass a new --token to start another one");
+                let mistake = format!(
+                    "an enrollment at {other} is unfinished; pass a new --token to start another one"
+                );
                 mistakes.note("--gateway", mistake);
             }
             let lock = mistakes.unless("--state-dir", state.lock());
             mistakes.check()?;
-            let Some(lock) = lock else { return Err(EnrollError::Usage(Vec::new())) };
+            let Some(lock) = lock else {
+                return Err(EnrollError::Usage(Vec::new()));
+            };
             return Ok((state, lock, Start::Resume(Box::new(pending))));
         }
 
         let lock = if state.is_enrolled() && !self.force {
-            mistakes.note("--state-dir", format!("{folder} contains an enrolled agent; use --force to replace it"));
+            mistakes.note(
+                "--state-dir",
+                format!("{folder} contains an enrolled agent; use --force to replace it"),
+            );
             None
         } else {
             mistakes.unless("--state-dir", state.create().and_then(|()| state.lock()))
         };
         if gateway.is_none() {
-            mistakes.note("--gateway", "missing; use https://HOST or https://HOST:PORT".to_owned());
+            mistakes.note(
+                "--gateway",
+                "missing; use https://HOST or https://HOST:PORT".to_owned(),
+            );
         }
         if token.is_none() {
-            mistakes.note("--token", format!("missing, and {folder} contains no unfinished enrollment"));
+            mistakes.note(
+                "--token",
+                format!("missing, and {folder} contains no unfinished enrollment"),
+            );
         }
-        let gateway_ca_pem = self.ca_file.and_then(|file| mistakes.unless("--ca-file", read_authorities(&file)));
+        let gateway_ca_pem = self
+            .ca_file
+            .and_then(|file| mistakes.unless("--ca-file", read_authorities(&file)));
         let name = self.name.unwrap_or_else(machine_name);
         if !(1..=NAME_MAX).contains(&name.chars().count()) {
-            mistakes.note("--name", format!("{name:?} does not have 1 to {NAME_MAX} characters"));
+            mistakes.note(
+                "--name",
+                format!("{name:?} does not have 1 to {NAME_MAX} characters"),
+            );
         }
         mistakes.check()?;
         // A missing value has been reported as a mistake above.
-        let (Some(Some((gateway_name, port))), Some(Some((token_id, token))), Some(lock)) = (gateway, token, lock)
+        let (Some(Some((gateway_name, port))), Some(Some((token_id, token))), Some(lock)) =
+            (gateway, token, lock)
         else {
             return Err(EnrollError::Usage(Vec::new()));
         };
-        let (gateway_host, gateway_port) = self.connect_to.unwrap_or_else(|| (gateway_name.clone(), port));
+        let (gateway_host, gateway_port) = self
+            .connect_to
+            .unwrap_or_else(|| (gateway_name.clone(), port));
         let proxies = proxies.clone();
-        let new =
-            NewEnrollment { proxies, gateway_name, gateway_host, gateway_port, gateway_ca_pem, token, token_id, name };
+        let new = NewEnrollment {
+            proxies,
+            gateway_name,
+            gateway_host,
+            gateway_port,
+            gateway_ca_pem,
+            token,
+            token_id,
+            name,
+        };
         Ok((state, lock, Start::New(Box::new(new))))
     }
 }
@@ -136,7 +173,11 @@ impl Mistakes {
     }
 
     fn check(&mut self) -> Result<(), EnrollError> {
-        if self.0.is_empty() { Ok(()) } else { Err(EnrollError::Usage(std::mem::take(&mut self.0))) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(EnrollError::Usage(std::mem::take(&mut self.0)))
+        }
     }
 }
 
@@ -144,44 +185,66 @@ impl Mistakes {
 fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String> {
     let token = match source {
         TokenSource::Text(token) => token,
-        TokenSource::File(path) => {
-            Secret::new(fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?)
-        }
+        TokenSource::File(path) => Secret::new(
+            fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?,
+        ),
     };
     let token = Secret::new(token.reveal().trim().to_owned());
-    let id = token.reveal().strip_prefix("gw_et_").and_then(|rest| rest.split_once('.'));
+    let id = token
+        .reveal()
+        .strip_prefix("gw_et_")
+        .and_then(|rest| rest.split_once('.'));
     // The error does not quote the text, which may be another secret.
     match id.map(|(id, _)| EnrollmentTokenId::new(id)) {
         Some(Ok(id)) => Ok((id, token)),
-        _ => Err("not a whole enrollment token: `gw_et_`, 16 characters, a dot, and the secret".to_owned()),
+        _ => Err(
+            "not a whole enrollment token: `gw_et_`, 16 characters, a dot, and the secret"
+                .to_owned(),
+        ),
     }
 }
 
 /// Parses `https://HOST[:PORT]` into host name and port.
 pub(super) fn parse_gateway(url: &str) -> Result<(String, u16), String> {
-    let invalid = || format!("{url:?} is not the URL of a gateway; use https://HOST or https://HOST:PORT");
+    let invalid =
+        || format!("{url:?} is not the URL of a gateway; use https://HOST or https://HOST:PORT");
     let uri: Uri = url.parse().map_err(|_| invalid())?;
-    let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(invalid)?;
+    let authority = uri
+        .authority()
+        .filter(|authority| !authority.as_str().contains('@'))
+        .ok_or_else(invalid)?;
     let name = authority.host().to_ascii_lowercase();
-    let is_origin = uri.scheme() == Some(&Scheme::HTTPS) && matches!(uri.path(), "" | "/") && uri.query().is_none();
+    let is_origin = uri.scheme() == Some(&Scheme::HTTPS)
+        && matches!(uri.path(), "" | "/")
+        && uri.query().is_none();
     // `port()` is also `None` for a port that is not a number up to 65535.
     let port = match authority.port() {
         Some(port) => port.as_u16(),
         None if authority.as_str().len() == authority.host().len() => 443,
         None => return Err(invalid()),
     };
-    if is_origin && ServerName::try_from(name.as_str()).is_ok() { Ok((name, port)) } else { Err(invalid()) }
+    if is_origin && ServerName::try_from(name.as_str()).is_ok() {
+        Ok((name, port))
+    } else {
+        Err(invalid())
+    }
 }
 
 /// Reads a PEM file of at least one certificate.
 fn read_authorities(file: &Path) -> Result<String, String> {
     let pem = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    tls::parse_certificates(pem.as_bytes()).map_err(|error| format!("{}: {error}", file.display()))?;
+    tls::parse_certificates(pem.as_bytes())
+        .map_err(|error| format!("{}: {error}", file.display()))?;
     Ok(pem)
 }
 
 fn machine_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().chars().take(NAME_MAX).collect()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .chars()
+        .take(NAME_MAX)
+        .collect()
 }
 
 #[cfg(test)]
@@ -209,11 +272,23 @@ mod tests {
 
     #[test]
     fn gateway_is_an_https_origin() {
-        assert_eq!(parse_gateway("https://EU1.example.com/"), Ok(("eu1.example.com".into(), 443)));
-        assert_eq!(parse_gateway("https://eu1.gw.localhost:8443"), Ok(("eu1.gw.localhost".into(), 8443)));
-        for bad in
-            ["", "eu1.example.com", "http://h", "https://h/enroll", "https://u@h", "https://h:99999", "https://h?q"]
-        {
+        assert_eq!(
+            parse_gateway("https://EU1.example.com/"),
+            Ok(("eu1.example.com".into(), 443))
+        );
+        assert_eq!(
+            parse_gateway("https://eu1.gw.localhost:8443"),
+            Ok(("eu1.gw.localhost".into(), 8443))
+        );
+        for bad in [
+            "",
+            "eu1.example.com",
+            "http://h",
+            "https://h/enroll",
+            "https://u@h",
+            "https://h:99999",
+            "https://h?q",
+        ] {
             assert!(parse_gateway(bad).is_err(), "{bad}");
         }
     }
@@ -221,19 +296,33 @@ mod tests {
     #[test]
     fn new_enrollment_is_checked_and_completed_with_defaults() {
         let directory = tempfile::tempdir().unwrap();
-        let (_, _lock, Start::New(new)) =
-            options(&directory.path().join("new")).check(&ProxySettings::default()).unwrap()
+        let (_, _lock, Start::New(new)) = options(&directory.path().join("new"))
+            .check(&ProxySettings::default())
+            .unwrap()
         else {
             panic!("nothing to resume");
         };
-        assert_eq!((new.gateway_name.as_str(), new.gateway_port), ("eu1.example.com", 443));
-        assert_eq!((new.gateway_host.as_str(), new.token.reveal()), ("eu1.example.com", TOKEN));
+        assert_eq!(
+            (new.gateway_name.as_str(), new.gateway_port),
+            ("eu1.example.com", 443)
+        );
+        assert_eq!(
+            (new.gateway_host.as_str(), new.token.reveal()),
+            ("eu1.example.com", TOKEN)
+        );
         assert!(!new.name.is_empty());
-        let elsewhere = Options { connect_to: Some(("127.0.0.1".into(), 1)), ..options(directory.path()) };
-        let (_, _lock, Start::New(new)) = elsewhere.check(&ProxySettings::default()).unwrap() else {
+        let elsewhere = Options {
+            connect_to: Some(("127.0.0.1".into(), 1)),
+            ..options(directory.path())
+        };
+        let (_, _lock, Start::New(new)) = elsewhere.check(&ProxySettings::default()).unwrap()
+        else {
             panic!("nothing to resume")
         };
-        assert_eq!((new.gateway_name.as_str(), new.gateway_host.as_str()), ("eu1.example.com", "127.0.0.1"));
+        assert_eq!(
+            (new.gateway_name.as_str(), new.gateway_host.as_str()),
+            ("eu1.example.com", "127.0.0.1")
+        );
     }
 
     #[test]
@@ -247,16 +336,40 @@ mod tests {
             ..options(directory.path())
         };
         let found = mistakes(wrong);
-        let named =
-            ["--token", "--gateway", "--ca-file", "--name"].map(|key| found.iter().any(|it| it.starts_with(key)));
-        assert!(found.len() == 4 && named == [true; 4] && !found.concat().contains("hunter2"), "{found:?}");
-        assert_eq!(mistakes(Options { gateway: None, token: None, ..options(directory.path()) }).len(), 2);
+        let named = ["--token", "--gateway", "--ca-file", "--name"]
+            .map(|key| found.iter().any(|it| it.starts_with(key)));
+        assert!(
+            found.len() == 4 && named == [true; 4] && !found.concat().contains("hunter2"),
+            "{found:?}"
+        );
+        assert_eq!(
+            mistakes(Options {
+                gateway: None,
+                token: None,
+                ..options(directory.path())
+            })
+            .len(),
+            2
+        );
         fs::write(directory.path().join("agent.json"), "{}").unwrap();
         assert!(mistakes(options(directory.path()))[0].contains("--force"));
-        assert!(Options { force: true, ..options(directory.path()) }.check(&ProxySettings::default()).is_ok());
+        assert!(
+            Options {
+                force: true,
+                ..options(directory.path())
+            }
+            .check(&ProxySettings::default())
+            .is_ok()
+        );
         // A running agent is not replaced.
         let _running = StateDir::new(directory.path()).lock().unwrap();
-        let found = mistakes(Options { force: true, ..options(directory.path()) });
-        assert!(found.len() == 1 && found[0].contains("in use by another gw-agent process"), "{found:?}");
+        let found = mistakes(Options {
+            force: true,
+            ..options(directory.path())
+        });
+        assert!(
+            found.len() == 1 && found[0].contains("in use by another gw-agent process"),
+            "{found:?}"
+        );
     }
 }

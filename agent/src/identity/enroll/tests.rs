@@ -28,23 +28,29 @@ struct Region {
 impl Region {
     /// A gateway that answers `GET /enroll/status` with `status` and accepts all other requests.
     fn with_status(mut status: impl FnMut() -> String + Send + 'static) -> Self {
-        Self::answering(move |request, authority| match request.head.split(['?', ' ']).nth(1).unwrap() {
-            "/enroll" => json(
-                201,
-                "",
-                &EnrollReply {
-                    enrollment_id: EnrollmentId::random(),
-                    agent_id: AgentId::random(),
-                    enrollment_secret: "for the agent".into(),
-                    status: EnrollmentStatus::Pending,
-                    poll_after_seconds: 1,
-                },
-            ),
-            "/enroll/status" => status(),
-            _ => {
-                assert!(request.head.contains("authorization: Bearer for the agent\r\n"));
-                let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
-                json(200, "", &authority.certify(&request.csr, NOW))
+        Self::answering(move |request, authority| {
+            match request.head.split(['?', ' ']).nth(1).unwrap() {
+                "/enroll" => json(
+                    201,
+                    "",
+                    &EnrollReply {
+                        enrollment_id: EnrollmentId::random(),
+                        agent_id: AgentId::random(),
+                        enrollment_secret: "for the agent".into(),
+                        status: EnrollmentStatus::Pending,
+                        poll_after_seconds: 1,
+                    },
+                ),
+                "/enroll/status" => status(),
+                _ => {
+                    assert!(
+                        request
+                            .head
+                            .contains("authorization: Bearer for the agent\r\n")
+                    );
+                    let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
+                    json(200, "", &authority.certify(&request.csr, NOW))
+                }
             }
         })
     }
@@ -54,10 +60,15 @@ impl Region {
         std::fs::write(directory.path().join("ca.pem"), &authority.pem).unwrap();
         let (seen, requests) = mpsc::channel();
         let port = fake_gateway::serve(&Arc::clone(&authority), move |request| {
-            seen.send(request.head.split(['?', ' ']).nth(1).unwrap().to_owned()).unwrap();
+            seen.send(request.head.split(['?', ' ']).nth(1).unwrap().to_owned())
+                .unwrap();
             answer(request, &authority)
         });
-        Self { directory, port, requests }
+        Self {
+            directory,
+            port,
+            requests,
+        }
     }
 
     fn state_dir(&self) -> std::path::PathBuf {
@@ -82,12 +93,22 @@ impl Region {
 
 fn status(status: EnrollmentStatus) -> String {
     let agent_id = (status == EnrollmentStatus::Approved).then(AgentId::random);
-    json(200, "", &StatusReply { status, agent_id, poll_after_seconds: 1 })
+    json(
+        200,
+        "",
+        &StatusReply {
+            status,
+            agent_id,
+            poll_after_seconds: 1,
+        },
+    )
 }
 
 fn files(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap();
-    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -99,11 +120,26 @@ fn enrollment_creates_a_complete_state_folder() {
     assert_eq!(region.requests(), ["/enroll", "/enroll/status", "/csr"]);
     let enrollment = enrolled.state.enrollment().unwrap();
     assert_eq!(enrollment, enrolled.enrollment);
-    assert_eq!((enrollment.gateway_name.as_str(), enrollment.gateway_host.as_str()), (APEX, "127.0.0.1"));
-    assert_eq!((enrollment.gateway_port, enrollment.services), (region.port, vec![HOSTNAME.to_owned()]));
+    assert_eq!(
+        (
+            enrollment.gateway_name.as_str(),
+            enrollment.gateway_host.as_str()
+        ),
+        (APEX, "127.0.0.1")
+    );
+    assert_eq!(
+        (enrollment.gateway_port, enrollment.services),
+        (region.port, vec![HOSTNAME.to_owned()])
+    );
     assert_eq!(enrolled.state.identity().unwrap().chain.len(), 1);
-    assert_eq!(files(&region.state_dir()), ["agent.json", "gateway-ca.crt", "identity.pem"]);
-    assert!(matches!(enroll(region.options()), Err(EnrollError::Usage(_))), "a second enrollment needs --force");
+    assert_eq!(
+        files(&region.state_dir()),
+        ["agent.json", "gateway-ca.crt", "identity.pem"]
+    );
+    assert!(
+        matches!(enroll(region.options()), Err(EnrollError::Usage(_))),
+        "a second enrollment needs --force"
+    );
 }
 
 #[test]
@@ -118,14 +154,32 @@ fn interrupted_enrollment_is_resumed_with_and_without_its_token() {
         }
     });
     let understood = |result: &Result<Enrolled, EnrollError>| {
-        !matches!(result, Err(EnrollError::Gateway(GatewayError::NotUnderstood(_))))
+        !matches!(
+            result,
+            Err(EnrollError::Gateway(GatewayError::NotUnderstood(_)))
+        )
     };
     assert!(!understood(&enroll(region.options())));
     assert_eq!(files(&region.state_dir()), ["enrollment.json"]);
-    let state_dir_only = Options { state_dir: region.state_dir(), ..Options::default() };
+    let state_dir_only = Options {
+        state_dir: region.state_dir(),
+        ..Options::default()
+    };
     assert!(!understood(&enroll(state_dir_only)));
-    assert_eq!(enroll(region.options()).unwrap().enrollment.gateway_port, region.port);
-    assert_eq!(region.requests(), ["/enroll", "/enroll/status", "/enroll/status", "/enroll/status", "/csr"]);
+    assert_eq!(
+        enroll(region.options()).unwrap().enrollment.gateway_port,
+        region.port
+    );
+    assert_eq!(
+        region.requests(),
+        [
+            "/enroll",
+            "/enroll/status",
+            "/enroll/status",
+            "/enroll/status",
+            "/csr"
+        ]
+    );
 }
 
 #[test]
@@ -149,12 +203,23 @@ fn refusals_are_errors_with_a_remedy() {
     let older = Region::answering(|_, _| refusal(426, "", "GW_VERSION_MISMATCH"));
     let error = enroll(older.options()).unwrap_err().to_string();
     assert!(error.contains("GW_VERSION_MISMATCH"), "{error}");
-    let unknown = enroll(Options { ca_file: None, ..used.options() }).unwrap_err().to_string();
+    let unknown = enroll(Options {
+        ca_file: None,
+        ..used.options()
+    })
+    .unwrap_err()
+    .to_string();
     assert!(unknown.contains("--ca-file"), "{unknown}");
 
     let rejected = Region::with_status(|| status(EnrollmentStatus::Revoked));
-    assert!(matches!(enroll(rejected.options()), Err(EnrollError::Rejected)));
-    assert!(files(&rejected.state_dir()).is_empty(), "a rejected enrollment cannot be resumed");
+    assert!(matches!(
+        enroll(rejected.options()),
+        Err(EnrollError::Rejected)
+    ));
+    assert!(
+        files(&rejected.state_dir()).is_empty(),
+        "a rejected enrollment cannot be resumed"
+    );
 }
 
 #[test]
@@ -179,34 +244,66 @@ fn requests_are_repeated_only_if_that_is_safe_and_useful() {
 
     // A gateway that keeps refusing is asked less and less often, and never before the time that it names.
     let mut backoff = Backoff::default();
-    let pauses = (0..9).map(|_| super::pause(&refused(429, Some(5)), RetryOn::Outage, &mut backoff, 1.0).unwrap());
-    assert_eq!(pauses.map(|pause| pause.as_secs()).collect::<Vec<_>>(), [5, 5, 5, 8, 16, 32, 64, 120, 120]);
+    let pauses = (0..9)
+        .map(|_| super::pause(&refused(429, Some(5)), RetryOn::Outage, &mut backoff, 1.0).unwrap());
+    assert_eq!(
+        pauses.map(|pause| pause.as_secs()).collect::<Vec<_>>(),
+        [5, 5, 5, 8, 16, 32, 64, 120, 120]
+    );
 }
 
 #[test]
 fn polls_for_an_approval_slow_down() {
-    let pause = |requested, waited| poll_pause(Duration::from_secs(requested), Duration::from_secs(waited)).as_secs();
-    assert_eq!([0, 50, 100, 300, 600, 86_400].map(|waited| pause(5, waited)), [5, 5, 10, 30, 60, 60]);
-    assert_eq!([pause(0, 0), pause(90, 86_400), pause(3600, 0)], [1, 90, 300]);
+    let pause = |requested, waited| {
+        poll_pause(Duration::from_secs(requested), Duration::from_secs(waited)).as_secs()
+    };
+    assert_eq!(
+        [0, 50, 100, 300, 600, 86_400].map(|waited| pause(5, waited)),
+        [5, 5, 10, 30, 60, 60]
+    );
+    assert_eq!(
+        [pause(0, 0), pause(90, 86_400), pause(3600, 0)],
+        [1, 90, 300]
+    );
 }
 
 #[test]
 fn an_enrolled_agent_is_kept_unless_it_is_of_another_gateway() {
     let region = Region::with_status(|| status(EnrollmentStatus::Approved));
     ensure_enrolled(region.options()).unwrap();
-    let agent_id = StateDir::new(region.state_dir()).enrollment().unwrap().agent_id;
+    let agent_id = StateDir::new(region.state_dir())
+        .enrollment()
+        .unwrap()
+        .agent_id;
     assert_eq!(region.requests(), ["/enroll", "/enroll/status", "/csr"]);
 
     // Neither the token nor the URL is needed any more.
     ensure_enrolled(region.options()).unwrap();
-    ensure_enrolled(Options { state_dir: region.state_dir(), ..Options::default() }).unwrap();
+    ensure_enrolled(Options {
+        state_dir: region.state_dir(),
+        ..Options::default()
+    })
+    .unwrap();
     for other in ["https://us1.gw.localhost", "https://eu1.gw.localhost:1"] {
-        let options = Options { gateway: Some(other.into()), connect_to: None, ..region.options() };
+        let options = Options {
+            gateway: Some(other.into()),
+            connect_to: None,
+            ..region.options()
+        };
         let error = ensure_enrolled(options).unwrap_err();
         assert!(matches!(error, EnrollError::OtherGateway { .. }), "{error}");
         let error = error.to_string();
-        assert!(error.contains(other) && error.contains(&format!("https://{APEX}:{}", region.port)), "{error}");
+        assert!(
+            error.contains(other) && error.contains(&format!("https://{APEX}:{}", region.port)),
+            "{error}"
+        );
     }
     assert_eq!(region.requests(), [""; 0]);
-    assert_eq!(StateDir::new(region.state_dir()).enrollment().unwrap().agent_id, agent_id);
+    assert_eq!(
+        StateDir::new(region.state_dir())
+            .enrollment()
+            .unwrap()
+            .agent_id,
+        agent_id
+    );
 }

@@ -46,13 +46,20 @@ async fn connect() -> (TlsStream, TlsStream) {
         .unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(certified.cert.der().clone()).unwrap();
-    let client = tls::client_config(&[&rustls::version::TLS13], Arc::new(roots), None, &[]).unwrap();
+    let client =
+        tls::client_config(&[&rustls::version::TLS13], Arc::new(roots), None, &[]).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+    let socket = Socket::connect(listener.local_addr().unwrap(), None)
+        .await
+        .unwrap();
     let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-    let client = UnbufferedClientConnection::new(Arc::new(client), "gateway".try_into().unwrap()).unwrap();
+    let client =
+        UnbufferedClientConnection::new(Arc::new(client), "gateway".try_into().unwrap()).unwrap();
     let agent = TlsStream::new(socket, client);
-    let gateway = TlsStream::new(accepted, UnbufferedServerConnection::new(Arc::new(server)).unwrap());
+    let gateway = TlsStream::new(
+        accepted,
+        UnbufferedServerConnection::new(Arc::new(server)).unwrap(),
+    );
     let (agents, gateways) = join!(agent.handshake(), gateway.handshake());
     agents.and(gateways).unwrap();
     (agent, gateway)
@@ -65,7 +72,11 @@ fn backend() -> String {
     thread::spawn(move || {
         let mut connection = listener.accept().unwrap().0;
         assert!(connection.read(&mut [0; 1000]).unwrap() > 0);
-        write!(connection, "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
+        write!(
+            connection,
+            "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n"
+        )
+        .unwrap();
         connection.write_all(&vec![b'x'; BODY]).unwrap();
     });
     format!("http://{address}")
@@ -80,7 +91,9 @@ fn silent_backend() -> String {
 }
 
 /// Runs `gateway` with its end of a tunnel with one slot until the agent ends the tunnel. Returns how it ended for the gateway.
-fn with_session(gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>)) -> Result<(), TunnelError> {
+fn with_session(
+    gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>),
+) -> Result<(), TunnelError> {
     with_session_to(&backend(), 1, gateway)
 }
 
@@ -91,7 +104,12 @@ fn with_session_to(
 ) -> Result<(), TunnelError> {
     let run = async {
         let (authority, directory) = (fake_gateway::Authority::new(), tempfile::tempdir().unwrap());
-        let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), 1);
+        let agent = fake_gateway::agent(
+            directory.path(),
+            &authority,
+            &authority.identity_pem(NOW),
+            1,
+        );
         let backends = Backends::from_urls("test", &[url.to_owned()], &mut Vec::new()).unwrap();
         let (stop, stopped) = watch::channel(false);
         let session = Rc::new(Session {
@@ -109,18 +127,32 @@ fn with_session_to(
         let tunnel = Tunnel::new(Endpoint::gateway());
         let driven = std::future::poll_fn(|cx| tunnel.poll_drive(cx, &gateways, &mut |_| Ok(())));
         let (ended, ()) = join!(driven, async {
-            assert_eq!(tunnel.hello().await, Some(slots as usize + STREAMS_BEYOND_SLOTS));
+            assert_eq!(
+                tunnel.hello().await,
+                Some(slots as usize + STREAMS_BEYOND_SLOTS)
+            );
             gateway(&tunnel, &session, stop).await;
         });
         drop(gateways);
-        session.phase.subscribe().wait_for(|phase| *phase == Phase::Ended).await.unwrap();
+        session
+            .phase
+            .subscribe()
+            .wait_for(|phase| *phase == Phase::Ended)
+            .await
+            .unwrap();
         ended
     };
-    Driver::choose().unwrap().block_on(async { runtime::timeout(TIME_LIMIT, run).await }).unwrap().unwrap()
+    Driver::choose()
+        .unwrap()
+        .block_on(async { runtime::timeout(TIME_LIMIT, run).await })
+        .unwrap()
+        .unwrap()
 }
 
 fn tell(tunnel: &Tunnel, message: &ToAgent) {
-    tunnel.send_message(control::encode(message).unwrap(), control::MESSAGE_MAX).unwrap();
+    tunnel
+        .send_message(control::encode(message).unwrap(), control::MESSAGE_MAX)
+        .unwrap();
 }
 
 /// Sends a request, and returns the response's stream.
@@ -133,7 +165,9 @@ fn get(tunnel: &Tunnel) -> (StreamSender, StreamReceiver) {
         framing: Framing::None,
         upgrade: None,
     };
-    tunnel.open(window::FIRST as usize, true, |out| request.write(out)).unwrap()
+    tunnel
+        .open(window::FIRST as usize, true, |out| request.write(out))
+        .unwrap()
 }
 
 /// Reads a response to its end. Returns the number of bytes of its body.
@@ -154,8 +188,19 @@ async fn read(receiver: &StreamReceiver) -> usize {
 #[test]
 fn drained_tunnel_ends_after_its_last_response() {
     let ended = with_session(async |tunnel, session, _stop| {
-        tell(tunnel, &ToAgent::Ready { agent_id: "ag_1".to_owned(), generation: 1 });
-        session.phase.subscribe().wait_for(|phase| *phase == Phase::Ready).await.unwrap();
+        tell(
+            tunnel,
+            &ToAgent::Ready {
+                agent_id: "ag_1".to_owned(),
+                generation: 1,
+            },
+        );
+        session
+            .phase
+            .subscribe()
+            .wait_for(|phase| *phase == Phase::Ready)
+            .await
+            .unwrap();
         let (_sender, receiver) = get(tunnel);
         tell(tunnel, &ToAgent::Drained);
         assert_eq!(read(&receiver).await, BODY);
@@ -175,7 +220,12 @@ fn stopping_agent_asks_for_the_end_of_its_tunnel() {
             standby: false,
         };
         assert_eq!(next().await, statistics);
-        let off = UpdateReport { state: UpdateState::Off, release_keys: None, version: None, error: None };
+        let off = UpdateReport {
+            state: UpdateState::Off,
+            release_keys: None,
+            version: None,
+            error: None,
+        };
         assert_eq!(next().await, ToGateway::Update(off));
         stop.send_replace(true);
         assert_eq!(next().await, ToGateway::Drain);
@@ -188,9 +238,14 @@ fn stopping_agent_asks_for_the_end_of_its_tunnel() {
 fn requests_beyond_the_slots_are_refused() {
     let ended = with_session(async |tunnel, session, _stop| {
         let (first, second) = (get(tunnel), get(tunnel));
-        let Ok(ReceivedPart::Head(Kind::Refused, payload)) = second.1.receive().await else { panic!("not refused") };
+        let Ok(ReceivedPart::Head(Kind::Refused, payload)) = second.1.receive().await else {
+            panic!("not refused")
+        };
         let refusal = head::parse_refusal(payload).unwrap();
-        assert_eq!((&refusal.code[..], refusal.unsent), (AgentErrorCode::ConcurrencyLimit.as_str().as_bytes(), true));
+        assert_eq!(
+            (&refusal.code[..], refusal.unsent),
+            (AgentErrorCode::ConcurrencyLimit.as_str().as_bytes(), true)
+        );
         assert_eq!(session.slots.in_use(), 1);
         tell(tunnel, &ToAgent::Drained);
         assert_eq!(read(&first.1).await, BODY);
@@ -205,7 +260,10 @@ fn a_tunnel_with_a_newer_one_of_another_process_is_a_reserve_until_the_gateway_u
         let mut reached = async |wanted: Phase| {
             phase.wait_for(|phase| *phase == wanted).await.unwrap();
         };
-        let ready = |generation| ToAgent::Ready { agent_id: "ag_1".to_owned(), generation };
+        let ready = |generation| ToAgent::Ready {
+            agent_id: "ag_1".to_owned(),
+            generation,
+        };
         tell(tunnel, &ready(1));
         reached(Phase::Ready).await;
         let (_sender, receiver) = get(tunnel);
@@ -241,10 +299,21 @@ fn a_tunnel_that_its_own_process_or_its_successor_has_replaced_ends() {
     ];
     for prepare in to_replace {
         let ended = with_session(async |tunnel, session, stop| {
-            tell(tunnel, &ToAgent::Ready { agent_id: "ag_1".to_owned(), generation: 1 });
+            tell(
+                tunnel,
+                &ToAgent::Ready {
+                    agent_id: "ag_1".to_owned(),
+                    generation: 1,
+                },
+            );
             prepare(tunnel, session, &stop);
             tell(tunnel, &ToAgent::Replaced);
-            session.phase.subscribe().wait_for(|phase| *phase == Phase::Ended).await.unwrap();
+            session
+                .phase
+                .subscribe()
+                .wait_for(|phase| *phase == Phase::Ended)
+                .await
+                .unwrap();
         });
         ended.unwrap();
     }
@@ -255,7 +324,9 @@ fn a_tunnel_that_its_own_process_or_its_successor_has_replaced_ends() {
 fn changes_of_the_backends_health_are_reported_at_once() {
     let ended = with_session(async |tunnel, session, stop| {
         let reported = async || loop {
-            if let ToGateway::Statistics { backend, .. } = control::decode(&tunnel.message().await.unwrap()).unwrap() {
+            if let ToGateway::Statistics { backend, .. } =
+                control::decode(&tunnel.message().await.unwrap()).unwrap()
+            {
                 return backend;
             }
         };
@@ -267,7 +338,11 @@ fn changes_of_the_backends_health_are_reported_at_once() {
                 assert_eq!(reported().await, health);
             }
         }
-        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < Duration::from_secs(4),
+            "{:?}",
+            begun.elapsed()
+        );
         stop.send_replace(true);
         tell(tunnel, &ToAgent::Drained);
     });
@@ -284,15 +359,31 @@ fn a_backend_that_does_not_answer_is_given_up_if_there_are_other_agents() {
         }
         tell(tunnel, &ToAgent::OtherTunnels { exist: true });
         // A tunnel delivers its messages in their order, but not in the order of messages and requests.
-        tell(tunnel, &ToAgent::Ready { agent_id: "ag_1".to_owned(), generation: 1 });
-        session.phase.subscribe().wait_for(|phase| *phase == Phase::Ready).await.unwrap();
+        tell(
+            tunnel,
+            &ToAgent::Ready {
+                agent_id: "ag_1".to_owned(),
+                generation: 1,
+            },
+        );
+        session
+            .phase
+            .subscribe()
+            .wait_for(|phase| *phase == Phase::Ready)
+            .await
+            .unwrap();
         let Ok(ReceivedPart::Head(Kind::Refused, payload)) = get(tunnel).1.receive().await else {
             panic!("not refused")
         };
         let refusal = head::parse_refusal(payload).unwrap();
         assert_eq!(refusal.code, AgentErrorCode::BackendUnreachable.as_str());
         assert!(refusal.unsent);
-        assert!(patient.1.poll_receive(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(
+            patient
+                .1
+                .poll_receive(&mut Context::from_waker(Waker::noop()))
+                .is_pending()
+        );
         patient.0.reset();
         tell(tunnel, &ToAgent::Drained);
     });
@@ -302,7 +393,9 @@ fn a_backend_that_does_not_answer_is_given_up_if_there_are_other_agents() {
 #[test]
 fn invalid_control_message_ends_the_tunnel() {
     let ended = with_session(async |tunnel, _session, _stop| {
-        tunnel.send_message(Bytes::from_static(b"{}"), control::MESSAGE_MAX).unwrap();
+        tunnel
+            .send_message(Bytes::from_static(b"{}"), control::MESSAGE_MAX)
+            .unwrap();
         while tunnel.message().await.is_some() {}
     });
     assert!(ended.is_err());

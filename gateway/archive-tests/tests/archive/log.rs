@@ -10,8 +10,8 @@ use gw_gateway::page::Page;
 use gw_gateway::region::{NodeSlot, RegionKey, RegionKeys};
 use gw_gateway::telemetry::request_log::archive::{Archive, ArchiveError, ArchiveSettings};
 use gw_gateway::telemetry::request_log::{
-    Batch, BodyCapture, Capture, Ended, MessageCapture, Protocol, RequestLog, RequestRecord, RequestView, SearchQuery,
-    Timing,
+    Batch, BodyCapture, Capture, Ended, MessageCapture, Protocol, RequestLog, RequestRecord,
+    RequestView, SearchQuery, Timing,
 };
 use gw_shared::http::Fields;
 use gw_shared::id::RequestId;
@@ -69,7 +69,12 @@ impl Node {
         let folder = tempfile::tempdir().unwrap();
         let log = RequestLog::open_at(&folder.path().join("requests"), clock.now()).unwrap();
         log.archive_to(settings, &key(), APEX, slot).unwrap();
-        Self { folder, clock: clock.clone(), slot, log }
+        Self {
+            folder,
+            clock: clock.clone(),
+            slot,
+            log,
+        }
     }
 
     /// Stops the node and starts it again with the same folder.
@@ -80,7 +85,8 @@ impl Node {
 
     /// The log in another process with the same folder.
     pub(crate) fn successor(&self, slot: NodeSlot, settings: &ArchiveSettings) -> RequestLog {
-        let log = RequestLog::open_at(&self.folder.path().join("requests"), self.clock.now()).unwrap();
+        let log =
+            RequestLog::open_at(&self.folder.path().join("requests"), self.clock.now()).unwrap();
         log.archive_to(settings, &key(), APEX, slot).unwrap();
         log
     }
@@ -91,7 +97,9 @@ impl Node {
 }
 
 pub(crate) fn write(log: &RequestLog, label: &str, records: Vec<RequestRecord>) {
-    log.queue().push(Batch { services: vec![(label.into(), records)] });
+    log.queue().push(Batch {
+        services: vec![(label.into(), records)],
+    });
     log.flush();
 }
 
@@ -127,14 +135,26 @@ pub(crate) fn captured(id: RequestId, request: &[u8], response: &[u8]) -> Reques
     let message = |fields: &[(&'static str, &'static str)], body: &[u8]| {
         let mut headers = Fields::new();
         for (name, value) in fields {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+            headers.append(
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            );
         }
-        let body = BodyCapture { bytes: Bytes::copy_from_slice(body), ..BodyCapture::default() };
+        let body = BodyCapture {
+            bytes: Bytes::copy_from_slice(body),
+            ..BodyCapture::default()
+        };
         Some(MessageCapture { headers, body })
     };
-    let request = message(&[("content-type", "text/plain"), ("x-a", "1"), ("x-a", "2")], request);
+    let request = message(
+        &[("content-type", "text/plain"), ("x-a", "1"), ("x-a", "2")],
+        request,
+    );
     let response = message(&[("content-encoding", "gzip")], response);
-    RequestRecord { capture: Some(Box::new(Capture { request, response })), ..record(id) }
+    RequestRecord {
+        capture: Some(Box::new(Capture { request, response })),
+        ..record(id)
+    }
 }
 
 /// All pages of a search.

@@ -1,6 +1,10 @@
 //! The archive of the request log on a real S3-compatible server.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests stop at the first surprise"
+)]
 
 mod log;
 mod server;
@@ -28,7 +32,9 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
-use self::log::{Clock, DAY_MS, HOUR_MS, LABEL, MORNING_MS, Node, all, captured, id, key, record, slot, write};
+use self::log::{
+    Clock, DAY_MS, HOUR_MS, LABEL, MORNING_MS, Node, all, captured, id, key, record, slot, write,
+};
 use self::server::Server;
 
 /// Records of two services over two days, some of them captured, in several uploads.
@@ -36,14 +42,28 @@ fn write_many(node: &Node) -> Vec<RequestId> {
     let mut ids = Vec::new();
     for number in 0..600_u64 {
         let id = id(MORNING_MS - number * number * 331 % DAY_MS, number);
-        let plain = if number % 7 == 0 { captured(id, &number.to_be_bytes(), b"") } else { record(id) };
+        let plain = if number % 7 == 0 {
+            captured(id, &number.to_be_bytes(), b"")
+        } else {
+            record(id)
+        };
         let record = RequestRecord {
             status: [Some(200), Some(404), Some(502), None][number as usize % 4],
             code: (number % 4 == 2).then_some("GW_TUNNEL_LOST"),
-            timing: Timing { total: number * 1000, ..Timing::default() },
+            timing: Timing {
+                total: number * 1000,
+                ..Timing::default()
+            },
             ..plain
         };
-        node.write(if number % 3 == 0 { "globex--shop" } else { LABEL }, vec![record]);
+        node.write(
+            if number % 3 == 0 {
+                "globex--shop"
+            } else {
+                LABEL
+            },
+            vec![record],
+        );
         ids.push(id);
         if number % 150 == 0 {
             node.log.flush_archive().unwrap();
@@ -62,17 +82,50 @@ fn the_log_of_a_node_that_is_gone_is_read_from_the_archive() {
     let everything = SearchQuery::default();
     let queries = [
         everything.clone(),
-        SearchQuery { limit: Some(7), ..everything.clone() },
-        SearchQuery { account: text("acme"), ..everything.clone() },
-        SearchQuery { account: text("globex"), service: text("shop"), ..everything.clone() },
-        SearchQuery { status: text("5xx"), ..everything.clone() },
-        SearchQuery { status: text("none"), limit: Some(1), ..everything.clone() },
-        SearchQuery { code: text("GW_TUNNEL_LOST"), min_ms: Some(100), ..everything.clone() },
-        SearchQuery { since: text("2026-11-20T22:00:00.5+01:00"), ..everything.clone() },
-        SearchQuery { until: text("2026-11-20T22:00:00.5+01:00"), ..everything.clone() },
-        SearchQuery { path_prefix: text("/b"), ..everything.clone() },
+        SearchQuery {
+            limit: Some(7),
+            ..everything.clone()
+        },
+        SearchQuery {
+            account: text("acme"),
+            ..everything.clone()
+        },
+        SearchQuery {
+            account: text("globex"),
+            service: text("shop"),
+            ..everything.clone()
+        },
+        SearchQuery {
+            status: text("5xx"),
+            ..everything.clone()
+        },
+        SearchQuery {
+            status: text("none"),
+            limit: Some(1),
+            ..everything.clone()
+        },
+        SearchQuery {
+            code: text("GW_TUNNEL_LOST"),
+            min_ms: Some(100),
+            ..everything.clone()
+        },
+        SearchQuery {
+            since: text("2026-11-20T22:00:00.5+01:00"),
+            ..everything.clone()
+        },
+        SearchQuery {
+            until: text("2026-11-20T22:00:00.5+01:00"),
+            ..everything.clone()
+        },
+        SearchQuery {
+            path_prefix: text("/b"),
+            ..everything.clone()
+        },
     ];
-    let local: Vec<_> = queries.iter().map(|query| all(query, |query| Ok(node.log.search(query)?))).collect();
+    let local: Vec<_> = queries
+        .iter()
+        .map(|query| all(query, |query| Ok(node.log.search(query)?)))
+        .collect();
     assert_eq!(local[0].len(), 600);
     let views: Vec<_> = ids.iter().map(|id| node.log.show(*id).unwrap()).collect();
     let body = node.log.body(ids[7], Side::Request).unwrap();
@@ -80,23 +133,58 @@ fn the_log_of_a_node_that_is_gone_is_read_from_the_archive() {
 
     let archive = clock.archive(&server.settings(), &key());
     for (query, local) in queries.iter().zip(&local) {
-        assert_eq!(&all(query, |query| archive.search(slot(7), query)), local, "{query:?}");
+        assert_eq!(
+            &all(query, |query| archive.search(slot(7), query)),
+            local,
+            "{query:?}"
+        );
     }
     for (id, view) in ids.iter().zip(&views).step_by(41) {
         assert_eq!(&archive.show(slot(7), *id).unwrap(), view);
     }
     assert_eq!(archive.body(slot(7), ids[7], Side::Request).unwrap(), body);
     assert_eq!(body.unwrap().bytes, 7_u64.to_be_bytes());
-    assert_eq!(archive.body(slot(7), ids[7], Side::Response).unwrap().unwrap().bytes, b"");
-    assert_eq!(archive.body(slot(7), ids[1], Side::Request).unwrap(), None, "not captured");
+    assert_eq!(
+        archive
+            .body(slot(7), ids[7], Side::Response)
+            .unwrap()
+            .unwrap()
+            .bytes,
+        b""
+    );
+    assert_eq!(
+        archive.body(slot(7), ids[1], Side::Request).unwrap(),
+        None,
+        "not captured"
+    );
     let replay = archive.captured(slot(7), ids[7]).unwrap().unwrap();
-    assert_eq!((replay.method.as_str(), replay.target.as_str()), ("GET", "/a/b?c"));
+    assert_eq!(
+        (replay.method.as_str(), replay.target.as_str()),
+        ("GET", "/a/b?c")
+    );
     assert_eq!(replay.request.unwrap().headers.get_all("x-a").count(), 2);
-    assert!(archive.captured(slot(7), ids[1]).unwrap().unwrap().request.is_none());
+    assert!(
+        archive
+            .captured(slot(7), ids[1])
+            .unwrap()
+            .unwrap()
+            .request
+            .is_none()
+    );
 
     assert_eq!(archive.show(slot(8), ids[7]).unwrap(), None, "another node");
-    assert_eq!(archive.show(slot(7), id(MORNING_MS, 9999)).unwrap(), None, "unknown");
-    assert_eq!(archive.show(slot(7), id(MORNING_MS - 9 * DAY_MS, 0)).unwrap(), None, "expired");
+    assert_eq!(
+        archive.show(slot(7), id(MORNING_MS, 9999)).unwrap(),
+        None,
+        "unknown"
+    );
+    assert_eq!(
+        archive
+            .show(slot(7), id(MORNING_MS - 9 * DAY_MS, 0))
+            .unwrap(),
+        None,
+        "expired"
+    );
     assert!(matches!(
         archive.search(slot(7), &SearchQuery { limit: Some(0), ..everything }),
         Err(ArchiveError::Log(error)) if error.to_string().starts_with("limit: ")
@@ -109,11 +197,19 @@ fn large_bodies_and_records_of_long_requests_are_archived() {
     let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
     let node = Node::start(&clock, slot(0), &server.settings());
     // Random, so that they are not compressed: more than one upload.
-    let body =
-        |number: u64| (0..1 << 20).map(|at: u64| (at * at * 31 + number * at + (at >> 8)) as u8).collect::<Vec<_>>();
-    let ids: Vec<_> = (0..12).map(|number| id(MORNING_MS + number, number)).collect();
+    let body = |number: u64| {
+        (0..1 << 20)
+            .map(|at: u64| (at * at * 31 + number * at + (at >> 8)) as u8)
+            .collect::<Vec<_>>()
+    };
+    let ids: Vec<_> = (0..12)
+        .map(|number| id(MORNING_MS + number, number))
+        .collect();
     for (number, id) in (0..).zip(&ids) {
-        node.write(LABEL, vec![captured(*id, &body(number), &body(number + 100))]);
+        node.write(
+            LABEL,
+            vec![captured(*id, &body(number), &body(number + 100))],
+        );
     }
     node.log.flush_archive().unwrap();
     // Began before all others, and ends after they are archived.
@@ -122,15 +218,33 @@ fn large_bodies_and_records_of_long_requests_are_archived() {
     node.log.flush_archive().unwrap();
     let stats = node.log.stats().archive;
     assert!(stats.bytes > 10 << 20 && stats.objects >= 6, "{stats:?}");
-    assert_eq!((stats.failing, stats.failures, stats.lag_seconds), (false, 0, 0.0));
+    assert_eq!(
+        (stats.failing, stats.failures, stats.lag_seconds),
+        (false, 0, 0.0)
+    );
     drop(node);
     let archive = clock.archive(&server.settings(), &key());
     for (number, id) in (0..).zip(&ids) {
         let read = |side| archive.body(slot(0), *id, side).unwrap().unwrap().bytes;
-        assert!(read(Side::Request) == body(number) && read(Side::Response) == body(number + 100), "{number}");
+        assert!(
+            read(Side::Request) == body(number) && read(Side::Response) == body(number + 100),
+            "{number}"
+        );
     }
-    assert_eq!(archive.body(slot(0), late, Side::Request).unwrap().unwrap().bytes, b"late");
-    assert_eq!(all(&SearchQuery::default(), |query| archive.search(slot(0), query)).len(), 13);
+    assert_eq!(
+        archive
+            .body(slot(0), late, Side::Request)
+            .unwrap()
+            .unwrap()
+            .bytes,
+        b"late"
+    );
+    assert_eq!(
+        all(&SearchQuery::default(), |query| archive
+            .search(slot(0), query))
+        .len(),
+        13
+    );
 }
 
 #[test]
@@ -140,7 +254,9 @@ fn an_upload_that_was_interrupted_is_finished_after_a_restart() {
     node.log.flush_archive().unwrap();
     // Two hours with bodies: four objects, of which one is written.
     server.leave_after(1);
-    let ids: Vec<_> = (0..4).map(|number| id(MORNING_MS - number % 2 * HOUR_MS, number)).collect();
+    let ids: Vec<_> = (0..4)
+        .map(|number| id(MORNING_MS - number % 2 * HOUR_MS, number))
+        .collect();
     for id in &ids {
         node.write(LABEL, vec![captured(*id, b"request", b"response")]);
     }
@@ -152,16 +268,28 @@ fn an_upload_that_was_interrupted_is_finished_after_a_restart() {
     node.write(LABEL, vec![record(more)]);
     let began = Instant::now();
     node.restart(&server.settings());
-    assert!(began.elapsed() < Duration::from_secs(30), "a store that is away does not hold up the stop");
+    assert!(
+        began.elapsed() < Duration::from_secs(30),
+        "a store that is away does not hold up the stop"
+    );
     server.come_back();
     node.log.flush_archive().unwrap();
-    assert!(first.is_subset(&server.objects(".bodies")) && server.objects(".bodies").len() == 2, "the same names");
+    assert!(
+        first.is_subset(&server.objects(".bodies")) && server.objects(".bodies").len() == 2,
+        "the same names"
+    );
     assert_eq!(server.objects(".blocks").len(), 3);
     let archive = clock.archive(&server.settings(), &key());
-    let found = all(&SearchQuery::default(), |query| archive.search(slot(1), query));
+    let found = all(&SearchQuery::default(), |query| {
+        archive.search(slot(1), query)
+    });
     let found: Vec<_> = found.iter().map(|view| view.id.clone()).collect();
     let expected: BTreeSet<_> = ids.iter().chain([&more]).map(ToString::to_string).collect();
-    assert_eq!(found, expected.into_iter().rev().collect::<Vec<_>>(), "each once");
+    assert_eq!(
+        found,
+        expected.into_iter().rev().collect::<Vec<_>>(),
+        "each once"
+    );
     // Nothing is uploaded again.
     let objects = server.objects(".blocks");
     node.restart(&server.settings());
@@ -187,11 +315,18 @@ fn two_processes_with_the_same_folder_archive_each_record_once() {
     });
     other.close();
     let archive = clock.archive(&server.settings(), &key());
-    let found = all(&SearchQuery::default(), |query| archive.search(slot(6), query));
-    let local = all(&SearchQuery::default(), |query| Ok(node.log.search(query)?));
+    let found = all(&SearchQuery::default(), |query| {
+        archive.search(slot(6), query)
+    });
+    let local = all(&SearchQuery::default(), |query| {
+        Ok(node.log.search(query)?)
+    });
     assert_eq!((found.len(), &found), (80, &local));
     // Both may upload the same rows, under the same name.
-    assert_eq!(server.objects(".blocks").len(), server.objects(".bodies").len());
+    assert_eq!(
+        server.objects(".blocks").len(),
+        server.objects(".bodies").len()
+    );
 }
 
 #[test]
@@ -228,18 +363,33 @@ fn records_wait_while_the_store_is_away() {
     let recorded = id(MORNING_MS, 0);
     node.write(LABEL, vec![record(recorded)]);
     let error = node.log.flush_archive().unwrap_err().to_string();
-    assert!(error.starts_with("archive: cannot write eu1.example.com/2026-11-21/0002/04/"), "{error}");
+    assert!(
+        error.starts_with("archive: cannot write eu1.example.com/2026-11-21/0002/04/"),
+        "{error}"
+    );
     // One failure is not an alarm.
     assert!(node.log.flush_archive().is_err());
     let stats = node.log.stats().archive;
-    assert!(stats.failing && stats.failures > 0 && stats.lag_seconds > 0.0, "{stats:?}");
-    assert!(node.log.show(recorded).unwrap().is_some(), "the local log does not depend on the store");
+    assert!(
+        stats.failing && stats.failures > 0 && stats.lag_seconds > 0.0,
+        "{stats:?}"
+    );
+    assert!(
+        node.log.show(recorded).unwrap().is_some(),
+        "the local log does not depend on the store"
+    );
     let archive = clock.archive(&server.settings(), &key());
-    assert!(matches!(archive.show(slot(2), recorded), Err(ArchiveError::Store { .. })));
+    assert!(matches!(
+        archive.show(slot(2), recorded),
+        Err(ArchiveError::Store { .. })
+    ));
     server.come_back();
     node.log.flush_archive().unwrap();
     let stats = node.log.stats().archive;
-    assert_eq!((stats.failing, stats.lag_seconds, stats.objects), (false, 0.0, 1));
+    assert_eq!(
+        (stats.failing, stats.lag_seconds, stats.objects),
+        (false, 0.0, 1)
+    );
     assert!(archive.show(slot(2), recorded).unwrap().is_some());
 }
 
@@ -251,19 +401,28 @@ fn wrong_credentials_and_a_missing_bucket_are_named() {
     let node = Node::start(&clock, slot(0), &settings);
     node.write(LABEL, vec![record(id(MORNING_MS, 0))]);
     let error = node.log.flush_archive().unwrap_err().to_string();
-    assert!(error.contains("SignatureDoesNotMatch") && !error.contains("another"), "{error}");
+    assert!(
+        error.contains("SignatureDoesNotMatch") && !error.contains("another"),
+        "{error}"
+    );
     assert!(server.objects("").is_empty());
 
     let mut settings = server.settings();
     settings.bucket = "missing".to_owned();
     let archive = clock.archive(&settings, &key());
-    let error = archive.search(slot(0), &SearchQuery::default()).unwrap_err().to_string();
+    let error = archive
+        .search(slot(0), &SearchQuery::default())
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("NoSuchBucket"), "{error}");
 }
 
 #[test]
 fn objects_expire_after_seven_days_by_the_clock_of_the_store_too() {
-    let today_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
+    let today_ms = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_millis() as u64;
     let (server, clock) = (Server::start(), Clock::at(today_ms - 9 * DAY_MS));
     let node = Node::start(&clock, slot(3), &server.settings());
     let (old, kept) = (id(today_ms - 9 * DAY_MS, 0), id(today_ms - 6 * DAY_MS, 0));
@@ -273,14 +432,26 @@ fn objects_expire_after_seven_days_by_the_clock_of_the_store_too() {
     node.write(LABEL, vec![record(kept)]);
     node.log.flush_archive().unwrap();
     drop(node);
-    assert_eq!((server.objects(".blocks").len(), server.objects(".bodies").len()), (2, 1));
+    assert_eq!(
+        (
+            server.objects(".blocks").len(),
+            server.objects(".bodies").len()
+        ),
+        (2, 1)
+    );
 
     // A clock that is years ahead deletes only what the store's own clock lets expire, of other nodes too.
     let ahead = Clock::at(today_ms + 1000 * DAY_MS);
     let other = Node::start(&ahead, slot(4), &server.settings());
     other.log.flush_archive().unwrap();
     assert_eq!(other.log.stats().archive.expired, 2);
-    assert_eq!((server.objects(".blocks").len(), server.objects(".bodies").len()), (1, 0));
+    assert_eq!(
+        (
+            server.objects(".blocks").len(),
+            server.objects(".bodies").len()
+        ),
+        (1, 0)
+    );
     clock.set(today_ms);
     let archive = clock.archive(&server.settings(), &key());
     assert!(archive.show(slot(3), kept).unwrap().is_some());
@@ -297,18 +468,38 @@ fn a_changed_object_is_refused_and_named() {
     }
     node.log.flush_archive().unwrap();
     drop(node);
-    let path = |suffix| server.objects_folder().join(server.objects(suffix).pop_last().unwrap());
+    let path = |suffix| {
+        server
+            .objects_folder()
+            .join(server.objects(suffix).pop_last().unwrap())
+    };
     let plain = fs::read(path(".bodies")).unwrap();
-    assert!(!plain.windows(7).any(|bytes| bytes == b"request"), "bodies are encrypted");
+    assert!(
+        !plain.windows(7).any(|bytes| bytes == b"request"),
+        "bodies are encrypted"
+    );
 
     // A body, then the records of the newer hour.
     let mut bytes = plain;
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(path(".bodies"), bytes).unwrap();
     let archive = clock.archive(&server.settings(), &key());
-    assert_eq!(archive.body(slot(5), changed, Side::Request).unwrap().unwrap().bytes, b"request");
-    let error = archive.body(slot(5), changed, Side::Response).unwrap_err().to_string();
-    assert!(error.contains(".bodies: does not open with the region key"), "{error}");
+    assert_eq!(
+        archive
+            .body(slot(5), changed, Side::Request)
+            .unwrap()
+            .unwrap()
+            .bytes,
+        b"request"
+    );
+    let error = archive
+        .body(slot(5), changed, Side::Response)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains(".bodies: does not open with the region key"),
+        "{error}"
+    );
     let mut bytes = fs::read(path(".blocks")).unwrap();
     bytes[20] ^= 1;
     fs::write(path(".blocks"), bytes).unwrap();
@@ -317,17 +508,39 @@ fn a_changed_object_is_refused_and_named() {
     let error = archive.show(slot(5), changed).unwrap_err().to_string();
     assert_eq!(
         error,
-        format!("archive: {name}: does not open with the region key: it was changed, or is of another region")
+        format!(
+            "archive: {name}: does not open with the region key: it was changed, or is of another region"
+        )
     );
     let found = archive.search(slot(5), &SearchQuery::default()).unwrap();
-    assert_eq!(found.items.iter().map(|view| view.id.clone()).collect::<Vec<_>>(), [whole.to_string()], "skipped");
+    assert_eq!(
+        found
+            .items
+            .iter()
+            .map(|view| view.id.clone())
+            .collect::<Vec<_>>(),
+        [whole.to_string()],
+        "skipped"
+    );
     assert_eq!(archive.stats().refused, 2);
 
     // An object under the name of another, and another key.
-    fs::copy(server.objects_folder().join(server.objects(".blocks").pop_first().unwrap()), path(".blocks")).unwrap();
-    assert!(matches!(archive.show(slot(5), changed), Err(ArchiveError::Refused(_))));
+    fs::copy(
+        server
+            .objects_folder()
+            .join(server.objects(".blocks").pop_first().unwrap()),
+        path(".blocks"),
+    )
+    .unwrap();
+    assert!(matches!(
+        archive.show(slot(5), changed),
+        Err(ArchiveError::Refused(_))
+    ));
     let archive = clock.archive(&server.settings(), &RegionKey::new([8; 32]).into());
-    assert!(matches!(archive.show(slot(5), whole), Err(ArchiveError::Refused(_))));
+    assert!(matches!(
+        archive.show(slot(5), whole),
+        Err(ArchiveError::Refused(_))
+    ));
 }
 
 #[test]
@@ -341,8 +554,15 @@ fn the_archive_is_reached_by_tls_with_an_authority_of_its_own() {
     assert!(archive.show(slot(0), recorded).unwrap().is_some());
     let mut settings = server.settings();
     settings.authorities = None;
-    let error = clock.archive(&settings, &key()).show(slot(0), recorded).unwrap_err().to_string();
-    assert!(error.contains("certificate") || error.contains("UnknownIssuer"), "{error}");
+    let error = clock
+        .archive(&settings, &key())
+        .show(slot(0), recorded)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("certificate") || error.contains("UnknownIssuer"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -351,19 +571,28 @@ fn uploads_keep_to_their_bandwidth() {
     let mut settings = server.settings();
     settings.bytes_per_second = 100_000;
     let node = Node::start(&clock, slot(0), &settings);
-    let body: Vec<u8> = (0..100_000_u64).map(|at| (at * at * 31 + (at >> 8)) as u8).collect();
+    let body: Vec<u8> = (0..100_000_u64)
+        .map(|at| (at * at * 31 + (at >> 8)) as u8)
+        .collect();
     let began = Instant::now();
     node.write(LABEL, vec![captured(id(MORNING_MS, 0), b"", &body)]);
     node.log.flush_archive().unwrap();
     assert!(node.log.stats().archive.bytes > 100_000);
-    assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() > Duration::from_millis(900),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[test]
 fn doctor_writes_reads_and_deletes_an_object() {
     let server = Server::start();
     let folder = tempfile::tempdir().unwrap();
-    let (file, key_file) = (folder.path().join("gateway.toml"), folder.path().join("region.key"));
+    let (file, key_file) = (
+        folder.path().join("gateway.toml"),
+        folder.path().join("region.key"),
+    );
     RegionKey::create(&key_file).unwrap();
     let examine = |secret| {
         let text = format!(
@@ -375,14 +604,21 @@ fn doctor_writes_reads_and_deletes_an_object() {
         );
         fs::write(&file, text).unwrap();
         let out = doctor::examine(Some(&file), |_| None);
-        let found = out.checks().iter().find(|finding| finding.check == "archive").unwrap();
+        let found = out
+            .checks()
+            .iter()
+            .find(|finding| finding.check == "archive")
+            .unwrap();
         (found.verdict, found.found.clone())
     };
     let (verdict, found) = examine(None);
     assert_eq!(verdict, Verdict::Ok, "{found}");
     assert!(server.objects("").is_empty(), "{:?}", server.objects(""));
     let (verdict, found) = examine(Some("wrong"));
-    assert!(verdict == Verdict::Failed && found.contains("SignatureDoesNotMatch"), "{found}");
+    assert!(
+        verdict == Verdict::Failed && found.contains("SignatureDoesNotMatch"),
+        "{found}"
+    );
     server.leave();
     assert_eq!(examine(None).0, Verdict::Failed);
 }
@@ -406,10 +642,24 @@ fn a_gateway_archives_its_requests_before_it_stops() {
     assert!(response.starts_with("HTTP/1.1 404 "), "{response}");
     gateway.drain();
 
-    let archive = Archive::open(config.archive.as_ref().unwrap(), &key.into(), config.region.apex()).unwrap();
-    let of_apex = SearchQuery { apex: Some(true), ..SearchQuery::default() };
+    let archive = Archive::open(
+        config.archive.as_ref().unwrap(),
+        &key.into(),
+        config.region.apex(),
+    )
+    .unwrap();
+    let of_apex = SearchQuery {
+        apex: Some(true),
+        ..SearchQuery::default()
+    };
     let found = archive.search(slot(0), &of_apex).unwrap().items;
-    assert_eq!(found.iter().map(|view| view.path.as_str()).collect::<Vec<_>>(), ["/nowhere"]);
+    assert_eq!(
+        found
+            .iter()
+            .map(|view| view.path.as_str())
+            .collect::<Vec<_>>(),
+        ["/nowhere"]
+    );
     let id = found[0].id.parse().unwrap();
     assert_eq!(archive.show(slot(0), id).unwrap().as_ref(), found.first());
 }
@@ -417,13 +667,17 @@ fn a_gateway_archives_its_requests_before_it_stops() {
 /// Sends a request to the apex of a gateway with a development authority.
 fn ask_apex(address: SocketAddr, authority: &Path) -> String {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
+    roots
+        .add(CertificateDer::from_pem_file(authority).unwrap())
+        .unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
     let config = config.with_safe_default_protocol_versions().unwrap();
     let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
     let connection = ClientConnection::new(config, "eu1.gw.localhost".try_into().unwrap()).unwrap();
     let mut stream = StreamOwned::new(connection, TcpStream::connect(address).unwrap());
-    stream.write_all(b"GET /nowhere HTTP/1.1\r\nHost: eu1.gw.localhost\r\nConnection: close\r\n\r\n").unwrap();
+    stream
+        .write_all(b"GET /nowhere HTTP/1.1\r\nHost: eu1.gw.localhost\r\nConnection: close\r\n\r\n")
+        .unwrap();
     let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
     response

@@ -50,11 +50,19 @@ impl Server {
     /// As [`Self::start`], with TLS and a certificate of its own for `localhost`.
     pub(crate) fn start_tls() -> Self {
         let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let certificate = CertificateParams::new(vec!["localhost".to_owned()])
+            .unwrap()
+            .self_signed(&key)
+            .unwrap();
         let authority = certificate.der().clone();
         let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
-        let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-        let config = config.with_single_cert(vec![authority.clone()], PrivateKeyDer::from(key)).unwrap();
+        let config = config
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth();
+        let config = config
+            .with_single_cert(vec![authority.clone()], PrivateKeyDer::from(key))
+            .unwrap();
         Self::start_with(Some((TlsAcceptor::from(Arc::new(config)), authority)))
     }
 
@@ -71,11 +79,21 @@ impl Server {
         let (acceptor, authority) = tls.unzip();
         let left = Arc::clone(&writes_left);
         let serve = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(accept(listener, service, left, acceptor, stopped));
         };
         let thread = Some(thread::spawn(serve));
-        Self { folder, address, writes_left, authority, stop: Some(stop), thread }
+        Self {
+            folder,
+            address,
+            writes_left,
+            authority,
+            stop: Some(stop),
+            thread,
+        }
     }
 
     /// Settings of a gateway with this archive.
@@ -140,7 +158,13 @@ impl Server {
                 if path.is_dir() {
                     folders.push(path);
                 } else if path.to_str().unwrap().ends_with(suffix) {
-                    names.insert(path.strip_prefix(&top).unwrap().to_str().unwrap().to_owned());
+                    names.insert(
+                        path.strip_prefix(&top)
+                            .unwrap()
+                            .to_str()
+                            .unwrap()
+                            .to_owned(),
+                    );
                 }
             }
         }
@@ -174,7 +198,9 @@ async fn accept(
         tokio::spawn(async move {
             match tls {
                 Some(tls) => {
-                    let Ok(connection) = tls.accept(connection).await else { return };
+                    let Ok(connection) = tls.accept(connection).await else {
+                        return;
+                    };
                     serve(connection, service, left).await;
                 }
                 None => serve::<TcpStream>(connection, service, left).await,
@@ -183,7 +209,11 @@ async fn accept(
     }
 }
 
-async fn serve<C: AsyncRead + AsyncWrite + Unpin>(connection: C, service: S3Service, left: Arc<AtomicI64>) {
+async fn serve<C: AsyncRead + AsyncWrite + Unpin>(
+    connection: C,
+    service: S3Service,
+    left: Arc<AtomicI64>,
+) {
     let service = service_fn(move |request: Request<Incoming>| {
         let (service, left) = (service.clone(), Arc::clone(&left));
         async move {
@@ -194,9 +224,14 @@ async fn serve<C: AsyncRead + AsyncWrite + Unpin>(connection: C, service: S3Serv
                 // Ends the connection.
                 return Err(io::Error::other("away"));
             }
-            service.call(request.map(s3s::Body::from)).await.map_err(|error| io::Error::other(format!("{error:?}")))
+            service
+                .call(request.map(s3s::Body::from))
+                .await
+                .map_err(|error| io::Error::other(format!("{error:?}")))
         }
     });
     // The error of a connection concerns its client.
-    let _ = http1::Builder::new().serve_connection(TokioIo::new(connection), service).await;
+    let _ = http1::Builder::new()
+        .serve_connection(TokioIo::new(connection), service)
+        .await;
 }

@@ -14,11 +14,9 @@ use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
 use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
-    OpenApiRouter::new().routes(routes!(create_account, list_accounts)).routes(routes!(
-        show_account,
-        change_account,
-        delete_account
-    ))
+    OpenApiRouter::new()
+        .routes(routes!(create_account, list_accounts))
+        .routes(routes!(show_account, change_account, delete_account))
 }
 
 /// Create an account. Creating it again changes nothing.
@@ -31,8 +29,13 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         ReadProblems, WriteProblems,
     ),
 )]
-async fn create_account(State(admin): State<Admin>, JsonBody(new): JsonBody<NewAccount>) -> Result<Response, Problem> {
-    let made = admin.ask(move |control| control.create_account(&Actor::Admin, &new)).await?;
+async fn create_account(
+    State(admin): State<Admin>,
+    JsonBody(new): JsonBody<NewAccount>,
+) -> Result<Response, Problem> {
+    let made = admin
+        .ask(move |control| control.create_account(&Actor::Admin, &new))
+        .await?;
     let location = format!("/accounts/{}", made.0.id);
     Ok(created(made, &location))
 }
@@ -46,7 +49,10 @@ async fn list_accounts(
     State(admin): State<Admin>,
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Page<AccountView>>, Problem> {
-    admin.ask(move |control| control.accounts(&page)).await.map(Json)
+    admin
+        .ask(move |control| control.accounts(&page))
+        .await
+        .map(Json)
 }
 
 /// Show an account.
@@ -55,8 +61,14 @@ async fn list_accounts(
     params(("account" = String, Path, description = "Account id")),
     responses((status = 200, description = "The account", body = AccountView), ReadProblems),
 )]
-async fn show_account(State(admin): State<Admin>, Path(account): Path<String>) -> Result<Json<AccountView>, Problem> {
-    admin.ask(move |control| control.account(&account)).await.map(Json)
+async fn show_account(
+    State(admin): State<Admin>,
+    Path(account): Path<String>,
+) -> Result<Json<AccountView>, Problem> {
+    admin
+        .ask(move |control| control.account(&account))
+        .await
+        .map(Json)
 }
 
 /// Change the settings of an account. Omitted members keep their values.
@@ -71,7 +83,10 @@ async fn change_account(
     Path(account): Path<String>,
     JsonBody(changes): JsonBody<AccountChanges>,
 ) -> Result<Json<AccountView>, Problem> {
-    admin.ask(move |control| control.change_account(&Actor::Admin, &account, &changes)).await.map(Json)
+    admin
+        .ask(move |control| control.change_account(&Actor::Admin, &account, &changes))
+        .await
+        .map(Json)
 }
 
 /// Delete an account that has nothing left in it.
@@ -80,7 +95,12 @@ async fn change_account(
     params(("account" = String, Path, description = "Account id")),
     responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
 )]
-async fn delete_account(State(admin): State<Admin>, Path(account): Path<String>) -> Result<StatusCode, Problem> {
-    admin.ask(move |control| control.delete_account(&Actor::Admin, &account)).await?;
+async fn delete_account(
+    State(admin): State<Admin>,
+    Path(account): Path<String>,
+) -> Result<StatusCode, Problem> {
+    admin
+        .ask(move |control| control.delete_account(&Actor::Admin, &account))
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }

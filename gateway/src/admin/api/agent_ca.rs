@@ -48,7 +48,9 @@ async fn replace_agent_ca(
     admin
         .clone()
         .ask(move |control| {
-            region.and_then(|region| region.status()).map_or(Ok(()), |status| check_versions(&status))?;
+            region
+                .and_then(|region| region.status())
+                .map_or(Ok(()), |status| check_versions(&status))?;
             if immediately {
                 control.replace_authority_now(&Actor::Admin)
             } else {
@@ -61,10 +63,16 @@ async fn replace_agent_ca(
     }
     let (_, pending) = admin.nodes_behind(&admin.control.position()).await;
     if pending.is_empty() {
-        admin.clone().ask(|control| control.switch_authority(&Actor::Admin)).await?;
+        admin
+            .clone()
+            .ask(|control| control.switch_authority(&Actor::Admin))
+            .await?;
     }
     let waits_for_nodes = pending.into_iter().map(|slot| slot.get()).collect();
-    Ok(Json(AgentCaView { waits_for_nodes, ..view(&admin).await? }))
+    Ok(Json(AgentCaView {
+        waits_for_nodes,
+        ..view(&admin).await?
+    }))
 }
 
 /// End the earlier authority: its certificates are refused from now on, and tunnels with them end. Refused while agents, tunnels
@@ -96,13 +104,22 @@ async fn finish_agent_ca(
 fn options<T: DeserializeOwned + Default>(
     object: Result<Option<Json<Option<Object>>>, JsonRejection>,
 ) -> Result<T, Problem> {
-    object?.and_then(|Json(object)| object).map_or_else(|| Ok(T::default()), |object| Ok(JsonBody::of(object)?.0))
+    object?
+        .and_then(|Json(object)| object)
+        .map_or_else(|| Ok(T::default()), |object| Ok(JsonBody::of(object)?.0))
 }
 
 /// Refuses nodes of another release line, which know one authority only.
 fn check_versions(status: &RegionStatus) -> Result<(), ControlError> {
-    let is_other = |version: &str| version.parse::<Version>().is_ok_and(|version| version.line != Version::own().line);
-    let other = status.nodes.iter().find(|node| !node.state.is_over() && is_other(&node.version));
+    let is_other = |version: &str| {
+        version
+            .parse::<Version>()
+            .is_ok_and(|version| version.line != Version::own().line)
+    };
+    let other = status
+        .nodes
+        .iter()
+        .find(|node| !node.state.is_over() && is_other(&node.version));
     other.map_or(Ok(()), |node| {
         Err(ControlError::Conflict(format!(
             "node {} runs version {}, which knows one authority only: upgrade all nodes first",
@@ -114,12 +131,24 @@ fn check_versions(status: &RegionStatus) -> Result<(), ControlError> {
 
 /// Which tunnels and nodes use the earlier authority; `None` if none does.
 fn in_use(view: &AgentCaView) -> Option<String> {
-    let nodes = |slots: &[u16]| slots.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
+    let nodes = |slots: &[u16]| {
+        slots
+            .iter()
+            .map(u16::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     if !view.missing_nodes.is_empty() {
-        return Some(format!("no answer from nodes {}: it is not known what they use", nodes(&view.missing_nodes)));
+        return Some(format!(
+            "no answer from nodes {}: it is not known what they use",
+            nodes(&view.missing_nodes)
+        ));
     }
     if !view.nodes_left.is_empty() {
-        return Some(format!("nodes {} still use the earlier authority themselves", nodes(&view.nodes_left)));
+        return Some(format!(
+            "nodes {} still use the earlier authority themselves",
+            nodes(&view.nodes_left)
+        ));
     }
     (view.tunnels_left > 0).then(|| {
         format!(
@@ -131,10 +160,21 @@ fn in_use(view: &AgentCaView) -> Option<String> {
 }
 
 async fn view(admin: &Admin) -> Result<AgentCaView, Problem> {
-    let live = admin.live(LiveQuery { summary: true, ..LiveQuery::default() }).await?;
+    let live = admin
+        .live(LiveQuery {
+            summary: true,
+            ..LiveQuery::default()
+        })
+        .await?;
     let mut view = admin.clone().ask(|control| control.agent_ca()).await?;
-    view.tunnels_left = live.nodes().map(|node| node.tunnels_of_another_authority).sum();
-    let others = live.others.iter().filter(|(_, node)| node.authority != live.here.authority);
+    view.tunnels_left = live
+        .nodes()
+        .map(|node| node.tunnels_of_another_authority)
+        .sum();
+    let others = live
+        .others
+        .iter()
+        .filter(|(_, node)| node.authority != live.here.authority);
     view.nodes_left = others.map(|(slot, _)| *slot).collect();
     view.missing_nodes = live.missing;
     Ok(view)

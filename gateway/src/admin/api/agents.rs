@@ -1,6 +1,9 @@
 //! `/accounts/{account}/agents`
 
-#![expect(unused_qualifications, reason = "of the code that utoipa::path writes for a type of its own file")]
+#![expect(
+    unused_qualifications,
+    reason = "of the code that utoipa::path writes for a type of its own file"
+)]
 
 use axum::Json;
 use axum::extract::State;
@@ -46,10 +49,15 @@ struct Filter {
 async fn list_agents(
     State(admin): State<Admin>,
     Path(account): Path<String>,
-    Query(Filter { enrollment_token, limit, cursor }): Query<Filter>,
+    Query(Filter {
+        enrollment_token,
+        limit,
+        cursor,
+    }): Query<Filter>,
 ) -> Result<Json<Page<AgentView>>, Problem> {
     let query = PageQuery { limit, cursor };
-    let look = move |control: &Control| control.agents(&account, enrollment_token.as_deref(), &query);
+    let look =
+        move |control: &Control| control.agents(&account, enrollment_token.as_deref(), &query);
     let mut page = admin.clone().ask(look).await?;
     admin.add_tunnels_elsewhere(&mut page.items).await;
     Ok(Json(page))
@@ -80,7 +88,10 @@ async fn change_agent(
     Path((account, agent)): Path<(String, String)>,
     JsonBody(changes): JsonBody<AgentChanges>,
 ) -> Result<Json<AgentView>, Problem> {
-    one(admin, move |control| control.change_agent(&Actor::Admin, &account, &agent, &changes)).await
+    one(admin, move |control| {
+        control.change_agent(&Actor::Admin, &account, &agent, &changes)
+    })
+    .await
 }
 
 /// Delete an agent. Its tunnels end within a second, and its certificate is worth nothing.
@@ -93,7 +104,9 @@ async fn delete_agent(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<StatusCode, Problem> {
-    admin.ask(move |control| control.delete_agent(&Actor::Admin, &account, &agent)).await?;
+    admin
+        .ask(move |control| control.delete_agent(&Actor::Admin, &account, &agent))
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -107,7 +120,10 @@ async fn approve_agent(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
-    one(admin, move |control| control.approve_agent(&Actor::Admin, &account, &agent)).await
+    one(admin, move |control| {
+        control.approve_agent(&Actor::Admin, &account, &agent)
+    })
+    .await
 }
 
 /// Cut an agent off for good. Its tunnels end within a second.
@@ -120,7 +136,10 @@ async fn revoke_agent(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
-    one(admin, move |control| control.revoke_agent(&Actor::Admin, &account, &agent)).await
+    one(admin, move |control| {
+        control.revoke_agent(&Actor::Admin, &account, &agent)
+    })
+    .await
 }
 
 /// Runs work on one agent, and adds the agent's tunnels to other nodes to the result.
@@ -129,6 +148,8 @@ async fn one(
     work: impl FnOnce(&Control) -> Result<AgentView, ControlError> + Send + 'static,
 ) -> Result<Json<AgentView>, Problem> {
     let mut agent = admin.clone().ask(work).await?;
-    admin.add_tunnels_elsewhere(std::slice::from_mut(&mut agent)).await;
+    admin
+        .add_tunnels_elsewhere(std::slice::from_mut(&mut agent))
+        .await;
     Ok(Json(agent))
 }

@@ -1,6 +1,9 @@
 //! `/audit-log`
 
-#![expect(unused_qualifications, reason = "of the code that utoipa::path writes for a type of its own file")]
+#![expect(
+    unused_qualifications,
+    reason = "of the code that utoipa::path writes for a type of its own file"
+)]
 
 use axum::Json;
 use axum::extract::State;
@@ -38,8 +41,13 @@ impl Filter {
     fn check(self) -> Result<AuditQuery, ControlError> {
         let limit = page::checked_limit(self.limit).map_err(ControlError::from)?;
         let before = self.cursor.map(|cursor| cursor.parse()).transpose();
-        let before = before.map_err(|_| ControlError::invalid("cursor", "must be the next_cursor of a page"))?;
-        Ok(AuditQuery { account: self.account, before, limit })
+        let before = before
+            .map_err(|_| ControlError::invalid("cursor", "must be the next_cursor of a page"))?;
+        Ok(AuditQuery {
+            account: self.account,
+            before,
+            limit,
+        })
     }
 }
 
@@ -53,5 +61,8 @@ async fn list_audit_log(
     Query(query): Query<Filter>,
 ) -> Result<Json<Page<AuditEntryView>>, Problem> {
     let query = query.check()?;
-    admin.ask(move |control| control.audit_log(&query)).await.map(Json)
+    admin
+        .ask(move |control| control.audit_log(&query))
+        .await
+        .map(Json)
 }

@@ -38,8 +38,9 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
 )]
 async fn make_backup(State(admin): State<Admin>) -> Result<Response, Problem> {
     let permit = Arc::clone(&admin.backups).try_acquire_owned();
-    let permit =
-        permit.map_err(|_| ControlError::Conflict("another backup is being made; try again later".to_owned()))?;
+    let permit = permit.map_err(|_| {
+        ControlError::Conflict("another backup is being made; try again later".to_owned())
+    })?;
     let (chunks, received) = mpsc::channel(CHUNKS);
     let (reply, prepared) = oneshot::channel();
     tokio::task::spawn_blocking(move || {
@@ -57,11 +58,19 @@ async fn make_backup(State(admin): State<Admin>) -> Result<Response, Problem> {
         }
     });
     // Dropped without a message by a panic.
-    prepared.await.map_err(|_| Problem::from(Failed::Panicked(Panicked)))??;
+    prepared
+        .await
+        .map_err(|_| Problem::from(Failed::Panicked(Panicked)))??;
     let mut response = Body::from_stream(stream::unfold(received, next_chunk)).into_response();
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/zstd"));
-    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment; filename=\"gw-backup.tar.zst\""));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/zstd"),
+    );
+    headers.insert(
+        header::CONTENT_DISPOSITION,
+        HeaderValue::from_static("attachment; filename=\"gw-backup.tar.zst\""),
+    );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
 }

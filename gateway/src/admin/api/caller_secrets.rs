@@ -13,7 +13,8 @@ use super::{created, secret};
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::{
-    Actor, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, ServiceKeyView,
+    Actor, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView,
+    NewServiceKeyView, ServiceKeyView,
 };
 use crate::page::{Page, PageQuery};
 

@@ -35,7 +35,9 @@ async fn create_enrollment_token(
     JsonBody(new): JsonBody<NewEnrollmentToken>,
 ) -> Result<Response, Problem> {
     let port = admin.console.port();
-    let made = admin.ask(move |control| control.create_enrollment_token(&Actor::Admin, &account, &new)).await?;
+    let made = admin
+        .ask(move |control| control.create_enrollment_token(&Actor::Admin, &account, &new))
+        .await?;
     let made = made.on_port(port);
     let view = &made.enrollment_token;
     let location = format!("/accounts/{}/enrollment-tokens/{}", view.account, view.id);
@@ -53,7 +55,10 @@ async fn list_enrollment_tokens(
     Path(account): Path<String>,
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Page<EnrollmentTokenView>>, Problem> {
-    admin.ask(move |control| control.enrollment_tokens(&account, &page)).await.map(Json)
+    admin
+        .ask(move |control| control.enrollment_tokens(&account, &page))
+        .await
+        .map(Json)
 }
 
 /// Show an enrollment token, without its secret.
@@ -66,7 +71,10 @@ async fn show_enrollment_token(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Json<EnrollmentTokenView>, Problem> {
-    admin.ask(move |control| control.enrollment_token(&account, &id)).await.map(Json)
+    admin
+        .ask(move |control| control.enrollment_token(&account, &id))
+        .await
+        .map(Json)
 }
 
 /// Withdraw an enrollment token. Agents that have used it stay enrolled.
@@ -79,6 +87,8 @@ async fn delete_enrollment_token(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
 ) -> Result<StatusCode, Problem> {
-    admin.ask(move |control| control.delete_enrollment_token(&Actor::Admin, &account, &id)).await?;
+    admin
+        .ask(move |control| control.delete_enrollment_token(&Actor::Admin, &account, &id))
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }

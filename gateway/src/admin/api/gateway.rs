@@ -10,7 +10,9 @@ use crate::admin::problem::{Problem, ReadProblems};
 use crate::control::{GatewayAddress, WarningsView};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
-    OpenApiRouter::new().routes(routes!(show_gateway)).routes(routes!(show_warnings))
+    OpenApiRouter::new()
+        .routes(routes!(show_gateway))
+        .routes(routes!(show_warnings))
 }
 
 /// Show how agents and callers reach the gateway.

@@ -77,20 +77,40 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
     // One copy for all responses, whether their clients read them or not. A document always serializes.
     let document = Bytes::from(serde_json::to_vec(&document).unwrap_or_default());
     routes
-        .fallback(async || Problem::new(StatusCode::NOT_FOUND, "no resource at this path; see /api/v1/openapi.json"))
+        .fallback(async || {
+            Problem::new(
+                StatusCode::NOT_FOUND,
+                "no resource at this path; see /api/v1/openapi.json",
+            )
+        })
         .method_not_allowed_fallback(async || {
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "see the Allow field for the methods of this path")
+            Problem::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "see the Allow field for the methods of this path",
+            )
         })
         .layer(DefaultBodyLimit::max(limits::ADMIN_BODY))
         .layer(from_fn_with_state(admin.clone(), authorize))
-        .route("/openapi.json", get(async move || ([(header::CONTENT_TYPE, "application/json")], document.clone())))
+        .route(
+            "/openapi.json",
+            get(async move || {
+                (
+                    [(header::CONTENT_TYPE, "application/json")],
+                    document.clone(),
+                )
+            }),
+        )
 }
 
 /// Requires the admin token (RFC 6750 §2.1).
 async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> Response {
-    let token = request.headers().get(header::AUTHORIZATION).and_then(bearer);
+    let token = request
+        .headers()
+        .get(header::AUTHORIZATION)
+        .and_then(bearer);
     // Both sides are hashed, so that the time of the comparison reveals nothing about the token, including its length.
-    let is_admin = token.is_some_and(|token| SecretHash::of(admin.control.admin_token().reveal()).matches(token));
+    let is_admin = token
+        .is_some_and(|token| SecretHash::of(admin.control.admin_token().reveal()).matches(token));
     if !is_admin {
         let detail = "send Authorization: Bearer and the contents of data_dir/admin.token";
         return Problem::new(StatusCode::UNAUTHORIZED, detail).into_response();
@@ -102,7 +122,12 @@ async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> 
 /// 201 with a Location for a created record; 200 for an existing one.
 fn created<T: Serialize>((view, created): (T, bool), location: &str) -> Response {
     if created {
-        (StatusCode::CREATED, [(header::LOCATION, format!("/api/v1{location}"))], Json(view)).into_response()
+        (
+            StatusCode::CREATED,
+            [(header::LOCATION, format!("/api/v1{location}"))],
+            Json(view),
+        )
+            .into_response()
     } else {
         Json(view).into_response()
     }
@@ -110,6 +135,8 @@ fn created<T: Serialize>((view, created): (T, bool), location: &str) -> Response
 
 /// Marks a response with a secret as not cacheable.
 fn secret(mut response: Response) -> Response {
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }

@@ -75,17 +75,35 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
 )]
 async fn show_region(State(admin): State<Admin>) -> Result<Json<RegionView>, Problem> {
     let Some(region) = admin.region.clone() else {
-        return Err(Problem::new(StatusCode::NOT_FOUND, "this gateway is the only node: `peer_listen` is not set"));
+        return Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            "this gateway is the only node: `peer_listen` is not set",
+        ));
     };
-    let status = admin.ask(move |control| Ok(region.status_with_services(control))).await?;
-    let status = status.ok_or_else(|| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the membership does not answer"));
+    let status = admin
+        .ask(move |control| Ok(region.status_with_services(control)))
+        .await?;
+    let status = status.ok_or_else(|| {
+        Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the membership does not answer",
+        )
+    });
     status.map(|status| Json(status.into()))
 }
 
 impl From<RegionStatus> for RegionView {
     fn from(status: RegionStatus) -> Self {
-        let RegionStatus { epoch, here, standing, engine_silence, engine_went_back, is_moving, is_shut_out, nodes } =
-            status;
+        let RegionStatus {
+            epoch,
+            here,
+            standing,
+            engine_silence,
+            engine_went_back,
+            is_moving,
+            is_shut_out,
+            nodes,
+        } = status;
         Self {
             epoch,
             node: here.map(|slot| slot.get()),
@@ -108,7 +126,16 @@ impl From<RegionStatus> for RegionView {
 
 impl From<NodeStatus> for NodeView {
     fn from(node: NodeStatus) -> Self {
-        let NodeStatus { slot, state, version, services, epoch_lag, revision_lag, silence, refusal } = node;
+        let NodeStatus {
+            slot,
+            state,
+            version,
+            services,
+            epoch_lag,
+            revision_lag,
+            silence,
+            refusal,
+        } = node;
         Self {
             slot: slot.get(),
             state: state.as_str(),

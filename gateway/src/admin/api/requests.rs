@@ -9,7 +9,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::nodes::Located;
-use crate::admin::problem::{JsonBody, NodeProblems, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::admin::problem::{
+    JsonBody, NodeProblems, Path, Problem, Query, ReadProblems, WriteProblems,
+};
 use crate::admin::{Admin, not_logged};
 use crate::control::{ControlError, ReplayEdits};
 use crate::telemetry::request_log::{BodyView, RequestPage, RequestView, SearchQuery, Side};
@@ -50,7 +52,10 @@ async fn search_requests(
     params(("request_id" = String, Path, description = "As in X-Gw-Request-Id")),
     responses((status = 200, description = "The request", body = RequestView), ReadProblems, NodeProblems),
 )]
-async fn show_request(State(admin): State<Admin>, Path(id): Path<String>) -> Result<Json<RequestView>, Problem> {
+async fn show_request(
+    State(admin): State<Admin>,
+    Path(id): Path<String>,
+) -> Result<Json<RequestView>, Problem> {
     Ok(Json(admin.request(&id).await?.view))
 }
 
@@ -78,7 +83,8 @@ async fn show_request_body(
         _ => return Err(ControlError::invalid("side", "must be request or response").into()),
     };
     let body = admin.read_body(&admin.request(&id).await?, side).await?;
-    body.map(attachment).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "this body was not captured"))
+    body.map(attachment)
+        .ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "this body was not captured"))
 }
 
 /// A captured body as a download. It is untrusted data, so browsers must not render it.
@@ -87,14 +93,29 @@ fn attachment(body: BodyView) -> Response {
     let headers = response.headers_mut();
     let octets = HeaderValue::from_static("application/octet-stream");
     let text = |text: Option<String>| text.and_then(|text| HeaderValue::try_from(text).ok());
-    headers.insert(header::CONTENT_TYPE, text(body.content_type).unwrap_or(octets));
+    headers.insert(
+        header::CONTENT_TYPE,
+        text(body.content_type).unwrap_or(octets),
+    );
     if let Some(encoding) = text(body.content_encoding) {
         headers.insert(header::CONTENT_ENCODING, encoding);
     }
-    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
-    headers.insert(X_GW_TRUNCATED, HeaderValue::from_static(if body.truncated { "true" } else { "false" }));
+    headers.insert(
+        header::CONTENT_DISPOSITION,
+        HeaderValue::from_static("attachment"),
+    );
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    headers.insert(
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static("sandbox"),
+    );
+    headers.insert(
+        X_GW_TRUNCATED,
+        HeaderValue::from_static(if body.truncated { "true" } else { "false" }),
+    );
     if let Some(reason) = body.truncated_by {
         headers.insert(X_GW_TRUNCATED_BY, HeaderValue::from_static(reason.as_str()));
     }
@@ -119,7 +140,12 @@ async fn replay_request(
 ) -> Result<Response, Problem> {
     let view = admin.replay(parse(&id)?, edits).await?;
     let location = format!("/api/v1/requests/{}", view.id);
-    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(view)).into_response())
+    Ok((
+        StatusCode::CREATED,
+        [(header::LOCATION, location)],
+        Json(view),
+    )
+        .into_response())
 }
 
 impl Admin {
@@ -133,5 +159,6 @@ impl Admin {
 
 /// A malformed id is treated as an unknown request.
 fn parse(id: &str) -> Result<RequestId, Problem> {
-    id.parse().map_err(|error: InvalidId| Problem::new(StatusCode::NOT_FOUND, error.to_string()))
+    id.parse()
+        .map_err(|error: InvalidId| Problem::new(StatusCode::NOT_FOUND, error.to_string()))
 }

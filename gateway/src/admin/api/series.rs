@@ -27,5 +27,8 @@ async fn show_series(
 ) -> Result<Json<SeriesView>, Problem> {
     let plan = SeriesPlan::check(&query, Timestamp::now()).map_err(ControlError::from)?;
     let (counts, missing_nodes) = admin.counts(&plan, query.partial == Some(true)).await?;
-    Ok(Json(SeriesView { missing_nodes, ..plan.view(counts) }))
+    Ok(Json(SeriesView {
+        missing_nodes,
+        ..plan.view(counts)
+    }))
 }

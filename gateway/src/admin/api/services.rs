@@ -14,11 +14,9 @@ use crate::control::{Actor, NewService, ServiceChanges, ServiceView};
 use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
-    OpenApiRouter::new().routes(routes!(create_service, list_services)).routes(routes!(
-        show_service,
-        change_service,
-        delete_service
-    ))
+    OpenApiRouter::new()
+        .routes(routes!(create_service, list_services))
+        .routes(routes!(show_service, change_service, delete_service))
 }
 
 /// Create a service. Creating it again with the same settings changes nothing.
@@ -37,7 +35,9 @@ async fn create_service(
     Path(account): Path<String>,
     JsonBody(new): JsonBody<NewService>,
 ) -> Result<Response, Problem> {
-    let made = admin.ask(move |control| control.create_service(&Actor::Admin, &account, &new)).await?;
+    let made = admin
+        .ask(move |control| control.create_service(&Actor::Admin, &account, &new))
+        .await?;
     let location = format!("/accounts/{}/services/{}", made.0.account, made.0.id);
     Ok(created(made, &location))
 }
@@ -53,7 +53,10 @@ async fn list_services(
     Path(account): Path<String>,
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Page<ServiceView>>, Problem> {
-    admin.ask(move |control| control.services(&account, &page)).await.map(Json)
+    admin
+        .ask(move |control| control.services(&account, &page))
+        .await
+        .map(Json)
 }
 
 /// Show a service.
@@ -66,7 +69,10 @@ async fn show_service(
     State(admin): State<Admin>,
     Path((account, service)): Path<(String, String)>,
 ) -> Result<Json<ServiceView>, Problem> {
-    admin.ask(move |control| control.service(&account, &service)).await.map(Json)
+    admin
+        .ask(move |control| control.service(&account, &service))
+        .await
+        .map(Json)
 }
 
 /// Change the settings of a service. Omitted members keep their values.
@@ -81,7 +87,10 @@ async fn change_service(
     Path((account, service)): Path<(String, String)>,
     JsonBody(changes): JsonBody<ServiceChanges>,
 ) -> Result<Json<ServiceView>, Problem> {
-    admin.ask(move |control| control.change_service(&Actor::Admin, &account, &service, &changes)).await.map(Json)
+    admin
+        .ask(move |control| control.change_service(&Actor::Admin, &account, &service, &changes))
+        .await
+        .map(Json)
 }
 
 /// Delete a service. It is taken off the lists of credentials, keys and agents.
@@ -94,6 +103,8 @@ async fn delete_service(
     State(admin): State<Admin>,
     Path((account, service)): Path<(String, String)>,
 ) -> Result<StatusCode, Problem> {
-    admin.ask(move |control| control.delete_service(&Actor::Admin, &account, &service)).await?;
+    admin
+        .ask(move |control| control.delete_service(&Actor::Admin, &account, &service))
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -29,7 +29,10 @@ async fn list_signing_keys(
     State(admin): State<Admin>,
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Page<SigningKeyView>>, Problem> {
-    admin.ask(move |control| control.signing_keys(&page)).await.map(Json)
+    admin
+        .ask(move |control| control.signing_keys(&page))
+        .await
+        .map(Json)
 }
 
 /// Make the next key, or return the one that waits. It is published now and signs in ten minutes. With `immediately`, a
@@ -47,7 +50,10 @@ async fn rotate_signing_key(
         Some(object) => JsonBody::<Rotation>::of(object)?.0,
         None => Rotation::default(),
     };
-    admin.ask(move |control| control.rotate_signing_key(&Actor::Admin, &rotation)).await.map(Json)
+    admin
+        .ask(move |control| control.rotate_signing_key(&Actor::Admin, &rotation))
+        .await
+        .map(Json)
 }
 
 /// Withdraw a key that does not sign any more. The tokens it signed are refused from now on.
@@ -56,7 +62,12 @@ async fn rotate_signing_key(
     params(("kid" = String, Path, description = "As in the JWKS")),
     responses((status = 204, description = "Withdrawn"), ReadProblems, WriteProblems),
 )]
-async fn delete_signing_key(State(admin): State<Admin>, Path(kid): Path<String>) -> Result<StatusCode, Problem> {
-    admin.ask(move |control| control.delete_signing_key(&Actor::Admin, &kid)).await?;
+async fn delete_signing_key(
+    State(admin): State<Admin>,
+    Path(kid): Path<String>,
+) -> Result<StatusCode, Problem> {
+    admin
+        .ask(move |control| control.delete_signing_key(&Actor::Admin, &kid))
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }

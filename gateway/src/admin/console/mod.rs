@@ -18,8 +18,8 @@ use crate::limits;
 use crate::rate::Rate;
 use crate::rate_limit::{AddressKey, ClientLimits};
 use pages::{
-    accounts, agents, audit, caller_secrets, enrollment, overview, region, replay, requests, services, sign_in,
-    traffic, tunnels,
+    accounts, agents, audit, caller_secrets, enrollment, overview, region, replay, requests,
+    services, sign_in, traffic, tunnels,
 };
 use web::failure::Failure;
 use web::own_name::Moves;
@@ -96,7 +96,10 @@ impl Admin {
 /// Routes of all pages. [`guard::signed_in`] protects those that need a session; the rest of `guard` protects all.
 pub(super) fn router(admin: &Admin) -> Router<Admin> {
     let replay = Router::new()
-        .route("/requests/{id}/replay", get(replay::form).post(replay::replay))
+        .route(
+            "/requests/{id}/replay",
+            get(replay::form).post(replay::replay),
+        )
         .layer(from_fn_with_state(admin.clone(), guard::signed_in))
         .layer(DefaultBodyLimit::max(limits::ADMIN_REPLAY));
     let sign_in = Router::new()
@@ -105,19 +108,49 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
     Router::new()
         .route("/", get(overview::show))
         .route("/accounts", get(accounts::list).post(accounts::create))
-        .route("/accounts/{account}", get(services::list).post(services::create))
+        .route(
+            "/accounts/{account}",
+            get(services::list).post(services::create),
+        )
         .route("/accounts/{account}/new-service", get(services::new))
-        .route("/accounts/{account}/services/{service}", get(services::show).post(services::change))
-        .route("/accounts/{account}/services/{service}/delete", post(services::delete))
+        .route(
+            "/accounts/{account}/services/{service}",
+            get(services::show).post(services::change),
+        )
+        .route(
+            "/accounts/{account}/services/{service}/delete",
+            post(services::delete),
+        )
         .merge(caller_secrets::routes())
         .route("/accounts/{account}/agents", get(agents::list))
-        .route("/accounts/{account}/agents/{agent}", get(agents::show).post(agents::change))
-        .route("/accounts/{account}/agents/{agent}/approve", post(agents::approve))
-        .route("/accounts/{account}/agents/{agent}/revoke", post(agents::revoke))
-        .route("/accounts/{account}/agents/{agent}/delete", post(agents::delete))
-        .route("/accounts/{account}/new-agent", get(enrollment::new).post(enrollment::create))
-        .route("/accounts/{account}/enrollment-tokens/{id}/delete", post(enrollment::delete))
-        .route("/accounts/{account}/settings", get(accounts::settings).post(accounts::change))
+        .route(
+            "/accounts/{account}/agents/{agent}",
+            get(agents::show).post(agents::change),
+        )
+        .route(
+            "/accounts/{account}/agents/{agent}/approve",
+            post(agents::approve),
+        )
+        .route(
+            "/accounts/{account}/agents/{agent}/revoke",
+            post(agents::revoke),
+        )
+        .route(
+            "/accounts/{account}/agents/{agent}/delete",
+            post(agents::delete),
+        )
+        .route(
+            "/accounts/{account}/new-agent",
+            get(enrollment::new).post(enrollment::create),
+        )
+        .route(
+            "/accounts/{account}/enrollment-tokens/{id}/delete",
+            post(enrollment::delete),
+        )
+        .route(
+            "/accounts/{account}/settings",
+            get(accounts::settings).post(accounts::change),
+        )
         .route("/accounts/{account}/delete", post(accounts::delete))
         .route("/region", get(region::show))
         .route("/tunnels", get(tunnels::show))

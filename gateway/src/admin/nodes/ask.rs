@@ -26,11 +26,17 @@ impl Admin {
     ) -> Result<T, UnavailableNode> {
         let slot = node.slot.get();
         let unavailable = |reason: String| UnavailableNode { slot, reason };
-        let request = Request::get(target).body(Bytes::new()).map_err(|error| unavailable(error.to_string()))?;
+        let request = Request::get(target)
+            .body(Bytes::new())
+            .map_err(|error| unavailable(error.to_string()))?;
         let response = self.control.node_client().send(node, request, within).await;
-        let response = response.map_err(|error| unavailable(format!("does not answer: {error}")))?;
+        let response =
+            response.map_err(|error| unavailable(format!("does not answer: {error}")))?;
         if response.status() != StatusCode::OK {
-            return Err(unavailable(format!("answers with status {}", response.status())));
+            return Err(unavailable(format!(
+                "answers with status {}",
+                response.status()
+            )));
         }
         serde_json::from_slice(response.body())
             .map_err(|error| unavailable(format!("sends an invalid answer: {error}")))
@@ -55,7 +61,11 @@ impl Admin {
 
     /// All members but this node; empty if this gateway is the only node.
     pub(super) fn other_nodes(&self) -> Vec<Member> {
-        self.control.local_node().placement().map(|placement| placement.others().cloned().collect()).unwrap_or_default()
+        self.control
+            .local_node()
+            .placement()
+            .map(|placement| placement.others().cloned().collect())
+            .unwrap_or_default()
     }
 }
 
@@ -88,6 +98,9 @@ mod tests {
             limit: Some(5),
             ..SearchQuery::default()
         };
-        assert_eq!(target("/v1/requests", &query), "/v1/requests?apex=false&limit=5&path_prefix=%2Fa+b%26c");
+        assert_eq!(
+            target("/v1/requests", &query),
+            "/v1/requests?apex=false&limit=5&path_prefix=%2Fa+b%26c"
+        );
     }
 }

@@ -18,9 +18,16 @@ const X_GW_PENDING_NODES: HeaderName = HeaderName::from_static("x-gw-pending-nod
 
 /// Delays the response to a change until all nodes of the region keep it. Names nodes that do not say so in time, and dead
 /// ones that may still serve: they use it once they reach PostgreSQL.
-pub(in crate::admin) async fn await_all_nodes(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+pub(in crate::admin) async fn await_all_nodes(
+    State(admin): State<Admin>,
+    request: Request,
+    next: Next,
+) -> Response {
     let is_change = !request.method().is_safe() && !request.uri().path().ends_with("/replay");
-    let (is_api, before) = (request.uri().path().starts_with("/api/"), admin.control.position());
+    let (is_api, before) = (
+        request.uri().path().starts_with("/api/"),
+        admin.control.position(),
+    );
     let mut response = next.run(request).await;
     let is_made = response.status().is_success() || response.status().is_redirection();
     let position = admin.control.position();
@@ -33,7 +40,9 @@ pub(in crate::admin) async fn await_all_nodes(State(admin): State<Admin>, reques
     if !behind.is_empty() {
         tracing::warn!(revision = position.revision.0, nodes = ?behind, "a change is not in use at all nodes yet, or not stored");
     }
-    let Some(pending) = others.pending(&behind) else { return response };
+    let Some(pending) = others.pending(&behind) else {
+        return response;
+    };
     if let Ok(value) = HeaderValue::try_from(pending) {
         response.headers_mut().insert(X_GW_PENDING_NODES, value);
     }
@@ -43,32 +52,55 @@ pub(in crate::admin) async fn await_all_nodes(State(admin): State<Admin>, reques
 impl Admin {
     /// The other nodes of the region, and the nodes that do not keep the change that made `position` within a second. This node has
     /// slot 0 if it has no `peer_listen`.
-    pub(in crate::admin) async fn nodes_behind(&self, position: &Position) -> (OtherNodes, Vec<NodeSlot>) {
+    pub(in crate::admin) async fn nodes_behind(
+        &self,
+        position: &Position,
+    ) -> (OtherNodes, Vec<NodeSlot>) {
         let placement = self.control.local_node().placement();
         let others = match self.region.clone() {
             Some(region) => self.nodes_of_table(region, placement.as_deref()).await,
             None => OtherNodes::default(),
         };
         let asked = nodes_behind(self.control.node_client(), &others.alive, position);
-        let (mut behind, kept) = tokio::join!(asked, timeout(CHANGED_WITHIN, self.control.keeps(position)));
+        let (mut behind, kept) =
+            tokio::join!(asked, timeout(CHANGED_WITHIN, self.control.keeps(position)));
         if kept.is_err() {
-            behind.push(placement.as_deref().map(Placement::here).unwrap_or_default());
+            behind.push(
+                placement
+                    .as_deref()
+                    .map(Placement::here)
+                    .unwrap_or_default(),
+            );
         }
         (others, behind)
     }
 
     /// The other nodes. Their rows are read after the change: a node that has joined since has read the change, or is asked.
-    async fn nodes_of_table(&self, region: RegionInputs, placement: Option<&Placement>) -> OtherNodes {
+    async fn nodes_of_table(
+        &self,
+        region: RegionInputs,
+        placement: Option<&Placement>,
+    ) -> OtherNodes {
         let control = Arc::clone(&self.control);
         let read = tokio::task::spawn_blocking(move || control.nodes_now());
-        let rows = timeout(CHANGED_WITHIN, read).await.ok().and_then(Result::ok).flatten();
+        let rows = timeout(CHANGED_WITHIN, read)
+            .await
+            .ok()
+            .and_then(Result::ok)
+            .flatten();
         let newer = rows.clone();
-        let known = tokio::task::spawn_blocking(move || region.others(newer)).await.ok().flatten();
+        let known = tokio::task::spawn_blocking(move || region.others(newer))
+            .await
+            .ok()
+            .flatten();
         // If the membership does not answer, all nodes of the table count, or else the members that it knew last.
         known.unwrap_or_else(|| match (rows, placement) {
             (Some(rows), Some(placement)) => OtherNodes::of(&rows, placement.here()),
             (_, placement) => OtherNodes {
-                alive: placement.into_iter().flat_map(|placement| placement.others().cloned()).collect(),
+                alive: placement
+                    .into_iter()
+                    .flat_map(|placement| placement.others().cloned())
+                    .collect(),
                 dead: Vec::new(),
             },
         })

@@ -44,7 +44,9 @@ pub(super) struct OpenSession {
 impl Admin {
     /// Whether the session is open, as this or another node knows.
     pub(in crate::admin) async fn is_session_open(&self, id: &str) -> bool {
-        let Some(key) = SessionKey::of(id) else { return false };
+        let Some(key) = SessionKey::of(id) else {
+            return false;
+        };
         let sessions = self.console.sessions();
         if let Some(is_open) = sessions.is_open(key, Instant::now()) {
             return is_open;
@@ -52,14 +54,21 @@ impl Admin {
         let nodes = self.other_nodes();
         // Anyone can ask about ids: only a few questions are on their way at any time.
         let permit = timeout(WITHIN, self.console.session_questions().acquire()).await;
-        let Ok(Ok(_permit)) = permit else { return false };
+        let Ok(Ok(_permit)) = permit else {
+            return false;
+        };
         let path = path_of(key);
         let token = self.control.admin_token();
-        let answers = nodes.iter().map(|node| self.ask_node::<Option<OpenSession>>(node, &path, WITHIN));
+        let answers = nodes
+            .iter()
+            .map(|node| self.ask_node::<Option<OpenSession>>(node, &path, WITHIN));
         let proved = |session: OpenSession| session.remaining(key, token, Timestamp::now());
-        let known =
-            answers.collect::<FuturesUnordered<_>>().filter_map(|answer| ready(answer.ok().flatten().and_then(proved)));
-        let Some(remaining) = pin!(known).next().await else { return false };
+        let known = answers
+            .collect::<FuturesUnordered<_>>()
+            .filter_map(|answer| ready(answer.ok().flatten().and_then(proved)));
+        let Some(remaining) = pin!(known).next().await else {
+            return false;
+        };
         sessions.learn(key, Instant::now(), remaining);
         // Not open if it was ended here meanwhile.
         sessions.is_open(key, Instant::now()) == Some(true)
@@ -67,8 +76,14 @@ impl Admin {
 
     /// Tells the other nodes of a new session.
     pub(in crate::admin) async fn share_session(&self, id: &str) {
-        let Some(key) = SessionKey::of(id) else { return };
-        let session = OpenSession::new(key, self.control.admin_token(), Timestamp::now().after(LIFETIME));
+        let Some(key) = SessionKey::of(id) else {
+            return;
+        };
+        let session = OpenSession::new(
+            key,
+            self.control.admin_token(),
+            Timestamp::now().after(LIFETIME),
+        );
         let path = target(&path_of(key), &session);
         // A node that does not hear of it asks when it needs to know.
         self.tell_nodes(&Method::PUT, &path).await;
@@ -76,7 +91,9 @@ impl Admin {
 
     /// Ends a session at all nodes.
     pub(in crate::admin) async fn end_session(&self, id: &str) {
-        let Some(key) = SessionKey::of(id) else { return };
+        let Some(key) = SessionKey::of(id) else {
+            return;
+        };
         self.console.sessions().close(key, Instant::now());
         for node in self.tell_nodes(&Method::DELETE, &path_of(key)).await {
             tracing::warn!(
@@ -90,11 +107,22 @@ impl Admin {
     async fn tell_nodes(&self, method: &Method, target: &str) -> Vec<u16> {
         let nodes = self.other_nodes();
         let told = join_all(nodes.iter().map(|node| self.is_told(node, method, target))).await;
-        nodes.iter().zip(told).filter(|(_, told)| !told).map(|(node, _)| node.slot.get()).collect()
+        nodes
+            .iter()
+            .zip(told)
+            .filter(|(_, told)| !told)
+            .map(|(node, _)| node.slot.get())
+            .collect()
     }
 
     async fn is_told(&self, node: &Member, method: &Method, target: &str) -> bool {
-        let Ok(request) = Request::builder().method(method).uri(target).body(Bytes::new()) else { return false };
+        let Ok(request) = Request::builder()
+            .method(method)
+            .uri(target)
+            .body(Bytes::new())
+        else {
+            return false;
+        };
         let response = self.control.node_client().send(node, request, WITHIN).await;
         response.is_ok_and(|response| response.status() == StatusCode::NO_CONTENT)
     }
@@ -103,13 +131,21 @@ impl Admin {
 impl OpenSession {
     fn new(key: SessionKey, token: &Secret, expires_at: Timestamp) -> Self {
         let proof = hmac::sign(&proof_key(token), message(key, expires_at).as_bytes());
-        Self { expires_at, proof: URL_SAFE_NO_PAD.encode(proof) }
+        Self {
+            expires_at,
+            proof: URL_SAFE_NO_PAD.encode(proof),
+        }
     }
 
     /// Time until the session `key` expires; `None` if it has expired or is not proved.
     fn remaining(&self, key: SessionKey, token: &Secret, now: Timestamp) -> Option<Duration> {
         let proof = URL_SAFE_NO_PAD.decode(&self.proof).ok()?;
-        hmac::verify(&proof_key(token), message(key, self.expires_at).as_bytes(), &proof).ok()?;
+        hmac::verify(
+            &proof_key(token),
+            message(key, self.expires_at).as_bytes(),
+            &proof,
+        )
+        .ok()?;
         let remaining = self.expires_at.since(now);
         (!remaining.is_zero()).then(|| remaining.min(LIFETIME))
     }
@@ -128,9 +164,18 @@ fn path_of(key: SessionKey) -> String {
 }
 
 /// Answers another node that does not know a session; `null` if this node does not know it either.
-pub(super) async fn show(State(admin): State<Admin>, Path(key): Path<SessionKey>) -> Json<Option<OpenSession>> {
+pub(super) async fn show(
+    State(admin): State<Admin>,
+    Path(key): Path<SessionKey>,
+) -> Json<Option<OpenSession>> {
     let remaining = admin.console.sessions().remaining(key, Instant::now());
-    let session = |remaining| OpenSession::new(key, admin.control.admin_token(), Timestamp::now().after(remaining));
+    let session = |remaining| {
+        OpenSession::new(
+            key,
+            admin.control.admin_token(),
+            Timestamp::now().after(remaining),
+        )
+    };
     Json(remaining.map(session))
 }
 
@@ -140,10 +185,14 @@ pub(super) async fn open(
     Path(key): Path<SessionKey>,
     Query(session): Query<OpenSession>,
 ) -> StatusCode {
-    let Some(remaining) = session.remaining(key, admin.control.admin_token(), Timestamp::now()) else {
+    let Some(remaining) = session.remaining(key, admin.control.admin_token(), Timestamp::now())
+    else {
         return StatusCode::FORBIDDEN;
     };
-    admin.console.sessions().learn(key, Instant::now(), remaining);
+    admin
+        .console
+        .sessions()
+        .learn(key, Instant::now(), remaining);
     StatusCode::NO_CONTENT
 }
 
@@ -163,14 +212,35 @@ mod tests {
         let [key, second] = ["a", "b"].map(|id| SessionKey::of(&id.repeat(43)).unwrap());
         let (now, expires_at) = (Timestamp(1_000), Timestamp(1_060));
         let session = OpenSession::new(key, &token, expires_at);
-        assert_eq!(session.remaining(key, &token, now), Some(Duration::from_secs(60)));
-        assert_eq!(session.remaining(second, &token, now), None, "another session");
-        assert_eq!(session.remaining(key, &other, now), None, "made without the token");
+        assert_eq!(
+            session.remaining(key, &token, now),
+            Some(Duration::from_secs(60))
+        );
+        assert_eq!(
+            session.remaining(second, &token, now),
+            None,
+            "another session"
+        );
+        assert_eq!(
+            session.remaining(key, &other, now),
+            None,
+            "made without the token"
+        );
         assert_eq!(session.remaining(key, &token, expires_at), None, "expired");
-        let later = OpenSession { expires_at: Timestamp(2_000), ..session.clone() };
+        let later = OpenSession {
+            expires_at: Timestamp(2_000),
+            ..session.clone()
+        };
         assert_eq!(later.remaining(key, &token, now), None, "another expiry");
         for proof in ["", "AAAA", "not base64url!"] {
-            assert_eq!(OpenSession { proof: proof.to_owned(), expires_at }.remaining(key, &token, now), None);
+            assert_eq!(
+                OpenSession {
+                    proof: proof.to_owned(),
+                    expires_at
+                }
+                .remaining(key, &token, now),
+                None
+            );
         }
         let endless = OpenSession::new(key, &token, Timestamp(i64::MAX));
         assert_eq!(endless.remaining(key, &token, now), Some(LIFETIME));

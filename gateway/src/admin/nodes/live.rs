@@ -60,14 +60,23 @@ impl NodeLive {
         let reports = control.reports();
         let workers_answering = reports.len();
         let connections = reports.iter().map(|report| report.connections).sum();
-        let of_another_authority = reports.iter().map(|report| report.tunnels_of_another_authority).sum();
+        let of_another_authority = reports
+            .iter()
+            .map(|report| report.tunnels_of_another_authority)
+            .sum();
         let mut agents = LiveAgents::default();
         reports.into_iter().for_each(|report| agents.add(report));
         let tunnels = agents.tunnels.len();
         let in_flight = agents.tunnels.iter().map(|tunnel| tunnel.in_flight).sum();
-        agents.tunnels.retain(|tunnel| query.lists(&tunnel.service, &tunnel.agent_id));
-        agents.refused_versions.retain(|refused| query.lists(&refused.service, &refused.agent_id));
-        agents.ended_tunnels.retain(|ended| query.lists(&ended.service, &ended.agent_id));
+        agents
+            .tunnels
+            .retain(|tunnel| query.lists(&tunnel.service, &tunnel.agent_id));
+        agents
+            .refused_versions
+            .retain(|refused| query.lists(&refused.service, &refused.agent_id));
+        agents
+            .ended_tunnels
+            .retain(|ended| query.lists(&ended.service, &ended.agent_id));
         Self {
             connections,
             tunnels,
@@ -83,7 +92,11 @@ impl NodeLive {
 
 impl LiveQuery {
     fn lists(&self, service: &str, agent_id: &str) -> bool {
-        let of_account = |account: &str| service.strip_prefix(account).is_some_and(|rest| rest.starts_with("--"));
+        let of_account = |account: &str| {
+            service
+                .strip_prefix(account)
+                .is_some_and(|rest| rest.starts_with("--"))
+        };
         !self.summary
             && self.account.as_deref().is_none_or(of_account)
             && self.agent.as_deref().is_none_or(|agent| agent_id == agent)
@@ -98,10 +111,21 @@ impl Live {
 
     /// The last ends of tunnels to the service, of agents that have no tunnel to it now, sorted by agent.
     pub(in crate::admin) fn ended_tunnels(&self, service: &str) -> Vec<EndedTunnel> {
-        let has_tunnel = |agent: &str| self.tunnels().any(|it| it.service == service && it.agent_id == agent);
-        let ended = self.nodes().flat_map(|node| &node.agents.ended_tunnels).filter(|ended| ended.service == service);
-        let mut ended: Vec<_> = ended.filter(|ended| !has_tunnel(&ended.agent_id)).cloned().collect();
-        ended.sort_by(|one, other| (&one.agent_id, one.seconds_ago).cmp(&(&other.agent_id, other.seconds_ago)));
+        let has_tunnel = |agent: &str| {
+            self.tunnels()
+                .any(|it| it.service == service && it.agent_id == agent)
+        };
+        let ended = self
+            .nodes()
+            .flat_map(|node| &node.agents.ended_tunnels)
+            .filter(|ended| ended.service == service);
+        let mut ended: Vec<_> = ended
+            .filter(|ended| !has_tunnel(&ended.agent_id))
+            .cloned()
+            .collect();
+        ended.sort_by(|one, other| {
+            (&one.agent_id, one.seconds_ago).cmp(&(&other.agent_id, other.seconds_ago))
+        });
         ended.dedup_by(|older, newer| older.agent_id == newer.agent_id);
         ended
     }
@@ -115,17 +139,29 @@ impl Live {
 impl Admin {
     pub(in crate::admin) async fn live(&self, query: LiveQuery) -> Result<Live, Panicked> {
         let target = target("/v1/live", &query);
-        let here = self.clone().run(move |control| NodeLive::new(control, &query));
+        let here = self
+            .clone()
+            .run(move |control| NodeLive::new(control, &query));
         let (here, (others, missing)) = tokio::join!(here, self.live_elsewhere(&target));
-        Ok(Live { here: here?, others, missing })
+        Ok(Live {
+            here: here?,
+            others,
+            missing,
+        })
     }
 
     /// Services that need attention, by the tunnels of all nodes.
     pub(in crate::admin) async fn warnings(&self) -> Result<WarningsView, Panicked> {
         let live = self.live(LiveQuery::default()).await?;
         let missing_nodes = live.missing.clone();
-        let items = self.clone().run(move |control| control.warnings(live.tunnels())).await?;
-        Ok(WarningsView { items, missing_nodes })
+        let items = self
+            .clone()
+            .run(move |control| control.warnings(live.tunnels()))
+            .await?;
+        Ok(WarningsView {
+            items,
+            missing_nodes,
+        })
     }
 
     /// Adds the tunnels that the agents have to other nodes.
@@ -133,7 +169,11 @@ impl Admin {
         let Some(first) = agents.first() else { return };
         // The agents of one account.
         let agent = (agents.len() == 1).then(|| first.agent_id.to_string());
-        let query = LiveQuery { account: Some(first.account.to_string()), agent, summary: false };
+        let query = LiveQuery {
+            account: Some(first.account.to_string()),
+            agent,
+            summary: false,
+        };
         let (others, missing) = self.live_elsewhere(&target("/v1/live", &query)).await;
         for agent in agents {
             others.iter().for_each(|(_, node)| agent.add(&node.agents));
@@ -164,5 +204,8 @@ pub(super) async fn serve(
     State(admin): State<Admin>,
     Query(query): Query<LiveQuery>,
 ) -> Result<Json<NodeLive>, Problem> {
-    admin.ask(move |control| Ok(NodeLive::new(control, &query))).await.map(Json)
+    admin
+        .ask(move |control| Ok(NodeLive::new(control, &query)))
+        .await
+        .map(Json)
 }

@@ -9,7 +9,10 @@ use crate::telemetry::request_log::RequestView;
 ///
 /// A node has told all that it has down to its cursor, so the merged page ends at the newest of the cursors.
 pub(super) fn merge(pages: Vec<Page<RequestView>>, limit: usize) -> Page<RequestView> {
-    let end = pages.iter().filter_map(|page| page.next_cursor.clone()).max();
+    let end = pages
+        .iter()
+        .filter_map(|page| page.next_cursor.clone())
+        .max();
     let mut items: Vec<RequestView> = pages.into_iter().flat_map(|page| page.items).collect();
     if let Some(end) = &end {
         items.retain(|request| request.id >= *end);
@@ -20,7 +23,10 @@ pub(super) fn merge(pages: Vec<Page<RequestView>>, limit: usize) -> Page<Request
     let is_cut = items.len() > limit;
     items.truncate(limit);
     let last = items.last().filter(|_| is_cut).map(|last| last.id.clone());
-    Page { items, next_cursor: last.or(end) }
+    Page {
+        items,
+        next_cursor: last.or(end),
+    }
 }
 
 #[cfg(test)]

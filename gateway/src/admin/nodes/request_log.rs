@@ -14,7 +14,9 @@ use crate::control::{Actor, Control, ControlError};
 use crate::page::{self, Page};
 use crate::region::{Member, NodeSlot};
 use crate::telemetry::request_log::archive::{Archive, ArchiveError};
-use crate::telemetry::request_log::{BodyView, CapturedRequest, RequestPage, RequestView, SearchQuery, Side};
+use crate::telemetry::request_log::{
+    BodyView, CapturedRequest, RequestPage, RequestView, SearchQuery, Side,
+};
 
 /// A request, and where its record is.
 pub(in crate::admin) struct Located {
@@ -39,37 +41,68 @@ impl Admin {
     /// its own log first, and asks all nodes before it says that there is no such request.
     pub(in crate::admin) async fn locate(&self, id: RequestId) -> Result<Option<Located>, Failed> {
         if let Some(view) = self.read_log(move |log| log.show(id)).await? {
-            return Ok(Some(Located { view, id, place: Place::Here }));
+            return Ok(Some(Located {
+                view,
+                id,
+                place: Place::Here,
+            }));
         }
-        let Some(placement) = self.control.local_node().placement() else { return Ok(None) };
+        let Some(placement) = self.control.local_node().placement() else {
+            return Ok(None);
+        };
         if !self.request_log.keeps(id) {
             return Ok(None);
         }
         let path = format!("/v1/requests/{id}");
         let slot = id.node_slot();
-        let (mut rest, mut missing): (Vec<Member>, _) = (placement.others().cloned().collect(), Vec::new());
+        let (mut rest, mut missing): (Vec<Member>, _) =
+            (placement.others().cloned().collect(), Vec::new());
         if slot != placement.here().get() {
             let at = rest.iter().position(|node| node.slot.get() == slot);
             match at.map(|at| rest.swap_remove(at)) {
-                None => missing.push(UnavailableNode { slot, reason: "is not a member of the region".to_owned() }),
+                None => missing.push(UnavailableNode {
+                    slot,
+                    reason: "is not a member of the region".to_owned(),
+                }),
                 Some(node) => match self.ask_node(&node, &path, LOG_WITHIN).await {
-                    Ok(Some(view)) => return Ok(Some(Located { view, id, place: Place::Node(node) })),
+                    Ok(Some(view)) => {
+                        return Ok(Some(Located {
+                            view,
+                            id,
+                            place: Place::Node(node),
+                        }));
+                    }
                     Ok(None) => {}
                     Err(unavailable) => missing.push(unavailable),
                 },
             }
         }
-        let answers = join_all(rest.iter().map(|node| self.ask_node(node, &path, LOG_WITHIN))).await;
+        let answers = join_all(
+            rest.iter()
+                .map(|node| self.ask_node(node, &path, LOG_WITHIN)),
+        )
+        .await;
         for (node, answer) in rest.into_iter().zip(answers) {
             if let Ok(Some(view)) = answer {
-                return Ok(Some(Located { view, id, place: Place::Node(node) }));
+                return Ok(Some(Located {
+                    view,
+                    id,
+                    place: Place::Node(node),
+                }));
             }
         }
         // Also if a node has the slot: it may have another one's, which was lost and removed.
         if let Some(slot) = NodeSlot::new(slot)
-            && let Some(view) = self.read_archive(move |archive| archive.show(slot, id)).await?.flatten()
+            && let Some(view) = self
+                .read_archive(move |archive| archive.show(slot, id))
+                .await?
+                .flatten()
         {
-            return Ok(Some(Located { view, id, place: Place::Archive(slot) }));
+            return Ok(Some(Located {
+                view,
+                id,
+                place: Place::Archive(slot),
+            }));
         }
         if missing.is_empty() {
             return Ok(None);
@@ -84,7 +117,9 @@ impl Admin {
         &self,
         read: impl FnOnce(&Archive) -> Result<T, ArchiveError> + Send + 'static,
     ) -> Result<Option<T>, Failed> {
-        let Some(archive) = self.request_log.archive().cloned() else { return Ok(None) };
+        let Some(archive) = self.request_log.archive().cloned() else {
+            return Ok(None);
+        };
         Ok(match self.clone().run(move |_| read(&archive)).await? {
             Ok(value) => Some(value),
             Err(error) => {
@@ -96,7 +131,11 @@ impl Admin {
 
     /// Reads a captured body for the administrator, after an entry in the audit log. The entry is made by the node that
     /// the administrator asked, wherever the body is.
-    pub(in crate::admin) async fn read_body(&self, request: &Located, side: Side) -> Result<Option<BodyView>, Failed> {
+    pub(in crate::admin) async fn read_body(
+        &self,
+        request: &Located,
+        side: Side,
+    ) -> Result<Option<BodyView>, Failed> {
         let body = self.recorded_body(request, side).await?;
         if body.is_some() {
             let view = request.view.clone();
@@ -116,27 +155,47 @@ impl Admin {
         let node = match &request.place {
             Place::Here => return self.read_log(move |log| log.body(id, side)).await,
             Place::Archive(slot) => {
-                return self.archived(*slot, move |archive, slot| archive.body(slot, id, side)).await;
+                return self
+                    .archived(*slot, move |archive, slot| archive.body(slot, id, side))
+                    .await;
             }
             Place::Node(node) => node,
         };
         let path = format!("/v1/requests/{id}/body/{}", side.as_str());
-        let body: Option<WireBody> = self.ask_node(node, &path, LOG_WITHIN).await.map_err(unavailable)?;
-        body.map(|body| BodyView::try_from(body).map_err(|invalid| unavailable(invalid.of(node)))).transpose()
+        let body: Option<WireBody> = self
+            .ask_node(node, &path, LOG_WITHIN)
+            .await
+            .map_err(unavailable)?;
+        body.map(|body| BodyView::try_from(body).map_err(|invalid| unavailable(invalid.of(node))))
+            .transpose()
     }
 
     /// Reads a request with its captured message, from any node.
-    pub(in crate::admin) async fn captured(&self, id: RequestId) -> Result<Option<CapturedRequest>, Failed> {
-        let Some(request) = self.locate(id).await? else { return Ok(None) };
+    pub(in crate::admin) async fn captured(
+        &self,
+        id: RequestId,
+    ) -> Result<Option<CapturedRequest>, Failed> {
+        let Some(request) = self.locate(id).await? else {
+            return Ok(None);
+        };
         let node = match &request.place {
             Place::Here => return self.read_log(move |log| log.captured(id)).await,
-            Place::Archive(slot) => return self.archived(*slot, move |archive, slot| archive.captured(slot, id)).await,
+            Place::Archive(slot) => {
+                return self
+                    .archived(*slot, move |archive, slot| archive.captured(slot, id))
+                    .await;
+            }
             Place::Node(node) => node,
         };
         let path = format!("/v1/requests/{id}/captured");
-        let captured: Option<WireCaptured> = self.ask_node(node, &path, LOG_WITHIN).await.map_err(unavailable)?;
+        let captured: Option<WireCaptured> = self
+            .ask_node(node, &path, LOG_WITHIN)
+            .await
+            .map_err(unavailable)?;
         captured
-            .map(|kept| CapturedRequest::try_from(kept).map_err(|invalid| unavailable(invalid.of(node))))
+            .map(|kept| {
+                CapturedRequest::try_from(kept).map_err(|invalid| unavailable(invalid.of(node)))
+            })
             .transpose()
     }
 
@@ -146,17 +205,35 @@ impl Admin {
         slot: NodeSlot,
         read: impl FnOnce(&Archive, NodeSlot) -> Result<Option<T>, ArchiveError> + Send + 'static,
     ) -> Result<Option<T>, Failed> {
-        let found = self.read_archive(move |archive| read(archive, slot)).await?;
+        let found = self
+            .read_archive(move |archive| read(archive, slot))
+            .await?;
         let reason = "has left, and the archive cannot be read".to_owned();
-        found.ok_or_else(|| unavailable(UnavailableNode { slot: slot.get(), reason }))
+        found.ok_or_else(|| {
+            unavailable(UnavailableNode {
+                slot: slot.get(),
+                reason,
+            })
+        })
     }
 
     /// Searches the archived logs of nodes that are no members.
-    async fn search_archive(&self, query: Arc<SearchQuery>) -> Result<Vec<Page<RequestView>>, Failed> {
-        let Some(placement) = self.control.local_node().placement() else { return Ok(Vec::new()) };
+    async fn search_archive(
+        &self,
+        query: Arc<SearchQuery>,
+    ) -> Result<Vec<Page<RequestView>>, Failed> {
+        let Some(placement) = self.control.local_node().placement() else {
+            return Ok(Vec::new());
+        };
         let search = move |archive: &Archive| {
-            let is_gone = |slot: &NodeSlot| *slot != placement.here() && placement.member(*slot).is_none();
-            archive.nodes()?.into_iter().filter(is_gone).map(|slot| archive.search(slot, &query)).collect()
+            let is_gone =
+                |slot: &NodeSlot| *slot != placement.here() && placement.member(*slot).is_none();
+            archive
+                .nodes()?
+                .into_iter()
+                .filter(is_gone)
+                .map(|slot| archive.search(slot, &query))
+                .collect()
         };
         Ok(self.read_archive(search).await?.unwrap_or_default())
     }
@@ -177,7 +254,11 @@ impl Admin {
             return Err(ControlError::NodesUnavailable(missing).into());
         }
         let Page { items, next_cursor } = merge(pages, limit);
-        Ok(RequestPage { items, next_cursor, missing_nodes: missing.iter().map(|node| node.slot).collect() })
+        Ok(RequestPage {
+            items,
+            next_cursor,
+            missing_nodes: missing.iter().map(|node| node.slot).collect(),
+        })
     }
 }
 

@@ -18,7 +18,10 @@ impl Admin {
         let target = target("/v1/series", plan);
         let (asked, series) = (plan.clone(), Arc::clone(&self.series));
         let here = self.clone().run(move |_: &Control| series.counts(&asked));
-        let (here, (others, missing)) = tokio::join!(here, self.ask_nodes::<SeriesCounts>(&nodes, &target, LOG_WITHIN));
+        let (here, (others, missing)) = tokio::join!(
+            here,
+            self.ask_nodes::<SeriesCounts>(&nodes, &target, LOG_WITHIN)
+        );
         let mut sum = here?.map_err(ControlError::from)?;
         if !missing.is_empty() && !partial {
             return Err(ControlError::NodesUnavailable(missing).into());

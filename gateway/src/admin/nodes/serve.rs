@@ -20,7 +20,8 @@ use crate::cluster::UnavailableNode;
 use crate::page::Page;
 use crate::region::Member;
 use crate::telemetry::request_log::{
-    BodyCapture, BodyView, CapturedRequest, MessageCapture, RequestView, SearchQuery, Side, Truncation,
+    BodyCapture, BodyView, CapturedRequest, MessageCapture, RequestView, SearchQuery, Side,
+    Truncation,
 };
 use crate::telemetry::timeseries::{SeriesCounts, SeriesPlan};
 
@@ -29,7 +30,9 @@ pub(in crate::admin) fn routes() -> Router<Admin> {
         .route("/v1/alive", get(async || "ok\n"))
         .route(
             "/v1/console-sessions/{key}",
-            get(console_sessions::show).put(console_sessions::open).delete(console_sessions::end),
+            get(console_sessions::show)
+                .put(console_sessions::open)
+                .delete(console_sessions::end),
         )
         .route("/v1/live", get(live::serve))
         .route("/v1/requests", get(search))
@@ -46,8 +49,13 @@ async fn search(
     Ok(Json(admin.read_log(move |log| log.search(&query)).await?))
 }
 
-async fn show(State(admin): State<Admin>, Path(id): Path<String>) -> Result<Json<Option<RequestView>>, Problem> {
-    let Ok(id) = id.parse::<RequestId>() else { return Ok(Json(None)) };
+async fn show(
+    State(admin): State<Admin>,
+    Path(id): Path<String>,
+) -> Result<Json<Option<RequestView>>, Problem> {
+    let Ok(id) = id.parse::<RequestId>() else {
+        return Ok(Json(None));
+    };
     Ok(Json(admin.read_log(move |log| log.show(id)).await?))
 }
 
@@ -55,18 +63,28 @@ async fn body(
     State(admin): State<Admin>,
     Path((id, side)): Path<(String, Side)>,
 ) -> Result<Json<Option<WireBody>>, Problem> {
-    let Ok(id) = id.parse::<RequestId>() else { return Ok(Json(None)) };
+    let Ok(id) = id.parse::<RequestId>() else {
+        return Ok(Json(None));
+    };
     let body = admin.read_log(move |log| log.body(id, side)).await?;
     Ok(Json(body.map(WireBody::from)))
 }
 
-async fn captured(State(admin): State<Admin>, Path(id): Path<String>) -> Result<Json<Option<WireCaptured>>, Problem> {
-    let Ok(id) = id.parse::<RequestId>() else { return Ok(Json(None)) };
+async fn captured(
+    State(admin): State<Admin>,
+    Path(id): Path<String>,
+) -> Result<Json<Option<WireCaptured>>, Problem> {
+    let Ok(id) = id.parse::<RequestId>() else {
+        return Ok(Json(None));
+    };
     let captured = admin.read_log(move |log| log.captured(id)).await?;
     Ok(Json(captured.map(WireCaptured::from)))
 }
 
-async fn series(State(admin): State<Admin>, Query(plan): Query<SeriesPlan>) -> Result<Json<SeriesCounts>, Problem> {
+async fn series(
+    State(admin): State<Admin>,
+    Query(plan): Query<SeriesPlan>,
+) -> Result<Json<SeriesCounts>, Problem> {
     let series = Arc::clone(&admin.series);
     Ok(Json(admin.ask(move |_| Ok(series.counts(&plan)?)).await?))
 }
@@ -105,7 +123,10 @@ pub(super) struct InvalidObject;
 
 impl InvalidObject {
     pub(super) fn of(self, node: &Member) -> UnavailableNode {
-        UnavailableNode { slot: node.slot.get(), reason: "sends an invalid answer".to_owned() }
+        UnavailableNode {
+            slot: node.slot.get(),
+            reason: "sends an invalid answer".to_owned(),
+        }
     }
 }
 
@@ -115,8 +136,20 @@ fn decode(text: &str) -> Result<Vec<u8>, InvalidObject> {
 
 impl From<BodyView> for WireBody {
     fn from(body: BodyView) -> Self {
-        let BodyView { content_type, content_encoding, truncated, truncated_by, bytes } = body;
-        Self { content_type, content_encoding, truncated, truncated_by, bytes: STANDARD.encode(bytes) }
+        let BodyView {
+            content_type,
+            content_encoding,
+            truncated,
+            truncated_by,
+            bytes,
+        } = body;
+        Self {
+            content_type,
+            content_encoding,
+            truncated,
+            truncated_by,
+            bytes: STANDARD.encode(bytes),
+        }
     }
 }
 
@@ -124,20 +157,39 @@ impl TryFrom<WireBody> for BodyView {
     type Error = InvalidObject;
 
     fn try_from(body: WireBody) -> Result<Self, InvalidObject> {
-        let WireBody { content_type, content_encoding, truncated, truncated_by, bytes } = body;
-        Ok(Self { content_type, content_encoding, truncated, truncated_by, bytes: decode(&bytes)? })
+        let WireBody {
+            content_type,
+            content_encoding,
+            truncated,
+            truncated_by,
+            bytes,
+        } = body;
+        Ok(Self {
+            content_type,
+            content_encoding,
+            truncated,
+            truncated_by,
+            bytes: decode(&bytes)?,
+        })
     }
 }
 
 impl From<CapturedRequest> for WireCaptured {
     fn from(kept: CapturedRequest) -> Self {
         let message = |MessageCapture { headers, body }: MessageCapture| WireMessage {
-            headers: headers.iter().map(|(name, value)| (name.to_string(), STANDARD.encode(value))).collect(),
+            headers: headers
+                .iter()
+                .map(|(name, value)| (name.to_string(), STANDARD.encode(value)))
+                .collect(),
             truncated: body.truncated,
             truncated_by: body.truncated_by,
             body: STANDARD.encode(&body.bytes),
         };
-        Self { view: kept.view, target: kept.target, request: kept.request.map(message) }
+        Self {
+            view: kept.view,
+            target: kept.target,
+            request: kept.request.map(message),
+        }
     }
 }
 
@@ -145,18 +197,35 @@ impl TryFrom<WireCaptured> for CapturedRequest {
     type Error = InvalidObject;
 
     fn try_from(kept: WireCaptured) -> Result<Self, InvalidObject> {
-        let message = |WireMessage { headers, truncated, truncated_by, body }: WireMessage| {
+        let message = |WireMessage {
+                           headers,
+                           truncated,
+                           truncated_by,
+                           body,
+                       }: WireMessage| {
             let field = |(name, value): (String, String)| {
                 let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| InvalidObject)?;
                 let value = HeaderValue::from_bytes(&decode(&value)?).map_err(|_| InvalidObject)?;
                 Ok((name, value))
             };
-            let headers = headers.into_iter().map(field).collect::<Result<Fields, InvalidObject>>()?;
-            let body = BodyCapture { bytes: decode(&body)?.into(), truncated, truncated_by };
+            let headers = headers
+                .into_iter()
+                .map(field)
+                .collect::<Result<Fields, InvalidObject>>()?;
+            let body = BodyCapture {
+                bytes: decode(&body)?.into(),
+                truncated,
+                truncated_by,
+            };
             Ok(MessageCapture { headers, body })
         };
         let method = kept.view.method.parse().map_err(|_| InvalidObject)?;
         let request = kept.request.map(message).transpose()?;
-        Ok(Self { view: kept.view, method, target: kept.target, request })
+        Ok(Self {
+            view: kept.view,
+            method,
+            target: kept.target,
+            request,
+        })
     }
 }

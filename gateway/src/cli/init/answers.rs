@@ -30,7 +30,8 @@ pub(super) const CONFIG_OF_ROOT: &str = "/etc/gw/gateway.toml";
 pub(super) const DATA_DIR_OF_ROOT: &str = "/var/lib/gw-gateway";
 
 pub(super) fn domain(text: &str) -> Result<String, String> {
-    parse_domain(text).ok_or_else(|| "it must be a domain in lower case, such as example.com".to_owned())
+    parse_domain(text)
+        .ok_or_else(|| "it must be a domain in lower case, such as example.com".to_owned())
 }
 
 pub(super) fn region(text: &str) -> Result<String, String> {
@@ -38,7 +39,8 @@ pub(super) fn region(text: &str) -> Result<String, String> {
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "it must be ADDRESS:PORT, such as 0.0.0.0:443".to_owned())
+    text.parse()
+        .map_err(|_| "it must be ADDRESS:PORT, such as 0.0.0.0:443".to_owned())
 }
 
 impl Answers {
@@ -52,29 +54,55 @@ impl Answers {
         let domain = answer(
             given.domain,
             &mut dialogue,
-            &Question { option: "--domain", text: "Domain (all names are below REGION.DOMAIN)", default: Some(DOMAIN) },
+            &Question {
+                option: "--domain",
+                text: "Domain (all names are below REGION.DOMAIN)",
+                default: Some(DOMAIN),
+            },
             domain,
         )?;
         let region = answer(
             given.region,
             &mut dialogue,
-            &Question { option: "--region", text: "Region", default: Some(REGION) },
+            &Question {
+                option: "--region",
+                text: "Region",
+                default: Some(REGION),
+            },
             region,
         )?;
         let account = answer(
             given.account,
             &mut dialogue,
-            &Question { option: "--account", text: "Account, to which services belong", default: None },
-            |text| AccountId::new(text).map_err(|_| "it must be 3 to 15 characters of a-z and 0-9".to_owned()),
+            &Question {
+                option: "--account",
+                text: "Account, to which services belong",
+                default: None,
+            },
+            |text| {
+                AccountId::new(text)
+                    .map_err(|_| "it must be 3 to 15 characters of a-z and 0-9".to_owned())
+            },
         )?;
         let listen = default_listen(is_root, is_local(&domain)).to_string();
         let listen = answer(
             given.listen,
             &mut dialogue,
-            &Question { option: "--listen", text: "Listener for callers and agents", default: Some(&listen) },
+            &Question {
+                option: "--listen",
+                text: "Listener for callers and agents",
+                default: Some(&listen),
+            },
             address,
         )?;
-        let config = given.config.unwrap_or_else(|| (if is_root { CONFIG_OF_ROOT } else { "gateway.toml" }).into());
+        let config = given.config.unwrap_or_else(|| {
+            (if is_root {
+                CONFIG_OF_ROOT
+            } else {
+                "gateway.toml"
+            })
+            .into()
+        });
         let config = full_path("--config", &config)?;
         let data_dir = match given.data_dir {
             Some(folder) => full_path("--data-dir", &folder)?,
@@ -87,10 +115,24 @@ impl Answers {
             _ => None,
         };
         let tls = tls.map(|(certificate, key)| {
-            Ok::<_, Failure>((full_path("--tls-certificate", &certificate)?, full_path("--tls-key", &key)?))
+            Ok::<_, Failure>((
+                full_path("--tls-certificate", &certificate)?,
+                full_path("--tls-key", &key)?,
+            ))
         });
-        let admin_listen = given.admin_listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)));
-        Ok(Self { domain, region, account, config, data_dir, listen, admin_listen, tls: tls.transpose()? })
+        let admin_listen = given
+            .admin_listen
+            .unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)));
+        Ok(Self {
+            domain,
+            region,
+            account,
+            config,
+            data_dir,
+            listen,
+            admin_listen,
+            tls: tls.transpose()?,
+        })
     }
 
     /// Whether all names lead to this machine without DNS (RFC 6761 §6.3).
@@ -129,14 +171,16 @@ fn answer<T>(
     question: &Question<'_>,
     parse: impl Fn(&str) -> Result<T, String>,
 ) -> Result<T, Failure> {
-    let Question { option, default, .. } = question;
+    let Question {
+        option, default, ..
+    } = question;
     match (given, dialogue, default) {
         (Some(given), ..) => Ok(given),
         (None, Some(dialogue), _) => dialogue.ask(question, parse),
         (None, None, Some(default)) => parse(default).map_err(Failure::Usage),
-        (None, None, None) => {
-            Err(Failure::Usage(format!("init: {option}: missing; it is asked for only on a terminal")))
-        }
+        (None, None, None) => Err(Failure::Usage(format!(
+            "init: {option}: missing; it is asked for only on a terminal"
+        ))),
     }
 }
 
@@ -148,12 +192,27 @@ pub(super) struct Dialogue<'a> {
 
 impl Dialogue<'_> {
     /// Asks until `parse` accepts the answer. An empty line is the default.
-    fn ask<T>(&mut self, question: &Question<'_>, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, Failure> {
-        let Question { option, text, default } = question;
-        let prompt = default.map_or_else(|| format!("{text}: "), |default| format!("{text} [{default}]: "));
+    fn ask<T>(
+        &mut self,
+        question: &Question<'_>,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<T, Failure> {
+        let Question {
+            option,
+            text,
+            default,
+        } = question;
+        let prompt = default.map_or_else(
+            || format!("{text}: "),
+            |default| format!("{text} [{default}]: "),
+        );
         loop {
             let line = self.line(option, &prompt)?;
-            let given = if line.is_empty() { default.unwrap_or_default() } else { line.as_str() };
+            let given = if line.is_empty() {
+                default.unwrap_or_default()
+            } else {
+                line.as_str()
+            };
             match parse(given) {
                 Ok(answer) => return Ok(answer),
                 Err(error) => self.write(&format!("  {given:?}: {error}\n"))?,
@@ -177,14 +236,19 @@ impl Dialogue<'_> {
         let mut line = String::new();
         let read = io::Read::take(&mut *self.input, LINE_MAX).read_line(&mut line);
         match read {
-            Ok(0) => Err(Failure::Usage(format!("init: {option}: no answer, because the input has ended"))),
+            Ok(0) => Err(Failure::Usage(format!(
+                "init: {option}: no answer, because the input has ended"
+            ))),
             Ok(_) => Ok(line.trim().to_owned()),
             Err(error) => Err(Failure::Run(format!("standard input: {error}"))),
         }
     }
 
     fn write(&mut self, text: &str) -> Result<(), Failure> {
-        let written = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        let written = self
+            .out
+            .write_all(text.as_bytes())
+            .and_then(|()| self.out.flush());
         written.map_err(|error| Failure::Run(format!("standard output: {error}")))
     }
 }
@@ -196,9 +260,16 @@ const LINE_MAX: u64 = 8192;
 mod tests {
     use super::*;
 
-    fn collect(given: InitArguments, is_root: bool, lines: Option<&str>) -> (Result<Answers, String>, String) {
+    fn collect(
+        given: InitArguments,
+        is_root: bool,
+        lines: Option<&str>,
+    ) -> (Result<Answers, String>, String) {
         let (mut input, mut out) = (lines.unwrap_or_default().as_bytes(), Vec::new());
-        let mut dialogue = Dialogue { input: &mut input, out: &mut out };
+        let mut dialogue = Dialogue {
+            input: &mut input,
+            out: &mut out,
+        };
         let answers = Answers::collect(given, is_root, lines.map(|_| &mut dialogue));
         let answers = answers.map_err(|failure| failure.message().to_owned());
         (answers, String::from_utf8(out).unwrap())
@@ -213,16 +284,38 @@ mod tests {
         let (answers, asked) = collect(InitArguments::default(), false, None);
         assert!(answers.unwrap_err().contains("--account: missing") && asked.is_empty());
 
-        let given = InitArguments { account: account(), ..InitArguments::default() };
+        let given = InitArguments {
+            account: account(),
+            ..InitArguments::default()
+        };
         let answers = collect(given, false, None).0.unwrap();
-        assert_eq!((answers.domain.as_str(), answers.region.as_str()), ("gw.localhost", "eu1"));
-        assert_eq!((answers.listen, answers.tls.clone()), (SocketAddr::from(([127, 0, 0, 1], 8443)), None));
-        assert_eq!(answers.config, std::env::current_dir().unwrap().join("gateway.toml"));
+        assert_eq!(
+            (answers.domain.as_str(), answers.region.as_str()),
+            ("gw.localhost", "eu1")
+        );
+        assert_eq!(
+            (answers.listen, answers.tls.clone()),
+            (SocketAddr::from(([127, 0, 0, 1], 8443)), None)
+        );
+        assert_eq!(
+            answers.config,
+            std::env::current_dir().unwrap().join("gateway.toml")
+        );
         assert_eq!(answers.data_dir, answers.config.with_file_name("gw-data"));
 
-        let given = InitArguments { account: account(), domain: Some("example.com".into()), ..Default::default() };
-        assert_eq!(collect(given, false, None).0.unwrap().listen, SocketAddr::from(([0, 0, 0, 0], 8443)));
-        let given = InitArguments { account: account(), ..InitArguments::default() };
+        let given = InitArguments {
+            account: account(),
+            domain: Some("example.com".into()),
+            ..Default::default()
+        };
+        assert_eq!(
+            collect(given, false, None).0.unwrap().listen,
+            SocketAddr::from(([0, 0, 0, 0], 8443))
+        );
+        let given = InitArguments {
+            account: account(),
+            ..InitArguments::default()
+        };
         let answers = collect(given, true, None).0.unwrap();
         assert_eq!(answers.listen, SocketAddr::from(([0, 0, 0, 0], 443)));
         assert_eq!(answers.config, Path::new(CONFIG_OF_ROOT));
@@ -234,20 +327,43 @@ mod tests {
         let lines = "EXAMPLE\nexample.com\n\nno\nacme\n\n/c.pem\n/k.pem\n";
         let (answers, asked) = collect(InitArguments::default(), true, Some(lines));
         let answers = answers.unwrap();
-        assert_eq!((answers.domain.as_str(), answers.region.as_str()), ("example.com", "eu1"));
-        assert_eq!((answers.account.to_string().as_str(), answers.listen.port()), ("acme", 443));
+        assert_eq!(
+            (answers.domain.as_str(), answers.region.as_str()),
+            ("example.com", "eu1")
+        );
+        assert_eq!(
+            (answers.account.to_string().as_str(), answers.listen.port()),
+            ("acme", 443)
+        );
         assert_eq!(answers.tls, Some(("/c.pem".into(), "/k.pem".into())));
-        assert!(asked.starts_with("Domain (all names are below REGION.DOMAIN) [gw.localhost]: "), "{asked}");
+        assert!(
+            asked.starts_with("Domain (all names are below REGION.DOMAIN) [gw.localhost]: "),
+            "{asked}"
+        );
         for refused in ["\"EXAMPLE\": it must be a domain", "\"no\": "] {
             assert!(asked.contains(refused), "{refused}: {asked}");
         }
 
-        let given =
-            InitArguments { region: Some("us1".into()), domain: Some("gw.localhost".into()), ..Default::default() };
+        let given = InitArguments {
+            region: Some("us1".into()),
+            domain: Some("gw.localhost".into()),
+            ..Default::default()
+        };
         let (answers, asked) = collect(given, false, Some("acme\n\n"));
-        assert_eq!((answers.unwrap().region.as_str(), asked.matches(": ").count()), ("us1", 2), "{asked}");
+        assert_eq!(
+            (
+                answers.unwrap().region.as_str(),
+                asked.matches(": ").count()
+            ),
+            ("us1", 2),
+            "{asked}"
+        );
 
-        let given = InitArguments { domain: Some("example.com".into()), account: account(), ..Default::default() };
+        let given = InitArguments {
+            domain: Some("example.com".into()),
+            account: account(),
+            ..Default::default()
+        };
         let (answers, asked) = collect(given, false, Some(""));
         assert_eq!((answers.unwrap().tls, asked.as_str()), (None, ""));
 

@@ -46,7 +46,8 @@ impl fmt::Display for Written {
 pub(super) fn write(answers: &Answers, force: bool) -> Result<(Config, Written), Failure> {
     let path = answers.config.as_path();
     let text = text(answers);
-    let checked = Config::check(&text, |_| None).map_err(|errors| Failure::Usage(format!("init: {errors}")));
+    let checked =
+        Config::check(&text, |_| None).map_err(|errors| Failure::Usage(format!("init: {errors}")));
     let (config, warnings) = checked?;
     for warning in warnings {
         command::note("gw-gateway", format_args!("warning: {warning}"));
@@ -90,11 +91,26 @@ pub(super) fn put(path: &Path, text: &str) -> Result<(), Failure> {
 }
 
 fn text(answers: &Answers) -> String {
-    let Answers { domain, region, config, data_dir, listen, admin_listen, tls, .. } = answers;
+    let Answers {
+        domain,
+        region,
+        config,
+        data_dir,
+        listen,
+        admin_listen,
+        tls,
+        ..
+    } = answers;
     let about = "# Configuration of gw-gateway, written by `gw-gateway init`. Keys behind a `#` are shown with their defaults, or \
                  with\n# an example where they have none. docs/configuration.md describes them all.\n";
-    let rest = EXAMPLE.split_once("\n#\n").map_or(EXAMPLE, |(_, rest)| rest);
-    let rest = rest.replacen(EXAMPLE_PATH, &format!("gw-gateway serve --config {}", config.display()), 1);
+    let rest = EXAMPLE
+        .split_once("\n#\n")
+        .map_or(EXAMPLE, |(_, rest)| rest);
+    let rest = rest.replacen(
+        EXAMPLE_PATH,
+        &format!("gw-gateway serve --config {}", config.display()),
+        1,
+    );
     let mut text = format!("{about}#\n{rest}");
     set(&mut text, "region", region);
     set(&mut text, "domain", domain);
@@ -102,7 +118,11 @@ fn text(answers: &Answers) -> String {
     set(&mut text, "listen", &listen.to_string());
     set(&mut text, "admin_listen", &admin_listen.to_string());
     if let Some((certificate, key)) = tls {
-        set(&mut text, "tls_certificate", &certificate.display().to_string());
+        set(
+            &mut text,
+            "tls_certificate",
+            &certificate.display().to_string(),
+        );
         set(&mut text, "tls_key", &key.display().to_string());
     }
     text
@@ -111,13 +131,20 @@ fn text(answers: &Answers) -> String {
 /// Sets a key of the example, in the line where the example has it.
 fn set(text: &mut String, key: &str, value: &str) {
     let value = toml::Value::from(value);
-    let has_key =
-        |line: &str| line.trim_start_matches('#').strip_prefix(key).is_some_and(|rest| rest.starts_with(" = "));
+    let has_key = |line: &str| {
+        line.trim_start_matches('#')
+            .strip_prefix(key)
+            .is_some_and(|rest| rest.starts_with(" = "))
+    };
     let mut is_set = false;
     let lines = text.lines().map(|line| {
         let is_line = !is_set && has_key(line);
         is_set |= is_line;
-        if is_line { format!("{key} = {value}\n") } else { format!("{line}\n") }
+        if is_line {
+            format!("{key} = {value}\n")
+        } else {
+            format!("{line}\n")
+        }
     });
     *text = lines.collect();
 }
@@ -150,23 +177,49 @@ mod tests {
         let (config, written) = write(&answers, false).unwrap();
         assert_eq!(written, Written::Created);
         assert_eq!(config.region.apex(), "us1.gw.localhost");
-        assert_eq!((config.listen, config.admin_listen), (answers.listen, answers.admin_listen));
+        assert_eq!(
+            (config.listen, config.admin_listen),
+            (answers.listen, answers.admin_listen)
+        );
         assert_eq!(config.data_dir, answers.data_dir);
         let text = fs::read_to_string(&answers.config).unwrap();
-        assert_eq!(fs::metadata(&answers.config).unwrap().permissions().mode() & 0o777, 0o644);
-        assert!(text.starts_with("# Configuration of gw-gateway, written by `gw-gateway init`."), "{text}");
-        assert!(text.contains(&format!("gw-gateway serve --config {} --check", answers.config.display())), "{text}");
+        assert_eq!(
+            fs::metadata(&answers.config).unwrap().permissions().mode() & 0o777,
+            0o644
+        );
+        assert!(
+            text.starts_with("# Configuration of gw-gateway, written by `gw-gateway init`."),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!(
+                "gw-gateway serve --config {} --check",
+                answers.config.display()
+            )),
+            "{text}"
+        );
         // The keys of the example that are not answered stay as they are, also those of the same name in a table.
-        for line in ["#workers = 0", "#region = \"us-east-1\"", "[archive]", "#tls_key = \"/etc/gw/privkey.pem\""] {
+        for line in [
+            "#workers = 0",
+            "#region = \"us-east-1\"",
+            "[archive]",
+            "#tls_key = \"/etc/gw/privkey.pem\"",
+        ] {
             assert!(text.lines().any(|it| it == line), "{line}: {text}");
         }
 
         let with_files = text_with_certificate(&answers);
-        assert!(with_files.contains("\ntls_certificate = \"/c.pem\"\ntls_key = \"/k.pem\"\n"), "{with_files}");
+        assert!(
+            with_files.contains("\ntls_certificate = \"/c.pem\"\ntls_key = \"/k.pem\"\n"),
+            "{with_files}"
+        );
     }
 
     fn text_with_certificate(answers: &Answers) -> String {
-        text(&Answers { tls: Some(("/c.pem".into(), "/k.pem".into())), ..answers.clone() })
+        text(&Answers {
+            tls: Some(("/c.pem".into(), "/k.pem".into())),
+            ..answers.clone()
+        })
     }
 
     #[test]
@@ -177,15 +230,27 @@ mod tests {
         assert_eq!(write(&answers, false).unwrap().1, Written::Replaced);
 
         // A setting of the administrator stays.
-        let edited = format!("burst = 7\n{}", fs::read_to_string(&answers.config).unwrap());
+        let edited = format!(
+            "burst = 7\n{}",
+            fs::read_to_string(&answers.config).unwrap()
+        );
         fs::write(&answers.config, &edited).unwrap();
         let (config, written) = write(&answers, false).unwrap();
-        assert_eq!((config.default_rate.burst(), written), (7, Written::Unchanged));
+        assert_eq!(
+            (config.default_rate.burst(), written),
+            (7, Written::Unchanged)
+        );
         assert_eq!(fs::read_to_string(&answers.config).unwrap(), edited);
 
-        let other = Answers { domain: "example.com".to_owned(), ..answers };
+        let other = Answers {
+            domain: "example.com".to_owned(),
+            ..answers
+        };
         let message = write(&other, false).unwrap_err().message().to_owned();
-        assert!(message.contains(other.config.to_str().unwrap()) && message.contains("--force"), "{message}");
+        assert!(
+            message.contains(other.config.to_str().unwrap()) && message.contains("--force"),
+            "{message}"
+        );
         assert_eq!(fs::read_to_string(&other.config).unwrap(), edited);
         assert_eq!(write(&other, true).unwrap().1, Written::Replaced);
     }
@@ -193,9 +258,20 @@ mod tests {
     #[test]
     fn a_certificate_that_cannot_be_used_is_refused_before_the_file_is_written() {
         let folder = tempfile::tempdir().unwrap();
-        let tls = Some((folder.path().join("none.pem"), folder.path().join("none.key")));
-        let answers = Answers { tls, ..answers(folder.path()) };
-        let Failure::Usage(message) = write(&answers, false).unwrap_err() else { panic!() };
-        assert!(message.contains("none.pem") && !answers.config.exists(), "{message}");
+        let tls = Some((
+            folder.path().join("none.pem"),
+            folder.path().join("none.key"),
+        ));
+        let answers = Answers {
+            tls,
+            ..answers(folder.path())
+        };
+        let Failure::Usage(message) = write(&answers, false).unwrap_err() else {
+            panic!()
+        };
+        assert!(
+            message.contains("none.pem") && !answers.config.exists(),
+            "{message}"
+        );
     }
 }

@@ -78,10 +78,17 @@ impl InitArguments {
         let answers = {
             let (stdin, stdout) = (io::stdin(), io::stdout());
             let is_terminal = stdin.is_terminal() && stdout.is_terminal();
-            let mut dialogue = Dialogue { input: &mut stdin.lock(), out: &mut stdout.lock() };
+            let mut dialogue = Dialogue {
+                input: &mut stdin.lock(),
+                out: &mut stdout.lock(),
+            };
             Answers::collect(self, is_root, is_terminal.then_some(&mut dialogue))?
         };
-        let systemd = if is_root && !foreground { Systemd::of_this_machine(&answers, force)? } else { None };
+        let systemd = if is_root && !foreground {
+            Systemd::of_this_machine(&answers, force)?
+        } else {
+            None
+        };
 
         let (config, written) = configuration::write(&answers, force)?;
         say(&format!("{}: {written}.", answers.config.display()))?;
@@ -102,7 +109,10 @@ impl InitArguments {
             return say_next(Stage::Stopped);
         }
         let started = |gateway: &Gateway| {
-            say_next(Stage::Foreground { listen: gateway.address(), admin_listen: gateway.admin_address() })
+            say_next(Stage::Foreground {
+                listen: gateway.address(),
+                admin_listen: gateway.admin_address(),
+            })
         };
         serve(&answers.config, &started)
     }
@@ -112,11 +122,16 @@ impl InitArguments {
 /// records open.
 fn add_account(config: &Config, answers: &Answers, owner: &FileOwner) -> Result<(), Failure> {
     let account = &answers.account;
-    match owner.run(|| create_account(config, account)).map_err(at_data_dir(config))? {
+    match owner
+        .run(|| create_account(config, account))
+        .map_err(at_data_dir(config))?
+    {
         Ok(true) => say(&format!("Account {account}: created.")),
         Ok(false) => say(&format!("Account {account}: exists, unchanged.")),
         Err(ControlError::DataFolderInUse { .. }) => add_account_by_api(answers),
-        Err(error) => Err(Failure::Run(format!("cannot create the account {account}: {error}"))),
+        Err(error) => Err(Failure::Run(format!(
+            "cannot create the account {account}: {error}"
+        ))),
     }
 }
 
@@ -125,9 +140,17 @@ fn at_data_dir(config: &Config) -> impl Fn(io::Error) -> Failure {
 }
 
 fn add_account_by_api(answers: &Answers) -> Result<(), Failure> {
-    let create = AccountCommand::Create { account: answers.account.clone(), capture_allowed: None };
+    let create = AccountCommand::Create {
+        account: answers.account.clone(),
+        capture_allowed: None,
+    };
     let created = create.run(&mut AdminConnection::of(&answers.config).open()?);
-    created.map_err(|error| Failure::Run(format!("cannot create the account {}: {error}", answers.account)))
+    created.map_err(|error| {
+        Failure::Run(format!(
+            "cannot create the account {}: {error}",
+            answers.account
+        ))
+    })
 }
 
 /// Writes lines to standard output.

@@ -15,7 +15,10 @@ pub(super) enum Stage {
     /// To be started by a command.
     Stopped,
     /// Runs in this process, at these addresses.
-    Foreground { listen: SocketAddr, admin_listen: SocketAddr },
+    Foreground {
+        listen: SocketAddr,
+        admin_listen: SocketAddr,
+    },
     /// Runs as the service of systemd.
     Service,
     /// To be started as the service of systemd.
@@ -24,21 +27,33 @@ pub(super) enum Stage {
 
 /// The text, with commands that work as they are.
 pub(super) fn next_steps(answers: &Answers, config: &Config, stage: Stage) -> String {
-    let name = std::env::args().next().unwrap_or_else(|| "gw-gateway".to_owned());
+    let name = std::env::args()
+        .next()
+        .unwrap_or_else(|| "gw-gateway".to_owned());
     let program = format!("{}{}", sudo(), quoted(&name));
     let file = quoted(&answers.config.display().to_string());
     let start = match stage {
         Stage::Stopped => {
-            format!("Start the gateway:\n\n  {program} serve --config {file}\n\nThen, in another terminal:\n")
+            format!(
+                "Start the gateway:\n\n  {program} serve --config {file}\n\nThen, in another terminal:\n"
+            )
         }
         Stage::StoppedService => {
-            format!("Start the gateway:\n\n  {}systemctl enable --now gw-gateway\n\nThen:\n", sudo())
+            format!(
+                "Start the gateway:\n\n  {}systemctl enable --now gw-gateway\n\nThen:\n",
+                sudo()
+            )
         }
-        Stage::Foreground { .. } => "The gateway runs until Ctrl-C. In another terminal:\n".to_owned(),
+        Stage::Foreground { .. } => {
+            "The gateway runs until Ctrl-C. In another terminal:\n".to_owned()
+        }
         Stage::Service => "The gateway runs. Next:\n".to_owned(),
     };
     let (listen, admin_listen) = match stage {
-        Stage::Foreground { listen, admin_listen } => (listen, admin_listen),
+        Stage::Foreground {
+            listen,
+            admin_listen,
+        } => (listen, admin_listen),
         _ => (config.listen, config.admin_listen),
     };
     let connection = if config.admin_listen.port() == 0 {
@@ -48,10 +63,15 @@ pub(super) fn next_steps(answers: &Answers, config: &Config, stage: Stage) -> St
         format!("--config {file}")
     };
     let account = &answers.account;
-    let port = if listen.port() == 443 { String::new() } else { format!(":{}", listen.port()) };
+    let port = if listen.port() == 443 {
+        String::new()
+    } else {
+        format!(":{}", listen.port())
+    };
     let gateway = format!("https://{}{port}", config.region.apex());
-    let authority = development_authority(config)
-        .map_or_else(String::new, |file| format!(" --ca-file {}", quoted(&file.display().to_string())));
+    let authority = development_authority(config).map_or_else(String::new, |file| {
+        format!(" --ca-file {}", quoted(&file.display().to_string()))
+    });
     format!(
         "{}\n{start}\n  {program} service create {account} api --with-key --with-agent {connection}\n\n\
          It prints a service key, and the command with a token for a program on port 3000:\n\n  \
@@ -62,12 +82,17 @@ pub(super) fn next_steps(answers: &Answers, config: &Config, stage: Stage) -> St
 
 /// The certificate of the development CA, if the gateway uses it.
 fn development_authority(config: &Config) -> Option<PathBuf> {
-    matches!(config.certificate, CertificateSource::Development { .. }).then(|| config.data_dir.join("dev-ca.crt"))
+    matches!(config.certificate, CertificateSource::Development { .. })
+        .then(|| config.data_dir.join("dev-ca.crt"))
 }
 
 /// `sudo` before a command, if `init` was called with it.
 fn sudo() -> &'static str {
-    if std::env::var_os("SUDO_USER").is_some() { "sudo " } else { "" }
+    if std::env::var_os("SUDO_USER").is_some() {
+        "sudo "
+    } else {
+        ""
+    }
 }
 
 fn names_and_certificate(answers: &Answers, config: &Config) -> String {
@@ -78,10 +103,14 @@ fn names_and_certificate(answers: &Answers, config: &Config) -> String {
             "\nDNS records, both with the public address of the gateway:\n\n  {apex}.    A  ADDRESS\n  *.{apex}.  A  ADDRESS\n"
         );
     }
-    let Some(authority) = development_authority(config) else { return text };
+    let Some(authority) = development_authority(config) else {
+        return text;
+    };
     let authority = authority.display();
     text += &if answers.is_local() {
-        format!("\nCertificate: of a development CA. Callers trust it with curl --cacert {authority}\n")
+        format!(
+            "\nCertificate: of a development CA. Callers trust it with curl --cacert {authority}\n"
+        )
     } else {
         format!(
             "\nCertificate: of a development CA, {authority}, which callers and agents have to be given.\n\
@@ -125,35 +154,62 @@ mod tests {
     fn commands(text: &str) -> Vec<Vec<&str>> {
         let verbs = ["service", "serve"];
         let lines = text.lines().filter_map(|line| line.strip_prefix("  "));
-        let words = lines.map(|line| line.split(' ').skip_while(|word| !verbs.contains(word)).collect::<Vec<_>>());
+        let words = lines.map(|line| {
+            line.split(' ')
+                .skip_while(|word| !verbs.contains(word))
+                .collect::<Vec<_>>()
+        });
         words.filter(|words| !words.is_empty()).collect()
     }
 
     #[test]
     fn printed_commands_are_understood() {
         let at = |text: &str| text.parse().unwrap();
-        let foreground = Stage::Foreground { listen: at("127.0.0.1:7777"), admin_listen: at("127.0.0.1:8888") };
-        for (stage, count) in [(Stage::Stopped, 2), (Stage::Service, 1), (Stage::StoppedService, 1), (foreground, 1)] {
+        let foreground = Stage::Foreground {
+            listen: at("127.0.0.1:7777"),
+            admin_listen: at("127.0.0.1:8888"),
+        };
+        for (stage, count) in [
+            (Stage::Stopped, 2),
+            (Stage::Service, 1),
+            (Stage::StoppedService, 1),
+            (foreground, 1),
+        ] {
             let text = text("gw.localhost", "127.0.0.1:9080", stage);
             let commands = commands(&text);
             assert_eq!(commands.len(), count, "{text}");
             for words in commands {
-                let parsed = Arguments::try_parse_from(std::iter::once("gw-gateway").chain(words.iter().copied()));
+                let parsed = Arguments::try_parse_from(
+                    std::iter::once("gw-gateway").chain(words.iter().copied()),
+                );
                 assert!(parsed.is_ok(), "{words:?}: {:?}", parsed.err());
-                assert!(words.ends_with(&["--config", "/etc/gw/gateway.toml"]), "{words:?}");
+                assert!(
+                    words.ends_with(&["--config", "/etc/gw/gateway.toml"]),
+                    "{words:?}"
+                );
             }
         }
         let text = text("gw.localhost", "127.0.0.1:0", foreground);
         let connection = "--admin-url http://127.0.0.1:8888 --admin-token-file /var/lib/gw-gateway/admin.token\n";
-        assert!(text.contains(connection) && text.contains("--gateway https://eu1.gw.localhost:7777 "), "{text}");
-        assert!(text.contains("curl --cacert /var/lib/gw-gateway/dev-ca.crt") && !text.contains("certbot"), "{text}");
+        assert!(
+            text.contains(connection) && text.contains("--gateway https://eu1.gw.localhost:7777 "),
+            "{text}"
+        );
+        assert!(
+            text.contains("curl --cacert /var/lib/gw-gateway/dev-ca.crt")
+                && !text.contains("certbot"),
+            "{text}"
+        );
     }
 
     #[test]
     fn public_names_need_records_and_a_certificate_for_both() {
         let text = text("example.com", "127.0.0.1:9080", Stage::Service);
-        for part in ["  eu1.example.com.    A", "  *.eu1.example.com.  A", "-d eu1.example.com -d '*.eu1.example.com'"]
-        {
+        for part in [
+            "  eu1.example.com.    A",
+            "  *.eu1.example.com.  A",
+            "-d eu1.example.com -d '*.eu1.example.com'",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

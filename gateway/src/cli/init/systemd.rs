@@ -22,7 +22,10 @@ const UNIT_NAME: &str = "gw-gateway";
 /// The user in the unit.
 const USER: &str = "gw-gateway";
 /// Where packages install units, and where administrators do.
-const PACKAGED: [&str; 2] = ["/usr/lib/systemd/system/gw-gateway.service", "/lib/systemd/system/gw-gateway.service"];
+const PACKAGED: [&str; 2] = [
+    "/usr/lib/systemd/system/gw-gateway.service",
+    "/lib/systemd/system/gw-gateway.service",
+];
 const OWN: &str = "/etc/systemd/system/gw-gateway.service";
 /// Folders that the unit hides from the gateway (`ProtectHome=`, `PrivateTmp=`).
 const HIDDEN: [&str; 5] = ["/home", "/root", "/run/user", "/tmp", "/var/tmp"];
@@ -45,31 +48,53 @@ impl Systemd {
         if !Path::new("/run/systemd/system").exists() {
             return Ok(None);
         }
-        let program = std::env::current_exe().map_err(|error| Failure::Run(format!("this program: {error}")))?;
-        let tls = answers.tls.iter().flat_map(|(certificate, key)| [certificate.as_path(), key.as_path()]);
-        for path in [program.as_path(), &answers.config, &answers.data_dir].into_iter().chain(tls) {
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::Run(format!("this program: {error}")))?;
+        let tls = answers
+            .tls
+            .iter()
+            .flat_map(|(certificate, key)| [certificate.as_path(), key.as_path()]);
+        for path in [program.as_path(), &answers.config, &answers.data_dir]
+            .into_iter()
+            .chain(tls)
+        {
             check_reachable(path)?;
         }
-        let fits_package =
-            answers.config == Path::new(CONFIG_OF_ROOT) && answers.data_dir == Path::new(DATA_DIR_OF_ROOT);
+        let fits_package = answers.config == Path::new(CONFIG_OF_ROOT)
+            && answers.data_dir == Path::new(DATA_DIR_OF_ROOT);
         let is_packaged = fits_package && PACKAGED.iter().any(|path| Path::new(path).exists());
-        let wanted = (!is_packaged).then(|| unit_text(&program, &answers.config, &answers.data_dir));
+        let wanted =
+            (!is_packaged).then(|| unit_text(&program, &answers.config, &answers.data_dir));
         let unit = match (wanted, fs::read_to_string(OWN)) {
             (Some(wanted), Ok(existing)) if existing == wanted => None,
             (Some(wanted), Ok(_)) if force => Some(wanted),
             (Some(_), Ok(_)) => {
-                return Err(Failure::Usage(format!("init: {OWN} exists with another content; --force replaces it")));
+                return Err(Failure::Usage(format!(
+                    "init: {OWN} exists with another content; --force replaces it"
+                )));
             }
             (wanted, _) => wanted,
         };
-        Ok(Some(Self { program, config: answers.config.clone(), unit }))
+        Ok(Some(Self {
+            program,
+            config: answers.config.clone(),
+            unit,
+        }))
     }
 
     /// Makes the user and the data folder, writes the unit, and checks that this user can use the configuration.
     pub(super) fn install(&self, config: &Config) -> Result<(), Failure> {
         if !run("id", &["--user", USER])?.status.success() {
-            let home = ["--home-dir", DATA_DIR_OF_ROOT, "--shell", "/usr/sbin/nologin"];
-            succeed("useradd", &[&["--system", "--user-group"][..], &home, &[USER]].concat())?;
+            let home = [
+                "--home-dir",
+                DATA_DIR_OF_ROOT,
+                "--shell",
+                "/usr/sbin/nologin",
+            ];
+            succeed(
+                "useradd",
+                &[&["--system", "--user-group"][..], &home, &[USER]].concat(),
+            )?;
             say(&format!("User {USER}: created."))?;
         }
         make_data_dir(&config.data_dir, &user()?)?;
@@ -80,7 +105,9 @@ impl Systemd {
         succeed("systemctl", &["daemon-reload"])?;
         let program = self.program.display().to_string();
         let path = self.config.display().to_string();
-        let as_user = ["-u", USER, "--", &program, "serve", "--check", "--config", &path];
+        let as_user = [
+            "-u", USER, "--", &program, "serve", "--check", "--config", &path,
+        ];
         succeed("runuser", &as_user).map(drop).map_err(|failure| {
             Failure::Usage(format!(
                 "{}\nThe gateway runs as the user {USER}, which must be able to read all files of its configuration",
@@ -91,13 +118,27 @@ impl Systemd {
 
     /// Starts the service now and at each boot, again if its files have changed, and waits until it is ready.
     pub(super) fn start(&self, config: &Config, is_changed: bool) -> Result<(), Failure> {
-        let verb = if is_changed || self.unit.is_some() { "restart" } else { "start" };
+        let verb = if is_changed || self.unit.is_some() {
+            "restart"
+        } else {
+            "start"
+        };
         let started = succeed("systemctl", &["enable", UNIT_NAME])
             .and_then(|_| succeed("systemctl", &[verb, UNIT_NAME]))
             .and_then(|_| wait_until_ready(config));
         started.map_err(|failure| {
-            let journal = run("journalctl", &["--no-pager", "--output=cat", "--lines=20", "--unit", UNIT_NAME]);
-            let journal = journal.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+            let journal = run(
+                "journalctl",
+                &[
+                    "--no-pager",
+                    "--output=cat",
+                    "--lines=20",
+                    "--unit",
+                    UNIT_NAME,
+                ],
+            );
+            let journal =
+                journal.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
             let journal = journal.unwrap_or_else(|failure| failure.message().to_owned());
             Failure::Run(format!(
                 "{}\nThe journal of {UNIT_NAME} ends with:\n{}",
@@ -111,25 +152,35 @@ impl Systemd {
 /// The unit of the package, for a program, a configuration and a data folder elsewhere.
 fn unit_text(program: &Path, config: &Path, data_dir: &Path) -> String {
     let (program, config) = (program.display().to_string(), config.display().to_string());
-    let text = UNIT.replace("/usr/bin/gw-gateway", &program).replace(CONFIG_OF_ROOT, &config);
+    let text = UNIT
+        .replace("/usr/bin/gw-gateway", &program)
+        .replace(CONFIG_OF_ROOT, &config);
     if data_dir == Path::new(DATA_DIR_OF_ROOT) {
         return text;
     }
     let strict = "ProtectSystem=strict\n";
-    text.replace(strict, &format!("{strict}ReadWritePaths={}\n", data_dir.display()))
+    text.replace(
+        strict,
+        &format!("{strict}ReadWritePaths={}\n", data_dir.display()),
+    )
 }
 
 /// Refuses a path that the gateway cannot see as a service, or that has a meaning of its own in a unit.
 fn check_reachable(path: &Path) -> Result<(), Failure> {
     let advice = match HIDDEN.iter().find(|folder| path.starts_with(folder)) {
         Some(folder) => {
-            format!("services do not see {folder}: install it elsewhere, such as in /usr/local/bin or /etc/gw")
+            format!(
+                "services do not see {folder}: install it elsewhere, such as in /usr/local/bin or /etc/gw"
+            )
         }
         None if path.to_str().is_some_and(|text| text.bytes().all(is_plain)) => return Ok(()),
         None => "a unit of systemd can name only paths of letters, digits and /._+-@:".to_owned(),
     };
     let other = "or use --serve to run the gateway in the foreground";
-    Err(Failure::Usage(format!("init: {}: {advice}; {other}", path.display())))
+    Err(Failure::Usage(format!(
+        "init: {}: {advice}; {other}",
+        path.display()
+    )))
 }
 
 fn is_plain(byte: u8) -> bool {
@@ -144,19 +195,32 @@ pub(super) fn user() -> Result<FileOwner, Failure> {
         let ids = text.split(' ').map(str::parse).collect::<Result<_, _>>();
         ids.map_err(|_| Failure::Run(format!("id {option} {USER}: {text:?} is not a number")))
     };
-    Ok(FileOwner::new(ids("--user")?[0], ids("--group")?[0], &ids("--groups")?))
+    Ok(FileOwner::new(
+        ids("--user")?[0],
+        ids("--group")?[0],
+        &ids("--groups")?,
+    ))
 }
 
 /// Creates the data folder for `user`, if it is missing. A folder that exists stays as it is, and must belong to `user`.
 fn make_data_dir(path: &Path, user: &FileOwner) -> Result<(), Failure> {
-    let failed = |error: io::Error| Failure::Run(format!("{}: cannot be created for {USER}: {error}", path.display()));
+    let failed = |error: io::Error| {
+        Failure::Run(format!(
+            "{}: cannot be created for {USER}: {error}",
+            path.display()
+        ))
+    };
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(failed)?;
     }
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => {
             let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
-            let folder = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+            let folder = fs::OpenOptions::new()
+                .read(true)
+                .custom_flags(flags)
+                .open(path)
+                .map_err(failed)?;
             fchown(folder, Some(user.user()), Some(user.group())).map_err(failed)
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -180,9 +244,13 @@ fn wait_until_ready(config: &Config) -> Result<(), Failure> {
     let client = address.agent(ureq::Agent::config_builder().timeout_global(Some(READY_WITHIN)));
     let deadline = Instant::now() + READY_WITHIN;
     loop {
-        let Err(error) = client.get(&url).call() else { return Ok(()) };
+        let Err(error) = client.get(&url).call() else {
+            return Ok(());
+        };
         if Instant::now() >= deadline {
-            return Err(Failure::Run(format!("{url}: not ready after {READY_WITHIN:?}: {error}")));
+            return Err(Failure::Run(format!(
+                "{url}: not ready after {READY_WITHIN:?}: {error}"
+            )));
         }
         std::thread::sleep(POLL_INTERVAL);
     }
@@ -200,7 +268,12 @@ fn succeed(program: &str, arguments: &[&str]) -> Result<Output, Failure> {
         return Ok(output);
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(Failure::Run(format!("{program} {}: {}: {}", arguments.join(" "), output.status, said.trim())))
+    Err(Failure::Run(format!(
+        "{program} {}: {}: {}",
+        arguments.join(" "),
+        output.status,
+        said.trim()
+    )))
 }
 
 #[cfg(test)]
@@ -218,19 +291,38 @@ mod tests {
         ] {
             assert!(unit.lines().any(|it| it == line), "{line}: {unit}");
         }
-        let unit = unit_text(Path::new("/usr/bin/gw-gateway"), Path::new(CONFIG_OF_ROOT), Path::new(DATA_DIR_OF_ROOT));
+        let unit = unit_text(
+            Path::new("/usr/bin/gw-gateway"),
+            Path::new(CONFIG_OF_ROOT),
+            Path::new(DATA_DIR_OF_ROOT),
+        );
         assert_eq!(unit, UNIT);
     }
 
     #[test]
     fn paths_that_the_service_does_not_see_are_refused() {
-        for hidden in ["/root/gw/target/release/gw-gateway", "/home/ann/gateway.toml", "/tmp/gw"] {
-            let message = check_reachable(Path::new(hidden)).unwrap_err().message().to_owned();
-            assert!(message.contains(hidden) && message.contains("--serve"), "{message}");
+        for hidden in [
+            "/root/gw/target/release/gw-gateway",
+            "/home/ann/gateway.toml",
+            "/tmp/gw",
+        ] {
+            let message = check_reachable(Path::new(hidden))
+                .unwrap_err()
+                .message()
+                .to_owned();
+            assert!(
+                message.contains(hidden) && message.contains("--serve"),
+                "{message}"
+            );
         }
         assert!(check_reachable(Path::new("/srv/with space")).is_err());
         assert!(check_reachable(Path::new("/srv/100%")).is_err());
-        for fine in ["/usr/local/bin/gw-gateway", "/etc/gw/gateway.toml", "/var/lib/gw-gateway", "/homes/gw"] {
+        for fine in [
+            "/usr/local/bin/gw-gateway",
+            "/etc/gw/gateway.toml",
+            "/var/lib/gw-gateway",
+            "/homes/gw",
+        ] {
             assert!(check_reachable(Path::new(fine)).is_ok(), "{fine}");
         }
     }
@@ -246,16 +338,25 @@ mod tests {
         let new = folder.path().join("above/data");
         make_data_dir(&new, &user).unwrap();
         make_data_dir(&new, &user).unwrap();
-        let owner =
-            |path: &Path| fs::metadata(path).map(|found| (found.uid(), found.gid(), found.mode() & 0o777)).unwrap();
+        let owner = |path: &Path| {
+            fs::metadata(path)
+                .map(|found| (found.uid(), found.gid(), found.mode() & 0o777))
+                .unwrap()
+        };
         assert_eq!(owner(&new), (23456, 23457, 0o700));
         assert_eq!(owner(new.parent().unwrap()).0, 0);
 
         let foreign = folder.path().join("foreign");
         fs::create_dir(&foreign).unwrap();
         fs::write(foreign.join("file"), "").unwrap();
-        let message = make_data_dir(&foreign, &user).unwrap_err().message().to_owned();
-        assert!(message.contains("it exists and belongs to user 0") && message.contains("--data-dir"), "{message}");
+        let message = make_data_dir(&foreign, &user)
+            .unwrap_err()
+            .message()
+            .to_owned();
+        assert!(
+            message.contains("it exists and belongs to user 0") && message.contains("--data-dir"),
+            "{message}"
+        );
         assert_eq!((owner(&foreign).0, owner(&foreign.join("file")).0), (0, 0));
     }
 
@@ -263,6 +364,9 @@ mod tests {
     fn a_command_that_fails_is_named_with_its_error() {
         let failure = succeed("ls", &["/nowhere"]).unwrap_err();
         let message = failure.message();
-        assert!(message.starts_with("ls /nowhere: ") && message.contains("No such file"), "{message}");
+        assert!(
+            message.starts_with("ls /nowhere: ") && message.contains("No such file"),
+            "{message}"
+        );
     }
 }

@@ -36,14 +36,24 @@ pub struct AboutNode {
 impl From<&Node> for AboutNode {
     fn from(node: &Node) -> Self {
         let place = &node.place;
-        Self { port: place.address.port(), admin_url: format!("http://{}", place.admin_address), pid: node.part.id() }
+        Self {
+            port: place.address.port(),
+            admin_url: format!("http://{}", place.admin_address),
+            pid: node.part.id(),
+        }
     }
 }
 
 impl AboutNodes {
     /// Writes example commands.
     pub fn write_hints(&self, out: &mut impl Write) -> io::Result<()> {
-        let Self { about, nodes, store, data_dir, owner } = self;
+        let Self {
+            about,
+            nodes,
+            store,
+            data_dir,
+            owner,
+        } = self;
         let data = data_dir.display();
         writeln!(
             out,
@@ -51,26 +61,56 @@ impl AboutNodes {
             nodes.len()
         )?;
         writeln!(out, "Nodes, with a process each:\n")?;
-        for (number, AboutNode { port, admin_url, pid }) in (1..).zip(nodes) {
-            writeln!(out, "  # node {number}: port {port}, administration {admin_url}, process {pid}")?;
+        for (
+            number,
+            AboutNode {
+                port,
+                admin_url,
+                pid,
+            },
+        ) in (1..).zip(nodes)
+        {
+            writeln!(
+                out,
+                "  # node {number}: port {port}, administration {admin_url}, process {pid}"
+            )?;
         }
         writeln!(out, "\nDatabase: {store}")?;
-        writeln!(out, "Configuration and logs: {data}/node-1.toml, {data}/node-1.log, ...")?;
+        writeln!(
+            out,
+            "Configuration and logs: {data}/node-1.toml, {data}/node-1.log, ..."
+        )?;
         writeln!(out, "\nTry, at the first node:\n")?;
         about.write_commands(out)?;
-        let Some(lost) = nodes.get(*owner) else { return Ok(()) };
-        writeln!(out, "Node {} has the agent's tunnel. Kill it: requests go on at the other nodes.\n", owner + 1)?;
+        let Some(lost) = nodes.get(*owner) else {
+            return Ok(());
+        };
+        writeln!(
+            out,
+            "Node {} has the agent's tunnel. Kill it: requests go on at the other nodes.\n",
+            owner + 1
+        )?;
         writeln!(out, "  kill -KILL {}", lost.pid)?;
         let (ca, key) = (about.ca_file.display(), &about.service_key);
-        let host = about.tenant_url.rsplit_once(':').map_or("", |(host, _)| host);
+        let host = about
+            .tenant_url
+            .rsplit_once(':')
+            .map_or("", |(host, _)| host);
         for node in nodes.iter().filter(|node| node.pid != lost.pid) {
-            writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {key}' {host}:{}/", node.port)?;
+            writeln!(
+                out,
+                "  curl --cacert {ca} -H 'X-Gw-Service-Key: {key}' {host}:{}/",
+                node.port
+            )?;
         }
         writeln!(
             out,
             "\nStart it again in another terminal: gw-gateway serve --config {data}/node-{}.toml",
             owner + 1
         )?;
-        writeln!(out, "Also /slow?ms=500 and /status/404. Stop all with Ctrl-C.")
+        writeln!(
+            out,
+            "Also /slow?ms=500 and /status/404. Stop all with Ctrl-C."
+        )
     }
 }

@@ -27,16 +27,25 @@ pub(super) struct AgentSettings {
 /// Starts the agent's process.
 pub(super) fn start(settings: &AgentSettings, log: &Path) -> Result<Part, NodesError> {
     part::new_log(log)?;
-    let input = serde_json::to_vec(settings).map_err(io::Error::from).map_err(NodesError::io("agent"))?;
+    let input = serde_json::to_vec(settings)
+        .map_err(io::Error::from)
+        .map_err(NodesError::io("agent"))?;
     Part::start("agent", &mut part::command("agent")?, log, Some(&input))
 }
 
 /// Checks the URL of the backend, which the agent's process would refuse.
 pub(super) fn check_backend(backend: Option<&String>) -> Result<(), NodesError> {
     let Some(url) = backend else { return Ok(()) };
-    let loaded = gw_agent::Config::load(None, Some(PathBuf::new()), std::slice::from_ref(url), |_| None);
+    let loaded = gw_agent::Config::load(
+        None,
+        Some(PathBuf::new()),
+        std::slice::from_ref(url),
+        |_| None,
+    );
     match loaded {
-        Err(gw_agent::config::ConfigError::Invalid(mistakes)) => Err(NodesError::Usage(mistakes.to_string())),
+        Err(gw_agent::config::ConfigError::Invalid(mistakes)) => {
+            Err(NodesError::Usage(mistakes.to_string()))
+        }
         // Another error means that there is no enrolled agent yet.
         _ => Ok(()),
     }
@@ -45,11 +54,30 @@ pub(super) fn check_backend(backend: Option<&String>) -> Result<(), NodesError> 
 /// The agent's process: enrolls through any node, and runs until a signal stops it.
 pub fn run() -> Result<(), DemoError> {
     let mut events = Events::listen()?;
-    let settings: AgentSettings = serde_json::from_reader(io::stdin().lock()).map_err(io::Error::from)?;
-    let AgentSettings { nodes, ca_file, state_dir, enrollment_token, backend } = settings;
+    let settings: AgentSettings =
+        serde_json::from_reader(io::stdin().lock()).map_err(io::Error::from)?;
+    let AgentSettings {
+        nodes,
+        ca_file,
+        state_dir,
+        enrollment_token,
+        backend,
+    } = settings;
     let balancer = balancer::start(nodes)?;
-    enroll(&region(), balancer.port(), &ca_file, &state_dir, Secret::new(enrollment_token))?;
-    let agent = start_agent(&Options { backend, ..Options::default() }, &state_dir)?;
+    enroll(
+        &region(),
+        balancer.port(),
+        &ca_file,
+        &state_dir,
+        Secret::new(enrollment_token),
+    )?;
+    let agent = start_agent(
+        &Options {
+            backend,
+            ..Options::default()
+        },
+        &state_dir,
+    )?;
     while events.wait(None) != Event::Stop {}
     agent.drain();
     Ok(())
@@ -64,6 +92,9 @@ mod tests {
         assert!(check_backend(None).is_ok());
         assert!(check_backend(Some(&"http://127.0.0.1:3000".to_owned())).is_ok());
         let error = check_backend(Some(&"ftp://127.0.0.1".to_owned())).unwrap_err();
-        assert!(matches!(&error, NodesError::Usage(text) if text.contains("ftp://127.0.0.1")), "{error}");
+        assert!(
+            matches!(&error, NodesError::Usage(text) if text.contains("ftp://127.0.0.1")),
+            "{error}"
+        );
     }
 }

@@ -30,7 +30,11 @@ fn pass(agent: &TcpStream, node: &TcpStream) -> io::Result<()> {
         let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
         spawn(move || {
             // An error of one side ends the connection for both.
-            let how = if io::copy(&mut from, &mut to).is_ok() { Shutdown::Write } else { Shutdown::Both };
+            let how = if io::copy(&mut from, &mut to).is_ok() {
+                Shutdown::Write
+            } else {
+                Shutdown::Both
+            };
             let _ = to.shutdown(how);
         })?;
     }
@@ -38,7 +42,10 @@ fn pass(agent: &TcpStream, node: &TcpStream) -> io::Result<()> {
 }
 
 fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name("gw-balancer".into()).spawn(run).map(drop)
+    std::thread::Builder::new()
+        .name("gw-balancer".into())
+        .spawn(run)
+        .map(drop)
 }
 
 #[cfg(test)]

@@ -16,13 +16,25 @@ pub enum NodesError {
     #[error("{0}")]
     Postgres(String),
     #[error("{name} has ended early ({status}); the last lines of its log:\n{log}")]
-    Ended { name: String, status: String, log: String },
+    Ended {
+        name: String,
+        status: String,
+        log: String,
+    },
     #[error(
         "{option} {first}: node {node} cannot listen on 127.0.0.1:{port}: {error}; give another {option}, or 0 for free \
          ports"
     )]
-    Port { option: &'static str, first: u16, node: usize, port: u16, error: io::Error },
-    #[error("{what}: not within {seconds} s; with --data-dir FOLDER, the logs in that folder stay and show the cause")]
+    Port {
+        option: &'static str,
+        first: u16,
+        node: usize,
+        port: u16,
+        error: io::Error,
+    },
+    #[error(
+        "{what}: not within {seconds} s; with --data-dir FOLDER, the logs in that folder stay and show the cause"
+    )]
     Late { what: &'static str, seconds: u64 },
     #[error("stopped by a signal before the demo was ready")]
     Stopped,
@@ -32,7 +44,11 @@ pub enum NodesError {
         "--store {database}: it holds the region {name} already, and its key is not in {folder}; give the --data-dir \
          of the demo that made it, or an empty database"
     )]
-    OtherRegion { database: String, name: String, folder: String },
+    OtherRegion {
+        database: String,
+        name: String,
+        folder: String,
+    },
     #[error("configuration of a node: {0}")]
     Config(String),
     #[error(transparent)]
@@ -50,7 +66,10 @@ pub enum NodesError {
 impl NodesError {
     /// For `map_err`: an error of `what`, such as a path.
     pub(super) fn io(what: impl ToString) -> impl FnOnce(io::Error) -> Self {
-        move |error| Self::Io { what: what.to_string(), error }
+        move |error| Self::Io {
+            what: what.to_string(),
+            error,
+        }
     }
 }
 

@@ -28,19 +28,35 @@ pub(super) enum Event {
 impl Events {
     /// Registers the signals. They no longer end the process by default.
     pub(super) fn listen() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
+        let runtime = Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
         let [interrupt, terminate, hang_up, child] = {
             let _entered = runtime.enter();
-            let [interrupt, terminate] = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+            let [interrupt, terminate] =
+                [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
             let [hang_up, child] = [SignalKind::hangup(), SignalKind::child()].map(signal);
             [interrupt?, terminate?, hang_up?, child?]
         };
-        Ok(Self { runtime, interrupt, terminate, hang_up, child })
+        Ok(Self {
+            runtime,
+            interrupt,
+            terminate,
+            hang_up,
+            child,
+        })
     }
 
     /// Waits for the next event; without an end if `within` is `None`.
     pub(super) fn wait(&mut self, within: Option<Duration>) -> Event {
-        let Self { runtime, interrupt, terminate, hang_up, child } = self;
+        let Self {
+            runtime,
+            interrupt,
+            terminate,
+            hang_up,
+            child,
+        } = self;
         runtime.block_on(async {
             let timeout = async {
                 match within {
@@ -74,7 +90,10 @@ impl Events {
                 return Ok(found);
             }
             if Instant::now() >= deadline {
-                return Err(NodesError::Late { what, seconds: within.as_secs() });
+                return Err(NodesError::Late {
+                    what,
+                    seconds: within.as_secs(),
+                });
             }
             if self.wait(Some(INTERVAL)) == Event::Stop {
                 return Err(NodesError::Stopped);

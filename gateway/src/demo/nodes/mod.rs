@@ -80,11 +80,15 @@ impl NodesDemo {
             None => Some(Server::start(&folder.path, &mut events)?),
         };
         let own = postgres.as_ref().map(Server::url);
-        let store = own.as_ref().or(options.store.as_ref()).map_or("", String::as_str);
+        let store = own
+            .as_ref()
+            .or(options.store.as_ref())
+            .map_or("", String::as_str);
         let (seeded, admin_token) = make_region(options, store, &folder.path)?;
 
         let numbered = (1..).zip(ports.callers.iter().zip(&ports.admin));
-        let places = numbered.map(|(number, (port, admin))| Place::new(&folder.path, number, *port, *admin));
+        let places =
+            numbered.map(|(number, (port, admin))| Place::new(&folder.path, number, *port, *admin));
         let mut nodes = Vec::with_capacity(options.nodes);
         for place in places {
             place.write_config(options, store, &folder.key())?;
@@ -93,7 +97,11 @@ impl NodesDemo {
         wait_for_members(&mut events, &mut nodes, &admin_token)?;
 
         let first = &nodes[0].place;
-        let (address, admin_address, ca_file) = (first.address, first.admin_address, first.data_dir.join("dev-ca.crt"));
+        let (address, admin_address, ca_file) = (
+            first.address,
+            first.admin_address,
+            first.data_dir.join("dev-ca.crt"),
+        );
         let settings = AgentSettings {
             nodes: nodes.iter().map(|node| node.place.address).collect(),
             ca_file: ca_file.clone(),
@@ -108,13 +116,28 @@ impl NodesDemo {
         })?;
 
         let about = AboutNodes {
-            about: About::new(seeded, &region(), address.port(), admin_address, ca_file, admin_token),
+            about: About::new(
+                seeded,
+                &region(),
+                address.port(),
+                admin_address,
+                ca_file,
+                admin_token,
+            ),
             nodes: nodes.iter().map(AboutNode::from).collect(),
             store: options::without_password(store),
             data_dir: folder.path.clone(),
             owner,
         };
-        Ok(Self { agent: Some(agent), nodes, postgres, about, events, _ports: ports, _folder: folder })
+        Ok(Self {
+            agent: Some(agent),
+            nodes,
+            postgres,
+            about,
+            events,
+            _ports: ports,
+            _folder: folder,
+        })
     }
 
     /// Runs until a signal to stop, then stops agent, nodes and PostgreSQL. A further signal ends them at once.
@@ -127,7 +150,13 @@ impl NodesDemo {
             }
         }
         tracing::warn!("stopping after running requests; a second signal aborts them");
-        let Self { agent, nodes, postgres, mut events, .. } = self;
+        let Self {
+            agent,
+            nodes,
+            postgres,
+            mut events,
+            ..
+        } = self;
         let mut agent: Vec<Part> = agent.into_iter().collect();
         agent.iter_mut().for_each(Part::stop);
         let mut nodes: Vec<Part> = nodes.into_iter().map(|node| node.part).collect();
@@ -142,14 +171,22 @@ impl NodesDemo {
         for node in &mut self.nodes {
             if let Some(status) = node.part.newly_ended() {
                 let (name, log) = (&node.part.name, node.place.log.display());
-                tracing::warn!("{name} has ended ({status}): the other nodes go on; its log is {log}");
+                tracing::warn!(
+                    "{name} has ended ({status}): the other nodes go on; its log is {log}"
+                );
             }
         }
         let folder = self.about.data_dir.display();
         if let Some(status) = self.agent.as_mut().and_then(Part::newly_ended) {
-            tracing::error!("the agent has ended ({status}): requests fail; its log is {folder}/agent.log");
+            tracing::error!(
+                "the agent has ended ({status}): requests fail; its log is {folder}/agent.log"
+            );
         }
-        if let Some(status) = self.postgres.as_mut().and_then(|postgres| postgres.part().newly_ended()) {
+        if let Some(status) = self
+            .postgres
+            .as_mut()
+            .and_then(|postgres| postgres.part().newly_ended())
+        {
             tracing::error!(
                 "PostgreSQL has ended ({status}): requests go on, changes are refused; its log is {folder}/postgres.log"
             );
@@ -159,14 +196,22 @@ impl NodesDemo {
 
 /// Creates the region unless an earlier demo in the same folder has, and the records, by a gateway that runs until then.
 /// Also returns the admin token.
-fn make_region(options: &NodesOptions, store: &str, folder: &Path) -> Result<(Seeded, String), NodesError> {
+fn make_region(
+    options: &NodesOptions,
+    store: &str,
+    folder: &Path,
+) -> Result<(Seeded, String), NodesError> {
     let text = config_text(options, store, &key_in(folder), &folder.join("setup"), None)?;
     let config = parse(&text)?;
     match commands::init(&config) {
         Ok(_) | Err(RegionError::Exists { .. }) => {}
         Err(RegionError::KeyOfOtherNodes { name, .. }) => {
             let database = options::without_password(store);
-            return Err(NodesError::OtherRegion { database, name, folder: folder.display().to_string() });
+            return Err(NodesError::OtherRegion {
+                database,
+                name,
+                folder: folder.display().to_string(),
+            });
         }
         Err(error) => return Err(error.into()),
     }
@@ -178,14 +223,25 @@ fn make_region(options: &NodesOptions, store: &str, folder: &Path) -> Result<(Se
 }
 
 /// Waits until every node knows all others as members.
-fn wait_for_members(events: &mut Events, nodes: &mut [Node], admin_token: &str) -> Result<(), NodesError> {
+fn wait_for_members(
+    events: &mut Events,
+    nodes: &mut [Node],
+    admin_token: &str,
+) -> Result<(), NodesError> {
     let count = nodes.len();
-    events.until("all nodes are members of the region", MEMBERS_WITHIN, || {
-        for node in &mut *nodes {
-            node.part.expect_running()?;
-        }
-        Ok(nodes.iter().all(|node| node.is_settled(admin_token, count)).then_some(()))
-    })
+    events.until(
+        "all nodes are members of the region",
+        MEMBERS_WITHIN,
+        || {
+            for node in &mut *nodes {
+                node.part.expect_running()?;
+            }
+            Ok(nodes
+                .iter()
+                .all(|node| node.is_settled(admin_token, count))
+                .then_some(()))
+        },
+    )
 }
 
 /// The data folder.
@@ -202,16 +258,25 @@ impl Folder {
             let temporary = temporary.map_err(NodesError::io(std::env::temp_dir().display()))?;
             let path = temporary.path().to_owned();
             enterable(&path)?;
-            return Ok(Self { path, _temporary: Some(temporary) });
+            return Ok(Self {
+                path,
+                _temporary: Some(temporary),
+            });
         };
-        let failed = |error: io::Error| NodesError::Io { what: format!("--data-dir {}", path.display()), error };
+        let failed = |error: io::Error| NodesError::Io {
+            what: format!("--data-dir {}", path.display()),
+            error,
+        };
         let is_new = !path.exists();
         files::create_private_dir(path).map_err(failed)?;
         let path = std::path::absolute(path).map_err(failed)?;
         if is_new {
             enterable(&path)?;
         }
-        Ok(Self { path, _temporary: None })
+        Ok(Self {
+            path,
+            _temporary: None,
+        })
     }
 
     fn key(&self) -> PathBuf {

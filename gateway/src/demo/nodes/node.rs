@@ -58,9 +58,21 @@ impl Place {
     }
 
     /// Writes the configuration file; returns its text.
-    pub(super) fn write_config(&self, options: &NodesOptions, store: &str, key: &Path) -> Result<String, NodesError> {
-        let text = config_text(options, store, key, &self.data_dir, Some((self.address, self.admin_address)))?;
-        files::write_private(&self.config, text.as_bytes()).map_err(NodesError::io(self.config.display()))?;
+    pub(super) fn write_config(
+        &self,
+        options: &NodesOptions,
+        store: &str,
+        key: &Path,
+    ) -> Result<String, NodesError> {
+        let text = config_text(
+            options,
+            store,
+            key,
+            &self.data_dir,
+            Some((self.address, self.admin_address)),
+        )?;
+        files::write_private(&self.config, text.as_bytes())
+            .map_err(NodesError::io(self.config.display()))?;
         Ok(text)
     }
 }
@@ -75,7 +87,10 @@ pub(super) fn config_text(
 ) -> Result<String, NodesError> {
     let text = |path: &'_ Path| -> Result<String, NodesError> {
         let text = path.to_str().ok_or_else(|| {
-            NodesError::Usage(format!("--data-dir: {} is not UTF-8, as a configuration file is", path.display()))
+            NodesError::Usage(format!(
+                "--data-dir: {} is not UTF-8, as a configuration file is",
+                path.display()
+            ))
         });
         text.map(str::to_owned)
     };
@@ -110,13 +125,20 @@ impl Node {
         part::new_log(&place.log)?;
         let mut command = part::command("node")?;
         command.arg("--config").arg(&place.config);
-        let part = Part::start(&format!("node {}", place.number), &mut command, &place.log, None)?;
+        let part = Part::start(
+            &format!("node {}", place.number),
+            &mut command,
+            &place.log,
+            None,
+        )?;
         Ok(Self { place, part })
     }
 
     /// Whether this node is a member of a region of `count` live nodes, and no service moves.
     pub(super) fn is_settled(&self, admin_token: &str, count: usize) -> bool {
-        let Some(text) = self.fetch("/api/v1/region", admin_token) else { return false };
+        let Some(text) = self.fetch("/api/v1/region", admin_token) else {
+            return false;
+        };
         let status: Value = serde_json::from_str(&text).unwrap_or_default();
         let nodes = status["nodes"].as_array().map_or(&[][..], Vec::as_slice);
         let mut live = nodes.iter().filter(|node| node["state"] == "live");
@@ -129,16 +151,25 @@ impl Node {
     /// Whether this node holds a tunnel.
     pub(super) fn has_tunnel(&self, admin_token: &str) -> bool {
         let metrics = self.fetch("/metrics", admin_token).unwrap_or_default();
-        let tunnels = metrics.lines().find_map(|line| line.strip_prefix("gw_tunnels ")?.trim().parse::<f64>().ok());
+        let tunnels = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("gw_tunnels ")?.trim().parse::<f64>().ok());
         tunnels.is_some_and(|tunnels| tunnels >= 1.0)
     }
 
     /// The response to a request to the admin listener; `None` if there is none, or an error.
     fn fetch(&self, path: &str, admin_token: &str) -> Option<String> {
         const WITHIN: Duration = Duration::from_secs(2);
-        let config = ureq::Agent::config_builder().proxy(None).timeout_global(Some(WITHIN)).build();
-        let request = ureq::Agent::from(config).get(format!("http://{}{path}", self.place.admin_address));
-        let mut response = request.header("Authorization", format!("Bearer {admin_token}")).call().ok()?;
+        let config = ureq::Agent::config_builder()
+            .proxy(None)
+            .timeout_global(Some(WITHIN))
+            .build();
+        let request =
+            ureq::Agent::from(config).get(format!("http://{}{path}", self.place.admin_address));
+        let mut response = request
+            .header("Authorization", format!("Bearer {admin_token}"))
+            .call()
+            .ok()?;
         response.body_mut().read_to_string().ok()
     }
 }
@@ -161,11 +192,26 @@ mod tests {
         )
         .unwrap();
         let config = super::super::error::parse(&text).unwrap();
-        assert_eq!((config.listen.port(), config.admin_listen.port()), (8444, 9081));
+        assert_eq!(
+            (config.listen.port(), config.admin_listen.port()),
+            (8444, 9081)
+        );
         assert_eq!(config.data_dir, Path::new("/tmp/a \"b\"/node-2"));
         assert!(config.peer_listen.is_some() && matches!(config.store, StoreSettings::Postgres(_)));
         assert_eq!(config.region.apex(), super::super::region().apex());
-        let text = config_text(&options, "postgres://gw@db/gw", Path::new("/k"), Path::new("/d"), None).unwrap();
-        assert!(super::super::error::parse(&text).unwrap().peer_listen.is_none());
+        let text = config_text(
+            &options,
+            "postgres://gw@db/gw",
+            Path::new("/k"),
+            Path::new("/d"),
+            None,
+        )
+        .unwrap();
+        assert!(
+            super::super::error::parse(&text)
+                .unwrap()
+                .peer_listen
+                .is_none()
+        );
     }
 }

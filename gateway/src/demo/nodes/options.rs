@@ -45,7 +45,12 @@ impl NodesOptions {
     /// Fails with the options that do not fit together.
     pub(super) fn check(&self) -> Result<(), NodesError> {
         let refused = |message: String| Err(NodesError::Usage(message));
-        let Self { nodes, port, admin_port, .. } = self;
+        let Self {
+            nodes,
+            port,
+            admin_port,
+            ..
+        } = self;
         for (option, first) in [("--port", *port), ("--admin-port", *admin_port)] {
             let last = usize::from(first) + nodes - 1;
             if first != 0 && last > usize::from(u16::MAX) {
@@ -61,8 +66,13 @@ impl NodesOptions {
                  ports; keep them at least {nodes} apart"
             ));
         }
-        let Some(store) = &self.store else { return Ok(()) };
-        if !["postgres://", "postgresql://"].iter().any(|scheme| store.starts_with(scheme)) {
+        let Some(store) = &self.store else {
+            return Ok(());
+        };
+        if !["postgres://", "postgresql://"]
+            .iter()
+            .any(|scheme| store.starts_with(scheme))
+        {
             // The value is not shown: it may contain a password in another form.
             let message = "--store: it is not a URL such as postgres://gw@db1/gw; the nodes of --nodes share a \
                            PostgreSQL database";
@@ -75,7 +85,11 @@ impl NodesOptions {
     }
 
     pub(super) fn workers_of_each(&self) -> usize {
-        if self.workers > 0 { self.workers } else { (workers_or_cores(0) / self.nodes).max(1) }
+        if self.workers > 0 {
+            self.workers
+        } else {
+            (workers_or_cores(0) / self.nodes).max(1)
+        }
     }
 
     /// The nodes together relay as much as one gateway.
@@ -89,9 +103,14 @@ impl NodesOptions {
 /// not a URL.
 pub(super) fn without_password(url: &str) -> String {
     let url = url.split('?').next().unwrap_or_default();
-    let Some((scheme, rest)) = url.split_once("://") else { return String::new() };
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return String::new();
+    };
     match rest.rsplit_once('@') {
-        Some((user, rest)) => format!("{scheme}://{}@{rest}", user.split(':').next().unwrap_or_default()),
+        Some((user, rest)) => format!(
+            "{scheme}://{}@{rest}",
+            user.split(':').next().unwrap_or_default()
+        ),
         None => url.to_owned(),
     }
 }
@@ -108,24 +127,47 @@ mod tests {
             options.check().map_err(|error| error.to_string())
         };
         assert_eq!(check(|_| ()), Ok(()));
-        assert_eq!(check(|it| (it.port, it.admin_port, it.nodes) = (65_527, 65_518, 9)), Ok(()));
+        assert_eq!(
+            check(|it| (it.port, it.admin_port, it.nodes) = (65_527, 65_518, 9)),
+            Ok(())
+        );
         let refused = |change, parts: [&str; 2]| {
             let error = check(change).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         };
         refused(|it| it.port = 65_534, ["--port 65534", "--nodes 3"]);
-        refused(|it| (it.admin_port, it.nodes) = (65_530, 9), ["--admin-port 65530", "--nodes 9"]);
-        refused(|it| (it.port, it.admin_port) = (8000, 8002), ["--port 8000 and --admin-port 8002", "--nodes 3"]);
-        refused(|it| it.store = Some("sqlite".to_owned()), ["--store: it is not a URL", "--nodes"]);
-        let error = check(|it| it.store = Some("postgres://:secret@/gw?password=secret".to_owned())).unwrap_err();
-        assert!(error.starts_with("--store postgres://@/gw: ") && !error.contains("secret"), "{error}");
+        refused(
+            |it| (it.admin_port, it.nodes) = (65_530, 9),
+            ["--admin-port 65530", "--nodes 9"],
+        );
+        refused(
+            |it| (it.port, it.admin_port) = (8000, 8002),
+            ["--port 8000 and --admin-port 8002", "--nodes 3"],
+        );
+        refused(
+            |it| it.store = Some("sqlite".to_owned()),
+            ["--store: it is not a URL", "--nodes"],
+        );
+        let error =
+            check(|it| it.store = Some("postgres://:secret@/gw?password=secret".to_owned()))
+                .unwrap_err();
+        assert!(
+            error.starts_with("--store postgres://@/gw: ") && !error.contains("secret"),
+            "{error}"
+        );
     }
 
     #[test]
     fn passwords_are_left_out_of_urls() {
         for (url, expected) in [
-            ("postgres://gw:secret@db1:5433,db2/gw", "postgres://gw@db1:5433,db2/gw"),
-            ("postgres://gw:a@b@db1/gw?password=secret", "postgres://gw@db1/gw"),
+            (
+                "postgres://gw:secret@db1:5433,db2/gw",
+                "postgres://gw@db1:5433,db2/gw",
+            ),
+            (
+                "postgres://gw:a@b@db1/gw?password=secret",
+                "postgres://gw@db1/gw",
+            ),
             ("postgresql://db1/gw", "postgresql://db1/gw"),
             ("host=db1 password=secret", ""),
         ] {

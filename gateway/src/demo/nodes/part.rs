@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Gid, Pid, Signal, Uid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Gid, Pid, Signal, Uid, getppid, kill_process, set_parent_process_death_signal,
+};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use super::NodesError;
@@ -51,7 +53,10 @@ pub(super) fn command(part: &str) -> Result<Command, NodesError> {
     let program = std::env::current_exe().map_err(NodesError::io("path of this program"))?;
     let mut command = Command::new(program);
     command.args([COMMAND, "--parent", &std::process::id().to_string(), part]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .process_group(0);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         let is_other = text.starts_with("GW_") && !KEPT.contains(&&*text);
@@ -74,12 +79,18 @@ impl Part {
         log: &Path,
         input: Option<&[u8]>,
     ) -> Result<Self, NodesError> {
-        let open = OpenOptions::new().create(true).append(true).mode(0o600).open(log);
+        let open = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(log);
         command.stderr(open.map_err(NodesError::io(log.display()))?);
         if input.is_some() {
             command.stdin(Stdio::piped());
         }
-        let mut child = command.spawn().map_err(NodesError::io(format!("cannot start {name}")))?;
+        let mut child = command
+            .spawn()
+            .map_err(NodesError::io(format!("cannot start {name}")))?;
         let pipe = child.stdin.take();
         let part = Self {
             name: name.to_owned(),
@@ -118,17 +129,31 @@ impl Part {
 
     /// Fails with the end of the log if the process has ended.
     pub(super) fn expect_running(&mut self) -> Result<(), NodesError> {
-        if self.runs() { Ok(()) } else { Err(self.failure()) }
+        if self.runs() {
+            Ok(())
+        } else {
+            Err(self.failure())
+        }
     }
 
     /// Fails with the end of the log if the process has failed.
     pub(super) fn expect_success(&mut self) -> Result<(), NodesError> {
-        if self.runs() || self.ended.is_some_and(|status| status.success()) { Ok(()) } else { Err(self.failure()) }
+        if self.runs() || self.ended.is_some_and(|status| status.success()) {
+            Ok(())
+        } else {
+            Err(self.failure())
+        }
     }
 
     fn failure(&self) -> NodesError {
-        let status = self.ended.map_or_else(String::new, |status| status.to_string());
-        NodesError::Ended { name: self.name.clone(), status, log: tail(&self.log) }
+        let status = self
+            .ended
+            .map_or_else(String::new, |status| status.to_string());
+        NodesError::Ended {
+            name: self.name.clone(),
+            status,
+            log: tail(&self.log),
+        }
     }
 
     /// How the process has ended; `None` while it runs, and after it was asked once.
@@ -173,13 +198,24 @@ impl Drop for Part {
 }
 
 /// Waits until all `parts` have ended; drops them, which ends them at once, after `within` or after a signal to stop.
-pub(super) fn wait_for_end(events: &mut Events, mut parts: Vec<Part>, within: Duration) -> Result<(), NodesError> {
+pub(super) fn wait_for_end(
+    events: &mut Events,
+    mut parts: Vec<Part>,
+    within: Duration,
+) -> Result<(), NodesError> {
     let deadline = Instant::now() + within;
     while parts.iter_mut().any(Part::runs) {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            for part in parts.iter_mut().filter_map(|part| part.runs().then_some(part)) {
-                tracing::warn!("{} has not ended within {} s: it is killed", part.name, within.as_secs());
+            for part in parts
+                .iter_mut()
+                .filter_map(|part| part.runs().then_some(part))
+            {
+                tracing::warn!(
+                    "{} has not ended within {} s: it is killed",
+                    part.name,
+                    within.as_secs()
+                );
             }
             return Ok(());
         }
@@ -192,11 +228,22 @@ pub(super) fn wait_for_end(events: &mut Events, mut parts: Vec<Part>, within: Du
 
 /// The last lines of a log.
 fn tail(log: &Path) -> String {
-    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let last: Vec<String> =
-        lines[lines.len().saturating_sub(LOG_LINES)..].iter().map(|line| format!("  {line}")).collect();
-    if last.is_empty() { "  (empty)".to_owned() } else { last.join("\n") }
+    let text = fs::read(log)
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default();
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    let last: Vec<String> = lines[lines.len().saturating_sub(LOG_LINES)..]
+        .iter()
+        .map(|line| format!("  {line}"))
+        .collect();
+    if last.is_empty() {
+        "  (empty)".to_owned()
+    } else {
+        last.join("\n")
+    }
 }
 
 /// Makes the kernel send `signal` to this process when the process `parent`, which has started it, has ended. Fails if
@@ -206,12 +253,19 @@ pub fn end_with(parent: u32, signal: Signal) -> io::Result<()> {
     if getppid().map(Pid::as_raw_pid) == i32::try_from(parent).ok() {
         Ok(())
     } else {
-        Err(io::Error::other(format!("the process {parent}, which this one belongs to, has ended")))
+        Err(io::Error::other(format!(
+            "the process {parent}, which this one belongs to, has ended"
+        )))
     }
 }
 
 /// Becomes the program `program`, as `user`. Returns only if that fails. This process must have a single thread.
-pub fn become_program(parent: u32, user: Option<User>, program: &Path, arguments: &[std::ffi::OsString]) -> io::Error {
+pub fn become_program(
+    parent: u32,
+    user: Option<User>,
+    program: &Path,
+    arguments: &[std::ffi::OsString],
+) -> io::Error {
     let prepare = || {
         if let Some(User { id, group }) = user {
             let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(group));
@@ -230,6 +284,11 @@ pub fn become_program(parent: u32, user: Option<User>, program: &Path, arguments
 
 /// Makes an empty log, so that errors show only what was written since.
 pub(super) fn new_log(path: &Path) -> Result<(), NodesError> {
-    let opened = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path);
+    let opened = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path);
     opened.map(drop).map_err(NodesError::io(path.display()))
 }

@@ -24,20 +24,36 @@ impl Ports {
     /// Takes `count` ports from each of the two on; free ports in place of 0.
     pub(super) fn hold(count: usize, port: u16, admin_port: u16) -> Result<Self, NodesError> {
         let (mut callers, mut admin, mut held) = (Vec::new(), Vec::new(), Vec::new());
-        for (ports, option, first) in [(&mut callers, "--port", port), (&mut admin, "--admin-port", admin_port)] {
+        for (ports, option, first) in [
+            (&mut callers, "--port", port),
+            (&mut admin, "--admin-port", admin_port),
+        ] {
             for number in 0..count {
                 // The options were checked: there are as many ports.
-                let wanted =
-                    if first == 0 { 0 } else { first.saturating_add(u16::try_from(number).unwrap_or(u16::MAX)) };
+                let wanted = if first == 0 {
+                    0
+                } else {
+                    first.saturating_add(u16::try_from(number).unwrap_or(u16::MAX))
+                };
                 let (found, socket) = bind(wanted).map_err(|error| {
                     let (node, port) = (number + 1, wanted);
-                    NodesError::Port { option, first, node, port, error }
+                    NodesError::Port {
+                        option,
+                        first,
+                        node,
+                        port,
+                        error,
+                    }
                 })?;
                 ports.push(found);
                 held.push(socket);
             }
         }
-        Ok(Self { callers, admin, _held: held })
+        Ok(Self {
+            callers,
+            admin,
+            _held: held,
+        })
     }
 }
 
@@ -47,7 +63,10 @@ fn bind(port: u16) -> io::Result<(u16, Socket)> {
         // As the listeners of a gateway.
         socket.set_reuse_address(true)?;
         socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)).into())?;
-        let bound = socket.local_addr()?.as_socket().map_or(port, |address| address.port());
+        let bound = socket
+            .local_addr()?
+            .as_socket()
+            .map_or(port, |address| address.port());
         io::Result::Ok((bound, socket))
     };
     let deadline = Instant::now() + WITHIN;

@@ -39,7 +39,9 @@ impl Server {
     pub(super) fn start(data_dir: &Path, events: &mut Events) -> Result<Self, NodesError> {
         let (folder, user) = (data_dir.join("postgres"), programs::user());
         let data = folder.join("data");
-        let wanted = fs::read_to_string(data.join("PG_VERSION")).ok().and_then(|text| text.trim().parse().ok());
+        let wanted = fs::read_to_string(data.join("PG_VERSION"))
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
         let path = std::env::var_os("PATH").unwrap_or_default();
         let programs = Programs::find(&path, Path::new(programs::INSTALLED), wanted)?;
         create(&folder, user.map(|_| 0o711))?;
@@ -56,19 +58,34 @@ impl Server {
             initialize(&programs, &data, &log, user, events)?;
         }
         let mut command = command(user)?;
-        command.arg(programs.postgres()).arg("-D").arg(&data).arg("-k").arg(&socket);
+        command
+            .arg(programs.postgres())
+            .arg("-D")
+            .arg(&data)
+            .arg("-k")
+            .arg(&socket);
         command.args(["-p", "5432", "-c", "listen_addresses="]);
-        let part = Part::start(&format!("PostgreSQL {}", programs.version), &mut command, &log, None)?;
+        let part = Part::start(
+            &format!("PostgreSQL {}", programs.version),
+            &mut command,
+            &log,
+            None,
+        )?;
         // The fast and the immediate shutdown.
         let part = part.with_signals(Signal::INT, Signal::QUIT);
-        let mut server = Self { part, socket, _temporary: temporary };
+        let mut server = Self {
+            part,
+            socket,
+            _temporary: temporary,
+        };
         server.wait_until_ready(events)?;
         Ok(server)
     }
 
     fn wait_until_ready(&mut self, events: &mut Events) -> Result<(), NodesError> {
         let settings = PostgresSettings::new(&self.url(), None, None);
-        let settings = settings.map_err(|error| NodesError::Postgres(format!("{}: {error}", self.url())))?;
+        let settings =
+            settings.map_err(|error| NodesError::Postgres(format!("{}: {error}", self.url())))?;
         events.until("PostgreSQL takes connections", READY_WITHIN, || {
             self.part.expect_running()?;
             Ok(PostgresInspector::connect(&settings, &node_name()).ok())
@@ -79,7 +96,10 @@ impl Server {
     /// URL of the database, without a password.
     pub(super) fn url(&self) -> String {
         let folder = self.socket.to_string_lossy();
-        format!("postgres://{USER}@{}/{DATABASE}", utf8_percent_encode(&folder, NON_ALPHANUMERIC))
+        format!(
+            "postgres://{USER}@{}/{DATABASE}",
+            utf8_percent_encode(&folder, NON_ALPHANUMERIC)
+        )
     }
 
     pub(super) fn part(&mut self) -> &mut Part {
@@ -102,11 +122,29 @@ fn initialize(
     events: &mut Events,
 ) -> Result<(), NodesError> {
     let mut command = command(user)?;
-    command.arg(programs.initdb()).args(["-U", USER, "-A", "trust", "-N", "-E", "UTF8", "--locale=C", "-D"]).arg(data);
+    command
+        .arg(programs.initdb())
+        .args([
+            "-U",
+            USER,
+            "-A",
+            "trust",
+            "-N",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "-D",
+        ])
+        .arg(data);
     // After SIGINT it removes what it has made.
-    let mut part = Part::start("initdb", &mut command, log, None)?.with_signals(Signal::INT, Signal::INT);
-    events.until("initdb makes a database", READY_WITHIN, || Ok((!part.runs()).then_some(())))?;
-    let Err(error) = part.expect_success() else { return Ok(()) };
+    let mut part =
+        Part::start("initdb", &mut command, log, None)?.with_signals(Signal::INT, Signal::INT);
+    events.until("initdb makes a database", READY_WITHIN, || {
+        Ok((!part.runs()).then_some(()))
+    })?;
+    let Err(error) = part.expect_success() else {
+        return Ok(());
+    };
     let advice = user.map_or_else(String::new, |User { id, .. }| {
         format!(
             "\nPostgreSQL does not run as root, so the user with the id {id} runs it. That user must be able to enter \
@@ -122,7 +160,9 @@ fn command(user: Option<User>) -> Result<std::process::Command, NodesError> {
     if let Some(User { id, group }) = user {
         command.args(["--user", &id.to_string(), "--group", &group.to_string()]);
     }
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
+    for (name, _) in
+        std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG"))
+    {
         command.env_remove(name);
     }
     // The user of the server may not be allowed to enter the folder of this process.
@@ -133,7 +173,8 @@ fn command(user: Option<User>) -> Result<std::process::Command, NodesError> {
 /// Creates a folder that only its owner can enter, and gives it `mode` if there is one.
 fn create(path: &Path, mode: Option<u32>) -> Result<(), NodesError> {
     let set = |mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
-    let created: io::Result<()> = files::create_private_dir(path).and_then(|()| mode.map_or(Ok(()), set));
+    let created: io::Result<()> =
+        files::create_private_dir(path).and_then(|()| mode.map_or(Ok(()), set));
     created.map_err(NodesError::io(path.display()))
 }
 
@@ -155,7 +196,10 @@ mod tests {
     #[test]
     fn the_socket_of_a_long_data_folder_is_elsewhere() {
         let (socket, temporary) = socket_folder(Path::new("/tmp/demo/postgres")).unwrap();
-        assert_eq!((socket, temporary.is_none()), (PathBuf::from("/tmp/demo/postgres/socket"), true));
+        assert_eq!(
+            (socket, temporary.is_none()),
+            (PathBuf::from("/tmp/demo/postgres/socket"), true)
+        );
         let long = PathBuf::from(format!("/tmp/{}", "x".repeat(90)));
         let (socket, temporary) = socket_folder(&long).unwrap();
         assert_eq!(socket, temporary.unwrap().path());

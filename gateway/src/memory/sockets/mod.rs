@@ -56,14 +56,21 @@ pub(crate) struct SocketBudget {
 impl SocketBudget {
     pub(crate) fn new(total: usize, workers: usize) -> Self {
         let held = (0..workers).map(|_| AtomicUsize::new(0)).collect();
-        Self { total, held, is_pressed: AtomicBool::new(false) }
+        Self {
+            total,
+            held,
+            is_pressed: AtomicBool::new(false),
+        }
     }
 
     /// A budget of half of `relay_memory` (bytes for relayed requests), and at most a third of the TCP memory from
     /// which the kernel throttles every connection.
     pub(crate) fn beside(relay_memory: usize, workers: usize) -> Self {
         let third = TcpMemory::of_machine().map(|memory| memory.pressure / 3);
-        Self::new(third.map_or(relay_memory / 2, |third| third.min(relay_memory / 2)), workers)
+        Self::new(
+            third.map_or(relay_memory / 2, |third| third.min(relay_memory / 2)),
+            workers,
+        )
     }
 
     /// Most bytes that the connections of callers on all workers may hold.
@@ -72,7 +79,10 @@ impl SocketBudget {
     }
 
     fn held(&self) -> usize {
-        self.held.iter().map(|held| held.load(Ordering::Relaxed)).sum()
+        self.held
+            .iter()
+            .map(|held| held.load(Ordering::Relaxed))
+            .sum()
     }
 }
 
@@ -239,11 +249,16 @@ impl SocketMemory {
                 self.cursor.set(to);
             }
             let may_hold = |socket: &&Rc<SocketUse>| {
-                !socket.is_counted() && (all || socket.carried_since_measured() >= COUNTED_AT_REST_FROM)
+                !socket.is_counted()
+                    && (all || socket.carried_since_measured() >= COUNTED_AT_REST_FROM)
             };
             let found: Vec<Rc<SocketUse>> = {
                 let watched = self.watched.borrow();
-                (from..to).filter_map(|key| watched.get(key)).filter(may_hold).cloned().collect()
+                (from..to)
+                    .filter_map(|key| watched.get(key))
+                    .filter(may_hold)
+                    .cloned()
+                    .collect()
             };
             found.iter().for_each(|socket| socket.measure(false));
             drop(found);
@@ -263,7 +278,9 @@ impl SocketMemory {
                 excess.push((Rc::clone(account), beyond));
             }
         }
-        if self.budget.is_pressed.load(Ordering::Relaxed) && self.held.get() > self.budget.total / 16 {
+        if self.budget.is_pressed.load(Ordering::Relaxed)
+            && self.held.get() > self.budget.total / 16
+        {
             // Frees an eighth of the memory from the account that holds most.
             let accounts = self.accounts.borrow();
             if let Some(largest) = accounts.values().max_by_key(|account| account.held.get()) {
@@ -273,15 +290,22 @@ impl SocketMemory {
         if excess.is_empty() {
             return;
         }
-        let mut sockets: Vec<Rc<SocketUse>> =
-            self.sockets.borrow().iter().map(|(_, socket)| Rc::clone(socket)).collect();
+        let mut sockets: Vec<Rc<SocketUse>> = self
+            .sockets
+            .borrow()
+            .iter()
+            .map(|(_, socket)| Rc::clone(socket))
+            .collect();
         // Connections that are already reset come first: their memory becomes free soon.
         sockets.sort_by_cached_key(|socket| Reverse(socket.rank()));
         let mut reset = 0u64;
         for socket in &sockets {
             let counted = socket.counted.borrow();
-            let Some(counted) = counted.as_ref() else { continue };
-            let of_account = |(account, _): &&mut (Rc<Account>, usize)| Rc::ptr_eq(account, &counted.account);
+            let Some(counted) = counted.as_ref() else {
+                continue;
+            };
+            let of_account =
+                |(account, _): &&mut (Rc<Account>, usize)| Rc::ptr_eq(account, &counted.account);
             if let Some((_, beyond)) = excess.iter_mut().find(of_account)
                 && *beyond > 0
             {
@@ -309,9 +333,16 @@ impl SocketMemory {
     fn allowance(&self, account: &Account) -> usize {
         let accounts = self.holding_accounts.get();
         // Memory of other workers is known as of their last sweep.
-        let elsewhere = self.budget.held() - self.budget.held[self.worker.0].load(Ordering::Relaxed);
+        let elsewhere =
+            self.budget.held() - self.budget.held[self.worker.0].load(Ordering::Relaxed);
         let workers = self.budget.held.len();
-        allowance(self.budget.total, workers, accounts, elsewhere + self.held.get(), account.held.get())
+        allowance(
+            self.budget.total,
+            workers,
+            accounts,
+            elsewhere + self.held.get(),
+            account.held.get(),
+        )
     }
 
     fn account(&self, id: &Option<AccountId>) -> Rc<Account> {
@@ -407,8 +438,11 @@ impl SocketUse {
 
     /// Order in which connections are reset, greatest first: stalled ones, then large ones.
     fn rank(&self) -> (bool, bool, usize) {
-        let (is_stalled, held) =
-            self.counted.borrow().as_ref().map_or((false, 0), |counted| (counted.is_stalled, counted.held));
+        let (is_stalled, held) = self
+            .counted
+            .borrow()
+            .as_ref()
+            .map_or((false, 0), |counted| (counted.is_stalled, counted.held));
         (self.is_reset.get(), is_stalled, held)
     }
 
@@ -420,17 +454,29 @@ impl SocketUse {
         }
         self.count();
         let mut counted = self.counted.borrow_mut();
-        let Some(counted) = counted.as_mut() else { return };
+        let Some(counted) = counted.as_mut() else {
+            return;
+        };
         let taken = self.buffers.carried().saturating_sub(used.to_send as u64);
-        let receivable = if used.to_read > NEGLIGIBLE { used.receive_limit } else { 0 };
+        let receivable = if used.to_read > NEGLIGIBLE {
+            used.receive_limit
+        } else {
+            0
+        };
         if is_sweep {
             counted.is_stalled = taken.abs_diff(counted.progress) < NEGLIGIBLE as u64;
             counted.progress = taken;
         }
         let account = &counted.account;
-        account.held.set(account.held.get() - counted.held + used.total());
-        account.receivable.set(account.receivable.get() - counted.receivable + receivable);
-        self.memory.held.set(self.memory.held.get() - counted.held + used.total());
+        account
+            .held
+            .set(account.held.get() - counted.held + used.total());
+        account
+            .receivable
+            .set(account.receivable.get() - counted.receivable + receivable);
+        self.memory
+            .held
+            .set(self.memory.held.get() - counted.held + used.total());
         (counted.held, counted.receivable) = (used.total(), receivable);
 
         let allowance = self.memory.allowance(account);
@@ -455,29 +501,50 @@ impl SocketUse {
     /// Begins to count the connection, or moves it to the account of its last request.
     fn count(self: &Rc<Self>) {
         let account_id = self.account_id.borrow().clone();
-        if self.counted.borrow().as_ref().is_some_and(|counted| counted.account_id == account_id) {
+        if self
+            .counted
+            .borrow()
+            .as_ref()
+            .is_some_and(|counted| counted.account_id == account_id)
+        {
             return;
         }
         self.stop_counting();
         let account = self.memory.account(&account_id);
         account.sockets.set(account.sockets.get() + 1);
         if account.sockets.get() == 1 {
-            self.memory.holding_accounts.set(self.memory.holding_accounts.get() + 1);
+            self.memory
+                .holding_accounts
+                .set(self.memory.holding_accounts.get() + 1);
         }
         let key = self.memory.sockets.borrow_mut().insert(Rc::clone(self));
-        let counted = Counted { key, account, account_id, held: 0, receivable: 0, progress: 0, is_stalled: false };
+        let counted = Counted {
+            key,
+            account,
+            account_id,
+            held: 0,
+            receivable: 0,
+            progress: 0,
+            is_stalled: false,
+        };
         self.counted.replace(Some(counted));
     }
 
     fn stop_counting(&self) {
-        let Some(counted) = self.counted.take() else { return };
+        let Some(counted) = self.counted.take() else {
+            return;
+        };
         let account = &counted.account;
         account.sockets.set(account.sockets.get() - 1);
         account.held.set(account.held.get() - counted.held);
-        account.receivable.set(account.receivable.get() - counted.receivable);
+        account
+            .receivable
+            .set(account.receivable.get() - counted.receivable);
         self.memory.held.set(self.memory.held.get() - counted.held);
         if account.sockets.get() == 0 {
-            self.memory.holding_accounts.set(self.memory.holding_accounts.get() - 1);
+            self.memory
+                .holding_accounts
+                .set(self.memory.holding_accounts.get() - 1);
         }
         self.memory.sockets.borrow_mut().try_remove(counted.key);
     }

@@ -28,9 +28,15 @@ impl TcpMemory {
 
     /// Parses three numbers of pages: low, pressure, high.
     fn parse(text: &str) -> Option<Self> {
-        let mut numbers = text.split_whitespace().skip(1).map_while(|number| number.parse::<usize>().ok());
+        let mut numbers = text
+            .split_whitespace()
+            .skip(1)
+            .map_while(|number| number.parse::<usize>().ok());
         let pages = |count: usize| count.saturating_mul(rustix::param::page_size());
-        Some(Self { pressure: pages(numbers.next()?), limit: pages(numbers.next()?) })
+        Some(Self {
+            pressure: pages(numbers.next()?),
+            limit: pages(numbers.next()?),
+        })
     }
 
     /// Bytes that all TCP sockets of the machine hold.
@@ -46,9 +52,20 @@ impl TcpMemory {
 
 /// Parses the number of pages (`mem`) in the line of TCP.
 fn parse_used(sockstat: &str) -> Option<usize> {
-    let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP:"))?;
-    let mut words = line.split_whitespace().skip_while(|word| *word != "mem").skip(1);
-    Some(words.next()?.parse::<usize>().ok()?.saturating_mul(rustix::param::page_size()))
+    let line = sockstat
+        .lines()
+        .find_map(|line| line.strip_prefix("TCP:"))?;
+    let mut words = line
+        .split_whitespace()
+        .skip_while(|word| *word != "mem")
+        .skip(1);
+    Some(
+        words
+            .next()?
+            .parse::<usize>()
+            .ok()?
+            .saturating_mul(rustix::param::page_size()),
+    )
 }
 
 /// A thread that tells the workers when the TCP memory of the machine runs short. Ends on drop.
@@ -61,9 +78,12 @@ impl PressureWatch {
     pub(crate) fn start(memory: TcpMemory, budget: Arc<SocketBudget>) -> std::io::Result<Self> {
         let (stop, stopped) = crossbeam_channel::bounded::<()>(0);
         let watch = move || {
-            while stopped.recv_timeout(INTERVAL) == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(INTERVAL)
+                == Err(crossbeam_channel::RecvTimeoutError::Timeout)
+            {
                 let is_pressed = TcpMemory::used().is_some_and(|used| used >= memory.mark());
-                if budget.is_pressed.swap(is_pressed, Ordering::Relaxed) != is_pressed && is_pressed {
+                if budget.is_pressed.swap(is_pressed, Ordering::Relaxed) != is_pressed && is_pressed
+                {
                     let limit_mib = memory.pressure >> 20;
                     tracing::warn!(
                         limit_mib,
@@ -72,8 +92,13 @@ impl PressureWatch {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("tcp-memory".into()).spawn(watch)?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        let thread = std::thread::Builder::new()
+            .name("tcp-memory".into())
+            .spawn(watch)?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 }
 
@@ -95,10 +120,17 @@ mod tests {
     fn pages_are_converted_to_bytes() {
         let page = rustix::param::page_size();
         let memory = TcpMemory::parse("287898\t383867\t575796\n").unwrap();
-        assert_eq!(memory, TcpMemory { pressure: 383_867 * page, limit: 575_796 * page });
+        assert_eq!(
+            memory,
+            TcpMemory {
+                pressure: 383_867 * page,
+                limit: 575_796 * page
+            }
+        );
         assert_eq!(TcpMemory::parse("1 2"), None);
         assert_eq!(TcpMemory::parse("a b c"), None);
-        let sockstat = "sockets: used 14\nTCP: inuse 1 orphan 0 tw 0 alloc 1 mem 109\nUDP: inuse 0 mem 7\n";
+        let sockstat =
+            "sockets: used 14\nTCP: inuse 1 orphan 0 tw 0 alloc 1 mem 109\nUDP: inuse 0 mem 7\n";
         assert_eq!(parse_used(sockstat), Some(109 * page));
         assert_eq!(parse_used("UDP: inuse 0 mem 7\n"), None);
     }

@@ -24,7 +24,10 @@ fn an_account_may_hold_half_or_an_even_share() {
 fn more_connections_of_an_account_have_fewer_unsent_bytes_each() {
     let limit = |sockets| unsent_limit(240 * MIB, sockets) as usize;
     assert_eq!(limit(0), 128 * KIB);
-    assert_eq!((limit(120), limit(121), limit(241)), (128 * KIB, 64 * KIB, 32 * KIB));
+    assert_eq!(
+        (limit(120), limit(121), limit(241)),
+        (128 * KIB, 64 * KIB, 32 * KIB)
+    );
     assert_eq!(limit(100_000), 8 * KIB);
     // All connections stall with twice the limit that they were opened with.
     let held: usize = (1..=9000).map(|sockets| 2 * limit(sockets)).sum();
@@ -41,14 +44,27 @@ impl Site {
     fn run<F: Future<Output = ()>>(total: usize, test: impl FnOnce(Self) -> F + 'static) {
         let memory = move || SocketMemory::new(WorkerId(0), Arc::new(SocketBudget::new(total, 1)));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        Driver::choose().unwrap().block_on(async move { test(Self { memory: memory(), listener }).await }).unwrap();
+        Driver::choose()
+            .unwrap()
+            .block_on(async move {
+                test(Self {
+                    memory: memory(),
+                    listener,
+                })
+                .await
+            })
+            .unwrap();
     }
 
     /// A connection for a service of `account`, and its peer, which reads nothing.
     async fn connect(&self, account: &str) -> (Socket, WatchedSocket, TcpStream) {
-        let socket = Socket::connect(self.listener.local_addr().unwrap(), None).await.unwrap();
+        let socket = Socket::connect(self.listener.local_addr().unwrap(), None)
+            .await
+            .unwrap();
         let peer = self.listener.accept().unwrap().0;
-        socket2::SockRef::from(&peer).set_recv_buffer_size(16 * KIB).unwrap();
+        socket2::SockRef::from(&peer)
+            .set_recv_buffer_size(16 * KIB)
+            .unwrap();
         let watched = self.memory.watch(&socket);
         watched.usage().serves(&account.parse().unwrap());
         (socket, watched, peer)
@@ -77,7 +93,10 @@ fn connections_count_while_their_peers_read_nothing() {
         std::io::copy(&mut peer, &mut std::io::sink()).unwrap();
         drop(peer);
         site.memory.sweep().await;
-        assert_eq!((site.memory.held(), site.memory.accounts.borrow().len()), (0, 0));
+        assert_eq!(
+            (site.memory.held(), site.memory.accounts.borrow().len()),
+            (0, 0)
+        );
         assert!(!watched.usage().is_counted());
     });
 }
@@ -135,7 +154,10 @@ fn unread_responses_count_once_their_requests_have_ended() {
         let (socket, watched, _peer) = site.connect("one").await;
         // More than the receive buffer of the peer, less than is measured while a request runs.
         let answer = vec![0; 48 * KIB];
-        assert_eq!(socket.try_send(&[IoSlice::new(&answer)]).unwrap(), answer.len());
+        assert_eq!(
+            socket.try_send(&[IoSlice::new(&answer)]).unwrap(),
+            answer.len()
+        );
         watched.carried();
         assert_eq!(site.memory.held(), 0);
         watched.rests();
@@ -150,7 +172,10 @@ fn an_ended_connection_does_not_count() {
         fill(&socket, &watched);
         assert!(site.memory.held() > 0);
         drop(watched);
-        assert_eq!((site.memory.held(), site.memory.sockets.borrow().len()), (0, 0));
+        assert_eq!(
+            (site.memory.held(), site.memory.sockets.borrow().len()),
+            (0, 0)
+        );
     });
 }
 
@@ -167,16 +192,31 @@ fn only_stalled_connections_of_an_account_beyond_its_share_are_reset() {
         site.memory.sweep().await;
         site.memory.sweep().await;
         let ended = |socket: &Socket| {
-            socket.try_send(&[IoSlice::new(b"x")]).is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock)
+            socket
+                .try_send(&[IoSlice::new(b"x")])
+                .is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock)
         };
-        let (shed, kept): (Vec<_>, Vec<_>) = connections.drain(1..).partition(|(socket, ..)| ended(socket));
-        assert!(!shed.is_empty() && !kept.is_empty(), "{} of 200", shed.len());
+        let (shed, kept): (Vec<_>, Vec<_>) = connections
+            .drain(1..)
+            .partition(|(socket, ..)| ended(socket));
+        assert!(
+            !shed.is_empty() && !kept.is_empty(),
+            "{} of 200",
+            shed.len()
+        );
         assert_eq!(site.memory.shed.value(), shed.len() as u64);
-        assert!(!ended(&connections[0].0), "the other account keeps its connection");
+        assert!(
+            !ended(&connections[0].0),
+            "the other account keeps its connection"
+        );
         // The reset connections end; the others are within the share.
         drop(shed);
         site.memory.sweep().await;
-        assert!(site.memory.held() <= 2 * MIB + 512 * KIB, "{}", site.memory.held());
+        assert!(
+            site.memory.held() <= 2 * MIB + 512 * KIB,
+            "{}",
+            site.memory.held()
+        );
     });
 }
 
@@ -184,7 +224,9 @@ fn only_stalled_connections_of_an_account_beyond_its_share_are_reset() {
 fn pressure_on_the_machine_frees_an_eighth_of_the_largest_account() {
     Site::run(8 * MIB, |site| async move {
         let mut connections = Vec::new();
-        for account in ["small", "large", "large", "large", "large", "large", "large", "large", "large"] {
+        for account in [
+            "small", "large", "large", "large", "large", "large", "large", "large", "large",
+        ] {
             connections.push(site.connect(account).await);
         }
         for (socket, watched, _) in &connections {
@@ -194,7 +236,11 @@ fn pressure_on_the_machine_frees_an_eighth_of_the_largest_account() {
         assert_eq!(site.memory.shed.value(), 0);
         site.memory.budget.is_pressed.store(true, Ordering::Relaxed);
         site.memory.sweep().await;
-        assert!((1..=3).contains(&site.memory.shed.value()), "{}", site.memory.shed.value());
+        assert!(
+            (1..=3).contains(&site.memory.shed.value()),
+            "{}",
+            site.memory.shed.value()
+        );
         let (socket, ..) = &connections[0];
         let error = socket.try_send(&[IoSlice::new(b"x")]).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);

@@ -10,7 +10,10 @@ pub(super) fn examine(out: &mut Examination, path: &Path) {
     let (object, need) = if path.exists() {
         (path, Access::WRITE_OK)
     } else {
-        (path.parent().unwrap_or(path), Access::WRITE_OK | Access::EXEC_OK)
+        (
+            path.parent().unwrap_or(path),
+            Access::WRITE_OK | Access::EXEC_OK,
+        )
     };
     match rustix::fs::access(object, need) {
         Ok(()) => out.ok("access_log", path.display().to_string()),

@@ -17,19 +17,23 @@ pub(super) fn examine(out: &mut Examination, config: &Config, settings: &Archive
         Ok(Some(keys)) => keys,
         Ok(None) => return,
         Err(error) => {
-            let advice =
-                "the archive is encrypted with a key derived from it; docs/request-log.md says how to make one";
+            let advice = "the archive is encrypted with a key derived from it; docs/request-log.md says how to make one";
             return out.failed(ARCHIVE, error.to_string(), advice);
         }
     };
     match archive::check(settings, &keys, config.region.apex()) {
-        Ok(place) => out.ok(ARCHIVE, format!("{place}: an object was written, listed, read and deleted")),
+        Ok(place) => out.ok(
+            ARCHIVE,
+            format!("{place}: an object was written, listed, read and deleted"),
+        ),
         Err((step, error)) => {
             let advice = match step {
                 Step::Write => {
                     "check archive.url, archive.endpoint, archive.region and the access key; it needs s3:PutObject"
                 }
-                Step::List => "allow the access key s3:ListBucket on the bucket: the archive cannot be read without",
+                Step::List => {
+                    "allow the access key s3:ListBucket on the bucket: the archive cannot be read without"
+                }
                 Step::Read => "allow the access key s3:GetObject below the prefix",
                 Step::Delete => {
                     "allow the access key s3:DeleteObject below the prefix: expired records are not removed without"
@@ -43,7 +47,9 @@ pub(super) fn examine(out: &mut Examination, config: &Config, settings: &Archive
 /// The secret must be readable by this user alone.
 fn secret_key_file(out: &mut Examination, settings: &ArchiveSettings) {
     const CHECK: &str = "archive.secret_key_file";
-    let Some(path) = &settings.secret_key_file else { return };
+    let Some(path) = &settings.secret_key_file else {
+        return;
+    };
     let name = path.display();
     match fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o777) {
         // A group may read it: service managers pass secrets on that way.
@@ -53,6 +59,10 @@ fn secret_key_file(out: &mut Examination, settings: &ArchiveSettings) {
             format!("it holds a secret: chmod 600 {name}"),
         ),
         Ok(_) => out.ok(CHECK, format!("{name}: not readable by other users")),
-        Err(error) => out.failed(CHECK, format!("{name}: {error}"), "give it to the user of the gateway"),
+        Err(error) => out.failed(
+            CHECK,
+            format!("{name}: {error}"),
+            "give it to the user of the gateway",
+        ),
     }
 }

@@ -12,8 +12,8 @@ use crate::config::Config;
 use crate::control::{node_name, postgres_source};
 use crate::region::{NodeRow, RegionKeys, Roster};
 use crate::store::{
-    EngineState, POOLED, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, RegionState, Replication,
-    Store, StoreError,
+    EngineState, POOLED, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore,
+    RegionState, Replication, Store, StoreError,
 };
 
 const STORE: &str = "store";
@@ -44,10 +44,15 @@ pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &Postgre
         Ok(Some(state)) => {
             region(out, config, &state, keys.as_ref());
             let is_known = state.schema == state.schema_known && state.name == config.region.apex();
-            if let Some(keys) = keys.filter(|keys| is_known && state.check(&state.name, keys).is_ok()) {
+            if let Some(keys) =
+                keys.filter(|keys| is_known && state.check(&state.name, keys).is_ok())
+            {
                 records(out, &postgres_source(config, settings, keys));
             }
-            if let (Some(own), Ok(roster)) = (config.peer_address.or(config.peer_listen), inspector.nodes()) {
+            if let (Some(own), Ok(roster)) = (
+                config.peer_address.or(config.peer_listen),
+                inspector.nodes(),
+            ) {
                 other_nodes(out, own, &roster);
             }
         }
@@ -71,7 +76,9 @@ pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &Postgre
 /// The password must be readable by this user alone.
 fn password_file(out: &mut Examination, settings: &PostgresSettings) {
     const CHECK: &str = "store_password_file";
-    let Some(path) = settings.password_file() else { return };
+    let Some(path) = settings.password_file() else {
+        return;
+    };
     let name = path.display();
     match fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o777) {
         // A group may read it: service managers pass secrets on that way.
@@ -82,7 +89,11 @@ fn password_file(out: &mut Examination, settings: &PostgresSettings) {
         ),
         Ok(_) => out.ok(CHECK, name.to_string()),
         Err(error) => {
-            out.failed(CHECK, format!("{name}: {error}"), "set it to a file that the gateway's user can read");
+            out.failed(
+                CHECK,
+                format!("{name}: {error}"),
+                "set it to a file that the gateway's user can read",
+            );
         }
     }
 }
@@ -94,7 +105,11 @@ fn region_keys(out: &mut Examination, config: &Config) -> Option<RegionKeys> {
         // A store on PostgreSQL has one.
         Ok(keys) => keys,
         Err(error) => {
-            out.failed(REGION_KEY, error.to_string().trim_start_matches("region_key: "), ADVICE);
+            out.failed(
+                REGION_KEY,
+                error.to_string().trim_start_matches("region_key: "),
+                ADVICE,
+            );
             None
         }
     }
@@ -102,7 +117,8 @@ fn region_keys(out: &mut Examination, config: &Config) -> Option<RegionKeys> {
 
 /// Without a connection to a primary.
 fn without_primary(out: &mut Examination, settings: &PostgresSettings, error: &StoreError) {
-    let standby = PostgresInspector::connect_to_any(settings, &node_name()).and_then(|mut any| any.engine());
+    let standby =
+        PostgresInspector::connect_to_any(settings, &node_name()).and_then(|mut any| any.engine());
     match standby {
         Ok(state) => {
             out.ok(STORE, answers(settings, &state));
@@ -122,7 +138,9 @@ fn without_primary(out: &mut Examination, settings: &PostgresSettings, error: &S
 
 fn reason(error: &StoreError) -> String {
     match error {
-        StoreError::Unavailable(reason) | StoreError::Postgres(reason) | StoreError::Region(reason) => {
+        StoreError::Unavailable(reason)
+        | StoreError::Postgres(reason)
+        | StoreError::Region(reason) => {
             // PostgreSQL gives details in further lines.
             reason.replace('\n', "; ")
         }
@@ -133,8 +151,14 @@ fn reason(error: &StoreError) -> String {
 /// What to do about a failed attempt to connect, by the error text of PostgreSQL or of the TLS client.
 fn remedy(reason: &str) -> &'static str {
     const REMEDIES: [(&str, &str); 7] = [
-        ("password", "set the password of the user in `store`: store_password_file names a file that holds it"),
-        ("pg_hba.conf", "add a line for this machine and user to pg_hba.conf (type hostssl), and reload PostgreSQL"),
+        (
+            "password",
+            "set the password of the user in `store`: store_password_file names a file that holds it",
+        ),
+        (
+            "pg_hba.conf",
+            "add a line for this machine and user to pg_hba.conf (type hostssl), and reload PostgreSQL",
+        ),
         (
             "ertificate",
             "set store_ca to the authority of the server's certificate, and name the host as the certificate does",
@@ -155,7 +179,10 @@ fn remedy(reason: &str) -> &'static str {
 }
 
 fn answers(settings: &PostgresSettings, state: &EngineState) -> String {
-    let from = state.address.as_ref().map_or_else(String::new, |address| format!(" from {address}"));
+    let from = state
+        .address
+        .as_ref()
+        .map_or_else(String::new, |address| format!(" from {address}"));
     format!("{settings} answers{from}")
 }
 
@@ -165,12 +192,20 @@ fn engine(out: &mut Examination, settings: &PostgresSettings, state: &EngineStat
     if state.is_supported {
         out.ok("store: version", version);
     } else {
-        out.failed("store: version", version, "upgrade it to PostgreSQL 15 or newer");
+        out.failed(
+            "store: version",
+            version,
+            "upgrade it to PostgreSQL 15 or newer",
+        );
     }
     if state.is_primary {
         out.ok(PRIMARY, "takes changes");
     } else {
-        out.failed(PRIMARY, "the server takes no changes", "name the primary in `store`");
+        out.failed(
+            PRIMARY,
+            "the server takes no changes",
+            "name the primary in `store`",
+        );
     }
     if state.is_durable {
         out.ok("store: durability", "an acknowledged change is on the disk");
@@ -228,35 +263,63 @@ fn clock(out: &mut Examination, difference: Result<ClockDifference, StoreError>)
     const ADVICE: &str = "set the clock that is wrong, and synchronise both with NTP";
     match difference {
         Ok(difference) if difference.is_small() => {
-            out.ok(CHECK, format!("differs by {:.3} s", difference.seconds().abs()));
+            out.ok(
+                CHECK,
+                format!("differs by {:.3} s", difference.seconds().abs()),
+            );
         }
-        Ok(difference) if difference.is_allowed() => out.warning(CHECK, difference.to_string(), ADVICE),
+        Ok(difference) if difference.is_allowed() => {
+            out.warning(CHECK, difference.to_string(), ADVICE)
+        }
         Ok(difference) => {
             let most = DIFFERENCE_MAX.as_secs();
-            out.failed(CHECK, format!("{difference}; a node joins with {most} s at most"), ADVICE);
+            out.failed(
+                CHECK,
+                format!("{difference}; a node joins with {most} s at most"),
+                ADVICE,
+            );
         }
         Err(error) => out.failed(CHECK, reason(&error), "see the log of PostgreSQL"),
     }
 }
 
 fn region(out: &mut Examination, config: &Config, state: &RegionState, keys: Option<&RegionKeys>) {
-    let about = format!("{}, revision {}, schema {}", state.name, state.revision.0, state.schema);
+    let about = format!(
+        "{}, revision {}, schema {}",
+        state.name, state.revision.0, state.schema
+    );
     let known = state.schema_known;
     if state.name != config.region.apex() {
         out.failed(
             REGION,
-            format!("the database belongs to {}, but this node is of {}", state.name, config.region.apex()),
+            format!(
+                "the database belongs to {}, but this node is of {}",
+                state.name,
+                config.region.apex()
+            ),
             "correct `region` and `domain`, or the database in `store`",
         );
     } else if state.schema == known + 1 {
         let advice = "upgrade this node too";
-        out.warning(REGION, format!("{about}: a node of a newer version has upgraded the tables"), advice);
+        out.warning(
+            REGION,
+            format!("{about}: a node of a newer version has upgraded the tables"),
+            advice,
+        );
     } else if state.schema > known {
         let advice = "install the version of gw-gateway that the other nodes run";
-        out.failed(REGION, format!("{about}: this program knows at most schema {known}"), advice);
+        out.failed(
+            REGION,
+            format!("{about}: this program knows at most schema {known}"),
+            advice,
+        );
     } else if state.schema < known {
         let advice = "nothing to do; start the nodes one after another";
-        out.warning(REGION, format!("{about}: the start of a node will upgrade it to schema {known}"), advice);
+        out.warning(
+            REGION,
+            format!("{about}: the start of a node will upgrade it to schema {known}"),
+            advice,
+        );
     } else {
         out.ok(REGION, about);
     }
@@ -264,15 +327,26 @@ fn region(out: &mut Examination, config: &Config, state: &RegionState, keys: Opt
     match state.check(&state.name, keys) {
         Ok(0) if config.region_key_next.is_some() => {
             let advice = "when `gw-gateway region status` shows `next` for all nodes, run `gw-gateway region rekey`";
-            out.warning(REGION_KEY, "is the key of the region; region_key_next is to replace it", advice);
+            out.warning(
+                REGION_KEY,
+                "is the key of the region; region_key_next is to replace it",
+                advice,
+            );
         }
         Ok(0) => out.ok(REGION_KEY, "is the key of the region"),
         Ok(_) => {
-            let advice =
-                "set region_key to the file of region_key_next, remove region_key_next, and replace the process";
-            out.warning(REGION_KEY, "region_key_next has become the key of the region", advice);
+            let advice = "set region_key to the file of region_key_next, remove region_key_next, and replace the process";
+            out.warning(
+                REGION_KEY,
+                "region_key_next has become the key of the region",
+                advice,
+            );
         }
-        Err(error) => out.failed(REGION_KEY, reason(&error), "copy the key from a node that works"),
+        Err(error) => out.failed(
+            REGION_KEY,
+            reason(&error),
+            "copy the key from a node that works",
+        ),
     }
 }
 
@@ -293,8 +367,11 @@ fn records(out: &mut Examination, source: &PostgresSource) {
 /// Connects to the other members at the addresses that they have published. `own` is the address of this node.
 fn other_nodes(out: &mut Examination, own: SocketAddr, roster: &Roster) {
     const CHECK: &str = "other nodes";
-    let others: Vec<&NodeRow> =
-        roster.rows.iter().filter(|row| row.state.may_admit() && row.peer_address != own).collect();
+    let others: Vec<&NodeRow> = roster
+        .rows
+        .iter()
+        .filter(|row| row.state.may_admit() && row.peer_address != own)
+        .collect();
     let mut reached = Vec::new();
     for row in &others {
         let (slot, address) = (row.slot.get(), row.peer_address);
@@ -337,18 +414,44 @@ mod tests {
     fn finding(check: &str, examine: impl FnOnce(&mut Examination)) -> Finding {
         let mut out = Examination::default();
         examine(&mut out);
-        out.checks().iter().find(|finding| finding.check == check).unwrap().clone()
+        out.checks()
+            .iter()
+            .find(|finding| finding.check == check)
+            .unwrap()
+            .clone()
     }
 
     #[test]
     fn a_standby_is_judged_by_what_a_failover_loses() {
         for (replication, standbys, verdict, words) in [
-            (Replication::Synchronous, 1, Verdict::Ok, "synchronous; 1 connected"),
-            (Replication::SynchronousMissing, 0, Verdict::Failed, "changes are not acknowledged"),
-            (Replication::Asynchronous, 2, Verdict::Warning, "2 connected: a failover can lose acknowledged changes"),
-            (Replication::None, 0, Verdict::Warning, "if the server is lost"),
+            (
+                Replication::Synchronous,
+                1,
+                Verdict::Ok,
+                "synchronous; 1 connected",
+            ),
+            (
+                Replication::SynchronousMissing,
+                0,
+                Verdict::Failed,
+                "changes are not acknowledged",
+            ),
+            (
+                Replication::Asynchronous,
+                2,
+                Verdict::Warning,
+                "2 connected: a failover can lose acknowledged changes",
+            ),
+            (
+                Replication::None,
+                0,
+                Verdict::Warning,
+                "if the server is lost",
+            ),
         ] {
-            let found = finding("store: standby", |out| standby(out, &state(replication, standbys)));
+            let found = finding("store: standby", |out| {
+                standby(out, &state(replication, standbys))
+            });
             assert_eq!(found.verdict, verdict, "{replication:?}");
             assert!(found.found.contains(words), "{}", found.found);
             assert_eq!(found.advice.is_none(), verdict == Verdict::Ok);
@@ -357,12 +460,30 @@ mod tests {
 
     #[test]
     fn an_old_or_lossy_server_is_named() {
-        let settings = PostgresSettings::new("postgres://gw:secret@db1,db2/gw?sslmode=disable", None, None).unwrap();
-        let old = EngineState { version: "14.2".to_owned(), is_supported: false, ..state(Replication::None, 0) };
+        let settings = PostgresSettings::new(
+            "postgres://gw:secret@db1,db2/gw?sslmode=disable",
+            None,
+            None,
+        )
+        .unwrap();
+        let old = EngineState {
+            version: "14.2".to_owned(),
+            is_supported: false,
+            ..state(Replication::None, 0)
+        };
         let found = finding("store: version", |out| engine(out, &settings, &old));
-        assert_eq!((found.verdict, found.found.as_str()), (Verdict::Failed, "PostgreSQL 14.2"));
-        let lossy = EngineState { is_durable: false, ..state(Replication::None, 0) };
-        assert_eq!(finding("store: durability", |out| engine(out, &settings, &lossy)).verdict, Verdict::Warning);
+        assert_eq!(
+            (found.verdict, found.found.as_str()),
+            (Verdict::Failed, "PostgreSQL 14.2")
+        );
+        let lossy = EngineState {
+            is_durable: false,
+            ..state(Replication::None, 0)
+        };
+        assert_eq!(
+            finding("store: durability", |out| engine(out, &settings, &lossy)).verdict,
+            Verdict::Warning
+        );
         let found = finding("store", |out| engine(out, &settings, &lossy)).found;
         assert_eq!(found, "postgres://gw@db1,db2/gw answers from 10.0.0.5:5432");
     }
@@ -372,8 +493,11 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let here = listener.local_addr().unwrap();
         // Nothing listens on a port that is bound without `listen`.
-        let silent = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        silent.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+        let silent =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        silent
+            .bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into())
+            .unwrap();
         let silent_address = silent.local_addr().unwrap().as_socket().unwrap();
         let row = |slot, state, peer_address| NodeRow {
             slot: NodeSlot::new(slot).unwrap(),
@@ -387,41 +511,78 @@ mod tests {
             tag: Default::default(),
         };
         let own = "127.0.0.1:1".parse().unwrap();
-        let mut roster = Roster { epoch: 1, rows: vec![row(0, NodeState::Live, own), row(1, NodeState::Live, here)] };
+        let mut roster = Roster {
+            epoch: 1,
+            rows: vec![row(0, NodeState::Live, own), row(1, NodeState::Live, here)],
+        };
         let found = finding("other nodes", |out| other_nodes(out, own, &roster));
-        assert_eq!((found.verdict, found.found), (Verdict::Ok, format!("connected to node 1 at {here}")));
+        assert_eq!(
+            (found.verdict, found.found),
+            (Verdict::Ok, format!("connected to node 1 at {here}"))
+        );
         roster.rows.truncate(1);
-        roster.rows.push(row(2, NodeState::Draining, silent_address));
+        roster
+            .rows
+            .push(row(2, NodeState::Draining, silent_address));
         let found = finding("other nodes", |out| other_nodes(out, own, &roster));
         assert_eq!(found.verdict, Verdict::Failed);
         let words = format!("node 2 does not answer at {silent_address}: Connection refused");
         assert!(found.found.starts_with(&words), "{}", found.found);
         roster.rows[1].state = NodeState::Dead;
         let found = finding("other nodes", |out| other_nodes(out, own, &roster));
-        assert_eq!((found.verdict, found.found.as_str()), (Verdict::Ok, "none is a member now"));
+        assert_eq!(
+            (found.verdict, found.found.as_str()),
+            (Verdict::Ok, "none is a member now")
+        );
     }
 
     #[test]
     fn lost_notifications_are_a_connection_pool() {
-        let found = finding("store: notifications", |out| assert!(!notifications(out, Ok(false))));
+        let found = finding("store: notifications", |out| {
+            assert!(!notifications(out, Ok(false)))
+        });
         assert_eq!(found.verdict, Verdict::Failed);
-        assert!(found.found.contains("PgBouncer") && found.advice.unwrap().contains("pool_mode = session"));
-        let found = finding("store: notifications", |out| assert!(notifications(out, Ok(true))));
+        assert!(
+            found.found.contains("PgBouncer")
+                && found.advice.unwrap().contains("pool_mode = session")
+        );
+        let found = finding("store: notifications", |out| {
+            assert!(notifications(out, Ok(true)))
+        });
         assert_eq!(found.verdict, Verdict::Ok);
     }
 
     #[test]
     fn a_refused_connection_has_a_remedy_of_its_own() {
         for (reason, words) in [
-            ("db1: FATAL: password authentication failed for user \"gw\"", "store_password_file"),
-            ("db1: invalid configuration: password missing", "store_password_file"),
-            ("db1: FATAL: no pg_hba.conf entry for host \"10.0.0.7\", user \"gw\", database \"gw\"", "hostssl"),
-            ("db1: error performing TLS handshake: invalid peer certificate: UnknownIssuer", "store_ca"),
+            (
+                "db1: FATAL: password authentication failed for user \"gw\"",
+                "store_password_file",
+            ),
+            (
+                "db1: invalid configuration: password missing",
+                "store_password_file",
+            ),
+            (
+                "db1: FATAL: no pg_hba.conf entry for host \"10.0.0.7\", user \"gw\", database \"gw\"",
+                "hostssl",
+            ),
+            (
+                "db1: error performing TLS handshake: invalid peer certificate: UnknownIssuer",
+                "store_ca",
+            ),
             ("db1: FATAL: role \"gw\" does not exist", "createuser"),
             ("db1: FATAL: database \"gw\" does not exist", "createdb"),
-            ("db1: error connecting to server: Connection refused (os error 111)", "start PostgreSQL"),
+            (
+                "db1: error connecting to server: Connection refused (os error 111)",
+                "start PostgreSQL",
+            ),
         ] {
-            assert!(remedy(reason).contains(words), "{reason}: {}", remedy(reason));
+            assert!(
+                remedy(reason).contains(words),
+                "{reason}: {}",
+                remedy(reason)
+            );
         }
     }
 }

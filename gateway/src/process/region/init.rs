@@ -35,10 +35,17 @@ pub fn init(config: &Config) -> Result<Created, RegionError> {
     let existing = PostgresInspector::connect(settings, &node_name())?.region()?;
     let loaded = RegionKey::load(path);
     if let Some(region) = existing {
-        let key = loaded.map_err(|error| RegionError::KeyOfOtherNodes { error, name: region.name.clone() })?;
+        let key = loaded.map_err(|error| RegionError::KeyOfOtherNodes {
+            error,
+            name: region.name.clone(),
+        })?;
         region.check(config.region.apex(), &key.into())?;
         let database = settings.to_string();
-        return Err(RegionError::Exists { database, name: region.name, revision: region.revision.0 });
+        return Err(RegionError::Exists {
+            database,
+            name: region.name,
+            revision: region.revision.0,
+        });
     }
     let key_file = match loaded {
         Ok(_) => KeyFile::Kept,
@@ -53,5 +60,11 @@ pub fn init(config: &Config) -> Result<Created, RegionError> {
     PostgresStore::create(&source)?;
     let region = PostgresStore::new(&source)?.check()?;
     let (name, database) = (config.region.apex().to_owned(), settings.to_string());
-    Ok(Created { name, database, id: region.id, key: path.to_owned(), key_file })
+    Ok(Created {
+        name,
+        database,
+        id: region.id,
+        key: path.to_owned(),
+        key_file,
+    })
 }

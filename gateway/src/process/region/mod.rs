@@ -28,19 +28,27 @@ use crate::store::{PostgresSettings, PostgresSource, PostgresStore, StoreError};
 /// Reason why a command on a region failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    #[error("store: it is \"sqlite\"; a region needs PostgreSQL: set store = \"postgres://…\" (docs/region.md)")]
+    #[error(
+        "store: it is \"sqlite\"; a region needs PostgreSQL: set store = \"postgres://…\" (docs/region.md)"
+    )]
     Sqlite,
     #[error("region_key: missing; set it to the file of the region's key")]
     NoKey,
     #[error(transparent)]
     Key(#[from] RegionKeyError),
-    #[error("{error}; the database holds the region {name} already: copy its key from another node")]
+    #[error(
+        "{error}; the database holds the region {name} already: copy its key from another node"
+    )]
     KeyOfOtherNodes { error: RegionKeyError, name: String },
     #[error(
         "store: {database} holds the region {name} already (revision {revision}); nothing was changed. \
          Add this node with `gw-gateway region join`, or use another database"
     )]
-    Exists { database: String, name: String, revision: i64 },
+    Exists {
+        database: String,
+        name: String,
+        revision: i64,
+    },
     #[error("store: {0} holds no region: create one with `gw-gateway region init`")]
     NoRegion(String),
     #[error(transparent)]
@@ -53,7 +61,9 @@ pub enum RegionError {
     Operator(#[from] OperatorError),
     #[error("{0} is not the slot of a node: slots go from 0 to {max}", max = NodeSlot::MAX)]
     NoSlot(u16),
-    #[error("the state of the node in slot {0} has changed meanwhile: look at it with `gw-gateway region status`")]
+    #[error(
+        "the state of the node in slot {0} has changed meanwhile: look at it with `gw-gateway region status`"
+    )]
     NodeChanged(u16),
     #[error(
         "the node in slot {slot} has not left within {seconds} s, and goes on: look at it with `gw-gateway region status`, and at its log"
@@ -78,7 +88,9 @@ pub enum RegionError {
 impl From<RegionError> for Failure {
     fn from(error: RegionError) -> Self {
         match error {
-            RegionError::Sqlite | RegionError::NoKey | RegionError::NoSlot(_) => Self::Usage(error.to_string()),
+            RegionError::Sqlite | RegionError::NoKey | RegionError::NoSlot(_) => {
+                Self::Usage(error.to_string())
+            }
             error => Self::run(error),
         }
     }
@@ -104,7 +116,11 @@ fn key_path(config: &Config) -> Result<&Path, RegionError> {
 
 fn source(config: &Config) -> Result<PostgresSource, RegionError> {
     let settings = postgres(config)?;
-    Ok(postgres_source(config, settings, config.region_keys()?.ok_or(RegionError::NoKey)?))
+    Ok(postgres_source(
+        config,
+        settings,
+        config.region_keys()?.ok_or(RegionError::NoKey)?,
+    ))
 }
 
 /// The store of the region; fails if the database does not belong to it. Does not migrate the tables, because a migration

@@ -34,7 +34,13 @@ pub struct ListedNode {
 impl ListedNode {
     pub(super) fn all(roster: &Roster, revision: u64) -> Vec<Self> {
         let listed = |row: &NodeRow| {
-            let lag = |newest: u64, own: u64| if row.state.is_over() { 0 } else { newest.saturating_sub(own) };
+            let lag = |newest: u64, own: u64| {
+                if row.state.is_over() {
+                    0
+                } else {
+                    newest.saturating_sub(own)
+                }
+            };
             Self {
                 slot: row.slot.get(),
                 state: row.state.as_str(),
@@ -64,13 +70,18 @@ pub fn drain(config: &Config, slot: u16, waits: bool) -> Result<Drained, RegionE
     let row = row(&mut store, slot)?;
     match row.state {
         NodeState::Live => {
-            let drain = Statement::Drain { slot: row.slot, session: row.session };
+            let drain = Statement::Drain {
+                slot: row.slot,
+                session: row.session,
+            };
             if !store.run(&drain)?.0 {
                 return Err(RegionError::NodeChanged(slot));
             }
         }
         NodeState::Draining | NodeState::Leaving => {}
-        NodeState::Joining | NodeState::Left | NodeState::Dead => return Err(OperatorError::NotLive(row.slot).into()),
+        NodeState::Joining | NodeState::Left | NodeState::Dead => {
+            return Err(OperatorError::NotLive(row.slot).into());
+        }
     }
     if !waits {
         return Ok(Drained::Told);
@@ -80,11 +91,16 @@ pub fn drain(config: &Config, slot: u16, waits: bool) -> Result<Drained, RegionE
         let (_, roster) = store.run(&Statement::Read)?;
         match roster.session(row.session).map(|row| row.state) {
             Some(NodeState::Draining | NodeState::Leaving) if Instant::now() >= deadline => {
-                return Err(RegionError::StillDraining { slot, seconds: DRAIN_WITHIN.as_secs() });
+                return Err(RegionError::StillDraining {
+                    slot,
+                    seconds: DRAIN_WITHIN.as_secs(),
+                });
             }
             Some(NodeState::Draining | NodeState::Leaving) => std::thread::sleep(CHECK),
             Some(NodeState::Left) | None => return Ok(Drained::Left),
-            Some(NodeState::Joining | NodeState::Live | NodeState::Dead) => return Err(RegionError::NodeChanged(slot)),
+            Some(NodeState::Joining | NodeState::Live | NodeState::Dead) => {
+                return Err(RegionError::NodeChanged(slot));
+            }
         }
     }
 }
@@ -96,12 +112,22 @@ pub fn remove(config: &Config, slot: u16) -> Result<(), RegionError> {
     if !row.state.is_over() {
         return Err(OperatorError::NotOver(row.slot).into());
     }
-    let remove = Statement::Remove { slot: row.slot, session: row.session };
-    if store.run(&remove)?.0 { Ok(()) } else { Err(RegionError::NodeChanged(slot)) }
+    let remove = Statement::Remove {
+        slot: row.slot,
+        session: row.session,
+    };
+    if store.run(&remove)?.0 {
+        Ok(())
+    } else {
+        Err(RegionError::NodeChanged(slot))
+    }
 }
 
 fn row(store: &mut PostgresStore, slot: u16) -> Result<NodeRow, RegionError> {
     let slot = NodeSlot::new(slot).ok_or(RegionError::NoSlot(slot))?;
     let (_, roster) = store.run(&Statement::Read)?;
-    Ok(roster.slot(slot).ok_or(OperatorError::UnknownSlot(slot))?.clone())
+    Ok(roster
+        .slot(slot)
+        .ok_or(OperatorError::UnknownSlot(slot))?
+        .clone())
 }

@@ -29,7 +29,9 @@ pub fn rekey(config: &Config, is_forced: bool) -> Result<Replaced, RegionError> 
         Ok(Rekeyed::Done(revision, records)) => Ok(Replaced { revision, records }),
         Ok(Rekeyed::Unready(nodes)) => {
             let nodes: Vec<String> = nodes.iter().map(|slot| slot.get().to_string()).collect();
-            Err(RegionError::KeyNotKnown { nodes: nodes.join(", ") })
+            Err(RegionError::KeyNotKnown {
+                nodes: nodes.join(", "),
+            })
         }
         Ok(Rekeyed::Unknown(reason)) => Err(RegionError::UnknownReplacement(reason)),
         Err(error) => Err(error.into()),

@@ -9,7 +9,8 @@ use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::control::{ADMIN_TOKEN, AGENT_CA, read_copy};
 use crate::store::{
-    AuditEntry, NamedSecret, PostgresSource, PostgresStore, RecordId, Revision, Snapshot, Step, Store, StoreError,
+    AuditEntry, NamedSecret, PostgresSource, PostgresStore, RecordId, Revision, Snapshot, Step,
+    Store, StoreError,
 };
 
 /// Records that were written back.
@@ -37,13 +38,24 @@ pub fn repair(config: &Config, may_discard: bool) -> Result<Repaired, RegionErro
         detail: serde_json::json!({ "records_of_revision": copy.position.revision }),
     };
     let (known, repaired) = store(config)?.repair(copy, &secrets, &entry, may_discard)?;
-    Ok(Repaired { known: known.revision, revision: repaired.revision })
+    Ok(Repaired {
+        known: known.revision,
+        revision: repaired.revision,
+    })
 }
 
-fn read_folder(folder: &Path, source: &PostgresSource) -> Result<(Snapshot, Vec<NamedSecret>), RegionError> {
-    let copy = read_copy(folder, source).map_err(|error| source_problem(folder, &error.to_string(), None))?;
-    let none = "it has no copy of the records: run this on a machine whose node has served in the region";
-    Ok((copy.ok_or_else(|| source_problem(folder, none, None))?, shared_secrets(folder)?))
+fn read_folder(
+    folder: &Path,
+    source: &PostgresSource,
+) -> Result<(Snapshot, Vec<NamedSecret>), RegionError> {
+    let copy = read_copy(folder, source)
+        .map_err(|error| source_problem(folder, &error.to_string(), None))?;
+    let none =
+        "it has no copy of the records: run this on a machine whose node has served in the region";
+    Ok((
+        copy.ok_or_else(|| source_problem(folder, none, None))?,
+        shared_secrets(folder)?,
+    ))
 }
 
 /// A secret of the region that can be replaced.
@@ -70,8 +82,14 @@ pub fn forget(config: &Config, secret: ReplaceableSecret) -> Result<(), RegionEr
 }
 
 fn forget_authorities(store: &mut PostgresStore) -> Result<(), StoreError> {
-    let Snapshot { position, records, .. } = store.load()?;
-    let ids: Vec<String> = records.authorities.keys().map(ToString::to_string).collect();
+    let Snapshot {
+        position, records, ..
+    } = store.load()?;
+    let ids: Vec<String> = records
+        .authorities
+        .keys()
+        .map(ToString::to_string)
+        .collect();
     if ids.is_empty() {
         return Ok(());
     }
@@ -83,6 +101,10 @@ fn forget_authorities(store: &mut PostgresStore) -> Result<(), StoreError> {
         target: ids.join(" "),
         detail: serde_json::json!({}),
     };
-    let steps: Vec<Step> = records.authorities.into_keys().map(|id| Step::Delete(RecordId::Authority(id))).collect();
+    let steps: Vec<Step> = records
+        .authorities
+        .into_keys()
+        .map(|id| Step::Delete(RecordId::Authority(id)))
+        .collect();
     store.commit(&position, &steps, &entry).map(drop)
 }

@@ -6,7 +6,9 @@ use super::nodes::ListedNode;
 use super::{RegionError, postgres};
 use crate::config::{Config, REGION_KEY, REGION_KEY_NEXT};
 use crate::control::node_name;
-use crate::store::{EngineState, LastChange, PostgresInspector, ProvenKeys, RecordsOfKind, RegionState};
+use crate::store::{
+    EngineState, LastChange, PostgresInspector, ProvenKeys, RecordsOfKind, RegionState,
+};
 
 /// What is known about a region without asking its nodes.
 #[derive(Debug, Serialize)]
@@ -40,17 +42,27 @@ pub struct ChangeStatus {
 pub fn status(config: &Config) -> Result<Status, RegionError> {
     let settings = postgres(config)?;
     let mut inspector = PostgresInspector::connect(settings, &node_name())?;
-    let region = inspector.region()?.ok_or_else(|| RegionError::NoRegion(settings.to_string()))?;
-    let keys = config.region_keys().map_err(RegionError::from).and_then(|keys| keys.ok_or(RegionError::NoKey));
-    let in_use = keys
-        .as_ref()
-        .map_err(ToString::to_string)
-        .and_then(|keys| region.check(config.region.apex(), keys).map_err(|error| error.to_string()));
-    let mut nodes = ListedNode::all(&inspector.nodes()?, u64::try_from(region.revision.0).unwrap_or(0));
+    let region = inspector
+        .region()?
+        .ok_or_else(|| RegionError::NoRegion(settings.to_string()))?;
+    let keys = config
+        .region_keys()
+        .map_err(RegionError::from)
+        .and_then(|keys| keys.ok_or(RegionError::NoKey));
+    let in_use = keys.as_ref().map_err(ToString::to_string).and_then(|keys| {
+        region
+            .check(config.region.apex(), keys)
+            .map_err(|error| error.to_string())
+    });
+    let mut nodes = ListedNode::all(
+        &inspector.nodes()?,
+        u64::try_from(region.revision.0).unwrap_or(0),
+    );
     if let (Ok(keys), Ok(in_use)) = (&keys, &in_use) {
         for proven in inspector.proven_keys(keys)? {
             let node = nodes.iter_mut().find(|node| node.slot == proven.slot.get());
-            node.into_iter().for_each(|node| node.keys = key_names(&proven, *in_use));
+            node.into_iter()
+                .for_each(|node| node.keys = key_names(&proven, *in_use));
         }
     }
     Ok(Status {
@@ -75,7 +87,10 @@ fn key_names(proven: &ProvenKeys, in_use: usize) -> Vec<&'static str> {
         0 => "earlier",
         _ => "next",
     };
-    let mut named: Vec<_> = (0..proven.has.len()).filter(|index| proven.has[*index]).map(name).collect();
+    let mut named: Vec<_> = (0..proven.has.len())
+        .filter(|index| proven.has[*index])
+        .map(name)
+        .collect();
     // The key in use first.
     named.sort_by_key(|name| *name != "in use");
     named.extend(proven.has_other.then_some("another"));
@@ -84,7 +99,19 @@ fn key_names(proven: &ProvenKeys, in_use: usize) -> Vec<&'static str> {
 
 impl From<LastChange> for ChangeStatus {
     fn from(change: LastChange) -> Self {
-        let LastChange { number, at, actor, action, node } = change;
-        Self { number, at: at.to_string(), actor, action, node }
+        let LastChange {
+            number,
+            at,
+            actor,
+            action,
+            node,
+        } = change;
+        Self {
+            number,
+            at: at.to_string(),
+            actor,
+            action,
+            node,
+        }
     }
 }

@@ -10,7 +10,9 @@ use super::{RegionError, store};
 use crate::config::Config;
 use crate::control::SHARED_SECRETS;
 use crate::file_owner::FileOwner;
-use crate::store::{Contents, ContentsSummary, NamedSecret, PostgresStore, SqliteStore, StoreError, StoreSource};
+use crate::store::{
+    Contents, ContentsSummary, NamedSecret, PostgresStore, SqliteStore, StoreError, StoreSource,
+};
 
 /// Name of an exported database until it is complete. A gateway does not look for it.
 const INCOMPLETE: &str = "gw.sqlite.incomplete";
@@ -29,15 +31,25 @@ pub struct Moved {
 /// works with the rights of the folder's owner.
 pub fn import(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
     let mut region = store(config)?;
-    as_owner(folder, || read_and_fill(folder, &mut region), source_problem)
+    as_owner(
+        folder,
+        || read_and_fill(folder, &mut region),
+        source_problem,
+    )
 }
 
 fn read_and_fill(folder: &Path, region: &mut PostgresStore) -> Result<Moved, RegionError> {
     // Also makes sure that no gateway runs with the folder.
-    let mut old = SqliteStore::open_unmigrated(&StoreSource::sqlite_in(folder)).map_err(|error| match error {
-        StoreError::InUse => source_problem(folder, "a gateway is running with this folder; stop it first", None),
-        error => source_problem(folder, &error.to_string(), error.kind()),
-    })?;
+    let mut old = SqliteStore::open_unmigrated(&StoreSource::sqlite_in(folder)).map_err(
+        |error| match error {
+            StoreError::InUse => source_problem(
+                folder,
+                "a gateway is running with this folder; stop it first",
+                None,
+            ),
+            error => source_problem(folder, &error.to_string(), error.kind()),
+        },
+    )?;
     let contents = Contents::read(&mut old).map_err(|error| match error {
         StoreError::Sealed(name) => {
             let reason = format!(
@@ -50,11 +62,17 @@ fn read_and_fill(folder: &Path, region: &mut PostgresStore) -> Result<Moved, Reg
     })?;
     let secrets = shared_secrets(folder)?;
     let source = contents.summary()?;
-    let destination = region.fill(&contents, &secrets).map_err(|error| match error {
-        StoreError::Unavailable(reason) => RegionError::UnknownOutcome(reason),
-        error => error.into(),
-    })?;
-    Ok(Moved { source, destination, secrets: secrets.into_iter().map(|(name, _)| name).collect() })
+    let destination = region
+        .fill(&contents, &secrets)
+        .map_err(|error| match error {
+            StoreError::Unavailable(reason) => RegionError::UnknownOutcome(reason),
+            error => error.into(),
+        })?;
+    Ok(Moved {
+        source,
+        destination,
+        secrets: secrets.into_iter().map(|(name, _)| name).collect(),
+    })
 }
 
 /// The secrets in a data folder that all nodes of a region share.
@@ -62,7 +80,8 @@ pub(super) fn shared_secrets(folder: &Path) -> Result<Vec<NamedSecret>, RegionEr
     let mut secrets: Vec<NamedSecret> = Vec::new();
     for secret in &SHARED_SECRETS {
         let read = secret.read_if_there(folder);
-        let read = read.map_err(|error| source_problem(folder, &error.to_string(), Some(error.kind())))?;
+        let read =
+            read.map_err(|error| source_problem(folder, &error.to_string(), Some(error.kind())))?;
         secrets.extend(read.map(|stored| (secret.name, stored)));
     }
     Ok(secrets)
@@ -81,7 +100,9 @@ pub fn export(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
         }
         moved
     };
-    as_owner(folder, fill, |folder, reason, _| destination(folder, &reason))
+    as_owner(folder, fill, |folder, reason, _| {
+        destination(folder, &reason)
+    })
 }
 
 /// Runs `work` on a folder with the rights of its owner if this process runs as root: the owner controls the names in it.
@@ -94,18 +115,28 @@ pub(super) fn as_owner<T>(
     done.map_err(|error| problem(folder, &error.to_string(), Some(error.kind())))?
 }
 
-pub(super) fn source_problem(folder: &Path, reason: &str, kind: Option<io::ErrorKind>) -> RegionError {
+pub(super) fn source_problem(
+    folder: &Path,
+    reason: &str,
+    kind: Option<io::ErrorKind>,
+) -> RegionError {
     let remedy = match kind {
         Some(io::ErrorKind::PermissionDenied) => {
             "; run the command as root or as the owner of the folder, to which all files in it must belong"
         }
         _ => "",
     };
-    RegionError::Source { folder: folder.display().to_string(), reason: format!("{reason}{remedy}") }
+    RegionError::Source {
+        folder: folder.display().to_string(),
+        reason: format!("{reason}{remedy}"),
+    }
 }
 
 fn destination(folder: &Path, reason: &dyn std::fmt::Display) -> RegionError {
-    RegionError::Destination { folder: folder.display().to_string(), reason: reason.to_string() }
+    RegionError::Destination {
+        folder: folder.display().to_string(),
+        reason: reason.to_string(),
+    }
 }
 
 /// A data folder that is not complete yet.
@@ -120,7 +151,9 @@ impl<'a> Export<'a> {
         let is_new = !folder.exists();
         files::create_private_dir(folder)?;
         if fs::read_dir(folder)?.next().is_some() {
-            return Err(io::Error::other("the folder is not empty; give one that is empty or does not exist"));
+            return Err(io::Error::other(
+                "the folder is not empty; give one that is empty or does not exist",
+            ));
         }
         Ok(Self { folder, is_new })
     }
@@ -129,10 +162,15 @@ impl<'a> Export<'a> {
         let failed = |error: io::Error| destination(self.folder, &error);
         let mut secrets = Vec::new();
         for secret in &SHARED_SECRETS {
-            let Some(stored) = region.find_secret(secret.name)? else { continue };
+            let Some(stored) = region.find_secret(secret.name)? else {
+                continue;
+            };
             secret.write(self.folder, &stored).map_err(failed)?;
             if secret.read(self.folder).map_err(failed)? != stored {
-                return Err(destination(self.folder, &format!("{} differs after it was written", secret.name)));
+                return Err(destination(
+                    self.folder,
+                    &format!("{} differs after it was written", secret.name),
+                ));
             }
             secrets.push(secret.name);
         }
@@ -146,8 +184,14 @@ impl<'a> Export<'a> {
         // Moves the write-ahead log into the database.
         drop(new);
         fs::rename(&incomplete, StoreSource::sqlite_in(self.folder)).map_err(failed)?;
-        fs::File::open(self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
-        Ok(Moved { source, destination: written, secrets })
+        fs::File::open(self.folder)
+            .and_then(|folder| folder.sync_all())
+            .map_err(failed)?;
+        Ok(Moved {
+            source,
+            destination: written,
+            secrets,
+        })
     }
 
     fn incomplete(&self) -> PathBuf {
@@ -160,8 +204,12 @@ impl<'a> Export<'a> {
             let _ = fs::remove_dir_all(self.folder);
             return;
         }
-        let secrets = SHARED_SECRETS.iter().flat_map(|secret| secret.files).map(|file| self.folder.join(file));
-        let journals = ["-wal", "-journal", "-shm"].map(|end| self.folder.join(format!("{INCOMPLETE}{end}")));
+        let secrets = SHARED_SECRETS
+            .iter()
+            .flat_map(|secret| secret.files)
+            .map(|file| self.folder.join(file));
+        let journals =
+            ["-wal", "-journal", "-shm"].map(|end| self.folder.join(format!("{INCOMPLETE}{end}")));
         for file in secrets.chain(journals).chain([self.incomplete()]) {
             let _ = fs::remove_file(file);
         }

@@ -18,7 +18,10 @@ impl Channel {
     pub(super) fn new(socket: UnixStream) -> io::Result<Self> {
         socket.set_read_timeout(Some(limits::TAKEOVER_STEP))?;
         socket.set_write_timeout(Some(limits::TAKEOVER_STEP))?;
-        Ok(Self { reader: BufReader::new(socket), partial: Vec::new() })
+        Ok(Self {
+            reader: BufReader::new(socket),
+            partial: Vec::new(),
+        })
     }
 
     pub(super) fn socket(&self) -> &UnixStream {
@@ -33,7 +36,10 @@ impl Channel {
     pub(super) fn send(&mut self, message: &TakeoverMessage) -> Result<(), TakeoverError> {
         let mut line = Vec::new();
         message.write_to(&mut line)?;
-        self.reader.get_mut().write_all(&line).map_err(|error| self.reason_of(error.into()))
+        self.reader
+            .get_mut()
+            .write_all(&line)
+            .map_err(|error| self.reason_of(error.into()))
     }
 
     /// Replaces [`TakeoverError::Ended`] by the reason that the other process has sent before it ended, if any.
@@ -47,10 +53,17 @@ impl Channel {
     pub(super) fn receive(&mut self) -> Result<TakeoverMessage, TakeoverError> {
         let Self { reader, partial } = self;
         // On an error, such as a time limit, `partial` keeps the received bytes.
-        reader.by_ref().take(LINE_MAX - partial.len() as u64).read_until(b'\n', partial)?;
+        reader
+            .by_ref()
+            .take(LINE_MAX - partial.len() as u64)
+            .read_until(b'\n', partial)?;
         if !partial.ends_with(b"\n") {
             let is_full = partial.len() as u64 >= LINE_MAX;
-            return Err(if is_full { TakeoverError::TooLong } else { TakeoverError::Ended });
+            return Err(if is_full {
+                TakeoverError::TooLong
+            } else {
+                TakeoverError::Ended
+            });
         }
         match serde_json::from_slice(&std::mem::take(partial)) {
             Ok(TakeoverMessage::Failed { reason }) => Err(TakeoverError::Failed(reason)),

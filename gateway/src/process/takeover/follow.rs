@@ -55,7 +55,9 @@ impl PendingCharges {
     }
 
     fn has_waited_longer_than(&self, limit: Duration) -> bool {
-        self.lock().values().any(|waiting| waiting.since.elapsed() > limit)
+        self.lock()
+            .values()
+            .any(|waiting| waiting.since.elapsed() > limit)
     }
 }
 
@@ -71,29 +73,33 @@ pub(super) fn follow(
     let pending = PendingCharges::default();
     let (alive, ended) = bounded::<Infallible>(0);
     let receiving = pending.clone();
-    std::thread::Builder::new().name("gw-successor".to_owned()).spawn(move || {
-        let error = receive_from_successor(channel, &receiving, FIRST_WITHIN, |update| {
-            match update {
-                Update::Records(records) => control.follow_records(records),
-                Update::Change(position, steps) => control.follow_change(position, steps)?,
+    std::thread::Builder::new()
+        .name("gw-successor".to_owned())
+        .spawn(move || {
+            let error = receive_from_successor(channel, &receiving, FIRST_WITHIN, |update| {
+                match update {
+                    Update::Records(records) => control.follow_records(records),
+                    Update::Change(position, steps) => control.follow_change(position, steps)?,
+                }
+                Ok(())
+            });
+            tracing::warn!(%error, "{FOLLOWS_NO_MORE}");
+            peers.tell_all(|| worker::WorkerMessage::End);
+            // Ends the exchange with a predecessor of this process: it would get no changes any more.
+            control.keep_no_changes();
+            drop(alive);
+            receiving.lock().clear();
+        })?;
+    std::thread::Builder::new()
+        .name("gw-charges".to_owned())
+        .spawn(move || {
+            if send_charges(&socket, &charges, &pending, &ended).is_err() {
+                // Ends the other thread too.
+                let _ = socket.shutdown(Shutdown::Both);
             }
-            Ok(())
-        });
-        tracing::warn!(%error, "{FOLLOWS_NO_MORE}");
-        peers.tell_all(|| worker::WorkerMessage::End);
-        // Ends the exchange with a predecessor of this process: it would get no changes any more.
-        control.keep_no_changes();
-        drop(alive);
-        receiving.lock().clear();
-    })?;
-    std::thread::Builder::new().name("gw-charges".to_owned()).spawn(move || {
-        if send_charges(&socket, &charges, &pending, &ended).is_err() {
-            // Ends the other thread too.
-            let _ = socket.shutdown(Shutdown::Both);
-        }
-        drop(charges);
-        pending.lock().clear();
-    })?;
+            drop(charges);
+            pending.lock().clear();
+        })?;
     Ok(())
 }
 
@@ -156,11 +162,23 @@ fn send_charges(
             recv(charges) -> charge => charge,
             recv(ended) -> _ => return Ok(()),
         };
-        let Ok(SuccessorCharge { service, reply }) = charge else { return Ok(()) };
+        let Ok(SuccessorCharge { service, reply }) = charge else {
+            return Ok(());
+        };
         // Beyond the limit, dropping `reply` refuses the request.
         if pending.lock().len() < limits::CHARGES {
-            pending.lock().insert(number, PendingCharge { since: Instant::now(), reply });
-            TakeoverMessage::Charge { number, service: service.to_string() }.write_to(&mut lines)?;
+            pending.lock().insert(
+                number,
+                PendingCharge {
+                    since: Instant::now(),
+                    reply,
+                },
+            );
+            TakeoverMessage::Charge {
+                number,
+                service: service.to_string(),
+            }
+            .write_to(&mut lines)?;
         }
         // Sends requests that already wait in one write.
         if charges.is_empty() || lines.len() > 64 * 1024 {
@@ -190,13 +208,18 @@ mod tests {
         let ((charges, asking), pending) = (SuccessorBuckets::new(), PendingCharges::default());
         let (alive, ended) = bounded::<Infallible>(0);
         let sender_pending = pending.clone();
-        let sending = std::thread::spawn(move || send_charges(&ours, &asking, &sender_pending, &ended).is_ok());
+        let sending = std::thread::spawn(move || {
+            send_charges(&ours, &asking, &sender_pending, &ended).is_ok()
+        });
         let service: Arc<str> = "demo--echo".into();
         let answer = pending.clone();
         let answering = std::thread::spawn(move || {
             let mut numbers = Vec::new();
             for _ in 0..3 {
-                let TakeoverMessage::Charge { number, service } = successor.receive().unwrap() else { panic!() };
+                let TakeoverMessage::Charge { number, service } = successor.receive().unwrap()
+                else {
+                    panic!()
+                };
                 assert_eq!(service, "demo--echo");
                 numbers.push(number);
             }
@@ -206,18 +229,26 @@ mod tests {
             answer.lock().clear();
         });
         runtime().block_on(async {
-            let (first, second, third) =
-                tokio::join!(charges.take(&service), charges.take(&service), charges.take(&service));
+            let (first, second, third) = tokio::join!(
+                charges.take(&service),
+                charges.take(&service),
+                charges.take(&service)
+            );
             assert!(first.is_ok());
             let wait = Duration::from_millis(1500);
-            assert!(matches!(second, Err(Error::RateLimited { retry_after }) if retry_after == wait));
+            assert!(
+                matches!(second, Err(Error::RateLimited { retry_after }) if retry_after == wait)
+            );
             assert!(matches!(third, Err(Error::Overloaded(_))));
         });
         answering.join().unwrap();
         drop(alive);
         assert!(sending.join().unwrap());
         // Later requests are refused at once.
-        assert!(matches!(runtime().block_on(charges.take(&service)), Err(Error::Overloaded(_))));
+        assert!(matches!(
+            runtime().block_on(charges.take(&service)),
+            Err(Error::Overloaded(_))
+        ));
     }
 
     #[test]
@@ -225,14 +256,28 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let pending = PendingCharges::default();
         let (reply, _answer) = oneshot::channel();
-        pending.lock().insert(7, PendingCharge { since: Instant::now() - 2 * limits::CHARGED_WITHIN, reply });
+        pending.lock().insert(
+            7,
+            PendingCharge {
+                since: Instant::now() - 2 * limits::CHARGED_WITHIN,
+                reply,
+            },
+        );
         let sending = std::thread::spawn(move || {
             let mut line = Vec::new();
-            TakeoverMessage::Charged { number: 8, wait_ms: None }.write_to(&mut line).unwrap();
+            TakeoverMessage::Charged {
+                number: 8,
+                wait_ms: None,
+            }
+            .write_to(&mut line)
+            .unwrap();
             let begin = Instant::now();
             while begin.elapsed() < 4 * CHECK_INTERVAL && (&theirs).write_all(&line).is_ok() {}
         });
-        let ended = receive_from_successor(Channel::new(ours).unwrap(), &pending, FIRST_WITHIN, |_| Ok(()));
+        let ended =
+            receive_from_successor(Channel::new(ours).unwrap(), &pending, FIRST_WITHIN, |_| {
+                Ok(())
+            });
         assert!(matches!(ended, TakeoverError::Silent), "{ended}");
         sending.join().unwrap();
     }
@@ -242,18 +287,28 @@ mod tests {
         let ended_by = |first: Option<TakeoverMessage>| {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let mut lines = Vec::new();
-            for message in first.into_iter().chain([TakeoverMessage::Charged { number: 8, wait_ms: None }]) {
+            for message in first.into_iter().chain([TakeoverMessage::Charged {
+                number: 8,
+                wait_ms: None,
+            }]) {
                 message.write_to(&mut lines).unwrap();
             }
             (&theirs).write_all(&lines).unwrap();
             drop(theirs);
             let channel = Channel::new(ours).unwrap();
-            receive_from_successor(channel, &PendingCharges::default(), Duration::ZERO, |_| Ok(()))
+            receive_from_successor(channel, &PendingCharges::default(), Duration::ZERO, |_| {
+                Ok(())
+            })
         };
         assert!(matches!(ended_by(None), TakeoverError::NoRecords));
-        let change = TakeoverMessage::Change { steps: Vec::new(), position: Some(Position::default()) };
+        let change = TakeoverMessage::Change {
+            steps: Vec::new(),
+            position: Some(Position::default()),
+        };
         assert!(matches!(ended_by(Some(change)), TakeoverError::Ended));
-        let records = TakeoverMessage::Records { records: Vec::new() };
+        let records = TakeoverMessage::Records {
+            records: Vec::new(),
+        };
         assert!(matches!(ended_by(Some(records)), TakeoverError::Ended));
     }
 
@@ -262,7 +317,13 @@ mod tests {
         let pending = PendingCharges::default();
         assert!(!pending.has_waited_longer_than(Duration::ZERO));
         let (reply, _answer) = oneshot::channel();
-        pending.lock().insert(7, PendingCharge { since: Instant::now() - Duration::from_secs(3), reply });
+        pending.lock().insert(
+            7,
+            PendingCharge {
+                since: Instant::now() - Duration::from_secs(3),
+                reply,
+            },
+        );
         assert!(pending.has_waited_longer_than(Duration::from_secs(2)));
         assert!(!pending.has_waited_longer_than(Duration::from_hours(1)));
         pending.answer(7, None);

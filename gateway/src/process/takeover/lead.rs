@@ -39,11 +39,13 @@ pub(super) fn lead(
     let (replies, answers) = bounded(limits::CHARGES);
     let (alive, ended) = bounded::<Infallible>(0);
     let (reading, workers) = (Arc::clone(control), Arc::clone(peers));
-    std::thread::Builder::new().name("gw-predecessor".to_owned()).spawn(move || {
-        let error = receive_from_predecessor(channel, &replies, &reading, &workers);
-        tracing::info!(%error, "the predecessor has ended");
-        drop(alive);
-    })?;
+    std::thread::Builder::new()
+        .name("gw-predecessor".to_owned())
+        .spawn(move || {
+            let error = receive_from_predecessor(channel, &replies, &reading, &workers);
+            tracing::info!(%error, "the predecessor has ended");
+            drop(alive);
+        })?;
     let (control, predecessor) = (Arc::clone(control), ended.clone());
     std::thread::Builder::new().name("gw-changes".to_owned()).spawn(move || {
         let mut sender = Sending::new(&socket, &control, answers, position);
@@ -89,16 +91,24 @@ fn receive_from_predecessor(
     loop {
         match channel.receive() {
             Ok(TakeoverMessage::Charge { number, service }) => {
-                let owner = ownership::owner(format!("{service}.{}", control.region().apex()), control.workers());
+                let owner = ownership::owner(
+                    format!("{service}.{}", control.region().apex()),
+                    control.workers(),
+                );
                 let replies = replies.clone();
                 let answer = Box::new(move |wait: Option<Duration>| {
-                    let wait_ms = wait.map(|wait| u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX));
+                    let wait_ms = wait.map(|wait| {
+                        u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
+                    });
                     // Fails if the predecessor has ended.
                     let _ = replies.try_send(TakeoverMessage::Charged { number, wait_ms });
                 });
                 peers.tell(
                     owner,
-                    worker::WorkerMessage::ChargeForPredecessor(Box::new(PredecessorCharge { service, answer })),
+                    worker::WorkerMessage::ChargeForPredecessor(Box::new(PredecessorCharge {
+                        service,
+                        answer,
+                    })),
                 );
             }
             Ok(other) => return TakeoverError::Unexpected(format!("{other:?}")),
@@ -128,13 +138,26 @@ impl<'a> Sending<'a> {
         answers: Receiver<TakeoverMessage>,
         position: Option<Position>,
     ) -> Self {
-        Self { socket, control, answers, position, lines: Vec::new(), line_max: LINE_MAX }
+        Self {
+            socket,
+            control,
+            answers,
+            position,
+            lines: Vec::new(),
+            line_max: LINE_MAX,
+        }
     }
 
     /// Sends changes and answers until the predecessor has ended, or this process gets no changes any more.
     fn run(&mut self, ended: &Receiver<Infallible>) -> Result<(), TakeoverError> {
-        let Some(changed) = self.control.watch_changes() else { return Ok(()) };
-        let interval = if self.position.is_some() { Duration::ZERO } else { RECORDS_INTERVAL };
+        let Some(changed) = self.control.watch_changes() else {
+            return Ok(());
+        };
+        let interval = if self.position.is_some() {
+            Duration::ZERO
+        } else {
+            RECORDS_INTERVAL
+        };
         if let Some(position) = self.position.clone() {
             self.send_change(&position, &[])?;
         }
@@ -177,7 +200,10 @@ impl<'a> Sending<'a> {
                 History::Changes(changes) if changes.is_empty() => break,
                 History::Changes(changes) => changes,
                 History::Forgotten | History::Replaced => {
-                    return Err(MissingChanges { after: position.revision }.into());
+                    return Err(MissingChanges {
+                        after: position.revision,
+                    }
+                    .into());
                 }
             };
             for (next, steps) in changes {
@@ -203,9 +229,20 @@ impl<'a> Sending<'a> {
         }
     }
 
-    fn write_part(&mut self, steps: &[Step], position: Option<&Position>) -> Result<(), TakeoverError> {
-        let most = if steps.len() > 1 { PART_BYTES } else { self.line_max };
-        let message = TakeoverMessage::Change { steps: steps.to_vec(), position: position.cloned() };
+    fn write_part(
+        &mut self,
+        steps: &[Step],
+        position: Option<&Position>,
+    ) -> Result<(), TakeoverError> {
+        let most = if steps.len() > 1 {
+            PART_BYTES
+        } else {
+            self.line_max
+        };
+        let message = TakeoverMessage::Change {
+            steps: steps.to_vec(),
+            position: position.cloned(),
+        };
         match message.write_within(&mut self.lines, most) {
             Err(TakeoverError::TooLong) if steps.len() > 1 => {
                 let (first, second) = steps.split_at(steps.len() / 2);
@@ -230,7 +267,10 @@ impl<'a> Sending<'a> {
     fn fail(&mut self, error: &TakeoverError) {
         self.lines.clear();
         // If this fails, the predecessor still sees that the exchange ends.
-        let _ = TakeoverMessage::Failed { reason: error.to_string() }.write_to(&mut self.lines);
+        let _ = TakeoverMessage::Failed {
+            reason: error.to_string(),
+        }
+        .write_to(&mut self.lines);
         let _ = self.socket.write_all(&self.lines);
     }
 }
@@ -250,7 +290,9 @@ mod tests {
     use crate::hostname::Region;
     use crate::mailbox::{Inbox, mailbox};
     use crate::rate_limit::SuccessorBuckets;
-    use crate::store::{AccountRecord, AuditEntry, Revision, SqliteStore, Store, StoreSource, StoredRecord};
+    use crate::store::{
+        AccountRecord, AuditEntry, Revision, SqliteStore, Store, StoreSource, StoredRecord,
+    };
     use crate::worker::WorkerMessage;
 
     /// The control plane of a process, and the mailbox of its only worker.
@@ -264,7 +306,11 @@ mod tests {
         let (mailbox, worker) = mailbox(64);
         let peers = Peers::new(vec![mailbox]);
         let config = Config::new(Region::new("eu1", "gw.localhost"), folder.path().to_owned());
-        Process { control: Arc::new(Control::open(&config, peers.clone()).unwrap()), peers, worker }
+        Process {
+            control: Arc::new(Control::open(&config, peers.clone()).unwrap()),
+            peers,
+            worker,
+        }
     }
 
     impl Process {
@@ -279,19 +325,28 @@ mod tests {
 
         /// Waits until the records have reached `revision`.
         fn has_reached(&self, revision: Revision) {
-            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .unwrap();
             let mut applied = self.control.applied_revision();
-            runtime.block_on(applied.wait_for(|applied| *applied >= revision)).unwrap();
+            runtime
+                .block_on(applied.wait_for(|applied| *applied >= revision))
+                .unwrap();
         }
 
         /// The predecessor's half of the exchange.
         fn hand_over(&self, channel: Channel) {
             let mut successor = Successor::without_process(channel);
             successor.wait_until_ready().unwrap();
-            successor.give_store(BTreeMap::new(), None, self.control.position()).unwrap();
+            successor
+                .give_store(BTreeMap::new(), None, self.control.position())
+                .unwrap();
             let (_, charges) = SuccessorBuckets::new();
             // Fails if the successor has ended the exchange already.
-            if successor.follow(Vec::new(), charges, &self.control, &self.peers).is_err() {
+            if successor
+                .follow(Vec::new(), charges, &self.control, &self.peers)
+                .is_err()
+            {
                 self.peers.tell_all(|| WorkerMessage::End);
             }
         }
@@ -303,7 +358,11 @@ mod tests {
 
     fn account(name: &str) -> StoredRecord {
         let id = AccountId::new(name).unwrap();
-        StoredRecord::Account(AccountRecord { id, capture_allowed: false, created_at: Timestamp(1) })
+        StoredRecord::Account(AccountRecord {
+            id,
+            capture_allowed: false,
+            created_at: Timestamp(1),
+        })
     }
 
     fn accounts(process: &Process) -> Vec<AccountId> {
@@ -312,7 +371,10 @@ mod tests {
 
     fn channels() -> (Channel, Predecessor) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Channel::new(ours).unwrap(), Predecessor::new(Channel::new(theirs).unwrap()))
+        (
+            Channel::new(ours).unwrap(),
+            Predecessor::new(Channel::new(theirs).unwrap()),
+        )
     }
 
     /// Starts a process that takes over from `old`. Calls `between` while neither has the store.
@@ -365,7 +427,13 @@ mod tests {
                 target: String::new(),
                 detail: serde_json::Value::Null,
             };
-            store.commit(&Position::default(), &[Step::Put(account("missed"))], &entry).unwrap();
+            store
+                .commit(
+                    &Position::default(),
+                    &[Step::Put(account("missed"))],
+                    &entry,
+                )
+                .unwrap();
         });
         first.is_told_to_end();
         assert_eq!(accounts(&first), []);
@@ -389,7 +457,9 @@ mod tests {
         let mut channel = channel;
         channel
             .socket_mut()
-            .write_all(b"{\"type\":\"store\",\"tunnels\":{}}\n{\"type\":\"levels\",\"levels\":[]}\n")
+            .write_all(
+                b"{\"type\":\"store\",\"tunnels\":{}}\n{\"type\":\"levels\",\"levels\":[]}\n",
+            )
             .unwrap();
         predecessor.take_store().unwrap();
         let new = start(&folder);
@@ -397,9 +467,10 @@ mod tests {
         channel.expect(&TakeoverMessage::Ready).unwrap();
         channel.expect(&TakeoverMessage::Serving).unwrap();
         let mut received = |name: &str| loop {
-            let TakeoverMessage::Records { records } = channel.receive().unwrap() else { panic!("all records") };
-            let is_in =
-                |record: &StoredRecord| matches!(record, StoredRecord::Account(found) if found.id.as_str() == name);
+            let TakeoverMessage::Records { records } = channel.receive().unwrap() else {
+                panic!("all records")
+            };
+            let is_in = |record: &StoredRecord| matches!(record, StoredRecord::Account(found) if found.id.as_str() == name);
             if name.is_empty() || records.iter().any(is_in) {
                 return;
             }
@@ -422,7 +493,10 @@ mod tests {
         assert!(matches!(error, TakeoverError::TooLong), "{error}");
         sending.fail(&error);
         let reason = Channel::new(theirs).unwrap().receive().unwrap_err();
-        assert!(matches!(&reason, TakeoverError::Failed(reason) if reason.contains("longer than")), "{reason}");
+        assert!(
+            matches!(&reason, TakeoverError::Failed(reason) if reason.contains("longer than")),
+            "{reason}"
+        );
     }
 
     #[test]
@@ -433,8 +507,12 @@ mod tests {
         // Few long records, and many short ones.
         let text = |number: usize| format!("account{number:08}");
         let long = |number| {
-            let StoredRecord::Account(account) = account(&text(number)) else { unreachable!() };
-            let services = (0..500).map(|number| format!("{number:0>56}").parse().unwrap()).collect();
+            let StoredRecord::Account(account) = account(&text(number)) else {
+                unreachable!()
+            };
+            let services = (0..500)
+                .map(|number| format!("{number:0>56}").parse().unwrap())
+                .collect();
             StoredRecord::ServiceKey(crate::store::CallerSecretRecord {
                 id: gw_shared::id::KeyId::random(),
                 access: crate::store::SecretAccess {
@@ -447,7 +525,10 @@ mod tests {
                 },
             })
         };
-        let records: Vec<_> = (0..100).map(long).chain((0..5000).map(|number| account(&text(number)))).collect();
+        let records: Vec<_> = (0..100)
+            .map(long)
+            .chain((0..5000).map(|number| account(&text(number))))
+            .collect();
         let steps: Vec<_> = records.iter().cloned().map(Step::Put).collect();
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (_replies, answers) = bounded(1);
@@ -455,14 +536,18 @@ mod tests {
             let mut channel = Channel::new(theirs).unwrap();
             let (mut parts, mut received) = (0, 0);
             loop {
-                let TakeoverMessage::Change { steps, position } = channel.receive().unwrap() else { panic!() };
+                let TakeoverMessage::Change { steps, position } = channel.receive().unwrap() else {
+                    panic!()
+                };
                 (parts, received) = (parts + 1, received + steps.len());
                 if position.is_some() {
                     return (parts, received);
                 }
             }
         });
-        Sending::new(&ours, &second.control, answers, None).send_change(&Position::default(), &steps).unwrap();
+        Sending::new(&ours, &second.control, answers, None)
+            .send_change(&Position::default(), &steps)
+            .unwrap();
         let (parts, received) = receiving.join().unwrap();
         assert!(parts >= 8, "{parts}");
         assert_eq!(received, steps.len());
@@ -474,7 +559,10 @@ mod tests {
         let ours = first.control.records();
         assert_eq!((ours.service_keys.len(), ours.accounts.len()), (100, 5001));
         // One new directory for the whole change.
-        assert!(matches!(first.worker.try_next(), Some(WorkerMessage::Directory(_))));
+        assert!(matches!(
+            first.worker.try_next(),
+            Some(WorkerMessage::Directory(_))
+        ));
         assert!(first.worker.try_next().is_none());
     }
 }

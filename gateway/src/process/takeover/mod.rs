@@ -55,8 +55,7 @@ const VARIABLE: &str = "GW_PREDECESSOR";
 const LINE_MAX: u64 = 64 * 1024 * 1024;
 
 /// Log line of a process that has a successor, and learns of no more revocations.
-pub(super) const FOLLOWS_NO_MORE: &str =
-    "no more changes from the successor: this process refuses new requests (503) and finishes running ones";
+pub(super) const FOLLOWS_NO_MORE: &str = "no more changes from the successor: this process refuses new requests (503) and finishes running ones";
 
 /// Reason why a takeover failed.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +94,9 @@ impl From<io::Error> for TakeoverError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Silent,
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => Self::Ended,
+            io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::UnexpectedEof => Self::Ended,
             _ => Self::Io(error),
         }
     }
@@ -115,7 +116,10 @@ mod tests {
 
     fn pair() -> (Successor, Predecessor) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Successor::without_process(Channel::new(ours).unwrap()), Predecessor::new(Channel::new(theirs).unwrap()))
+        (
+            Successor::without_process(Channel::new(ours).unwrap()),
+            Predecessor::new(Channel::new(theirs).unwrap()),
+        )
     }
 
     #[test]
@@ -125,10 +129,16 @@ mod tests {
         let expected = tunnels.clone();
         let taking = thread::spawn(move || {
             assert_eq!(predecessor.take_store().unwrap(), (expected, None));
-            predecessor.channel().unwrap().send(&TakeoverMessage::Serving).unwrap();
+            predecessor
+                .channel()
+                .unwrap()
+                .send(&TakeoverMessage::Serving)
+                .unwrap();
         });
         successor.wait_until_ready().unwrap();
-        successor.give_store(tunnels, None, Position::default()).unwrap();
+        successor
+            .give_store(tunnels, None, Position::default())
+            .unwrap();
         taking.join().unwrap();
     }
 
@@ -137,33 +147,68 @@ mod tests {
         let (mut successor, mut predecessor) = pair();
         predecessor.failed("no region");
         let failed = successor.wait_until_ready().unwrap_err();
-        assert!(matches!(&failed, TakeoverError::Failed(reason) if reason == "no region"), "{failed}");
+        assert!(
+            matches!(&failed, TakeoverError::Failed(reason) if reason == "no region"),
+            "{failed}"
+        );
         // At any later step too.
         predecessor.failed("no room");
         drop(predecessor);
-        let failed = successor.give_store(BTreeMap::new(), None, Position::default()).unwrap_err();
-        assert!(matches!(&failed, TakeoverError::Failed(reason) if reason == "no room"), "{failed}");
-        assert!(matches!(successor.wait_until_ready(), Err(TakeoverError::Ended)));
-        assert!(matches!(successor.give_store(BTreeMap::new(), None, Position::default()), Err(TakeoverError::Ended)));
+        let failed = successor
+            .give_store(BTreeMap::new(), None, Position::default())
+            .unwrap_err();
+        assert!(
+            matches!(&failed, TakeoverError::Failed(reason) if reason == "no room"),
+            "{failed}"
+        );
+        assert!(matches!(
+            successor.wait_until_ready(),
+            Err(TakeoverError::Ended)
+        ));
+        assert!(matches!(
+            successor.give_store(BTreeMap::new(), None, Position::default()),
+            Err(TakeoverError::Ended)
+        ));
     }
 
     #[test]
     fn a_partial_line_survives_a_time_limit() {
         let (mut successor, mut predecessor) = pair();
         let socket = predecessor.channel().unwrap().socket_mut();
-        successor.channel.socket().set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
+        successor
+            .channel
+            .socket()
+            .set_read_timeout(Some(std::time::Duration::from_millis(1)))
+            .unwrap();
         socket.write_all(b"{\"type\":").unwrap();
-        assert!(matches!(successor.channel.receive(), Err(TakeoverError::Silent)));
+        assert!(matches!(
+            successor.channel.receive(),
+            Err(TakeoverError::Silent)
+        ));
         socket.write_all(b"\"serving\"}\n").unwrap();
-        assert!(matches!(successor.channel.receive(), Ok(TakeoverMessage::Serving)));
+        assert!(matches!(
+            successor.channel.receive(),
+            Ok(TakeoverMessage::Serving)
+        ));
     }
 
     #[test]
     fn unexpected_messages_are_errors() {
         for line in ["{\"type\":\"serving\"}\n", "hello\n"] {
             let (mut successor, mut predecessor) = pair();
-            predecessor.channel().unwrap().socket_mut().write_all(line.as_bytes()).unwrap();
-            assert!(matches!(successor.wait_until_ready(), Err(TakeoverError::Unexpected(_))), "{line}");
+            predecessor
+                .channel()
+                .unwrap()
+                .socket_mut()
+                .write_all(line.as_bytes())
+                .unwrap();
+            assert!(
+                matches!(
+                    successor.wait_until_ready(),
+                    Err(TakeoverError::Unexpected(_))
+                ),
+                "{line}"
+            );
         }
     }
 }

@@ -27,13 +27,18 @@ pub struct Predecessor {
 
 impl Predecessor {
     pub(super) fn new(channel: Channel) -> Self {
-        Self { channel: Some(channel), position: None }
+        Self {
+            channel: Some(channel),
+            position: None,
+        }
     }
 
     /// The parent process, if it started this process as its successor.
     pub fn find() -> io::Result<Option<Self>> {
         let named = std::env::var(VARIABLE).ok().and_then(|id| id.parse().ok());
-        if named.is_none() || named != rustix::process::getppid().map(|id| id.as_raw_nonzero().get()) {
+        if named.is_none()
+            || named != rustix::process::getppid().map(|id| id.as_raw_nonzero().get())
+        {
             return Ok(None);
         }
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -49,12 +54,21 @@ impl Predecessor {
 
     /// Reports that this process is ready, and waits for the store. Returns the number of live tunnels by service, and
     /// the membership in a region of several nodes.
-    pub(crate) fn take_store(&mut self) -> Result<(BTreeMap<String, usize>, Option<CarriedNode>), TakeoverError> {
+    pub(crate) fn take_store(
+        &mut self,
+    ) -> Result<(BTreeMap<String, usize>, Option<CarriedNode>), TakeoverError> {
         self.channel()?.send(&TakeoverMessage::Ready)?;
         match self.channel()?.receive()? {
-            TakeoverMessage::Store { tunnels, membership, position, clock_ahead_us } => {
+            TakeoverMessage::Store {
+                tunnels,
+                membership,
+                position,
+                clock_ahead_us,
+            } => {
                 self.position = position;
-                clock_ahead_us.into_iter().for_each(gw_shared::clock::follow);
+                clock_ahead_us
+                    .into_iter()
+                    .for_each(gw_shared::clock::follow);
                 Ok((tunnels, membership))
             }
             other => Err(TakeoverError::Unexpected(format!("{other:?}"))),
@@ -80,6 +94,10 @@ impl Predecessor {
     /// Sends the reason why this process cannot take over.
     pub fn failed(&mut self, reason: &str) {
         // If this fails, the predecessor still sees that this process ends.
-        let _ = self.channel().and_then(|channel| channel.send(&TakeoverMessage::Failed { reason: reason.to_owned() }));
+        let _ = self.channel().and_then(|channel| {
+            channel.send(&TakeoverMessage::Failed {
+                reason: reason.to_owned(),
+            })
+        });
     }
 }

@@ -14,13 +14,21 @@ pub struct Program {
 impl Program {
     pub fn of_this_process() -> Self {
         let mut arguments = std::env::args_os();
-        let name = arguments.next().unwrap_or_else(|| env!("CARGO_PKG_NAME").into());
-        Self { name, arguments: arguments.collect() }
+        let name = arguments
+            .next()
+            .unwrap_or_else(|| env!("CARGO_PKG_NAME").into());
+        Self {
+            name,
+            arguments: arguments.collect(),
+        }
     }
 
     /// This program with the arguments that serve `config`, whatever those of this process are.
     pub fn serving(config: &Path) -> Self {
         let arguments = vec!["serve".into(), "--config".into(), config.into()];
-        Self { arguments, ..Self::of_this_process() }
+        Self {
+            arguments,
+            ..Self::of_this_process()
+        }
     }
 }

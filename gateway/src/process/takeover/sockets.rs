@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 
 use rustix::io::retry_on_intr;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 use super::TakeoverError;
@@ -32,12 +32,24 @@ pub(super) fn send(over: &UnixStream, listeners: &Listeners) -> io::Result<()> {
     for listener in &listeners.callers {
         send_socket(over, CALLERS, Some(listener.as_fd()))?;
     }
-    let admin = if listeners.admin_is_ours == listeners.are_ours { ADMIN } else { ADMIN_OF_OTHER };
+    let admin = if listeners.admin_is_ours == listeners.are_ours {
+        ADMIN
+    } else {
+        ADMIN_OF_OTHER
+    };
     send_socket(over, admin, Some(listeners.admin.as_fd()))?;
     for listener in &listeners.peers {
         send_socket(over, PEERS, Some(listener.as_fd()))?;
     }
-    send_socket(over, if listeners.are_ours { END_OF_OWN } else { END_OF_SERVICE_MANAGERS }, None)
+    send_socket(
+        over,
+        if listeners.are_ours {
+            END_OF_OWN
+        } else {
+            END_OF_SERVICE_MANAGERS
+        },
+        None,
+    )
 }
 
 pub(super) fn receive(over: &UnixStream) -> Result<Inherited, TakeoverError> {
@@ -52,10 +64,15 @@ pub(super) fn receive(over: &UnixStream) -> Result<Inherited, TakeoverError> {
             (PEERS, Some(fd)) => inherited.peers.push(TcpListener::from(fd)),
             (END_OF_OWN | END_OF_SERVICE_MANAGERS, None) => {
                 inherited.from_service_manager = kind == END_OF_SERVICE_MANAGERS;
-                inherited.admin_from_service_manager = inherited.from_service_manager != is_admin_of_other;
+                inherited.admin_from_service_manager =
+                    inherited.from_service_manager != is_admin_of_other;
                 return Ok(inherited);
             }
-            (kind, _) => return Err(TakeoverError::Unexpected(format!("{kind:#x} in place of a socket"))),
+            (kind, _) => {
+                return Err(TakeoverError::Unexpected(format!(
+                    "{kind:#x} in place of a socket"
+                )));
+            }
         }
     }
 }
@@ -67,7 +84,14 @@ fn send_socket(over: &UnixStream, kind: u8, fd: Option<BorrowedFd<'_>>) -> io::R
     if !fd.as_slice().is_empty() {
         control.push(SendAncillaryMessage::ScmRights(fd.as_slice()));
     }
-    retry_on_intr(|| sendmsg(over, &[IoSlice::new(&[kind])], &mut control, SendFlags::NOSIGNAL))?;
+    retry_on_intr(|| {
+        sendmsg(
+            over,
+            &[IoSlice::new(&[kind])],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+    })?;
     Ok(())
 }
 
@@ -77,7 +101,8 @@ fn receive_socket(over: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = retry_on_intr(|| recvmsg(over, &mut [IoSliceMut::new(&mut byte)], &mut control, flags))?;
+    let received =
+        retry_on_intr(|| recvmsg(over, &mut [IoSliceMut::new(&mut byte)], &mut control, flags))?;
     if received.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -97,15 +122,30 @@ mod tests {
     #[test]
     fn hundreds_of_sockets_pass() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let callers: Vec<TcpListener> = (0..400).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let callers: Vec<TcpListener> = (0..400)
+            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+            .collect();
         let admin = callers[0].try_clone().unwrap();
         let addresses = |listeners: &[TcpListener]| -> Vec<_> {
-            listeners.iter().map(|listener| listener.local_addr().unwrap()).collect()
+            listeners
+                .iter()
+                .map(|listener| listener.local_addr().unwrap())
+                .collect()
         };
         let expected = addresses(&callers);
         let peers = vec![callers[1].try_clone().unwrap()];
         let sending = thread::spawn(move || {
-            send(&ours, &Listeners { callers, admin, peers, are_ours: false, admin_is_ours: false }).unwrap();
+            send(
+                &ours,
+                &Listeners {
+                    callers,
+                    admin,
+                    peers,
+                    are_ours: false,
+                    admin_is_ours: false,
+                },
+            )
+            .unwrap();
             ours
         });
         let inherited = receive(&theirs).unwrap();
@@ -120,13 +160,28 @@ mod tests {
 
     #[test]
     fn each_kind_of_socket_keeps_its_opener() {
-        for (are_ours, admin_is_ours) in [(true, true), (true, false), (false, true), (false, false)] {
+        for (are_ours, admin_is_ours) in
+            [(true, true), (true, false), (false, true), (false, false)]
+        {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let socket = || TcpListener::bind("127.0.0.1:0").unwrap();
             let (callers, admin) = (vec![socket()], socket());
-            send(&ours, &Listeners { callers, admin, peers: Vec::new(), are_ours, admin_is_ours }).unwrap();
+            send(
+                &ours,
+                &Listeners {
+                    callers,
+                    admin,
+                    peers: Vec::new(),
+                    are_ours,
+                    admin_is_ours,
+                },
+            )
+            .unwrap();
             let inherited = receive(&theirs).unwrap();
-            let found = (!inherited.from_service_manager, !inherited.admin_from_service_manager);
+            let found = (
+                !inherited.from_service_manager,
+                !inherited.admin_from_service_manager,
+            );
             assert_eq!(found, (are_ours, admin_is_ours));
         }
     }

@@ -41,7 +41,10 @@ impl Successor {
             let program = program.name.to_string_lossy().into_owned();
             TakeoverError::Spawn { program, error }
         })?;
-        let mut successor = Self { child: KilledOnDrop(Some(child)), channel: Channel::new(ours)? };
+        let mut successor = Self {
+            child: KilledOnDrop(Some(child)),
+            channel: Channel::new(ours)?,
+        };
         let sent = sockets::send(successor.channel.socket(), listeners);
         sent.map_err(|error| successor.channel.reason_of(error.into()))?;
         Ok(successor)
@@ -49,7 +52,10 @@ impl Successor {
 
     #[cfg(test)]
     pub(super) fn without_process(channel: Channel) -> Self {
-        Self { child: KilledOnDrop(None), channel }
+        Self {
+            child: KilledOnDrop(None),
+            channel,
+        }
     }
 
     pub(crate) fn id(&self) -> Option<u32> {
@@ -70,7 +76,12 @@ impl Successor {
         position: Position,
     ) -> Result<(), TakeoverError> {
         let (position, clock_ahead_us) = (Some(position), gw_shared::clock::followed());
-        self.channel.send(&TakeoverMessage::Store { tunnels, membership, position, clock_ahead_us })?;
+        self.channel.send(&TakeoverMessage::Store {
+            tunnels,
+            membership,
+            position,
+            clock_ahead_us,
+        })?;
         self.channel.expect(&TakeoverMessage::Serving)?;
         self.child.0 = None;
         Ok(())
@@ -85,8 +96,15 @@ impl Successor {
         control: &Arc<Control>,
         peers: &Arc<Peers>,
     ) -> Result<(), TakeoverError> {
-        self.channel.send(&TakeoverMessage::Levels { levels: levels::bounded(levels) })?;
-        follow::follow(self.channel, charges, Arc::clone(control), Arc::clone(peers))
+        self.channel.send(&TakeoverMessage::Levels {
+            levels: levels::bounded(levels),
+        })?;
+        follow::follow(
+            self.channel,
+            charges,
+            Arc::clone(control),
+            Arc::clone(peers),
+        )
     }
 }
 

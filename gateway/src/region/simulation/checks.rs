@@ -28,23 +28,37 @@ pub(super) struct Checks {
 
 impl World {
     /// A statement was applied.
-    pub(super) fn check_statement(&mut self, statement: &Statement, long_outage_end: Option<Duration>) {
+    pub(super) fn check_statement(
+        &mut self,
+        statement: &Statement,
+        long_outage_end: Option<Duration>,
+    ) {
         if let Statement::GoLive { session, .. } = *statement
             && let Some(host) = self.host_of(session)
             && self.hosts[host].links.began_with_wrong_clock
         {
             self.fail(&format!("host {host} goes live with a wrong clock"));
         }
-        let Statement::DeclareDead { session, .. } = *statement else { return };
+        let Statement::DeclareDead { session, .. } = *statement else {
+            return;
+        };
         self.checks.deaths += 1;
         let is_target = |process: &Process| process.machine.session() == session;
-        let target = self.hosts.iter().position(|host| host.process.as_ref().is_some_and(is_target));
+        let target = self
+            .hosts
+            .iter()
+            .position(|host| host.process.as_ref().is_some_and(is_target));
         // Clocks of observers are up to 3 % fast. A process that has ended refuses connections, which is proof enough.
-        let is_soon = long_outage_end.is_some_and(|end| self.now - end < Duration::from_millis(9_650));
+        let is_soon =
+            long_outage_end.is_some_and(|end| self.now - end < Duration::from_millis(9_650));
         if is_soon && target.is_some() && !self.falsely_refused.contains(&session) {
             self.fail("a node was declared dead soon after an outage of the engine");
         }
-        let is_refusal = self.engine.ended.get(&session).is_some_and(|end| end.kind == EndKind::Refusal);
+        let is_refusal = self
+            .engine
+            .ended
+            .get(&session)
+            .is_some_and(|end| end.kind == EndKind::Refusal);
         if target.is_some() && is_refusal && !self.falsely_refused.contains(&session) {
             self.fail("a node that beats was declared dead");
         }
@@ -59,8 +73,15 @@ impl World {
     /// For how long the host has been running and connected to the engine.
     fn healthy_for(&self, host: usize) -> Duration {
         let host = &self.hosts[host];
-        let is_up = self.engine.mode == Mode::Up && host.requests_pass && host.replies_pass && !host.is_paused;
-        if is_up { self.now.saturating_sub(host.disturbed) } else { Duration::ZERO }
+        let is_up = self.engine.mode == Mode::Up
+            && host.requests_pass
+            && host.replies_pass
+            && !host.is_paused;
+        if is_up {
+            self.now.saturating_sub(host.disturbed)
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// The workers of a host use a new view.
@@ -68,16 +89,28 @@ impl World {
         if before.is_some_and(|before| before.epoch() > view.epoch()) {
             self.fail(&format!("host {host} went back to epoch {}", view.epoch()));
         }
-        let members = view.placement().members().iter().map(|member| (member.slot, member.session));
-        let same =
-            self.engine.members.get(view.epoch() as usize).is_some_and(|truth| members.eq(truth.iter().copied()));
+        let members = view
+            .placement()
+            .members()
+            .iter()
+            .map(|member| (member.slot, member.session));
+        let same = self
+            .engine
+            .members
+            .get(view.epoch() as usize)
+            .is_some_and(|truth| members.eq(truth.iter().copied()));
         if !same {
-            self.fail(&format!("host {host} has other members at epoch {}: {view:?}", view.epoch()));
+            self.fail(&format!(
+                "host {host} has other members at epoch {}: {view:?}",
+                view.epoch()
+            ));
         }
     }
 
     pub(super) fn check_answer(&mut self, host: usize) {
-        let Some(process) = &self.hosts[host].process else { return };
+        let Some(process) = &self.hosts[host].process else {
+            return;
+        };
         if process.machine.roster().epoch > self.engine.epoch() {
             self.fail(&format!("host {host} knows an epoch that does not exist"));
         }
@@ -87,7 +120,10 @@ impl World {
     pub(super) fn admitted(&self, host: usize) -> u32 {
         let clock = self.clock(host);
         match &self.hosts[host].process {
-            Some(process) if !self.hosts[host].is_paused && process.admit_until.is_some_and(|until| clock <= until) => {
+            Some(process)
+                if !self.hosts[host].is_paused
+                    && process.admit_until.is_some_and(|until| clock <= until) =>
+            {
                 process.services
             }
             _ => 0,
@@ -117,7 +153,9 @@ impl World {
 
     /// The host begins to admit for a service: in a planned move it has the levels of the earlier owner.
     fn check_handover(&mut self, host: usize, service: usize) {
-        let Some(process) = &self.hosts[host].process else { return };
+        let Some(process) = &self.hosts[host].process else {
+            return;
+        };
         let Some(view) = &process.view else { return };
         let session = process.session;
         let epoch = view.epoch();
@@ -128,19 +166,28 @@ impl World {
         }
         let earlier = match earlier {
             Some((_, earlier)) if earlier == session && !self.flaws.forgets_levels => return,
-            Some((_, earlier)) if earlier != session && !self.engine.ended.contains_key(&earlier) => earlier,
+            Some((_, earlier))
+                if earlier != session && !self.engine.ended.contains_key(&earlier) =>
+            {
+                earlier
+            }
             _ => return self.check_burst(service),
         };
         // After two changes in a row the levels can be on their way to the owner between.
         let is_direct = self.owning_session(epoch - 1, service) == Some(earlier);
-        let has_levels = process.levels.get(&earlier).is_some_and(|levels| *levels >= epoch);
+        let has_levels = process
+            .levels
+            .get(&earlier)
+            .is_some_and(|levels| *levels >= epoch);
         self.checks.handovers += 1;
         if !has_levels {
             self.checks.handovers_without_levels += 1;
             self.checks.bursts[service].1 += 1;
             self.check_burst(service);
             if is_direct && !self.peers_disturbed {
-                self.fail(&format!("host {host} admits for service {service} without levels of {earlier:x}"));
+                self.fail(&format!(
+                    "host {host} admits for service {service} without levels of {earlier:x}"
+                ));
             }
         }
     }
@@ -150,25 +197,43 @@ impl World {
         let (bursts, explained) = &mut self.checks.bursts[service];
         *bursts += 1;
         if *bursts > 1 + *explained + self.engine.ended.len() as u64 {
-            self.fail(&format!("service {service} has had more than one burst and one for each death"));
+            self.fail(&format!(
+                "service {service} has had more than one burst and one for each death"
+            ));
         }
     }
 
     /// The session that owns a service at an epoch.
     fn owning_session(&self, epoch: u64, service: usize) -> Option<u128> {
         let members = self.engine.members.get(epoch as usize)?.iter();
-        let member = |&(slot, session): &(NodeSlot, u128)| Member { slot, session, peer_address: ([0; 4], 0).into() };
+        let member = |&(slot, session): &(NodeSlot, u128)| Member {
+            slot,
+            session,
+            peer_address: ([0; 4], 0).into(),
+        };
         let placement = Placement::new(epoch, NodeSlot::new(0)?, members.map(member).collect());
-        placement.owning_member(&self.services[service]).map(|member| member.session)
+        placement
+            .owning_member(&self.services[service])
+            .map(|member| member.session)
     }
 
     /// Two hosts admit for one service: one must be cut off, within the documented bounds.
     fn check_overlap(&mut self, one: usize, other: usize) {
-        let epoch =
-            |host: usize| self.hosts[host].process.as_ref().and_then(|process| Some(process.view.as_ref()?.epoch()));
-        let older = if epoch(one) <= epoch(other) { one } else { other };
+        let epoch = |host: usize| {
+            self.hosts[host]
+                .process
+                .as_ref()
+                .and_then(|process| Some(process.view.as_ref()?.epoch()))
+        };
+        let older = if epoch(one) <= epoch(other) {
+            one
+        } else {
+            other
+        };
         if let Err(reason) = self.may_overlap(older, one, other) {
-            self.fail(&format!("hosts {one} and {other} both admit, {older} by the older epoch: {reason}"));
+            self.fail(&format!(
+                "hosts {one} and {other} both admit, {older} by the older epoch: {reason}"
+            ));
         }
         self.checks.overlaps += 1;
     }
@@ -181,9 +246,17 @@ impl World {
         }
         let node = process(older)?;
         let here = view(older)?.placement().here();
-        let member = view(older)?.placement().members().iter().find(|member| member.slot == here);
+        let member = view(older)?
+            .placement()
+            .members()
+            .iter()
+            .find(|member| member.slot == here);
         let session = member.ok_or("it is no member")?.session;
-        let end = self.engine.ended.get(&session).ok_or("its session has not ended")?;
+        let end = self
+            .engine
+            .ended
+            .get(&session)
+            .ok_or("its session has not ended")?;
         let told = node.told.map_or(Duration::ZERO, |(_, at)| self.now - at);
         if told > WORKER_DELAY {
             return Err("a peer told it of a later epoch");
@@ -205,7 +278,9 @@ impl World {
         }
         // A failure is known one second after the start of its call, and counts for four seconds after that start, on
         // a clock that is up to 3 % slow.
-        let has_failed = node.failed.is_some_and(|failed| self.now - failed < Duration::from_millis(4_130));
+        let has_failed = node
+            .failed
+            .is_some_and(|failed| self.now - failed < Duration::from_millis(4_130));
         if !has_failed {
             return Err("its calls have not failed");
         }
@@ -220,10 +295,18 @@ impl World {
     pub(super) fn has_converged(&self) -> Result<(), String> {
         let running = || (0..self.hosts.len()).filter(|host| self.hosts[*host].process.is_some());
         for host in running() {
-            let Some(process) = &self.hosts[host].process else { continue };
-            let Some(view) = &process.view else { return Err(format!("host {host} has no view")) };
+            let Some(process) = &self.hosts[host].process else {
+                continue;
+            };
+            let Some(view) = &process.view else {
+                return Err(format!("host {host} has no view"));
+            };
             if view.epoch() != self.engine.epoch() {
-                return Err(format!("host {host} is at epoch {} of {}", view.epoch(), self.engine.epoch()));
+                return Err(format!(
+                    "host {host} is at epoch {} of {}",
+                    view.epoch(),
+                    self.engine.epoch()
+                ));
             }
             if !view.is_member() || view.is_moving() || view.next().is_some() {
                 return Err(format!("host {host} is not settled: {view:?}"));
@@ -231,7 +314,9 @@ impl World {
             for (service, name) in self.services.iter().enumerate() {
                 let is_owner = view.placement().owner(name) == Owner::Here;
                 if is_owner != (self.admitted(host) & (1 << service) != 0) {
-                    return Err(format!("host {host}: owner of {service}: {is_owner}, but admits otherwise"));
+                    return Err(format!(
+                        "host {host}: owner of {service}: {is_owner}, but admits otherwise"
+                    ));
                 }
             }
         }
@@ -240,7 +325,10 @@ impl World {
         }
         let members = self.engine.members.last().map_or(0, Vec::len);
         if members != running().count() {
-            return Err(format!("{members} members, {} running hosts", running().count()));
+            return Err(format!(
+                "{members} members, {} running hosts",
+                running().count()
+            ));
         }
         Ok(())
     }
@@ -249,8 +337,12 @@ impl World {
     pub(super) fn has_silent_row(&self) -> bool {
         let is_running = |session: u128| {
             let has = |process: &Process| process.machine.session() == session;
-            self.hosts.iter().any(|host| host.process.as_ref().is_some_and(has))
+            self.hosts
+                .iter()
+                .any(|host| host.process.as_ref().is_some_and(has))
         };
-        self.engine.rows().any(|row| !row.state.is_over() && !is_running(row.session))
+        self.engine
+            .rows()
+            .any(|row| !row.state.is_over() && !is_running(row.session))
     }
 }

@@ -72,7 +72,10 @@ impl FakeEngine {
     }
 
     pub(super) fn roster(&self) -> Roster {
-        Roster { epoch: self.epoch, rows: self.rows.values().cloned().collect() }
+        Roster {
+            epoch: self.epoch,
+            rows: self.rows.values().cloned().collect(),
+        }
     }
 
     pub(super) fn rows(&self) -> impl Iterator<Item = &NodeRow> {
@@ -117,8 +120,16 @@ impl FakeEngine {
         match *statement {
             Statement::Read => false,
             Statement::Tick => true,
-            Statement::Beat { slot, session, beat, acknowledged, applied_revision } => {
-                let Some(row) = self.row(slot, session).filter(|row| !row.state.is_over()) else { return false };
+            Statement::Beat {
+                slot,
+                session,
+                beat,
+                acknowledged,
+                applied_revision,
+            } => {
+                let Some(row) = self.row(slot, session).filter(|row| !row.state.is_over()) else {
+                    return false;
+                };
                 let is_later = beat > row.beat;
                 row.beat = row.beat.max(beat);
                 row.acknowledged = row.acknowledged.max(acknowledged);
@@ -129,40 +140,81 @@ impl FakeEngine {
                 true
             }
             Statement::Join(ref join) => self.join(now, join),
-            Statement::GoLive { slot, session, epoch } => {
-                self.change(slot, session, NodeState::Joining, NodeState::Live, Some(epoch))
-            }
+            Statement::GoLive {
+                slot,
+                session,
+                epoch,
+            } => self.change(
+                slot,
+                session,
+                NodeState::Joining,
+                NodeState::Live,
+                Some(epoch),
+            ),
             Statement::Drain { slot, session } => {
                 self.change(slot, session, NodeState::Live, NodeState::Draining, None)
             }
-            Statement::Leave { slot, session, epoch } => {
-                self.change(slot, session, NodeState::Draining, NodeState::Leaving, Some(epoch))
-            }
+            Statement::Leave {
+                slot,
+                session,
+                epoch,
+            } => self.change(
+                slot,
+                session,
+                NodeState::Draining,
+                NodeState::Leaving,
+                Some(epoch),
+            ),
             Statement::End { slot, session } => {
                 self.change(slot, session, NodeState::Leaving, NodeState::Left, None)
                     || self.change(slot, session, NodeState::Joining, NodeState::Left, None)
             }
-            Statement::DeclareDead { slot, session, beat, state, epoch } => {
+            Statement::DeclareDead {
+                slot,
+                session,
+                beat,
+                state,
+                epoch,
+            } => {
                 let has_beat = self.row(slot, session).is_some_and(|row| row.beat == beat);
                 has_beat && self.declare_dead(now, slot, session, state, epoch)
             }
             Statement::Remove { slot, session } => {
-                let is_over = self.row(slot, session).is_some_and(|row| row.state.is_over());
+                let is_over = self
+                    .row(slot, session)
+                    .is_some_and(|row| row.state.is_over());
                 is_over && self.rows.remove(&slot).is_some()
             }
         }
     }
 
     fn row(&mut self, slot: NodeSlot, session: u128) -> Option<&mut NodeRow> {
-        self.rows.get_mut(&slot).filter(|row| row.session == session)
+        self.rows
+            .get_mut(&slot)
+            .filter(|row| row.session == session)
     }
 
-    fn declare_dead(&mut self, now: Duration, slot: NodeSlot, session: u128, state: NodeState, epoch: u64) -> bool {
+    fn declare_dead(
+        &mut self,
+        now: Duration,
+        slot: NodeSlot,
+        session: u128,
+        state: NodeState,
+        epoch: u64,
+    ) -> bool {
         let is_changed = self.change(slot, session, state, NodeState::Dead, Some(epoch));
         if is_changed {
-            let silence = now - self.beaten.get(&session).map_or(Duration::ZERO, |(_, at)| *at);
+            let silence = now
+                - self
+                    .beaten
+                    .get(&session)
+                    .map_or(Duration::ZERO, |(_, at)| *at);
             // Clocks of observers are up to 3 % fast.
-            let kind = if silence < Duration::from_millis(4_800) { EndKind::Refusal } else { EndKind::Silence };
+            let kind = if silence < Duration::from_millis(4_800) {
+                EndKind::Refusal
+            } else {
+                EndKind::Silence
+            };
             self.ended.insert(session, SessionEnd { at: now, kind });
         }
         is_changed
@@ -172,7 +224,8 @@ impl FakeEngine {
         let is_met = match (self.rows.get(&join.slot), join.replaces) {
             (None, None) => true,
             (Some(row), Some(replaced)) => {
-                (row.session, row.state, self.epoch) == (replaced.session, replaced.state, replaced.epoch)
+                (row.session, row.state, self.epoch)
+                    == (replaced.session, replaced.state, replaced.epoch)
             }
             _ => false,
         };
@@ -182,7 +235,13 @@ impl FakeEngine {
         if let Some(old) = self.rows.get(&join.slot)
             && !old.state.is_over()
         {
-            self.ended.insert(old.session, SessionEnd { at: now, kind: EndKind::Replacement });
+            self.ended.insert(
+                old.session,
+                SessionEnd {
+                    at: now,
+                    kind: EndKind::Replacement,
+                },
+            );
         }
         let row = NodeRow {
             slot: join.slot,
@@ -204,11 +263,20 @@ impl FakeEngine {
     }
 
     /// Changes the state of a row; with `epoch`, increments the epoch if it has this value.
-    fn change(&mut self, slot: NodeSlot, session: u128, from: NodeState, to: NodeState, epoch: Option<u64>) -> bool {
+    fn change(
+        &mut self,
+        slot: NodeSlot,
+        session: u128,
+        from: NodeState,
+        to: NodeState,
+        epoch: Option<u64>,
+    ) -> bool {
         if epoch.is_some_and(|epoch| epoch != self.epoch) {
             return false;
         }
-        let Some(row) = self.row(slot, session).filter(|row| row.state == from) else { return false };
+        let Some(row) = self.row(slot, session).filter(|row| row.state == from) else {
+            return false;
+        };
         row.state = to;
         if epoch.is_some() {
             self.bump();
@@ -218,7 +286,11 @@ impl FakeEngine {
 
     fn bump(&mut self) {
         self.epoch += 1;
-        let members = self.rows.values().filter(|row| row.state.owns()).map(|row| (row.slot, row.session));
+        let members = self
+            .rows
+            .values()
+            .filter(|row| row.state.owns())
+            .map(|row| (row.slot, row.session));
         self.members.push(members.collect());
     }
 }

@@ -45,7 +45,9 @@ fn run(seed: u64, flaws: Flaws, trace: bool) -> Result<Run, String> {
     let isolation = if random.percent(70) {
         Isolation::Serve
     } else {
-        Isolation::Refuse { max_staleness: random.millis(1_000, 8_000) }
+        Isolation::Refuse {
+            max_staleness: random.millis(1_000, 8_000),
+        }
     };
     let mut world = World::new(seed, &schedule, isolation, trace);
     world.flaws = flaws;
@@ -84,13 +86,28 @@ fn run_world(world: &mut World, heal: Duration, restarts: bool) -> Result<Run, S
     if let Some(violation) = world.violation.take() {
         return Err(violation);
     }
-    let limit = if has_silent_row { CONVERGENCE_AFTER_DEATH } else { CONVERGENCE };
+    let limit = if has_silent_row {
+        CONVERGENCE_AFTER_DEATH
+    } else {
+        CONVERGENCE
+    };
     let Some(converged_after) = converged_after.filter(|after| *after <= limit) else {
-        let state = world.has_converged().err().unwrap_or_else(|| format!("converged after {converged_after:?}"));
+        let state = world
+            .has_converged()
+            .err()
+            .unwrap_or_else(|| format!("converged after {converged_after:?}"));
         return Err(format!("not converged within {limit:?}: {state}"));
     };
-    let (checks, answered, (revoked, pending)) = (world.checks.clone(), world.answered, world.revoked());
-    Ok(Run { converged_after, has_silent_row, checks, answered, revoked, pending })
+    let (checks, answered, (revoked, pending)) =
+        (world.checks.clone(), world.answered, world.revoked());
+    Ok(Run {
+        converged_after,
+        has_silent_row,
+        checks,
+        answered,
+        revoked,
+        pending,
+    })
 }
 
 /// Counts of several schedules.
@@ -117,7 +134,11 @@ impl Totals {
         self.answered += run.answered;
         self.revoked += run.revoked;
         self.pending += run.pending;
-        let slowest = if run.has_silent_row { &mut self.slowest_after_death } else { &mut self.slowest };
+        let slowest = if run.has_silent_row {
+            &mut self.slowest_after_death
+        } else {
+            &mut self.slowest
+        };
         *slowest = run.converged_after.max(*slowest);
     }
 }
@@ -146,8 +167,19 @@ fn random_schedules_keep_one_owner_and_converge() {
         }
     }
     eprintln!("{totals:?}");
-    assert!(failures.is_empty(), "{} schedules failed:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} schedules failed:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
     // The checks have something to check.
-    assert!(totals.overlaps > 0 && totals.handovers > 0 && totals.deaths > 0 && totals.answered > 0, "{totals:?}");
-    assert!(totals.revoked > totals.pending && totals.pending > 0, "{totals:?}");
+    assert!(
+        totals.overlaps > 0 && totals.handovers > 0 && totals.deaths > 0 && totals.answered > 0,
+        "{totals:?}"
+    );
+    assert!(
+        totals.revoked > totals.pending && totals.pending > 0,
+        "{totals:?}"
+    );
 }

@@ -13,7 +13,9 @@ const SEEDS: u64 = 400;
 
 fn with(mut world: World, flaws: Flaws, revocations: &[(u64, usize)]) -> World {
     world.flaws = flaws;
-    revocations.iter().for_each(|(millis, host)| world.revoke(Duration::from_millis(*millis), *host));
+    revocations
+        .iter()
+        .for_each(|(millis, host)| world.revoke(Duration::from_millis(*millis), *host));
     world
 }
 
@@ -37,16 +39,28 @@ fn a_node_that_has_rejoined_is_heard() {
     let mut world = has_rejoined(&[]);
     run(&mut world, 40_000);
     assert_eq!(world.checks.deaths, 1);
-    let flaws = Flaws { keeps_connections: true, ..Flaws::default() };
-    assert_finds(&violation(with(has_rejoined(&[]), flaws, &[]), 40_000), "refuses the messages of host 1");
+    let flaws = Flaws {
+        keeps_connections: true,
+        ..Flaws::default()
+    };
+    assert_finds(
+        &violation(with(has_rejoined(&[]), flaws, &[]), 40_000),
+        "refuses the messages of host 1",
+    );
 }
 
 #[test]
 fn a_node_that_has_rejoined_leaves_with_its_levels() {
     let rejoined = || has_rejoined(&[(25_000, Fault::Leave(1))]);
     run(&mut rejoined(), 30_000);
-    let flaws = Flaws { keeps_connections: true, ..Flaws::default() };
-    assert_finds(&violation(with(rejoined(), flaws, &[]), 30_000), "without levels");
+    let flaws = Flaws {
+        keeps_connections: true,
+        ..Flaws::default()
+    };
+    assert_finds(
+        &violation(with(rejoined(), flaws, &[]), 30_000),
+        "without levels",
+    );
 }
 
 #[test]
@@ -55,13 +69,33 @@ fn a_node_that_was_paused_goes_on_with_its_levels() {
     let mut world = paused();
     run(&mut world, 25_000);
     assert_eq!(world.checks.deaths, 0);
-    let flaws = Flaws { forgets_levels: true, ..Flaws::default() };
-    assert_finds(&violation(with(paused(), flaws, &[]), 25_000), "more than one burst");
+    let flaws = Flaws {
+        forgets_levels: true,
+        ..Flaws::default()
+    };
+    assert_finds(
+        &violation(with(paused(), flaws, &[]), 25_000),
+        "more than one burst",
+    );
 }
 
 fn with_wrong_clock(error: i64, until: u64) -> World {
-    let wrong = [(0, Fault::Clock { host: 1, error }), (until, Fault::Clock { host: 1, error: 0 })];
-    region(3, &[&wrong[..], &[(0, Fault::Start(0)), (0, Fault::Start(1)), (0, Fault::Start(2))]].concat())
+    let wrong = [
+        (0, Fault::Clock { host: 1, error }),
+        (until, Fault::Clock { host: 1, error: 0 }),
+    ];
+    region(
+        3,
+        &[
+            &wrong[..],
+            &[
+                (0, Fault::Start(0)),
+                (0, Fault::Start(1)),
+                (0, Fault::Start(2)),
+            ],
+        ]
+        .concat(),
+    )
 }
 
 #[test]
@@ -72,7 +106,10 @@ fn a_node_goes_live_once_its_clock_is_right() {
         assert_eq!(world.admitted(1), 0);
         run(&mut world, 14_000);
         world.has_converged().unwrap();
-        let flaws = Flaws { ignores_clock: true, ..Flaws::default() };
+        let flaws = Flaws {
+            ignores_clock: true,
+            ..Flaws::default()
+        };
         assert_finds(
             &violation(with(with_wrong_clock(error, 10_000), flaws, &[]), 9_999),
             "goes live with a wrong clock",
@@ -86,56 +123,103 @@ fn a_clock_that_was_ahead_shuts_no_node_out() {
     let stepped = || {
         let rejoin = [(15_000, Fault::Pause(1)), (24_000, Fault::Resume(1))];
         let step = |at, error| (at, Fault::Clock { host: 1, error });
-        started(3, &[&rejoin[..], &[step(10_000, 3_600), step(28_000, 0)]].concat())
+        started(
+            3,
+            &[&rejoin[..], &[step(10_000, 3_600), step(28_000, 0)]].concat(),
+        )
     };
     let mut world = stepped();
     run(&mut world, 40_000);
     world.has_converged().unwrap();
-    let flaws = Flaws { certifies_by_own_clock: true, ..Flaws::default() };
-    assert_finds(&violation(with(stepped(), flaws, &[]), 40_000), "refuses the messages of host 1");
+    let flaws = Flaws {
+        certifies_by_own_clock: true,
+        ..Flaws::default()
+    };
+    assert_finds(
+        &violation(with(stepped(), flaws, &[]), 40_000),
+        "refuses the messages of host 1",
+    );
 }
 
 #[test]
 fn only_a_node_of_the_same_history_acknowledges_a_change() {
     let changes = [(6_000, 0), (6_100, 0), (6_200, 0), (6_300, 0), (12_000, 0)];
     let failover = || {
-        let outage = [(10_500, Fault::EngineDown { loses_beats: false }), (10_500, Fault::LoseChanges(3))];
-        started(3, &[&[(10_000, cut_engine(1))], &outage[..], &[(11_000, Fault::EngineUp)]].concat())
+        let outage = [
+            (10_500, Fault::EngineDown { loses_beats: false }),
+            (10_500, Fault::LoseChanges(3)),
+        ];
+        started(
+            3,
+            &[
+                &[(10_000, cut_engine(1))],
+                &outage[..],
+                &[(11_000, Fault::EngineUp)],
+            ]
+            .concat(),
+        )
     };
     let mut world = with(failover(), Flaws::default(), &changes);
     run(&mut world, 15_000);
     assert_ne!(world.admitted(1), 0, "the node without the engine serves");
     assert_eq!(world.revoked(), (5, 1), "it is named");
-    let flaws = Flaws { compares_numbers: true, ..Flaws::default() };
-    assert_finds(&violation(with(failover(), flaws, &changes), 15_000), "host 1 accepts the key");
+    let flaws = Flaws {
+        compares_numbers: true,
+        ..Flaws::default()
+    };
+    assert_finds(
+        &violation(with(failover(), flaws, &changes), 15_000),
+        "host 1 accepts the key",
+    );
 }
 
 #[test]
 fn a_node_that_starts_without_the_engine_has_all_that_it_acknowledged() {
     let crashed = || {
-        let crash = [(10_050, Fault::EngineDown { loses_beats: false }), (10_100, Fault::Crash(1))];
+        let crash = [
+            (10_050, Fault::EngineDown { loses_beats: false }),
+            (10_100, Fault::Crash(1)),
+        ];
         started(3, &[&crash[..], &[(10_500, Fault::StartAlone(1))]].concat())
     };
     let mut world = with(crashed(), Flaws::default(), &[(10_000, 0)]);
     run(&mut world, 20_000);
     assert_ne!(world.admitted(1), 0, "the node serves by its copy");
     assert_eq!(world.revoked(), (1, 0));
-    let flaws = Flaws { forgets_journal: true, ..Flaws::default() };
-    assert_finds(&violation(with(crashed(), flaws, &[(10_000, 0)]), 20_000), "host 1 accepts the key");
+    let flaws = Flaws {
+        forgets_journal: true,
+        ..Flaws::default()
+    };
+    assert_finds(
+        &violation(with(crashed(), flaws, &[(10_000, 0)]), 20_000),
+        "host 1 accepts the key",
+    );
 }
 
 #[test]
 fn a_dead_node_that_serves_is_named() {
     let isolated = || {
         let starts = (0..3).map(|host| (0, Fault::Start(host)));
-        region(3, &starts.chain(cut_peers(1, 3)).chain([(15_000, cut_engine(1))]).collect::<Vec<_>>())
+        region(
+            3,
+            &starts
+                .chain(cut_peers(1, 3))
+                .chain([(15_000, cut_engine(1))])
+                .collect::<Vec<_>>(),
+        )
     };
     let mut world = with(isolated(), Flaws::default(), &[(25_000, 0)]);
     run(&mut world, 40_000);
     assert_ne!(world.admitted(1), 0, "it serves beside the next owner");
     assert_eq!((world.checks.deaths, world.revoked()), (1, (1, 1)));
-    let flaws = Flaws { omits_dead: true, ..Flaws::default() };
-    assert_finds(&violation(with(isolated(), flaws, &[(25_000, 0)]), 40_000), "host 1 accepts the key");
+    let flaws = Flaws {
+        omits_dead: true,
+        ..Flaws::default()
+    };
+    assert_finds(
+        &violation(with(isolated(), flaws, &[(25_000, 0)]), 40_000),
+        "host 1 accepts the key",
+    );
 }
 
 #[test]
@@ -143,15 +227,29 @@ fn a_change_is_answered_across_cuts_in_one_direction() {
     let cuts = [
         Fault::CutPeer { from: 0, to: 1 },
         Fault::CutPeer { from: 1, to: 0 },
-        Fault::CutEngine { host: 1, requests: false, replies: true },
-        Fault::CutEngine { host: 1, requests: true, replies: false },
+        Fault::CutEngine {
+            host: 1,
+            requests: false,
+            replies: true,
+        },
+        Fault::CutEngine {
+            host: 1,
+            requests: true,
+            replies: false,
+        },
     ];
     for cut in cuts {
         let mut world = with(started(3, &[(8_000, cut)]), Flaws::default(), &[(9_000, 0)]);
         run(&mut world, 12_000);
         assert_eq!(world.revoked(), (1, 1), "{cut:?}");
-        let flaws = Flaws { waits_for_all: true, ..Flaws::default() };
-        let found = violation(with(started(3, &[(8_000, cut)]), flaws, &[(9_000, 0)]), 12_000);
+        let flaws = Flaws {
+            waits_for_all: true,
+            ..Flaws::default()
+        };
+        let found = violation(
+            with(started(3, &[(8_000, cut)]), flaws, &[(9_000, 0)]),
+            12_000,
+        );
         assert_finds(&found, "change 1 is not answered");
     }
 }
@@ -161,27 +259,93 @@ fn requests_that_queued_in_a_freeze_are_checked_by_the_changes_after_it() {
     let frozen = || started(3, &[(15_000, Fault::Pause(1)), (18_000, Fault::Resume(1))]);
     let mut world = with(frozen(), Flaws::default(), &[(16_000, 0)]);
     run(&mut world, 25_000);
-    assert_eq!((world.checks.deaths, world.revoked()), (0, (1, 1)), "its lease held");
-    let flaws = Flaws { trusts_memory: true, ..Flaws::default() };
-    assert_finds(&violation(with(frozen(), flaws, &[(16_000, 0)]), 25_000), "queued in a freeze");
+    assert_eq!(
+        (world.checks.deaths, world.revoked()),
+        (0, (1, 1)),
+        "its lease held"
+    );
+    let flaws = Flaws {
+        trusts_memory: true,
+        ..Flaws::default()
+    };
+    assert_finds(
+        &violation(with(frozen(), flaws, &[(16_000, 0)]), 25_000),
+        "queued in a freeze",
+    );
 }
 
 #[test]
 fn random_schedules_find_each_flaw() {
     let none = Flaws::default();
     let flaws = [
-        (Flaws { keeps_connections: true, ..none }, "refuses the messages"),
-        (Flaws { certifies_by_own_clock: true, ignores_clock: true, ..none }, "refuses the messages"),
-        (Flaws { forgets_levels: true, ..none }, "more than one burst"),
-        (Flaws { ignores_clock: true, ..none }, "wrong clock"),
-        (Flaws { compares_numbers: true, ..none }, "accepts the key"),
-        (Flaws { forgets_journal: true, ..none }, "accepts the key"),
-        (Flaws { omits_dead: true, ..none }, "accepts the key"),
-        (Flaws { waits_for_all: true, ..none }, "is not answered"),
-        (Flaws { trusts_memory: true, ..none }, "queued in a freeze"),
+        (
+            Flaws {
+                keeps_connections: true,
+                ..none
+            },
+            "refuses the messages",
+        ),
+        (
+            Flaws {
+                certifies_by_own_clock: true,
+                ignores_clock: true,
+                ..none
+            },
+            "refuses the messages",
+        ),
+        (
+            Flaws {
+                forgets_levels: true,
+                ..none
+            },
+            "more than one burst",
+        ),
+        (
+            Flaws {
+                ignores_clock: true,
+                ..none
+            },
+            "wrong clock",
+        ),
+        (
+            Flaws {
+                compares_numbers: true,
+                ..none
+            },
+            "accepts the key",
+        ),
+        (
+            Flaws {
+                forgets_journal: true,
+                ..none
+            },
+            "accepts the key",
+        ),
+        (
+            Flaws {
+                omits_dead: true,
+                ..none
+            },
+            "accepts the key",
+        ),
+        (
+            Flaws {
+                waits_for_all: true,
+                ..none
+            },
+            "is not answered",
+        ),
+        (
+            Flaws {
+                trusts_memory: true,
+                ..none
+            },
+            "queued in a freeze",
+        ),
     ];
     for (flaws, expected) in flaws {
-        let finds = |seed| super::run(seed, flaws, false).is_err_and(|found| found.contains(expected));
+        let finds =
+            |seed| super::run(seed, flaws, false).is_err_and(|found| found.contains(expected));
         assert!((1..=SEEDS).any(finds), "{flaws:?}");
     }
 }

@@ -78,7 +78,13 @@ pub(super) struct Schedule {
 
 impl Schedule {
     pub(super) fn of(hosts: usize, faults: impl Iterator<Item = (Duration, Fault)>) -> Self {
-        Self { hosts, has_twin: false, faults: faults.collect(), heal: Duration::ZERO, revocations: Vec::new() }
+        Self {
+            hosts,
+            has_twin: false,
+            faults: faults.collect(),
+            heal: Duration::ZERO,
+            revocations: Vec::new(),
+        }
     }
 
     pub(super) fn random(random: &mut Random) -> Self {
@@ -87,14 +93,22 @@ impl Schedule {
         let has_twin = random.percent(10);
         let hosts_in_all = hosts + usize::from(has_twin);
         let (faults, revocations) = (Vec::new(), Vec::new());
-        let mut schedule = Self { hosts: hosts_in_all, has_twin, faults, heal, revocations };
+        let mut schedule = Self {
+            hosts: hosts_in_all,
+            has_twin,
+            faults,
+            heal,
+            revocations,
+        };
         let latest_start = if random.percent(50) { 1 } else { 6_000 };
         for host in 0..hosts {
             let at = random.millis(0, latest_start);
             schedule.faults.push((at, Fault::Start(host)));
         }
         if has_twin {
-            schedule.faults.push((random.millis(3_000, 18_000), Fault::Start(hosts)));
+            schedule
+                .faults
+                .push((random.millis(3_000, 18_000), Fault::Start(hosts)));
         }
         for _ in 0..1 + random.below(6) {
             let at = random.millis(1_500, 19_000);
@@ -104,36 +118,65 @@ impl Schedule {
         if random.percent(25) {
             let (host, at) = (random.index(hosts), random.millis(0, 12_000));
             let error = random.below(4 * 86_400) as i64 - 2 * 86_400;
-            let at = if random.percent(50) { Duration::ZERO } else { at };
+            let at = if random.percent(50) {
+                Duration::ZERO
+            } else {
+                at
+            };
             // Before the host starts.
-            schedule.faults.insert(0, (at, Fault::Clock { host, error }));
-            schedule.faults.push((at + random.millis(500, 8_000), Fault::Clock { host, error: 0 }));
+            schedule
+                .faults
+                .insert(0, (at, Fault::Clock { host, error }));
+            schedule.faults.push((
+                at + random.millis(500, 8_000),
+                Fault::Clock { host, error: 0 },
+            ));
         }
         for _ in 0..random.below(12) {
-            schedule.revocations.push((random.millis(1_000, 21_000), random.index(hosts)));
+            schedule
+                .revocations
+                .push((random.millis(1_000, 21_000), random.index(hosts)));
         }
         schedule
     }
 
     /// Outages of the engine may end with an asynchronous failover, and crashed hosts may start before the engine is back.
     fn push_failover(&mut self, random: &mut Random) {
-        let outages = self.faults.iter().filter(|(_, fault)| matches!(fault, Fault::EngineDown { .. }));
+        let outages = self
+            .faults
+            .iter()
+            .filter(|(_, fault)| matches!(fault, Fault::EngineDown { .. }));
         let outages: Vec<_> = outages.map(|(at, _)| *at).collect();
         for at in outages {
             if random.percent(50) {
-                self.faults.push((at, Fault::LoseChanges(1 + random.index(4))));
+                self.faults
+                    .push((at, Fault::LoseChanges(1 + random.index(4))));
                 // A host that knows the lost changes, and reads no later ones.
-                let (host, cut) = (random.index(self.hosts), at.saturating_sub(random.millis(10, 500)));
-                self.faults.push((cut, Fault::CutEngine { host, requests: true, replies: true }));
-                self.faults.push((cut + random.millis(1_000, 12_000), Fault::HealEngine(host)));
+                let (host, cut) = (
+                    random.index(self.hosts),
+                    at.saturating_sub(random.millis(10, 500)),
+                );
+                self.faults.push((
+                    cut,
+                    Fault::CutEngine {
+                        host,
+                        requests: true,
+                        replies: true,
+                    },
+                ));
+                self.faults
+                    .push((cut + random.millis(1_000, 12_000), Fault::HealEngine(host)));
                 for _ in 0..4 {
-                    self.revocations.push((at + random.millis(0, 10_000), random.index(self.hosts)));
+                    self.revocations
+                        .push((at + random.millis(0, 10_000), random.index(self.hosts)));
                 }
             }
             if random.percent(50) {
                 let host = random.index(self.hosts);
-                self.faults.push((at + random.millis(0, 300), Fault::Crash(host)));
-                self.faults.push((at + random.millis(350, 1_000), Fault::StartAlone(host)));
+                self.faults
+                    .push((at + random.millis(0, 300), Fault::Crash(host)));
+                self.faults
+                    .push((at + random.millis(350, 1_000), Fault::StartAlone(host)));
             }
         }
     }
@@ -143,7 +186,12 @@ impl Schedule {
         let other = (host + 1 + random.index(self.hosts - 1)) % self.hosts;
         let longest = if random.percent(30) { 1_500 } else { 12_000 };
         // Every fourth fault ends about when a node is declared dead.
-        let end = at + if random.percent(25) { random.millis(4_500, 7_000) } else { random.millis(100, longest) };
+        let end = at
+            + if random.percent(25) {
+                random.millis(4_500, 7_000)
+            } else {
+                random.millis(100, longest)
+            };
         let mut push = |at, fault| self.faults.push((at, fault));
         match random.below(14) {
             0 | 1 => {
@@ -157,7 +205,12 @@ impl Schedule {
                 }
             }
             3 => {
-                push(at, Fault::EngineDown { loses_beats: random.percent(50) });
+                push(
+                    at,
+                    Fault::EngineDown {
+                        loses_beats: random.percent(50),
+                    },
+                );
                 push(end, Fault::EngineUp);
             }
             4 => {
@@ -165,21 +218,57 @@ impl Schedule {
                 push(end, Fault::EngineUp);
             }
             5 | 6 => {
-                let (requests, replies) = [(true, true), (true, false), (false, true)][random.index(3)];
-                push(at, Fault::CutEngine { host, requests, replies });
+                let (requests, replies) =
+                    [(true, true), (true, false), (false, true)][random.index(3)];
+                push(
+                    at,
+                    Fault::CutEngine {
+                        host,
+                        requests,
+                        replies,
+                    },
+                );
                 push(end, Fault::HealEngine(host));
             }
             7 => {
-                push(at, Fault::CutPeer { from: host, to: other });
-                push(end, Fault::HealPeer { from: host, to: other });
+                push(
+                    at,
+                    Fault::CutPeer {
+                        from: host,
+                        to: other,
+                    },
+                );
+                push(
+                    end,
+                    Fault::HealPeer {
+                        from: host,
+                        to: other,
+                    },
+                );
                 if random.percent(50) {
-                    push(at, Fault::CutPeer { from: other, to: host });
-                    push(end, Fault::HealPeer { from: other, to: host });
+                    push(
+                        at,
+                        Fault::CutPeer {
+                            from: other,
+                            to: host,
+                        },
+                    );
+                    push(
+                        end,
+                        Fault::HealPeer {
+                            from: other,
+                            to: host,
+                        },
+                    );
                 }
             }
             8 => self.isolate(random, host, at, end),
             9 => {
-                let leave = if random.percent(50) { Fault::Leave(host) } else { Fault::Drain { by: other, host } };
+                let leave = if random.percent(50) {
+                    Fault::Leave(host)
+                } else {
+                    Fault::Drain { by: other, host }
+                };
                 push(at, leave);
                 if random.percent(50) {
                     push(end, Fault::Start(host));
@@ -188,12 +277,30 @@ impl Schedule {
             10 => {
                 push(at, Fault::Remove { by: host });
                 if random.percent(30) {
-                    push(end, Fault::Refused { by: host, host: other });
+                    push(
+                        end,
+                        Fault::Refused {
+                            by: host,
+                            host: other,
+                        },
+                    );
                 }
             }
             11 | 12 => {
-                push(at, Fault::Slow { host, is_slow: true });
-                push(end, Fault::Slow { host, is_slow: false });
+                push(
+                    at,
+                    Fault::Slow {
+                        host,
+                        is_slow: true,
+                    },
+                );
+                push(
+                    end,
+                    Fault::Slow {
+                        host,
+                        is_slow: false,
+                    },
+                );
             }
             _ => {
                 push(at, Fault::Loss(1 + random.below(15)));
@@ -204,7 +311,14 @@ impl Schedule {
 
     /// Cuts a host off from the engine and from some or all peers.
     fn isolate(&mut self, random: &mut Random, host: usize, at: Duration, end: Duration) {
-        self.faults.push((at, Fault::CutEngine { host, requests: true, replies: true }));
+        self.faults.push((
+            at,
+            Fault::CutEngine {
+                host,
+                requests: true,
+                replies: true,
+            },
+        ));
         self.faults.push((end, Fault::HealEngine(host)));
         let share = if random.percent(60) { 100 } else { 50 };
         for peer in (0..self.hosts).filter(|peer| *peer != host) {

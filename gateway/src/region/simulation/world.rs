@@ -198,7 +198,9 @@ impl World {
                 wake: None,
             }
         };
-        let hosts: Vec<Host> = (0..schedule.hosts).map(|index| host(index, &mut random)).collect();
+        let hosts: Vec<Host> = (0..schedule.hosts)
+            .map(|index| host(index, &mut random))
+            .collect();
         let mut world = Self {
             now: Duration::ZERO,
             base: Instant::now(),
@@ -214,7 +216,9 @@ impl World {
             isolation,
             flaws: Flaws::default(),
             records: Records::new(seed, schedule.hosts),
-            services: (0..8).map(|n| format!("acme{n}--api.eu1.example.com")).collect(),
+            services: (0..8)
+                .map(|n| format!("acme{n}--api.eu1.example.com"))
+                .collect(),
             peers_disturbed: false,
             falsely_refused: Vec::new(),
             answered: 0,
@@ -233,7 +237,14 @@ impl World {
         for _ in 0..20 {
             let at = world.random.millis(1_000, 21_000);
             let (ingress, service) = (world.random.index(world.hosts.len()), world.random.index(8));
-            let request = Request { ingress, process: 0, service, attempts: Attempts::new(), forwards: 0, epoch: 0 };
+            let request = Request {
+                ingress,
+                process: 0,
+                service,
+                attempts: Attempts::new(),
+                forwards: 0,
+                epoch: 0,
+            };
             world.push(at, Work::Request(request));
         }
         world
@@ -279,22 +290,29 @@ impl World {
 
     pub(super) fn fail(&mut self, text: &str) {
         self.note(|| format!("VIOLATION {text}"));
-        self.violation.get_or_insert(format!("at {:.3} s: {text}", self.now.as_secs_f64()));
+        self.violation
+            .get_or_insert(format!("at {:.3} s: {text}", self.now.as_secs_f64()));
     }
 
     /// The time on the clock of a host.
     pub(super) fn clock(&self, host: usize) -> Instant {
         let micros = self.now.as_micros() as i64;
-        self.base + Duration::from_micros((micros + micros * self.hosts[host].drift / 1_000_000) as u64)
+        self.base
+            + Duration::from_micros((micros + micros * self.hosts[host].drift / 1_000_000) as u64)
     }
 
     fn true_time(&self, host: usize, clock: Instant) -> Duration {
         let micros = clock.saturating_duration_since(self.base).as_micros() as i64;
-        Duration::from_micros((micros * 1_000_000 / (1_000_000 + self.hosts[host].drift)) as u64 + 2)
+        Duration::from_micros(
+            (micros * 1_000_000 / (1_000_000 + self.hosts[host].drift)) as u64 + 2,
+        )
     }
 
     fn process(&mut self, host: usize, number: u64) -> Option<&mut Process> {
-        self.hosts[host].process.as_mut().filter(|process| process.number == number)
+        self.hosts[host]
+            .process
+            .as_mut()
+            .filter(|process| process.number == number)
     }
 
     fn step(&mut self, work: Work) {
@@ -329,36 +347,61 @@ impl World {
     }
 
     pub(super) fn host_of(&self, session: u128) -> Option<usize> {
-        let has = |host: &Host| host.process.as_ref().is_some_and(|process| process.machine.session() == session);
+        let has = |host: &Host| {
+            host.process
+                .as_ref()
+                .is_some_and(|process| process.machine.session() == session)
+        };
         self.hosts.iter().position(has)
     }
 
     fn handle(&mut self, host: usize, work: Work) {
         let clock = self.clock(host);
         match work {
-            Work::Answer { process, call, executed, result, .. } => {
+            Work::Answer {
+                process,
+                call,
+                executed,
+                result,
+                ..
+            } => {
                 let now = self.now;
-                let Some(process) = self.process(host, process) else { return };
+                let Some(process) = self.process(host, process) else {
+                    return;
+                };
                 if matches!(result, CallResult::Done { .. }) {
                     process.last_answer = process.last_answer.max((executed, now));
                 }
                 process.machine.on(clock, Event::Result { call, result });
                 self.check_answer(host);
             }
-            Work::Deliver { from, shown, state, .. } => self.deliver(host, from, shown, state),
+            Work::Deliver {
+                from, shown, state, ..
+            } => self.deliver(host, from, shown, state),
             Work::Records { process, event, .. } => self.records_event(host, process, event),
             Work::Applied { process, view, .. } => self.apply(host, process, &view),
-            Work::Input { process, event: Event::Ready, .. }
-                if self.clock_is_wrong(host) && !self.flaws.ignores_clock =>
-            {
-                self.push(self.now + CLOCK_CHECK, Work::Input { host, process, event: Event::Ready });
+            Work::Input {
+                process,
+                event: Event::Ready,
+                ..
+            } if self.clock_is_wrong(host) && !self.flaws.ignores_clock => {
+                self.push(
+                    self.now + CLOCK_CHECK,
+                    Work::Input {
+                        host,
+                        process,
+                        event: Event::Ready,
+                    },
+                );
             }
             Work::Input { process, event, .. } => {
                 let now = self.now;
                 if matches!(event, Event::Ready) {
                     self.hosts[host].links.began_with_wrong_clock = self.clock_is_wrong(host);
                 }
-                let Some(process) = self.process(host, process) else { return };
+                let Some(process) = self.process(host, process) else {
+                    return;
+                };
                 if let (Event::Hint { epoch }, Some(view)) = (&event, &process.view)
                     && *epoch > view.epoch()
                 {
@@ -377,9 +420,16 @@ impl World {
             return;
         }
         let (clock, now) = (self.clock(host), self.now);
-        let Some(process) = &mut self.hosts[host].process else { return };
+        let Some(process) = &mut self.hosts[host].process else {
+            return;
+        };
         let epoch = state.roster.epoch;
-        if process.view.as_ref().is_some_and(|view| epoch > view.epoch()) && process.told.is_none() {
+        if process
+            .view
+            .as_ref()
+            .is_some_and(|view| epoch > view.epoch())
+            && process.told.is_none()
+        {
             process.told = Some((epoch, now));
         }
         let levels = process.levels.entry(state.session).or_default();
@@ -389,24 +439,37 @@ impl World {
 
     fn apply(&mut self, host: usize, number: u64, view: &Arc<View>) {
         let clock = self.clock(host);
-        let services = self
-            .services
-            .iter()
-            .enumerate()
-            .filter(|(_, name)| matches!(view.decide(name, Arrival::Caller, true), Decision::Admit));
+        let services = self.services.iter().enumerate().filter(|(_, name)| {
+            matches!(view.decide(name, Arrival::Caller, true), Decision::Admit)
+        });
         let services = services.fold(0, |all, (index, _)| all | 1 << index);
-        let Some(process) = self.process(host, number) else { return };
+        let Some(process) = self.process(host, number) else {
+            return;
+        };
         let before = process.view.replace(Arc::clone(view));
         process.services = services;
         process.session = process.machine.session();
         process.told = process.told.filter(|(epoch, _)| view.epoch() < *epoch);
         process.hinted = process.hinted.filter(|(epoch, _)| view.epoch() < *epoch);
-        process.machine.on(clock, Event::Applied { epoch: view.epoch() });
+        process.machine.on(
+            clock,
+            Event::Applied {
+                epoch: view.epoch(),
+            },
+        );
         self.check_view(host, before.as_deref(), view);
     }
 
     fn execute(&mut self, work: Work) {
-        let Work::Execute { host, process, generation, call } = work else { return };
+        let Work::Execute {
+            host,
+            process,
+            generation,
+            call,
+        } = work
+        else {
+            return;
+        };
         let is_lost = !self.hosts[host].requests_pass || generation != self.engine.generation;
         let hangs = self.engine.mode == Mode::SyncHung && call.statement.is_synchronous();
         if is_lost || self.engine.mode == Mode::Down {
@@ -431,7 +494,16 @@ impl World {
             return self.lose_call(host);
         }
         let result = CallResult::Done { applied, roster };
-        self.push(at, Work::Answer { host, process, call: call.id, executed, result });
+        self.push(
+            at,
+            Work::Answer {
+                host,
+                process,
+                call: call.id,
+                executed,
+                result,
+            },
+        );
     }
 
     /// The engine cannot be reached: the call times out, or fails at once.
@@ -439,7 +511,16 @@ impl World {
         self.lose_call(host);
         if self.random.percent(30) {
             let (at, result) = (self.now + Duration::from_millis(1), CallResult::Failed);
-            self.push(at, Work::Answer { host, process, call, executed: self.now, result });
+            self.push(
+                at,
+                Work::Answer {
+                    host,
+                    process,
+                    call,
+                    executed: self.now,
+                    result,
+                },
+            );
         }
     }
 
@@ -488,16 +569,31 @@ impl World {
             self.hosts[host].slot = slot.or(self.hosts[host].slot);
             self.act(host, number, action);
         }
-        let Some(process) = &mut self.hosts[host].process else { return };
+        let Some(process) = &mut self.hosts[host].process else {
+            return;
+        };
         process.admit_until = process.machine.admit_until();
         let number = process.number;
         if process.machine.state() == Some(NodeState::Draining) && !process.is_handing_over {
             process.is_handing_over = true;
             let at = self.now + self.random.millis(20, 800);
-            self.push(at, Work::Input { host, process: number, event: Event::HandedOver });
+            self.push(
+                at,
+                Work::Input {
+                    host,
+                    process: number,
+                    event: Event::HandedOver,
+                },
+            );
         }
-        if let Some(deadline) = self.hosts[host].process.as_ref().and_then(|process| process.machine.next_deadline()) {
-            let at = self.true_time(host, deadline).max(self.now + Duration::from_micros(10));
+        if let Some(deadline) = self.hosts[host]
+            .process
+            .as_ref()
+            .and_then(|process| process.machine.next_deadline())
+        {
+            let at = self
+                .true_time(host, deadline)
+                .max(self.now + Duration::from_micros(10));
             if self.hosts[host].wake.is_none_or(|wake| at < wake) {
                 self.hosts[host].wake = Some(at);
                 self.push(at, Work::Wake { host, at });
@@ -518,17 +614,34 @@ impl World {
                 if self.loses() {
                     return self.lose_call(host);
                 }
-                self.push(at, Work::Execute { host, process, generation, call });
+                self.push(
+                    at,
+                    Work::Execute {
+                        host,
+                        process,
+                        generation,
+                        call,
+                    },
+                );
             }
             Action::Publish(view) => {
                 self.note(|| format!("host {host} publishes {view:?}"));
                 self.certify(host);
                 let delay = self.random.millis(0, 20);
                 let now = self.now;
-                let Some(process) = self.process(host, process) else { return };
+                let Some(process) = self.process(host, process) else {
+                    return;
+                };
                 process.apply_at = (now + delay).max(process.apply_at + Duration::from_micros(1));
                 let (at, number) = (process.apply_at, process.number);
-                self.push(at, Work::Applied { host, process: number, view });
+                self.push(
+                    at,
+                    Work::Applied {
+                        host,
+                        process: number,
+                        view,
+                    },
+                );
             }
             Action::Tell(state) => {
                 for to in (0..self.hosts.len()).filter(|to| *to != host) {
@@ -537,9 +650,20 @@ impl World {
                         continue;
                     }
                     let at = self.now + self.peer_delay();
-                    let peer = self.hosts[to].process.as_ref().map(|process| process.machine.session());
+                    let peer = self.hosts[to]
+                        .process
+                        .as_ref()
+                        .map(|process| process.machine.session());
                     if let Some(shown) = peer.and_then(|peer| self.shown_to(host, peer)) {
-                        self.push(at, Work::Deliver { to, from: host, shown, state: state.clone() });
+                        self.push(
+                            at,
+                            Work::Deliver {
+                                to,
+                                from: host,
+                                shown,
+                                state: state.clone(),
+                            },
+                        );
                     }
                 }
             }
@@ -552,18 +676,31 @@ impl World {
 
     fn request(&mut self, host: usize, mut request: Request) {
         let service = self.services[request.service].clone();
-        let Some(process) = &self.hosts[host].process else { return };
+        let Some(process) = &self.hosts[host].process else {
+            return;
+        };
         request.process = process.number;
-        let Some(view) = process.view.clone() else { return };
+        let Some(view) = process.view.clone() else {
+            return;
+        };
         match view.decide(&service, Arrival::Caller, true) {
             Decision::Forward(member) => {
                 request.forwards += 1;
                 request.epoch = view.epoch();
                 if request.forwards > 1 + u32::from(Attempts::RETRIES_MAX) {
-                    return self.fail(&format!("a request was forwarded {} times", request.forwards));
+                    return self.fail(&format!(
+                        "a request was forwarded {} times",
+                        request.forwards
+                    ));
                 }
                 let at = self.now + self.peer_delay();
-                self.push(at, Work::Forwarded { to: member.session, request });
+                self.push(
+                    at,
+                    Work::Forwarded {
+                        to: member.session,
+                        request,
+                    },
+                );
             }
             Decision::NotOwner { .. } => self.fail("the ingress answers as a peer"),
             Decision::Admit | Decision::Wait => self.answered += 1,
@@ -572,7 +709,13 @@ impl World {
 
     fn forwarded(&mut self, host: usize, mut request: Request) {
         let service = &self.services[request.service];
-        let Some(view) = self.hosts[host].process.as_ref().and_then(|process| process.view.as_ref()) else { return };
+        let Some(view) = self.hosts[host]
+            .process
+            .as_ref()
+            .and_then(|process| process.view.as_ref())
+        else {
+            return;
+        };
         match view.decide(service, Arrival::Peer, true) {
             Decision::Forward(_) => self.fail("a forwarded request is forwarded again"),
             Decision::Admit | Decision::Wait => self.answered += 1,
@@ -582,11 +725,21 @@ impl World {
                     Retry::GiveUp => return,
                     Retry::AfterEpoch(epoch) => {
                         let event = Event::Hint { epoch };
-                        self.push(self.now, Work::Input { host: ingress, process, event });
+                        self.push(
+                            self.now,
+                            Work::Input {
+                                host: ingress,
+                                process,
+                                event,
+                            },
+                        );
                     }
                     Retry::AfterPause => {}
                 }
-                self.push(self.now + Duration::from_millis(100), Work::Request(request));
+                self.push(
+                    self.now + Duration::from_millis(100),
+                    Work::Request(request),
+                );
             }
         }
     }

@@ -73,45 +73,99 @@ impl Authenticator {
     }
 
     /// Authenticates a row of `gw.records` in the region `origin`.
-    pub(super) fn record(&self, origin: &str, kind: &str, id: &str, document: &str) -> (Tag, Element) {
-        self.sign(&[b"record", origin.as_bytes(), kind.as_bytes(), id.as_bytes(), document.as_bytes()])
+    pub(super) fn record(
+        &self,
+        origin: &str,
+        kind: &str,
+        id: &str,
+        document: &str,
+    ) -> (Tag, Element) {
+        self.sign(&[
+            b"record",
+            origin.as_bytes(),
+            kind.as_bytes(),
+            id.as_bytes(),
+            document.as_bytes(),
+        ])
     }
 
     /// The element of a row of `gw.secrets`, which needs no tag: its secret is sealed.
     pub(super) fn secret(&self, origin: &str, name: &str, sealed: &str) -> Element {
-        self.sign(&[b"secret", origin.as_bytes(), name.as_bytes(), sealed.as_bytes()]).1
+        self.sign(&[
+            b"secret",
+            origin.as_bytes(),
+            name.as_bytes(),
+            sealed.as_bytes(),
+        ])
+        .1
     }
 
     /// Authenticates a row of `gw.changes`: the steps that lead from one position to the next.
     pub(super) fn change(&self, before: &Position, after: &Position, steps: &str) -> Tag {
-        let Position { origin, revision, change } = after;
+        let Position {
+            origin,
+            revision,
+            change,
+        } = after;
         let revision = revision.0.to_be_bytes();
-        let parts = [origin.as_bytes(), before.change.as_bytes(), &revision, change.as_bytes(), steps.as_bytes()];
+        let parts = [
+            origin.as_bytes(),
+            before.change.as_bytes(),
+            &revision,
+            change.as_bytes(),
+            steps.as_bytes(),
+        ];
         self.sign(&[&[&b"change"[..]], &parts[..]].concat()).0
     }
 
     /// Authenticates the row of `gw.region`: its position, and the digest of the set of records.
     pub(super) fn region(&self, position: &Position, sum: Element) -> Tag {
-        let Position { origin, revision, change } = position;
+        let Position {
+            origin,
+            revision,
+            change,
+        } = position;
         let (revision, sum) = (revision.0.to_be_bytes(), sum.to_be_bytes());
-        self.sign(&[b"region", origin.as_bytes(), &revision, change.as_bytes(), &sum]).0
+        self.sign(&[
+            b"region",
+            origin.as_bytes(),
+            &revision,
+            change.as_bytes(),
+            &sum,
+        ])
+        .0
     }
 
     /// Authenticates the identity of a node in `gw.nodes`: the session of a node and the address of its `peer_listen`.
     pub(super) fn node(&self, slot: NodeSlot, session: u128, peer_address: SocketAddr) -> Tag {
         let (slot, session) = (slot.get().to_be_bytes(), session.to_be_bytes());
-        self.sign(&[b"node", &slot, &session, peer_address.to_string().as_bytes()]).0
+        self.sign(&[
+            b"node",
+            &slot,
+            &session,
+            peer_address.to_string().as_bytes(),
+        ])
+        .0
     }
 
     /// Whether slot, session and address of a row are as a node has written them.
     pub(crate) fn has_written(&self, row: &NodeRow) -> bool {
-        is_tag(&self.node(row.slot, row.session, row.peer_address), &row.tag)
+        is_tag(
+            &self.node(row.slot, row.session, row.peer_address),
+            &row.tag,
+        )
     }
 
     /// Shows that the process of a node has this key: it binds slot, session and version. A process that joins has another session.
     /// One that replaces another by SIGUSR2 has the same, and until its first beat, the row has the proofs of the one before.
     pub(super) fn proof(&self, slot: NodeSlot, session: u128, version: &str) -> Tag {
-        self.sign(&[b"key", &slot.get().to_be_bytes(), &session.to_be_bytes(), version.as_bytes()]).0
+        self.sign(&[
+            b"key",
+            &slot.get().to_be_bytes(),
+            &session.to_be_bytes(),
+            version.as_bytes(),
+        ])
+        .0
     }
 
     fn sign(&self, parts: &[&[u8]]) -> (Tag, Element) {
@@ -140,7 +194,13 @@ impl RowCodec<'_> {
         let (kind, id) = document::key(&record.id());
         let document = document::write(&self.sealer.seal_record(record)?)?;
         let (tag, element) = self.authenticator.record(self.origin, kind, &id, &document);
-        Ok(RecordRow { kind, id, document, tag, element })
+        Ok(RecordRow {
+            kind,
+            id,
+            document,
+            tag,
+            element,
+        })
     }
 
     /// Reads a document that is authentic.
@@ -162,7 +222,12 @@ pub(super) struct RecordSet {
 impl RecordSet {
     /// The empty set.
     pub(super) fn at(position: Position) -> Self {
-        Self { position, elements: HashMap::new(), loaded: Vec::new(), sum: 0 }
+        Self {
+            position,
+            elements: HashMap::new(),
+            loaded: Vec::new(),
+            sum: 0,
+        }
     }
 
     /// Adds a row that the set does not have.
@@ -247,7 +312,8 @@ impl KnownRecords {
         let mut known = self.lock();
         known.had_tags = true;
         let is_newer = |known: &RecordSet| {
-            known.position.origin == loaded.position.origin && known.position.revision > loaded.position.revision
+            known.position.origin == loaded.position.origin
+                && known.position.revision > loaded.position.revision
         };
         if !known.set.as_ref().is_some_and(is_newer) {
             known.set = Some(loaded);
@@ -265,7 +331,12 @@ impl KnownRecords {
         let known = self.lock();
         let set = known.set.as_ref()?;
         // A start asks for the secrets, which were loaded last: the map is not needed for them.
-        let loaded = set.loaded.iter().rev().find(|(loaded, _)| loaded == member).map(|(_, element)| *element);
+        let loaded = set
+            .loaded
+            .iter()
+            .rev()
+            .find(|(loaded, _)| loaded == member)
+            .map(|(_, element)| *element);
         loaded.or_else(|| set.elements.get(member).copied())
     }
 
@@ -281,11 +352,16 @@ impl KnownRecords {
         let mut known = self.lock();
         let is_of_key = known.key == key;
         let covers = is_of_key
-            && known.set.as_ref().is_some_and(|RecordSet { position: at, .. }| {
-                let is_between = position.revision < at.revision && at.revision < newest.revision;
-                let is_ahead = at.revision > newest.revision;
-                at.origin == newest.origin && (at == position || at == newest || is_between || is_ahead)
-            });
+            && known
+                .set
+                .as_ref()
+                .is_some_and(|RecordSet { position: at, .. }| {
+                    let is_between =
+                        position.revision < at.revision && at.revision < newest.revision;
+                    let is_ahead = at.revision > newest.revision;
+                    at.origin == newest.origin
+                        && (at == position || at == newest || is_between || is_ahead)
+                });
         if !covers {
             known.set = None;
         }
@@ -327,7 +403,8 @@ impl RefusedRows {
     pub(super) fn add(&mut self, kind: &str, id: &str) {
         self.count += 1;
         if self.names.len() < NAMED_ROWS {
-            self.names.push(printable(format!("{kind} {id}").as_bytes(), NAME_MAX));
+            self.names
+                .push(printable(format!("{kind} {id}").as_bytes(), NAME_MAX));
         }
     }
 
@@ -336,25 +413,45 @@ impl RefusedRows {
         if self.count == 0 {
             return Ok(());
         }
-        let more = if self.count > self.names.len() { ", …" } else { "" };
-        let what = format!("{} rows of gw.records have no valid tag ({}{more})", self.count, self.names.join(", "));
-        Err(StoreError::Forged { what, count: self.count })
+        let more = if self.count > self.names.len() {
+            ", …"
+        } else {
+            ""
+        };
+        let what = format!(
+            "{} rows of gw.records have no valid tag ({}{more})",
+            self.count,
+            self.names.join(", ")
+        );
+        Err(StoreError::Forged {
+            what,
+            count: self.count,
+        })
     }
 }
 
 /// The error of a change that has no valid tag.
 pub(super) fn forged_change(revision: Revision) -> StoreError {
-    StoreError::Forged { what: format!("the row {} of gw.changes has no valid tag", revision.0), count: 1 }
+    StoreError::Forged {
+        what: format!("the row {} of gw.changes has no valid tag", revision.0),
+        count: 1,
+    }
 }
 
 /// The error of a node that has no valid tag.
 pub(super) fn forged_node(slot: NodeSlot) -> StoreError {
-    StoreError::Forged { what: format!("the row {} of gw.nodes has no valid tag", slot.get()), count: 1 }
+    StoreError::Forged {
+        what: format!("the row {} of gw.nodes has no valid tag", slot.get()),
+        count: 1,
+    }
 }
 
 /// The error of a shared secret that is not the one of the set.
 pub(super) fn forged_secret(name: &str) -> StoreError {
-    StoreError::Forged { what: format!("the row {name:?} of gw.secrets is an earlier one, or was removed"), count: 1 }
+    StoreError::Forged {
+        what: format!("the row {name:?} of gw.secrets is an earlier one, or was removed"),
+        count: 1,
+    }
 }
 
 /// The error of a set of records that is not the one of its position.
@@ -377,7 +474,11 @@ mod tests {
     }
 
     fn at(revision: i64, change: &str) -> Position {
-        Position { origin: "region".to_owned(), revision: Revision(revision), change: change.to_owned() }
+        Position {
+            origin: "region".to_owned(),
+            revision: Revision(revision),
+            change: change.to_owned(),
+        }
     }
 
     fn id(name: &str) -> SetMember {
@@ -411,7 +512,9 @@ mod tests {
         for (position, sum) in [(at(2, "a"), 7), (at(1, "b"), 7), (at(1, "a"), 8)] {
             assert_ne!(authenticator(1).region(&position, sum), region);
         }
-        assert!(is_tag(&region, &region) && !is_tag(&region, &region[..15]) && !is_tag(&region, &[]));
+        assert!(
+            is_tag(&region, &region) && !is_tag(&region, &region[..15]) && !is_tag(&region, &[])
+        );
     }
 
     #[test]
@@ -450,7 +553,10 @@ mod tests {
         for known in [at(5, "e"), at(6, "f"), at(7, "g"), at(8, "h")] {
             assert!(with(known).covers(&at(5, "e"), &at(7, "g"), 0));
         }
-        let elsewhere = Position { origin: "other".to_owned(), ..at(5, "e") };
+        let elsewhere = Position {
+            origin: "other".to_owned(),
+            ..at(5, "e")
+        };
         for known in [at(4, "d"), at(5, "x"), at(7, "x"), elsewhere] {
             let known = with(known);
             assert!(!known.covers(&at(5, "e"), &at(7, "g"), 0));
@@ -463,6 +569,10 @@ mod tests {
         }
         assert!(ahead.lock().set.is_some() && behind.lock().set.is_none());
         ahead.load(RecordSet::at(at(5, "e")), 0);
-        assert_eq!(ahead.lock().set.as_ref().unwrap().position, at(6, "f"), "the newer one is kept");
+        assert_eq!(
+            ahead.lock().set.as_ref().unwrap().position,
+            at(6, "f"),
+            "the newer one is kept"
+        );
     }
 }

@@ -24,7 +24,8 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(250);
 /// Asks for notifications about new revisions.
 const LISTEN: &str = "LISTEN gw";
 /// Limits on the server, for statements that outlive their client.
-const SESSION: &str = "SET statement_timeout = '10s'; SET idle_in_transaction_session_timeout = '10s'";
+const SESSION: &str =
+    "SET statement_timeout = '10s'; SET idle_in_transaction_session_timeout = '10s'";
 
 /// A connection to the primary. A broken connection is replaced by the next call.
 pub(super) struct Engine {
@@ -60,7 +61,10 @@ struct Events {
 
 impl Session {
     /// The prepared statement of `sql`.
-    pub(super) async fn prepare(&mut self, sql: &'static str) -> Result<Statement, tokio_postgres::Error> {
+    pub(super) async fn prepare(
+        &mut self,
+        sql: &'static str,
+    ) -> Result<Statement, tokio_postgres::Error> {
         if let Some(statement) = self.statements.get(sql) {
             return Ok(statement.clone());
         }
@@ -77,9 +81,21 @@ impl Session {
 }
 
 impl Engine {
-    pub(super) fn new(settings: PostgresSettings, name: impl Into<String>) -> Result<Self, StoreError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Self { settings, name: name.into(), session: None, deadline: None, paused: None, runtime: Some(runtime) })
+    pub(super) fn new(
+        settings: PostgresSettings,
+        name: impl Into<String>,
+    ) -> Result<Self, StoreError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            settings,
+            name: name.into(),
+            session: None,
+            deadline: None,
+            paused: None,
+            runtime: Some(runtime),
+        })
     }
 
     /// Limits later calls together, and their attempts to connect; `None` ends the limit.
@@ -89,7 +105,9 @@ impl Engine {
 
     /// `within`, or the time that is left if that is less.
     fn left(&self, within: Duration) -> Duration {
-        self.deadline.map_or(within, |deadline| within.min(deadline.saturating_duration_since(Instant::now())))
+        self.deadline.map_or(within, |deadline| {
+            within.min(deadline.saturating_duration_since(Instant::now()))
+        })
     }
 
     /// Runs `work` on the connection; connects first if necessary. After a time-out or a broken connection the outcome
@@ -130,7 +148,9 @@ impl Engine {
     /// Waits until a notification arrives, the connection ends or `wake` is notified, at most `within`. Returns whether
     /// one of them happened.
     pub(super) fn wait_for_notification(&self, within: Duration, wake: &Notify) -> bool {
-        let (Some(session), Some(runtime)) = (&self.session, &self.runtime) else { return false };
+        let (Some(session), Some(runtime)) = (&self.session, &self.runtime) else {
+            return false;
+        };
         runtime.block_on(async {
             let next = async {
                 tokio::select! {
@@ -143,7 +163,9 @@ impl Engine {
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| !session.client.is_closed())
+        self.session
+            .as_ref()
+            .is_some_and(|session| !session.client.is_closed())
     }
 
     pub(super) fn disconnect(&mut self) {
@@ -160,12 +182,18 @@ impl Engine {
         {
             return Err(unavailable(error));
         }
-        let Some(runtime) = &self.runtime else { return Err(unavailable("not connected")) };
+        let Some(runtime) = &self.runtime else {
+            return Err(unavailable("not connected"));
+        };
         let mut config = self.settings.named(&self.name);
         let within = self.left(CONNECT);
         // So that every host that takes no connection leaves time for the others.
         let of_each = within / u32::try_from(config.get_hosts().len().max(1)).unwrap_or(u32::MAX);
-        config.connect_timeout(of_each.min(settings::CONNECT_WITHIN).max(Duration::from_millis(1)));
+        config.connect_timeout(
+            of_each
+                .min(settings::CONNECT_WITHIN)
+                .max(Duration::from_millis(1)),
+        );
         let tls = self.settings.tls();
         let connected = runtime.block_on(async {
             let (client, connection) = match timeout(within, config.connect(tls)).await {
@@ -176,7 +204,12 @@ impl Engine {
             let events = Arc::<Events>::default();
             tokio::spawn(run(connection, Arc::clone(&events)));
             match timeout(answer_within, client.batch_execute(SESSION)).await {
-                Ok(Ok(())) => Ok(Session { client, statements: HashMap::new(), is_listening: false, events }),
+                Ok(Ok(())) => Ok(Session {
+                    client,
+                    statements: HashMap::new(),
+                    is_listening: false,
+                    events,
+                }),
                 Ok(Err(error)) => Err(with_cause(&error)),
                 Err(_) => Err(format!("no answer within {answer_within:.1?}")),
             }
@@ -235,7 +268,9 @@ fn store_error(error: &tokio_postgres::Error) -> StoreError {
     match error.code() {
         Some(&SqlState::DISK_FULL) => StoreError::Full,
         // The session has statements of another client, or has not those of this one.
-        Some(&(SqlState::DUPLICATE_PSTATEMENT | SqlState::INVALID_SQL_STATEMENT_NAME)) => StoreError::Pooled,
+        Some(&(SqlState::DUPLICATE_PSTATEMENT | SqlState::INVALID_SQL_STATEMENT_NAME)) => {
+            StoreError::Pooled
+        }
         Some(code) if !is_of_connection(code) => StoreError::Postgres(text),
         _ => StoreError::Unavailable(text),
     }
@@ -244,5 +279,7 @@ fn store_error(error: &tokio_postgres::Error) -> StoreError {
 /// Whether a connection to another host, or a later one, may succeed: connection exceptions (08), operator
 /// intervention (57P), and a primary that has become a standby (25006).
 fn is_of_connection(code: &SqlState) -> bool {
-    code.code().starts_with("08") || code.code().starts_with("57P") || *code == SqlState::READ_ONLY_SQL_TRANSACTION
+    code.code().starts_with("08")
+        || code.code().starts_with("57P")
+        || *code == SqlState::READ_ONLY_SQL_TRANSACTION
 }

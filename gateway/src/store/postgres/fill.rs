@@ -5,7 +5,9 @@ use std::time::Duration;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Transaction};
 
-use super::super::{Contents, ContentsSummary, NumberedEntry, Position, Revision, Sealer, StoreError, StoredRecord};
+use super::super::{
+    Contents, ContentsSummary, NumberedEntry, Position, Revision, Sealer, StoreError, StoredRecord,
+};
 use super::authenticity::{Authenticator, RecordSet, RowCodec, SetMember, Tag};
 use super::engine::Session;
 use super::load::read_all;
@@ -25,24 +27,37 @@ impl PostgresStore {
     /// Writes `contents` and the shared `secrets` into a region that has none, in one transaction. Before it commits, it
     /// reads everything back and compares it: on an error the region stays empty. [`StoreError::Unavailable`] means that
     /// the outcome is unknown. Returns the summary of what was read back.
-    pub(crate) fn fill(&mut self, contents: &Contents, secrets: &[NamedSecret]) -> Result<ContentsSummary, StoreError> {
+    pub(crate) fn fill(
+        &mut self,
+        contents: &Contents,
+        secrets: &[NamedSecret],
+    ) -> Result<ContentsSummary, StoreError> {
         let expected = contents.summary()?;
         // Never 0, which is the revision of an empty region.
         let revision = contents.revision.0.max(1);
         let origin = self.check()?.id;
         let key = self.keys.in_use();
-        let position = Position { origin, revision: Revision(revision), change: String::new() };
+        let position = Position {
+            origin,
+            revision: Revision(revision),
+            change: String::new(),
+        };
         let mut set = RecordSet::at(position.clone());
-        let records = RecordColumns::chunks(&contents.records, key.codec(&position.origin), &mut set)?;
+        let records =
+            RecordColumns::chunks(&contents.records, key.codec(&position.origin), &mut set)?;
         let sealed = key.codec(&position.origin).seal_all(secrets, &mut set)?;
         let tag = key.authenticator.region(&position, set.sum());
         let (sealer, authenticator) = (&key.sealer, &key.authenticator);
         self.engine.call(TRANSFER, async |session: &mut Session| {
             session.take_unreplicated();
             let transaction = session.client.transaction().await?;
-            transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
+            transaction
+                .batch_execute("SET LOCAL statement_timeout = 0")
+                .await?;
             if !claim(&transaction, revision, tag).await? {
-                return Ok(Err(StoreError::Region("the region is not empty; nothing was changed".to_owned())));
+                return Ok(Err(StoreError::Region(
+                    "the region is not empty; nothing was changed".to_owned(),
+                )));
             }
             for columns in &records {
                 columns.insert(&transaction, revision).await?;
@@ -59,11 +74,16 @@ impl PostgresStore {
                 // Dropping the transaction rolls it back.
                 return Ok(Err(StoreError::Corrupt(expected.difference(&stored))));
             }
-            transaction.execute("SELECT pg_notify('gw', $1::bigint::text)", &[&revision]).await?;
+            transaction
+                .execute("SELECT pg_notify('gw', $1::bigint::text)", &[&revision])
+                .await?;
             transaction.commit().await?;
             if session.take_unreplicated() {
                 // A later commit that is confirmed confirms this one.
-                session.client.execute("UPDATE gw.region SET tick = tick + 1", &[]).await?;
+                session
+                    .client
+                    .execute("UPDATE gw.region SET tick = tick + 1", &[])
+                    .await?;
             }
             Ok(Ok(stored))
         })?
@@ -98,12 +118,22 @@ impl RecordColumns {
         Ok(chunks)
     }
 
-    pub(super) async fn insert(&self, transaction: &Transaction<'_>, revision: i64) -> Result<(), Error> {
+    pub(super) async fn insert(
+        &self,
+        transaction: &Transaction<'_>,
+        revision: i64,
+    ) -> Result<(), Error> {
         const INSERT: &str = "
             INSERT INTO gw.records (kind, id, document, revision, tag)
             SELECT kind, id, document, $4, tag
             FROM unnest($1::text[], $2::text[], $3::text[], $5::bytea[]) AS new (kind, id, document, tag)";
-        let parameters: [&(dyn ToSql + Sync); 5] = [&self.kinds, &self.ids, &self.documents, &revision, &self.tags];
+        let parameters: [&(dyn ToSql + Sync); 5] = [
+            &self.kinds,
+            &self.ids,
+            &self.documents,
+            &revision,
+            &self.tags,
+        ];
         transaction.execute(INSERT, &parameters).await.map(drop)
     }
 }
@@ -126,7 +156,10 @@ impl RowCodec<'_> {
     }
 }
 
-pub(super) async fn insert_secrets(transaction: &Transaction<'_>, sealed: &[(&str, String)]) -> Result<(), Error> {
+pub(super) async fn insert_secrets(
+    transaction: &Transaction<'_>,
+    sealed: &[(&str, String)],
+) -> Result<(), Error> {
     for (name, secret) in sealed {
         let insert = "INSERT INTO gw.secrets (name, sealed) VALUES ($1, $2)";
         transaction.execute(insert, &[name, secret]).await?;
@@ -134,7 +167,10 @@ pub(super) async fn insert_secrets(transaction: &Transaction<'_>, sealed: &[(&st
     Ok(())
 }
 
-async fn insert_entries(transaction: &Transaction<'_>, entries: &[NumberedEntry]) -> Result<(), Error> {
+async fn insert_entries(
+    transaction: &Transaction<'_>,
+    entries: &[NumberedEntry],
+) -> Result<(), Error> {
     const INSERT: &str = "
         INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
         SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])";
@@ -143,10 +179,20 @@ async fn insert_entries(transaction: &Transaction<'_>, entries: &[NumberedEntry]
     let times: Vec<i64> = entries().map(|entry| entry.at.0).collect();
     let actors: Vec<&str> = entries().map(|entry| entry.actor.as_str()).collect();
     let actions: Vec<&str> = entries().map(|entry| entry.action.as_ref()).collect();
-    let accounts: Vec<Option<&str>> = entries().map(|entry| entry.account.as_ref().map(|id| id.as_str())).collect();
+    let accounts: Vec<Option<&str>> = entries()
+        .map(|entry| entry.account.as_ref().map(|id| id.as_str()))
+        .collect();
     let targets: Vec<&str> = entries().map(|entry| entry.target.as_str()).collect();
     let details: Vec<String> = entries().map(|entry| entry.detail.to_string()).collect();
-    transaction.execute(INSERT, &[&numbers, &times, &actors, &actions, &accounts, &targets, &details]).await.map(drop)
+    transaction
+        .execute(
+            INSERT,
+            &[
+                &numbers, &times, &actors, &actions, &accounts, &targets, &details,
+            ],
+        )
+        .await
+        .map(drop)
 }
 
 /// Reads the records and the audit log, and compares the secrets. The inner error is about what was read.
@@ -179,9 +225,18 @@ async fn read_back(
         let sealed = transaction.query_one(FIND_SECRET, &[name]).await?;
         match sealer.open(name, sealed.get(0)) {
             Ok(stored) if stored == *secret => {}
-            Ok(_) => return Ok(Err(StoreError::Corrupt(format!("{name} differs after it was written")))),
+            Ok(_) => {
+                return Ok(Err(StoreError::Corrupt(format!(
+                    "{name} differs after it was written"
+                ))));
+            }
             Err(error) => return Ok(Err(error)),
         }
     }
-    Ok(Contents { revision: Revision::default(), records, audit }.summary())
+    Ok(Contents {
+        revision: Revision::default(),
+        records,
+        audit,
+    }
+    .summary())
 }

@@ -116,8 +116,14 @@ impl PostgresInspector {
     /// Connects to the primary.
     pub fn connect(settings: &PostgresSettings, node: &str) -> Result<Self, StoreError> {
         let mut engine = Engine::new(settings.clone(), node)?;
-        engine.call(CALL, async |session: &mut Session| session.client.batch_execute("SELECT 1").await)?;
-        Ok(Self { settings: settings.clone(), node: node.to_owned(), engine })
+        engine.call(CALL, async |session: &mut Session| {
+            session.client.batch_execute("SELECT 1").await
+        })?;
+        Ok(Self {
+            settings: settings.clone(),
+            node: node.to_owned(),
+            engine,
+        })
     }
 
     /// Connects to the first host that answers, which may be a standby.
@@ -126,7 +132,9 @@ impl PostgresInspector {
     }
 
     pub fn engine(&mut self) -> Result<EngineState, StoreError> {
-        let row = self.engine.call(CALL, async |session: &mut Session| session.client.query_one(ENGINE, &[]).await)?;
+        let row = self.engine.call(CALL, async |session: &mut Session| {
+            session.client.query_one(ENGINE, &[]).await
+        })?;
         Ok(engine_state(&row))
     }
 
@@ -135,8 +143,11 @@ impl PostgresInspector {
         if schema::schema_version(&mut self.engine)?.is_none() {
             return Ok(None);
         }
-        const SELECT: &str = "SELECT id::text, name, revision, schema, feature_level, key_check FROM gw.region";
-        let row = self.engine.call(CALL, async |session: &mut Session| session.client.query_one(SELECT, &[]).await)?;
+        const SELECT: &str =
+            "SELECT id::text, name, revision, schema, feature_level, key_check FROM gw.region";
+        let row = self.engine.call(CALL, async |session: &mut Session| {
+            session.client.query_one(SELECT, &[]).await
+        })?;
         Ok(Some(RegionState {
             id: row.get(0),
             name: row.get(1),
@@ -150,22 +161,31 @@ impl PostgresInspector {
 
     /// The nodes of the region; none if the tables are older than this program.
     pub fn nodes(&mut self) -> Result<Roster, StoreError> {
-        if schema::schema_version(&mut self.engine)?.is_some_and(|version| version < nodes::SCHEMA) {
-            return Ok(Roster { epoch: 0, rows: Vec::new() });
+        if schema::schema_version(&mut self.engine)?.is_some_and(|version| version < nodes::SCHEMA)
+        {
+            return Ok(Roster {
+                epoch: 0,
+                rows: Vec::new(),
+            });
         }
         nodes::roster(&mut self.engine)
     }
 
     /// Which of `keys` the nodes have; none if the tables are older than that.
     pub fn proven_keys(&mut self, keys: &RegionKeys) -> Result<Vec<ProvenKeys>, StoreError> {
-        if schema::schema_version(&mut self.engine)?.is_none_or(|version| version < ProvenKeys::SCHEMA) {
+        if schema::schema_version(&mut self.engine)?
+            .is_none_or(|version| version < ProvenKeys::SCHEMA)
+        {
             return Ok(Vec::new());
         }
-        let authenticators: Vec<Authenticator> = keys.accepted().iter().map(Authenticator::new).collect();
-        let rows = self
-            .engine
-            .call(CALL, async |session: &mut Session| session.client.query(ProvenKeys::SELECT, &[]).await)?;
-        rows.iter().map(|row| ProvenKeys::read(row, &authenticators.iter().collect::<Vec<_>>())).collect()
+        let authenticators: Vec<Authenticator> =
+            keys.accepted().iter().map(Authenticator::new).collect();
+        let rows = self.engine.call(CALL, async |session: &mut Session| {
+            session.client.query(ProvenKeys::SELECT, &[]).await
+        })?;
+        rows.iter()
+            .map(|row| ProvenKeys::read(row, &authenticators.iter().collect::<Vec<_>>()))
+            .collect()
     }
 
     /// Number and size of records of each kind, then of the audit log.
@@ -174,15 +194,26 @@ impl PostgresInspector {
             (SELECT kind, count(*), sum(octet_length(document))::bigint FROM gw.records GROUP BY kind ORDER BY kind)
             UNION ALL
             SELECT 'audit', count(*), coalesce(sum(octet_length(detail)), 0)::bigint FROM gw.audit";
-        let rows = self.engine.call(COUNT, async |session: &mut Session| session.client.query(SELECT, &[]).await)?;
-        Ok(rows.iter().map(|row| RecordsOfKind { kind: row.get(0), count: row.get(1), bytes: row.get(2) }).collect())
+        let rows = self.engine.call(COUNT, async |session: &mut Session| {
+            session.client.query(SELECT, &[]).await
+        })?;
+        Ok(rows
+            .iter()
+            .map(|row| RecordsOfKind {
+                kind: row.get(0),
+                count: row.get(1),
+                bytes: row.get(2),
+            })
+            .collect())
     }
 
     pub fn last_change(&mut self) -> Result<Option<LastChange>, StoreError> {
         const SELECT: &str = "
             SELECT number, at, actor, action, node FROM gw.audit LEFT JOIN gw.changes ON changes.revision = audit.number
             ORDER BY number DESC LIMIT 1";
-        let row = self.engine.call(CALL, async |session: &mut Session| session.client.query_opt(SELECT, &[]).await)?;
+        let row = self.engine.call(CALL, async |session: &mut Session| {
+            session.client.query_opt(SELECT, &[]).await
+        })?;
         Ok(row.map(|row| LastChange {
             number: row.get(0),
             at: Timestamp(row.get(1)),
@@ -201,9 +232,16 @@ impl PostgresInspector {
     /// to others (PgBouncer in transaction mode). Notifies from a second connection, as other nodes do.
     pub fn is_notified(&mut self) -> Result<bool, StoreError> {
         let mut other = Engine::new(self.settings.clone(), &self.node)?;
-        self.engine.call(CALL, async |session: &mut Session| session.client.batch_execute("LISTEN gw_probe").await)?;
-        other.call(CALL, async |session: &mut Session| session.client.batch_execute(NOTIFY).await)?;
-        Ok(self.engine.wait_for_notification(NOTIFICATION, &Notify::new()) && self.engine.is_connected())
+        self.engine.call(CALL, async |session: &mut Session| {
+            session.client.batch_execute("LISTEN gw_probe").await
+        })?;
+        other.call(CALL, async |session: &mut Session| {
+            session.client.batch_execute(NOTIFY).await
+        })?;
+        Ok(self
+            .engine
+            .wait_for_notification(NOTIFICATION, &Notify::new())
+            && self.engine.is_connected())
     }
 }
 
@@ -211,7 +249,11 @@ fn engine_state(row: &Row) -> EngineState {
     let (host, port): (Option<String>, Option<i32>) = (row.get(0), row.get(1));
     let address = host.zip(port).map(|(host, port)| {
         // An IPv6 address has colons.
-        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+        if host.contains(':') {
+            format!("[{host}]:{port}")
+        } else {
+            format!("{host}:{port}")
+        }
     });
     let (commit, names): (&str, &str) = (row.get(7), row.get(8));
     let (standbys, known, synchronous): (i64, i64, i64) = (row.get(9), row.get(10), row.get(11));

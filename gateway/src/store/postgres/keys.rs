@@ -32,7 +32,11 @@ pub(super) struct StoreKeys {
 impl StoreKey {
     /// Writes and reads rows of the region `origin`.
     pub(super) fn codec<'a>(&'a self, origin: &'a str) -> RowCodec<'a> {
-        RowCodec { sealer: &self.sealer, authenticator: &self.authenticator, origin }
+        RowCodec {
+            sealer: &self.sealer,
+            authenticator: &self.authenticator,
+            origin,
+        }
     }
 }
 
@@ -47,8 +51,17 @@ impl StoreKeys {
                 authenticator: Authenticator::new(key),
             }))
         };
-        let accepted = source.keys.accepted().iter().enumerate().map(key).collect::<Result<_, StoreError>>()?;
-        Ok(Self { shared: source.keys.clone(), accepted })
+        let accepted = source
+            .keys
+            .accepted()
+            .iter()
+            .enumerate()
+            .map(key)
+            .collect::<Result<_, StoreError>>()?;
+        Ok(Self {
+            shared: source.keys.clone(),
+            accepted,
+        })
     }
 
     pub(super) fn all(&self) -> &RegionKeys {
@@ -66,7 +79,11 @@ impl StoreKeys {
 
     /// The key that the row of the region names by `check`. This process uses it from now on.
     pub(super) fn named(&self, check: &str) -> Result<Arc<StoreKey>, StoreError> {
-        let key = self.accepted.iter().find(|key| key.check == check).ok_or_else(other_key)?;
+        let key = self
+            .accepted
+            .iter()
+            .find(|key| key.check == check)
+            .ok_or_else(other_key)?;
         self.use_key(key.index);
         Ok(Arc::clone(key))
     }
@@ -74,14 +91,24 @@ impl StoreKeys {
     /// Uses the accepted key at `index` from now on.
     pub(super) fn use_key(&self, index: usize) {
         if self.shared.switch_to(index) {
-            let setting = if index == 0 { "region_key" } else { "region_key_next" };
-            tracing::warn!(setting, "the region key was replaced: this process uses that of this setting from now on");
+            let setting = if index == 0 {
+                "region_key"
+            } else {
+                "region_key_next"
+            };
+            tracing::warn!(
+                setting,
+                "the region key was replaced: this process uses that of this setting from now on"
+            );
         }
     }
 
     /// Shows which keys the process of a node has, in its row of `gw.nodes`.
     pub(super) fn proofs(&self, slot: NodeSlot, session: u128) -> Vec<u8> {
-        let proof = |key: &Arc<StoreKey>| key.authenticator.proof(slot, session, env!("CARGO_PKG_VERSION"));
+        let proof = |key: &Arc<StoreKey>| {
+            key.authenticator
+                .proof(slot, session, env!("CARGO_PKG_VERSION"))
+        };
         self.accepted.iter().flat_map(proof).collect()
     }
 }
@@ -111,19 +138,28 @@ pub struct ProvenKeys {
 impl ProvenKeys {
     /// Version of the tables that has them.
     pub(super) const SCHEMA: usize = 4;
-    pub(super) const SELECT: &str =
-        "SELECT slot, session::text, peer_address, state, version, key_proofs, tag FROM gw.nodes ORDER BY slot";
+    pub(super) const SELECT: &str = "SELECT slot, session::text, peer_address, state, version, key_proofs, tag FROM gw.nodes ORDER BY slot";
 
     /// Reads a row that was selected.
     pub(super) fn read(row: &Row, keys: &[&Authenticator]) -> Result<Self, StoreError> {
-        let invalid = || StoreError::Corrupt("gw.nodes has a row that no gateway writes".to_owned());
+        let invalid =
+            || StoreError::Corrupt("gw.nodes has a row that no gateway writes".to_owned());
         let (slot, session, _) = nodes::identity(row).ok_or_else(invalid)?;
         let state = NodeState::parse(column(row, 3)?).ok_or_else(invalid)?;
         let (version, proofs): (&str, Option<&[u8]>) = (column(row, 4)?, column(row, 5)?);
-        let proofs: Vec<&[u8]> = proofs.unwrap_or_default().chunks(size_of::<Tag>()).collect();
+        let proofs: Vec<&[u8]> = proofs
+            .unwrap_or_default()
+            .chunks(size_of::<Tag>())
+            .collect();
         let shows = |key: &&Authenticator| proofs.contains(&&key.proof(slot, session, version)[..]);
         let has: Vec<bool> = keys.iter().map(shows).collect();
         let shown = has.iter().filter(|has| **has).count();
-        Ok(Self { slot, state, has, has_other: proofs.len() > shown, is_known: !proofs.is_empty() })
+        Ok(Self {
+            slot,
+            state,
+            has,
+            has_other: proofs.len() > shown,
+            is_known: !proofs.is_empty(),
+        })
     }
 }

@@ -33,7 +33,9 @@ pub use self::authenticity::KnownRecords;
 use self::authenticity::{forged_change, is_tag};
 use self::engine::{CALL, Engine, Session};
 pub(crate) use self::fill::NamedSecret;
-pub use self::inspect::{EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication};
+pub use self::inspect::{
+    EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication,
+};
 pub use self::keys::ProvenKeys;
 use self::keys::{StoreKey, StoreKeys};
 use self::load::{read_all, read_position};
@@ -42,8 +44,8 @@ pub use self::schema::RegionIdentity;
 pub use self::settings::{PostgresSettings, PostgresUrlError};
 use self::steps::FinalSteps;
 use super::{
-    AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Snapshot, Step, Store,
-    StoreError,
+    AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Snapshot,
+    Step, Store, StoreError,
 };
 use crate::clock::Timestamp;
 use crate::region::{Roster, Statement};
@@ -114,7 +116,11 @@ impl PostgresStore {
     /// Creates the tables of a region in an empty database.
     pub fn create(source: &PostgresSource) -> Result<(), StoreError> {
         let engine = &mut Engine::new(source.settings.clone(), &source.node)?;
-        schema::create(engine, &source.apex, &StoreKeys::new(source)?.in_use().region_key)
+        schema::create(
+            engine,
+            &source.apex,
+            &StoreKeys::new(source)?.in_use().region_key,
+        )
     }
 
     /// Does not connect: the first call does, and checks that the database belongs to the region.
@@ -130,7 +136,12 @@ impl PostgresStore {
 
     /// Locks the data folder. Fails with [`StoreError::InUse`] if another process has locked it.
     pub(super) fn locked(mut self) -> Result<Self, StoreError> {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.source.lock)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&self.source.lock)?;
         match file.try_lock() {
             Ok(()) => self.lock = Some(file),
             Err(TryLockError::WouldBlock) => return Err(StoreError::InUse),
@@ -174,7 +185,11 @@ impl PostgresStore {
     }
 
     /// Waits until another node may have committed a change, or `wake` is notified, at most `within`.
-    pub(crate) fn wait_for_changes(&mut self, within: Duration, wake: &Notify) -> Result<(), StoreError> {
+    pub(crate) fn wait_for_changes(
+        &mut self,
+        within: Duration,
+        wake: &Notify,
+    ) -> Result<(), StoreError> {
         let engine = self.checked()?;
         engine.listen()?;
         engine.wait_for_notification(within, wake);
@@ -185,7 +200,11 @@ impl PostgresStore {
     pub(crate) fn forget_changes(&mut self) -> Result<(), StoreError> {
         let delete = "DELETE FROM gw.changes WHERE committed_at < now() - interval '24 hours'";
         let engine = self.checked()?;
-        engine.call(CALL * 5, async |session: &mut Session| session.client.execute(delete, &[]).await).map(drop)
+        engine
+            .call(CALL * 5, async |session: &mut Session| {
+                session.client.execute(delete, &[]).await
+            })
+            .map(drop)
     }
 
     /// Commits a change; tries again until `deadline` while the outcome is unknown. `steps` are written with `key`.
@@ -205,12 +224,19 @@ impl PostgresStore {
         };
         let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
         // The records are of another position, or were not loaded: the caller catches up.
-        let sum = self.source.known.sum_after(after, &steps.effects).ok_or(StoreError::Stale)?;
+        let sum = self
+            .source
+            .known
+            .sum_after(after, &steps.effects)
+            .ok_or(StoreError::Stale)?;
         let change_tag = key.authenticator.change(after, &made, &changed);
         let region_tag = key.authenticator.region(&made, sum);
         let account = entry.account.as_ref().map(AccountId::as_str);
         let node = self.source.node.clone();
-        let (secret_name, sealed) = steps.secret.clone().map_or((None, None), |(name, sealed)| (Some(name), sealed));
+        let (secret_name, sealed) = steps
+            .secret
+            .clone()
+            .map_or((None, None), |(name, sealed)| (Some(name), sealed));
         let parameters: [&(dyn ToSql + Sync); 23] = [
             &after.revision.0,
             &after.origin,
@@ -252,7 +278,10 @@ impl PostgresStore {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             // After an unknown outcome the change may be committed: look for it before another attempt and after it.
-            let attempt = match is_unknown.then(|| self.is_committed(change_id, left)).transpose() {
+            let attempt = match is_unknown
+                .then(|| self.is_committed(change_id, left))
+                .transpose()
+            {
                 Ok(Some(true)) => return Ok(()),
                 Ok(_) => self.commit_once(parameters, left),
                 Err(error) => Err(error),
@@ -260,7 +289,10 @@ impl PostgresStore {
             match attempt {
                 Ok(true) => return Ok(()),
                 Ok(false) if is_unknown => {
-                    return self.is_committed(change_id, left)?.then_some(()).ok_or(StoreError::Stale);
+                    return self
+                        .is_committed(change_id, left)?
+                        .then_some(())
+                        .ok_or(StoreError::Stale);
                 }
                 Ok(false) => return Err(StoreError::Stale),
                 Err(StoreError::Unavailable(_)) if Instant::now() + CALL / 4 < deadline => {
@@ -273,13 +305,19 @@ impl PostgresStore {
     }
 
     /// Sends the commit once. Returns whether it was made: it is not if the region is at another revision.
-    fn commit_once(&mut self, parameters: &[&(dyn ToSql + Sync)], within: Duration) -> Result<bool, StoreError> {
-        let (is_made, is_unreplicated) = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
-            session.take_unreplicated();
-            let statement = session.prepare(COMMIT_CHANGE).await?;
-            let row = session.client.query_opt(&statement, parameters).await?;
-            Ok((row.is_some(), session.take_unreplicated()))
-        })?;
+    fn commit_once(
+        &mut self,
+        parameters: &[&(dyn ToSql + Sync)],
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        let (is_made, is_unreplicated) =
+            self.checked()?
+                .call(within.min(CALL), async |session: &mut Session| {
+                    session.take_unreplicated();
+                    let statement = session.prepare(COMMIT_CHANGE).await?;
+                    let row = session.client.query_opt(&statement, parameters).await?;
+                    Ok((row.is_some(), session.take_unreplicated()))
+                })?;
         if is_unreplicated {
             self.confirm(within)?;
         }
@@ -288,22 +326,35 @@ impl PostgresStore {
 
     /// Waits until the synchronous standby, if any, has all commits so far: it confirms them with a later one.
     fn confirm(&mut self, within: Duration) -> Result<(), StoreError> {
-        let is_confirmed = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
-            session.take_unreplicated();
-            session.client.execute("UPDATE gw.region SET tick = tick + 1", &[]).await?;
-            Ok(!session.take_unreplicated())
-        })?;
+        let is_confirmed =
+            self.checked()?
+                .call(within.min(CALL), async |session: &mut Session| {
+                    session.take_unreplicated();
+                    session
+                        .client
+                        .execute("UPDATE gw.region SET tick = tick + 1", &[])
+                        .await?;
+                    Ok(!session.take_unreplicated())
+                })?;
         let problem = "the synchronous standby does not confirm the change";
-        is_confirmed.then_some(()).ok_or_else(|| StoreError::Unavailable(problem.to_owned()))
+        is_confirmed
+            .then_some(())
+            .ok_or_else(|| StoreError::Unavailable(problem.to_owned()))
     }
 
     /// Whether a change that this node sent is committed. Confirms it if it is: one whose wait for the synchronous standby
     /// was cancelled can be seen, too.
     fn is_committed(&mut self, change_id: &str, within: Duration) -> Result<bool, StoreError> {
-        let is_committed = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
-            let find = "SELECT FROM gw.changes WHERE change_id = $1::text::uuid";
-            Ok(session.client.query_opt(find, &[&change_id]).await?.is_some())
-        })?;
+        let is_committed =
+            self.checked()?
+                .call(within.min(CALL), async |session: &mut Session| {
+                    let find = "SELECT FROM gw.changes WHERE change_id = $1::text::uuid";
+                    Ok(session
+                        .client
+                        .query_opt(find, &[&change_id])
+                        .await?
+                        .is_some())
+                })?;
         if is_committed {
             self.confirm(within)?;
         }
@@ -316,10 +367,14 @@ impl PostgresStore {
             WHERE ($1::text IS NULL OR account = $1) AND number < $2 ORDER BY number DESC LIMIT $3";
         let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
         let before = query.before.unwrap_or(i64::MAX);
-        self.checked()?.call(CALL * 2, async |session: &mut Session| {
-            let statement = session.prepare(SELECT).await?;
-            session.client.query(&statement, &[&query.account, &before, &limit]).await
-        })
+        self.checked()?
+            .call(CALL * 2, async |session: &mut Session| {
+                let statement = session.prepare(SELECT).await?;
+                session
+                    .client
+                    .query(&statement, &[&query.account, &before, &limit])
+                    .await
+            })
     }
 }
 
@@ -328,10 +383,17 @@ impl Store for PostgresStore {
         self.checked()?;
         let keys = &self.keys;
         let (snapshot, set, key) = self.engine.call(LOAD, async |session: &mut Session| {
-            let begin = session.client.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
+            let begin = session
+                .client
+                .build_transaction()
+                .isolation_level(IsolationLevel::RepeatableRead);
             let transaction = begin.read_only(true).start().await?;
-            transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
-            let region = transaction.query_one("SELECT key_check FROM gw.region", &[]).await?;
+            transaction
+                .batch_execute("SET LOCAL statement_timeout = 0")
+                .await?;
+            let region = transaction
+                .query_one("SELECT key_check FROM gw.region", &[])
+                .await?;
             let key = match column(&region, 0).and_then(|check| keys.named(check)) {
                 Ok(key) => key,
                 Err(error) => return Ok(Err(error)),
@@ -345,12 +407,19 @@ impl Store for PostgresStore {
         Ok(snapshot)
     }
 
-    fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
+    fn commit(
+        &mut self,
+        after: &Position,
+        steps: &[Step],
+        entry: &AuditEntry,
+    ) -> Result<Position, StoreError> {
         self.refuse_newer()?;
         let key = self.keys.in_use();
         let steps = FinalSteps::of(steps, key.codec(&after.origin))?;
         let deadline = Instant::now() + COMMIT;
-        let committed = Limited::until(deadline, self).0.commit_by(deadline, after, steps, &key, entry);
+        let committed = Limited::until(deadline, self)
+            .0
+            .commit_by(deadline, after, steps, &key, entry);
         if matches!(committed, Err(StoreError::Postgres(_))) {
             // A newer program may just have changed the tables.
             self.read_clock()?;
@@ -367,11 +436,18 @@ impl Store for PostgresStore {
             FROM gw.region
             LEFT JOIN gw.changes ON changes.revision > $1 AND changes.revision <= region.revision
             ORDER BY changes.revision LIMIT $2";
-        let rows = self.checked()?.call(CALL * 2, async |session: &mut Session| {
-            let statement = session.prepare(SELECT).await?;
-            session.client.query(&statement, &[&position.revision.0, &CHANGES]).await
-        })?;
-        let Some(first) = rows.first() else { return Ok(History::Replaced) };
+        let rows = self
+            .checked()?
+            .call(CALL * 2, async |session: &mut Session| {
+                let statement = session.prepare(SELECT).await?;
+                session
+                    .client
+                    .query(&statement, &[&position.revision.0, &CHANGES])
+                    .await
+            })?;
+        let Some(first) = rows.first() else {
+            return Ok(History::Replaced);
+        };
         let newest = read_position(first)?;
         let key = self.keys.named(column(first, 8)?)?;
         let ours: Option<&str> = column(first, 3)?;
@@ -395,12 +471,17 @@ impl Store for PostgresStore {
         let mut changes = Vec::new();
         let mut before = position.clone();
         for row in &rows {
-            let Some(revision) = column::<Option<i64>>(row, 4)? else { break };
+            let Some(revision) = column::<Option<i64>>(row, 4)? else {
+                break;
+            };
             if revision != before.revision.0 + 1 {
                 return Ok(History::Forgotten);
             }
-            let after =
-                Position { origin: newest.origin.clone(), revision: Revision(revision), change: column(row, 5)? };
+            let after = Position {
+                origin: newest.origin.clone(),
+                revision: Revision(revision),
+                change: column(row, 5)?,
+            };
             let (text, tag): (&str, &[u8]) = (column(row, 6)?, column(row, 7)?);
             if !is_tag(&key.authenticator.change(&before, &after, text), tag) {
                 // The next call fails; the changes before it are genuine.
@@ -413,7 +494,11 @@ impl Store for PostgresStore {
             before = after;
         }
         let is_complete = rows.len() as i64 == CHANGES || newest.revision == before.revision;
-        Ok(if is_complete { History::Changes(changes) } else { History::Forgotten })
+        Ok(if is_complete {
+            History::Changes(changes)
+        } else {
+            History::Forgotten
+        })
     }
 
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
@@ -422,7 +507,9 @@ impl Store for PostgresStore {
 
     fn nodes(&mut self) -> Result<Option<Roster>, StoreError> {
         // A change waits for the answer.
-        let read = Limited::until(Instant::now() + CALL / 2, self).0.run(&Statement::Read);
+        let read = Limited::until(Instant::now() + CALL / 2, self)
+            .0
+            .run(&Statement::Read);
         read.map(|(_, roster)| Some(roster))
     }
 }
@@ -430,7 +517,10 @@ impl Store for PostgresStore {
 /// A column of a row. An error, where the tables were changed to have another type or no value.
 fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, StoreError> {
     let forged = |error: tokio_postgres::Error| StoreError::Forged {
-        what: format!("a row has a value that no gateway writes ({})", settings::with_cause(&error)),
+        what: format!(
+            "a row has a value that no gateway writes ({})",
+            settings::with_cause(&error)
+        ),
         count: 1,
     };
     row.try_get(at).map_err(forged)
@@ -443,9 +533,15 @@ fn read_entry(row: &Row) -> Result<NumberedEntry, StoreError> {
         at: Timestamp(column(row, 1)?),
         actor: column(row, 2)?,
         action: Cow::Owned(column(row, 3)?),
-        account: account.map(|id| AccountId::new(&id)).transpose().map_err(StoreError::corrupt)?,
+        account: account
+            .map(|id| AccountId::new(&id))
+            .transpose()
+            .map_err(StoreError::corrupt)?,
         target: column(row, 5)?,
         detail: serde_json::from_str(column(row, 6)?).map_err(StoreError::corrupt)?,
     };
-    Ok(NumberedEntry { number: column(row, 0)?, entry })
+    Ok(NumberedEntry {
+        number: column(row, 0)?,
+        entry,
+    })
 }

@@ -56,7 +56,8 @@ const MOVE_AT_EPOCH: &str = "
     )
     UPDATE gw.nodes SET state = $4 FROM bumped WHERE slot = $1 AND session = $2::text::uuid AND state = $3";
 
-const MOVE: &str = "UPDATE gw.nodes SET state = $4 WHERE slot = $1 AND session = $2::text::uuid AND state = $3";
+const MOVE: &str =
+    "UPDATE gw.nodes SET state = $4 WHERE slot = $1 AND session = $2::text::uuid AND state = $3";
 
 const END: &str = "
     UPDATE gw.nodes SET state = 'left' WHERE slot = $1 AND session = $2::text::uuid AND state IN ('leaving', 'joining')";
@@ -87,7 +88,11 @@ pub(super) fn roster(engine: &mut Engine) -> Result<Roster, StoreError> {
     run(engine, None, &Statement::Read).map(|(_, roster)| roster)
 }
 
-fn run(engine: &mut Engine, keys: Option<&StoreKeys>, statement: &Statement) -> Result<(bool, Roster), StoreError> {
+fn run(
+    engine: &mut Engine,
+    keys: Option<&StoreKeys>,
+    statement: &Statement,
+) -> Result<(bool, Roster), StoreError> {
     let change = Change::of(statement, keys);
     let (changed, rows, is_unreplicated) = engine.call(CALL, async |session: &mut Session| {
         session.take_unreplicated();
@@ -96,15 +101,22 @@ fn run(engine: &mut Engine, keys: Option<&StoreKeys>, statement: &Statement) -> 
             return Ok((0, session.client.query(&roster, &[]).await?, false));
         };
         let change = session.prepare(sql).await?;
-        let parameters: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|parameter| &**parameter as _).collect();
+        let parameters: Vec<&(dyn ToSql + Sync)> = parameters
+            .iter()
+            .map(|parameter| &**parameter as _)
+            .collect();
         // Both are sent at once; the server runs them in this order.
         let client = &session.client;
-        let (changed, rows) =
-            futures_util::try_join!(client.execute(&change, &parameters), client.query(&roster, &[]))?;
+        let (changed, rows) = futures_util::try_join!(
+            client.execute(&change, &parameters),
+            client.query(&roster, &[])
+        )?;
         Ok((changed, rows, session.take_unreplicated()))
     })?;
     if is_unreplicated && statement.is_synchronous() {
-        return Err(StoreError::Unavailable("the synchronous standby does not confirm the statement".to_owned()));
+        return Err(StoreError::Unavailable(
+            "the synchronous standby does not confirm the statement".to_owned(),
+        ));
     }
     Ok((changed > 0, read_roster(&rows, keys)?))
 }
@@ -123,49 +135,107 @@ impl Change {
         use NodeState::{Draining, Joining, Leaving, Live};
         Some(match *statement {
             Statement::Read => return None,
-            Statement::Tick => Self { sql: TICK, parameters: Vec::new() },
-            Statement::Beat { slot, session, beat, acknowledged, applied_revision } => {
-                let beat = Self::on(BEAT, slot, session).with(int(beat)).with(int(acknowledged));
+            Statement::Tick => Self {
+                sql: TICK,
+                parameters: Vec::new(),
+            },
+            Statement::Beat {
+                slot,
+                session,
+                beat,
+                acknowledged,
+                applied_revision,
+            } => {
+                let beat = Self::on(BEAT, slot, session)
+                    .with(int(beat))
+                    .with(int(acknowledged));
                 // A process that replaces another has the row of that one.
-                let beat = beat.with(int(applied_revision)).with(env!("CARGO_PKG_VERSION"));
+                let beat = beat
+                    .with(int(applied_revision))
+                    .with(env!("CARGO_PKG_VERSION"));
                 beat.with(keys.map_or(Vec::new(), |keys| keys.proofs(slot, session)))
             }
             Statement::Join(ref join) => Self::join(join, keys),
-            Statement::GoLive { slot, session, epoch } => {
-                Self::to(MOVE_AT_EPOCH, slot, session, Joining, Live).with(int(epoch))
-            }
+            Statement::GoLive {
+                slot,
+                session,
+                epoch,
+            } => Self::to(MOVE_AT_EPOCH, slot, session, Joining, Live).with(int(epoch)),
             Statement::Drain { slot, session } => Self::to(MOVE, slot, session, Live, Draining),
-            Statement::Leave { slot, session, epoch } => {
-                Self::to(MOVE_AT_EPOCH, slot, session, Draining, Leaving).with(int(epoch))
-            }
+            Statement::Leave {
+                slot,
+                session,
+                epoch,
+            } => Self::to(MOVE_AT_EPOCH, slot, session, Draining, Leaving).with(int(epoch)),
             Statement::End { slot, session } => Self::on(END, slot, session),
-            Statement::DeclareDead { slot, session, beat, state, epoch } => {
-                Self::on(DECLARE_DEAD, slot, session).with(state.as_str()).with(int(epoch)).with(int(beat))
-            }
+            Statement::DeclareDead {
+                slot,
+                session,
+                beat,
+                state,
+                epoch,
+            } => Self::on(DECLARE_DEAD, slot, session)
+                .with(state.as_str())
+                .with(int(epoch))
+                .with(int(beat)),
             Statement::Remove { slot, session } => Self::on(REMOVE, slot, session),
         })
     }
 
     fn join(join: &Join, keys: Option<&StoreKeys>) -> Self {
-        let Join { slot, session, peer_address, version, replaces } = join;
+        let Join {
+            slot,
+            session,
+            peer_address,
+            version,
+            replaces,
+        } = join;
         let sql = if replaces.is_some() { REPLACE } else { INSERT };
         let key = keys.map(StoreKeys::in_use);
-        let tag = |key: &StoreKey| key.authenticator.node(*slot, *session, *peer_address).to_vec();
-        let (tag, check) = key.map_or((Vec::new(), String::new()), |key| (tag(&key), key.check.clone()));
-        let row = Self::on(sql, *slot, *session).with(peer_address.to_string()).with(version.to_string());
+        let tag = |key: &StoreKey| {
+            key.authenticator
+                .node(*slot, *session, *peer_address)
+                .to_vec()
+        };
+        let (tag, check) = key.map_or((Vec::new(), String::new()), |key| {
+            (tag(&key), key.check.clone())
+        });
+        let row = Self::on(sql, *slot, *session)
+            .with(peer_address.to_string())
+            .with(version.to_string());
         let row = row.with(tag).with(check);
         match *replaces {
-            Some(Replaced { session, state, epoch }) => row.with(uuid(session)).with(state.as_str()).with(int(epoch)),
+            Some(Replaced {
+                session,
+                state,
+                epoch,
+            }) => row
+                .with(uuid(session))
+                .with(state.as_str())
+                .with(int(epoch)),
             None => row,
         }
     }
 
     fn on(sql: &'static str, slot: NodeSlot, session: u128) -> Self {
-        Self { sql, parameters: Vec::new() }.with(i16::try_from(slot.get()).unwrap_or(i16::MAX)).with(uuid(session))
+        Self {
+            sql,
+            parameters: Vec::new(),
+        }
+        .with(i16::try_from(slot.get()).unwrap_or(i16::MAX))
+        .with(uuid(session))
     }
 
-    fn to(sql: &'static str, slot: NodeSlot, session: u128, from: NodeState, to: NodeState) -> Self {
-        Self::on(sql, slot, session).with(from.as_str()).with(to.as_str())
+    fn to(
+        sql: &'static str,
+        slot: NodeSlot,
+        session: u128,
+        from: NodeState,
+        to: NodeState,
+    ) -> Self {
+        Self::on(sql, slot, session)
+            .with(from.as_str())
+            .with(to.as_str())
     }
 
     fn with(mut self, parameter: impl ToSql + Sync + Send + 'static) -> Self {
@@ -186,20 +256,30 @@ fn uuid(session: u128) -> String {
 /// Verifies the rows if there are `keys`.
 fn read_roster(rows: &[Row], keys: Option<&StoreKeys>) -> Result<Roster, StoreError> {
     let invalid = || StoreError::Corrupt("gw.nodes has a row that no gateway writes".to_owned());
-    let first = rows.first().ok_or_else(|| StoreError::Region("the database holds no region".to_owned()))?;
+    let first = rows
+        .first()
+        .ok_or_else(|| StoreError::Region("the database holds no region".to_owned()))?;
     let epoch = u64::try_from(column::<i64>(first, 9)?).map_err(|_| invalid())?;
-    let key = keys.map(|keys| keys.named(column(first, 10)?)).transpose()?;
+    let key = keys
+        .map(|keys| keys.named(column(first, 10)?))
+        .transpose()?;
     // Without nodes there is one row, of the region alone.
     let has_node = |row: &&Row| !matches!(row.try_get::<_, Option<i16>>(0), Ok(None));
     let rows = rows.iter().filter(has_node).map(|row| {
         let node = read_row(row).ok_or_else(invalid)?;
-        if key.as_ref().is_none_or(|key| key.authenticator.has_written(&node)) {
+        if key
+            .as_ref()
+            .is_none_or(|key| key.authenticator.has_written(&node))
+        {
             Ok(node)
         } else {
             Err(forged_node(node.slot))
         }
     });
-    Ok(Roster { epoch, rows: rows.collect::<Result<_, _>>()? })
+    Ok(Roster {
+        epoch,
+        rows: rows.collect::<Result<_, _>>()?,
+    })
 }
 
 fn read_row(row: &Row) -> Option<NodeRow> {

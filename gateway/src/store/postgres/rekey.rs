@@ -35,24 +35,40 @@ pub(crate) enum Rekeyed {
 impl PostgresStore {
     /// Replaces the region key by `region_key_next`, as a change of its own. Refuses if the database is not authentic, and, unless
     /// `may_leave_behind`, if a node that runs does not have the next key. An error means that nothing was changed.
-    pub(crate) fn rekey(&mut self, may_leave_behind: bool, entry: &AuditEntry) -> Result<Rekeyed, StoreError> {
+    pub(crate) fn rekey(
+        &mut self,
+        may_leave_behind: bool,
+        entry: &AuditEntry,
+    ) -> Result<Rekeyed, StoreError> {
         let refused = |problem: &str| StoreError::Region(format!("{problem}; nothing was changed"));
         self.check()?;
         let earlier = self.keys.in_use();
         let Some(next) = self.keys.next() else {
-            return Err(refused("region_key_next: missing; set it to the file of the next key, on all nodes"));
+            return Err(refused(
+                "region_key_next: missing; set it to the file of the next key, on all nodes",
+            ));
         };
         if next.check == earlier.check {
-            return Err(refused("region_key_next is the key of the region already: set region_key to its file"));
+            return Err(refused(
+                "region_key_next is the key of the region already: set region_key to its file",
+            ));
         }
         let change = self.ids.next_id().to_string();
-        let replacement = Replacement { earlier: &earlier, next, change: &change, entry, node: &self.source.node };
+        let replacement = Replacement {
+            earlier: &earlier,
+            next,
+            change: &change,
+            entry,
+            node: &self.source.node,
+        };
         let mut has_begun = false;
         let rekeyed = self.engine.call(TRANSFER, async |session: &mut Session| {
             session.take_unreplicated();
             let transaction = session.client.transaction().await?;
             has_begun = true;
-            transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
+            transaction
+                .batch_execute("SET LOCAL statement_timeout = 0")
+                .await?;
             let rekeyed = replacement.run(&transaction, may_leave_behind).await?;
             if !matches!(rekeyed, Ok(Rekeyed::Done(..))) {
                 // Dropping the transaction rolls it back.
@@ -61,12 +77,17 @@ impl PostgresStore {
             transaction.commit().await?;
             if session.take_unreplicated() {
                 // A later commit that is confirmed confirms this one.
-                session.client.execute("UPDATE gw.region SET tick = tick + 1", &[]).await?;
+                session
+                    .client
+                    .execute("UPDATE gw.region SET tick = tick + 1", &[])
+                    .await?;
             }
             Ok(rekeyed)
         });
         let rekeyed = match rekeyed {
-            Err(StoreError::Unavailable(reason)) if has_begun => return Ok(Rekeyed::Unknown(reason)),
+            Err(StoreError::Unavailable(reason)) if has_begun => {
+                return Ok(Rekeyed::Unknown(reason));
+            }
             rekeyed => rekeyed??,
         };
         if matches!(rekeyed, Rekeyed::Done(..)) {
@@ -102,7 +123,8 @@ impl Replacement<'_> {
         transaction: &Transaction<'_>,
         may_leave_behind: bool,
     ) -> Result<Result<Rekeyed, StoreError>, Error> {
-        const REGION: &str = "SELECT id::text, revision, coalesce(last_change::text, ''), tag, key_check, schema
+        const REGION: &str =
+            "SELECT id::text, revision, coalesce(last_change::text, ''), tag, key_check, schema
             FROM gw.region FOR UPDATE";
         let region = transaction.query_one(REGION, &[]).await?;
         let before = match self.position(&region) {
@@ -117,28 +139,48 @@ impl Replacement<'_> {
             return Ok(Ok(Rekeyed::Unready(unready)));
         }
         let mut sums = Sums::default();
-        let records = match self.rewrite_records(transaction, &before, &mut sums).await? {
+        let records = match self
+            .rewrite_records(transaction, &before, &mut sums)
+            .await?
+        {
             Ok(records) => records,
             Err(error) => return Ok(Err(error)),
         };
-        if let Err(error) = self.rewrite_secrets(transaction, &before, &mut sums).await? {
+        if let Err(error) = self
+            .rewrite_secrets(transaction, &before, &mut sums)
+            .await?
+        {
             return Ok(Err(error));
         }
         let is_complete = column(&region, 3)
-            .map(|tag| is_tag(&self.earlier.authenticator.region(&before, sums.earlier), tag))
-            .and_then(|is_complete| is_complete.then_some(()).ok_or_else(|| forged_set(before.revision)));
+            .map(|tag| {
+                is_tag(
+                    &self.earlier.authenticator.region(&before, sums.earlier),
+                    tag,
+                )
+            })
+            .and_then(|is_complete| {
+                is_complete
+                    .then_some(())
+                    .ok_or_else(|| forged_set(before.revision))
+            });
         if let Err(error) = is_complete {
             return Ok(Err(error));
         }
         let after = self.record_change(transaction, &before, sums.next).await?;
         // As the nodes will load it. This also finds what a trigger of the database has changed.
-        if let Err(error) = read_all(transaction, &self.next.sealer, &self.next.authenticator).await? {
+        if let Err(error) =
+            read_all(transaction, &self.next.sealer, &self.next.authenticator).await?
+        {
             return Ok(Err(StoreError::Region(format!(
                 "the records cannot be read with region_key_next after they were written ({error}); nothing was changed"
             ))));
         }
         // Last, because nodes write their rows every second.
-        Ok(self.rewrite_nodes(transaction).await?.map(|()| Rekeyed::Done(after.revision, records)))
+        Ok(self
+            .rewrite_nodes(transaction)
+            .await?
+            .map(|()| Rekeyed::Done(after.revision, records)))
     }
 
     fn position(&self, region: &Row) -> Result<Position, StoreError> {
@@ -147,7 +189,10 @@ impl Replacement<'_> {
             return Err(other_key());
         }
         // A node of another version may have migrated the tables since the check of this connection.
-        let (found, known) = (usize::try_from(column::<i32>(region, 5)?).unwrap_or(0), MIGRATIONS.len());
+        let (found, known) = (
+            usize::try_from(column::<i32>(region, 5)?).unwrap_or(0),
+            MIGRATIONS.len(),
+        );
         match found.cmp(&known) {
             Ordering::Less => Err(StoreError::OlderSchema { found, known }),
             Ordering::Equal => read_position(region),
@@ -156,12 +201,21 @@ impl Replacement<'_> {
     }
 
     /// The nodes that run and do not have the next key.
-    async fn unready(&self, transaction: &Transaction<'_>) -> Result<Result<Vec<NodeSlot>, StoreError>, Error> {
+    async fn unready(
+        &self,
+        transaction: &Transaction<'_>,
+    ) -> Result<Result<Vec<NodeSlot>, StoreError>, Error> {
         let rows = transaction.query(ProvenKeys::SELECT, &[]).await?;
         let read = |row: &Row| ProvenKeys::read(row, &[&self.next.authenticator]);
         let nodes = rows.iter().map(read).collect::<Result<Vec<_>, _>>();
         let is_unready = |node: &ProvenKeys| !node.state.is_over() && !node.has[0];
-        Ok(nodes.map(|nodes| nodes.into_iter().filter(is_unready).map(|node| node.slot).collect()))
+        Ok(nodes.map(|nodes| {
+            nodes
+                .into_iter()
+                .filter(is_unready)
+                .map(|node| node.slot)
+                .collect()
+        }))
     }
 
     /// Writes the tags of all records again, and the documents of those with secrets. Returns their number.
@@ -177,7 +231,10 @@ impl Replacement<'_> {
             UPDATE gw.records SET tag = new.tag, document = coalesce(new.document, records.document)
             FROM unnest($1::text[], $2::text[], $3::bytea[], $4::text[]) AS new (kind, id, tag, document)
             WHERE records.kind = new.kind AND records.id = new.id";
-        let (page, update) = (transaction.prepare(PAGE).await?, transaction.prepare(UPDATE).await?);
+        let (page, update) = (
+            transaction.prepare(PAGE).await?,
+            transaction.prepare(UPDATE).await?,
+        );
         let mut last = (String::new(), String::new());
         let (mut count, mut refused) = (0, RefusedRows::default());
         loop {
@@ -189,13 +246,22 @@ impl Replacement<'_> {
             };
             let mut columns = Columns::default();
             for row in &rows {
-                if let Err(error) = self.rewrite_record(row, before, sums, &mut columns, &mut refused) {
+                if let Err(error) =
+                    self.rewrite_record(row, before, sums, &mut columns, &mut refused)
+                {
                     return Ok(Err(error));
                 }
             }
             count += rows.len();
-            let Columns { kinds, ids, tags, documents } = &columns;
-            transaction.execute(&update, &[kinds, ids, tags, documents]).await?;
+            let Columns {
+                kinds,
+                ids,
+                tags,
+                documents,
+            } = &columns;
+            transaction
+                .execute(&update, &[kinds, ids, tags, documents])
+                .await?;
         }
         Ok(refused.check().map(|()| count))
     }
@@ -208,8 +274,12 @@ impl Replacement<'_> {
         columns: &mut Columns<'a>,
         refused: &mut RefusedRows,
     ) -> Result<(), StoreError> {
-        let (kind, id, document): (&str, &str, &str) = (column(row, 0)?, column(row, 1)?, column(row, 2)?);
-        let (tag, element) = self.earlier.authenticator.record(&before.origin, kind, id, document);
+        let (kind, id, document): (&str, &str, &str) =
+            (column(row, 0)?, column(row, 1)?, column(row, 2)?);
+        let (tag, element) = self
+            .earlier
+            .authenticator
+            .record(&before.origin, kind, id, document);
         if !is_tag(&tag, column(row, 3)?) {
             refused.add(kind, id);
             return Ok(());
@@ -223,7 +293,10 @@ impl Replacement<'_> {
         });
         let sealed = sealed.transpose()?;
         let document = sealed.as_deref().unwrap_or(document);
-        let (tag, element) = self.next.authenticator.record(&before.origin, kind, id, document);
+        let (tag, element) = self
+            .next
+            .authenticator
+            .record(&before.origin, kind, id, document);
         sums.next ^= element;
         columns.kinds.push(kind);
         columns.ids.push(id);
@@ -238,19 +311,38 @@ impl Replacement<'_> {
         before: &Position,
         sums: &mut Sums,
     ) -> Result<Result<(), StoreError>, Error> {
-        for row in transaction.query("SELECT name, sealed FROM gw.secrets", &[]).await? {
-            let (name, earlier): (&str, &str) = match column(&row, 0).and_then(|name| Ok((name, column(&row, 1)?))) {
-                Ok(columns) => columns,
-                Err(error) => return Ok(Err(error)),
-            };
-            sums.earlier ^= self.earlier.authenticator.secret(&before.origin, name, earlier);
-            let opened = self.earlier.sealer.open(name, earlier).map_err(|_| forged_secret(name));
+        for row in transaction
+            .query("SELECT name, sealed FROM gw.secrets", &[])
+            .await?
+        {
+            let (name, earlier): (&str, &str) =
+                match column(&row, 0).and_then(|name| Ok((name, column(&row, 1)?))) {
+                    Ok(columns) => columns,
+                    Err(error) => return Ok(Err(error)),
+                };
+            sums.earlier ^= self
+                .earlier
+                .authenticator
+                .secret(&before.origin, name, earlier);
+            let opened = self
+                .earlier
+                .sealer
+                .open(name, earlier)
+                .map_err(|_| forged_secret(name));
             let sealed = match opened.and_then(|secret| self.next.sealer.seal(name, &secret)) {
                 Ok(sealed) => sealed,
                 Err(error) => return Ok(Err(error)),
             };
-            sums.next ^= self.next.authenticator.secret(&before.origin, name, &sealed);
-            transaction.execute("UPDATE gw.secrets SET sealed = $2 WHERE name = $1", &[&name, &sealed]).await?;
+            sums.next ^= self
+                .next
+                .authenticator
+                .secret(&before.origin, name, &sealed);
+            transaction
+                .execute(
+                    "UPDATE gw.secrets SET sealed = $2 WHERE name = $1",
+                    &[&name, &sealed],
+                )
+                .await?;
         }
         Ok(Ok(()))
     }
@@ -267,41 +359,82 @@ impl Replacement<'_> {
             UPDATE gw.region SET revision = $1, last_change = $2::text::uuid, tag = $3, key_check = $4, epoch = epoch + 1";
         const CHANGE: &str = "
             INSERT INTO gw.changes (revision, change_id, node, steps, tag) VALUES ($1, $2::text::uuid, $3, '[]', $4)";
-        const AUDIT: &str =
-            "INSERT INTO gw.audit (number, at, actor, action, target, detail) VALUES ($1, $2, $3, $4, $5, $6)";
+        const AUDIT: &str = "INSERT INTO gw.audit (number, at, actor, action, target, detail) VALUES ($1, $2, $3, $4, $5, $6)";
         let revision = Revision(before.revision.0 + 1);
-        let after = Position { origin: before.origin.clone(), revision, change: self.change.to_owned() };
+        let after = Position {
+            origin: before.origin.clone(),
+            revision,
+            change: self.change.to_owned(),
+        };
         let tag = self.next.authenticator.region(&after, sum);
         let of_change = self.next.authenticator.change(before, &after, "[]");
-        let Self { next, entry, node, .. } = self;
-        transaction.execute(REGION, &[&revision.0, &after.change, &&tag[..], &next.check]).await?;
+        let Self {
+            next, entry, node, ..
+        } = self;
+        transaction
+            .execute(
+                REGION,
+                &[&revision.0, &after.change, &&tag[..], &next.check],
+            )
+            .await?;
         transaction.execute("DELETE FROM gw.changes", &[]).await?;
-        transaction.execute(CHANGE, &[&revision.0, &after.change, node, &&of_change[..]]).await?;
+        transaction
+            .execute(CHANGE, &[&revision.0, &after.change, node, &&of_change[..]])
+            .await?;
         let detail = entry.detail.to_string();
         let action = entry.action.as_ref();
-        transaction.execute(AUDIT, &[&revision.0, &entry.at.0, &entry.actor, &action, &entry.target, &detail]).await?;
-        transaction.execute("SELECT pg_notify('gw', $1::bigint::text)", &[&revision.0]).await?;
+        transaction
+            .execute(
+                AUDIT,
+                &[
+                    &revision.0,
+                    &entry.at.0,
+                    &entry.actor,
+                    &action,
+                    &entry.target,
+                    &detail,
+                ],
+            )
+            .await?;
+        transaction
+            .execute("SELECT pg_notify('gw', $1::bigint::text)", &[&revision.0])
+            .await?;
         Ok(after)
     }
 
     /// Locks the rows and not the table: a node that joins or moves waits for the row of the region, which this transaction
     /// holds, and has the table locked against such a lock already.
-    async fn rewrite_nodes(&self, transaction: &Transaction<'_>) -> Result<Result<(), StoreError>, Error> {
+    async fn rewrite_nodes(
+        &self,
+        transaction: &Transaction<'_>,
+    ) -> Result<Result<(), StoreError>, Error> {
         let select = format!("{} FOR UPDATE", ProvenKeys::SELECT);
         for row in transaction.query(&select, &[]).await? {
-            let (number, tag): (i16, &[u8]) = match column(&row, 0).and_then(|number| Ok((number, column(&row, 6)?))) {
-                Ok(columns) => columns,
-                Err(error) => return Ok(Err(error)),
-            };
+            let (number, tag): (i16, &[u8]) =
+                match column(&row, 0).and_then(|number| Ok((number, column(&row, 6)?))) {
+                    Ok(columns) => columns,
+                    Err(error) => return Ok(Err(error)),
+                };
             let Some((slot, session, address)) = nodes::identity(&row) else {
-                let slot = u16::try_from(number).ok().and_then(NodeSlot::new).unwrap_or_default();
+                let slot = u16::try_from(number)
+                    .ok()
+                    .and_then(NodeSlot::new)
+                    .unwrap_or_default();
                 return Ok(Err(forged_node(slot)));
             };
-            if !is_tag(&self.earlier.authenticator.node(slot, session, address), tag) {
+            if !is_tag(
+                &self.earlier.authenticator.node(slot, session, address),
+                tag,
+            ) {
                 return Ok(Err(forged_node(slot)));
             }
             let tag = self.next.authenticator.node(slot, session, address);
-            transaction.execute("UPDATE gw.nodes SET tag = $2 WHERE slot = $1", &[&number, &&tag[..]]).await?;
+            transaction
+                .execute(
+                    "UPDATE gw.nodes SET tag = $2 WHERE slot = $1",
+                    &[&number, &&tag[..]],
+                )
+                .await?;
         }
         Ok(Ok(()))
     }

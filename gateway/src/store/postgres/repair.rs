@@ -40,22 +40,41 @@ impl PostgresStore {
             return Err(refused("the copy of the records is of another region"));
         }
         match self.load() {
-            Ok(_) => return Err(refused("the database is authentic: there is nothing to repair")),
+            Ok(_) => {
+                return Err(refused(
+                    "the database is authentic: there is nothing to repair",
+                ));
+            }
             Err(StoreError::Forged { .. }) => {}
             Err(error) => return Err(error),
         }
         let (known, records) = self.with_later_changes(snapshot, may_discard)?;
         // Numbers beyond this are of no gateway.
         let bound = known.revision.0.saturating_add(NUMBERS);
-        let numbers = "SELECT revision, (SELECT max(number) FROM gw.audit WHERE number <= $1) FROM gw.region";
+        let numbers =
+            "SELECT revision, (SELECT max(number) FROM gw.audit WHERE number <= $1) FROM gw.region";
         let numbers = self
             .checked()?
-            .call(TRANSFER, async |session: &mut Session| session.client.query_one(numbers, &[&bound]).await)?;
+            .call(TRANSFER, async |session: &mut Session| {
+                session.client.query_one(numbers, &[&bound]).await
+            })?;
         let (found, audited): (i64, Option<i64>) = (column(&numbers, 0)?, column(&numbers, 1)?);
-        let revision = Revision(known.revision.0.max(found.min(bound)).max(audited.unwrap_or(0)) + 1);
-        let repaired = Position { origin: region.id, revision, change: self.ids.next_id().to_string() };
+        let revision = Revision(
+            known
+                .revision
+                .0
+                .max(found.min(bound))
+                .max(audited.unwrap_or(0))
+                + 1,
+        );
+        let repaired = Position {
+            origin: region.id,
+            revision,
+            change: self.ids.next_id().to_string(),
+        };
         let mut set = RecordSet::at(repaired.clone());
-        let columns = RecordColumns::chunks(&records.into_vec(), key.codec(&repaired.origin), &mut set)?;
+        let columns =
+            RecordColumns::chunks(&records.into_vec(), key.codec(&repaired.origin), &mut set)?;
         let sealed = key.codec(&repaired.origin).seal_all(secrets, &mut set)?;
         let tag = key.authenticator.region(&repaired, set.sum());
         let detail = entry.detail.to_string();
@@ -79,15 +98,27 @@ impl PostgresStore {
             transaction.execute("SELECT pg_notify('gw', $1::bigint::text)", &[&revision.0]).await?;
             transaction.commit().await.map(|()| true)
         })?;
-        is_repaired.then_some((known, repaired)).ok_or_else(|| refused("a node has made a change meanwhile; try again"))
+        is_repaired
+            .then_some((known, repaired))
+            .ok_or_else(|| refused("a node has made a change meanwhile; try again"))
     }
 
     /// The records after the authentic changes that follow `snapshot` in the database.
-    fn with_later_changes(&mut self, snapshot: Snapshot, may_discard: bool) -> Result<(Position, Records), StoreError> {
-        let Snapshot { mut position, mut records, .. } = snapshot;
+    fn with_later_changes(
+        &mut self,
+        snapshot: Snapshot,
+        may_discard: bool,
+    ) -> Result<(Position, Records), StoreError> {
+        let Snapshot {
+            mut position,
+            mut records,
+            ..
+        } = snapshot;
         // Changes are read from a known position on. Its digest is not needed here.
         self.source.known.forget();
-        self.source.known.load(RecordSet::at(position.clone()), self.keys.in_use().index);
+        self.source
+            .known
+            .load(RecordSet::at(position.clone()), self.keys.in_use().index);
         loop {
             let changes = match self.changes_after(&position) {
                 Ok(History::Changes(changes)) if changes.is_empty() => break,

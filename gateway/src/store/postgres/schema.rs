@@ -112,7 +112,9 @@ pub struct RegionIdentity {
 pub(super) fn create(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<(), StoreError> {
     check_server(engine)?;
     if schema_version(engine)?.is_some() {
-        return Err(StoreError::Region("the database holds a region already; use `gw-gateway region join`".to_owned()));
+        return Err(StoreError::Region(
+            "the database holds a region already; use `gw-gateway region join`".to_owned(),
+        ));
     }
     engine.call(CALL * 5, async |session: &mut Session| {
         let transaction = session.client.transaction().await?;
@@ -121,7 +123,9 @@ pub(super) fn create(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result
             transaction.batch_execute(migration).await?;
         }
         let insert = "INSERT INTO gw.region (name, key_check, schema) VALUES ($1, '', $2)";
-        transaction.execute(insert, &[&apex, &(MIGRATIONS.len() as i32)]).await?;
+        transaction
+            .execute(insert, &[&apex, &(MIGRATIONS.len() as i32)])
+            .await?;
         if let Err(error) = authenticate(&transaction, apex, key).await? {
             return Ok(Err(error));
         }
@@ -154,11 +158,20 @@ pub(super) fn check(
         migrate(engine, apex, keys.all())?;
     }
     let row = engine.call(CALL, async |session: &mut Session| {
-        session.client.query_one("SELECT id::text, name, key_check, revision FROM gw.region", &[]).await
+        session
+            .client
+            .query_one(
+                "SELECT id::text, name, key_check, revision FROM gw.region",
+                &[],
+            )
+            .await
     })?;
     let key = belongs_to(apex, keys.all(), known, column(&row, 1)?, column(&row, 2)?)?;
     keys.use_key(key);
-    Ok(RegionIdentity { id: column(&row, 0)?, revision: Revision(column(&row, 3)?) })
+    Ok(RegionIdentity {
+        id: column(&row, 0)?,
+        revision: Revision(column(&row, 3)?),
+    })
 }
 
 /// Checks that a database with tables of version `schema`, the region `name` and this check of its key belongs to the
@@ -171,9 +184,14 @@ pub(super) fn belongs_to(
     check: &str,
 ) -> Result<usize, StoreError> {
     if name != apex {
-        return Err(StoreError::Region(format!("the database belongs to region {name}, but this node is of {apex}")));
+        return Err(StoreError::Region(format!(
+            "the database belongs to region {name}, but this node is of {apex}"
+        )));
     }
-    keys.accepted().iter().position(|key| check == key_check(key, apex, schema)).ok_or_else(other_key)
+    keys.accepted()
+        .iter()
+        .position(|key| check == key_check(key, apex, schema))
+        .ok_or_else(other_key)
 }
 
 /// Whether this program can use tables of version `found`, also of the next version: nodes are upgraded one after another.
@@ -236,7 +254,9 @@ fn check_name(kind: &str, id: &str, document: &str) -> Result<(), StoreError> {
     if named == id {
         return Ok(());
     }
-    Err(StoreError::Corrupt(format!("the row {kind} {id} of gw.records holds {named}: delete the row")))
+    Err(StoreError::Corrupt(format!(
+        "the row {kind} {id} of gw.records holds {named}: delete the row"
+    )))
 }
 
 /// Gives the region and all of its records their tags, and the region the check of its key. Returns the number of
@@ -252,13 +272,21 @@ async fn authenticate(
         WHERE records.kind = new.kind AND records.id = new.id";
     let authenticator = Authenticator::new(key);
     // Locked, so that no change comes between.
-    let region = "SELECT id::text, revision, coalesce(last_change::text, '') FROM gw.region FOR UPDATE";
+    let region =
+        "SELECT id::text, revision, coalesce(last_change::text, '') FROM gw.region FOR UPDATE";
     let region = transaction.query_one(region, &[]).await?;
-    let position = Position { origin: region.get(0), revision: Revision(region.get(1)), change: region.get(2) };
-    let rows = transaction.query("SELECT kind, id, document FROM gw.records", &[]).await?;
+    let position = Position {
+        origin: region.get(0),
+        revision: Revision(region.get(1)),
+        change: region.get(2),
+    };
+    let rows = transaction
+        .query("SELECT kind, id, document FROM gw.records", &[])
+        .await?;
     let mut sum = 0;
     for rows in rows.chunks(ROWS) {
-        let (mut kinds, mut ids, mut tags): (Vec<&str>, Vec<&str>, Vec<Vec<u8>>) = Default::default();
+        let (mut kinds, mut ids, mut tags): (Vec<&str>, Vec<&str>, Vec<Vec<u8>>) =
+            Default::default();
         for row in rows {
             let (kind, id) = (row.get(0), row.get(1));
             if let Err(error) = check_name(kind, id, row.get(2)) {
@@ -272,18 +300,38 @@ async fn authenticate(
         }
         transaction.execute(UPDATE, &[&kinds, &ids, &tags]).await?;
     }
-    for secret in transaction.query("SELECT name, sealed FROM gw.secrets", &[]).await? {
+    for secret in transaction
+        .query("SELECT name, sealed FROM gw.secrets", &[])
+        .await?
+    {
         sum ^= authenticator.secret(&position.origin, secret.get(0), secret.get(1));
     }
     let tag = authenticator.region(&position, sum);
     let check = key_check(key, apex, AUTHENTICATED);
-    transaction.execute("UPDATE gw.region SET tag = $1, key_check = $2", &[&&tag[..], &check]).await?;
-    for node in transaction.query("SELECT slot, session::text, peer_address FROM gw.nodes", &[]).await? {
+    transaction
+        .execute(
+            "UPDATE gw.region SET tag = $1, key_check = $2",
+            &[&&tag[..], &check],
+        )
+        .await?;
+    for node in transaction
+        .query(
+            "SELECT slot, session::text, peer_address FROM gw.nodes",
+            &[],
+        )
+        .await?
+    {
         let slot: i16 = node.get(0);
         // A row that is not valid gets an empty tag, and is refused.
-        let tag = nodes::identity(&node).map(|(slot, session, address)| authenticator.node(slot, session, address));
+        let tag = nodes::identity(&node)
+            .map(|(slot, session, address)| authenticator.node(slot, session, address));
         let tag = tag.map_or(Vec::new(), |tag| tag.to_vec());
-        transaction.execute("UPDATE gw.nodes SET tag = $2 WHERE slot = $1", &[&slot, &tag]).await?;
+        transaction
+            .execute(
+                "UPDATE gw.nodes SET tag = $2 WHERE slot = $1",
+                &[&slot, &tag],
+            )
+            .await?;
     }
     // A process of an earlier version cannot write rows without a tag.
     let required = ["region", "records", "changes", "nodes"]
@@ -294,12 +342,18 @@ async fn authenticate(
 
 fn check_server(engine: &mut Engine) -> Result<(), StoreError> {
     let version = engine.call(CALL, async |session: &mut Session| {
-        session.client.query_one("SELECT current_setting('server_version_num')::integer", &[]).await
+        session
+            .client
+            .query_one("SELECT current_setting('server_version_num')::integer", &[])
+            .await
     })?;
     let version: i32 = version.get(0);
     if version < SERVER_LEAST {
-        let problem =
-            format!("PostgreSQL {} is too old; version {} is needed", version / 10_000, SERVER_LEAST / 10_000);
+        let problem = format!(
+            "PostgreSQL {} is too old; version {} is needed",
+            version / 10_000,
+            SERVER_LEAST / 10_000
+        );
         return Err(StoreError::Region(problem));
     }
     Ok(())
@@ -308,8 +362,18 @@ fn check_server(engine: &mut Engine) -> Result<(), StoreError> {
 /// `None` without a region.
 pub(super) fn schema_version(engine: &mut Engine) -> Result<Option<usize>, StoreError> {
     let row = engine.call(CALL, async |session: &mut Session| {
-        let exists = session.client.query_one("SELECT to_regclass('gw.region') IS NOT NULL", &[]).await?;
-        if exists.get(0) { session.client.query_opt("SELECT schema FROM gw.region", &[]).await } else { Ok(None) }
+        let exists = session
+            .client
+            .query_one("SELECT to_regclass('gw.region') IS NOT NULL", &[])
+            .await?;
+        if exists.get(0) {
+            session
+                .client
+                .query_opt("SELECT schema FROM gw.region", &[])
+                .await
+        } else {
+            Ok(None)
+        }
     })?;
     let Some(row) = row else { return Ok(None) };
     Ok(Some(usize::try_from(column::<i32>(&row, 0)?).unwrap_or(0)))
@@ -317,6 +381,10 @@ pub(super) fn schema_version(engine: &mut Engine) -> Result<Option<usize>, Store
 
 /// Recognises the region key without revealing it, in tables of version `schema`.
 pub(super) fn key_check(key: &RegionKey, apex: &str, schema: usize) -> String {
-    let purpose = if schema < AUTHENTICATED { "gw region key check 1" } else { "gw region key check 2" };
+    let purpose = if schema < AUTHENTICATED {
+        "gw region key check 1"
+    } else {
+        "gw region key check 2"
+    };
     STANDARD.encode(hmac::sign(&key.derive(purpose), apex.as_bytes()))
 }

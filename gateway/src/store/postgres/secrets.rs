@@ -52,7 +52,9 @@ impl PostgresStore {
     pub(crate) fn find_secret(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         for _ in 0..ATTEMPTS {
             let known = self.known_position()?;
-            let find = async |session: &mut Session| session.client.query_one(FIND_AT_POSITION, &[&name]).await;
+            let find = async |session: &mut Session| {
+                session.client.query_one(FIND_AT_POSITION, &[&name]).await
+            };
             let row = self.checked()?.call(CALL, find)?;
             let position = read_position(&row)?;
             if position != known {
@@ -61,11 +63,19 @@ impl PostgresStore {
             }
             let sealed: Option<&str> = column(&row, 3)?;
             let key = self.keys.named(column(&row, 4)?)?;
-            let element = sealed.map(|sealed| key.authenticator.secret(&position.origin, name, sealed));
-            if element != self.source.known.element(&SetMember::Secret(name.to_owned())) {
+            let element =
+                sealed.map(|sealed| key.authenticator.secret(&position.origin, name, sealed));
+            if element
+                != self
+                    .source
+                    .known
+                    .element(&SetMember::Secret(name.to_owned()))
+            {
                 return Err(forged_secret(name));
             }
-            return sealed.map(|sealed| key.sealer.open(name, sealed)).transpose();
+            return sealed
+                .map(|sealed| key.sealer.open(name, sealed))
+                .transpose();
         }
         Err(StoreError::Stale)
     }
@@ -80,8 +90,14 @@ impl PostgresStore {
     fn change_secret(&mut self, name: &str, secret: Option<&[u8]>) -> Result<(), StoreError> {
         let after = self.known_position()?;
         let key = self.keys.in_use();
-        let sealed = secret.map(|secret| key.sealer.seal(name, secret)).transpose()?;
-        let action = if sealed.is_some() { "region.secret.create" } else { "region.secret.delete" };
+        let sealed = secret
+            .map(|secret| key.sealer.seal(name, secret))
+            .transpose()?;
+        let action = if sealed.is_some() {
+            "region.secret.create"
+        } else {
+            "region.secret.delete"
+        };
         let entry = AuditEntry {
             at: Timestamp::now(),
             actor: "gateway".to_owned(),
@@ -92,7 +108,10 @@ impl PostgresStore {
         };
         let steps = FinalSteps::of_secret(name, sealed, key.codec(&after.origin));
         let deadline = Instant::now() + COMMIT;
-        Limited::until(deadline, self).0.commit_by(deadline, &after, steps, &key, &entry).map(drop)
+        Limited::until(deadline, self)
+            .0
+            .commit_by(deadline, &after, steps, &key, &entry)
+            .map(drop)
     }
 
     /// The position of the known records; loads them if they are not known.

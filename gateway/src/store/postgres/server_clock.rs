@@ -19,9 +19,14 @@ impl PostgresStore {
     pub(crate) fn read_clock(&mut self) -> Result<ClockReading, StoreError> {
         let (reading, row) = ask(self.checked()?, CLOCK_AND_SCHEMA)?;
         let found = usize::try_from(column::<i32>(&row, 1)?).unwrap_or(0);
-        let before = self.source.known.note_newer_schema(Some(found).filter(|found| !schema::is_usable(*found)));
+        let before = self
+            .source
+            .known
+            .note_newer_schema(Some(found).filter(|found| !schema::is_usable(*found)));
         match self.refuse_newer() {
-            Err(error) if before.is_none() => tracing::error!(%error, "relaying goes on; changes are refused"),
+            Err(error) if before.is_none() => {
+                tracing::error!(%error, "relaying goes on; changes are refused")
+            }
             _ => {}
         }
         Ok(reading)
@@ -30,7 +35,10 @@ impl PostgresStore {
     /// Fails if the tables have become too new for this program while it was connected.
     pub(super) fn refuse_newer(&self) -> Result<(), StoreError> {
         match self.source.known.newer_schema() {
-            Some(found) => Err(StoreError::NewerSchema { found, known: MIGRATIONS.len() }),
+            Some(found) => Err(StoreError::NewerSchema {
+                found,
+                known: MIGRATIONS.len(),
+            }),
             None => Ok(()),
         }
     }

@@ -47,11 +47,17 @@ impl PostgresSettings {
     /// authorities of the servers; those of the system apply without it.
     ///
     /// TLS is required unless every host is this machine or the URL sets `sslmode`; certificates are always verified.
-    pub fn new(url: &str, password_file: Option<&Path>, authorities: Option<&Path>) -> Result<Self, PostgresUrlError> {
+    pub fn new(
+        url: &str,
+        password_file: Option<&Path>,
+        authorities: Option<&Path>,
+    ) -> Result<Self, PostgresUrlError> {
         // libpq's modes with verification: here every TLS connection verifies.
-        let required =
-            url.replace("sslmode=verify-full", "sslmode=require").replace("sslmode=verify-ca", "sslmode=require");
-        let mut config = Config::from_str(&required).map_err(|error| PostgresUrlError::Url(with_cause(&error)))?;
+        let required = url
+            .replace("sslmode=verify-full", "sslmode=require")
+            .replace("sslmode=verify-ca", "sslmode=require");
+        let mut config = Config::from_str(&required)
+            .map_err(|error| PostgresUrlError::Url(with_cause(&error)))?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(PostgresUrlError::Missing("host"));
         }
@@ -59,18 +65,29 @@ impl PostgresSettings {
             return Err(PostgresUrlError::Missing("user"));
         }
         if let Some(file) = password_file {
-            let password = files::read_text(file).map_err(|error| PostgresUrlError::Password(error.to_string()))?;
-            config.password(Secret::new(password).reveal().trim_end_matches(['\r', '\n']));
+            let password = files::read_text(file)
+                .map_err(|error| PostgresUrlError::Password(error.to_string()))?;
+            config.password(
+                Secret::new(password)
+                    .reveal()
+                    .trim_end_matches(['\r', '\n']),
+            );
         }
         if !url.contains("sslmode=") {
-            config.ssl_mode(if is_local(&config) { SslMode::Disable } else { SslMode::Require });
+            config.ssl_mode(if is_local(&config) {
+                SslMode::Disable
+            } else {
+                SslMode::Require
+            });
         }
         if !url.contains("target_session_attrs=") {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
         config.connect_timeout(CONNECT_WITHIN);
         let roots = authorities.map_or_else(|| Ok(system_roots()), private_roots)?;
-        let mut tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let mut tls = ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
         tls.time_provider = Arc::new(ProcessClock);
         Ok(Self {
             config: Box::new(config),
@@ -82,7 +99,9 @@ impl PostgresSettings {
     /// The same database, also on a host that is a standby.
     pub(super) fn with_standbys(&self) -> Self {
         let mut settings = self.clone();
-        settings.config.target_session_attrs(TargetSessionAttrs::Any);
+        settings
+            .config
+            .target_session_attrs(TargetSessionAttrs::Any);
         settings
     }
 
@@ -115,8 +134,17 @@ impl PostgresSettings {
 
 impl fmt::Display for PostgresSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
-        write!(f, "postgres://{}@{}/{database}", self.config.get_user().unwrap_or_default(), self.hosts())
+        let database = self
+            .config
+            .get_dbname()
+            .or(self.config.get_user())
+            .unwrap_or_default();
+        write!(
+            f,
+            "postgres://{}@{}/{database}",
+            self.config.get_user().unwrap_or_default(),
+            self.hosts()
+        )
     }
 }
 
@@ -137,12 +165,19 @@ pub(super) fn with_cause(error: &tokio_postgres::Error) -> String {
 }
 
 fn is_local(config: &Config) -> bool {
-    let local_name =
-        |name: &str| name == "localhost" || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+    let local_name = |name: &str| {
+        name == "localhost"
+            || name
+                .parse()
+                .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+    };
     config.get_hosts().iter().all(|host| match host {
         Host::Tcp(name) => local_name(name),
         Host::Unix(_) => true,
-    }) && config.get_hostaddrs().iter().all(std::net::IpAddr::is_loopback)
+    }) && config
+        .get_hostaddrs()
+        .iter()
+        .all(std::net::IpAddr::is_loopback)
 }
 
 fn system_roots() -> Arc<RootCertStore> {
@@ -152,12 +187,16 @@ fn system_roots() -> Arc<RootCertStore> {
 }
 
 fn private_roots(file: &Path) -> Result<Arc<RootCertStore>, PostgresUrlError> {
-    let refused = |problem: String| PostgresUrlError::Authorities(format!("{}: {problem}", file.display()));
+    let refused =
+        |problem: String| PostgresUrlError::Authorities(format!("{}: {problem}", file.display()));
     let text = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {
-        let certificate = certificate.map_err(|error| refused(format!("not a PEM certificate: {error:?}")))?;
-        roots.add(certificate).map_err(|error| refused(error.to_string()))?;
+        let certificate =
+            certificate.map_err(|error| refused(format!("not a PEM certificate: {error:?}")))?;
+        roots
+            .add(certificate)
+            .map_err(|error| refused(error.to_string()))?;
     }
     if roots.is_empty() {
         return Err(refused("no PEM block `CERTIFICATE`".to_owned()));
@@ -185,7 +224,10 @@ mod tests {
             ("postgres://gw@localhost,127.0.0.1/gw", SslMode::Disable),
             ("postgres://gw@%2Frun%2Fpostgresql/gw", SslMode::Disable),
             ("postgres://gw@db1/gw?sslmode=disable", SslMode::Disable),
-            ("postgres://gw@localhost/gw?sslmode=verify-full", SslMode::Require),
+            (
+                "postgres://gw@localhost/gw?sslmode=verify-full",
+                SslMode::Require,
+            ),
         ] {
             assert_eq!(mode(url), expected, "{url}");
         }
@@ -194,9 +236,16 @@ mod tests {
     #[test]
     fn the_primary_is_sought_among_all_hosts() {
         let settings = settings("postgres://gw:secret@db1:5433,db2/gw").unwrap();
-        assert_eq!(settings.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+        assert_eq!(
+            settings.config.get_target_session_attrs(),
+            TargetSessionAttrs::ReadWrite
+        );
         assert_eq!(settings.hosts(), "db1,db2");
-        assert_eq!(format!("{settings:?}"), "postgres://gw@db1,db2/gw", "without the password");
+        assert_eq!(
+            format!("{settings:?}"),
+            "postgres://gw@db1,db2/gw",
+            "without the password"
+        );
     }
 
     #[test]
@@ -206,7 +255,11 @@ mod tests {
         std::fs::write(&file, "it's\n").unwrap();
         let settings = PostgresSettings::new("postgres://gw@db/gw", Some(&file), None).unwrap();
         assert_eq!(settings.config.get_password(), Some(&b"it's"[..]));
-        let missing = PostgresSettings::new("postgres://gw@db/gw", Some(&folder.path().join("none")), None);
+        let missing = PostgresSettings::new(
+            "postgres://gw@db/gw",
+            Some(&folder.path().join("none")),
+            None,
+        );
         assert!(matches!(missing, Err(PostgresUrlError::Password(text)) if text.contains("none")));
     }
 
@@ -216,7 +269,10 @@ mod tests {
             ("postgres://", "it names no host"),
             ("postgres://db/gw", "it names no user"),
             ("mysql://gw@db/gw", "it must be \"sqlite\" or a URL such as"),
-            ("postgres://gw@db:port/gw", "invalid value for option `port`"),
+            (
+                "postgres://gw@db:port/gw",
+                "invalid value for option `port`",
+            ),
             ("postgres://gw@db/gw?sslmode=maybe", "sslmode"),
         ] {
             let error = settings(url).unwrap_err().to_string();
@@ -225,7 +281,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ca.pem");
         std::fs::write(&file, "nothing").unwrap();
-        let error = PostgresSettings::new("postgres://gw@db/gw", None, Some(&file)).unwrap_err().to_string();
-        assert!(error.contains("ca.pem") && error.contains("CERTIFICATE"), "{error}");
+        let error = PostgresSettings::new("postgres://gw@db/gw", None, Some(&file))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("ca.pem") && error.contains("CERTIFICATE"),
+            "{error}"
+        );
     }
 }

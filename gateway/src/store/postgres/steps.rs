@@ -61,7 +61,10 @@ impl FinalSteps {
         }
         let mut all = Self::default();
         for (id, row) in last {
-            all.effects.push((SetMember::Record(id.clone()), row.as_ref().map(|row| row.element)));
+            all.effects.push((
+                SetMember::Record(id.clone()),
+                row.as_ref().map(|row| row.element),
+            ));
             if let Some(row) = row {
                 all.put.push(row);
             } else {
@@ -75,32 +78,58 @@ impl FinalSteps {
 
     /// Stores or deletes a shared secret.
     pub(super) fn of_secret(name: &str, sealed: Option<String>, codec: RowCodec<'_>) -> Self {
-        let element = sealed.as_ref().map(|sealed| codec.authenticator.secret(codec.origin, name, sealed));
+        let element = sealed
+            .as_ref()
+            .map(|sealed| codec.authenticator.secret(codec.origin, name, sealed));
         let effects = vec![(SetMember::Secret(name.to_owned()), element)];
-        Self { secret: Some((name.to_owned(), sealed)), effects, ..Self::default() }
+        Self {
+            secret: Some((name.to_owned(), sealed)),
+            effects,
+            ..Self::default()
+        }
     }
 
     pub(super) fn to_json(&self) -> Result<String, StoreError> {
-        let put = self.put.kinds.iter().zip(&self.put.ids).zip(&self.put.documents);
+        let put = self
+            .put
+            .kinds
+            .iter()
+            .zip(&self.put.ids)
+            .zip(&self.put.documents);
         let put = put.map(|((kind, id), written)| (kind, id, Some(written.clone())));
-        let deleted = self.deleted_kinds.iter().zip(&self.deleted_ids).map(|(kind, id)| (kind, id, None));
-        let secret = self.secret.iter().map(|(name, sealed)| (&SECRET, name, sealed.clone()));
+        let deleted = self
+            .deleted_kinds
+            .iter()
+            .zip(&self.deleted_ids)
+            .map(|(kind, id)| (kind, id, None));
+        let secret = self
+            .secret
+            .iter()
+            .map(|(name, sealed)| (&SECRET, name, sealed.clone()));
         let all: Vec<StoredStep<'_>> = put
             .chain(deleted)
             .chain(secret)
-            .map(|(kind, id, document)| StoredStep { kind, id: id.clone(), document })
+            .map(|(kind, id, document)| StoredStep {
+                kind,
+                id: id.clone(),
+                document,
+            })
             .collect();
         serde_json::to_string(&all).map_err(StoreError::corrupt)
     }
 }
 
 /// Reads the authentic steps of one change. Opens the secrets of its records.
-pub(super) fn from_json(text: &str, codec: RowCodec<'_>) -> Result<(Vec<Step>, Vec<Effect>), StoreError> {
+pub(super) fn from_json(
+    text: &str,
+    codec: RowCodec<'_>,
+) -> Result<(Vec<Step>, Vec<Effect>), StoreError> {
     let stored: Vec<StoredStep<'_>> = serde_json::from_str(text).map_err(StoreError::corrupt)?;
     let (mut steps, mut effects) = (Vec::new(), Vec::new());
     for StoredStep { kind, id, document } in stored {
         if kind == SECRET {
-            let element = document.map(|sealed| codec.authenticator.secret(codec.origin, &id, &sealed));
+            let element =
+                document.map(|sealed| codec.authenticator.secret(codec.origin, &id, &sealed));
             effects.push((SetMember::Secret(id), element));
             continue;
         }
@@ -111,7 +140,9 @@ pub(super) fn from_json(text: &str, codec: RowCodec<'_>) -> Result<(Vec<Step>, V
             continue;
         };
         let record = codec.open(kind, &document)?;
-        let (_, element) = codec.authenticator.record(codec.origin, kind, &id, &document);
+        let (_, element) = codec
+            .authenticator
+            .record(codec.origin, kind, &id, &document);
         effects.push((SetMember::Record(record.id()), Some(element)));
         steps.push(Step::Put(record));
     }
@@ -125,7 +156,9 @@ fn record_id(kind: &str, id: &str) -> Result<RecordId, StoreError> {
     Ok(match kind {
         "account" => RecordId::Account(parse(id)?),
         "service" => {
-            let (account, service) = id.split_once('/').ok_or_else(|| StoreError::Corrupt(format!("service {id}")))?;
+            let (account, service) = id
+                .split_once('/')
+                .ok_or_else(|| StoreError::Corrupt(format!("service {id}")))?;
             RecordId::Service(parse(account)?, parse(service)?)
         }
         "credential" => RecordId::Credential(parse(id)?),
@@ -134,6 +167,10 @@ fn record_id(kind: &str, id: &str) -> Result<RecordId, StoreError> {
         "agent" => RecordId::Agent(parse(id)?),
         "signing_key" => RecordId::SigningKey(parse(id)?),
         "authority" => RecordId::Authority(parse(id)?),
-        other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
+        other => {
+            return Err(StoreError::Corrupt(format!(
+                "unknown kind of record {other:?}"
+            )));
+        }
     })
 }

@@ -55,7 +55,10 @@ impl IdleWorker {
         let setup = setup(WorkerId(id), &mailbox, Arc::default())?;
         let thread = std::thread::Builder::new()
             .spawn(move || worker::run(setup, inbox, crossbeam_channel::bounded(1).0, &driver))?;
-        Ok(Self { mailbox, thread: Some(thread) })
+        Ok(Self {
+            mailbox,
+            thread: Some(thread),
+        })
     }
 
     /// Posts `messages` messages as fast as there is room for them and waits until the worker has handled them all.
@@ -71,8 +74,14 @@ impl IdleWorker {
     /// Waits for a report of the worker, which it sends after handling all earlier messages.
     pub fn round_trip(&self) -> io::Result<()> {
         let (reply, report) = crossbeam_channel::bounded(1);
-        self.post(WorkerMessage::Scrape(Scrape { reply, with_services: false }))?;
-        report.recv_timeout(WITHIN).map(drop).map_err(io::Error::other)
+        self.post(WorkerMessage::Scrape(Scrape {
+            reply,
+            with_services: false,
+        }))?;
+        report
+            .recv_timeout(WITHIN)
+            .map(drop)
+            .map_err(io::Error::other)
     }
 
     /// Runs a task on the worker's reactor.
@@ -89,7 +98,9 @@ impl IdleWorker {
     }
 
     fn post(&self, message: WorkerMessage) -> io::Result<()> {
-        self.mailbox.post_blocking(message).map_err(|()| io::Error::other("the worker has ended"))
+        self.mailbox
+            .post_blocking(message)
+            .map_err(|()| io::Error::other("the worker has ended"))
     }
 }
 
@@ -104,7 +115,11 @@ impl Drop for IdleWorker {
 }
 
 /// Set-up of a worker without connections. All workers up to `id` have its mailbox.
-fn setup(id: WorkerId, mailbox: &Mailbox<WorkerMessage>, directory: Arc<Directory>) -> io::Result<Setup> {
+fn setup(
+    id: WorkerId,
+    mailbox: &Mailbox<WorkerMessage>,
+    directory: Arc<Directory>,
+) -> io::Result<Setup> {
     Ok(Setup {
         id,
         peers: Peers::new(vec![mailbox.clone(); id.0 + 1]),
@@ -117,7 +132,10 @@ fn setup(id: WorkerId, mailbox: &Mailbox<WorkerMessage>, directory: Arc<Director
         affinity_key: AffinityKey::new(hmac::Key::new(hmac::HMAC_SHA256, &[0; 32])),
         tunnel_grace: Arc::default(),
         levels: Some(Arc::default()),
-        config: Arc::new(Config::new(Region::new("bench", "localhost"), "unused".into())),
+        config: Arc::new(Config::new(
+            Region::new("bench", "localhost"),
+            "unused".into(),
+        )),
         agent_releases: Arc::default(),
         executor: control::executor().0,
         log: LogQueue::to_nowhere(),
@@ -132,7 +150,11 @@ fn pipe_between(
     sender: &Mailbox<WorkerMessage>,
     receiver: &Mailbox<WorkerMessage>,
 ) -> (pipe::Sender<Frame>, pipe::Receiver<Frame>) {
-    pipe::pipe(WorkerId(0), WorkerId(1), Peers::new(vec![sender.clone(), receiver.clone()]))
+    pipe::pipe(
+        WorkerId(0),
+        WorkerId(1),
+        Peers::new(vec![sender.clone(), receiver.clone()]),
+    )
 }
 
 /// A configuration without certificates. The benches make no handshakes.
@@ -143,7 +165,11 @@ fn no_certificates() -> io::Result<ServerConfigs> {
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
     let config = Arc::new(config);
-    let agents = Arc::new(AgentVerifier { of_all: Arc::new(NoClientAuth), of_each: Vec::new(), of_ended: None });
+    let agents = Arc::new(AgentVerifier {
+        of_all: Arc::new(NoClientAuth),
+        of_each: Vec::new(),
+        of_ended: None,
+    });
     Ok(ServerConfigs {
         public: Arc::clone(&config),
         tunnel: config,
@@ -154,7 +180,13 @@ fn no_certificates() -> io::Result<ServerConfigs> {
 
 /// Passes `frames` frames of `size` bytes back and forth between two workers through a pipe each way, `hops` hops in
 /// total. Returns the time taken. The number of frames is limited to the capacity of a pipe.
-pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, hops: usize) -> io::Result<Duration> {
+pub fn rally(
+    near: &IdleWorker,
+    far: &IdleWorker,
+    frames: usize,
+    size: usize,
+    hops: usize,
+) -> io::Result<Duration> {
     let (to_far, from_near) = pipe_between(&near.mailbox, &far.mailbox);
     let (to_near, from_far) = pipe_between(&far.mailbox, &near.mailbox);
     let hops_left = Arc::new(AtomicUsize::new(hops.max(1)));
@@ -164,11 +196,17 @@ pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, ho
     let start = Instant::now();
     near.run(move || async move {
         for _ in 0..frames.clamp(1, limits::PIPE_FRAMES) {
-            drop(to_far.send(Frame::Part(Part::Data(vec![0; size].into()))).await);
+            drop(
+                to_far
+                    .send(Frame::Part(Part::Data(vec![0; size].into())))
+                    .await,
+            );
         }
         play(from_far, to_far, hops_left, done).await;
     });
-    wait.recv_timeout(WITHIN).map(|()| start.elapsed()).map_err(io::Error::other)
+    wait.recv_timeout(WITHIN)
+        .map(|()| start.elapsed())
+        .map_err(io::Error::other)
 }
 
 /// Sends received frames back until the last hop. Then drops its pipes, which ends the other side too.
@@ -207,7 +245,10 @@ impl Wake for WorkerTask {
 /// Sends a frame without waiting. Returns whether there was room.
 fn send_now(sender: &pipe::Sender<Frame>, frame: Frame) -> bool {
     let sending = pin!(sender.send(frame));
-    matches!(sending.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(())))
+    matches!(
+        sending.poll(&mut Context::from_waker(Waker::noop())),
+        Poll::Ready(Ok(()))
+    )
 }
 
 /// A pipe with both ends on one thread, to measure queue and credit without wakes.
@@ -238,8 +279,13 @@ pub struct ServiceCounts {
 impl ServiceCounts {
     /// Counters of `services` services with one request each.
     pub fn new(services: usize) -> Self {
-        let labels = (0..services).map(|number| format!("acme--svc{number}").into()).collect();
-        let counts = Self { services: ServiceCounters::default(), labels };
+        let labels = (0..services)
+            .map(|number| format!("acme--svc{number}").into())
+            .collect();
+        let counts = Self {
+            services: ServiceCounters::default(),
+            labels,
+        };
         (0..services).for_each(|number| counts.count(number));
         counts
     }
@@ -254,6 +300,7 @@ impl ServiceCounts {
             total: Duration::from_micros(900),
             response_head: Some(Duration::from_micros(800)),
         };
-        self.services.ended(&self.labels[number % self.labels.len()], sample);
+        self.services
+            .ended(&self.labels[number % self.labels.len()], sample);
     }
 }

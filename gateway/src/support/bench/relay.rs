@@ -27,13 +27,16 @@ use crate::affinity::Affinity;
 use crate::client_address::Peer;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
-use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
+use crate::http_message::{
+    BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink,
+};
 use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
 use crate::ownership::WorkerId;
 use crate::rate::Rate;
 use crate::store::{
-    CallerSecretRecord, Directory, Modes, PublicKeyHash, Records, SecretAccess, ServiceRecord, StoredRecord,
+    CallerSecretRecord, Directory, Modes, PublicKeyHash, Records, SecretAccess, ServiceRecord,
+    StoredRecord,
 };
 use crate::tunnel::session::{Party, Session, drive};
 use crate::worker::{Worker, WorkerMessage};
@@ -59,19 +62,34 @@ impl Gateway {
     /// Starts the gateway's end of a tunnel on the reactor of the calling thread. Waits until the agent takes requests.
     pub async fn start(transport: impl Transport + 'static) -> io::Result<Rc<Self>> {
         let (mailbox, inbox) = mailbox(limits::MAILBOX);
-        let worker =
-            Worker::new(super::setup(WorkerId(0), &mailbox, Arc::new(directory().ok_or(io::ErrorKind::Other)?))?)?;
+        let worker = Worker::new(super::setup(
+            WorkerId(0),
+            &mailbox,
+            Arc::new(directory().ok_or(io::ErrorKind::Other)?),
+        )?)?;
         let directory = worker.directory.get();
-        let service = directory.service("acme--api").ok_or(io::ErrorKind::NotFound)?;
+        let service = directory
+            .service("acme--api")
+            .ok_or(io::ErrorKind::NotFound)?;
         let (agent, key) = (AgentId::random(), PublicKeyHash::of(&[]));
-        let party = Party { agent, key, issuer: None, version: Version::own(), service: Arc::clone(service) };
+        let party = Party {
+            agent,
+            key,
+            issuer: None,
+            version: Version::own(),
+            service: Arc::clone(service),
+        };
         let session = Session::new(&worker.tunnels, &idle_socket()?, party);
         let driven = Rc::clone(&session);
         runtime::spawn(async move {
             let ended = drive(&driven, &transport).await;
             tracing::info!(?ended, "tunnel ended");
         });
-        session.tunnel.hello().await.ok_or(io::ErrorKind::BrokenPipe)?;
+        session
+            .tunnel
+            .hello()
+            .await
+            .ok_or(io::ErrorKind::BrokenPipe)?;
         worker
             .tunnels
             .registry
@@ -79,7 +97,12 @@ impl Gateway {
             .insert(&session, Instant::now())
             .map_err(|error| io::Error::other(error.as_str()))?;
         let peer = Peer::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), None);
-        Ok(Rc::new(Self { worker, session, peer, _inbox: inbox }))
+        Ok(Rc::new(Self {
+            worker,
+            session,
+            peer,
+            _inbox: inbox,
+        }))
     }
 
     /// Open streams of the tunnel.
@@ -92,9 +115,22 @@ impl Gateway {
     pub async fn relay_http2(&self, request: Request<()>) -> Option<usize> {
         let (parts, ()) = request.into_parts();
         let head = head::request_of_http2(parts, false, limits::REQUEST_HEAD).ok()?;
-        let (mut buffer, mut sink) = (BytesMut::new(), Http2Sink { bytes: 0, begun: false });
-        let mut body = Body { decoder: BodyDecoder::new(Framing::None), buffer: &mut buffer };
-        let outcome = self.worker.router.serve(head, &self.peer, &mut body, &mut sink).await;
+        let (mut buffer, mut sink) = (
+            BytesMut::new(),
+            Http2Sink {
+                bytes: 0,
+                begun: false,
+            },
+        );
+        let mut body = Body {
+            decoder: BodyDecoder::new(Framing::None),
+            buffer: &mut buffer,
+        };
+        let outcome = self
+            .worker
+            .router
+            .serve(head, &self.peer, &mut body, &mut sink)
+            .await;
         (outcome == Outcome::Complete).then_some(sink.bytes)
     }
 }
@@ -108,7 +144,10 @@ fn directory() -> Option<Directory> {
     for number in 0..SERVICES {
         let (id, key) = match number {
             0 => (ServiceId::new("api").ok()?, KeyId::new(key).ok()?),
-            _ => (ServiceId::new(&format!("svc{number}")).ok()?, KeyId::random()),
+            _ => (
+                ServiceId::new(&format!("svc{number}")).ok()?,
+                KeyId::random(),
+            ),
         };
         let access = SecretAccess {
             account: account.clone(),
@@ -118,11 +157,17 @@ fn directory() -> Option<Directory> {
             enabled: true,
             created_at,
         };
-        records.put(StoredRecord::ServiceKey(CallerSecretRecord { id: key, access }));
+        records.put(StoredRecord::ServiceKey(CallerSecretRecord {
+            id: key,
+            access,
+        }));
         records.put(StoredRecord::Service(ServiceRecord {
             account: account.clone(),
             id,
-            modes: Modes { jwt: true, service_key: true },
+            modes: Modes {
+                jwt: true,
+                service_key: true,
+            },
             enabled: true,
             rate,
             request_logging: true,
@@ -133,7 +178,11 @@ fn directory() -> Option<Directory> {
             created_at,
         }));
     }
-    Some(Directory::new(&records, &Region::new("bench", "localhost"), 1))
+    Some(Directory::new(
+        &records,
+        &Region::new("bench", "localhost"),
+        1,
+    ))
 }
 
 /// A connected socket whose other end is closed. Answers questions about the connection of the tunnel, and carries no
@@ -154,20 +203,45 @@ pub struct Http1Caller {
 
 impl Http1Caller {
     pub fn new(gateway: &Rc<Gateway>) -> Self {
-        Self { gateway: Rc::clone(gateway), buffer: BytesMut::new(), sent: Vec::new() }
+        Self {
+            gateway: Rc::clone(gateway),
+            buffer: BytesMut::new(),
+            sent: Vec::new(),
+        }
     }
 
     /// Relays a request. Returns the response; `None` if it is not complete.
     pub async fn relay(&mut self, request: &[u8]) -> Option<&[u8]> {
-        let Self { gateway, buffer, sent } = self;
+        let Self {
+            gateway,
+            buffer,
+            sent,
+        } = self;
         buffer.extend_from_slice(request);
         sent.clear();
-        let end = HeadScanner::default().find_end(buffer, limits::REQUEST_HEAD).ok()??;
-        let head = head::parse_request(&buffer.split_to(end).freeze(), limits::REQUEST_HEAD).ok()?;
+        let end = HeadScanner::default()
+            .find_end(buffer, limits::REQUEST_HEAD)
+            .ok()??;
+        let head =
+            head::parse_request(&buffer.split_to(end).freeze(), limits::REQUEST_HEAD).ok()?;
         let is_head = head.method == Method::HEAD;
-        let mut body = Body { decoder: BodyDecoder::new(head.framing), buffer };
-        let mut sink = Http1Sink { sent, is_head, framing: Framing::None, out: Vec::new(), begun: false, ended: false };
-        let outcome = gateway.worker.router.serve(head, &gateway.peer, &mut body, &mut sink).await;
+        let mut body = Body {
+            decoder: BodyDecoder::new(head.framing),
+            buffer,
+        };
+        let mut sink = Http1Sink {
+            sent,
+            is_head,
+            framing: Framing::None,
+            out: Vec::new(),
+            begun: false,
+            ended: false,
+        };
+        let outcome = gateway
+            .worker
+            .router
+            .serve(head, &gateway.peer, &mut body, &mut sink)
+            .await;
         (outcome == Outcome::Complete && buffer.is_empty()).then_some(sent)
     }
 }
@@ -180,7 +254,11 @@ struct Body<'a> {
 
 impl RequestBody for Body<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
-        match self.decoder.decode(self.buffer).map_err(BodyError::Malformed)? {
+        match self
+            .decoder
+            .decode(self.buffer)
+            .map_err(BodyError::Malformed)?
+        {
             Some(part) => Ok(part),
             None => Err(BodyError::Gone),
         }
@@ -211,7 +289,13 @@ struct Http1Sink<'a> {
 
 impl ResponseSink for Http1Sink<'_> {
     async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
-        head::write_response(&mut self.out, head.status, &head.headers, Framing::None, Connection::Persists);
+        head::write_response(
+            &mut self.out,
+            head.status,
+            &head.headers,
+            Framing::None,
+            Connection::Persists,
+        );
         self.flush().await
     }
 
@@ -221,10 +305,27 @@ impl ResponseSink for Http1Sink<'_> {
             Ok(Some(length)) => Framing::Length(length),
             Ok(None) | Err(_) => Framing::Chunked,
         };
-        let framing = announced.of_response(head.status, if self.is_head { &Method::HEAD } else { &Method::GET });
-        self.framing = if framing.has_body() && !head.has_body { Framing::Length(0) } else { framing };
+        let framing = announced.of_response(
+            head.status,
+            if self.is_head {
+                &Method::HEAD
+            } else {
+                &Method::GET
+            },
+        );
+        self.framing = if framing.has_body() && !head.has_body {
+            Framing::Length(0)
+        } else {
+            framing
+        };
         self.out.reserve(512);
-        head::write_response(&mut self.out, head.status, &head.headers, self.framing, Connection::Persists);
+        head::write_response(
+            &mut self.out,
+            head.status,
+            &head.headers,
+            self.framing,
+            Connection::Persists,
+        );
         Ok(())
     }
 
@@ -234,7 +335,10 @@ impl ResponseSink for Http1Sink<'_> {
         }
         let mut size = [0; 18];
         let (start, end): (&[u8], &[u8]) = match self.framing {
-            Framing::Chunked if last => (body::chunk_start(data.len(), &mut size), body::LAST_CHUNK_END),
+            Framing::Chunked if last => (
+                body::chunk_start(data.len(), &mut size),
+                body::LAST_CHUNK_END,
+            ),
             Framing::Chunked => (body::chunk_start(data.len(), &mut size), body::CHUNK_END),
             _ => (&[], &[]),
         };

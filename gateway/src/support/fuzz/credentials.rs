@@ -20,8 +20,8 @@ use crate::error::Error;
 use crate::hostname::{Region, tenant_label};
 use crate::rate::Rate;
 use crate::store::{
-    CallerSecretRecord, Directory, Modes, Records, SecretAccess, Service, ServiceRecord, SigningKey, SigningKeyRecord,
-    StoredRecord,
+    CallerSecretRecord, Directory, Modes, Records, SecretAccess, Service, ServiceRecord,
+    SigningKey, SigningKeyRecord, StoredRecord,
 };
 
 /// A value of `X-Gw-Service-Key`, or the text of an enrollment token.
@@ -36,15 +36,20 @@ pub fn service_key(data: &[u8]) {
     }
     if let Some((id, secret)) = std::str::from_utf8(data).ok().and_then(parse_token) {
         assert_eq!(format!("gw_et_{id}.{secret}").as_bytes(), data);
-        assert!(key.is_none(), "a text is either a service key or an enrollment token");
+        assert!(
+            key.is_none(),
+            "a text is either a service key or an enrollment token"
+        );
     }
 
-    let Some(outcome) = authenticate(X_GW_SERVICE_KEY, data) else { return };
+    let Some(outcome) = authenticate(X_GW_SERVICE_KEY, data) else {
+        return;
+    };
     let expected = match data {
         b"" => Err(Error::AuthRequired),
-        _ if data == format!("gw_sk_{KEY_ID}.{KEY_SECRET}").as_bytes() => {
-            Ok(Principal::ServiceKey(KeyId::new(KEY_ID).expect("a key's id")))
-        }
+        _ if data == format!("gw_sk_{KEY_ID}.{KEY_SECRET}").as_bytes() => Ok(
+            Principal::ServiceKey(KeyId::new(KEY_ID).expect("a key's id")),
+        ),
         _ => Err(Error::ServiceKeyInvalid),
     };
     assert_eq!(outcome, expected);
@@ -52,24 +57,42 @@ pub fn service_key(data: &[u8]) {
 
 /// A value of `X-Gw-Authorization`.
 pub fn access_token(data: &[u8]) {
-    let Some(outcome) = authenticate(X_GW_AUTHORIZATION, data) else { return };
+    let Some(outcome) = authenticate(X_GW_AUTHORIZATION, data) else {
+        return;
+    };
     // The second time, the token may come from the cache.
-    assert_eq!(authenticate(X_GW_AUTHORIZATION, data).as_ref(), Some(&outcome));
-    let sent = std::str::from_utf8(data).ok().and_then(|value| value.split_once(' '));
+    assert_eq!(
+        authenticate(X_GW_AUTHORIZATION, data).as_ref(),
+        Some(&outcome)
+    );
+    let sent = std::str::from_utf8(data)
+        .ok()
+        .and_then(|value| value.split_once(' '));
     let minted = sent
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        .and_then(|(_, token)| CALLERS.tokens.values().find(|minted| minted.text == token.trim_matches(' ')));
+        .and_then(|(_, token)| {
+            CALLERS
+                .tokens
+                .values()
+                .find(|minted| minted.text == token.trim_matches(' '))
+        });
     match minted {
         Some(minted) => assert_eq!(outcome, minted.outcome),
         None if data.is_empty() => assert_eq!(outcome, Err(Error::AuthRequired)),
         // Claims of a token with an invalid signature do not change the error.
-        None => assert!(matches!(outcome, Err(Error::TokenInvalid(_) | Error::TokenForged)), "{outcome:?}"),
+        None => assert!(
+            matches!(outcome, Err(Error::TokenInvalid(_) | Error::TokenForged)),
+            "{outcome:?}"
+        ),
     }
 }
 
 /// Signed tokens that [`access_token`] expects an outcome of, as values of the field, with the name of their property.
 pub fn access_tokens() -> impl Iterator<Item = (&'static str, String)> {
-    CALLERS.tokens.iter().map(|(name, token)| (*name, format!("Bearer {}", token.text)))
+    CALLERS
+        .tokens
+        .iter()
+        .map(|(name, token)| (*name, format!("Bearer {}", token.text)))
 }
 
 /// The outcome of authenticating a request with one field; `None` if the value is not a valid field value.
@@ -78,9 +101,21 @@ fn authenticate(name: HeaderName, value: &[u8]) -> Option<Result<Principal, Erro
         static VERIFIED: RefCell<VerifiedTokens> = RefCell::default();
     }
     let headers = Fields::from_iter([(name, HeaderValue::from_bytes(value).ok()?)]);
-    let Callers { directory, service, issuer, .. } = &*CALLERS;
-    let checks = Checks { directory, issuer, service, now: || NOW, may_verify: || Ok(()) };
-    let outcome = VERIFIED.with_borrow_mut(|verified| auth::authenticate(checks, verified, &headers));
+    let Callers {
+        directory,
+        service,
+        issuer,
+        ..
+    } = &*CALLERS;
+    let checks = Checks {
+        directory,
+        issuer,
+        service,
+        now: || NOW,
+        may_verify: || Ok(()),
+    };
+    let outcome =
+        VERIFIED.with_borrow_mut(|verified| auth::authenticate(checks, verified, &headers));
     Some(outcome.map(|authenticated| authenticated.by))
 }
 
@@ -106,7 +141,10 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
         records.put(StoredRecord::Service(ServiceRecord {
             account: account(),
             id: service_id(id),
-            modes: Modes { jwt: true, service_key: true },
+            modes: Modes {
+                jwt: true,
+                service_key: true,
+            },
             enabled: true,
             rate: Rate::new(1, 1).expect("a rate"),
             request_logging: false,
@@ -127,13 +165,25 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     };
     let client = |number: u8| ClientId::new(&format!("gw_ci_{number:020}")).expect("a client's id");
     let (allowed, disabled, unknown) = (client(1), client(2), client(3));
-    records.put(StoredRecord::Credential(CallerSecretRecord { id: allowed.clone(), access: access("", true) }));
-    records.put(StoredRecord::Credential(CallerSecretRecord { id: disabled.clone(), access: access("", false) }));
+    records.put(StoredRecord::Credential(CallerSecretRecord {
+        id: allowed.clone(),
+        access: access("", true),
+    }));
+    records.put(StoredRecord::Credential(CallerSecretRecord {
+        id: disabled.clone(),
+        access: access("", false),
+    }));
     let key_id = KeyId::new(KEY_ID).expect("a key's id");
-    records.put(StoredRecord::ServiceKey(CallerSecretRecord { id: key_id, access: access(KEY_SECRET, true) }));
+    records.put(StoredRecord::ServiceKey(CallerSecretRecord {
+        id: key_id,
+        access: access(KEY_SECRET, true),
+    }));
     records.put(StoredRecord::SigningKey(signing_key_record(2)));
     let (published, foreign) = (signing_key(2), signing_key(3));
-    let impostor = SigningKey { id: published.id.clone(), ..signing_key(3) };
+    let impostor = SigningKey {
+        id: published.id.clone(),
+        ..signing_key(3)
+    };
 
     let region = region();
     let directory = Directory::new(&records, &region, 1);
@@ -141,28 +191,100 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     let service = |id: &str| directory.service(&label(id)).expect("a service").clone();
     let claims = |client: &ClientId, service: &Service| Claims {
         jti: "fuzz".to_owned(),
-        ..Claims::new(&region.base_url(), client, service, NOW, Duration::from_secs(600))
+        ..Claims::new(
+            &region.base_url(),
+            client,
+            service,
+            NOW,
+            Duration::from_secs(600),
+        )
     };
     let (api, other) = (service("api"), service("other"));
     let good = claims(&allowed, &api);
-    let elsewhere = Claims { iss: Region::new("eu2", "example.com").base_url(), ..good.clone() };
-    let expired = Claims { exp: NOW.0, ..good.clone() };
-    let not_yet = Claims { nbf: NOW.0 + 1, ..good.clone() };
+    let elsewhere = Claims {
+        iss: Region::new("eu2", "example.com").base_url(),
+        ..good.clone()
+    };
+    let expired = Claims {
+        exp: NOW.0,
+        ..good.clone()
+    };
+    let not_yet = Claims {
+        nbf: NOW.0 + 1,
+        ..good.clone()
+    };
     let invalid = |why| Err(Error::TokenInvalid(why));
     let tokens = [
-        ("good", &published, &good, Ok(Principal::Client(allowed.clone()))),
-        ("expired", &published, &expired, Err(Error::TokenExpired("it has expired; request a new one"))),
-        ("not_yet_valid", &published, &not_yet, Err(Error::TokenExpired("it is not valid yet"))),
-        ("other_service", &published, &claims(&allowed, &other), Err(Error::TokenAudienceMismatch)),
-        ("other_region", &published, &elsewhere, invalid("issued by another region")),
-        ("disabled_client", &published, &claims(&disabled, &api), Err(Error::CredentialRevoked)),
-        ("unknown_client", &published, &claims(&unknown, &api), Err(Error::CredentialRevoked)),
-        ("foreign_key", &foreign, &good, invalid("signed by no key of this region")),
-        ("foreign_key_named_as_ours", &impostor, &good, Err(Error::TokenForged)),
+        (
+            "good",
+            &published,
+            &good,
+            Ok(Principal::Client(allowed.clone())),
+        ),
+        (
+            "expired",
+            &published,
+            &expired,
+            Err(Error::TokenExpired("it has expired; request a new one")),
+        ),
+        (
+            "not_yet_valid",
+            &published,
+            &not_yet,
+            Err(Error::TokenExpired("it is not valid yet")),
+        ),
+        (
+            "other_service",
+            &published,
+            &claims(&allowed, &other),
+            Err(Error::TokenAudienceMismatch),
+        ),
+        (
+            "other_region",
+            &published,
+            &elsewhere,
+            invalid("issued by another region"),
+        ),
+        (
+            "disabled_client",
+            &published,
+            &claims(&disabled, &api),
+            Err(Error::CredentialRevoked),
+        ),
+        (
+            "unknown_client",
+            &published,
+            &claims(&unknown, &api),
+            Err(Error::CredentialRevoked),
+        ),
+        (
+            "foreign_key",
+            &foreign,
+            &good,
+            invalid("signed by no key of this region"),
+        ),
+        (
+            "foreign_key_named_as_ours",
+            &impostor,
+            &good,
+            Err(Error::TokenForged),
+        ),
     ];
-    let tokens = tokens
-        .map(|(name, key, claims, outcome)| (name, Minted { text: claims.signed_by(key).expect("a token"), outcome }));
-    Callers { tokens: BTreeMap::from(tokens), service: api, issuer: region.base_url(), directory }
+    let tokens = tokens.map(|(name, key, claims, outcome)| {
+        (
+            name,
+            Minted {
+                text: claims.signed_by(key).expect("a token"),
+                outcome,
+            },
+        )
+    });
+    Callers {
+        tokens: BTreeMap::from(tokens),
+        service: api,
+        issuer: region.base_url(),
+        directory,
+    }
 });
 
 /// A key from a fixed seed, so that the tokens are the same in every run.

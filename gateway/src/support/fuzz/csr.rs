@@ -38,19 +38,44 @@ pub fn csr(data: &[u8]) {
         Authority::load_or_create(directory.path(), "agent-ca", "fuzzing").expect("an authority")
     });
     let region = region();
-    let (account, agent) = (account(), AgentId::new("ag_00000000000000000000").expect("an agent's id"));
+    let (account, agent) = (
+        account(),
+        AgentId::new("ag_00000000000000000000").expect("an agent's id"),
+    );
     let not_after = NOW.after(Duration::from_hours(24));
     let issued = AUTHORITY.issue_agent(&region, &account, &agent, &request, NOW, not_after);
-    let issued = CertificateDer::from_pem_slice(issued.expect("a certificate").as_bytes()).expect("PEM");
+    let issued =
+        CertificateDer::from_pem_slice(issued.expect("a certificate").as_bytes()).expect("PEM");
     let (rest, certificate) = X509Certificate::from_der(&issued).expect("a certificate");
     assert!(rest.is_empty());
-    assert_eq!(certificate.public_key().raw, request.subject_public_key_info());
+    assert_eq!(
+        certificate.public_key().raw,
+        request.subject_public_key_info()
+    );
     assert_eq!(certificate.subject().to_string(), format!("CN={agent}"));
-    let names = certificate.subject_alternative_name().expect("names").expect("names").value;
-    assert_eq!(names.general_names, [GeneralName::URI(&format!("gw://{}/{account}/agent/{agent}", region.apex()))]);
-    let usage = certificate.extended_key_usage().expect("usage").expect("usage").value;
+    let names = certificate
+        .subject_alternative_name()
+        .expect("names")
+        .expect("names")
+        .value;
+    assert_eq!(
+        names.general_names,
+        [GeneralName::URI(&format!(
+            "gw://{}/{account}/agent/{agent}",
+            region.apex()
+        ))]
+    );
+    let usage = certificate
+        .extended_key_usage()
+        .expect("usage")
+        .expect("usage")
+        .value;
     assert!(usage.client_auth && !usage.server_auth && !usage.any && usage.other.is_empty());
-    let usage = certificate.key_usage().expect("usage").expect("usage").value;
+    let usage = certificate
+        .key_usage()
+        .expect("usage")
+        .expect("usage")
+        .value;
     assert!(usage.digital_signature() && !usage.key_cert_sign() && !usage.crl_sign());
     assert!(!certificate.is_ca());
     assert_eq!(
@@ -58,11 +83,17 @@ pub fn csr(data: &[u8]) {
         6,
         "names, key usage, extended key usage, basic constraints, two key identifiers"
     );
-    assert_eq!(agent_identity(&issued, &region), Some(AgentIdentity { account, agent }));
+    assert_eq!(
+        agent_identity(&issued, &region),
+        Some(AgentIdentity { account, agent })
+    );
 }
 
 fn pem(der: &[u8]) -> String {
-    format!("-----BEGIN CERTIFICATE REQUEST-----\n{}\n-----END CERTIFICATE REQUEST-----\n", STANDARD.encode(der))
+    format!(
+        "-----BEGIN CERTIFICATE REQUEST-----\n{}\n-----END CERTIFICATE REQUEST-----\n",
+        STANDARD.encode(der)
+    )
 }
 
 /// A certificate request (RFC 2986 §4) with a valid signature.
@@ -79,7 +110,13 @@ const ED25519_ALGORITHM: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70];
 
 /// SubjectPublicKeyInfo (RFC 8410 §4).
 fn spki(pair: &Ed25519KeyPair) -> Vec<u8> {
-    der(0x30, &[ED25519_ALGORITHM, &der(0x03, &[&[0], pair.public_key().as_ref()])])
+    der(
+        0x30,
+        &[
+            ED25519_ALGORITHM,
+            &der(0x03, &[&[0], pair.public_key().as_ref()]),
+        ],
+    )
 }
 
 /// Encodes one element with its length in the shortest form (X.690 §10.1).

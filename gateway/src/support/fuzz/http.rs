@@ -38,7 +38,10 @@ fn announced(head: &[u8]) -> (Vec<&[u8]>, Vec<&[u8]>) {
         let lines = head.split(|byte| *byte == b'\n').skip(1);
         let fields = lines.filter_map(|line| {
             let colon = line.iter().position(|byte| *byte == b':')?;
-            line[..colon].trim_ascii().eq_ignore_ascii_case(name.as_bytes()).then(|| line[colon + 1..].trim_ascii())
+            line[..colon]
+                .trim_ascii()
+                .eq_ignore_ascii_case(name.as_bytes())
+                .then(|| line[colon + 1..].trim_ascii())
         });
         fields.collect()
     };
@@ -51,9 +54,15 @@ fn assert_framing(head: &[u8], framing: Framing) {
             assert!(codings.is_empty() && is_length(&lengths, length));
         }
         ((lengths, codings), Framing::Chunked) => {
-            assert!(lengths.is_empty() && codings.len() == 1 && codings[0].eq_ignore_ascii_case(b"chunked"));
+            assert!(
+                lengths.is_empty()
+                    && codings.len() == 1
+                    && codings[0].eq_ignore_ascii_case(b"chunked")
+            );
         }
-        ((lengths, codings), Framing::None | Framing::UntilClose) => assert!(lengths.is_empty() && codings.is_empty()),
+        ((lengths, codings), Framing::None | Framing::UntilClose) => {
+            assert!(lengths.is_empty() && codings.is_empty())
+        }
     }
 }
 
@@ -69,36 +78,70 @@ pub fn request_head(data: &[u8]) {
     // An invalid head may be refused before its end has arrived.
     let accepted = |step| {
         let text = find_head(data, step).ok().flatten()?;
-        head::parse_request(&text, limits::REQUEST_HEAD).ok().map(|request| (text, request))
+        head::parse_request(&text, limits::REQUEST_HEAD)
+            .ok()
+            .map(|request| (text, request))
     };
     let whole = accepted(data.len().max(1));
     for step in [1, 3, 7] {
-        let texts = [accepted(step), accepted(data.len().max(1))].map(|it| it.map(|(text, _)| text));
+        let texts =
+            [accepted(step), accepted(data.len().max(1))].map(|it| it.map(|(text, _)| text));
         assert_eq!(texts[0], texts[1], "in pieces of {step}");
     }
     let Some((text, request)) = whole else { return };
     assert_lines(&text);
     assert_framing(&text, request.framing);
-    let RequestHead { method, target, authority, headers, framing, .. } = request;
+    let RequestHead {
+        method,
+        target,
+        authority,
+        headers,
+        framing,
+        ..
+    } = request;
     let mut out = Vec::new();
     // With all fields: `write_request` skips those for framing.
     let host = authority.as_str().as_bytes();
-    head::write_request(&mut out, &method, &target, host, &headers, framing, Connection::Persists);
+    head::write_request(
+        &mut out,
+        &method,
+        &target,
+        host,
+        &headers,
+        framing,
+        Connection::Persists,
+    );
     let again = head::parse_request(&out.into(), limits::REQUEST_HEAD);
     // The fields that the writer adds can exceed the limit.
-    let Ok(again) = again.map_err(|error| assert!(error.is_too_large(), "{error}")) else { return };
-    assert_eq!((again.method, again.target, again.framing), (method, target, framing));
+    let Ok(again) = again.map_err(|error| assert!(error.is_too_large(), "{error}")) else {
+        return;
+    };
+    assert_eq!(
+        (again.method, again.target, again.framing),
+        (method, target, framing)
+    );
     assert_eq!(again.authority, authority);
 }
 
 /// A response head. The first byte selects the method of the request.
 pub fn response_head(data: &[u8]) {
-    let Some((first, data)) = data.split_first() else { return };
+    let Some((first, data)) = data.split_first() else {
+        return;
+    };
     let method = [Method::GET, Method::HEAD, Method::POST][usize::from(first % 3)].clone();
-    let Ok(Some(text)) = find_head(data, data.len().max(1)) else { return };
-    let Ok(response) = head::parse_response(&text, &method, limits::REQUEST_HEAD) else { return };
+    let Ok(Some(text)) = find_head(data, data.len().max(1)) else {
+        return;
+    };
+    let Ok(response) = head::parse_response(&text, &method, limits::REQUEST_HEAD) else {
+        return;
+    };
     assert_lines(&text);
-    let ResponseHead { status, headers, framing, .. } = response;
+    let ResponseHead {
+        status,
+        headers,
+        framing,
+        ..
+    } = response;
     let bodiless = method == Method::HEAD
         || status.is_informational()
         || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -110,19 +153,28 @@ pub fn response_head(data: &[u8]) {
     let mut out = Vec::new();
     head::write_response(&mut out, status, &headers, framing, Connection::Persists);
     let again = head::parse_response(&out.into(), &method, limits::REQUEST_HEAD);
-    let Ok(again) = again.map_err(|error| assert!(error.is_too_large(), "{error}")) else { return };
+    let Ok(again) = again.map_err(|error| assert!(error.is_too_large(), "{error}")) else {
+        return;
+    };
     assert_eq!((again.status, again.framing), (status, framing));
 }
 
 /// Decodes `data` in pieces of `step` bytes: data, trailers, and number of bytes left.
-fn decode(framing: Framing, data: &[u8], step: usize) -> Result<(Vec<u8>, Option<Fields>, usize), InvalidBody> {
+fn decode(
+    framing: Framing,
+    data: &[u8],
+    step: usize,
+) -> Result<(Vec<u8>, Option<Fields>, usize), InvalidBody> {
     let (mut decoder, mut buffer, mut body, mut trailers) =
         (BodyDecoder::new(framing), BytesMut::new(), Vec::new(), None);
     let (mut pieces, mut given) = (data.chunks(step), 0);
     loop {
         match decoder.decode(&mut buffer)? {
             Some(Part::Data(piece)) => {
-                assert!(!piece.is_empty(), "an empty piece would be encoded as the last chunk");
+                assert!(
+                    !piece.is_empty(),
+                    "an empty piece would be encoded as the last chunk"
+                );
                 body.extend_from_slice(&piece);
             }
             Some(Part::Trailers(fields)) => trailers = Some(fields),
@@ -141,7 +193,9 @@ fn decode(framing: Framing, data: &[u8], step: usize) -> Result<(Vec<u8>, Option
 /// A body. The first byte selects the framing. The result does not depend on how it is split, is not longer than the
 /// input, and a chunked body encoded again decodes to the same.
 pub fn body(data: &[u8]) {
-    let Some((first, data)) = data.split_first() else { return };
+    let Some((first, data)) = data.split_first() else {
+        return;
+    };
     let framing = match first % 4 {
         0 => Framing::None,
         1 => Framing::Length(u64::from(first / 4)),
@@ -152,11 +206,16 @@ pub fn body(data: &[u8]) {
     for step in [1, 2, 5] {
         assert_eq!(decode(framing, data, step), whole, "in pieces of {step}");
     }
-    let Ok((decoded, trailers, left)) = whole else { return };
+    let Ok((decoded, trailers, left)) = whole else {
+        return;
+    };
     assert!(decoded.len() + left <= data.len());
     match framing {
         Framing::None | Framing::Described(_) => assert_eq!((decoded.len(), left), (0, data.len())),
-        Framing::Length(length) => assert_eq!((decoded.len() as u64, decoded.len() + left), (length, data.len())),
+        Framing::Length(length) => assert_eq!(
+            (decoded.len() as u64, decoded.len() + left),
+            (length, data.len())
+        ),
         Framing::UntilClose => assert_eq!((decoded.len(), left), (data.len(), 0)),
         Framing::Chunked => {
             let mut out = Vec::new();
@@ -175,14 +234,22 @@ pub fn body(data: &[u8]) {
 pub fn header_rules(data: &[u8]) {
     let mut headers = Fields::new();
     for line in data.split(|byte| *byte == b'\n').take(60) {
-        let colon = line.iter().position(|byte| *byte == b':').unwrap_or(line.len());
-        let (name, value) = (HeaderName::from_bytes(&line[..colon]), line.get(colon + 1..).unwrap_or_default());
+        let colon = line
+            .iter()
+            .position(|byte| *byte == b':')
+            .unwrap_or(line.len());
+        let (name, value) = (
+            HeaderName::from_bytes(&line[..colon]),
+            line.get(colon + 1..).unwrap_or_default(),
+        );
         if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.trim_ascii())) {
             headers.append(name, value);
         }
     }
     let named = |name: &HeaderName| {
-        let values = headers.get_all(header::CONNECTION).filter_map(|value| value.to_str().ok());
+        let values = headers
+            .get_all(header::CONNECTION)
+            .filter_map(|value| value.to_str().ok());
         let mut names = values.flat_map(|value| value.split(','));
         names.any(|it| it.trim().eq_ignore_ascii_case(name.as_str()))
     };
@@ -191,7 +258,9 @@ pub fn header_rules(data: &[u8]) {
         assert!(!fields::is_own(name));
         match name.as_str() {
             "te" => assert_eq!(value, "trailers"),
-            "connection" | "transfer-encoding" | "upgrade" | "keep-alive" | "proxy-connection" => panic!("{name}"),
+            "connection" | "transfer-encoding" | "upgrade" | "keep-alive" | "proxy-connection" => {
+                panic!("{name}")
+            }
             "content_length" | "transfer_encoding" | "http2-settings" => panic!("{name}"),
             "host" | "content-length" => {}
             _ => assert!(!named(name), "{name} is a hop-by-hop field"),
@@ -202,11 +271,24 @@ pub fn header_rules(data: &[u8]) {
     for field in kept.iter().filter(|(name, _)| **name != header::TE) {
         assert!(all.any(|it| it == field), "{field:?} is out of order");
     }
-    assert_eq!(fields::end_to_end(kept.clone(), fields::is_own), kept, "the rules are idempotent");
-    assert!(!fields::end_to_end_response(headers.clone()).contains(header::TE), "TE in a response");
+    assert_eq!(
+        fields::end_to_end(kept.clone(), fields::is_own),
+        kept,
+        "the rules are idempotent"
+    );
+    assert!(
+        !fields::end_to_end_response(headers.clone()).contains(header::TE),
+        "TE in a response"
+    );
     for (name, _) in fields::end_to_end_trailers(headers.clone()) {
         assert!(!fields::is_own(&name));
-        let framing = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST, header::TE, header::TRAILER];
+        let framing = [
+            header::CONTENT_LENGTH,
+            header::TRANSFER_ENCODING,
+            header::HOST,
+            header::TE,
+            header::TRAILER,
+        ];
         assert!(!framing.contains(&name), "{name} in trailers");
     }
 }

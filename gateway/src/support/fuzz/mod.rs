@@ -3,7 +3,10 @@
 //! A target takes any bytes, does what the gateway would do with them, and panics if an invariant does not hold. The
 //! parts of an input are on separate lines, so that the corpus can be read and written by hand.
 
-#![expect(clippy::expect_used, reason = "a target fails by panicking, and what it sets up must exist")]
+#![expect(
+    clippy::expect_used,
+    reason = "a target fails by panicking, and what it sets up must exist"
+)]
 
 mod addresses;
 mod credentials;

@@ -13,13 +13,24 @@ pub fn handshake(data: &[u8]) {
     let received = Bytes::copy_from_slice(data);
     if let Ok(request) = head::parse_request(&received, handshake::HEAD_LIMITS) {
         if let Ok(checked) = handshake::check(&request, AgentVersions::Same) {
-            assert_eq!((request.method.as_str(), checked.version.line), ("GET", Version::own().line));
+            assert_eq!(
+                (request.method.as_str(), checked.version.line),
+                ("GET", Version::own().line)
+            );
             match checked.purpose {
-                Purpose::Tunnel => assert_eq!(request.headers[header::UPGRADE], handshake::PROTOCOL),
-                Purpose::Program(target) => assert_eq!(request.target.path(), format!("{}{target}", program::PATH)),
+                Purpose::Tunnel => {
+                    assert_eq!(request.headers[header::UPGRADE], handshake::PROTOCOL)
+                }
+                Purpose::Program(target) => {
+                    assert_eq!(request.target.path(), format!("{}{target}", program::PATH))
+                }
             }
         }
-        request.headers.values().filter_map(|value| value.to_str().ok()).for_each(proof_and_challenge);
+        request
+            .headers
+            .values()
+            .filter_map(|value| value.to_str().ok())
+            .for_each(proof_and_challenge);
     }
     if let Ok(field) = std::str::from_utf8(data) {
         proof_and_challenge(field);
@@ -28,16 +39,36 @@ pub fn handshake(data: &[u8]) {
 
 fn proof_and_challenge(field: &str) {
     if let Some(challenge) = handshake::parse_challenge(field) {
-        assert_eq!(handshake::parse_challenge(&handshake::challenge_field(challenge)), Some(challenge));
+        assert_eq!(
+            handshake::parse_challenge(&handshake::challenge_field(challenge)),
+            Some(challenge)
+        );
     }
-    let Some(proof) = handshake::Proof::parse(field) else { return };
-    assert_eq!(handshake::Proof::parse(&proof.field()).as_ref(), Some(&proof));
-    let request = Bytes::from(handshake::request("acme--api.eu1.example.com", Some(&proof)));
+    let Some(proof) = handshake::Proof::parse(field) else {
+        return;
+    };
+    assert_eq!(
+        handshake::Proof::parse(&proof.field()).as_ref(),
+        Some(&proof)
+    );
+    let request = Bytes::from(handshake::request(
+        "acme--api.eu1.example.com",
+        Some(&proof),
+    ));
     // Without a limit on the head: the received proof may have had all of it.
-    let request = head::parse_request(&request, head::HeadLimits { head: usize::MAX, ..handshake::HEAD_LIMITS });
+    let request = head::parse_request(
+        &request,
+        head::HeadLimits {
+            head: usize::MAX,
+            ..handshake::HEAD_LIMITS
+        },
+    );
     let request = request.expect("the own request is valid");
     assert!(handshake::check(&request, AgentVersions::Same).is_ok());
-    assert_eq!(request.headers[header::AUTHORIZATION], proof.field().as_str());
+    assert_eq!(
+        request.headers[header::AUTHORIZATION],
+        proof.field().as_str()
+    );
 }
 
 /// A control message as read by either end.
@@ -47,9 +78,14 @@ pub fn control_message(data: &[u8]) {
 }
 
 fn assert_encodes_back<M: Message + PartialEq + std::fmt::Debug>(data: &[u8]) {
-    let Ok(message) = decode::<M>(data) else { return };
+    let Ok(message) = decode::<M>(data) else {
+        return;
+    };
     match encode(&message) {
-        Ok(encoded) => assert_eq!(decode::<M>(&encoded).expect("a sent message can be read"), message),
+        Ok(encoded) => assert_eq!(
+            decode::<M>(&encoded).expect("a sent message can be read"),
+            message
+        ),
         // Escapes may make a message longer than it was received.
         Err(InvalidMessage::TooLong(_)) => {}
         Err(InvalidMessage::Json(error)) => panic!("a received message cannot be sent: {error}"),

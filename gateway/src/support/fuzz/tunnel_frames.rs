@@ -13,11 +13,17 @@ const STREAMS: usize = 3;
 /// Bytes from the peer of one end. The lowest bit of the first byte selects the end, the others are the length of the
 /// pieces.
 pub fn tunnel_frames(data: &[u8]) {
-    let Some((first, frames)) = data.split_first() else { return };
+    let Some((first, frames)) = data.split_first() else {
+        return;
+    };
     let step = usize::from(*first >> 1).max(1);
     let is_gateway = first & 1 == 1;
     let whole = receive(is_gateway, [frames]);
-    assert_eq!(receive(is_gateway, frames.chunks(step)), whole, "the result depends on how the bytes are split");
+    assert_eq!(
+        receive(is_gateway, frames.chunks(step)),
+        whole,
+        "the result depends on how the bytes are split"
+    );
 }
 
 /// Result of one end: received parts of each stream, sent bytes, and its error.
@@ -37,14 +43,26 @@ struct Received {
 }
 
 fn receive<'a>(is_gateway: bool, pieces: impl IntoIterator<Item = &'a [u8]>) -> Outcome {
-    let mut endpoint = if is_gateway { Endpoint::gateway() } else { Endpoint::agent(STREAMS) };
+    let mut endpoint = if is_gateway {
+        Endpoint::gateway()
+    } else {
+        Endpoint::agent(STREAMS)
+    };
     let mut streams = Vec::new();
     if is_gateway {
-        endpoint.receive(&[1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, STREAMS as u8]).expect("a valid HELLO");
-        let open = |_| endpoint.open(0, false, |head| head.extend_from_slice(b"head")).expect("a free slot");
+        endpoint
+            .receive(&[1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, STREAMS as u8])
+            .expect("a valid HELLO");
+        let open = |_| {
+            endpoint
+                .open(0, false, |head| head.extend_from_slice(b"head"))
+                .expect("a free slot")
+        };
         streams.extend((0..STREAMS).map(open));
     }
-    let violation = pieces.into_iter().find_map(|piece| endpoint.receive(piece).err());
+    let violation = pieces
+        .into_iter()
+        .find_map(|piece| endpoint.receive(piece).err());
     assert!(endpoint.unread() <= endpoint.committed());
     let committed_max = (STREAMS + endpoint.open_streams()) * window::LEAST as usize;
     assert!(!is_gateway || endpoint.committed() <= committed_max);
@@ -52,7 +70,10 @@ fn receive<'a>(is_gateway: bool, pieces: impl IntoIterator<Item = &'a [u8]>) -> 
     while let Poll::Ready(Some(key)) = endpoint.poll_accept(cx) {
         streams.push(key);
     }
-    let received: Vec<_> = streams.iter().map(|key| read(&mut endpoint, *key)).collect();
+    let received: Vec<_> = streams
+        .iter()
+        .map(|key| read(&mut endpoint, *key))
+        .collect();
     let mut answers = sent(&mut endpoint);
     for key in streams {
         endpoint.drop_sender(key);
@@ -60,14 +81,22 @@ fn receive<'a>(is_gateway: bool, pieces: impl IntoIterator<Item = &'a [u8]>) -> 
     }
     assert_eq!((endpoint.committed(), endpoint.unread()), (0, 0));
     answers.extend(sent(&mut endpoint));
-    Outcome { violation, streams: received, answers }
+    Outcome {
+        violation,
+        streams: received,
+        answers,
+    }
 }
 
 fn read(endpoint: &mut Endpoint, key: StreamKey) -> Received {
     let mut received = Received::default();
-    while let Poll::Ready(part) = endpoint.poll_receive(key, &mut Context::from_waker(Waker::noop())) {
+    while let Poll::Ready(part) =
+        endpoint.poll_receive(key, &mut Context::from_waker(Waker::noop()))
+    {
         match part {
-            Ok(ReceivedPart::Head(Kind::Trailers, lines)) => received.trailers.extend_from_slice(&lines),
+            Ok(ReceivedPart::Head(Kind::Trailers, lines)) => {
+                received.trailers.extend_from_slice(&lines)
+            }
             Ok(ReceivedPart::Head(_, head)) => received.heads.push(head.to_vec()),
             Ok(ReceivedPart::Data(data)) => received.body.extend_from_slice(&data),
             Ok(ReceivedPart::End) => received.end = Some(Ok(())),
@@ -92,7 +121,9 @@ fn sent(endpoint: &mut Endpoint) -> Vec<u8> {
         while !out.is_empty() {
             let mut slices = [IoSlice::new(&[]); 4];
             let used = out.slices(&mut slices);
-            slices[..used].iter().for_each(|slice| bytes.extend_from_slice(slice));
+            slices[..used]
+                .iter()
+                .for_each(|slice| bytes.extend_from_slice(slice));
             let written = slices[..used].iter().map(|slice| slice.len()).sum();
             out.advance(written);
         }

@@ -211,7 +211,13 @@ pub struct RefusedVersion {
 
 impl fmt::Display for RefusedVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { agent_version, gateway_version, service, seconds_ago, .. } = self;
+        let Self {
+            agent_version,
+            gateway_version,
+            service,
+            seconds_ago,
+            ..
+        } = self;
         write!(
             f,
             "{service}: version {agent_version} is not served by the gateway's {gateway_version}, {seconds_ago}s ago"
@@ -222,8 +228,12 @@ impl fmt::Display for RefusedVersion {
 impl fmt::Display for AgentUpdate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.state.replace('_', " "))?;
-        self.version.iter().try_for_each(|version| write!(f, " {version}"))?;
-        self.error.iter().try_for_each(|error| write!(f, ": {error}"))
+        self.version
+            .iter()
+            .try_for_each(|version| write!(f, " {version}"))?;
+        self.error
+            .iter()
+            .try_for_each(|error| write!(f, ": {error}"))
     }
 }
 
@@ -254,7 +264,9 @@ impl EndedTunnel {
 impl fmt::Display for EndedTunnel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.service, self.in_short())?;
-        self.advice.iter().try_for_each(|advice| write!(f, "; {advice}"))
+        self.advice
+            .iter()
+            .try_for_each(|advice| write!(f, "; {advice}"))
     }
 }
 

@@ -17,7 +17,8 @@ pub const OTHER: &str = "other";
 pub const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
 
 // The counters of all services and the copy in a report take at most 2 MiB per worker.
-const _: () = assert!(2 * limits::SERVICES_COUNTED * (size_of::<ServiceStats>() + 128) <= 2 * 1024 * 1024);
+const _: () =
+    assert!(2 * limits::SERVICES_COUNTED * (size_of::<ServiceStats>() + 128) <= 2 * 1024 * 1024);
 
 /// Data of one ended request.
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +84,9 @@ impl ServiceCounters {
 
     /// Removes deleted services, which frees their places.
     pub(crate) fn retain(&self, directory: &Directory) {
-        self.by_label.borrow_mut().retain(|label, _| directory.service(label).is_some());
+        self.by_label
+            .borrow_mut()
+            .retain(|label, _| directory.service(label).is_some());
     }
 
     pub(crate) fn report(&self) -> Vec<ServiceReport> {
@@ -94,7 +97,10 @@ impl ServiceCounters {
         };
         let mut reports: Vec<ServiceReport> = services.iter().map(report).collect();
         if self.overflowed.get() {
-            reports.push(ServiceReport { label: OTHER.into(), stats: self.other.borrow().clone() });
+            reports.push(ServiceReport {
+                label: OTHER.into(),
+                stats: self.other.borrow().clone(),
+            });
         }
         reports
     }
@@ -102,7 +108,9 @@ impl ServiceCounters {
 
 impl ServiceStats {
     fn count(&mut self, sample: Sample) {
-        let class = sample.status.map_or(CLASSES.len() - 1, |status| usize::from((status / 100).clamp(1, 5)) - 1);
+        let class = sample.status.map_or(CLASSES.len() - 1, |status| {
+            usize::from((status / 100).clamp(1, 5)) - 1
+        });
         self.classes[class] += 1;
         if let Some(code) = sample.code {
             self.count_code(code, 1);
@@ -128,8 +136,14 @@ impl ServiceStats {
 
     /// Adds the counters of another worker.
     pub fn add(&mut self, other: &Self) {
-        self.classes.iter_mut().zip(other.classes).for_each(|(count, more)| *count += more);
-        other.codes.iter().for_each(|(code, count)| self.count_code(code, *count));
+        self.classes
+            .iter_mut()
+            .zip(other.classes)
+            .for_each(|(count, more)| *count += more);
+        other
+            .codes
+            .iter()
+            .for_each(|(code, count)| self.count_code(code, *count));
         self.bytes_in = self.bytes_in.saturating_add(other.bytes_in);
         self.bytes_out = self.bytes_out.saturating_add(other.bytes_out);
         self.total.add(&other.total);
@@ -140,17 +154,37 @@ impl ServiceStats {
     /// restarted.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        let code_before = |code: &str| earlier.codes.iter().find(|(known, _)| *known == code).map_or(0, |it| it.1);
-        let continues = self.classes.iter().zip(earlier.classes).all(|(now, before)| *now >= before)
-            && self.codes.iter().all(|(code, now)| *now >= code_before(code))
+        let code_before = |code: &str| {
+            earlier
+                .codes
+                .iter()
+                .find(|(known, _)| *known == code)
+                .map_or(0, |it| it.1)
+        };
+        let continues = self
+            .classes
+            .iter()
+            .zip(earlier.classes)
+            .all(|(now, before)| *now >= before)
+            && self
+                .codes
+                .iter()
+                .all(|(code, now)| *now >= code_before(code))
             && self.bytes_in >= earlier.bytes_in
             && self.bytes_out >= earlier.bytes_out;
         if !continues {
             return self.clone();
         }
         let mut delta = self.clone();
-        delta.classes.iter_mut().zip(earlier.classes).for_each(|(count, before)| *count -= before);
-        delta.codes.iter_mut().for_each(|(code, count)| *count -= code_before(code));
+        delta
+            .classes
+            .iter_mut()
+            .zip(earlier.classes)
+            .for_each(|(count, before)| *count -= before);
+        delta
+            .codes
+            .iter_mut()
+            .for_each(|(code, count)| *count -= code_before(code));
         delta.codes.retain(|(_, count)| *count > 0);
         delta.bytes_in -= earlier.bytes_in;
         delta.bytes_out -= earlier.bytes_out;
@@ -161,12 +195,20 @@ impl ServiceStats {
 }
 
 /// Adds the reports of several workers by service, in the order of their labels.
-pub(crate) fn merged<'a>(reports: impl IntoIterator<Item = &'a ServiceReport>) -> Vec<ServiceReport> {
-    let mut sums: std::collections::BTreeMap<&Arc<str>, ServiceStats> = std::collections::BTreeMap::new();
+pub(crate) fn merged<'a>(
+    reports: impl IntoIterator<Item = &'a ServiceReport>,
+) -> Vec<ServiceReport> {
+    let mut sums: std::collections::BTreeMap<&Arc<str>, ServiceStats> =
+        std::collections::BTreeMap::new();
     for ServiceReport { label, stats } in reports {
         sums.entry(label).or_default().add(stats);
     }
-    sums.into_iter().map(|(label, stats)| ServiceReport { label: Arc::clone(label), stats }).collect()
+    sums.into_iter()
+        .map(|(label, stats)| ServiceReport {
+            label: Arc::clone(label),
+            stats,
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -198,15 +240,32 @@ mod tests {
     fn requests_are_counted_by_class_and_code_with_their_bytes_and_durations() {
         let services = ServiceCounters::default();
         let api = label("acme--api");
-        for sample in [OK, OK, LIMITED, Sample { status: None, ..OK }, Sample { status: Some(999), ..OK }] {
+        for sample in [
+            OK,
+            OK,
+            LIMITED,
+            Sample { status: None, ..OK },
+            Sample {
+                status: Some(999),
+                ..OK
+            },
+        ] {
             services.ended(&api, sample);
         }
-        let [report] = &services.report()[..] else { panic!("one service") };
+        let [report] = &services.report()[..] else {
+            panic!("one service")
+        };
         assert_eq!((&*report.label, report.stats.requests()), ("acme--api", 5));
         assert_eq!(report.stats.classes, [0, 2, 0, 1, 1, 1]);
         assert_eq!(report.stats.codes, [("GW_RATE_LIMIT_EXCEEDED", 1)]);
         assert_eq!((report.stats.bytes_in, report.stats.bytes_out), (40, 4080));
-        assert_eq!((report.stats.total.count(), report.stats.response_head.count()), (5, 4));
+        assert_eq!(
+            (
+                report.stats.total.count(),
+                report.stats.response_head.count()
+            ),
+            (5, 4)
+        );
         assert_eq!(report.stats.total.sum(), Duration::from_micros(12_020));
     }
 
@@ -219,11 +278,25 @@ mod tests {
         services.ended(&label("acme--s0"), OK);
         let reports = services.report();
         assert_eq!(reports.len(), limits::SERVICES_COUNTED + 1);
-        let of = |name: &str| reports.iter().find(|report| &*report.label == name).unwrap().stats.requests();
+        let of = |name: &str| {
+            reports
+                .iter()
+                .find(|report| &*report.label == name)
+                .unwrap()
+                .stats
+                .requests()
+        };
         assert_eq!((of(OTHER), of("acme--s0"), of("acme--s7")), (2, 2, 1));
         services.retain(&Directory::default());
         services.ended(&label("acme--new"), OK);
-        assert_eq!(services.report().iter().map(|report| &*report.label).collect::<Vec<_>>(), ["acme--new", OTHER]);
+        assert_eq!(
+            services
+                .report()
+                .iter()
+                .map(|report| &*report.label)
+                .collect::<Vec<_>>(),
+            ["acme--new", OTHER]
+        );
     }
 
     #[test]
@@ -235,12 +308,21 @@ mod tests {
         let both = [one.report(), two.report()].concat();
         let sums = merged(&both);
         assert_eq!(
-            sums.iter().map(|sum| (&*sum.label, sum.stats.requests())).collect::<Vec<_>>(),
+            sums.iter()
+                .map(|sum| (&*sum.label, sum.stats.requests()))
+                .collect::<Vec<_>>(),
             [("a--a", 1), ("b--b", 2)]
         );
 
         let (before, now) = (&one.report()[0].stats, &sums[1].stats);
-        assert_eq!(now.since(before), two.report().iter().find(|report| &*report.label == "b--b").unwrap().stats);
+        assert_eq!(
+            now.since(before),
+            two.report()
+                .iter()
+                .find(|report| &*report.label == "b--b")
+                .unwrap()
+                .stats
+        );
         assert_eq!(now.since(now), ServiceStats::default());
         assert_eq!(before.since(now), *before, "counting restarted");
     }

@@ -24,8 +24,14 @@ pub enum TunnelState {
 }
 
 impl TunnelState {
-    pub const ALL: [Self; 6] =
-        [Self::Ready, Self::Probing, Self::BreakerOpen, Self::Unhealthy, Self::Suspect, Self::Draining];
+    pub const ALL: [Self; 6] = [
+        Self::Ready,
+        Self::Probing,
+        Self::BreakerOpen,
+        Self::Unhealthy,
+        Self::Suspect,
+        Self::Draining,
+    ];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -42,7 +48,11 @@ impl TunnelState {
 impl TunnelReport {
     /// The state for people and metrics.
     pub fn shown_state(&self) -> &str {
-        if self.draining { TunnelState::Draining.as_str() } else { &self.state }
+        if self.draining {
+            TunnelState::Draining.as_str()
+        } else {
+            &self.state
+        }
     }
 
     /// Whether the tunnel gets its share of requests, as far as it is known.
@@ -57,7 +67,10 @@ impl TunnelReport {
             return state;
         }
         let since = humantime::format_duration(std::time::Duration::from_secs(self.state_seconds));
-        let reason = self.state_reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+        let reason = self
+            .state_reason
+            .as_ref()
+            .map_or_else(String::new, |reason| format!(": {reason}"));
         format!("{state} for {since}{reason}")
     }
 
@@ -82,7 +95,9 @@ pub(crate) fn with_shares(mut tunnels: Vec<TunnelReport>) -> Vec<TunnelReport> {
 /// Rounded to the nearest; `None` of nothing.
 fn percent(part: u64, total: u64) -> Option<u8> {
     let (part, total) = (u128::from(part), u128::from(total));
-    (part * 100 + total / 2).checked_div(total).and_then(|percent| u8::try_from(percent).ok())
+    (part * 100 + total / 2)
+        .checked_div(total)
+        .and_then(|percent| u8::try_from(percent).ok())
 }
 
 #[cfg(test)]
@@ -123,21 +138,48 @@ mod tests {
 
     #[test]
     fn shares_are_of_the_requests_of_one_service() {
-        let tunnel = |service, requests| TunnelReport { requests, ..TunnelReport::example(service, "ag") };
-        let tunnels = [("a--a", 1), ("a--b", 5), ("a--a", 2), ("a--c", 0), ("a--d", u64::MAX / 2), ("a--d", 1)];
-        let shares = with_shares(tunnels.map(|(service, requests)| tunnel(service, requests)).to_vec());
+        let tunnel = |service, requests| TunnelReport {
+            requests,
+            ..TunnelReport::example(service, "ag")
+        };
+        let tunnels = [
+            ("a--a", 1),
+            ("a--b", 5),
+            ("a--a", 2),
+            ("a--c", 0),
+            ("a--d", u64::MAX / 2),
+            ("a--d", 1),
+        ];
+        let shares = with_shares(
+            tunnels
+                .map(|(service, requests)| tunnel(service, requests))
+                .to_vec(),
+        );
         let shares: Vec<Option<u8>> = shares.iter().map(|tunnel| tunnel.share_percent).collect();
-        assert_eq!(shares, [Some(33), Some(100), Some(67), None, Some(100), Some(0)]);
+        assert_eq!(
+            shares,
+            [Some(33), Some(100), Some(67), None, Some(100), Some(0)]
+        );
     }
 
     #[test]
     fn reports_of_earlier_versions_have_an_unknown_state() {
         let mut report = serde_json::to_value(TunnelReport::example("a--a", "ag")).unwrap();
-        for field in ["state", "state_seconds", "state_reason", "standby", "requests", "share_percent"] {
+        for field in [
+            "state",
+            "state_seconds",
+            "state_reason",
+            "standby",
+            "requests",
+            "share_percent",
+        ] {
             report.as_object_mut().unwrap().remove(field).unwrap();
         }
         let report: TunnelReport = serde_json::from_value(report).unwrap();
-        assert_eq!((report.shown_state(), report.is_ready(), report.standby), ("unknown", true, false));
+        assert_eq!(
+            (report.shown_state(), report.is_ready(), report.standby),
+            ("unknown", true, false)
+        );
         assert_eq!(report.state_in_words(), "unknown");
     }
 
@@ -149,8 +191,17 @@ mod tests {
             state_reason: Some("no backend takes a connection".to_owned()),
             ..TunnelReport::example("a--a", "ag")
         };
-        assert_eq!(report.state_in_words(), "breaker open for 1m 1s: no backend takes a connection");
-        let draining = TunnelReport { draining: true, ..report };
-        assert_eq!((draining.state_in_words().as_str(), draining.is_ready()), ("draining", false));
+        assert_eq!(
+            report.state_in_words(),
+            "breaker open for 1m 1s: no backend takes a connection"
+        );
+        let draining = TunnelReport {
+            draining: true,
+            ..report
+        };
+        assert_eq!(
+            (draining.state_in_words().as_str(), draining.is_ready()),
+            ("draining", false)
+        );
     }
 }

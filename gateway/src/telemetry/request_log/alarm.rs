@@ -19,7 +19,13 @@ pub(super) struct Alarm {
 
 impl Alarm {
     pub(super) fn new(output: impl Into<String>) -> Self {
-        Self { output: output.into(), failing: false, lost: 0, logged_at: None, is_logged: false }
+        Self {
+            output: output.into(),
+            failing: false,
+            lost: 0,
+            logged_at: None,
+            is_logged: false,
+        }
     }
 
     /// Notes the result of a write of which `lost` records were not written.
@@ -37,7 +43,10 @@ impl Alarm {
             }
             Ok(()) => {
                 if std::mem::take(&mut self.failing) && std::mem::take(&mut self.is_logged) {
-                    tracing::warn!(lost = std::mem::take(&mut self.lost), "{output}: records are written again");
+                    tracing::warn!(
+                        lost = std::mem::take(&mut self.lost),
+                        "{output}: records are written again"
+                    );
                 }
             }
         }

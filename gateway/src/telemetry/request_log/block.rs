@@ -137,7 +137,12 @@ pub(super) struct Builder<'e, 'r> {
 impl Encoder {
     pub(super) fn new() -> Result<Self, LogError> {
         let compressor = Compressor::new(COMPRESSION_LEVEL)?;
-        Ok(Self { rows: Vec::new(), raw: Vec::new(), block: Vec::new(), compressor })
+        Ok(Self {
+            rows: Vec::new(),
+            raw: Vec::new(),
+            block: Vec::new(),
+            compressor,
+        })
     }
 
     /// Begins a block of the second that starts at `second_ms` (Unix time).
@@ -188,7 +193,10 @@ impl<'e, 'r> Builder<'e, 'r> {
             bytes_in: record.bytes_in,
             bytes_out: record.bytes_out,
             timing: record.timing,
-            agent: record.agent.as_ref().map(|agent| self.intern(agent.as_str())),
+            agent: record
+                .agent
+                .as_ref()
+                .map(|agent| self.intern(agent.as_str())),
             replayed_from: record.replayed_from.map(|id| *id.as_bytes()),
             trace_id: record.trace_id,
             capture,
@@ -200,15 +208,24 @@ impl<'e, 'r> Builder<'e, 'r> {
         append(&row.bytes_taken, &mut self.encoder.rows)?;
         append(&row.attempts, &mut self.encoder.rows)?;
         let bytes = (self.encoder.rows.len() - begin) as u32;
-        match self.groups.last_mut().filter(|group| group.service == service) {
+        match self
+            .groups
+            .last_mut()
+            .filter(|group| group.service == service)
+        {
             Some(group) => {
                 group.rows += 1;
                 group.bytes += bytes;
             }
-            None => self.groups.push(Group { service, rows: 1, bytes }),
+            None => self.groups.push(Group {
+                service,
+                rows: 1,
+                bytes,
+            }),
         }
         self.count += 1;
-        self.zone_map.add(row.status, row.code.is_some(), row.timing.total);
+        self.zone_map
+            .add(row.status, row.code.is_some(), row.timing.total);
         if !row.attempts.is_empty() {
             self.zone_map.bits |= ZoneMap::ATTEMPTS;
         }
@@ -216,11 +233,15 @@ impl<'e, 'r> Builder<'e, 'r> {
     }
 
     fn attempts(&mut self, record: &'r RequestRecord) -> Vec<AttemptRow> {
-        let encoded = record.attempts.iter().take(ATTEMPTS_MAX).map(|attempt| AttemptRow {
-            agent: self.intern(attempt.shown_agent()),
-            reason: self.intern(attempt.reason),
-            duration_us: attempt.duration_us,
-        });
+        let encoded = record
+            .attempts
+            .iter()
+            .take(ATTEMPTS_MAX)
+            .map(|attempt| AttemptRow {
+                agent: self.intern(attempt.shown_agent()),
+                reason: self.intern(attempt.reason),
+                duration_us: attempt.duration_us,
+            });
         encoded.collect()
     }
 
@@ -247,8 +268,17 @@ impl<'e, 'r> Builder<'e, 'r> {
 
     /// Returns the encoded block and its zone map.
     pub(super) fn finish(self) -> Result<(&'e [u8], ZoneMap), LogError> {
-        let Encoder { rows, raw, block, compressor } = self.encoder;
-        let header = Header { second_ms: self.second_ms, groups: self.groups, strings: self.strings };
+        let Encoder {
+            rows,
+            raw,
+            block,
+            compressor,
+        } = self.encoder;
+        let header = Header {
+            second_ms: self.second_ms,
+            groups: self.groups,
+            strings: self.strings,
+        };
         raw.clear();
         append(&header, raw)?;
         raw.extend_from_slice(rows);
@@ -315,7 +345,9 @@ impl Unpacker {
 
     /// Returns the decompressed block.
     pub(super) fn unpack(&mut self, block: &[u8]) -> Result<UnpackedBlock, LogError> {
-        let (version, rest) = block.split_first().ok_or(LogError::Damaged("an empty block"))?;
+        let (version, rest) = block
+            .split_first()
+            .ok_or(LogError::Damaged("an empty block"))?;
         let (is_compressed, behind_rows) = match *version {
             PLAIN => (false, Behind::Attempts),
             COMPRESSED => (true, Behind::Attempts),
@@ -325,23 +357,37 @@ impl Unpacker {
             2 => (true, Behind::Nothing),
             _ => return Err(LogError::Damaged("a block of an unknown version")),
         };
-        let bytes = if is_compressed { self.decompress(rest)? } else { rest.to_vec() };
+        let bytes = if is_compressed {
+            self.decompress(rest)?
+        } else {
+            rest.to_vec()
+        };
         Ok(UnpackedBlock { bytes, behind_rows })
     }
 
     fn decompress(&mut self, frame: &[u8]) -> Result<Vec<u8>, LogError> {
-        let length = zstd::zstd_safe::get_frame_content_size(frame).ok().flatten();
-        let length = length.and_then(|length| usize::try_from(length).ok()).filter(|length| *length <= RAW_MAX);
+        let length = zstd::zstd_safe::get_frame_content_size(frame)
+            .ok()
+            .flatten();
+        let length = length
+            .and_then(|length| usize::try_from(length).ok())
+            .filter(|length| *length <= RAW_MAX);
         let length = length.ok_or(LogError::Damaged("a block's length"))?;
-        self.0.decompress(frame, length).map_err(|_| LogError::Damaged("a block's compression"))
+        self.0
+            .decompress(frame, length)
+            .map_err(|_| LogError::Damaged("a block's compression"))
     }
 }
 
 impl<'a> DecodedBlock<'a> {
     /// Decodes the rows of the services for which `wanted` returns true.
-    pub(super) fn read(block: &'a UnpackedBlock, wanted: impl Fn(i64) -> bool) -> Result<Self, LogError> {
+    pub(super) fn read(
+        block: &'a UnpackedBlock,
+        wanted: impl Fn(i64) -> bool,
+    ) -> Result<Self, LogError> {
         let damaged = |_| LogError::Damaged("a block's contents");
-        let (header, mut rest) = postcard::take_from_bytes::<Header<'a>>(&block.bytes).map_err(damaged)?;
+        let (header, mut rest) =
+            postcard::take_from_bytes::<Header<'a>>(&block.bytes).map_err(damaged)?;
         let mut rows = Vec::new();
         for group in header.groups {
             let Some((mut bytes, behind)) = rest.split_at_checked(group.bytes as usize) else {
@@ -376,7 +422,11 @@ impl<'a> DecodedBlock<'a> {
         if !rest.is_empty() || !in_range {
             return Err(LogError::Damaged("a block's end"));
         }
-        Ok(Self { second_ms: header.second_ms, strings: header.strings, rows })
+        Ok(Self {
+            second_ms: header.second_ms,
+            strings: header.strings,
+            rows,
+        })
     }
 
     pub(super) fn id(&self, row: &Row<'_>) -> [u8; 16] {
@@ -407,7 +457,10 @@ impl<'a> DecodedBlock<'a> {
 
     /// [`DecodedBlock::read`] has checked the index.
     fn string(&self, index: u16) -> &'a str {
-        self.strings.get(usize::from(index)).copied().unwrap_or_default()
+        self.strings
+            .get(usize::from(index))
+            .copied()
+            .unwrap_or_default()
     }
 
     /// Returns `row` as the API shows it, for the service with this label and without captured messages.
@@ -442,9 +495,15 @@ impl<'a> DecodedBlock<'a> {
             bytes_out: row.bytes_out,
             durations_us: row.timing,
             agent_id: row.agent.map(|agent| self.string(agent).to_owned()),
-            attempts: row.attempts.iter().map(|attempt| self.attempt(*attempt)).collect(),
+            attempts: row
+                .attempts
+                .iter()
+                .map(|attempt| self.attempt(*attempt))
+                .collect(),
             replayed_from: row.replayed_from.map(uuid_text),
-            trace_id: row.trace_id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
+            trace_id: row
+                .trace_id
+                .map(|id| format!("{:032x}", u128::from_be_bytes(id))),
             captured_request: None,
             captured_response: None,
         }
@@ -466,8 +525,13 @@ impl Row<'_> {
             By::Client(id) | By::ServiceKey(id) => Some(id),
             By::Unauthenticated | By::Admin => None,
         };
-        let indexes = [Some(self.method), self.code, self.agent, by].into_iter().flatten();
-        let of_attempts = self.attempts.iter().flat_map(|attempt| [attempt.agent, attempt.reason]);
+        let indexes = [Some(self.method), self.code, self.agent, by]
+            .into_iter()
+            .flatten();
+        let of_attempts = self
+            .attempts
+            .iter()
+            .flat_map(|attempt| [attempt.agent, attempt.reason]);
         let mut indexes = indexes.chain(of_attempts);
         let is_v7 = |id: [u8; 16]| RequestId::from_bytes(id).is_some();
         let mut id = [0; 16];
@@ -491,9 +555,12 @@ fn uuid_text(id: [u8; 16]) -> String {
 
 /// Formats a time as RFC 3339 in UTC with milliseconds.
 pub(super) fn time_text(unix_ms: u64) -> String {
-    let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
+    let format =
+        format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
     let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix_ms) * 1_000_000);
-    time.ok().and_then(|time| time.format(format).ok()).unwrap_or_default()
+    time.ok()
+        .and_then(|time| time.format(format).ok())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -38,15 +38,29 @@ pub(super) fn pack<'a>(
     compressor: &mut Compressor<'_>,
 ) -> Result<(Vec<u8>, Cow<'a, [u8]>), LogError> {
     let body = &message.body.bytes[..message.body.bytes.len().min(CAPTURE_MAX)];
-    let encoded = message.headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity");
-    let packed = if encoded || body.len() < COMPRESSED_FROM { None } else { Some(compressor.compress(body)?) };
+    let encoded = message
+        .headers
+        .get(header::CONTENT_ENCODING)
+        .is_some_and(|encoding| encoding != "identity");
+    let packed = if encoded || body.len() < COMPRESSED_FROM {
+        None
+    } else {
+        Some(compressor.compress(body)?)
+    };
     let packed = packed.filter(|packed| packed.len() < body.len());
     let headers = message.headers.iter().map(|(name, value)| {
         let value = value.as_bytes();
-        (Cow::Borrowed(name.as_str()), masker.mask(value).map_or(Cow::Borrowed(value), Cow::Owned))
+        (
+            Cow::Borrowed(name.as_str()),
+            masker.mask(value).map_or(Cow::Borrowed(value), Cow::Owned),
+        )
     });
     let beyond = body.len() < message.body.bytes.len();
-    let truncated_by = if beyond { Some(Truncation::Size) } else { message.body.truncated_by };
+    let truncated_by = if beyond {
+        Some(Truncation::Size)
+    } else {
+        message.body.truncated_by
+    };
     let head = Head {
         headers: headers.collect(),
         bytes: body.len() as u64,
@@ -73,18 +87,25 @@ impl<'a> Head<'a> {
     }
 
     pub(super) fn body(&self, column: Vec<u8>) -> Result<Vec<u8>, LogError> {
-        let bytes = usize::try_from(self.bytes).ok().filter(|bytes| *bytes <= CAPTURE_MAX);
+        let bytes = usize::try_from(self.bytes)
+            .ok()
+            .filter(|bytes| *bytes <= CAPTURE_MAX);
         let body = match bytes {
             Some(bytes) if self.packed => zstd::bulk::decompress(&column, bytes).ok(),
             _ => Some(column),
         };
-        body.filter(|body| body.len() as u64 == self.bytes).ok_or(LogError::Damaged("a captured body"))
+        body.filter(|body| body.len() as u64 == self.bytes)
+            .ok_or(LogError::Damaged("a captured body"))
     }
 
     pub(super) fn view(&self) -> CapturedView {
         let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
         CapturedView {
-            headers: self.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect(),
+            headers: self
+                .headers
+                .iter()
+                .map(|(name, value)| (name.to_string(), text(value)))
+                .collect(),
             bytes: self.bytes,
             truncated: self.truncated,
             truncated_by: self.truncated_by,
@@ -93,7 +114,10 @@ impl<'a> Head<'a> {
 
     /// First value of a field, as text.
     pub(super) fn header(&self, wanted: &HeaderName) -> Option<String> {
-        let (_, value) = self.headers.iter().find(|(name, _)| name == wanted.as_str())?;
+        let (_, value) = self
+            .headers
+            .iter()
+            .find(|(name, _)| name == wanted.as_str())?;
         Some(String::from_utf8_lossy(value).into_owned())
     }
 
@@ -128,27 +152,54 @@ mod tests {
     }
 
     fn packed(truncated_by: Option<Truncation>) -> Vec<u8> {
-        let body = BodyCapture { bytes: Bytes::from_static(b"abc"), truncated: truncated_by.is_some(), truncated_by };
-        let headers = [(header::ACCEPT, HeaderValue::from_static("a"))].into_iter().collect();
+        let body = BodyCapture {
+            bytes: Bytes::from_static(b"abc"),
+            truncated: truncated_by.is_some(),
+            truncated_by,
+        };
+        let headers = [(header::ACCEPT, HeaderValue::from_static("a"))]
+            .into_iter()
+            .collect();
         let message = MessageCapture { headers, body };
-        pack(&message, &Masker::default(), &mut Compressor::new(1).unwrap()).unwrap().0
+        pack(
+            &message,
+            &Masker::default(),
+            &mut Compressor::new(1).unwrap(),
+        )
+        .unwrap()
+        .0
     }
 
     #[test]
     fn heads_are_compatible_with_versions_before_truncated_by() {
         for truncated in [false, true] {
-            let old =
-                OldHead { headers: vec![("accept".to_owned(), b"a".to_vec())], bytes: 3, truncated, packed: false };
+            let old = OldHead {
+                headers: vec![("accept".to_owned(), b"a".to_vec())],
+                bytes: 3,
+                truncated,
+                packed: false,
+            };
             let column = postcard::to_allocvec(&old).unwrap();
             let read = Head::read(&column).unwrap().view();
-            assert_eq!((read.bytes, read.truncated, read.truncated_by), (3, truncated, None));
+            assert_eq!(
+                (read.bytes, read.truncated, read.truncated_by),
+                (3, truncated, None)
+            );
             let new = packed(truncated.then_some(Truncation::Memory));
             assert_eq!(postcard::from_bytes::<OldHead>(&new).unwrap(), old);
         }
-        for reason in [None, Some(Truncation::Size), Some(Truncation::Memory), Some(Truncation::Interrupted)] {
+        for reason in [
+            None,
+            Some(Truncation::Size),
+            Some(Truncation::Memory),
+            Some(Truncation::Interrupted),
+        ] {
             let column = packed(reason);
             let read = Head::read(&column).unwrap();
-            assert_eq!((read.truncated, read.truncated_by), (reason.is_some(), reason));
+            assert_eq!(
+                (read.truncated, read.truncated_by),
+                (reason.is_some(), reason)
+            );
         }
         let mut unknown = packed(None);
         unknown.push(9);

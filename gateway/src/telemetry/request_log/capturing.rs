@@ -98,23 +98,40 @@ impl Capturing {
     /// Ends the capture and returns it. The response is included only if there was one.
     pub(crate) fn finish(&self, has_response: bool) -> Option<Box<Capture>> {
         let Halves { request, response } = *self.0.take()?;
-        let (request, response) = (request.map(Half::finish), response.filter(|_| has_response).map(Half::finish));
+        let (request, response) = (
+            request.map(Half::finish),
+            response.filter(|_| has_response).map(Half::finish),
+        );
         let is_any = request.is_some() || response.is_some();
         is_any.then(|| Box::new(Capture { request, response }))
     }
 
     fn of_request(&self, note: impl FnOnce(&mut Half)) {
-        self.0.borrow_mut().as_mut().and_then(|halves| halves.request.as_mut()).map(note);
+        self.0
+            .borrow_mut()
+            .as_mut()
+            .and_then(|halves| halves.request.as_mut())
+            .map(note);
     }
 
     fn of_response(&self, note: impl FnOnce(&mut Half)) {
-        self.0.borrow_mut().as_mut().and_then(|halves| halves.response.as_mut()).map(note);
+        self.0
+            .borrow_mut()
+            .as_mut()
+            .and_then(|halves| halves.response.as_mut())
+            .map(note);
     }
 }
 
 impl Half {
     fn new(headers: Fields, budget: &Rc<CaptureBudget>) -> Self {
-        Self { headers, body: BytesMut::new(), cut: None, whole: false, budget: Rc::clone(budget) }
+        Self {
+            headers,
+            body: BytesMut::new(),
+            cut: None,
+            whole: false,
+            budget: Rc::clone(budget),
+        }
     }
 
     fn append(&mut self, data: &[u8]) {
@@ -137,11 +154,24 @@ impl Half {
         let headers = std::mem::take(&mut self.headers);
         // The buffer may have twice the capacity of its contents, and the log's queue counts contents only.
         let has_room = self.body.capacity() > self.body.len() + self.body.len() / 8;
-        let body = if has_room { Bytes::copy_from_slice(&self.body) } else { self.body.split().freeze() };
+        let body = if has_room {
+            Bytes::copy_from_slice(&self.body)
+        } else {
+            self.body.split().freeze()
+        };
         self.body.clear();
         self.budget.give_back(body.len());
-        let truncated_by = self.cut.or((!self.whole).then_some(Truncation::Interrupted));
-        MessageCapture { headers, body: BodyCapture { bytes: body, truncated: truncated_by.is_some(), truncated_by } }
+        let truncated_by = self
+            .cut
+            .or((!self.whole).then_some(Truncation::Interrupted));
+        MessageCapture {
+            headers,
+            body: BodyCapture {
+                bytes: body,
+                truncated: truncated_by.is_some(),
+                truncated_by,
+            },
+        }
     }
 }
 
@@ -153,9 +183,17 @@ impl Drop for Half {
 
 /// Copies all fields except those with credentials.
 fn without_credentials(headers: &Fields) -> Fields {
-    let kept = headers.iter().filter(|(name, _)| !fields::is_credential(name));
+    let kept = headers
+        .iter()
+        .filter(|(name, _)| !fields::is_credential(name));
     // A shared value would keep the whole receive buffer alive.
-    kept.filter_map(|(name, value)| Some((name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?))).collect()
+    kept.filter_map(|(name, value)| {
+        Some((
+            name.clone(),
+            HeaderValue::from_bytes(value.as_bytes()).ok()?,
+        ))
+    })
+    .collect()
 }
 
 #[cfg(test)]
@@ -164,10 +202,21 @@ mod tests {
 
     use super::*;
 
-    const BOTH: Captures = Captures { requests: true, responses: true };
+    const BOTH: Captures = Captures {
+        requests: true,
+        responses: true,
+    };
 
     fn headers(fields: &[(&'static str, &'static str)]) -> Fields {
-        fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+        fields
+            .iter()
+            .map(|(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
+            .collect()
     }
 
     #[test]
@@ -191,18 +240,28 @@ mod tests {
         capturing.request_data(&Bytes::from_static(b"ab"));
         capturing.request_data(&Bytes::from_static(b"c"));
         capturing.request_ends();
-        capturing.response_head(&headers(&[("set-cookie", "a=b"), ("content-type", "text/plain")]));
+        capturing.response_head(&headers(&[
+            ("set-cookie", "a=b"),
+            ("content-type", "text/plain"),
+        ]));
         capturing.response_data(&Bytes::from_static(b"par"));
         assert_eq!(budget.0.get(), 94);
         let capture = capturing.finish(true).unwrap();
         let (request, response) = (capture.request.unwrap(), capture.response.unwrap());
         assert_eq!(request.headers, headers(&[("accept", "text/plain")]));
         assert_eq!(
-            (&request.body.bytes[..], request.body.truncated, request.body.truncated_by),
+            (
+                &request.body.bytes[..],
+                request.body.truncated,
+                request.body.truncated_by
+            ),
             (&b"abc"[..], false, None)
         );
         assert_eq!(response.headers, headers(&[("content-type", "text/plain")]));
-        assert_eq!((&response.body.bytes[..], response.body.truncated), (&b"par"[..], true));
+        assert_eq!(
+            (&response.body.bytes[..], response.body.truncated),
+            (&b"par"[..], true)
+        );
         assert_eq!(response.body.truncated_by, Some(Truncation::Interrupted));
         assert_eq!(budget.0.get(), 100);
     }
@@ -218,23 +277,42 @@ mod tests {
         capturing.response_data(&piece);
         capturing.response_ends();
         let capture = capturing.finish(true).unwrap();
-        let (request, response) = (capture.request.unwrap().body, capture.response.unwrap().body);
-        assert_eq!((request.bytes.len(), request.truncated), (CAPTURE_MAX, true));
+        let (request, response) = (
+            capture.request.unwrap().body,
+            capture.response.unwrap().body,
+        );
+        assert_eq!(
+            (request.bytes.len(), request.truncated),
+            (CAPTURE_MAX, true)
+        );
         assert_eq!((response.bytes.len(), response.truncated), (10, true));
-        assert_eq!((request.truncated_by, response.truncated_by), (Some(Truncation::Size), Some(Truncation::Memory)));
+        assert_eq!(
+            (request.truncated_by, response.truncated_by),
+            (Some(Truncation::Size), Some(Truncation::Memory))
+        );
         assert_eq!(budget.0.get(), CAPTURE_MAX + 10);
     }
 
     #[test]
     fn truncated_capture_has_no_gap_when_memory_is_free_again() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(4));
-        capturing.begin(Captures { requests: true, responses: false }, &budget, &Fields::new());
+        capturing.begin(
+            Captures {
+                requests: true,
+                responses: false,
+            },
+            &budget,
+            &Fields::new(),
+        );
         capturing.request_data(&Bytes::from_static(b"abcdef"));
         budget.give_back(100);
         capturing.request_data(&Bytes::from_static(b"ghi"));
         capturing.request_ends();
         let body = capturing.finish(false).unwrap().request.unwrap().body;
-        assert_eq!((&body.bytes[..], body.truncated_by), (&b"abcd"[..], Some(Truncation::Memory)));
+        assert_eq!(
+            (&body.bytes[..], body.truncated_by),
+            (&b"abcd"[..], Some(Truncation::Memory))
+        );
     }
 
     #[test]
@@ -253,7 +331,14 @@ mod tests {
     #[test]
     fn dropped_capture_frees_its_budget() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(10));
-        capturing.begin(Captures { requests: true, responses: false }, &budget, &Fields::new());
+        capturing.begin(
+            Captures {
+                requests: true,
+                responses: false,
+            },
+            &budget,
+            &Fields::new(),
+        );
         capturing.request_data(&Bytes::from_static(b"abc"));
         drop(capturing);
         assert_eq!(budget.0.get(), 10);

@@ -32,11 +32,19 @@ impl Day {
     pub(super) fn of_file_name(name: &str) -> Option<Self> {
         let (date, _) = name.split_once('.')?;
         let mut parts = date.splitn(3, '-');
-        let mut next = |length: usize| parts.next().filter(|part| part.len() == length)?.parse::<u16>().ok();
+        let mut next = |length: usize| {
+            parts
+                .next()
+                .filter(|part| part.len() == length)?
+                .parse::<u16>()
+                .ok()
+        };
         let (year, month, day) = (next(4)?, next(2)?, next(2)?);
         let month = time::Month::try_from(u8::try_from(month).ok()?).ok()?;
         let date = Date::from_calendar_date(year.into(), month, u8::try_from(day).ok()?).ok()?;
-        u32::try_from((date - OffsetDateTime::UNIX_EPOCH.date()).whole_days()).ok().map(Self)
+        u32::try_from((date - OffsetDateTime::UNIX_EPOCH.date()).whole_days())
+            .ok()
+            .map(Self)
     }
 
     pub(super) fn file_name(self) -> String {
@@ -48,8 +56,17 @@ impl Day {
 impl fmt::Display for Day {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let days = time::Duration::days(self.0.into());
-        let date = OffsetDateTime::UNIX_EPOCH.date().checked_add(days).unwrap_or(Date::MAX);
-        write!(f, "{:04}-{:02}-{:02}", date.year(), u8::from(date.month()), date.day())
+        let date = OffsetDateTime::UNIX_EPOCH
+            .date()
+            .checked_add(days)
+            .unwrap_or(Date::MAX);
+        write!(
+            f,
+            "{:04}-{:02}-{:02}",
+            date.year(),
+            u8::from(date.month()),
+            date.day()
+        )
     }
 }
 
@@ -73,15 +90,31 @@ mod tests {
     fn file_names_contain_the_date() {
         let day = Day::of_ms(1_795_234_532_123);
         assert_eq!(day.file_name(), "2026-11-21.sqlite");
-        for name in ["2026-11-21.sqlite", "2026-11-21.sqlite-wal", "2026-11-21.sqlite.corrupt"] {
+        for name in [
+            "2026-11-21.sqlite",
+            "2026-11-21.sqlite-wal",
+            "2026-11-21.sqlite.corrupt",
+        ] {
             assert_eq!(Day::of_file_name(name), Some(day), "{name}");
         }
-        for name in ["", "2026-11-21", "x.sqlite", "2026-13-01.sqlite", "26-11-21.sqlite", "2026-11-21-3.sqlite"] {
+        for name in [
+            "",
+            "2026-11-21",
+            "x.sqlite",
+            "2026-13-01.sqlite",
+            "26-11-21.sqlite",
+            "2026-11-21-3.sqlite",
+        ] {
             assert_eq!(Day::of_file_name(name), None, "{name}");
         }
         assert_eq!(Day::of_ms(day.start_ms()), day);
         assert_eq!(Day::of_ms(day.start_ms() - 1), Day(day.0 - 1));
-        let now = Now(Arc::new(move || Timestamp((day.start_ms() / 1000) as i64 + 5)));
-        assert_eq!((now.today(), now.days()), (day, Day(day.0 - 7)..=Day(day.0 + 1)));
+        let now = Now(Arc::new(move || {
+            Timestamp((day.start_ms() / 1000) as i64 + 5)
+        }));
+        assert_eq!(
+            (now.today(), now.days()),
+            (day, Day(day.0 - 7)..=Day(day.0 + 1))
+        );
     }
 }

@@ -154,7 +154,12 @@ impl DayFile {
     pub(super) fn open(folder: &Path, day: Day) -> Result<Self, LogError> {
         let path = folder.join(day.file_name());
         // SQLite creates the WAL and shared-memory files with the permissions of this file.
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)?;
         let mut connection = Connection::open_with_flags(&path, flags())?;
         connection.busy_timeout(BUSY)?;
         connection.pragma_update(None, "page_size", PAGE_BYTES)?;
@@ -170,12 +175,29 @@ impl DayFile {
             _ => return Err(LogError::OtherSchema),
         }
         transaction.commit()?;
-        Ok(Self { path, connection, day, services: HashMap::new(), present: HashSet::new(), dirty: false })
+        Ok(Self {
+            path,
+            connection,
+            day,
+            services: HashMap::new(),
+            present: HashSet::new(),
+            dirty: false,
+        })
     }
 
     /// Writes all `entries` or none. They are of this day and sorted.
-    pub(super) fn write(&mut self, entries: &[OrderedRecord<'_>], tools: &mut Tools) -> Result<(), LogError> {
-        let Self { connection, day, services, present, .. } = self;
+    pub(super) fn write(
+        &mut self,
+        entries: &[OrderedRecord<'_>],
+        tools: &mut Tools,
+    ) -> Result<(), LogError> {
+        let Self {
+            connection,
+            day,
+            services,
+            present,
+            ..
+        } = self;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let (mut new_services, mut new_present) = (Vec::new(), Vec::new());
         for arrival in entries.chunk_by(|a, b| a.second() == b.second()) {
@@ -195,12 +217,23 @@ impl DayFile {
                 };
                 let key = present_key(service, second / 60);
                 if !present.contains(&key) {
-                    transaction.prepare_cached("INSERT OR IGNORE INTO present VALUES (?1)")?.execute([key])?;
+                    transaction
+                        .prepare_cached("INSERT OR IGNORE INTO present VALUES (?1)")?
+                        .execute([key])?;
                     new_present.push(key);
                 }
-                if entries.len() >= OWN_BLOCK_FROM { &mut own } else { &mut mixed }.push((service, entries));
+                if entries.len() >= OWN_BLOCK_FROM {
+                    &mut own
+                } else {
+                    &mut mixed
+                }
+                .push((service, entries));
             }
-            let mut arrived = Arrival { second, second_ms, ..Arrival::default() };
+            let mut arrived = Arrival {
+                second,
+                second_ms,
+                ..Arrival::default()
+            };
             for (service, entries) in own {
                 arrived.write_blocks(&transaction, service, &[(service, entries)], tools)?;
             }
@@ -219,7 +252,8 @@ impl DayFile {
 
     /// Copies the WAL into the file and syncs it. Records written before now survive a crash of the machine.
     pub(super) fn checkpoint(&mut self) -> Result<(), LogError> {
-        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+        self.connection
+            .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
         self.dirty = false;
         Ok(())
     }
@@ -252,8 +286,9 @@ impl Arrival {
         records: &[(i64, &[OrderedRecord<'_>])],
         tools: &mut Tools,
     ) -> Result<(), LogError> {
-        let records =
-            records.iter().flat_map(|(service, entries)| entries.iter().map(|entry| (*service, entry.record)));
+        let records = records
+            .iter()
+            .flat_map(|(service, entries)| entries.iter().map(|entry| (*service, entry.record)));
         let mut records = records.peekable();
         while records.peek().is_some() {
             let mut builder = tools.encoder.begin(self.second_ms);
@@ -262,10 +297,12 @@ impl Arrival {
                 && let Some((service, record)) = records.next()
             {
                 let capture = record.capture.as_deref();
-                let capture =
-                    capture.map(|capture| write_capture(connection, capture, &tools.masker, &mut tools.compressor));
+                let capture = capture.map(|capture| {
+                    write_capture(connection, capture, &tools.masker, &mut tools.compressor)
+                });
                 builder.add(service, record, capture.transpose()?, &tools.masker)?;
-                self.fingerprints.extend_from_slice(&fingerprint(record.id.as_bytes()));
+                self.fingerprints
+                    .extend_from_slice(&fingerprint(record.id.as_bytes()));
                 rows += 1;
             }
             let (data, zone_map) = builder.finish()?;
@@ -277,19 +314,31 @@ impl Arrival {
             )?;
             let (last, [bits, longest_us]) = (first + LAST_NUMBER, zone_map.columns());
             let key = insert.insert(params![first, last, bits, longest_us, data])?;
-            self.blocks.push(Arrived { service, number: (key - first) as u32, rows });
+            self.blocks.push(Arrived {
+                service,
+                number: (key - first) as u32,
+                rows,
+            });
         }
         Ok(())
     }
 
     fn write(self, connection: &Connection) -> Result<(), LogError> {
-        let blocks = postcard::to_allocvec(&self.blocks).map_err(|_| LogError::Encode("the list of blocks"))?;
+        let blocks = postcard::to_allocvec(&self.blocks)
+            .map_err(|_| LogError::Encode("the list of blocks"))?;
         let (first, [bits, longest_us]) = (arrival_keys(self.second), self.zone_map.columns());
         let mut insert = connection.prepare_cached(
             "INSERT INTO arrival VALUES ((SELECT coalesce(max(key) + 1, ?1) FROM arrival
              WHERE key BETWEEN ?1 AND ?2), ?3, ?4, ?5, ?6)",
         )?;
-        insert.execute(params![first, first + LAST_NUMBER, bits, longest_us, blocks, self.fingerprints])?;
+        insert.execute(params![
+            first,
+            first + LAST_NUMBER,
+            bits,
+            longest_us,
+            blocks,
+            self.fingerprints
+        ])?;
         Ok(())
     }
 }
@@ -302,14 +351,14 @@ fn write_capture(
     compressor: &mut Compressor<'static>,
 ) -> Result<i64, LogError> {
     let mut pack = |side: &'_ Option<_>| match side {
-        Some(message) => {
-            capture::pack(message, masker, compressor).map(|(head, body)| (Some(head), Some(body.into_owned())))
-        }
+        Some(message) => capture::pack(message, masker, compressor)
+            .map(|(head, body)| (Some(head), Some(body.into_owned()))),
         None => Ok((None, None)),
     };
     let (request, request_body) = pack(&capture.request)?;
     let (response, response_body) = pack(&capture.response)?;
-    let mut insert = connection.prepare_cached("INSERT INTO capture VALUES (NULL, ?1, ?2, ?3, ?4)")?;
+    let mut insert =
+        connection.prepare_cached("INSERT INTO capture VALUES (NULL, ?1, ?2, ?3, ?4)")?;
     Ok(insert.insert(params![request, response, request_body, response_body])?)
 }
 
@@ -318,9 +367,15 @@ fn service_number(connection: &Connection, label: &str) -> Result<i64, LogError>
     if let Some(number) = find_service(connection, label)? {
         return Ok(number);
     }
-    connection.prepare_cached("INSERT INTO service (label) VALUES (?1)")?.execute([label])?;
+    connection
+        .prepare_cached("INSERT INTO service (label) VALUES (?1)")?
+        .execute([label])?;
     let number = connection.last_insert_rowid();
-    if number < MIXED { Ok(number) } else { Err(LogError::Encode("too many services in one day")) }
+    if number < MIXED {
+        Ok(number)
+    } else {
+        Err(LogError::Encode("too many services in one day"))
+    }
 }
 
 pub(super) fn find_service(connection: &Connection, label: &str) -> Result<Option<i64>, LogError> {
@@ -335,7 +390,9 @@ pub(super) fn fingerprint(id: &[u8; 16]) -> [u8; 4] {
 
 /// Opens the file of `day` for reading; `None` if it does not exist or has no tables yet.
 pub(super) fn open_for_reading(folder: &Path, day: Day) -> Result<Option<Connection>, LogError> {
-    let Some(connection) = open_to_change(folder, day)? else { return Ok(None) };
+    let Some(connection) = open_to_change(folder, day)? else {
+        return Ok(None);
+    };
     connection.pragma_update(None, "query_only", true)?;
     Ok(Some(connection))
 }
@@ -364,10 +421,21 @@ fn flags() -> OpenFlags {
 /// Renames a damaged file together with its WAL and shared-memory files. Returns the new name.
 pub(super) fn set_aside(folder: &Path, day: Day) -> Result<String, LogError> {
     let name = day.file_name();
-    let mut names = (0u32..).map(|n| if n == 0 { format!("{name}.corrupt") } else { format!("{name}.corrupt{n}") });
-    let new_name = names.find(|name| !folder.join(name).exists()).unwrap_or_default();
+    let mut names = (0u32..).map(|n| {
+        if n == 0 {
+            format!("{name}.corrupt")
+        } else {
+            format!("{name}.corrupt{n}")
+        }
+    });
+    let new_name = names
+        .find(|name| !folder.join(name).exists())
+        .unwrap_or_default();
     for suffix in ["", "-wal", "-shm"] {
-        match fs::rename(folder.join(format!("{name}{suffix}")), folder.join(format!("{new_name}{suffix}"))) {
+        match fs::rename(
+            folder.join(format!("{name}{suffix}")),
+            folder.join(format!("{new_name}{suffix}")),
+        ) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }

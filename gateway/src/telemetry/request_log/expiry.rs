@@ -26,8 +26,11 @@ impl Expiry {
     pub(super) fn begin(&mut self, folder: &Path, oldest: Day) -> io::Result<()> {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
-            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            if Day::of_file_name(name).is_none_or(|day| day >= oldest) || self.rest.contains(&path) {
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+                continue;
+            };
+            if Day::of_file_name(name).is_none_or(|day| day >= oldest) || self.rest.contains(&path)
+            {
                 continue;
             }
             if name.ends_with(EXPIRED) {
@@ -51,7 +54,8 @@ impl Expiry {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str());
-            if name.is_some_and(|name| name.ends_with(EXPIRED) && Day::of_file_name(name).is_some()) {
+            if name.is_some_and(|name| name.ends_with(EXPIRED) && Day::of_file_name(name).is_some())
+            {
                 self.rest.push_back(path);
             }
         }
@@ -60,7 +64,9 @@ impl Expiry {
 
     /// Removes one step of the first file. Returns whether files remain.
     pub(super) fn step(&mut self) -> io::Result<bool> {
-        let Some(path) = self.rest.front() else { return Ok(false) };
+        let Some(path) = self.rest.front() else {
+            return Ok(false);
+        };
         let done = shorten(path);
         if !matches!(done, Ok(false)) {
             // After an error too: the file is tried again when the next day begins.
@@ -94,7 +100,9 @@ mod tests {
 
     fn names(folder: &Path) -> BTreeSet<String> {
         let entries = fs::read_dir(folder).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     #[test]
@@ -102,13 +110,25 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path();
         let old = Day::of_file_name("2026-11-13.").unwrap();
-        let kept = ["2026-11-14.sqlite", "2026-11-14.sqlite-wal", "notes.txt", "2026-11-21.sqlite"];
-        let gone = ["2026-11-12.sqlite.expired", "2026-11-13.sqlite-wal", "2026-11-13.sqlite.corrupt"];
+        let kept = [
+            "2026-11-14.sqlite",
+            "2026-11-14.sqlite-wal",
+            "notes.txt",
+            "2026-11-21.sqlite",
+        ];
+        let gone = [
+            "2026-11-12.sqlite.expired",
+            "2026-11-13.sqlite-wal",
+            "2026-11-13.sqlite.corrupt",
+        ];
         for name in kept.iter().chain(&gone) {
             fs::write(folder.join(name), "x").unwrap();
         }
         let large = folder.join(old.file_name());
-        File::create(&large).unwrap().set_len(2 * STEP_BYTES + 1).unwrap();
+        File::create(&large)
+            .unwrap()
+            .set_len(2 * STEP_BYTES + 1)
+            .unwrap();
 
         let mut expiry = Expiry::default();
         expiry.resume(folder).unwrap();
@@ -121,7 +141,10 @@ mod tests {
             steps += 1;
         }
         assert_eq!(steps, gone.len() + 3);
-        assert_eq!(names(folder), kept.iter().map(|name| (*name).to_owned()).collect());
+        assert_eq!(
+            names(folder),
+            kept.iter().map(|name| (*name).to_owned()).collect()
+        );
         assert!(!expiry.step().unwrap());
     }
 }

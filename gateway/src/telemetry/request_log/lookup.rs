@@ -32,21 +32,32 @@ pub(super) struct Found {
 impl Reader {
     /// Opens the file of `day`; `None` if it does not exist or has no tables yet.
     pub(super) fn open(folder: &Path, day: Day) -> Result<Option<Self>, LogError> {
-        let Some(connection) = open_for_reading(folder, day)? else { return Ok(None) };
-        Ok(Some(Self { connection, unpacker: Unpacker::new()? }))
+        let Some(connection) = open_for_reading(folder, day)? else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            connection,
+            unpacker: Unpacker::new()?,
+        }))
     }
 
     pub(super) fn find(&mut self, id: RequestId) -> Result<Option<Found>, LogError> {
         let second = ((id.unix_ms() - Day::of_ms(id.unix_ms()).start_ms()) / SLOT_MS) as i64;
         let wanted = fingerprint(id.as_bytes());
-        let Self { connection, unpacker } = self;
-        let mut arrivals = connection
-            .prepare_cached("SELECT blocks, fingerprints FROM arrival WHERE key >= ?1 AND key < ?2 ORDER BY key")?;
+        let Self {
+            connection,
+            unpacker,
+        } = self;
+        let mut arrivals = connection.prepare_cached(
+            "SELECT blocks, fingerprints FROM arrival WHERE key >= ?1 AND key < ?2 ORDER BY key",
+        )?;
         let mut rows = arrivals.query([arrival_keys(second), arrival_keys(second + 1)])?;
         while let Some(row) = rows.next()? {
             let fingerprints = row.get_ref(1)?.as_blob().map_err(rusqlite::Error::from)?;
             let positions = fingerprints.chunks_exact(4).enumerate();
-            for (position, _) in positions.filter(|(_, fingerprint)| *fingerprint == wanted.as_slice()) {
+            for (position, _) in
+                positions.filter(|(_, fingerprint)| *fingerprint == wanted.as_slice())
+            {
                 let blocks = row.get_ref(0)?.as_blob().map_err(rusqlite::Error::from)?;
                 let Some((arrived, index)) = locate(&read_arrived(blocks)?, position) else {
                     return Err(LogError::Damaged("the list of a second's blocks"));
@@ -60,7 +71,9 @@ impl Reader {
     }
 
     pub(super) fn body(&self, key: i64, side: Side) -> Result<Option<BodyView>, LogError> {
-        let Some(Columns { head, body }) = self.message(key, side)? else { return Ok(None) };
+        let Some(Columns { head, body }) = self.message(key, side)? else {
+            return Ok(None);
+        };
         let head = Head::read(&head)?;
         Ok(Some(BodyView {
             content_type: head.header(&header::CONTENT_TYPE),
@@ -73,25 +86,53 @@ impl Reader {
 
     /// Reads the captured request of `found`.
     pub(super) fn captured_request(&self, found: Found) -> Result<CapturedRequest, LogError> {
-        let columns = found.capture.map(|key| self.message(key, Side::Request)).transpose()?.flatten();
+        let columns = found
+            .capture
+            .map(|key| self.message(key, Side::Request))
+            .transpose()?
+            .flatten();
         let request = columns.map(|Columns { head, body }| {
             let head = Head::read(&head)?;
             let (truncated, truncated_by) = (head.truncated, head.truncated_by);
-            let body = BodyCapture { bytes: head.body(body)?.into(), truncated, truncated_by };
-            Ok::<_, LogError>(MessageCapture { headers: head.header_map()?, body })
+            let body = BodyCapture {
+                bytes: head.body(body)?.into(),
+                truncated,
+                truncated_by,
+            };
+            Ok::<_, LogError>(MessageCapture {
+                headers: head.header_map()?,
+                body,
+            })
         });
-        let method = Method::from_bytes(found.view.method.as_bytes()).map_err(|_| LogError::Damaged("a method"))?;
-        Ok(CapturedRequest { view: found.view, method, target: found.target, request: request.transpose()? })
+        let method = Method::from_bytes(found.view.method.as_bytes())
+            .map_err(|_| LogError::Damaged("a method"))?;
+        Ok(CapturedRequest {
+            view: found.view,
+            method,
+            target: found.target,
+            request: request.transpose()?,
+        })
     }
 
     /// Reads the stored columns of one message.
     fn message(&self, key: i64, side: Side) -> Result<Option<Columns>, LogError> {
         let select = match side {
-            Side::Request => "SELECT request, request_body FROM capture WHERE key = ?1 AND request IS NOT NULL",
-            Side::Response => "SELECT response, response_body FROM capture WHERE key = ?1 AND response IS NOT NULL",
+            Side::Request => {
+                "SELECT request, request_body FROM capture WHERE key = ?1 AND request IS NOT NULL"
+            }
+            Side::Response => {
+                "SELECT response, response_body FROM capture WHERE key = ?1 AND response IS NOT NULL"
+            }
         };
         let mut select = self.connection.prepare_cached(select)?;
-        Ok(select.query_row([key], |row| Ok(Columns { head: row.get(0)?, body: row.get(1)? })).optional()?)
+        Ok(select
+            .query_row([key], |row| {
+                Ok(Columns {
+                    head: row.get(0)?,
+                    body: row.get(1)?,
+                })
+            })
+            .optional()?)
     }
 }
 
@@ -106,9 +147,16 @@ pub(super) fn captured(
     connection: &Connection,
     key: i64,
 ) -> Result<(Option<CapturedView>, Option<CapturedView>), LogError> {
-    let mut select = connection.prepare_cached("SELECT request, response FROM capture WHERE key = ?1")?;
-    let view = |head: Option<Vec<u8>>| head.map(|head| Ok::<_, LogError>(Head::read(&head)?.view())).transpose();
-    match select.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))).optional()? {
+    let mut select =
+        connection.prepare_cached("SELECT request, response FROM capture WHERE key = ?1")?;
+    let view = |head: Option<Vec<u8>>| {
+        head.map(|head| Ok::<_, LogError>(Head::read(&head)?.view()))
+            .transpose()
+    };
+    match select
+        .query_row([key], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?
+    {
         Some((request, response)) => Ok((view(request)?, view(response)?)),
         None => Ok((None, None)),
     }
@@ -139,10 +187,17 @@ fn read_row(
     index: usize,
 ) -> Result<Option<Found>, LogError> {
     let mut select = connection.prepare_cached("SELECT data FROM block WHERE key = ?1")?;
-    let data = select.query_row([arrived.key(second)], |row| Ok(unpacker.unpack(row.get_ref(0)?.as_blob()?)));
-    let raw = data.optional()?.ok_or(LogError::Damaged("a block is missing"))??;
+    let data = select.query_row([arrived.key(second)], |row| {
+        Ok(unpacker.unpack(row.get_ref(0)?.as_blob()?))
+    });
+    let raw = data
+        .optional()?
+        .ok_or(LogError::Damaged("a block is missing"))??;
     let block = DecodedBlock::read(&raw, |_| true)?;
-    let (service, row) = block.rows.get(index).ok_or(LogError::Damaged("a row is missing"))?;
+    let (service, row) = block
+        .rows
+        .get(index)
+        .ok_or(LogError::Damaged("a row is missing"))?;
     if block.id(row) != *id.as_bytes() {
         return Ok(None);
     }
@@ -153,5 +208,9 @@ fn read_row(
     if let Some(key) = row.capture {
         (view.captured_request, view.captured_response) = captured(connection, key)?;
     }
-    Ok(Some(Found { view, target: row.target.as_ref().to_owned(), capture: row.capture }))
+    Ok(Some(Found {
+        view,
+        target: row.target.as_ref().to_owned(),
+        capture: row.capture,
+    }))
 }

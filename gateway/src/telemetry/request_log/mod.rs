@@ -56,7 +56,8 @@ pub use queue::{LogQueue, LogStats};
 pub(crate) use record::ATTEMPTS_MAX;
 pub(crate) use record::METHOD_MAX;
 pub use record::{
-    Batch, BodyCapture, CallerId, Capture, Ended, MessageCapture, Protocol, RecordedAttempt, RequestRecord, Truncation,
+    Batch, BodyCapture, CallerId, Capture, Ended, MessageCapture, Protocol, RecordedAttempt,
+    RequestRecord, Truncation,
 };
 pub(crate) use recorder::Recorder;
 pub use timing::{Timing, TimingStage};
@@ -94,7 +95,10 @@ struct Archiving {
 pub enum LogError {
     /// A field of a search is invalid.
     #[error("{field}: {message}")]
-    Invalid { field: &'static str, message: String },
+    Invalid {
+        field: &'static str,
+        message: String,
+    },
     #[error("request log: {0}")]
     Sqlite(#[from] rusqlite::Error),
     #[error("request log: {0}")]
@@ -111,7 +115,10 @@ pub enum LogError {
         "access_log: cannot append to {target}: {error}; name a file in an existing folder that the user of the gateway \
          may write to, or \"stdout\""
     )]
-    AccessLog { target: AccessLogTarget, error: io::Error },
+    AccessLog {
+        target: AccessLogTarget,
+        error: io::Error,
+    },
 }
 
 /// Recorded request with its captured message, as needed to replay it.
@@ -132,12 +139,19 @@ impl RequestLog {
     }
 
     /// Like [`Self::open`], and masks the secrets known to `masker` in records. With `access_log`, also starts that log.
-    pub fn open_with(folder: &Path, masker: Masker, access_log: Option<&AccessLogTarget>) -> Result<Self, LogError> {
+    pub fn open_with(
+        folder: &Path,
+        masker: Masker,
+        access_log: Option<&AccessLogTarget>,
+    ) -> Result<Self, LogError> {
         Self::with_clock(folder, Timestamp::now, SETTLES_WITHIN, masker, access_log)
     }
 
     /// Like [`Self::open`], with another clock, which is trusted at once.
-    pub fn open_at(folder: &Path, now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Result<Self, LogError> {
+    pub fn open_at(
+        folder: &Path,
+        now: impl Fn() -> Timestamp + Send + Sync + 'static,
+    ) -> Result<Self, LogError> {
         Self::with_clock(folder, now, Duration::ZERO, Masker::default(), None)
     }
 
@@ -149,15 +163,25 @@ impl RequestLog {
         access_log: Option<&AccessLogTarget>,
     ) -> Result<Self, LogError> {
         files::create_private_dir(folder)?;
-        let access_log = access_log.map(|target| AccessLog::start(target, masker.clone())).transpose()?;
+        let access_log = access_log
+            .map(|target| AccessLog::start(target, masker.clone()))
+            .transpose()?;
         let (access_log, access_queue) = access_log.unzip();
         let access_counters = access_log.as_ref().map(|log| Arc::clone(log.counters()));
         let counters = Arc::new(LogCounters::beside(access_counters));
         let (queue, receiver) = queue::queue(Arc::clone(&counters));
         let now = Now(Arc::new(now));
-        let writer =
-            Writer::new(folder.to_owned(), now.clone(), Arc::clone(&counters), settles_within, masker, access_queue)?;
-        let thread = Builder::new().name("gw-log".to_owned()).spawn(move || writer.run(&receiver))?;
+        let writer = Writer::new(
+            folder.to_owned(),
+            now.clone(),
+            Arc::clone(&counters),
+            settles_within,
+            masker,
+            access_queue,
+        )?;
+        let thread = Builder::new()
+            .name("gw-log".to_owned())
+            .spawn(move || writer.run(&receiver))?;
         let readers = Readers::new(folder.to_owned());
         Ok(Self {
             folder: folder.to_owned(),
@@ -177,8 +201,14 @@ impl RequestLog {
     }
 
     pub fn stats(&self) -> LogStats {
-        let archive = self.archive().map(|archive| archive.stats()).unwrap_or_default();
-        LogStats { archive, ..self.counters.stats() }
+        let archive = self
+            .archive()
+            .map(|archive| archive.stats())
+            .unwrap_or_default();
+        LogStats {
+            archive,
+            ..self.counters.stats()
+        }
     }
 
     /// Starts to copy the log to the archive of the region with this apex. `node` is the slot in the ids that this process
@@ -193,9 +223,13 @@ impl RequestLog {
         if self.archiving.get().is_none() {
             let archive = Arc::new(Archive::with_clock(settings, keys, apex, self.now.clone())?);
             let (folder, rate) = (self.folder.clone(), settings.bytes_per_second);
-            let uploading = Uploading::start(folder, node, Arc::clone(&archive), rate).map_err(LogError::from)?;
+            let uploading = Uploading::start(folder, node, Arc::clone(&archive), rate)
+                .map_err(LogError::from)?;
             // A value set by another thread since stays, and this one is dropped.
-            let _ = self.archiving.set(Archiving { archive, uploading: Mutex::new(Some(uploading)) });
+            let _ = self.archiving.set(Archiving {
+                archive,
+                uploading: Mutex::new(Some(uploading)),
+            });
         }
         Ok(())
     }
@@ -208,9 +242,16 @@ impl RequestLog {
     /// Waits until all records pushed before are in the archive. Has no effect without one.
     pub fn flush_archive(&self) -> Result<(), ArchiveError> {
         self.flush();
-        let Some(archiving) = self.archiving.get() else { return Ok(()) };
-        let uploading = archiving.uploading.lock().unwrap_or_else(PoisonError::into_inner);
-        uploading.as_ref().map_or(Err(ArchiveError::Stopped), Uploading::flush)
+        let Some(archiving) = self.archiving.get() else {
+            return Ok(());
+        };
+        let uploading = archiving
+            .uploading
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        uploading
+            .as_ref()
+            .map_or(Err(ArchiveError::Stopped), Uploading::flush)
     }
 
     /// Makes the access log open its file again, after the file was renamed. Has no effect without one.
@@ -231,7 +272,11 @@ impl RequestLog {
 
     /// Writes all queued records, archives them within a few seconds if possible, and ends the threads. Reading stays possible. Records pushed later are dropped and counted.
     pub fn close(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(thread) = thread {
             let _ = self.queue.send(LogCommand::Close);
             if thread.join().is_err() {
@@ -243,7 +288,12 @@ impl RequestLog {
         }
         // After all records are in the files.
         let archiving = self.archiving.get().map(|archiving| &archiving.uploading);
-        let uploading = archiving.and_then(|uploading| uploading.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let uploading = archiving.and_then(|uploading| {
+            uploading
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take()
+        });
         if let Some(uploading) = uploading {
             uploading.stop();
         }
@@ -269,12 +319,21 @@ impl RequestLog {
 
     fn search_within(&self, query: &SearchQuery, work: u64) -> Result<Page<RequestView>, LogError> {
         let criteria = Criteria::check(query)?;
-        Search { readers: &self.readers, now: &self.now, counters: &self.counters, criteria, work }.run()
+        Search {
+            readers: &self.readers,
+            now: &self.now,
+            counters: &self.counters,
+            criteria,
+            work,
+        }
+        .run()
     }
 
     /// Returns a captured body; `None` if it was not captured.
     pub fn body(&self, id: RequestId, side: Side) -> Result<Option<BodyView>, LogError> {
-        self.with_found(id, |reader, found| found.capture.map_or(Ok(None), |key| reader.body(key, side)))
+        self.with_found(id, |reader, found| {
+            found.capture.map_or(Ok(None), |key| reader.body(key, side))
+        })
     }
 
     /// Returns the request with this id and its captured message; `None` if it is not in the log or has expired.
@@ -292,14 +351,20 @@ impl RequestLog {
             return Ok(None);
         }
         let result = self.readers.take(day).and_then(|open| {
-            let Some(mut open) = open else { return Ok(None) };
+            let Some(mut open) = open else {
+                return Ok(None);
+            };
             let found = open.reader.find(id)?;
             let result = found.map_or(Ok(None), |found| read(&open.reader, found));
             self.readers.put(open, &kept);
             result
         });
         // The file may have expired during the read.
-        if result.is_err() && !self.readers.has(day) { Ok(None) } else { result }
+        if result.is_err() && !self.readers.has(day) {
+            Ok(None)
+        } else {
+            result
+        }
     }
 }
 
@@ -308,7 +373,11 @@ impl RequestLog {
 pub(crate) fn show_block(data: &[u8]) -> Result<Vec<RequestView>, LogError> {
     let raw = block::Unpacker::new()?.unpack(data)?;
     let block = block::DecodedBlock::read(&raw, |_| true)?;
-    Ok(block.rows.iter().map(|(_, row)| block.view(row, "acme--api")).collect())
+    Ok(block
+        .rows
+        .iter()
+        .map(|(_, row)| block.view(row, "acme--api"))
+        .collect())
 }
 
 impl Drop for RequestLog {
@@ -319,7 +388,10 @@ impl Drop for RequestLog {
 
 impl fmt::Debug for RequestLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RequestLog").field("folder", &self.folder).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("RequestLog")
+            .field("folder", &self.folder)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 
@@ -329,7 +401,10 @@ impl LogError {
         match self {
             Self::Damaged(_) | Self::OtherSchema => true,
             Self::Sqlite(error) => {
-                matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+                matches!(
+                    error.sqlite_error_code(),
+                    Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+                )
             }
             Self::Invalid { .. } | Self::Io(_) | Self::Encode(_) | Self::AccessLog { .. } => false,
         }

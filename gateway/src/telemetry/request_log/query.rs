@@ -50,10 +50,16 @@ enum Status {
 
 impl Criteria {
     pub(super) fn check(query: &SearchQuery) -> Result<Self, LogError> {
-        let account =
-            query.account.as_deref().map(|text| AccountId::new(text).map_err(invalid("account"))).transpose()?;
-        let service =
-            query.service.as_deref().map(|text| ServiceId::new(text).map_err(invalid("service"))).transpose()?;
+        let account = query
+            .account
+            .as_deref()
+            .map(|text| AccountId::new(text).map_err(invalid("account")))
+            .transpose()?;
+        let service = query
+            .service
+            .as_deref()
+            .map(|text| ServiceId::new(text).map_err(invalid("service")))
+            .transpose()?;
         let services = match (account, service) {
             (None, None) => match query.apex {
                 None => ServiceFilter::All,
@@ -67,8 +73,12 @@ impl Criteria {
                     .ok_or_else(|| invalid("service")("too long together with the account"))?,
             ),
         };
-        if query.apex == Some(true) && !matches!(&services, ServiceFilter::Label(label) if label == APEX_LABEL) {
-            return Err(invalid("apex")("`true` cannot be combined with `account`: the apex belongs to no account"));
+        if query.apex == Some(true)
+            && !matches!(&services, ServiceFilter::Label(label) if label == APEX_LABEL)
+        {
+            return Err(invalid("apex")(
+                "`true` cannot be combined with `account`: the apex belongs to no account",
+            ));
         }
         let caller_id = query.caller_id.as_deref().map(|text| {
             let known = ClientId::new(text).is_ok() || KeyId::new(text).is_ok();
@@ -77,7 +87,8 @@ impl Criteria {
             if known { Ok(text.to_owned()) } else { Err(invalid("caller_id")(expected)) }
         });
         let before = query.cursor.as_deref().map(|text| {
-            text.parse::<RequestId>().map_err(|_| invalid("cursor")("must be the `next_cursor` of the previous page"))
+            text.parse::<RequestId>()
+                .map_err(|_| invalid("cursor")("must be the `next_cursor` of the previous page"))
         });
         Ok(Self {
             services,
@@ -99,7 +110,11 @@ impl Criteria {
         // The cursor of a search that ended early is the first id of a second, which was searched already.
         let before_ms = self.before.map_or(u64::MAX, |before| {
             let ms = before.unix_ms();
-            if before > RequestId::first_of_ms(ms) { ms + 1 } else { ms }
+            if before > RequestId::first_of_ms(ms) {
+                ms + 1
+            } else {
+                ms
+            }
         });
         match before_ms.min(self.until_ms) {
             0 => RangeInclusive::new(1, 0),
@@ -115,8 +130,16 @@ impl Criteria {
             Some(Status::Class(class)) => ZoneMap::class(class),
             Some(Status::Exactly(status)) => ZoneMap::class(status / 100) | ZoneMap::status(status),
         };
-        let code = if self.code.is_some() { ZoneMap::CODE } else { 0 };
-        let attempts = if self.retried == Some(true) { ZoneMap::ATTEMPTS } else { 0 };
+        let code = if self.code.is_some() {
+            ZoneMap::CODE
+        } else {
+            0
+        };
+        let attempts = if self.retried == Some(true) {
+            ZoneMap::ATTEMPTS
+        } else {
+            0
+        };
         (status | code | attempts, self.min_us)
     }
 
@@ -126,12 +149,28 @@ impl Criteria {
         time >= self.since_ms
             && time < self.until_ms
             && row.timing.total >= self.min_us
-            && self.status.as_ref().is_none_or(|status| status.is(row.status))
-            && self.code.as_deref().is_none_or(|code| block.code(row) == Some(code))
-            && self.caller_id.as_deref().is_none_or(|caller| block.caller_id(row) == Some(caller))
-            && self.retried.is_none_or(|retried| retried != row.attempts.is_empty())
-            && self.path_prefix.as_deref().is_none_or(|prefix| path(&row.target).starts_with(prefix))
-            && self.before.is_none_or(|before| block.id(row) < *before.as_bytes())
+            && self
+                .status
+                .as_ref()
+                .is_none_or(|status| status.is(row.status))
+            && self
+                .code
+                .as_deref()
+                .is_none_or(|code| block.code(row) == Some(code))
+            && self
+                .caller_id
+                .as_deref()
+                .is_none_or(|caller| block.caller_id(row) == Some(caller))
+            && self
+                .retried
+                .is_none_or(|retried| retried != row.attempts.is_empty())
+            && self
+                .path_prefix
+                .as_deref()
+                .is_none_or(|prefix| path(&row.target).starts_with(prefix))
+            && self
+                .before
+                .is_none_or(|before| block.id(row) < *before.as_bytes())
     }
 }
 
@@ -141,9 +180,10 @@ impl Status {
         match text.as_bytes() {
             b"none" => Ok(Self::Missing),
             [class @ b'1'..=b'5', b'x', b'x'] => Ok(Self::Class(u16::from(class - b'0'))),
-            [b'1'..=b'5', b'0'..=b'9', b'0'..=b'9'] => {
-                text.parse().map(Self::Exactly).map_err(|_| invalid("status")(expected))
-            }
+            [b'1'..=b'5', b'0'..=b'9', b'0'..=b'9'] => text
+                .parse()
+                .map(Self::Exactly)
+                .map_err(|_| invalid("status")(expected)),
             _ => Err(invalid("status")(expected)),
         }
     }
@@ -164,7 +204,11 @@ fn path(target: &str) -> &str {
 /// Checks a path prefix. `*` is a target of OPTIONS requests.
 fn path_prefix(text: &str) -> Result<String, LogError> {
     let valid = text.starts_with('/') || text == "*";
-    if valid { Ok(text.to_owned()) } else { Err(invalid("path_prefix")("must begin with `/`")) }
+    if valid {
+        Ok(text.to_owned())
+    } else {
+        Err(invalid("path_prefix")("must begin with `/`"))
+    }
 }
 
 fn code(text: &str) -> Result<String, LogError> {
@@ -172,7 +216,9 @@ fn code(text: &str) -> Result<String, LogError> {
     if !text.is_empty() && text.bytes().all(valid) {
         Ok(text.to_owned())
     } else {
-        Err(invalid("code")("must be an error code like `GW_RATE_LIMITED`"))
+        Err(invalid("code")(
+            "must be an error code like `GW_RATE_LIMITED`",
+        ))
     }
 }
 
@@ -180,9 +226,13 @@ fn time_ms(field: &'static str, text: Option<&str>) -> Result<Option<u64>, LogEr
     let Some(text) = text else { return Ok(None) };
     let time = OffsetDateTime::parse(text, &Rfc3339).ok();
     let time = time.and_then(|time| u64::try_from(time.unix_timestamp_nanos() / 1_000_000).ok());
-    time.map(Some).ok_or_else(|| invalid(field)("must be a time like `2026-11-21T04:15:32Z` (RFC 3339)"))
+    time.map(Some)
+        .ok_or_else(|| invalid(field)("must be a time like `2026-11-21T04:15:32Z` (RFC 3339)"))
 }
 
 fn invalid<T: ToString>(field: &'static str) -> impl Fn(T) -> LogError {
-    move |message| LogError::Invalid { field, message: message.to_string() }
+    move |message| LogError::Invalid {
+        field,
+        message: message.to_string(),
+    }
 }

@@ -13,7 +13,9 @@ use super::record::{Batch, RecordedAttempt, RequestRecord};
 use crate::limits;
 
 // The most records that can wait take less than all bytes that can wait: each of the two limits can be reached first.
-const _: () = assert!(limits::LOG_QUEUE_RECORDS * (size_of::<RequestRecord>() + 64) <= limits::LOG_QUEUE_BYTES);
+const _: () = assert!(
+    limits::LOG_QUEUE_RECORDS * (size_of::<RequestRecord>() + 64) <= limits::LOG_QUEUE_BYTES
+);
 
 /// Sending end of the queue. Clones send to the same log.
 #[derive(Clone)]
@@ -106,9 +108,15 @@ impl LogQueue {
             if captures == 0 || !self.counters.reserve(cost) {
                 return self.counters.lost(cost.records);
             }
-            self.counters.captures_dropped.fetch_add(captures, Ordering::Relaxed);
+            self.counters
+                .captures_dropped
+                .fetch_add(captures, Ordering::Relaxed);
         }
-        if self.sender.try_send(LogCommand::Write(Queued { batch, cost })).is_err() {
+        if self
+            .sender
+            .try_send(LogCommand::Write(Queued { batch, cost }))
+            .is_err()
+        {
             self.counters.release(cost);
             self.counters.lost(cost.records);
         }
@@ -123,7 +131,10 @@ impl LogQueue {
     pub fn push_past_log(&self, batch: Batch) {
         let (cost, counters) = (Cost::of(&batch), &self.counters);
         let is_sent = counters.reserve(cost) && {
-            let sent = self.sender.try_send(LogCommand::PassOn(Queued { batch, cost })).is_ok();
+            let sent = self
+                .sender
+                .try_send(LogCommand::PassOn(Queued { batch, cost }))
+                .is_ok();
             if !sent {
                 counters.release(cost);
             }
@@ -155,7 +166,9 @@ impl Cost {
 fn bytes_of(record: &RequestRecord) -> usize {
     let captured = record.capture.as_ref().map_or(0, |capture| {
         let sides = [&capture.request, &capture.response].into_iter().flatten();
-        sides.map(|message| message.body.bytes.len() + bytes_of_headers(&message.headers)).sum()
+        sides
+            .map(|message| message.body.bytes.len() + bytes_of_headers(&message.headers))
+            .sum()
     });
     let attempts = record.attempts.len() * size_of::<RecordedAttempt>();
     size_of::<RequestRecord>() + record.target.len() + attempts + captured
@@ -165,18 +178,27 @@ fn bytes_of(record: &RequestRecord) -> usize {
 fn bytes_of_headers(headers: &Fields) -> usize {
     const EACH: usize = 128;
     const MAP: usize = 256;
-    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + EACH).sum::<usize>() + MAP
+    headers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + EACH)
+        .sum::<usize>()
+        + MAP
 }
 
 fn drop_captures(batch: &mut Batch) -> u64 {
     let records = batch.services.iter_mut().flat_map(|(_, records)| records);
-    records.map(|record| u64::from(mem::take(&mut record.capture).is_some())).sum()
+    records
+        .map(|record| u64::from(mem::take(&mut record.capture).is_some()))
+        .sum()
 }
 
 impl LogCounters {
     /// Counters of a request log whose records are also in the access log.
     pub(super) fn beside(access_log: Option<Arc<AccessLogCounters>>) -> Self {
-        Self { access_log, ..Self::default() }
+        Self {
+            access_log,
+            ..Self::default()
+        }
     }
 
     /// Counts records that neither the request log nor the access log will have.
@@ -193,7 +215,10 @@ impl LogCounters {
 
     /// Reserves room for `cost`. Returns whether there was room.
     fn reserve(&self, cost: Cost) -> bool {
-        let records = self.queued_records.fetch_add(cost.records, Ordering::Relaxed) + cost.records;
+        let records = self
+            .queued_records
+            .fetch_add(cost.records, Ordering::Relaxed)
+            + cost.records;
         let bytes = self.queued_bytes.fetch_add(cost.bytes, Ordering::Relaxed) + cost.bytes;
         let fits = records <= limits::LOG_QUEUE_RECORDS && bytes <= limits::LOG_QUEUE_BYTES;
         if !fits {
@@ -204,7 +229,8 @@ impl LogCounters {
 
     /// Releases room taken by [`Self::reserve`].
     pub(super) fn release(&self, cost: Cost) {
-        self.queued_records.fetch_sub(cost.records, Ordering::Relaxed);
+        self.queued_records
+            .fetch_sub(cost.records, Ordering::Relaxed);
         self.queued_bytes.fetch_sub(cost.bytes, Ordering::Relaxed);
     }
 
@@ -219,7 +245,11 @@ impl LogCounters {
             queued_records: self.queued_records.load(Ordering::Relaxed) as u64,
             queued_bytes: self.queued_bytes.load(Ordering::Relaxed) as u64,
             archive: ArchiveStats::default(),
-            access_log: self.access_log.as_ref().map(|counters| counters.stats()).unwrap_or_default(),
+            access_log: self
+                .access_log
+                .as_ref()
+                .map(|counters| counters.stats())
+                .unwrap_or_default(),
         }
     }
 }
@@ -233,11 +263,25 @@ mod tests {
 
     fn batch(records: usize, captured: usize) -> Batch {
         let ids = RequestIds::new();
-        let body = BodyCapture { bytes: vec![0; captured].into(), ..BodyCapture::default() };
-        let capture = Capture { request: Some(MessageCapture { body, ..MessageCapture::default() }), response: None };
+        let body = BodyCapture {
+            bytes: vec![0; captured].into(),
+            ..BodyCapture::default()
+        };
+        let capture = Capture {
+            request: Some(MessageCapture {
+                body,
+                ..MessageCapture::default()
+            }),
+            response: None,
+        };
         let capture = || (captured > 0).then(|| Box::new(capture.clone()));
-        let record = || RequestRecord { capture: capture(), ..RequestRecord::example(ids.next_id()) };
-        Batch { services: vec![("a--b".into(), (0..records).map(|_| record()).collect())] }
+        let record = || RequestRecord {
+            capture: capture(),
+            ..RequestRecord::example(ids.next_id())
+        };
+        Batch {
+            services: vec![("a--b".into(), (0..records).map(|_| record()).collect())],
+        }
     }
 
     #[test]
@@ -251,18 +295,29 @@ mod tests {
             queue.push(batch(1, 1024 * 1024 - 2048));
         }
         let stats = queue.counters.stats();
-        assert_eq!((stats.queued_records, stats.captures_dropped, stats.dropped), (63, 0, 0));
+        assert_eq!(
+            (stats.queued_records, stats.captures_dropped, stats.dropped),
+            (63, 0, 0)
+        );
         queue.push(batch(2, 1024 * 1024));
         let stats = queue.counters.stats();
-        assert_eq!((stats.queued_records, stats.captures_dropped, stats.dropped), (65, 2, 0));
+        assert_eq!(
+            (stats.queued_records, stats.captures_dropped, stats.dropped),
+            (65, 2, 0)
+        );
 
         // Limit of records.
         queue.push(batch(limits::LOG_QUEUE_RECORDS - 64, 0));
         let stats = queue.counters.stats();
-        assert_eq!((stats.queued_records, stats.dropped), (65, (limits::LOG_QUEUE_RECORDS - 64) as u64));
+        assert_eq!(
+            (stats.queued_records, stats.dropped),
+            (65, (limits::LOG_QUEUE_RECORDS - 64) as u64)
+        );
 
         for command in receiver.try_iter() {
-            let LogCommand::Write(queued) = command else { panic!("nothing else was sent") };
+            let LogCommand::Write(queued) = command else {
+                panic!("nothing else was sent")
+            };
             assert_eq!(queued.cost, Cost::of(&queued.batch));
             queue.counters.release(queued.cost);
         }

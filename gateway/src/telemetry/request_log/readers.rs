@@ -29,7 +29,10 @@ pub(super) struct OpenDay {
 
 impl Readers {
     pub(super) fn new(folder: PathBuf) -> Self {
-        Self { folder, idle: Mutex::default() }
+        Self {
+            folder,
+            idle: Mutex::default(),
+        }
     }
 
     /// Takes or opens the file of `day`; `None` if it does not exist or has no tables yet.
@@ -40,7 +43,10 @@ impl Readers {
             Err(error) => return Err(error.into()),
         };
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = idle.iter().position(|open| open.day == day && open.file == file) {
+        if let Some(found) = idle
+            .iter()
+            .position(|open| open.day == day && open.file == file)
+        {
             return Ok(Some(idle.swap_remove(found)));
         }
         drop(idle);

@@ -160,7 +160,11 @@ pub struct Capture {
 impl Capture {
     /// Captured bytes of both bodies.
     pub fn bytes(&self) -> usize {
-        let bytes = |message: &Option<MessageCapture>| message.as_ref().map_or(0, |message| message.body.bytes.len());
+        let bytes = |message: &Option<MessageCapture>| {
+            message
+                .as_ref()
+                .map_or(0, |message| message.body.bytes.len())
+        };
         bytes(&self.request) + bytes(&self.response)
     }
 }

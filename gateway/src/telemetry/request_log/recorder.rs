@@ -24,7 +24,13 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) fn new(queue: LogQueue) -> Self {
-        Self { queue, gathered: HashMap::new(), past_log: HashMap::new(), records: 0, bytes: 0 }
+        Self {
+            queue,
+            gathered: HashMap::new(),
+            past_log: HashMap::new(),
+            records: 0,
+            bytes: 0,
+        }
     }
 
     /// Whether every request has to be added, for the access log.
@@ -36,7 +42,11 @@ impl Recorder {
     pub(crate) fn add(&mut self, label: &Arc<str>, record: RequestRecord, in_log: bool) {
         self.records += 1;
         self.bytes += record.capture.as_ref().map_or(0, |capture| capture.bytes());
-        let gathered = if in_log { &mut self.gathered } else { &mut self.past_log };
+        let gathered = if in_log {
+            &mut self.gathered
+        } else {
+            &mut self.past_log
+        };
         match gathered.get_mut(label) {
             Some(records) => records.push(record),
             None => drop(gathered.insert(Arc::clone(label), vec![record])),
@@ -50,9 +60,13 @@ impl Recorder {
     pub(crate) fn flush(&mut self) {
         if self.records > 0 {
             (self.records, self.bytes) = (0, 0);
-            self.queue.push(Batch { services: self.gathered.drain().collect() });
+            self.queue.push(Batch {
+                services: self.gathered.drain().collect(),
+            });
             if !self.past_log.is_empty() {
-                self.queue.push_past_log(Batch { services: self.past_log.drain().collect() });
+                self.queue.push_past_log(Batch {
+                    services: self.past_log.drain().collect(),
+                });
             }
         }
     }

@@ -32,7 +32,11 @@ impl Fixture {
         let directory = tempfile::tempdir().unwrap();
         let seconds = Arc::new(AtomicI64::new((NOON_MS / 1000) as i64));
         let log = open(&directory, &seconds);
-        Self { directory, seconds, log }
+        Self {
+            directory,
+            seconds,
+            log,
+        }
     }
 
     fn reopen(&mut self) {
@@ -45,7 +49,9 @@ impl Fixture {
     }
 
     fn push(&self, label: &str, records: Vec<RequestRecord>) {
-        self.log.queue().push(Batch { services: vec![(label.into(), records)] });
+        self.log.queue().push(Batch {
+            services: vec![(label.into(), records)],
+        });
     }
 
     fn write(&self, label: &str, records: Vec<RequestRecord>) {
@@ -55,13 +61,19 @@ impl Fixture {
 
     fn ids(&self, query: &SearchQuery) -> Vec<RequestId> {
         let page = self.log.search(query).unwrap();
-        page.items.iter().map(|item| item.id.parse().unwrap()).collect()
+        page.items
+            .iter()
+            .map(|item| item.id.parse().unwrap())
+            .collect()
     }
 }
 
 fn open(directory: &tempfile::TempDir, seconds: &Arc<AtomicI64>) -> RequestLog {
     let seconds = Arc::clone(seconds);
-    RequestLog::open_at(&directory.path().join("requests"), move || Timestamp(seconds.load(Ordering::Relaxed))).unwrap()
+    RequestLog::open_at(&directory.path().join("requests"), move || {
+        Timestamp(seconds.load(Ordering::Relaxed))
+    })
+    .unwrap()
 }
 
 fn id(unix_ms: u64, number: u64) -> RequestId {
@@ -70,12 +82,20 @@ fn id(unix_ms: u64, number: u64) -> RequestId {
 }
 
 fn of_service() -> SearchQuery {
-    SearchQuery { account: Some("acme".to_owned()), service: Some("api".to_owned()), ..SearchQuery::default() }
+    SearchQuery {
+        account: Some("acme".to_owned()),
+        service: Some("api".to_owned()),
+        ..SearchQuery::default()
+    }
 }
 
 fn message(fields: &[(&'static str, &[u8])], body: &[u8], truncated: bool) -> MessageCapture {
-    let fields =
-        fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap()));
+    let fields = fields.iter().map(|(name, value)| {
+        (
+            HeaderName::from_static(name),
+            HeaderValue::from_bytes(value).unwrap(),
+        )
+    });
     let mut headers = Fields::new();
     for (name, value) in fields {
         headers.append(name, value);
@@ -95,12 +115,27 @@ fn secret_at_the_cut_of_a_target_is_masked() {
     let directory = tempfile::tempdir().unwrap();
     let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
     let now = || Timestamp((NOON_MS / 1000) as i64);
-    let log = RequestLog::with_clock(&directory.path().join("requests"), now, Duration::ZERO, masker, None).unwrap();
+    let log = RequestLog::with_clock(
+        &directory.path().join("requests"),
+        now,
+        Duration::ZERO,
+        masker,
+        None,
+    )
+    .unwrap();
     let path = format!("/{}", "a".repeat(record::TARGET_MAX - 6));
-    let record = RequestRecord { target: format!("{path}0123456789").into(), ..RequestRecord::example(id(NOON_MS, 1)) };
-    log.queue().push(Batch { services: vec![(LABEL.into(), vec![record])] });
+    let record = RequestRecord {
+        target: format!("{path}0123456789").into(),
+        ..RequestRecord::example(id(NOON_MS, 1))
+    };
+    log.queue().push(Batch {
+        services: vec![(LABEL.into(), vec![record])],
+    });
     log.flush();
-    assert_eq!(log.search(&of_service()).unwrap().items[0].path, format!("{path}gw_ad"));
+    assert_eq!(
+        log.search(&of_service()).unwrap().items[0].path,
+        format!("{path}gw_ad")
+    );
 }
 
 #[test]
@@ -139,15 +174,26 @@ fn request_is_shown_as_recorded_without_secrets() {
         trace_id: Some(*b"0123456789abcdef"),
         capture: Some(Box::new(Capture {
             request: Some(message(
-                &[("content-type", b"text/plain"), ("x-a", b"gw_cs_secret"), ("x-a", b"\xff")],
+                &[
+                    ("content-type", b"text/plain"),
+                    ("x-a", b"gw_cs_secret"),
+                    ("x-a", b"\xff"),
+                ],
                 &body,
                 true,
             )),
-            response: Some(message(&[("content-encoding", b"gzip")], b"not really", false)),
+            response: Some(message(
+                &[("content-encoding", b"gzip")],
+                b"not really",
+                false,
+            )),
         })),
         ..RequestRecord::example(id(NOON_MS, 1))
     };
-    fixture.write(LABEL, vec![full.clone(), RequestRecord::example(id(NOON_MS, 2))]);
+    fixture.write(
+        LABEL,
+        vec![full.clone(), RequestRecord::example(id(NOON_MS, 2))],
+    );
 
     let text = |text: &str| Some(text.to_owned());
     let expected = RequestView {
@@ -185,9 +231,13 @@ fn request_is_shown_as_recorded_without_secrets() {
         replayed_from: text(&original.to_string()),
         trace_id: text("30313233343536373839616263646566"),
         captured_request: Some(CapturedView {
-            headers: [("content-type", "text/plain"), ("x-a", "gw_cs_***"), ("x-a", "\u{fffd}")]
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .to_vec(),
+            headers: [
+                ("content-type", "text/plain"),
+                ("x-a", "gw_cs_***"),
+                ("x-a", "\u{fffd}"),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .to_vec(),
             bytes: 10_000,
             truncated: true,
             truncated_by: Some(Truncation::Memory),
@@ -201,28 +251,59 @@ fn request_is_shown_as_recorded_without_secrets() {
     };
     assert_eq!(fixture.log.show(full.id).unwrap().unwrap(), expected);
     let page = fixture.log.search(&of_service()).unwrap();
-    assert_eq!((&page.items[1], page.items.len(), &page.next_cursor), (&expected, 2, &None));
+    assert_eq!(
+        (&page.items[1], page.items.len(), &page.next_cursor),
+        (&expected, 2, &None)
+    );
 
     let request = fixture.log.body(full.id, Side::Request).unwrap().unwrap();
-    assert_eq!((request.content_type, request.content_encoding, request.truncated), (text("text/plain"), None, true));
+    assert_eq!(
+        (
+            request.content_type,
+            request.content_encoding,
+            request.truncated
+        ),
+        (text("text/plain"), None, true)
+    );
     assert_eq!(request.bytes, body);
     let response = fixture.log.body(full.id, Side::Response).unwrap().unwrap();
-    assert_eq!((response.content_encoding, response.bytes.as_slice()), (text("gzip"), b"not really".as_slice()));
+    assert_eq!(
+        (response.content_encoding, response.bytes.as_slice()),
+        (text("gzip"), b"not really".as_slice())
+    );
     let captured = fixture.log.captured(full.id).unwrap().unwrap();
-    assert_eq!((captured.view, captured.method.as_str()), (expected, "PURGE"));
+    assert_eq!(
+        (captured.view, captured.method.as_str()),
+        (expected, "PURGE")
+    );
     assert_eq!(captured.target, "/a/b?key=gw_sk_abc.***&c");
     let request = captured.request.unwrap();
-    assert_eq!((&request.body.bytes[..], request.body.truncated), (&body[..], true));
-    assert_eq!(request.headers.get_all("x-a").nth(1).unwrap().as_bytes(), b"\xff");
+    assert_eq!(
+        (&request.body.bytes[..], request.body.truncated),
+        (&body[..], true)
+    );
+    assert_eq!(
+        request.headers.get_all("x-a").nth(1).unwrap().as_bytes(),
+        b"\xff"
+    );
 
     // A record without captured messages, and an unknown id.
     let (plain, unknown) = (id(NOON_MS, 2), id(NOON_MS, 3));
     assert_eq!(fixture.log.body(plain, Side::Request).unwrap(), None);
-    assert!(fixture.log.captured(plain).unwrap().unwrap().request.is_none());
+    assert!(
+        fixture
+            .log
+            .captured(plain)
+            .unwrap()
+            .unwrap()
+            .request
+            .is_none()
+    );
     assert_eq!(fixture.log.show(plain).unwrap().unwrap().query, None);
     assert_eq!(fixture.log.show(unknown).unwrap(), None);
     assert!(
-        fixture.log.captured(unknown).unwrap().is_none() && fixture.log.body(unknown, Side::Request).unwrap().is_none()
+        fixture.log.captured(unknown).unwrap().is_none()
+            && fixture.log.body(unknown, Side::Request).unwrap().is_none()
     );
 
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -235,13 +316,24 @@ fn request_is_shown_as_recorded_without_secrets() {
 /// Writes records of three services over two days, in no order and in several flushes, and returns them.
 fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)> {
     let labels = [LABEL, "acme--other", "globex--api"];
-    let (client, key) = (ClientId::new("gw_ci_00000000000000000000").unwrap(), KeyId::new("0000000000000000").unwrap());
-    let failed = RecordedAttempt { agent_id: Some(AgentId::random()), reason: "silent", duration_us: 7 };
+    let (client, key) = (
+        ClientId::new("gw_ci_00000000000000000000").unwrap(),
+        KeyId::new("0000000000000000").unwrap(),
+    );
+    let failed = RecordedAttempt {
+        agent_id: Some(AgentId::random()),
+        reason: "silent",
+        duration_us: 7,
+    };
     let mut all = BTreeMap::new();
     for number in 0..600_u64 {
         let age_ms = number * number * 331 % DAY_MS;
         let record = RequestRecord {
-            target: if number % 3 == 0 { "/x/y?/a".into() } else { "/a/b".into() },
+            target: if number % 3 == 0 {
+                "/x/y?/a".into()
+            } else {
+                "/a/b".into()
+            },
             by: match number % 4 {
                 0 => Some(CallerId::Client(client.clone())),
                 1 => Some(CallerId::ServiceKey(key.clone())),
@@ -250,8 +342,15 @@ fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)>
             },
             status: [Some(200), Some(404), Some(502), Some(503), None][number as usize % 5],
             code: (number % 5 == 3).then_some("GW_AGENT_UNAVAILABLE"),
-            timing: Timing { total: number * 1000, ..Timing::default() },
-            attempts: if number % 50 == 0 { Box::new([failed.clone()]) } else { Box::default() },
+            timing: Timing {
+                total: number * 1000,
+                ..Timing::default()
+            },
+            attempts: if number % 50 == 0 {
+                Box::new([failed.clone()])
+            } else {
+                Box::default()
+            },
             ..RequestRecord::example(id(NOON_MS - age_ms, number))
         };
         let label = labels[number as usize % 7 % 3];
@@ -276,52 +375,156 @@ fn searches_return_matching_records_newest_first_in_pages() {
     type Takes = Box<dyn Fn(&str, &RequestRecord) -> bool>;
     let cases: Vec<(SearchQuery, Takes)> = vec![
         (everything.clone(), Box::new(|_, _| true)),
-        (SearchQuery { account: text("acme"), ..everything.clone() }, Box::new(|label, _| label.starts_with("acme--"))),
+        (
+            SearchQuery {
+                account: text("acme"),
+                ..everything.clone()
+            },
+            Box::new(|label, _| label.starts_with("acme--")),
+        ),
         (of_service(), Box::new(|label, _| label == LABEL)),
         (
-            SearchQuery { status: text("502"), ..of_service() },
+            SearchQuery {
+                status: text("502"),
+                ..of_service()
+            },
             Box::new(|label, r| label == LABEL && r.status == Some(502)),
         ),
-        (SearchQuery { status: text("502"), ..everything.clone() }, Box::new(|_, r| r.status == Some(502))),
-        (SearchQuery { status: text("5xx"), ..everything.clone() }, Box::new(|_, r| r.status >= Some(500))),
-        (SearchQuery { status: text("none"), ..everything.clone() }, Box::new(|_, r| r.status.is_none())),
-        (SearchQuery { code: text("GW_AGENT_UNAVAILABLE"), ..everything.clone() }, Box::new(|_, r| r.code.is_some())),
-        (SearchQuery { path_prefix: text("/a"), ..everything.clone() }, Box::new(|_, r| r.target.starts_with("/a"))),
         (
-            SearchQuery { caller_id: text("0000000000000000"), ..everything.clone() },
+            SearchQuery {
+                status: text("502"),
+                ..everything.clone()
+            },
+            Box::new(|_, r| r.status == Some(502)),
+        ),
+        (
+            SearchQuery {
+                status: text("5xx"),
+                ..everything.clone()
+            },
+            Box::new(|_, r| r.status >= Some(500)),
+        ),
+        (
+            SearchQuery {
+                status: text("none"),
+                ..everything.clone()
+            },
+            Box::new(|_, r| r.status.is_none()),
+        ),
+        (
+            SearchQuery {
+                code: text("GW_AGENT_UNAVAILABLE"),
+                ..everything.clone()
+            },
+            Box::new(|_, r| r.code.is_some()),
+        ),
+        (
+            SearchQuery {
+                path_prefix: text("/a"),
+                ..everything.clone()
+            },
+            Box::new(|_, r| r.target.starts_with("/a")),
+        ),
+        (
+            SearchQuery {
+                caller_id: text("0000000000000000"),
+                ..everything.clone()
+            },
             Box::new(|_, r| matches!(r.by, Some(CallerId::ServiceKey(_)))),
         ),
-        (SearchQuery { retried: Some(true), ..everything.clone() }, Box::new(|_, r| !r.attempts.is_empty())),
         (
-            SearchQuery { retried: Some(false), ..of_service() },
+            SearchQuery {
+                retried: Some(true),
+                ..everything.clone()
+            },
+            Box::new(|_, r| !r.attempts.is_empty()),
+        ),
+        (
+            SearchQuery {
+                retried: Some(false),
+                ..of_service()
+            },
             Box::new(|label, r| label == LABEL && r.attempts.is_empty()),
         ),
-        (SearchQuery { min_ms: Some(300), ..everything.clone() }, Box::new(|_, r| r.timing.total >= 300_000)),
         (
-            SearchQuery { since: text(since), ..of_service() },
+            SearchQuery {
+                min_ms: Some(300),
+                ..everything.clone()
+            },
+            Box::new(|_, r| r.timing.total >= 300_000),
+        ),
+        (
+            SearchQuery {
+                since: text(since),
+                ..of_service()
+            },
             Box::new(move |label, r| label == LABEL && r.id.unix_ms() >= since_ms),
         ),
-        (SearchQuery { until: text(since), ..everything.clone() }, Box::new(move |_, r| r.id.unix_ms() < since_ms)),
-        (SearchQuery { account: text("nobody"), ..everything.clone() }, Box::new(|_, _| false)),
-        (SearchQuery { account: text("acme"), service: text("nothing"), ..everything.clone() }, Box::new(|_, _| false)),
-        (SearchQuery { until: text("1970-01-01T00:00:00Z"), ..everything.clone() }, Box::new(|_, _| false)),
+        (
+            SearchQuery {
+                until: text(since),
+                ..everything.clone()
+            },
+            Box::new(move |_, r| r.id.unix_ms() < since_ms),
+        ),
+        (
+            SearchQuery {
+                account: text("nobody"),
+                ..everything.clone()
+            },
+            Box::new(|_, _| false),
+        ),
+        (
+            SearchQuery {
+                account: text("acme"),
+                service: text("nothing"),
+                ..everything.clone()
+            },
+            Box::new(|_, _| false),
+        ),
+        (
+            SearchQuery {
+                until: text("1970-01-01T00:00:00Z"),
+                ..everything.clone()
+            },
+            Box::new(|_, _| false),
+        ),
     ];
     for (query, takes) in cases {
         // Pages of several sizes, and searches that end early after little work.
         let late_ms = NOON_MS - 2 * 60 * 60 * 1000;
-        for (limit, work, from_ms) in [(1000, WORK_MAX, 0), (7, WORK_MAX, 0), (7, 1, late_ms), (1000, 40_000, 0)] {
-            let takes = |id: &RequestId, label, record| id.unix_ms() >= from_ms && takes(label, record);
-            let matches = all.iter().rev().filter(|(id, (label, record))| takes(id, label, record));
+        for (limit, work, from_ms) in [
+            (1000, WORK_MAX, 0),
+            (7, WORK_MAX, 0),
+            (7, 1, late_ms),
+            (1000, 40_000, 0),
+        ] {
+            let takes =
+                |id: &RequestId, label, record| id.unix_ms() >= from_ms && takes(label, record);
+            let matches = all
+                .iter()
+                .rev()
+                .filter(|(id, (label, record))| takes(id, label, record));
             let expected: Vec<RequestId> = matches.map(|(id, _)| *id).collect();
             let mut query = query.clone();
             if from_ms > 0 {
                 query.since = Some(block::time_text(from_ms));
             }
-            let (mut found, mut query) = (Vec::new(), SearchQuery { limit: Some(limit), ..query });
+            let (mut found, mut query) = (
+                Vec::new(),
+                SearchQuery {
+                    limit: Some(limit),
+                    ..query
+                },
+            );
             loop {
                 let page = fixture.log.search_within(&query, work).unwrap();
                 assert!(page.items.len() <= limit);
-                found.extend(page.items.iter().map(|item| item.id.parse::<RequestId>().unwrap()));
+                found.extend(
+                    page.items
+                        .iter()
+                        .map(|item| item.id.parse::<RequestId>().unwrap()),
+                );
                 match page.next_cursor {
                     Some(cursor) => query.cursor = Some(cursor),
                     None => break,
@@ -341,29 +544,111 @@ fn invalid_searches_name_the_field_and_the_expected_value() {
     let text = |text: &str| Some(text.to_owned());
     let none = SearchQuery::default();
     for (query, expected) in [
-        (SearchQuery { account: text("A"), ..none.clone() }, "account: \"A\" is not an account id: 3 to 15 characters"),
-        (SearchQuery { service: text("api"), ..none.clone() }, "account: required with `service`"),
-        (SearchQuery { service: text("-"), ..of_service() }, "service: \"-\" is not a service id"),
         (
-            SearchQuery { service: Some("s".repeat(58)), account: Some("a".repeat(15)), ..none.clone() },
+            SearchQuery {
+                account: text("A"),
+                ..none.clone()
+            },
+            "account: \"A\" is not an account id: 3 to 15 characters",
+        ),
+        (
+            SearchQuery {
+                service: text("api"),
+                ..none.clone()
+            },
+            "account: required with `service`",
+        ),
+        (
+            SearchQuery {
+                service: text("-"),
+                ..of_service()
+            },
+            "service: \"-\" is not a service id",
+        ),
+        (
+            SearchQuery {
+                service: Some("s".repeat(58)),
+                account: Some("a".repeat(15)),
+                ..none.clone()
+            },
             "service: too long together with the account",
         ),
         (
-            SearchQuery { status: text("6xx"), ..none.clone() },
+            SearchQuery {
+                status: text("6xx"),
+                ..none.clone()
+            },
             "status: must be a status like `502`, a class like `5xx`, or `none`",
         ),
-        (SearchQuery { status: text("99"), ..none.clone() }, "status: "),
-        (SearchQuery { code: text("gw-x"), ..none.clone() }, "code: must be an error code like `GW_RATE_LIMITED`"),
-        (SearchQuery { path_prefix: text("a"), ..none.clone() }, "path_prefix: must begin with `/`"),
-        (SearchQuery { caller_id: text("me"), ..none.clone() }, "caller_id: must be a client id"),
-        (SearchQuery { since: text("yesterday"), ..none.clone() }, "since: must be a time like `2026-11-21T04:15:32Z`"),
-        (SearchQuery { until: text("2026-11-21"), ..none.clone() }, "until: must be a time like"),
-        (SearchQuery { limit: Some(0), ..none.clone() }, "limit: must be a whole number from 1 to 1000"),
-        (SearchQuery { limit: Some(1001), ..none.clone() }, "limit: "),
-        (SearchQuery { cursor: text("7"), ..none.clone() }, "cursor: must be the `next_cursor` of the previous page"),
+        (
+            SearchQuery {
+                status: text("99"),
+                ..none.clone()
+            },
+            "status: ",
+        ),
+        (
+            SearchQuery {
+                code: text("gw-x"),
+                ..none.clone()
+            },
+            "code: must be an error code like `GW_RATE_LIMITED`",
+        ),
+        (
+            SearchQuery {
+                path_prefix: text("a"),
+                ..none.clone()
+            },
+            "path_prefix: must begin with `/`",
+        ),
+        (
+            SearchQuery {
+                caller_id: text("me"),
+                ..none.clone()
+            },
+            "caller_id: must be a client id",
+        ),
+        (
+            SearchQuery {
+                since: text("yesterday"),
+                ..none.clone()
+            },
+            "since: must be a time like `2026-11-21T04:15:32Z`",
+        ),
+        (
+            SearchQuery {
+                until: text("2026-11-21"),
+                ..none.clone()
+            },
+            "until: must be a time like",
+        ),
+        (
+            SearchQuery {
+                limit: Some(0),
+                ..none.clone()
+            },
+            "limit: must be a whole number from 1 to 1000",
+        ),
+        (
+            SearchQuery {
+                limit: Some(1001),
+                ..none.clone()
+            },
+            "limit: ",
+        ),
+        (
+            SearchQuery {
+                cursor: text("7"),
+                ..none.clone()
+            },
+            "cursor: must be the `next_cursor` of the previous page",
+        ),
     ] {
         let error = fixture.log.search(&query).unwrap_err();
-        assert!(matches!(error, LogError::Invalid { .. }) && error.to_string().starts_with(expected), "{error}");
+        assert!(
+            matches!(error, LogError::Invalid { .. }) && error.to_string().starts_with(expected),
+            "{error}"
+        );
     }
 }
 
@@ -375,11 +660,18 @@ fn day_expires_after_seven_days_and_late_records_are_not_written() {
     let day = (DAY_MS / 1000) as i64;
     fixture.seconds.fetch_add(7 * day, Ordering::Relaxed);
     fixture.log.flush();
-    assert!(fixture.log.show(old).unwrap().is_some(), "kept for seven whole days besides today");
+    assert!(
+        fixture.log.show(old).unwrap().is_some(),
+        "kept for seven whole days besides today"
+    );
     assert_eq!(fixture.ids(&of_service()), [old]);
 
     fixture.seconds.fetch_add(day, Ordering::Relaxed);
-    assert_eq!(fixture.log.show(old).unwrap(), None, "hidden before its file is removed");
+    assert_eq!(
+        fixture.log.show(old).unwrap(),
+        None,
+        "hidden before its file is removed"
+    );
     let (late, ahead) = (id(NOON_MS + 1, 0), id(NOON_MS + 10 * DAY_MS, 0));
     fixture.write(
         LABEL,
@@ -391,11 +683,21 @@ fn day_expires_after_seven_days_and_late_records_are_not_written() {
     );
     // Each flush removes one step: the file, its WAL and its shared-memory file.
     (0..3).for_each(|_| fixture.log.flush());
-    let names =
-        || fs::read_dir(fixture.folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    assert!(!names().any(|name| name.starts_with("2026-11-21")), "{:?}", names().collect::<Vec<_>>());
+    let names = || {
+        fs::read_dir(fixture.folder())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+    };
+    assert!(
+        !names().any(|name| name.starts_with("2026-11-21")),
+        "{:?}",
+        names().collect::<Vec<_>>()
+    );
     let stats = fixture.log.stats();
-    assert_eq!((stats.written, stats.dropped, stats.out_of_range), (2, 0, 2));
+    assert_eq!(
+        (stats.written, stats.dropped, stats.out_of_range),
+        (2, 0, 2)
+    );
     assert_eq!(fixture.ids(&of_service()).len(), 1);
     fixture.reopen();
     assert_eq!(fixture.ids(&of_service()).len(), 1);
@@ -405,11 +707,20 @@ fn day_expires_after_seven_days_and_late_records_are_not_written() {
 fn two_processes_write_the_same_day_and_both_find_all_records() {
     let fixture = Fixture::new();
     let other = open(&fixture.directory, &fixture.seconds);
-    let ids: Vec<RequestId> = (0..200).map(|number| id(NOON_MS + number * 20, number)).collect();
+    let ids: Vec<RequestId> = (0..200)
+        .map(|number| id(NOON_MS + number * 20, number))
+        .collect();
     for (number, id) in ids.iter().enumerate() {
-        let log = if number % 2 == 0 { &fixture.log } else { &other };
+        let log = if number % 2 == 0 {
+            &fixture.log
+        } else {
+            &other
+        };
         log.queue().push(Batch {
-            services: vec![(format!("acme--s{}", number % 3).into(), vec![RequestRecord::example(*id)])],
+            services: vec![(
+                format!("acme--s{}", number % 3).into(),
+                vec![RequestRecord::example(*id)],
+            )],
         });
         if number % 20 < 2 {
             log.flush();
@@ -417,13 +728,31 @@ fn two_processes_write_the_same_day_and_both_find_all_records() {
     }
     other.close();
     fixture.log.flush();
-    assert_eq!((fixture.log.stats().written, other.stats().written), (100, 100));
+    assert_eq!(
+        (fixture.log.stats().written, other.stats().written),
+        (100, 100)
+    );
     for log in [&fixture.log, &other] {
         assert!(ids.iter().all(|id| log.show(*id).unwrap().is_some()));
-        assert_eq!(log.search(&SearchQuery { limit: Some(1000), ..SearchQuery::default() }).unwrap().items.len(), 200);
+        assert_eq!(
+            log.search(&SearchQuery {
+                limit: Some(1000),
+                ..SearchQuery::default()
+            })
+            .unwrap()
+            .items
+            .len(),
+            200
+        );
     }
-    other.queue().push(Batch { services: vec![(LABEL.into(), vec![RequestRecord::example(ids[0])])] });
-    assert_eq!((other.stats().dropped, other.stats().queued_records), (1, 0), "closed");
+    other.queue().push(Batch {
+        services: vec![(LABEL.into(), vec![RequestRecord::example(ids[0])])],
+    });
+    assert_eq!(
+        (other.stats().dropped, other.stats().queued_records),
+        (1, 0),
+        "closed"
+    );
 }
 
 #[test]
@@ -438,17 +767,30 @@ fn damaged_file_is_renamed_and_a_new_one_created() {
     fixture.reopen();
     assert!(fixture.log.show(id(NOON_MS, 0)).unwrap_err().is_damage());
     fixture.write(LABEL, vec![RequestRecord::example(id(NOON_MS, 1))]);
-    assert_eq!(fixture.ids(&of_service()), [id(NOON_MS, 1)], "skips yesterday's file, which is damaged too");
-    assert_eq!(fs::read(fixture.folder().join("2026-11-21.sqlite.corrupt")).unwrap(), [7; 100_000]);
+    assert_eq!(
+        fixture.ids(&of_service()),
+        [id(NOON_MS, 1)],
+        "skips yesterday's file, which is damaged too"
+    );
+    assert_eq!(
+        fs::read(fixture.folder().join("2026-11-21.sqlite.corrupt")).unwrap(),
+        [7; 100_000]
+    );
     let stats = fixture.log.stats();
-    assert_eq!((stats.written, stats.dropped, stats.failing, stats.damaged), (1, 0, false, 2));
+    assert_eq!(
+        (stats.written, stats.dropped, stats.failing, stats.damaged),
+        (1, 0, false, 2)
+    );
 }
 
 #[test]
 fn damaged_block_is_reported_and_others_are_found() {
     let fixture = Fixture::new();
     let (good, bad) = (id(NOON_MS, 0), id(NOON_MS + 5000, 0));
-    fixture.write(LABEL, vec![RequestRecord::example(good), RequestRecord::example(bad)]);
+    fixture.write(
+        LABEL,
+        vec![RequestRecord::example(good), RequestRecord::example(bad)],
+    );
     let connection = Connection::open(fixture.folder().join("2026-11-21.sqlite")).unwrap();
     let damage = "UPDATE block SET data = x'01ffff' WHERE key = (SELECT max(key) FROM block)";
     assert_eq!(connection.execute(damage, []).unwrap(), 1);
@@ -473,8 +815,14 @@ fn many_records_of_one_second_are_split_into_blocks() {
     fixture.write(LABEL, records.clone());
     for record in records.iter().step_by(97) {
         let view = fixture.log.show(record.id).unwrap().unwrap();
-        assert_eq!((view.caller_address, view.path.as_str()), (record.caller.to_string(), &record.target[..]));
-        assert_eq!(view.agent_id.as_deref(), record.agent.as_ref().map(AgentId::as_str));
+        assert_eq!(
+            (view.caller_address, view.path.as_str()),
+            (record.caller.to_string(), &record.target[..])
+        );
+        assert_eq!(
+            view.agent_id.as_deref(),
+            record.agent.as_ref().map(AgentId::as_str)
+        );
     }
     assert_eq!(fixture.log.stats().written, 10_000);
 }

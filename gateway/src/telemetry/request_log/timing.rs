@@ -37,7 +37,11 @@ impl Timing {
         let mut start_us = 0;
         let mut stage = |name, length: u64| {
             let length_us = length.min(self.total.saturating_sub(start_us));
-            stages.push(TimingStage { name, start_us, length_us });
+            stages.push(TimingStage {
+                name,
+                start_us,
+                length_us,
+            });
             start_us += length_us;
         };
         let of = |length: Option<u32>| u64::from(length.unwrap_or(0));
@@ -46,7 +50,10 @@ impl Timing {
             stage("owner and tunnel", of(self.wait));
         }
         if let Some(head) = self.response_head {
-            let known = u64::from(self.authenticate) + of(self.wait) + of(self.agent) + of(self.backend_first_byte);
+            let known = u64::from(self.authenticate)
+                + of(self.wait)
+                + of(self.agent)
+                + of(self.backend_first_byte);
             stage("tunnel", u64::from(head).saturating_sub(known));
         }
         if self.agent.is_some() {
@@ -55,9 +62,21 @@ impl Timing {
         if self.backend_first_byte.is_some() {
             stage("backend first byte", of(self.backend_first_byte));
         }
-        let rest = self.total.saturating_sub(stages.last().map_or(0, |last| last.start_us + last.length_us));
-        let name = if self.response_head.is_some() { "response" } else { "rest" };
-        stages.push(TimingStage { name, start_us: self.total - rest, length_us: rest });
+        let rest = self.total.saturating_sub(
+            stages
+                .last()
+                .map_or(0, |last| last.start_us + last.length_us),
+        );
+        let name = if self.response_head.is_some() {
+            "response"
+        } else {
+            "rest"
+        };
+        stages.push(TimingStage {
+            name,
+            start_us: self.total - rest,
+            length_us: rest,
+        });
         stages
     }
 }
@@ -77,7 +96,11 @@ mod tests {
             total: 2000,
         };
         let stages = |timing: &Timing| {
-            timing.waterfall().iter().map(|stage| (stage.name, stage.start_us, stage.length_us)).collect::<Vec<_>>()
+            timing
+                .waterfall()
+                .iter()
+                .map(|stage| (stage.name, stage.start_us, stage.length_us))
+                .collect::<Vec<_>>()
         };
         let expected = [
             ("authenticate", 0, 10),
@@ -88,11 +111,30 @@ mod tests {
             ("response", 1315, 685),
         ];
         assert_eq!(stages(&whole), expected);
-        let refused = Timing { authenticate: 30, total: 50, wait: None, agent: None, ..whole };
-        let refused = Timing { backend_first_byte: None, response_head: None, ..refused };
-        assert_eq!(stages(&refused), [("authenticate", 0, 30), ("rest", 30, 20)]);
+        let refused = Timing {
+            authenticate: 30,
+            total: 50,
+            wait: None,
+            agent: None,
+            ..whole
+        };
+        let refused = Timing {
+            backend_first_byte: None,
+            response_head: None,
+            ..refused
+        };
+        assert_eq!(
+            stages(&refused),
+            [("authenticate", 0, 30), ("rest", 30, 20)]
+        );
         // The agent reports more time than the gateway measured.
-        let odd = Timing { agent: Some(5000), ..whole };
-        assert_eq!(stages(&odd).last().map(|(_, start, length)| start + length), Some(2000));
+        let odd = Timing {
+            agent: Some(5000),
+            ..whole
+        };
+        assert_eq!(
+            stages(&odd).last().map(|(_, start, length)| start + length),
+            Some(2000)
+        );
     }
 }

@@ -65,7 +65,11 @@ impl Writer {
         access_log: Option<AccessLogQueue>,
     ) -> Result<Self, LogError> {
         let today = (now.today(), Instant::now());
-        let tools = Tools { encoder: Encoder::new()?, compressor: Compressor::new(COMPRESSION_LEVEL)?, masker };
+        let tools = Tools {
+            encoder: Encoder::new()?,
+            compressor: Compressor::new(COMPRESSION_LEVEL)?,
+            masker,
+        };
         let mut expiry = Expiry::default();
         expiry.resume(&folder)?;
         Ok(Self {
@@ -136,8 +140,13 @@ impl Writer {
         let records: usize = collected.iter().map(|queued| queued.cost.records).sum();
         if records > 0 && catch_unwind(AssertUnwindSafe(|| self.write(&collected))).is_err() {
             self.files.clear();
-            self.counters.dropped.fetch_add(records as u64, Ordering::Relaxed);
-            tracing::error!(records, "request log: a write panicked; its records are lost");
+            self.counters
+                .dropped
+                .fetch_add(records as u64, Ordering::Relaxed);
+            tracing::error!(
+                records,
+                "request log: a write panicked; its records are lost"
+            );
         }
         for queued in collected {
             self.pass_on(queued);
@@ -158,13 +167,28 @@ impl Writer {
         let day_of = |entry: &OrderedRecord<'_>| Day::of_ms(entry.second() * SLOT_MS);
         let all = entries.len();
         entries.retain(|entry| kept.contains(&day_of(entry)));
-        self.counters.out_of_range.fetch_add((all - entries.len()) as u64, Ordering::Relaxed);
+        self.counters
+            .out_of_range
+            .fetch_add((all - entries.len()) as u64, Ordering::Relaxed);
         for entries in entries.chunk_by(|a, b| day_of(a) == day_of(b)) {
             let result = self.write_day(day_of(&entries[0]), entries);
-            let counter = if result.is_ok() { &self.counters.written } else { &self.counters.dropped };
+            let counter = if result.is_ok() {
+                &self.counters.written
+            } else {
+                &self.counters.dropped
+            };
             counter.fetch_add(entries.len() as u64, Ordering::Relaxed);
-            self.counters.failing.store(result.is_err(), Ordering::Relaxed);
-            self.alarm.note(result.as_ref().map(drop), if result.is_ok() { 0 } else { entries.len() as u64 });
+            self.counters
+                .failing
+                .store(result.is_err(), Ordering::Relaxed);
+            self.alarm.note(
+                result.as_ref().map(drop),
+                if result.is_ok() {
+                    0
+                } else {
+                    entries.len() as u64
+                },
+            );
         }
     }
 
@@ -245,7 +269,11 @@ fn in_order(collected: &[Queued]) -> Vec<OrderedRecord<'_>> {
         let next = services.len() as u64;
         let service = *services.entry(label.as_ref()).or_insert(next);
         let order = |unix_ms: u64| (unix_ms / SLOT_MS) << ORDER_SERVICE_BITS | service;
-        entries.extend(records.iter().map(|record| OrderedRecord { order: order(record.id.unix_ms()), label, record }));
+        entries.extend(records.iter().map(|record| OrderedRecord {
+            order: order(record.id.unix_ms()),
+            label,
+            record,
+        }));
     }
     // The stable sort is faster for nearly sorted input, such as this.
     entries.sort_by_key(|entry| entry.order);
@@ -253,6 +281,11 @@ fn in_order(collected: &[Queued]) -> Vec<OrderedRecord<'_>> {
 }
 
 fn is_busy(error: &LogError) -> bool {
-    let LogError::Sqlite(error) = error else { return false };
-    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    let LogError::Sqlite(error) = error else {
+        return false;
+    };
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)
+    )
 }

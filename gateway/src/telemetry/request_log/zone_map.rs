@@ -31,14 +31,19 @@ impl ZoneMap {
     }
 
     pub(super) fn add(&mut self, status: Option<u16>, has_code: bool, total_us: u64) {
-        self.bits |= status.map_or(Self::NO_STATUS, |status| Self::class(status / 100) | Self::status(status));
+        self.bits |= status.map_or(Self::NO_STATUS, |status| {
+            Self::class(status / 100) | Self::status(status)
+        });
         self.bits |= if has_code { Self::CODE } else { 0 };
         self.longest_us = self.longest_us.max(total_us);
     }
 
     /// Values of the SQL columns.
     pub(super) fn columns(self) -> [i64; 2] {
-        [self.bits as i64, i64::try_from(self.longest_us).unwrap_or(i64::MAX)]
+        [
+            self.bits as i64,
+            i64::try_from(self.longest_us).unwrap_or(i64::MAX),
+        ]
     }
 
     pub(super) fn merge(&mut self, other: Self) {
@@ -63,7 +68,13 @@ mod tests {
         let mut other = ZoneMap::default();
         other.add(None, false, 9);
         zone_map.merge(other);
-        for wanted in [0, ZoneMap::status(502), ZoneMap::class(5), ZoneMap::CODE, ZoneMap::NO_STATUS] {
+        for wanted in [
+            0,
+            ZoneMap::status(502),
+            ZoneMap::class(5),
+            ZoneMap::CODE,
+            ZoneMap::NO_STATUS,
+        ] {
             assert!(may_have(zone_map, wanted, 9));
         }
         for wanted in [ZoneMap::status(200), ZoneMap::class(2)] {
@@ -72,7 +83,10 @@ mod tests {
         assert!(!may_have(zone_map, 0, 10));
         // The bits of all statuses are between the others.
         for status in 0..=999 {
-            assert!(ZoneMap::status(status) > ZoneMap::CODE && ZoneMap::status(status) < ZoneMap::ATTEMPTS);
+            assert!(
+                ZoneMap::status(status) > ZoneMap::CODE
+                    && ZoneMap::status(status) < ZoneMap::ATTEMPTS
+            );
         }
     }
 }

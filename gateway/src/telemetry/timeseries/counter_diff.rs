@@ -23,7 +23,9 @@ impl CounterDiff {
             // Services absent from the report are forgotten: if they are reported again, they count from zero.
             let seen = self.0.entry(report.worker.0).or_default();
             for ServiceReport { label, stats } in report.services {
-                let delta = before.get(&label).map_or_else(|| stats.clone(), |before| stats.since(before));
+                let delta = before
+                    .get(&label)
+                    .map_or_else(|| stats.clone(), |before| stats.since(before));
                 if delta.requests() > 0 {
                     let delta = Totals::from(&delta);
                     all.add(&delta);

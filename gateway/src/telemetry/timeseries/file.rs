@@ -47,9 +47,21 @@ struct Tier {
 }
 
 const TIERS: [Tier; 3] = [
-    Tier { step: STEP, keep: 3 * HOUR, next: Some(60) },
-    Tier { step: 60, keep: 2 * DAY, next: Some(600) },
-    Tier { step: 600, keep: 7 * DAY, next: None },
+    Tier {
+        step: STEP,
+        keep: 3 * HOUR,
+        next: Some(60),
+    },
+    Tier {
+        step: 60,
+        keep: 2 * DAY,
+        next: Some(600),
+    },
+    Tier {
+        step: 600,
+        keep: 7 * DAY,
+        next: None,
+    },
 ];
 
 /// Age of the oldest points, in seconds.
@@ -57,7 +69,11 @@ pub(super) const KEPT: i64 = TIERS[TIERS.len() - 1].keep;
 
 /// Returns the seconds between points if the oldest of them is `age` seconds old.
 pub(super) fn step_at(age: i64) -> i64 {
-    TIERS.iter().find(|tier| age <= tier.keep).unwrap_or(&TIERS[TIERS.len() - 1]).step
+    TIERS
+        .iter()
+        .find(|tier| age <= tier.keep)
+        .unwrap_or(&TIERS[TIERS.len() - 1])
+        .step
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -92,7 +108,12 @@ impl SeriesFile {
 
     fn try_open(path: &Path) -> Result<Self, FileError> {
         // SQLite creates its journal with the permissions of this file.
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)?;
         let mut connection = Connection::open(path)?;
         connection.busy_timeout(BUSY)?;
         // No write-ahead log: its shared-memory file is mapped, and an access to it on a full disk can raise SIGBUS.
@@ -109,10 +130,17 @@ impl SeriesFile {
     }
 
     /// Adds `points` to the points in the file.
-    pub(super) fn write(&mut self, points: &BTreeMap<(i64, Arc<str>), Totals>) -> Result<(), FileError> {
-        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    pub(super) fn write(
+        &mut self,
+        points: &BTreeMap<(i64, Arc<str>), Totals>,
+    ) -> Result<(), FileError> {
+        let transaction = self
+            .0
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
         for ((at, label), totals) in points {
-            transaction.prepare_cached("INSERT OR IGNORE INTO services (label) VALUES (?1)")?.execute([label])?;
+            transaction
+                .prepare_cached("INSERT OR IGNORE INTO services (label) VALUES (?1)")?
+                .execute([label])?;
             let service = transaction
                 .prepare_cached("SELECT id FROM services WHERE label = ?1")?
                 .query_row([label], |row| row.get(0))?;
@@ -131,21 +159,32 @@ impl SeriesFile {
             if old(&self.0, step, before, 1)?.is_empty() {
                 continue;
             }
-            let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let transaction = self
+                .0
+                .transaction_with_behavior(TransactionBehavior::Immediate)?;
             // Read again within the transaction: during an upgrade another process merges points too.
             for (service, at, sums) in old(&transaction, step, before, COARSEN)? {
                 match serde_json::from_str(&sums) {
-                    Ok(totals) if next.is_some() => add(&transaction, service, at.div_euclid(to) * to, to, &totals)?,
+                    Ok(totals) if next.is_some() => {
+                        add(&transaction, service, at.div_euclid(to) * to, to, &totals)?
+                    }
                     Ok(_) => {}
                     // A damaged point must not block the merging of all others.
-                    Err(error) => tracing::warn!(%error, service, at, "time series: a damaged point is deleted"),
+                    Err(error) => {
+                        tracing::warn!(%error, service, at, "time series: a damaged point is deleted")
+                    }
                 }
                 transaction
-                    .prepare_cached("DELETE FROM points WHERE service = ?1 AND at = ?2 AND step = ?3")?
+                    .prepare_cached(
+                        "DELETE FROM points WHERE service = ?1 AND at = ?2 AND step = ?3",
+                    )?
                     .execute(params![service, at, step])?;
             }
             if next.is_none() {
-                transaction.execute("DELETE FROM services WHERE id NOT IN (SELECT service FROM points)", [])?;
+                transaction.execute(
+                    "DELETE FROM services WHERE id NOT IN (SELECT service FROM points)",
+                    [],
+                )?;
             }
             transaction.commit()?;
         }
@@ -181,37 +220,61 @@ impl SeriesFile {
     /// Prevents the file from growing.
     #[cfg(test)]
     pub(super) fn limit_size(&self) {
-        let pages: i64 = self.0.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
+        let pages: i64 = self
+            .0
+            .pragma_query_value(None, "page_count", |row| row.get(0))
+            .unwrap();
         self.0.pragma_update(None, "max_page_count", pages).unwrap();
     }
 }
 
 /// Returns at most `most` points before `before`, the oldest first: service, time and encoded totals.
-fn old(connection: &Connection, step: i64, before: i64, most: usize) -> Result<Vec<(i64, i64, String)>, FileError> {
-    let mut statement = connection
-        .prepare_cached("SELECT service, at, sums FROM points WHERE step = ?1 AND at < ?2 ORDER BY at LIMIT ?3")?;
-    let rows =
-        statement.query_map(params![step, before, most as i64], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+fn old(
+    connection: &Connection,
+    step: i64,
+    before: i64,
+    most: usize,
+) -> Result<Vec<(i64, i64, String)>, FileError> {
+    let mut statement = connection.prepare_cached(
+        "SELECT service, at, sums FROM points WHERE step = ?1 AND at < ?2 ORDER BY at LIMIT ?3",
+    )?;
+    let rows = statement.query_map(params![step, before, most as i64], |row| {
+        Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+    })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// Adds `totals` to a point.
-fn add(transaction: &Transaction<'_>, service: i64, at: i64, step: i64, totals: &Totals) -> Result<(), FileError> {
+fn add(
+    transaction: &Transaction<'_>,
+    service: i64,
+    at: i64,
+    step: i64,
+    totals: &Totals,
+) -> Result<(), FileError> {
     let found: Option<String> = transaction
         .prepare_cached("SELECT sums FROM points WHERE service = ?1 AND at = ?2 AND step = ?3")?
         .query_map(params![service, at, step], |row| row.get(0))?
         .next()
         .transpose()?;
-    let mut sum = found.map(|found| serde_json::from_str(&found)).transpose()?.unwrap_or_else(Totals::default);
+    let mut sum = found
+        .map(|found| serde_json::from_str(&found))
+        .transpose()?
+        .unwrap_or_else(Totals::default);
     sum.add(totals);
     transaction
-        .prepare_cached("INSERT OR REPLACE INTO points (service, at, step, sums) VALUES (?1, ?2, ?3, ?4)")?
+        .prepare_cached(
+            "INSERT OR REPLACE INTO points (service, at, step, sums) VALUES (?1, ?2, ?3, ?4)",
+        )?
         .execute(params![service, at, step, serde_json::to_string(&sum)?])?;
     Ok(())
 }
 
 fn is_damage(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+    )
 }
 
 #[cfg(test)]
@@ -219,13 +282,20 @@ mod tests {
     use super::*;
 
     fn one() -> Totals {
-        Totals { classes: [0, 1, 0, 0, 0, 0], codes: BTreeMap::from([("GW_X".into(), 1)]), ..Totals::default() }
+        Totals {
+            classes: [0, 1, 0, 0, 0, 0],
+            codes: BTreeMap::from([("GW_X".into(), 1)]),
+            ..Totals::default()
+        }
     }
 
     fn read(file: &SeriesFile) -> BTreeMap<i64, u64> {
         let mut found = BTreeMap::new();
         let selection = Selection::Service("acme--api".into());
-        file.read(&selection, 0, i64::MAX, |at, totals| *found.entry(at).or_default() += totals.requests()).unwrap();
+        file.read(&selection, 0, i64::MAX, |at, totals| {
+            *found.entry(at).or_default() += totals.requests()
+        })
+        .unwrap();
         found
     }
 
@@ -235,7 +305,9 @@ mod tests {
         let mut file = SeriesFile::open(&folder.path().join("s")).unwrap();
         let start = 1_800_000_000;
         // One hour with one request every ten seconds.
-        let points = (0..360).map(|number| ((start + number * STEP, Arc::from("acme--api")), one())).collect();
+        let points = (0..360)
+            .map(|number| ((start + number * STEP, Arc::from("acme--api")), one()))
+            .collect();
         file.write(&points).unwrap();
         file.make_coarser(Timestamp(start + HOUR)).unwrap();
         assert_eq!(read(&file).len(), 360);
@@ -244,11 +316,19 @@ mod tests {
             // Points merged into minutes may be due for ten minutes in the same run.
             file.make_coarser(Timestamp(start + age)).unwrap();
             let found = read(&file);
-            assert_eq!((found.len(), found.values().sum::<u64>()), (count, 360), "{age}");
+            assert_eq!(
+                (found.len(), found.values().sum::<u64>()),
+                (count, 360),
+                "{age}"
+            );
         }
-        file.make_coarser(Timestamp(start + 7 * DAY + HOUR)).unwrap();
+        file.make_coarser(Timestamp(start + 7 * DAY + HOUR))
+            .unwrap();
         assert!(read(&file).is_empty());
-        let labels: i64 = file.0.query_row("SELECT count(*) FROM services", [], |row| row.get(0)).unwrap();
+        let labels: i64 = file
+            .0
+            .query_row("SELECT count(*) FROM services", [], |row| row.get(0))
+            .unwrap();
         assert_eq!(labels, 0);
     }
 
@@ -256,21 +336,29 @@ mod tests {
     fn old_points_are_merged_in_bounded_steps() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = SeriesFile::open(&folder.path().join("s")).unwrap();
-        let points: BTreeMap<_, _> =
-            (0..COARSEN as i64 + 600).map(|number| ((number * STEP, Arc::from("acme--api")), one())).collect();
+        let points: BTreeMap<_, _> = (0..COARSEN as i64 + 600)
+            .map(|number| ((number * STEP, Arc::from("acme--api")), one()))
+            .collect();
         file.write(&points).unwrap();
         let now = Timestamp(points.len() as i64 * STEP + 4 * HOUR);
         file.make_coarser(now).unwrap();
         assert_eq!(read(&file).values().sum::<u64>(), points.len() as u64);
         file.make_coarser(now).unwrap();
-        assert_eq!((read(&file).len(), read(&file).values().sum::<u64>()), (points.len() / 6 + 1, points.len() as u64));
+        assert_eq!(
+            (read(&file).len(), read(&file).values().sum::<u64>()),
+            (points.len() / 6 + 1, points.len() as u64)
+        );
     }
 
     #[test]
     fn newer_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        SeriesFile::open(&path).unwrap().0.pragma_update(None, "user_version", 99).unwrap();
+        SeriesFile::open(&path)
+            .unwrap()
+            .0
+            .pragma_update(None, "user_version", 99)
+            .unwrap();
         assert!(matches!(SeriesFile::open(&path), Err(FileError::Newer)));
     }
 }

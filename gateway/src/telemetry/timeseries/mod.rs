@@ -55,7 +55,10 @@ struct State {
 pub enum SeriesError {
     /// A query parameter is invalid.
     #[error("{field}: {message}")]
-    Invalid { field: &'static str, message: String },
+    Invalid {
+        field: &'static str,
+        message: String,
+    },
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -74,7 +77,9 @@ impl Selection {
     fn matches(&self, label: &str) -> bool {
         match self {
             Self::All => label == ALL,
-            Self::Account(account) => label.strip_prefix(&**account).is_some_and(|rest| rest.starts_with("--")),
+            Self::Account(account) => label
+                .strip_prefix(&**account)
+                .is_some_and(|rest| rest.starts_with("--")),
             Self::Service(service) => label == service,
         }
     }
@@ -90,7 +95,10 @@ impl Series {
             pending: BTreeMap::new(),
             failing: false,
         };
-        let series = Self { path: path.to_owned(), state: Mutex::new(state) };
+        let series = Self {
+            path: path.to_owned(),
+            state: Mutex::new(state),
+        };
         series.state().save(&series.path, Timestamp::now());
         series
     }
@@ -120,7 +128,9 @@ impl Series {
         let state = self.state();
         let mut counts = plan.zeros()?;
         if let Some(file) = &state.file {
-            file.read(&selection, plan.since, plan.until, |at, totals| plan.count(&mut counts, at, &totals))?;
+            file.read(&selection, plan.since, plan.until, |at, totals| {
+                plan.count(&mut counts, at, &totals)
+            })?;
         }
         for ((at, label), totals) in &state.pending {
             if selection.matches(label) {
@@ -161,7 +171,9 @@ impl State {
             self.file = Some(SeriesFile::open(path)?);
             self.reopen = false;
         }
-        let Some(file) = &mut self.file else { return Ok(()) };
+        let Some(file) = &mut self.file else {
+            return Ok(());
+        };
         if !self.pending.is_empty() {
             file.write(&self.pending)?;
             self.pending.clear();
@@ -223,7 +235,10 @@ pub(crate) fn recorded_until(now: SystemTime) -> Timestamp {
 }
 
 fn early_ms(now: SystemTime) -> u128 {
-    now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() + BEFORE_MS
+    now.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_millis()
+        + BEFORE_MS
 }
 
 #[cfg(test)]
@@ -235,8 +250,14 @@ mod tests {
     /// Report of one worker with this many requests of each service.
     fn report(worker: usize, services: &[(&str, u64)]) -> WorkerReport {
         let service = |(label, requests): &(&str, u64)| {
-            let stats = ServiceStats { classes: [0, *requests, 0, 0, 0, 0], ..ServiceStats::default() };
-            ServiceReport { label: (*label).into(), stats }
+            let stats = ServiceStats {
+                classes: [0, *requests, 0, 0, 0, 0],
+                ..ServiceStats::default()
+            };
+            ServiceReport {
+                label: (*label).into(),
+                stats,
+            }
         };
         WorkerReport {
             worker: WorkerId(worker),
@@ -271,7 +292,12 @@ mod tests {
     }
 
     /// Requests of each point in the minute before `now`.
-    fn requests(series: &Series, account: Option<&str>, service: Option<&str>, now: Timestamp) -> Vec<u64> {
+    fn requests(
+        series: &Series,
+        account: Option<&str>,
+        service: Option<&str>,
+        now: Timestamp,
+    ) -> Vec<u64> {
         let query = SeriesQuery {
             account: account.map(str::to_owned),
             service: service.map(str::to_owned),
@@ -280,21 +306,54 @@ mod tests {
             step: Some(10),
             partial: None,
         };
-        series.show(&query, now).unwrap().points.iter().map(|point| point.requests).collect()
+        series
+            .show(&query, now)
+            .unwrap()
+            .points
+            .iter()
+            .map(|point| point.requests)
+            .collect()
     }
 
     #[test]
     fn points_count_the_requests_of_their_interval() {
         let folder = tempfile::tempdir().unwrap();
         let series = Series::open(&folder.path().join("series.sqlite"));
-        series.take(vec![report(0, &[("acme--api", 5)]), report(1, &[("acme--api", 1), ("bee--b", 2)])], later(9));
-        series.take(vec![report(0, &[("acme--api", 9)]), report(1, &[("acme--api", 1), ("bee--b", 4)])], later(19));
+        series.take(
+            vec![
+                report(0, &[("acme--api", 5)]),
+                report(1, &[("acme--api", 1), ("bee--b", 2)]),
+            ],
+            later(9),
+        );
+        series.take(
+            vec![
+                report(0, &[("acme--api", 9)]),
+                report(1, &[("acme--api", 1), ("bee--b", 4)]),
+            ],
+            later(19),
+        );
         // Worker 0 does not answer in time; the counters of worker 1 have restarted.
-        series.take(vec![report(1, &[("acme--api", 3), ("bee--b", 1)])], later(29));
-        series.take(vec![report(0, &[("acme--api", 10)]), report(1, &[("acme--api", 3), ("bee--b", 1)])], later(39));
+        series.take(
+            vec![report(1, &[("acme--api", 3), ("bee--b", 1)])],
+            later(29),
+        );
+        series.take(
+            vec![
+                report(0, &[("acme--api", 10)]),
+                report(1, &[("acme--api", 3), ("bee--b", 1)]),
+            ],
+            later(39),
+        );
         let now = later(60);
-        assert_eq!(requests(&series, Some("acme"), Some("api"), now), [6, 4, 2, 1, 0, 0]);
-        assert_eq!(requests(&series, Some("bee"), None, now), [2, 2, 1, 0, 0, 0]);
+        assert_eq!(
+            requests(&series, Some("acme"), Some("api"), now),
+            [6, 4, 2, 1, 0, 0]
+        );
+        assert_eq!(
+            requests(&series, Some("bee"), None, now),
+            [2, 2, 1, 0, 0, 0]
+        );
         assert_eq!(requests(&series, None, None, now), [8, 6, 3, 1, 0, 0]);
         assert_eq!(requests(&series, Some("acm"), None, now), [0; 6]);
     }
@@ -310,7 +369,10 @@ mod tests {
         old.take(vec![report(0, &[("acme--api", 6)])], later(7));
         drop((old, new));
         let series = Series::open(&path);
-        assert_eq!(requests(&series, Some("acme"), Some("api"), later(60)), [9, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            requests(&series, Some("acme"), Some("api"), later(60)),
+            [9, 0, 0, 0, 0, 0]
+        );
         series.take(vec![report(0, &[("acme--api", 1)])], later(15));
         assert_eq!(requests(&series, None, None, later(60)), [9, 1, 0, 0, 0, 0]);
     }
@@ -330,22 +392,34 @@ mod tests {
         assert!(!series.state().failing && series.state().pending.is_empty());
         // The disk is full.
         series.state().file.as_ref().unwrap().limit_size();
-        let many: Vec<String> = (0..2000).map(|number| format!("acme--service{number}")).collect();
+        let many: Vec<String> = (0..2000)
+            .map(|number| format!("acme--service{number}"))
+            .collect();
         let many: Vec<(&str, u64)> = many.iter().map(|label| (label.as_str(), 1)).collect();
         series.take(vec![report(0, &many)], later(25));
         assert!(series.state().failing && !series.state().pending.is_empty());
-        assert_eq!(requests(&series, None, None, later(60)), [5, 2, 2000, 0, 0, 0]);
+        assert_eq!(
+            requests(&series, None, None, later(60)),
+            [5, 2, 2000, 0, 0, 0]
+        );
         series.take(vec![report(0, &many)], later(35));
         assert!(!series.state().failing);
         drop(series);
-        assert_eq!(requests(&Series::open(&path), None, None, later(60)), [5, 2, 2000, 0, 0, 0]);
+        assert_eq!(
+            requests(&Series::open(&path), None, None, later(60)),
+            [5, 2, 2000, 0, 0, 0]
+        );
     }
 
     #[test]
     fn damaged_file_is_renamed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("series.sqlite");
-        std::fs::write(&path, "not a database, and long enough to be looked at as one".repeat(100)).unwrap();
+        std::fs::write(
+            &path,
+            "not a database, and long enough to be looked at as one".repeat(100),
+        )
+        .unwrap();
         let series = Series::open(&path);
         series.take(vec![report(0, &[("acme--api", 5)])], later(5));
         assert!(!series.state().failing);
@@ -357,20 +431,39 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let series = Series::open(&folder.path().join("no-folder").join("series.sqlite"));
         for turn in 0..3 {
-            let labels: Vec<String> = (0..limits::SERIES_PENDING).map(|number| format!("acme--s{number}")).collect();
-            let services: Vec<(&str, u64)> = labels.iter().map(|label| (label.as_str(), turn + 1)).collect();
+            let labels: Vec<String> = (0..limits::SERIES_PENDING)
+                .map(|number| format!("acme--s{number}"))
+                .collect();
+            let services: Vec<(&str, u64)> = labels
+                .iter()
+                .map(|label| (label.as_str(), turn + 1))
+                .collect();
             series.take(vec![report(0, &services)], later(10 * turn as i64));
         }
         assert_eq!(series.state().pending.len(), limits::SERIES_PENDING);
-        assert_eq!(series.state().pending.first_key_value().unwrap().0.0, later(20).0);
+        assert_eq!(
+            series.state().pending.first_key_value().unwrap().0.0,
+            later(20).0
+        );
     }
 
     #[test]
     fn points_are_taken_shortly_before_their_interval_ends() {
         let at = |ms: u64| until_next(UNIX_EPOCH + Duration::from_millis(ms)).as_millis();
-        assert_eq!([at(1_800_000_000_000), at(1_800_000_009_499), at(1_800_000_009_500)], [9500, 1, 10_000]);
+        assert_eq!(
+            [
+                at(1_800_000_000_000),
+                at(1_800_000_009_499),
+                at(1_800_000_009_500)
+            ],
+            [9500, 1, 10_000]
+        );
         let until = |ms: u64| recorded_until(UNIX_EPOCH + Duration::from_millis(ms)).0;
-        let ends = [until(1_800_000_000_000), until(1_800_000_009_499), until(1_800_000_009_500)];
+        let ends = [
+            until(1_800_000_000_000),
+            until(1_800_000_009_499),
+            until(1_800_000_009_500),
+        ];
         assert_eq!(ends, [1_800_000_000, 1_800_000_000, 1_800_000_010]);
     }
 }

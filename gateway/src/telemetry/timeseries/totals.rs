@@ -29,7 +29,11 @@ impl From<&ServiceStats> for Totals {
     fn from(stats: &ServiceStats) -> Self {
         Self {
             classes: stats.classes,
-            codes: stats.codes.iter().map(|(code, count)| ((*code).to_owned(), *count)).collect(),
+            codes: stats
+                .codes
+                .iter()
+                .map(|(code, count)| ((*code).to_owned(), *count))
+                .collect(),
             bytes_in: stats.bytes_in,
             bytes_out: stats.bytes_out,
             durations: *stats.total.counts(),
@@ -45,9 +49,18 @@ impl Totals {
     pub(super) fn add(&mut self, other: &Self) {
         // Values read from a file may be arbitrary.
         let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
-        self.classes.iter_mut().zip(other.classes).for_each(|(sum, more)| add(sum, more));
-        self.durations.iter_mut().zip(other.durations).for_each(|(sum, more)| add(sum, more));
-        other.codes.iter().for_each(|(code, more)| add(self.codes.entry(code.clone()).or_default(), *more));
+        self.classes
+            .iter_mut()
+            .zip(other.classes)
+            .for_each(|(sum, more)| add(sum, more));
+        self.durations
+            .iter_mut()
+            .zip(other.durations)
+            .for_each(|(sum, more)| add(sum, more));
+        other
+            .codes
+            .iter()
+            .for_each(|(code, more)| add(self.codes.entry(code.clone()).or_default(), *more));
         add(&mut self.bytes_in, other.bytes_in);
         add(&mut self.bytes_out, other.bytes_out);
     }

@@ -20,7 +20,9 @@ use crate::telemetry::counters::services::CLASSES;
 /// Approximate maximum of points in an answer.
 const POINTS: i64 = 500;
 /// Seconds between points that an answer may have. Each coarser step is a multiple of those in the file.
-const STEPS: [i64; 14] = [STEP, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400];
+const STEPS: [i64; 14] = [
+    STEP, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400,
+];
 /// Default interval in seconds.
 const SPAN: i64 = 3600;
 
@@ -124,12 +126,19 @@ impl SeriesPlan {
             (None, None) => Selection::All,
             (None, Some(_)) => return Err(invalid("service", "needs an account")),
             (Some(account), service) => {
-                let account = AccountId::new(account).map_err(|error| invalid("account", error.to_string()))?;
+                let account = AccountId::new(account)
+                    .map_err(|error| invalid("account", error.to_string()))?;
                 match service {
                     None => Selection::Account(account.to_string()),
                     Some(service) => {
-                        let service = ServiceId::new(service).map_err(|error| invalid("service", error.to_string()))?;
-                        let too_long = || invalid("service", "the service id is too long together with the account");
+                        let service = ServiceId::new(service)
+                            .map_err(|error| invalid("service", error.to_string()))?;
+                        let too_long = || {
+                            invalid(
+                                "service",
+                                "the service id is too long together with the account",
+                            )
+                        };
                         Selection::Service(tenant_label(&account, &service).ok_or_else(too_long)?)
                     }
                 }
@@ -154,8 +163,13 @@ impl SeriesPlan {
         let oldest = now.0 - KEPT;
         let until = until.clamp(oldest + 1, now.0 + STEP);
         let since = since.clamp(oldest, until - 1);
-        let least = step.max((until - since) / POINTS).max(step_at(now.0 - since));
-        let step = STEPS.into_iter().find(|step| *step >= least).unwrap_or(STEPS[STEPS.len() - 1]);
+        let least = step
+            .max((until - since) / POINTS)
+            .max(step_at(now.0 - since));
+        let step = STEPS
+            .into_iter()
+            .find(|step| *step >= least)
+            .unwrap_or(STEPS[STEPS.len() - 1]);
         let since = since.div_euclid(step) * step;
         let until = since + (until - since + step - 1).div_euclid(step) * step;
         let (account, service) = match selection {
@@ -163,7 +177,13 @@ impl SeriesPlan {
             Selection::Account(account) => (Some(account), None),
             Selection::Service(label) => (None, Some(label)),
         };
-        Self { account, service, since, until, step }
+        Self {
+            account,
+            service,
+            since,
+            until,
+            step,
+        }
     }
 
     pub(super) fn selection(&self) -> Selection {
@@ -176,14 +196,25 @@ impl SeriesPlan {
 
     /// Counts of the plan before any was added. Fails if the plan comes from another node and is not valid.
     pub(super) fn zeros(&self) -> Result<SeriesCounts, SeriesError> {
-        let seconds = self.until.checked_sub(self.since).filter(|seconds| *seconds > 0);
-        let steps = seconds.filter(|_| STEPS.contains(&self.step)).map(|seconds| seconds / self.step);
-        let steps = steps.filter(|steps| *steps <= 2 * POINTS).ok_or_else(|| invalid("step", "invalid plan"))?;
-        Ok(SeriesCounts((0..steps).map(|_| Totals::default()).collect()))
+        let seconds = self
+            .until
+            .checked_sub(self.since)
+            .filter(|seconds| *seconds > 0);
+        let steps = seconds
+            .filter(|_| STEPS.contains(&self.step))
+            .map(|seconds| seconds / self.step);
+        let steps = steps
+            .filter(|steps| *steps <= 2 * POINTS)
+            .ok_or_else(|| invalid("step", "invalid plan"))?;
+        Ok(SeriesCounts(
+            (0..steps).map(|_| Totals::default()).collect(),
+        ))
     }
 
     pub(super) fn count(&self, counts: &mut SeriesCounts, at: i64, totals: &Totals) {
-        let index = at.checked_sub(self.since).and_then(|since| usize::try_from(since.div_euclid(self.step)).ok());
+        let index = at
+            .checked_sub(self.since)
+            .and_then(|since| usize::try_from(since.div_euclid(self.step)).ok());
         if let Some(point) = index.and_then(|index| counts.0.get_mut(index)) {
             point.add(totals);
         }
@@ -191,7 +222,10 @@ impl SeriesPlan {
 
     pub fn points(&self, counts: SeriesCounts) -> Vec<Point> {
         let times = (self.since..).step_by(usize::try_from(self.step).unwrap_or(1));
-        times.zip(counts.0).map(|(at, totals)| Point::new(Timestamp(at), totals)).collect()
+        times
+            .zip(counts.0)
+            .map(|(at, totals)| Point::new(Timestamp(at), totals))
+            .collect()
     }
 
     pub fn view(&self, counts: SeriesCounts) -> SeriesView {
@@ -199,7 +233,11 @@ impl SeriesPlan {
             since: Timestamp(self.since).to_string(),
             until: Timestamp(self.until).to_string(),
             step_seconds: self.step,
-            points: self.points(counts).into_iter().map(PointView::from).collect(),
+            points: self
+                .points(counts)
+                .into_iter()
+                .map(PointView::from)
+                .collect(),
             missing_nodes: Vec::new(),
         }
     }
@@ -208,24 +246,37 @@ impl SeriesPlan {
 impl SeriesCounts {
     /// Adds the counts of another node for the same plan.
     pub fn add(&mut self, other: &Self) {
-        self.0.iter_mut().zip(&other.0).for_each(|(sum, more)| sum.add(more));
+        self.0
+            .iter_mut()
+            .zip(&other.0)
+            .for_each(|(sum, more)| sum.add(more));
     }
 }
 
 fn time(field: &'static str, text: Option<&str>) -> Result<Option<i64>, SeriesError> {
-    let expected = || invalid(field, "must be a time like `2026-11-21T04:15:32Z` (RFC 3339)");
-    let parse = |text: &str| OffsetDateTime::parse(text, &Rfc3339).map(OffsetDateTime::unix_timestamp);
+    let expected = || {
+        invalid(
+            field,
+            "must be a time like `2026-11-21T04:15:32Z` (RFC 3339)",
+        )
+    };
+    let parse =
+        |text: &str| OffsetDateTime::parse(text, &Rfc3339).map(OffsetDateTime::unix_timestamp);
     text.map(parse).transpose().map_err(|_| expected())
 }
 
 fn invalid(field: &'static str, message: impl Into<String>) -> SeriesError {
-    SeriesError::Invalid { field, message: message.into() }
+    SeriesError::Invalid {
+        field,
+        message: message.into(),
+    }
 }
 
 impl Point {
     fn new(at: Timestamp, totals: Totals) -> Self {
         let durations = Histogram::from_counts(totals.durations);
-        let quantiles = [0.5, 0.9, 0.99].map(|quantile| durations.quantile(quantile).map(rounded_ms));
+        let quantiles =
+            [0.5, 0.9, 0.99].map(|quantile| durations.quantile(quantile).map(rounded_ms));
         Self {
             at,
             requests: totals.requests(),
@@ -243,12 +294,17 @@ impl Point {
 
 impl From<Point> for PointView {
     fn from(point: Point) -> Self {
-        let classes = CLASSES.into_iter().zip(point.classes).filter(|(_, count)| *count > 0);
+        let classes = CLASSES
+            .into_iter()
+            .zip(point.classes)
+            .filter(|(_, count)| *count > 0);
         let ms = |at: usize| point.quantiles_ms.map(|quantiles| quantiles[at]);
         Self {
             at: point.at.to_string(),
             requests: point.requests,
-            classes: classes.map(|(class, count)| (class.to_owned(), count)).collect(),
+            classes: classes
+                .map(|(class, count)| (class.to_owned(), count))
+                .collect(),
             bytes_in: point.bytes_in,
             bytes_out: point.bytes_out,
             p50_ms: ms(0),
@@ -285,10 +341,19 @@ mod tests {
             (99 * 86_400, 600, 10, 600),
             (-3600, 600, 10, 10),
         ] {
-            let plan = SeriesPlan::new(Selection::All, NOW.0 - age, NOW.0 - age + length, wanted, NOW);
+            let plan = SeriesPlan::new(
+                Selection::All,
+                NOW.0 - age,
+                NOW.0 - age + length,
+                wanted,
+                NOW,
+            );
             assert_eq!(plan.step, step, "{age} {length} {wanted}");
             let count = (plan.until - plan.since) / step;
-            assert!((1..=POINTS + 1).contains(&count) && plan.since % step == 0, "{plan:?}");
+            assert!(
+                (1..=POINTS + 1).contains(&count) && plan.since % step == 0,
+                "{plan:?}"
+            );
             assert_eq!(plan.zeros().unwrap().0.len() as i64, count);
         }
     }
@@ -297,7 +362,12 @@ mod tests {
     fn points_of_one_step_are_added() {
         let plan = SeriesPlan::new(Selection::All, NOW.0, NOW.0 + 60, 30, Timestamp(NOW.0 + 60));
         let (mut counts, mut others) = (plan.zeros().unwrap(), plan.zeros().unwrap());
-        let mut totals = Totals { classes: [0, 9, 0, 0, 1, 0], bytes_in: 3, bytes_out: 4, ..Totals::default() };
+        let mut totals = Totals {
+            classes: [0, 9, 0, 0, 1, 0],
+            bytes_in: 3,
+            bytes_out: 4,
+            ..Totals::default()
+        };
         totals.codes.insert("GW_X".into(), 1);
         (totals.durations[2], totals.durations[9]) = (9, 1);
         plan.count(&mut counts, NOW.0, &totals);
@@ -307,10 +377,21 @@ mod tests {
         counts.add(&others);
         let view = plan.view(counts);
         assert_eq!((view.points.len(), view.step_seconds), (2, 30));
-        let [first, second] = &view.points[..] else { panic!() };
-        assert_eq!((first.requests, first.bytes_in, first.errors["GW_X"]), (20, 6, 2));
-        assert_eq!(first.classes, BTreeMap::from([("2xx".into(), 18), ("5xx".into(), 2)]));
-        assert!(first.p50_ms.unwrap() <= 1.0 && first.p99_ms.unwrap() > 100.0, "{first:?}");
+        let [first, second] = &view.points[..] else {
+            panic!()
+        };
+        assert_eq!(
+            (first.requests, first.bytes_in, first.errors["GW_X"]),
+            (20, 6, 2)
+        );
+        assert_eq!(
+            first.classes,
+            BTreeMap::from([("2xx".into(), 18), ("5xx".into(), 2)])
+        );
+        assert!(
+            first.p50_ms.unwrap() <= 1.0 && first.p99_ms.unwrap() > 100.0,
+            "{first:?}"
+        );
         assert_eq!((second.requests, second.p50_ms), (0, None));
         assert_eq!(second.at, Timestamp(NOW.0 + 30).to_string());
     }
@@ -321,11 +402,42 @@ mod tests {
         let query = SeriesQuery::default;
         assert!(SeriesPlan::check(&query(), NOW).is_ok());
         for (query, field) in [
-            (SeriesQuery { service: Some("api".into()), ..query() }, "service: "),
-            (SeriesQuery { account: Some("*".into()), ..query() }, "account: "),
-            (SeriesQuery { since: Some("yesterday".into()), ..query() }, "since: "),
-            (SeriesQuery { until: Some(Timestamp(0).to_string()), since: Some(NOW.to_string()), ..query() }, "since: "),
-            (SeriesQuery { step: Some(0), ..query() }, "step: "),
+            (
+                SeriesQuery {
+                    service: Some("api".into()),
+                    ..query()
+                },
+                "service: ",
+            ),
+            (
+                SeriesQuery {
+                    account: Some("*".into()),
+                    ..query()
+                },
+                "account: ",
+            ),
+            (
+                SeriesQuery {
+                    since: Some("yesterday".into()),
+                    ..query()
+                },
+                "since: ",
+            ),
+            (
+                SeriesQuery {
+                    until: Some(Timestamp(0).to_string()),
+                    since: Some(NOW.to_string()),
+                    ..query()
+                },
+                "since: ",
+            ),
+            (
+                SeriesQuery {
+                    step: Some(0),
+                    ..query()
+                },
+                "step: ",
+            ),
         ] {
             let error = refused(query);
             assert!(error.starts_with(field), "{error}");
@@ -336,10 +448,20 @@ mod tests {
     fn plans_of_other_nodes_are_checked() {
         let plan = SeriesPlan::check(&SeriesQuery::default(), NOW).unwrap();
         assert!(plan.zeros().is_ok());
-        for (since, until, step) in
-            [(0, 60, 7), (0, 60, 0), (60, 60, 10), (i64::MIN, i64::MAX, 10), (0, 10_020, 10), (10, 0, 10)]
-        {
-            let plan = SeriesPlan { since, until, step, ..plan.clone() };
+        for (since, until, step) in [
+            (0, 60, 7),
+            (0, 60, 0),
+            (60, 60, 10),
+            (i64::MIN, i64::MAX, 10),
+            (0, 10_020, 10),
+            (10, 0, 10),
+        ] {
+            let plan = SeriesPlan {
+                since,
+                until,
+                step,
+                ..plan.clone()
+            };
             assert!(plan.zeros().is_err(), "{plan:?}");
         }
     }

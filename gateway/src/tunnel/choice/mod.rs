@@ -99,7 +99,10 @@ pub(crate) fn choose<C: Candidate>(
             break;
         }
         if tally.with_free_slot > 0 {
-            let members = candidates.iter().enumerate().filter(|(_, candidate)| class_of(candidate) == Some(class));
+            let members = candidates
+                .iter()
+                .enumerate()
+                .filter(|(_, candidate)| class_of(candidate) == Some(class));
             let index = match wanted.session {
                 Some(session) => of_session(members, tally, session),
                 None => less_loaded_of_two(members, tally, now, random),
@@ -108,7 +111,11 @@ pub(crate) fn choose<C: Candidate>(
         }
         is_any |= tally.members > 0;
     }
-    if is_any { Choice::Full } else { Choice::NoCandidate }
+    if is_any {
+        Choice::Full
+    } else {
+        Choice::NoCandidate
+    }
 }
 
 /// The less loaded of two random members with free slots.
@@ -121,12 +128,22 @@ fn less_loaded_of_two<'a, C: Candidate + 'a>(
     let free = members.filter(|(_, candidate)| has_free_slot(*candidate));
     let count = tally.with_free_slot;
     let first = below(count, random);
-    let second = if count > 1 { (first + 1 + below(count - 1, random)) % count } else { first };
-    let mut two = free.enumerate().filter(|(nth, _)| *nth == first || *nth == second).map(|(_, member)| member);
+    let second = if count > 1 {
+        (first + 1 + below(count - 1, random)) % count
+    } else {
+        first
+    };
+    let mut two = free
+        .enumerate()
+        .filter(|(nth, _)| *nth == first || *nth == second)
+        .map(|(_, member)| member);
     let (one, other) = (two.next()?, two.next());
-    let load =
-        |candidate: &C| candidate.latency(now).max(LATENCY_MIN).as_secs_f64() * (candidate.in_flight() + 1) as f64;
-    let Some(other) = other else { return Some(one.0) };
+    let load = |candidate: &C| {
+        candidate.latency(now).max(LATENCY_MIN).as_secs_f64() * (candidate.in_flight() + 1) as f64
+    };
+    let Some(other) = other else {
+        return Some(one.0);
+    };
     let (load_of_one, load_of_other) = (load(one.1), load(other.1));
     // Candidates without a difference get equal shares.
     let takes_one = load_of_one < load_of_other || (load_of_one == load_of_other && first < second);
@@ -147,13 +164,21 @@ fn of_session<'a, C: Candidate + 'a>(
     let is_overloaded = |candidate: &C| candidate.in_flight() >= bound.max(candidate.slots() / 4);
     members
         .filter(|(_, candidate)| has_free_slot(*candidate))
-        .max_by_key(|(_, candidate)| (!is_overloaded(candidate), ownership::weight(session, candidate.key())))
+        .max_by_key(|(_, candidate)| {
+            (
+                !is_overloaded(candidate),
+                ownership::weight(session, candidate.key()),
+            )
+        })
         .map(|(index, _)| index)
 }
 
 impl Wanted {
     fn class<C: Candidate>(&self, candidate: &C, now: Instant) -> Class {
-        match (candidate.tier(self.is_repeatable, now), candidate.is_standby()) {
+        match (
+            candidate.tier(self.is_repeatable, now),
+            candidate.is_standby(),
+        ) {
             // A session probes its own agent only.
             (HealthTier::Probe, false) if self.is_first && self.session.is_some() => Class::Ready,
             (HealthTier::Probe, false) if self.is_first => Class::FirstProbe,

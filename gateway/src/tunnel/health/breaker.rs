@@ -46,8 +46,14 @@ enum Switch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BreakerState {
     Closed,
-    Open { cause: TunnelFailure },
-    HalfOpen { cause: TunnelFailure, since: Instant, is_due: bool },
+    Open {
+        cause: TunnelFailure,
+    },
+    HalfOpen {
+        cause: TunnelFailure,
+        since: Instant,
+        is_due: bool,
+    },
 }
 
 /// Mark of an attempt, so that its outcome counts for the time in which it began only.
@@ -59,24 +65,49 @@ pub(super) struct Mark {
 
 impl Breaker {
     pub(super) fn new(now: Instant) -> Self {
-        Self { switch: Switch::Closed, since: now, epoch: 0, unreachable: 0, failures: 0, openings: 0 }
+        Self {
+            switch: Switch::Closed,
+            since: now,
+            epoch: 0,
+            unreachable: 0,
+            failures: 0,
+            openings: 0,
+        }
     }
 
     /// State for a request. A request that is not `is_repeatable` may be the probe if the last failures reached no
     /// backend: such a failure is repeated whatever the request is.
     pub(super) fn state(&self, is_repeatable: bool, now: Instant) -> BreakerState {
-        let Switch::Open { cause, half_open_at, next_probe } = self.switch else { return BreakerState::Closed };
+        let Switch::Open {
+            cause,
+            half_open_at,
+            next_probe,
+        } = self.switch
+        else {
+            return BreakerState::Closed;
+        };
         if now < half_open_at {
             return BreakerState::Open { cause };
         }
         let may_be_lost = !is_repeatable && cause != TunnelFailure::Unreachable;
-        let patience = if may_be_lost { PROBE_PATIENCE } else { Duration::ZERO };
-        BreakerState::HalfOpen { cause, since: half_open_at, is_due: now >= next_probe + patience }
+        let patience = if may_be_lost {
+            PROBE_PATIENCE
+        } else {
+            Duration::ZERO
+        };
+        BreakerState::HalfOpen {
+            cause,
+            since: half_open_at,
+            is_due: now >= next_probe + patience,
+        }
     }
 
     /// Records that an attempt begins. It is the probe if one is due.
     pub(super) fn began(&mut self, now: Instant) -> Mark {
-        let mut mark = Mark { epoch: self.epoch, is_probe: false };
+        let mut mark = Mark {
+            epoch: self.epoch,
+            is_probe: false,
+        };
         if let Switch::Open { next_probe, .. } = &mut self.switch
             && now >= *next_probe
         {
@@ -111,7 +142,13 @@ impl Breaker {
     }
 
     /// Records a failure. Failures of requests that are no probe do not prolong an opening.
-    pub(super) fn failed(&mut self, mark: Mark, failure: TunnelFailure, now: Instant, random: &mut dyn FnMut() -> f64) {
+    pub(super) fn failed(
+        &mut self,
+        mark: Mark,
+        failure: TunnelFailure,
+        now: Instant,
+        random: &mut dyn FnMut() -> f64,
+    ) {
         match (failure, self.switch) {
             _ if mark.epoch != self.epoch => {}
             (TunnelFailure::NoSlot, _) => self.without_verdict(mark, now),
@@ -143,7 +180,14 @@ impl Breaker {
         let doubled = FIRST_OPENING.saturating_mul(1 << self.openings.min(16));
         let half_open_at = now + doubled.min(LONGEST_OPENING).mul_f64(0.5 + random());
         self.openings = self.openings.saturating_add(1);
-        self.change(Switch::Open { cause, half_open_at, next_probe: half_open_at }, now);
+        self.change(
+            Switch::Open {
+                cause,
+                half_open_at,
+                next_probe: half_open_at,
+            },
+            now,
+        );
     }
 
     fn change(&mut self, switch: Switch, now: Instant) {

@@ -14,12 +14,18 @@ pub(super) struct Latency {
 
 impl Latency {
     pub(super) fn new(latency: Duration, now: Instant) -> Self {
-        Self { seconds: latency.as_secs_f64(), at: now }
+        Self {
+            seconds: latency.as_secs_f64(),
+            at: now,
+        }
     }
 
     /// Takes a sample, of a request that took so long or still takes.
     pub(super) fn observe(&mut self, sample: Duration, now: Instant) {
-        *self = Self { seconds: self.seconds(now).max(sample.as_secs_f64()), at: now };
+        *self = Self {
+            seconds: self.seconds(now).max(sample.as_secs_f64()),
+            at: now,
+        };
     }
 
     pub(super) fn get(&self, now: Instant) -> Duration {
@@ -53,7 +59,10 @@ mod tests {
         assert_eq!(millis(&latency, start), 1000);
         assert_eq!(millis(&latency, after(10)), 367);
         latency.observe(Duration::from_millis(5), after(10));
-        assert_eq!((millis(&latency, after(10)), millis(&latency, after(20))), (367, 135));
+        assert_eq!(
+            (millis(&latency, after(10)), millis(&latency, after(20))),
+            (367, 135)
+        );
         latency.observe(Duration::from_millis(500), after(20));
         assert_eq!(millis(&latency, after(20)), 500);
         assert_eq!(millis(&latency, after(1_000_000)), 0);

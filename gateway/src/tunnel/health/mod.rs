@@ -123,7 +123,12 @@ impl TunnelHealth {
 
     /// Records an answer of a backend, whatever its status, with the time to its head. Time in which the caller sent the
     /// body is no part of it.
-    pub(crate) fn succeeded(&mut self, BegunAttempt(mark): BegunAttempt, latency: Duration, now: Instant) {
+    pub(crate) fn succeeded(
+        &mut self,
+        BegunAttempt(mark): BegunAttempt,
+        latency: Duration,
+        now: Instant,
+    ) {
         if self.breaker.succeeded(mark, now) {
             // The latency is that of the failures until here.
             self.latency = Latency::new(latency, now);
@@ -143,7 +148,11 @@ impl TunnelHealth {
     ) {
         let sample = match failure {
             // Doubled, so that a full agent gets fewer requests with each refusal, and its share soon after.
-            TunnelFailure::NoSlot => self.latency.get(now).saturating_mul(2).clamp(NO_SLOT_LATENCY, FAILURE_LATENCY),
+            TunnelFailure::NoSlot => self
+                .latency
+                .get(now)
+                .saturating_mul(2)
+                .clamp(NO_SLOT_LATENCY, FAILURE_LATENCY),
             TunnelFailure::Unreachable | TunnelFailure::Broken => {
                 if self.breaker.is_in_order() {
                     self.latency_before_failures = self.latency.get(now);
@@ -157,7 +166,12 @@ impl TunnelHealth {
 
     /// Records that the caller left after this time without an answer. No verdict, but the latency is at least that:
     /// otherwise an agent that never answers would look idle.
-    pub(crate) fn abandoned(&mut self, BegunAttempt(mark): BegunAttempt, after: Duration, now: Instant) {
+    pub(crate) fn abandoned(
+        &mut self,
+        BegunAttempt(mark): BegunAttempt,
+        after: Duration,
+        now: Instant,
+    ) {
         self.latency.observe(after, now);
         self.breaker.without_verdict(mark, now);
     }
@@ -182,14 +196,27 @@ impl TunnelHealth {
     /// State of the tunnel, since when, and why.
     pub(crate) fn condition(&self, now: Instant) -> TunnelCondition {
         let (state, since, why) = match self.breaker.state(true, now) {
-            _ if self.is_suspect => (TunnelState::Suspect, self.suspect_since, "the agent does not answer a PING"),
-            _ if self.reported == BackendHealth::Unhealthy => {
-                (TunnelState::Unhealthy, self.reported_since, "the agent reports that no backend takes connections")
+            _ if self.is_suspect => (
+                TunnelState::Suspect,
+                self.suspect_since,
+                "the agent does not answer a PING",
+            ),
+            _ if self.reported == BackendHealth::Unhealthy => (
+                TunnelState::Unhealthy,
+                self.reported_since,
+                "the agent reports that no backend takes connections",
+            ),
+            BreakerState::Open { cause } => {
+                (TunnelState::BreakerOpen, self.breaker.since, cause.why())
             }
-            BreakerState::Open { cause } => (TunnelState::BreakerOpen, self.breaker.since, cause.why()),
-            BreakerState::HalfOpen { cause, since, .. } => (TunnelState::Probing, since, cause.why()),
+            BreakerState::HalfOpen { cause, since, .. } => {
+                (TunnelState::Probing, since, cause.why())
+            }
             BreakerState::Closed => {
-                let since = self.reported_since.max(self.suspect_since).max(self.breaker.since);
+                let since = self
+                    .reported_since
+                    .max(self.suspect_since)
+                    .max(self.breaker.since);
                 (TunnelState::Ready, since, "")
             }
         };

@@ -14,7 +14,12 @@ struct Tunnel {
 impl Tunnel {
     fn new() -> Self {
         let start = Instant::now();
-        Self { health: TunnelHealth::new(Some(TOOK), start), start, now: start, random: 0.5 }
+        Self {
+            health: TunnelHealth::new(Some(TOOK), start),
+            start,
+            now: start,
+            random: 0.5,
+        }
     }
 
     fn pass(&mut self, millis: u64) {
@@ -36,7 +41,10 @@ impl Tunnel {
     fn end(&mut self, attempt: BegunAttempt, failure: Option<TunnelFailure>) {
         match failure {
             None => self.health.succeeded(attempt, TOOK, self.now),
-            Some(failure) => self.health.failed(attempt, failure, REFUSED_IN, self.now, &mut || self.random),
+            Some(failure) => {
+                self.health
+                    .failed(attempt, failure, REFUSED_IN, self.now, &mut || self.random)
+            }
         }
     }
 
@@ -46,8 +54,14 @@ impl Tunnel {
 
     fn state(&self) -> (&'static str, u128) {
         let condition = self.health.condition(self.now);
-        assert_eq!(condition.why.is_empty(), condition.state == TunnelState::Ready);
-        (condition.state.as_str(), (condition.since - self.start).as_millis())
+        assert_eq!(
+            condition.why.is_empty(),
+            condition.state == TunnelState::Ready
+        );
+        (
+            condition.state.as_str(),
+            (condition.since - self.start).as_millis(),
+        )
     }
 
     fn latency_millis(&self) -> u128 {
@@ -65,12 +79,22 @@ fn an_agent_that_recovers_by_its_report_gets_its_share_at_once() {
         let mut health = TunnelHealth::new(Some(Duration::from_millis(4)), start);
         for _ in 0..failures {
             let attempt = health.began(start);
-            health.failed(attempt, Unreachable, Duration::from_millis(1), start, &mut || 0.5);
+            health.failed(
+                attempt,
+                Unreachable,
+                Duration::from_millis(1),
+                start,
+                &mut || 0.5,
+            );
         }
         health.reported(BackendHealth::Unhealthy, start);
         assert_eq!(millis(&health, start), 5000, "{failures} failures");
         health.reported(BackendHealth::Healthy, start);
-        assert_eq!((millis(&health, start), health.tier(true, start)), (4, HealthTier::Ready), "{failures} failures");
+        assert_eq!(
+            (millis(&health, start), health.tier(true, start)),
+            (4, HealthTier::Ready),
+            "{failures} failures"
+        );
     }
 }
 
@@ -83,8 +107,14 @@ fn the_breaker_opens_after_failures_in_a_row() {
         (&[Broken; 4][..], false),
         (&[NoSlot; 100][..], false),
         (&[Unreachable, Broken, Unreachable, Broken][..], false),
-        (&[Unreachable, Broken, Unreachable, Broken, Broken][..], true),
-        (&[Unreachable, Broken, NoSlot, Unreachable, Unreachable][..], true),
+        (
+            &[Unreachable, Broken, Unreachable, Broken, Broken][..],
+            true,
+        ),
+        (
+            &[Unreachable, Broken, NoSlot, Unreachable, Unreachable][..],
+            true,
+        ),
     ] {
         let mut tunnel = Tunnel::new();
         tunnel.fail(row);
@@ -94,7 +124,11 @@ fn the_breaker_opens_after_failures_in_a_row() {
         tunnel.fail(first);
         tunnel.succeed();
         tunnel.fail(&[*last]);
-        assert_eq!(tunnel.tier(), HealthTier::Ready, "a success ends the row: {row:?}");
+        assert_eq!(
+            tunnel.tier(),
+            HealthTier::Ready,
+            "a success ends the row: {row:?}"
+        );
     }
 }
 
@@ -105,18 +139,35 @@ fn it_opens_for_longer_each_time_until_a_probe_succeeds() {
     for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
         let opened = tunnel.now;
         tunnel.pass(seconds * 1000 - 1);
-        assert_eq!((tunnel.tier(), tunnel.state().0), (HealthTier::Impaired, "breaker_open"), "{seconds}");
+        assert_eq!(
+            (tunnel.tier(), tunnel.state().0),
+            (HealthTier::Impaired, "breaker_open"),
+            "{seconds}"
+        );
         tunnel.pass(1);
         assert_eq!(tunnel.tier(), HealthTier::Probe, "{seconds}");
-        assert_eq!(tunnel.state(), ("probing", (opened - tunnel.start).as_millis() + u128::from(seconds) * 1000));
+        assert_eq!(
+            tunnel.state(),
+            (
+                "probing",
+                (opened - tunnel.start).as_millis() + u128::from(seconds) * 1000
+            )
+        );
         tunnel.fail(&[Unreachable]);
     }
     tunnel.pass(60_000);
     tunnel.succeed();
-    assert_eq!((tunnel.tier(), tunnel.state().0), (HealthTier::Ready, "ready"));
+    assert_eq!(
+        (tunnel.tier(), tunnel.state().0),
+        (HealthTier::Ready, "ready")
+    );
     tunnel.fail(&[Unreachable; 3]);
     tunnel.pass(1000);
-    assert_eq!(tunnel.tier(), HealthTier::Probe, "a success begins again with the shortest opening");
+    assert_eq!(
+        tunnel.tier(),
+        HealthTier::Probe,
+        "a success begins again with the shortest opening"
+    );
 }
 
 #[test]
@@ -138,13 +189,24 @@ fn one_request_at_a_time_probes() {
     tunnel.fail(&[Unreachable; 3]);
     tunnel.pass(1000);
     let probe = tunnel.health.began(tunnel.now);
-    assert_eq!((tunnel.tier(), tunnel.state()), (HealthTier::Impaired, ("probing", 1000)));
+    assert_eq!(
+        (tunnel.tier(), tunnel.state()),
+        (HealthTier::Impaired, ("probing", 1000))
+    );
     tunnel.pass(5000);
-    assert_eq!(tunnel.tier(), HealthTier::Impaired, "the probe has no answer yet");
+    assert_eq!(
+        tunnel.tier(),
+        HealthTier::Impaired,
+        "the probe has no answer yet"
+    );
     tunnel.health.abandoned(probe, TOOK, tunnel.now);
     assert_eq!(tunnel.tier(), HealthTier::Impaired);
     tunnel.pass(1000);
-    assert_eq!(tunnel.tier(), HealthTier::Probe, "a second after the caller left");
+    assert_eq!(
+        tunnel.tier(),
+        HealthTier::Probe,
+        "a second after the caller left"
+    );
 
     let probe = tunnel.health.began(tunnel.now);
     tunnel.end(probe, Some(NoSlot));
@@ -155,7 +217,11 @@ fn one_request_at_a_time_probes() {
     tunnel.pass(59_999);
     assert_eq!(tunnel.tier(), HealthTier::Impaired);
     tunnel.pass(1);
-    assert_eq!(tunnel.tier(), HealthTier::Probe, "a probe without an answer does not keep the tunnel closed for ever");
+    assert_eq!(
+        tunnel.tier(),
+        HealthTier::Probe,
+        "a probe without an answer does not keep the tunnel closed for ever"
+    );
     tunnel.succeed();
     assert_eq!(tunnel.tier(), HealthTier::Ready);
 }
@@ -167,7 +233,10 @@ fn a_request_that_cannot_be_repeated_probes_only_where_it_cannot_be_lost() {
         tunnel.fail(failures);
         tunnel.pass(1000);
         assert_eq!(tunnel.health.tier(true, tunnel.now), HealthTier::Probe);
-        assert_eq!(tunnel.health.tier(false, tunnel.now) == HealthTier::Impaired, waits);
+        assert_eq!(
+            tunnel.health.tier(false, tunnel.now) == HealthTier::Impaired,
+            waits
+        );
         tunnel.pass(60_000);
         assert_eq!(
             tunnel.health.tier(false, tunnel.now),
@@ -187,7 +256,11 @@ fn outcomes_of_attempts_before_an_opening_do_not_count_after_it() {
     tunnel.end(late_failure, Some(Unreachable));
     assert_eq!(tunnel.tier(), HealthTier::Impaired);
     tunnel.pass(1000);
-    assert_eq!(tunnel.tier(), HealthTier::Probe, "the opening is not longer");
+    assert_eq!(
+        tunnel.tier(),
+        HealthTier::Probe,
+        "the opening is not longer"
+    );
     tunnel.succeed();
     for attempt in earlier {
         tunnel.end(attempt, Some(Unreachable));
@@ -221,22 +294,37 @@ fn the_agents_report_decides() {
     }
     tunnel.pass(500);
     tunnel.health.reported(Unhealthy, tunnel.now);
-    assert_eq!(tunnel.state(), ("unhealthy", 0), "a repeated report changes no time");
+    assert_eq!(
+        tunnel.state(),
+        ("unhealthy", 0),
+        "a repeated report changes no time"
+    );
     tunnel.health.reported(Healthy, tunnel.now);
     assert_eq!(tunnel.state(), ("ready", 500));
 
     tunnel.fail(&[Unreachable; 3]);
     tunnel.health.reported(Healthy, tunnel.now);
-    assert_eq!(tunnel.tier(), HealthTier::Impaired, "a repeated report says nothing of the failures");
+    assert_eq!(
+        tunnel.tier(),
+        HealthTier::Impaired,
+        "a repeated report says nothing of the failures"
+    );
     tunnel.health.reported(Unhealthy, tunnel.now);
     tunnel.pass(100);
     tunnel.health.reported(Healthy, tunnel.now);
-    assert_eq!((tunnel.tier(), tunnel.state()), (HealthTier::Ready, ("ready", 600)));
+    assert_eq!(
+        (tunnel.tier(), tunnel.state()),
+        (HealthTier::Ready, ("ready", 600))
+    );
     assert!(tunnel.latency_millis() <= 10, "it gets its share at once");
 
     tunnel.fail(&[Unreachable; 3]);
     tunnel.pass(1999);
-    assert_eq!(tunnel.tier(), HealthTier::Impaired, "reports alone do not shorten the openings");
+    assert_eq!(
+        tunnel.tier(),
+        HealthTier::Impaired,
+        "reports alone do not shorten the openings"
+    );
     tunnel.health.reported(Unknown, tunnel.now);
     tunnel.pass(1);
     assert_eq!(tunnel.tier(), HealthTier::Probe);
@@ -249,9 +337,15 @@ fn a_suspect_tunnel_is_impaired_until_its_ping_is_answered() {
     tunnel.health.suspect(true, tunnel.now);
     tunnel.pass(1000);
     tunnel.health.suspect(true, tunnel.now);
-    assert_eq!((tunnel.tier(), tunnel.state()), (HealthTier::Impaired, ("suspect", 2000)));
+    assert_eq!(
+        (tunnel.tier(), tunnel.state()),
+        (HealthTier::Impaired, ("suspect", 2000))
+    );
     tunnel.health.suspect(false, tunnel.now);
-    assert_eq!((tunnel.tier(), tunnel.state()), (HealthTier::Ready, ("ready", 3000)));
+    assert_eq!(
+        (tunnel.tier(), tunnel.state()),
+        (HealthTier::Ready, ("ready", 3000))
+    );
 }
 
 #[test]
@@ -260,7 +354,13 @@ fn a_failure_counts_as_a_long_latency() {
     tunnel.fail(&[Unreachable]);
     assert_eq!(tunnel.latency_millis(), 5000);
     let attempt = tunnel.health.began(tunnel.now);
-    tunnel.health.failed(attempt, Broken, Duration::from_secs(7), tunnel.now, &mut || 0.5);
+    tunnel.health.failed(
+        attempt,
+        Broken,
+        Duration::from_secs(7),
+        tunnel.now,
+        &mut || 0.5,
+    );
     assert_eq!(tunnel.latency_millis(), 7000);
     tunnel.fail(&[Unreachable; 2]);
     tunnel.pass(1000);
@@ -275,8 +375,13 @@ fn a_failure_counts_as_a_long_latency() {
     assert_eq!(tunnel.latency_millis(), 5000);
 
     let attempt = tunnel.health.began(tunnel.now);
-    tunnel.health.abandoned(attempt, Duration::from_secs(30), tunnel.now);
-    assert_eq!((tunnel.latency_millis(), tunnel.tier()), (30_000, HealthTier::Ready));
+    tunnel
+        .health
+        .abandoned(attempt, Duration::from_secs(30), tunnel.now);
+    assert_eq!(
+        (tunnel.latency_millis(), tunnel.tier()),
+        (30_000, HealthTier::Ready)
+    );
 }
 
 #[test]
@@ -287,12 +392,21 @@ fn a_new_tunnel_begins_with_the_median_of_the_others() {
     assert_eq!(median(&[30, 10]), Some(Duration::from_millis(10)));
     assert_eq!(median(&[90, 10, 20]), Some(Duration::from_millis(20)));
     let now = Instant::now();
-    assert_eq!(TunnelHealth::new(None, now).latency(now), Duration::from_millis(10));
-    assert_eq!(TunnelHealth::new(Some(Duration::from_secs(1)), now).latency(now), Duration::from_secs(1));
+    assert_eq!(
+        TunnelHealth::new(None, now).latency(now),
+        Duration::from_millis(10)
+    );
+    assert_eq!(
+        TunnelHealth::new(Some(Duration::from_secs(1)), now).latency(now),
+        Duration::from_secs(1)
+    );
 }
 
 #[test]
 fn names_of_states_are_distinct() {
-    let names: std::collections::BTreeSet<_> = TunnelState::ALL.into_iter().map(TunnelState::as_str).collect();
+    let names: std::collections::BTreeSet<_> = TunnelState::ALL
+        .into_iter()
+        .map(TunnelState::as_str)
+        .collect();
     assert_eq!(names.len(), TunnelState::ALL.len());
 }

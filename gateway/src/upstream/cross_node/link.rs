@@ -60,18 +60,26 @@ pub(crate) struct OnLink(Rc<Link>);
 impl Nodes {
     /// The link to this member. Begins to open it if there is none.
     pub(super) fn link(self: &Rc<Self>, to: &Member) -> Rc<Link> {
-        Rc::clone(self.links.borrow_mut().entry((to.slot, to.session)).or_insert_with(|| {
-            let link = Link::opening(to);
-            runtime::spawn(run(Rc::clone(self), Rc::clone(&link)));
-            link
-        }))
+        Rc::clone(
+            self.links
+                .borrow_mut()
+                .entry((to.slot, to.session))
+                .or_insert_with(|| {
+                    let link = Link::opening(to);
+                    runtime::spawn(run(Rc::clone(self), Rc::clone(&link)));
+                    link
+                }),
+        )
     }
 
     /// Removes a link that takes no more requests.
     pub(super) fn forget(&self, link: &Rc<Link>) {
         let mut links = self.links.borrow_mut();
         let key = (link.to.slot, link.to.session);
-        if links.get(&key).is_some_and(|current| Rc::ptr_eq(current, link)) {
+        if links
+            .get(&key)
+            .is_some_and(|current| Rc::ptr_eq(current, link))
+        {
             links.remove(&key);
         }
     }
@@ -148,7 +156,11 @@ impl Drop for OnLink {
 
 /// Opens a link and drives it to its end.
 async fn run(nodes: Rc<Nodes>, link: Rc<Link>) {
-    let Member { slot, peer_address: address, .. } = &link.to;
+    let Member {
+        slot,
+        peer_address: address,
+        ..
+    } = &link.to;
     let node = slot.get();
     let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
     let connected = runtime::timeout(limits::NODE_CONNECT, connect(&nodes, &link.to)).await;
@@ -174,18 +186,33 @@ async fn run(nodes: Rc<Nodes>, link: Rc<Link>) {
 
 /// Connects to a member. Fails if another process answers there.
 async fn connect(nodes: &Nodes, to: &Member) -> io::Result<TlsStream> {
-    let tls = nodes.tls().ok_or_else(|| io::Error::other("this node has no certificate yet"))?;
+    let tls = nodes
+        .tls()
+        .ok_or_else(|| io::Error::other("this node has no certificate yet"))?;
     let socket = Socket::connect(to.peer_address, None).await?;
     let stream = TlsStream::new(socket, session(&tls.client, to.peer_address)?);
     stream.handshake().await?;
-    let other = stream.peer_certificate().and_then(|certificate| pki::node_identity(&certificate, &nodes.region));
-    if other != Some(NodeIdentity { slot: to.slot, session: to.session }) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "another process than the member answers there"));
+    let other = stream
+        .peer_certificate()
+        .and_then(|certificate| pki::node_identity(&certificate, &nodes.region));
+    if other
+        != Some(NodeIdentity {
+            slot: to.slot,
+            session: to.session,
+        })
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "another process than the member answers there",
+        ));
     }
     Ok(stream)
 }
 
-fn session(config: &Arc<rustls::ClientConfig>, address: SocketAddr) -> io::Result<UnbufferedClientConnection> {
+fn session(
+    config: &Arc<rustls::ClientConfig>,
+    address: SocketAddr,
+) -> io::Result<UnbufferedClientConnection> {
     // An address is not sent in the ClientHello.
     let name = ServerName::IpAddress(address.ip().into());
     UnbufferedClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)
@@ -194,14 +221,24 @@ fn session(config: &Arc<rustls::ClientConfig>, address: SocketAddr) -> io::Resul
 /// Moves bytes until the connection ends or nothing uses it any more.
 async fn drive(nodes: &Nodes, link: &Rc<Link>, stream: &TlsStream) -> Result<(), TunnelError> {
     let last_received = stream.socket().last_received();
-    stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
+    stream
+        .socket()
+        .detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
     stream.socket().limit_unsent(UNSENT)?;
     let endpoint = Endpoint::gateway();
     let is_current = stream.speaks(ALPN_NODE);
-    let tunnel = Tunnel::new(if is_current { endpoint } else { endpoint.without_upload_reports() });
+    let tunnel = Tunnel::new(if is_current {
+        endpoint
+    } else {
+        endpoint.without_upload_reports()
+    });
     tunnel.with(|endpoint| endpoint.set_credit(window::FIRST as usize, limits::LINK_BUDGET));
     let ended = {
-        let driven = pin!(std::future::poll_fn(|cx| tunnel.poll_drive(cx, stream, &mut |_| Ok(()))));
+        let driven = pin!(std::future::poll_fn(|cx| tunnel.poll_drive(
+            cx,
+            stream,
+            &mut |_| Ok(())
+        )));
         let dead = pin!(heartbeat::until_dead(&tunnel, &last_received));
         let unused = pin!(async {
             if tunnel.hello().await.is_some() {
@@ -234,7 +271,11 @@ mod tests {
 
     #[test]
     fn requests_do_not_wait_for_a_link_to_a_node_that_is_no_member() {
-        let to = Member { slot: NodeSlot::new(1).unwrap(), session: 1, peer_address: ([127, 0, 0, 1], 1).into() };
+        let to = Member {
+            slot: NodeSlot::new(1).unwrap(),
+            session: 1,
+            peer_address: ([127, 0, 0, 1], 1).into(),
+        };
         let link = Link::opening(&to);
         let mut waiting = pin!(link.tunnel());
         assert!(waiting.as_mut().now_or_never().is_none());

@@ -48,7 +48,10 @@ pub(crate) struct Nodes {
     pub(crate) region: Region,
     pub(crate) peering: Rc<Peering>,
     /// `None` until this node has a certificate.
-    #[expect(clippy::redundant_allocation, reason = "the inner count is atomic and shared by all cores")]
+    #[expect(
+        clippy::redundant_allocation,
+        reason = "the inner count is atomic and shared by all cores"
+    )]
     tls: RefCell<Option<Rc<Arc<NodeTls>>>>,
     /// Notified when [`Self::tls`] is another one.
     tls_changed: Notify,
@@ -89,7 +92,10 @@ impl Nodes {
     /// requests.
     pub(crate) fn use_tls(&self, tls: Arc<NodeTls>) {
         self.tls.replace(Some(Rc::new(tls)));
-        self.links.borrow_mut().drain().for_each(|(_, link)| link.retire());
+        self.links
+            .borrow_mut()
+            .drain()
+            .for_each(|(_, link)| link.retire());
         self.tls_changed.notify_waiters();
     }
 
@@ -115,15 +121,23 @@ impl Nodes {
             stays
         });
         let previous = self.peering.view();
-        let members = previous.iter().flat_map(|previous| previous.placement().members());
-        let left = members.map(|member| member.slot).filter(|slot| view.placement().member(*slot).is_none()).collect();
+        let members = previous
+            .iter()
+            .flat_map(|previous| previous.placement().members());
+        let left = members
+            .map(|member| member.slot)
+            .filter(|slot| view.placement().member(*slot).is_none())
+            .collect();
         self.peering.replace_view(view, Instant::now());
         left
     }
 
     /// Ends all connections at once.
     pub(crate) fn cut(&self) {
-        self.connections.borrow().iter().for_each(|(_, (_, connection))| connection.abort());
+        self.connections
+            .borrow()
+            .iter()
+            .for_each(|(_, (_, connection))| connection.abort());
     }
 
     /// Ends the connections with the process of this session at once.
@@ -136,11 +150,18 @@ impl Nodes {
     /// Lets [`Self::cut`] and [`Self::end_connections`] end a connection with the process of this session until the returned
     /// value is dropped.
     pub(crate) fn attach(&self, session: u128, connection: Closer) -> Attached<'_> {
-        Attached { nodes: self, key: self.connections.borrow_mut().insert((session, connection)) }
+        Attached {
+            nodes: self,
+            key: self.connections.borrow_mut().insert((session, connection)),
+        }
     }
 
     /// Links to other nodes that take requests.
     pub(crate) fn open_links(&self) -> usize {
-        self.links.borrow().values().filter(|link| link.is_open()).count()
+        self.links
+            .borrow()
+            .values()
+            .filter(|link| link.is_open())
+            .count()
     }
 }

@@ -86,11 +86,19 @@ impl CrossNodeRequest {
 
     /// Charges a body of `bytes` to the account of the service before it is received.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<Reserved, Error> {
-        self.upstream.tunnels.relay_memory.reserve(&self.request.service.account, bytes)
+        self.upstream
+            .tunnels
+            .relay_memory
+            .reserve(&self.request.service.account, bytes)
     }
 
     fn waits_for_acceptance(&self) -> bool {
-        let OutboundRequest { framing, upgrade, headers, .. } = &self.outbound;
+        let OutboundRequest {
+            framing,
+            upgrade,
+            headers,
+            ..
+        } = &self.outbound;
         wire::waits_for_acceptance(*framing, upgrade.is_some(), headers)
     }
 
@@ -104,7 +112,10 @@ impl CrossNodeRequest {
         let service = Arc::clone(&self.request.service);
         let hostname = &service.hostname;
         let mut deadline = Instant::now() + limits::NODE_WAIT;
-        self.nodes.attempt_budgets.borrow_mut().request(&service.label, Instant::now());
+        self.nodes
+            .attempt_budgets
+            .borrow_mut()
+            .request(&service.label, Instant::now());
         wire::put_principal(&mut self.outbound, &self.request.by);
         let mut rules = FailedAttempts::new(is_safe(&self.outbound), service.retries);
         // Answer if the request is served by no node.
@@ -117,7 +128,8 @@ impl CrossNodeRequest {
                 Destination::Unknown if Instant::now() >= deadline => return Err(error),
                 Destination::Unknown => {
                     // The end of a lease can change without a view.
-                    let _ = runtime::timeout(limits::LEASE_CHECK, self.nodes.peering.changed()).await;
+                    let _ =
+                        runtime::timeout(limits::LEASE_CHECK, self.nodes.peering.changed()).await;
                     continue;
                 }
             };
@@ -126,7 +138,11 @@ impl CrossNodeRequest {
                 Err(Failed::Refused(error)) => return Err(error),
                 Err(Failed::Retry(retry)) => retry,
                 Err(Failed::Lost { after }) => {
-                    on_lost(FailedAttempt { agent: None, reason: AttemptFailure::NodeLost, took: after });
+                    on_lost(FailedAttempt {
+                        agent: None,
+                        reason: AttemptFailure::NodeLost,
+                        took: after,
+                    });
                     if !self.may_move(&mut rules) {
                         return Err(Error::NodeLost);
                     }
@@ -135,7 +151,12 @@ impl CrossNodeRequest {
                     continue;
                 }
             };
-            tracing::debug!(node = owner.slot.get(), epoch, ?retry, "not served by the node of the service");
+            tracing::debug!(
+                node = owner.slot.get(),
+                epoch,
+                ?retry,
+                "not served by the node of the service"
+            );
             if retries == limits::NODE_RETRIES || Instant::now() >= deadline {
                 return Err(error);
             }
@@ -157,7 +178,11 @@ impl CrossNodeRequest {
             return false;
         }
         let label = &self.request.service.label;
-        let is_paid = self.nodes.attempt_budgets.borrow_mut().try_take(label, Instant::now());
+        let is_paid = self
+            .nodes
+            .attempt_budgets
+            .borrow_mut()
+            .try_take(label, Instant::now());
         if !is_paid {
             counters.attempts_over_budget.increment();
         }
@@ -201,18 +226,28 @@ impl CrossNodeRequest {
     ) -> Result<UpstreamRequest, Failed> {
         let link = self.nodes.link(owner);
         let within = deadline.saturating_duration_since(Instant::now());
-        let Ok(Ok(tunnel)) = runtime::timeout(within.max(Duration::from_millis(1)), link.tunnel()).await else {
+        let Ok(Ok(tunnel)) =
+            runtime::timeout(within.max(Duration::from_millis(1)), link.tunnel()).await
+        else {
             return Err(Failed::Retry(Retry::Unreachable));
         };
-        let memory = self.upstream.tunnels.relay_memory.account(&self.request.service.account);
+        let memory = self
+            .upstream
+            .tunnels
+            .relay_memory
+            .account(&self.request.service.account);
         let (sent, counted) = (Instant::now(), link.count());
         let (outbound, share) = (&self.outbound, Rc::clone(memory.share()));
-        let opened = tunnel.open_for(share, window::FIRST as usize, !outbound.has_body(), |out| outbound.write(out));
+        let opened = tunnel.open_for(share, window::FIRST as usize, !outbound.has_body(), |out| {
+            outbound.write(out)
+        });
         let (sender, receiver) = opened.map_err(|error| match error {
-            OpenError::StreamLimit | OpenError::Congested => Failed::Refused(Error::Overloaded(Overload::QueueFull)),
-            OpenError::HeadTooLarge => {
-                Failed::Refused(Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)))
+            OpenError::StreamLimit | OpenError::Congested => {
+                Failed::Refused(Error::Overloaded(Overload::QueueFull))
             }
+            OpenError::HeadTooLarge => Failed::Refused(Error::HeadersTooLarge(
+                InvalidHead::HeadTooLarge(REQUEST_HEAD.head),
+            )),
             OpenError::Memory => Failed::Refused(memory.refusal()),
             OpenError::Lost => Failed::Retry(Retry::Unreachable),
         })?;
@@ -231,16 +266,26 @@ impl CrossNodeRequest {
             (_, first) => (Upload::None, Some(first)),
         };
         self.upstream.counters.node_crossings.increment();
-        let carrier = Carrier::Node(Box::new(OnNode { notice: Notice::default(), first, sent, _counted: counted }));
+        let carrier = Carrier::Node(Box::new(OnNode {
+            notice: Notice::default(),
+            first,
+            sent,
+            _counted: counted,
+        }));
         let response = TunnelResponse::new(receiver, carrier, RequestTraits::of(outbound));
-        Ok(UpstreamRequest { upload, response: PendingResponse::Tunnel(response) })
+        Ok(UpstreamRequest {
+            upload,
+            response: PendingResponse::Tunnel(response),
+        })
     }
 }
 
 /// Sends a whole body, which fits into the first credit.
 async fn send_short(sender: &StreamSender, body: &ShortBody) {
     // If the owner has refused the request already, its answer says so.
-    let sent = sender.send(body.data.clone(), body.trailers.is_none()).await;
+    let sent = sender
+        .send(body.data.clone(), body.trailers.is_none())
+        .await;
     if let (Ok(()), Some(trailers)) = (sent, &body.trailers) {
         let _ = sender.finish_with_trailers(write_trailers(trailers));
     }
@@ -259,7 +304,9 @@ async fn first_part(receiver: &StreamReceiver, sent: Instant) -> Result<Received
         }
         Ok(part) => Ok(part),
         // The owner may have passed the request on before the link was lost.
-        Err(Closed::Lost) => Err(Failed::Lost { after: sent.elapsed() }),
+        Err(Closed::Lost) => Err(Failed::Lost {
+            after: sent.elapsed(),
+        }),
         Err(Closed::Reset(_) | Closed::Here) => Err(Failed::Refused(Error::NodeLost)),
     }
 }

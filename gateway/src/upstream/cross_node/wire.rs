@@ -41,7 +41,9 @@ const ABSENT: u32 = u32::MAX;
 /// a short one, it can send the request to another node instead. A caller that waits for 100 from the backend sends no
 /// body before.
 pub(crate) fn waits_for_acceptance(framing: Framing, is_upgrade: bool, headers: &Fields) -> bool {
-    let is_short = framing.content_length().is_some_and(|length| length <= u64::from(window::LEAST));
+    let is_short = framing
+        .content_length()
+        .is_some_and(|length| length <= u64::from(window::LEAST));
     is_upgrade || framing.has_body() && (!is_short || headers.contains(header::EXPECT))
 }
 
@@ -84,9 +86,17 @@ pub(crate) fn write_notice(out: &mut Vec<u8>, progress: &Progress) {
     // The owner knows the agent of each of its attempts.
     let describe = |failed: &FailedAttempt| {
         let agent = failed.agent.as_ref()?;
-        Some(format!("{agent} {} {}", failed.reason.as_str(), micros(failed.took)))
+        Some(format!(
+            "{agent} {} {}",
+            failed.reason.as_str(),
+            micros(failed.took)
+        ))
     };
-    let attempts: Vec<_> = progress.failed_attempts.iter().filter_map(describe).collect();
+    let attempts: Vec<_> = progress
+        .failed_attempts
+        .iter()
+        .filter_map(describe)
+        .collect();
     if let Ok(attempts) = HeaderValue::try_from(attempts.join(","))
         && !attempts.is_empty()
     {
@@ -106,12 +116,24 @@ pub(crate) fn write_notice(out: &mut Vec<u8>, progress: &Progress) {
 pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
     let text = |name| headers.get(name)?.to_str().ok();
     let agent = text(AGENT).and_then(|agent| AgentId::new(agent).ok());
-    let since = text(OPENED).and_then(|since| since.parse().ok()).map(Duration::from_micros);
+    let since = text(OPENED)
+        .and_then(|since| since.parse().ok())
+        .map(Duration::from_micros);
     let opened = agent.zip(since);
-    let opened = opened.map(|(agent, since)| OpenedStream { at: now.checked_sub(since).unwrap_or(now), agent });
+    let opened = opened.map(|(agent, since)| OpenedStream {
+        at: now.checked_sub(since).unwrap_or(now),
+        agent,
+    });
     let attempts = text(ATTEMPTS).unwrap_or_default();
-    let failed_attempts: Box<[_]> = attempts.split(',').take(ATTEMPTS_MAX).filter_map(read_attempt).collect();
-    (opened.is_some() || !failed_attempts.is_empty()).then_some(Notice { opened, failed_attempts })
+    let failed_attempts: Box<[_]> = attempts
+        .split(',')
+        .take(ATTEMPTS_MAX)
+        .filter_map(read_attempt)
+        .collect();
+    (opened.is_some() || !failed_attempts.is_empty()).then_some(Notice {
+        opened,
+        failed_attempts,
+    })
 }
 
 fn read_attempt(text: &str) -> Option<FailedAttempt> {
@@ -119,12 +141,19 @@ fn read_attempt(text: &str) -> Option<FailedAttempt> {
     let agent = Some(AgentId::new(parts.next()?).ok()?);
     let reason = AttemptFailure::parse(parts.next()?)?;
     let took = Duration::from_micros(parts.next()?.parse().ok()?);
-    Some(FailedAttempt { agent, reason, took })
+    Some(FailedAttempt {
+        agent,
+        reason,
+        took,
+    })
 }
 
 /// Timing as RESPONSE and REFUSED carry it.
 pub(crate) fn timing_or_absent(timing: Option<AgentTiming>) -> AgentTiming {
-    timing.unwrap_or(AgentTiming { agent_us: ABSENT, backend_first_byte_us: None })
+    timing.unwrap_or(AgentTiming {
+        agent_us: ABSENT,
+        backend_first_byte_us: None,
+    })
 }
 
 pub(crate) fn timing(received: AgentTiming, whole: Duration) -> Option<AgentTiming> {
@@ -177,7 +206,9 @@ const SUSPENDED: &str = "suspended";
 pub(crate) fn read_refusal(refusal: &Refusal) -> Refused {
     let message = printable(&refusal.message, limits::AGENT_MESSAGE);
     if &refusal.code[..] == NOT_OWNER.as_bytes() {
-        return Refused::NotOwner { epoch: message.parse().unwrap_or(0) };
+        return Refused::NotOwner {
+            epoch: message.parse().unwrap_or(0),
+        };
     }
     if &refusal.code[..] == ENDING.as_bytes() {
         return Refused::Ending;
@@ -188,18 +219,24 @@ pub(crate) fn read_refusal(refusal: &Refusal) -> Refused {
 /// The error with this code and message; `None` if an owner does not answer with it.
 fn error(code: &[u8], message: &str) -> Option<Error> {
     Some(match ErrorCode::parse(std::str::from_utf8(code).ok()?)? {
-        ErrorCode::RateLimitExceeded => {
-            Error::RateLimited { retry_after: message.parse().map_or(Duration::from_secs(1), Duration::from_micros) }
-        }
-        ErrorCode::AuthModeNotAllowed => {
-            Error::AuthModeNotAllowed([auth::TOKENS, auth::KEYS].into_iter().find(|kind| *kind == message)?)
-        }
+        ErrorCode::RateLimitExceeded => Error::RateLimited {
+            retry_after: message
+                .parse()
+                .map_or(Duration::from_secs(1), Duration::from_micros),
+        },
+        ErrorCode::AuthModeNotAllowed => Error::AuthModeNotAllowed(
+            [auth::TOKENS, auth::KEYS]
+                .into_iter()
+                .find(|kind| *kind == message)?,
+        ),
         ErrorCode::CredentialRevoked => Error::CredentialRevoked,
         ErrorCode::ServiceKeyInvalid => Error::ServiceKeyInvalid,
         ErrorCode::ServiceKeyNotAllowed => Error::ServiceKeyNotAllowed,
         ErrorCode::ServiceNotFound => Error::ServiceNotFound,
         ErrorCode::ServiceDisabled => Error::ServiceDisabled,
-        ErrorCode::HeadersTooLarge => Error::HeadersTooLarge(InvalidHead::HeadTooLarge(frame::REQUEST_HEAD.head)),
+        ErrorCode::HeadersTooLarge => {
+            Error::HeadersTooLarge(InvalidHead::HeadTooLarge(frame::REQUEST_HEAD.head))
+        }
         ErrorCode::AgentUnavailable => Error::AgentUnavailable,
         ErrorCode::Overloaded if message == SUSPENDED => Error::NodeUnavailable,
         ErrorCode::Overloaded => Error::Overloaded(Overload::from_owner(message)),
@@ -208,7 +245,9 @@ fn error(code: &[u8], message: &str) -> Option<Error> {
         | ErrorCode::BackendUnreachable
         | ErrorCode::BackendTls
         | ErrorCode::BackendReset
-        | ErrorCode::BackendInvalidResponse => Error::from_agent(AgentErrorCode::parse(code), message),
+        | ErrorCode::BackendInvalidResponse => {
+            Error::from_agent(AgentErrorCode::parse(code), message)
+        }
         _ => return None,
     })
 }
@@ -223,13 +262,18 @@ mod tests {
         let mut payload = Vec::new();
         write_refusal(&mut payload, timing, refused);
         let refusal = head::parse_refusal(payload.into()).unwrap();
-        (read_refusal(&refusal), self::timing(refusal.timing, Duration::from_secs(60)))
+        (
+            read_refusal(&refusal),
+            self::timing(refusal.timing, Duration::from_secs(60)),
+        )
     }
 
     #[test]
     fn every_answer_of_an_owner_passes_unchanged() {
         let errors = [
-            Error::RateLimited { retry_after: Duration::from_micros(1_234_567) },
+            Error::RateLimited {
+                retry_after: Duration::from_micros(1_234_567),
+            },
             Error::AuthModeNotAllowed(auth::KEYS),
             Error::AuthModeNotAllowed(auth::TOKENS),
             Error::CredentialRevoked,
@@ -248,15 +292,27 @@ mod tests {
             Error::from_agent(Some(AgentErrorCode::BackendReset), "closed"),
             Error::invalid_response(InvalidResponse::Malformed),
         ];
-        let timing = Some(AgentTiming { agent_us: 5, backend_first_byte_us: Some(70) });
-        for error in errors.into_iter().chain(Overload::of_owners().map(Error::Overloaded)) {
+        let timing = Some(AgentTiming {
+            agent_us: 5,
+            backend_first_byte_us: Some(70),
+        });
+        for error in errors
+            .into_iter()
+            .chain(Overload::of_owners().map(Error::Overloaded))
+        {
             let (passed, _) = passed_on(&Refused::Error(error.clone()), None);
             assert_eq!(passed, Refused::Error(error));
         }
         let not_owner = Refused::NotOwner { epoch: u64::MAX };
-        assert_eq!(passed_on(&not_owner, None), (Refused::NotOwner { epoch: u64::MAX }, None));
+        assert_eq!(
+            passed_on(&not_owner, None),
+            (Refused::NotOwner { epoch: u64::MAX }, None)
+        );
         assert_eq!(passed_on(&Refused::Ending, None), (Refused::Ending, None));
-        assert_eq!(passed_on(&Refused::Error(Error::AgentUnavailable), timing).1, timing);
+        assert_eq!(
+            passed_on(&Refused::Error(Error::AgentUnavailable), timing).1,
+            timing
+        );
     }
 
     #[test]
@@ -268,15 +324,24 @@ mod tests {
                 code: bytes::Bytes::copy_from_slice(code.as_bytes()),
                 message: bytes::Bytes::from_static(b"text"),
             };
-            assert_eq!(read_refusal(&refusal), Refused::Error(Error::TunnelProtocol), "{code}");
+            assert_eq!(
+                read_refusal(&refusal),
+                Refused::Error(Error::TunnelProtocol),
+                "{code}"
+            );
         }
     }
 
     #[test]
     fn principals_pass_and_others_are_refused() {
-        let fields =
-            |value: &'static str| -> Fields { std::iter::once((PRINCIPAL, HeaderValue::from_static(value))).collect() };
-        for by in [Principal::Client(ClientId::random()), Principal::ServiceKey(KeyId::random()), Principal::Admin] {
+        let fields = |value: &'static str| -> Fields {
+            std::iter::once((PRINCIPAL, HeaderValue::from_static(value))).collect()
+        };
+        for by in [
+            Principal::Client(ClientId::random()),
+            Principal::ServiceKey(KeyId::random()),
+            Principal::Admin,
+        ] {
             let mut request = OutboundRequest {
                 method: http::Method::GET,
                 target: http::uri::PathAndQuery::from_static("/"),
@@ -300,13 +365,27 @@ mod tests {
         let failed_attempts: Box<[_]> = AttemptFailure::ALL
             .into_iter()
             .take(3)
-            .map(|reason| FailedAttempt { agent: Some(AgentId::random()), reason, took: Duration::from_micros(1_500) })
+            .map(|reason| FailedAttempt {
+                agent: Some(AgentId::random()),
+                reason,
+                took: Duration::from_micros(1_500),
+            })
             .collect();
-        let stream = Some(OpenedStream { at: now, agent: agent.clone() });
+        let stream = Some(OpenedStream {
+            at: now,
+            agent: agent.clone(),
+        });
         let passed_on = |stream: Option<OpenedStream>, failed_attempts: &[FailedAttempt]| {
             let mut out = Vec::new();
             let failed_attempts = failed_attempts.into();
-            write_notice(&mut out, &Progress { stream, failed_attempts, ..Progress::default() });
+            write_notice(
+                &mut out,
+                &Progress {
+                    stream,
+                    failed_attempts,
+                    ..Progress::default()
+                },
+            );
             let headers = head::parse_interim(&out.into()).unwrap().headers;
             read_notice(&headers, now + Duration::from_secs(1))
         };
@@ -314,8 +393,14 @@ mod tests {
         let opened = notice.opened.unwrap();
         assert!(opened.agent == agent && opened.at <= now + Duration::from_secs(1));
         assert!(notice.failed_attempts.is_empty());
-        assert_eq!(passed_on(stream, &failed_attempts).unwrap().failed_attempts, failed_attempts);
-        assert_eq!(passed_on(None, &failed_attempts).unwrap().failed_attempts, failed_attempts);
+        assert_eq!(
+            passed_on(stream, &failed_attempts).unwrap().failed_attempts,
+            failed_attempts
+        );
+        assert_eq!(
+            passed_on(None, &failed_attempts).unwrap().failed_attempts,
+            failed_attempts
+        );
         assert!(passed_on(None, &[]).is_none());
         assert!(read_notice(&Fields::new(), now).is_none());
     }
@@ -331,10 +416,19 @@ mod tests {
             (Framing::Chunked, true),
         ] {
             let none = Fields::new();
-            assert_eq!(waits_for_acceptance(framing, false, &none), waits, "{framing:?}");
+            assert_eq!(
+                waits_for_acceptance(framing, false, &none),
+                waits,
+                "{framing:?}"
+            );
             assert!(waits_for_acceptance(framing, true, &none));
-            let expects = std::iter::once((header::EXPECT, HeaderValue::from_static("100-continue"))).collect();
-            assert_eq!(waits_for_acceptance(framing, false, &expects), framing.has_body());
+            let expects =
+                std::iter::once((header::EXPECT, HeaderValue::from_static("100-continue")))
+                    .collect();
+            assert_eq!(
+                waits_for_acceptance(framing, false, &expects),
+                framing.has_body()
+            );
         }
     }
 }

@@ -32,14 +32,33 @@ impl Restoring {
         let prepared = Prepared::new();
         let file = prepared.path("backup.tar.zst");
         let source = config(&prepared, "data");
-        assert_eq!(run(&mut backup(&["--config", source.to_str().unwrap()], &file)).0, 0);
+        assert_eq!(
+            run(&mut backup(&["--config", source.to_str().unwrap()], &file)).0,
+            0
+        );
         let target = config(&prepared, "target");
         prepare(&prepared.path("target"));
         let mut command = gw_gateway();
         command.args(["restore", "-", "--config"]).arg(&target);
-        let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let restoring = Self { target, archive: fs::read(file).unwrap(), process, prepared };
-        eventually("the restore has begun", || restoring.folder().join("restore.partial").exists().then_some(()));
+        let process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let restoring = Self {
+            target,
+            archive: fs::read(file).unwrap(),
+            process,
+            prepared,
+        };
+        eventually("the restore has begun", || {
+            restoring
+                .folder()
+                .join("restore.partial")
+                .exists()
+                .then_some(())
+        });
         restoring
     }
 
@@ -52,7 +71,11 @@ impl Restoring {
         // Fails if the restore has ended already.
         let _ = self.process.stdin.take().unwrap().write_all(&self.archive);
         let output = self.process.wait_with_output().unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap(), self.prepared)
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap(),
+            self.prepared,
+        )
     }
 }
 
@@ -61,10 +84,17 @@ fn no_gateway_starts_during_a_restore() {
     let restoring = Restoring::begin();
     let (target, folder) = (restoring.target.clone(), restoring.folder());
     let (code, _, message) = run(&mut serve_command(&target));
-    assert!(code == 1 && message.contains("target: a restore of a backup is running or was interrupted"), "{message}");
+    assert!(
+        code == 1
+            && message.contains("target: a restore of a backup is running or was interrupted"),
+        "{message}"
+    );
     assert_eq!(names(&folder), ["restore.partial"]);
     let (code, _, message) = restore(&target, &restoring.prepared.path("backup.tar.zst"));
-    assert!(code == 1 && message.contains("another restore into this folder is running"), "{message}");
+    assert!(
+        code == 1 && message.contains("another restore into this folder is running"),
+        "{message}"
+    );
 
     let (code, message, prepared) = restoring.finish();
     assert_eq!(code, Some(0), "{message}");
@@ -78,22 +108,37 @@ fn files_of_a_gateway_that_started_before_a_restore_are_kept() {
         let folder = restoring.folder();
         fs::write(folder.join(made), "of a gateway").unwrap();
         let (code, message, _prepared) = restoring.finish();
-        assert!(code == Some(2) && message.contains(&format!("is not empty: it has {made}")), "{message}");
+        assert!(
+            code == Some(2) && message.contains(&format!("is not empty: it has {made}")),
+            "{message}"
+        );
         assert_eq!(names(&folder), [made]);
-        assert_eq!(fs::read_to_string(folder.join(made)).unwrap(), "of a gateway");
+        assert_eq!(
+            fs::read_to_string(folder.join(made)).unwrap(),
+            "of a gateway"
+        );
     }
 }
 
 #[test]
 fn a_restore_after_one_that_was_killed_begins_again() {
     let restoring = Restoring::begin();
-    fs::write(restoring.folder().join("restore.partial/agent-ca.key"), "half a file").unwrap();
+    fs::write(
+        restoring.folder().join("restore.partial/agent-ca.key"),
+        "half a file",
+    )
+    .unwrap();
     let (target, folder) = (restoring.target.clone(), restoring.folder());
-    let Restoring { prepared, process, .. } = restoring;
+    let Restoring {
+        prepared, process, ..
+    } = restoring;
     drop(Running::new(process));
     assert_eq!(names(&folder), ["restore.partial"]);
     let (code, _, message) = run(&mut serve_command(&target));
-    assert!(code == 1 && message.contains("empty the folder and restore the backup again"), "{message}");
+    assert!(
+        code == 1 && message.contains("empty the folder and restore the backup again"),
+        "{message}"
+    );
     let (code, _, message) = restore(&target, &prepared.path("backup.tar.zst"));
     assert_eq!(code, 0, "{message}");
     assert!(!folder.join("restore.partial").exists());
@@ -130,7 +175,11 @@ fn root_restores_with_the_rights_of_the_owner_of_the_folder() {
     let (code, message, prepared) = restoring.finish();
     assert_eq!(code, Some(0), "{message}");
     let folder = prepared.path("target");
-    assert!(names(&folder).iter().all(|name| fs::metadata(folder.join(name)).unwrap().uid() == OWNER));
+    assert!(
+        names(&folder)
+            .iter()
+            .all(|name| fs::metadata(folder.join(name)).unwrap().uid() == OWNER)
+    );
 
     // The owner puts a link in place of the folder of unchecked files: it leads nowhere that the owner cannot go.
     let restoring = Restoring::begin_with(owned_folder);
@@ -141,7 +190,10 @@ fn root_restores_with_the_rights_of_the_owner_of_the_folder() {
     fs::rename(folder.join("restore.partial"), folder.join("aside")).unwrap();
     symlink(&secret, folder.join("restore.partial")).unwrap();
     let (code, message, prepared) = restoring.finish();
-    assert!(code == Some(1) && message.contains("Permission denied"), "{message}");
+    assert!(
+        code == Some(1) && message.contains("Permission denied"),
+        "{message}"
+    );
     let secret = prepared.path("of-root");
     assert_eq!(names(&secret), ["admin.token"]);
     assert_eq!(fs::metadata(secret.join("admin.token")).unwrap().uid(), 0);
@@ -162,13 +214,19 @@ fn root_backs_up_with_the_rights_of_the_owner_of_the_folder() {
     assert_eq!(fs::metadata(&file).unwrap().uid(), 0);
 
     // The owner puts a link to a file of root in place of the token, which is sent to the gateway of the owner.
-    let (token, secret) = (prepared.path("target/admin.token"), prepared.path("of-root"));
+    let (token, secret) = (
+        prepared.path("target/admin.token"),
+        prepared.path("of-root"),
+    );
     fs::write(&secret, "secret-of-root\n").unwrap();
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     fs::remove_file(&token).unwrap();
     symlink(&secret, &token).unwrap();
     let (code, _, message) = run(&mut backup(&connection, &prepared.path("other.tar.zst")));
-    assert!(code == 2 && message.contains("admin.token: Permission denied"), "{message}");
+    assert!(
+        code == 2 && message.contains("admin.token: Permission denied"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -176,12 +234,17 @@ fn a_signal_ends_a_restore_and_leaves_nothing() {
     for signal in ["INT", "TERM", "HUP"] {
         let mut restoring = Restoring::begin();
         let mut input = restoring.process.stdin.take().unwrap();
-        input.write_all(&restoring.archive[..restoring.archive.len() / 2]).unwrap();
+        input
+            .write_all(&restoring.archive[..restoring.archive.len() / 2])
+            .unwrap();
         assert!(send_signal(restoring.process.id(), signal));
         let output = restoring.process.wait_with_output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();
         let expected = "gw-gateway: interrupted by a signal; nothing was restored\n";
-        assert_eq!((output.status.code(), message.as_str()), (Some(1), expected));
+        assert_eq!(
+            (output.status.code(), message.as_str()),
+            (Some(1), expected)
+        );
         assert!(!restoring.prepared.path("target").exists());
     }
 }
@@ -193,7 +256,10 @@ fn a_signal_ends_a_backup_and_leaves_no_file() {
     fs::write(&token, "t0ken").unwrap();
     fs::create_dir(&folder).unwrap();
     // A gateway that sends a part of a response, and then nothing more until the caller closes the connection.
-    let parts = ["", "HTTP/1.1 200 X\r\nContent-Type: application/zstd\r\nContent-Length: 100\r\n\r\nhalf"];
+    let parts = [
+        "",
+        "HTTP/1.1 200 X\r\nContent-Type: application/zstd\r\nContent-Length: 100\r\n\r\nhalf",
+    ];
     for part in parts {
         let (asked, is_asked) = mpsc::channel();
         let url = backend::start(move |mut peer| {
@@ -202,7 +268,12 @@ fn a_signal_ends_a_backup_and_leaves_no_file() {
             asked.send(()).unwrap();
             drop(peer.request());
         });
-        let connection = ["--admin-url", &url, "--admin-token-file", token.to_str().unwrap()];
+        let connection = [
+            "--admin-url",
+            &url,
+            "--admin-token-file",
+            token.to_str().unwrap(),
+        ];
         let mut command = backup(&connection, &folder.join("file"));
         let process = command.stderr(Stdio::piped()).spawn().unwrap();
         is_asked.recv_timeout(SOON).unwrap();
@@ -211,7 +282,10 @@ fn a_signal_ends_a_backup_and_leaves_no_file() {
         let output = process.wait_with_output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();
         let expected = "gw-gateway: interrupted by a signal; no backup was made\n";
-        assert_eq!((output.status.code(), message.as_str()), (Some(1), expected));
+        assert_eq!(
+            (output.status.code(), message.as_str()),
+            (Some(1), expected)
+        );
         assert!(names(&folder).is_empty());
     }
 }

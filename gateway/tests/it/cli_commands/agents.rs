@@ -43,7 +43,10 @@ fn agents() {
     let reply = || vec![(200, agent.clone())];
     let item = format!("/api/v1/accounts/acme/agents/{ID}");
 
-    let (asked, out) = succeed("agent list acme", vec![(200, page(std::slice::from_ref(&agent)))]);
+    let (asked, out) = succeed(
+        "agent list acme",
+        vec![(200, page(std::slice::from_ref(&agent)))],
+    );
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
     let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    STANDBY  TUNNELS  STATE                                         \
                  SLOTS     SHARE  VERSION  UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
@@ -55,10 +58,19 @@ fn agents() {
     pending["status"] = json!("pending");
     let replies = || {
         let accounts = json!({"id": "acme", "capture_allowed": false, "created_at": CREATED_AT});
-        vec![(200, page(&[accounts])), (200, page(&[agent.clone(), absent.clone(), pending.clone()]))]
+        vec![
+            (200, page(&[accounts])),
+            (200, page(&[agent.clone(), absent.clone(), pending.clone()])),
+        ]
     };
     let (asked, out) = succeed("agent progress", replies());
-    assert_eq!(asked, ["GET /api/v1/accounts?limit=500", "GET /api/v1/accounts/acme/agents?limit=500"]);
+    assert_eq!(
+        asked,
+        [
+            "GET /api/v1/accounts?limit=500",
+            "GET /api/v1/accounts/acme/agents?limit=500"
+        ]
+    );
     let table = format!(
         "connected                                                 1 of 2\n\
          version 0.1.0                                             1 of 1\n\
@@ -67,14 +79,24 @@ fn agents() {
          not connected                                             acme/{ID}\n"
     );
     assert_eq!(out, table);
-    let counted: Value = serde_json::from_str(&succeed("agent progress --json", replies()).1).unwrap();
-    assert_eq!((&counted["agents"], &counted["release_keys"][RELEASE_KEY]), (&json!(2), &json!(1)));
+    let counted: Value =
+        serde_json::from_str(&succeed("agent progress --json", replies()).1).unwrap();
+    assert_eq!(
+        (&counted["agents"], &counted["release_keys"][RELEASE_KEY]),
+        (&json!(2), &json!(1))
+    );
     let line = "agent list acme --enrollment-token 0123456789abcdef";
     let (asked, _) = succeed(line, vec![(200, page(std::slice::from_ref(&agent)))]);
-    assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500&enrollment_token=0123456789abcdef"]);
+    assert_eq!(
+        asked,
+        ["GET /api/v1/accounts/acme/agents?limit=500&enrollment_token=0123456789abcdef"]
+    );
     let (asked, out) = succeed(&format!("agent show acme {ID}"), reply());
     assert_eq!(asked, [format!("GET {item}")]);
-    assert!(out.contains("\n  enrollment token   0123456789abcdef\n"), "{out}");
+    assert!(
+        out.contains("\n  enrollment token   0123456789abcdef\n"),
+        "{out}"
+    );
     assert!(
         out.contains(
             "  acme--api: draining, up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in use, 48 % of the requests, \
@@ -82,18 +104,37 @@ fn agents() {
         ),
         "{out}"
     );
-    assert!(out.contains("since 2026-01-02T03:04:05Z; deleted after an hour without a tunnel\n"), "{out}");
+    assert!(
+        out.contains("since 2026-01-02T03:04:05Z; deleted after an hour without a tunnel\n"),
+        "{out}"
+    );
     // With a tunnel of the same service, only the details have the one before.
-    for ended in
-        ["acme--api: ended 1m 1s ago: moved\n", "acme--web: ended 7s ago: service_not_assigned; ask an administrator\n"]
-    {
+    for ended in [
+        "acme--api: ended 1m 1s ago: moved\n",
+        "acme--web: ended 7s ago: service_not_assigned; ask an administrator\n",
+    ] {
         assert!(out.contains(ended), "{out}");
     }
-    assert!(out.contains("acme--web: version 0.1.0 is not served by the gateway's 0.2.0, 5s ago"), "{out}");
-    assert_eq!(succeed(&format!("agent approve acme {ID}"), reply()).0, [format!("POST {item}/approve")]);
-    assert_eq!(succeed(&format!("agent revoke acme {ID}"), reply()).0, [format!("POST {item}/revoke")]);
-    let (asked, _) = succeed(&format!("agent change acme {ID} --service b --name n"), reply());
-    assert_eq!(asked, [format!(r#"PATCH {item} {{"name":"n","services":["b"]}}"#)]);
+    assert!(
+        out.contains("acme--web: version 0.1.0 is not served by the gateway's 0.2.0, 5s ago"),
+        "{out}"
+    );
+    assert_eq!(
+        succeed(&format!("agent approve acme {ID}"), reply()).0,
+        [format!("POST {item}/approve")]
+    );
+    assert_eq!(
+        succeed(&format!("agent revoke acme {ID}"), reply()).0,
+        [format!("POST {item}/revoke")]
+    );
+    let (asked, _) = succeed(
+        &format!("agent change acme {ID} --service b --name n"),
+        reply(),
+    );
+    assert_eq!(
+        asked,
+        [format!(r#"PATCH {item} {{"name":"n","services":["b"]}}"#)]
+    );
     let (asked, _) = succeed(&format!("agent change acme {ID} --standby false"), reply());
     assert_eq!(asked, [format!(r#"PATCH {item} {{"standby":false}}"#)]);
     let (asked, _) = succeed(&format!("agent delete acme {ID}"), vec![(204, Value::Null)]);
@@ -115,7 +156,10 @@ fn tunnels() {
             "round_trip_us": 250, "in_flight": 2, "window": 524288, "held_bytes": 0, "slots": null, "slots_in_use": null,
             "draining": false,
         });
-        tunnel.as_object_mut().unwrap().append(more.clone().as_object_mut().unwrap());
+        tunnel
+            .as_object_mut()
+            .unwrap()
+            .append(more.clone().as_object_mut().unwrap());
         tunnel
     };
     let (ready, of_node_1) = (
@@ -126,7 +170,13 @@ fn tunnels() {
         "state": "unhealthy", "state_seconds": 5, "state_reason": "no backend takes connections", "standby": true,
         "requests": 1, "share_percent": 12,
     });
-    let first = agent(1, json!([tunnel("acme--web", 1, of_node_1), tunnel("acme--api", 1, unhealthy)]));
+    let first = agent(
+        1,
+        json!([
+            tunnel("acme--web", 1, of_node_1),
+            tunnel("acme--api", 1, unhealthy)
+        ]),
+    );
     let mut second = agent(2, json!([tunnel("acme--api", 2, ready)]));
     second["missing_nodes"] = json!([7]);
     let replies = || vec![(200, page(&[first.clone(), second.clone()]))];
@@ -142,7 +192,19 @@ Missing: the tunnels of nodes that do not answer: 7.
     assert_eq!(out, table);
     let (_, out) = succeed("tunnel list acme --service web --json", replies());
     let listed: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((listed["items"].as_array().unwrap().len(), &listed["items"][0]["service"]), (1, &json!("acme--web")));
-    assert_eq!((&listed["items"][0]["state"], &listed["missing_nodes"]), (&json!("unknown"), &json!([7])));
-    assert_eq!(succeed("tunnel list acme", vec![(200, page(&[]))]).1, "No tunnels.\n");
+    assert_eq!(
+        (
+            listed["items"].as_array().unwrap().len(),
+            &listed["items"][0]["service"]
+        ),
+        (1, &json!("acme--web"))
+    );
+    assert_eq!(
+        (&listed["items"][0]["state"], &listed["missing_nodes"]),
+        (&json!("unknown"), &json!([7]))
+    );
+    assert_eq!(
+        succeed("tunnel list acme", vec![(200, page(&[]))]).1,
+        "No tunnels.\n"
+    );
 }

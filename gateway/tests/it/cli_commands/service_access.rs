@@ -11,13 +11,20 @@ fn answers_of_access() -> Vec<(u16, Value)> {
         "key_id": "0123456789abcdef", "account": "acme", "name": null, "allowed_services": ["api"], "enabled": true,
         "created_at": CREATED_AT, "service_key": "gw_sk_0123456789abcdef.s",
     });
-    let address = json!({ "gateway_url": "https://eu1.example.com:8443", "ca_certificate": "PEM\n" });
+    let address =
+        json!({ "gateway_url": "https://eu1.example.com:8443", "ca_certificate": "PEM\n" });
     let token = json!({
         "id": "1123456789abcdef", "account": "acme", "services": ["api"], "approval": "auto", "created_at": CREATED_AT,
         "expires_at": "2026-01-02T03:14:05Z", "uses": 1, "used": 0, "agents": [], "token": "gw_et_1123456789abcdef.t",
         "gateway_url": "https://eu1.example.com:8443", "ca_certificate": "PEM\n",
     });
-    vec![(200, account), (201, service()), (200, address), (201, key), (201, token)]
+    vec![
+        (200, account),
+        (201, service()),
+        (200, address),
+        (201, key),
+        (201, token),
+    ]
 }
 
 const AGENT_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\ngw-agent http 8080 \
@@ -27,7 +34,8 @@ const CURL_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\ncurl -sS --cacert
 
 #[test]
 fn a_service_with_access_is_printed_with_its_commands() {
-    let line = "service create acme api --create-account --with-key --with-agent --backend-port 8080";
+    let line =
+        "service create acme api --create-account --with-key --with-agent --backend-port 8080";
     let (asked, out) = succeed(line, answers_of_access());
     assert_eq!(
         asked,
@@ -39,7 +47,12 @@ fn a_service_with_access_is_printed_with_its_commands() {
             r#"POST /api/v1/accounts/acme/enrollment-tokens {"approval":"auto","services":["api"]}"#,
         ]
     );
-    for part in ["Created:\n  service ", "  service key  gw_sk_0123456789abcdef.s\n", AGENT_COMMAND, CURL_COMMAND] {
+    for part in [
+        "Created:\n  service ",
+        "  service key  gw_sk_0123456789abcdef.s\n",
+        AGENT_COMMAND,
+        CURL_COMMAND,
+    ] {
         assert!(out.contains(part), "{part} in {out}");
     }
     let (_, out) = succeed(&format!("{line} --json"), answers_of_access());
@@ -57,16 +70,33 @@ fn a_service_with_access_is_printed_with_its_commands() {
     assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), expected);
 
     let of_key = answers_of_access()[1..4].to_vec();
-    let (asked, out) = succeed("service create acme api --with-key --gateway-url https://gw:444 --json", of_key);
+    let (asked, out) = succeed(
+        "service create acme api --with-key --gateway-url https://gw:444 --json",
+        of_key,
+    );
     let out: Value = serde_json::from_str(&out).unwrap();
-    assert!(out["curl_command"].as_str().unwrap().contains(" https://acme--api.eu1.example.com:444/ "), "{out}");
-    assert_eq!((asked.len(), out.get("enrollment_token"), out.get("agent_command")), (3, None, None));
+    assert!(
+        out["curl_command"]
+            .as_str()
+            .unwrap()
+            .contains(" https://acme--api.eu1.example.com:444/ "),
+        "{out}"
+    );
+    assert_eq!(
+        (
+            asked.len(),
+            out.get("enrollment_token"),
+            out.get("agent_command")
+        ),
+        (3, None, None)
+    );
 }
 
 #[test]
 fn a_failure_between_the_parts_of_access_names_both_sides_and_loses_no_secret() {
     let line = "service create acme api --create-account --with-key --with-agent --json";
-    let problem = json!({ "type": "about:blank", "title": "T", "status": 507, "detail": "the disk is full" });
+    let problem =
+        json!({ "type": "about:blank", "title": "T", "status": 507, "detail": "the disk is full" });
     let fail = |steps: usize| {
         let mut answers = answers_of_access();
         answers.truncate(steps);
@@ -75,27 +105,47 @@ fn a_failure_between_the_parts_of_access_names_both_sides_and_loses_no_secret() 
         assert_eq!(code, 1);
         (out, err)
     };
-    assert_eq!(fail(0), (String::new(), "gw-gateway: the disk is full\n".to_owned()));
+    assert_eq!(
+        fail(0),
+        (String::new(), "gw-gateway: the disk is full\n".to_owned())
+    );
     let missing = "not created: service acme--api, service key, enrollment token";
     let expected = format!("gw-gateway: the disk is full; in place: account acme; {missing}\n");
     assert_eq!(fail(1), (String::new(), expected));
     let (out, err) = fail(3);
     let missing = "not created: service key, enrollment token";
-    let expected = format!("gw-gateway: the disk is full; in place: account acme, service acme--api; {missing}\n");
-    assert_eq!((serde_json::from_str::<Value>(&out).unwrap(), err), (service(), expected));
+    let expected = format!(
+        "gw-gateway: the disk is full; in place: account acme, service acme--api; {missing}\n"
+    );
+    assert_eq!(
+        (serde_json::from_str::<Value>(&out).unwrap(), err),
+        (service(), expected)
+    );
     let (out, err) = fail(4);
     let out: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(out["service_key"], "gw_sk_0123456789abcdef.s");
     let done = "account acme, service acme--api, service key";
-    let expected = format!("gw-gateway: the disk is full; in place: {done}; not created: enrollment token\n");
+    let expected =
+        format!("gw-gateway: the disk is full; in place: {done}; not created: enrollment token\n");
     assert_eq!(err, expected);
 
     // A key that no caller could use is not created.
-    let refused = administer(&FakeApi::new(Vec::new()), "service create acme api --mode jwt --with-key");
-    assert!(refused.code == 2 && refused.err.contains("mode service_key"), "{}", refused.err);
+    let refused = administer(
+        &FakeApi::new(Vec::new()),
+        "service create acme api --mode jwt --with-key",
+    );
+    assert!(
+        refused.code == 2 && refused.err.contains("mode service_key"),
+        "{}",
+        refused.err
+    );
     let mut of_jwt = answers_of_access()[1..3].to_vec();
     of_jwt[0].1["modes"] = json!(["jwt"]);
     let refused = administer(&FakeApi::new(of_jwt), "service create acme api --with-key");
     let expected = "in place: service acme--api; not created: service key\n";
-    assert!(refused.code == 1 && refused.err.ends_with(expected), "{}", refused.err);
+    assert!(
+        refused.code == 1 && refused.err.ends_with(expected),
+        "{}",
+        refused.err
+    );
 }

@@ -8,21 +8,38 @@ fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
     let demo = demo(None);
     let mut browser = Browser::new(&demo);
     let turned_away = browser.get("/requests?status=5xx");
-    assert_eq!((turned_away.status, turned_away.header("location")), (303, "/sign-in?next=%2Frequests%3Fstatus%3D5xx"));
+    assert_eq!(
+        (turned_away.status, turned_away.header("location")),
+        (303, "/sign-in?next=%2Frequests%3Fstatus%3D5xx")
+    );
     let wrong = browser.sign_in("x", "/");
     assert_eq!((wrong.status, wrong.cookie("gw_session")), (401, None));
     assert!(wrong.text.contains("not the admin token"));
 
-    let right = browser.sign_in(&format!(" {}\n", demo.about.admin_token), "/requests?status=5xx");
-    assert_eq!((right.status, right.header("location")), (303, "/requests?status=5xx"));
+    let right = browser.sign_in(
+        &format!(" {}\n", demo.about.admin_token),
+        "/requests?status=5xx",
+    );
+    assert_eq!(
+        (right.status, right.header("location")),
+        (303, "/requests?status=5xx")
+    );
     let (id, flags) = right.cookie("gw_session").unwrap();
-    assert_eq!((id.len(), flags.as_str()), (43, "Path=/; HttpOnly; SameSite=Strict; Max-Age=43200"));
+    assert_eq!(
+        (id.len(), flags.as_str()),
+        (43, "Path=/; HttpOnly; SameSite=Strict; Max-Age=43200")
+    );
     assert_eq!(browser.get("/").status, 200);
     assert_eq!(browser.get("/sign-in").header("location"), "/");
 
     // A redirect target on another host is replaced by the start page.
     let mut other = Browser::new(&demo);
-    assert_eq!(other.sign_in(&demo.about.admin_token, "//evil.example/").header("location"), "/");
+    assert_eq!(
+        other
+            .sign_in(&demo.about.admin_token, "//evil.example/")
+            .header("location"),
+        "/"
+    );
     assert_ne!(other.cookies["gw_session"], id);
 
     let out = browser.submit("/", "/sign-out", &[]);
@@ -37,8 +54,10 @@ fn sign_in_after_an_expired_session_returns_to_the_open_page() {
     let demo = demo(None);
     let mut browser = Browser::new(&demo);
     let page = |path: &str| format!("{}{path}", demo.about.admin_url);
-    browser.extra =
-        vec![("HX-Request", "true".to_owned()), ("HX-Current-URL", page("/accounts/demo/agents/x?note=saved"))];
+    browser.extra = vec![
+        ("HX-Request", "true".to_owned()),
+        ("HX-Current-URL", page("/accounts/demo/agents/x?note=saved")),
+    ];
     let told = browser.get("/accounts/demo/agents/x");
     let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fagents%2Fx&ended=yes";
     assert_eq!((told.status, told.header("hx-redirect")), (401, sign_in));
@@ -47,22 +66,44 @@ fn sign_in_after_an_expired_session_returns_to_the_open_page() {
     let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fsettings&ended=yes";
     assert_eq!((told.status, told.header("location")), (303, sign_in));
     browser.extra = vec![("Referer", "https://evil.example//evil.example/".to_owned())];
-    assert_eq!(browser.post("/theme", &[]).header("location"), "/sign-in?ended=yes");
+    assert_eq!(
+        browser.post("/theme", &[]).header("location"),
+        "/sign-in?ended=yes"
+    );
     browser.extra.clear();
 
     // An open form stays valid when another tab opens the form or signs in.
     let form = browser.get(sign_in);
-    assert!(form.text.contains("Your session has ended. Nothing was changed."));
+    assert!(
+        form.text
+            .contains("Your session has ended. Nothing was changed.")
+    );
     let other = browser.get("/sign-in");
     assert!(!other.text.contains("has ended"));
     let next = form.between("name=\"next\" value=\"", "\"");
-    let fields = [("form_token", form.form_token()), ("next", next), ("token", demo.about.admin_token.clone())];
-    let fields = fields.each_ref().map(|(name, value)| (*name, value.as_str()));
-    assert_eq!(browser.post("/sign-in", &fields).header("location"), "/accounts/demo/settings");
-    assert_eq!(browser.post("/sign-in", &[("next", "/tunnels")]).header("location"), "/tunnels");
+    let fields = [
+        ("form_token", form.form_token()),
+        ("next", next),
+        ("token", demo.about.admin_token.clone()),
+    ];
+    let fields = fields
+        .each_ref()
+        .map(|(name, value)| (*name, value.as_str()));
+    assert_eq!(
+        browser.post("/sign-in", &fields).header("location"),
+        "/accounts/demo/settings"
+    );
+    assert_eq!(
+        browser
+            .post("/sign-in", &[("next", "/tunnels")])
+            .header("location"),
+        "/tunnels"
+    );
     // A cookie that the console did not issue is replaced.
     let mut browser = Browser::new(&demo);
-    browser.cookies.insert("gw_sign_in".to_owned(), "x".to_owned());
+    browser
+        .cookies
+        .insert("gw_sign_in".to_owned(), "x".to_owned());
     assert_ne!(browser.get("/sign-in").cookie("gw_sign_in").unwrap().0, "x");
 }
 
@@ -73,7 +114,10 @@ fn over_https_the_session_cookie_is_secure() {
     browser.extra = vec![("X-Forwarded-Proto", "https".to_owned())];
     let right = browser.sign_in(&demo.about.admin_token, "/");
     let (_, flags) = right.cookie("__Host-gw_session").unwrap();
-    assert_eq!(flags, "Path=/; HttpOnly; SameSite=Strict; Max-Age=43200; Secure");
+    assert_eq!(
+        flags,
+        "Path=/; HttpOnly; SameSite=Strict; Max-Age=43200; Secure"
+    );
     assert_eq!(browser.get("/").status, 200);
 }
 
@@ -81,10 +125,18 @@ fn over_https_the_session_cookie_is_secure() {
 fn wrong_tokens_are_rate_limited_without_locking_out_the_administrator() {
     let demo = demo(None);
     let mut browser = Browser::new(&demo);
-    let statuses: Vec<u16> = (0..11).map(|_| browser.sign_in("guess", "/").status).collect();
+    let statuses: Vec<u16> = (0..11)
+        .map(|_| browser.sign_in("guess", "/").status)
+        .collect();
     assert_eq!((&statuses[..10], statuses[10]), ([401; 10].as_slice(), 429));
     let late = browser.sign_in("guess", "/");
-    assert_eq!((late.status, late.header("retry-after").parse::<u64>().unwrap() <= 7), (429, true));
+    assert_eq!(
+        (
+            late.status,
+            late.header("retry-after").parse::<u64>().unwrap() <= 7
+        ),
+        (429, true)
+    );
     // The correct token is accepted from an address with many wrong guesses.
     assert_eq!(browser.sign_in(&demo.about.admin_token, "/").status, 303);
 }
@@ -99,7 +151,13 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
     // Without the session's form token, with the token of another session, and with a foreign origin.
     let other = Browser::signed_in(&demo).get("/accounts").form_token();
     for token in ["", "x", &other, &form_token[1..]] {
-        assert_eq!(browser.post("/accounts", &[("form_token", token), ("id", "evil")]).status, 403, "{token}");
+        assert_eq!(
+            browser
+                .post("/accounts", &[("form_token", token), ("id", "evil")])
+                .status,
+            403,
+            "{token}"
+        );
     }
     for (name, value) in [
         ("Sec-Fetch-Site", "cross-site"),
@@ -110,7 +168,12 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
         browser.extra = vec![(name, value.to_owned())];
         let reply = browser.post("/accounts", &[("form_token", &form_token), ("id", "evil")]);
         assert_eq!(reply.status, 403, "{name}: {value}");
-        assert_eq!(browser.post("/sign-in", &[("token", &demo.about.admin_token)]).status, 403);
+        assert_eq!(
+            browser
+                .post("/sign-in", &[("token", &demo.about.admin_token)])
+                .status,
+            403
+        );
     }
     assert_eq!(accounts(), 1);
 
@@ -142,12 +205,24 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
         "/sign-out",
     ] {
         assert_eq!(browser.post(path, &[]).status, 403, "{path}");
-        assert_eq!(Browser::new(&demo).post(path, &[]).header("location"), "/sign-in?ended=yes", "{path}");
+        assert_eq!(
+            Browser::new(&demo).post(path, &[]).header("location"),
+            "/sign-in?ended=yes",
+            "{path}"
+        );
     }
     // The console's own pages send these fields.
     let origin = demo.about.admin_url.clone();
-    browser.extra = vec![("Origin", origin), ("Sec-Fetch-Site", "same-origin".to_owned())];
-    assert_eq!(browser.post("/accounts", &[("form_token", &form_token), ("id", "good")]).status, 303);
+    browser.extra = vec![
+        ("Origin", origin),
+        ("Sec-Fetch-Site", "same-origin".to_owned()),
+    ];
+    assert_eq!(
+        browser
+            .post("/accounts", &[("form_token", &form_token), ("id", "good")])
+            .status,
+        303
+    );
     assert_eq!(accounts(), 2);
     // Scripts send the token in a header field.
     browser.extra.push(("X-Gw-Form-Token", form_token));

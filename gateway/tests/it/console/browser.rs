@@ -15,13 +15,21 @@ pub(crate) struct Reply {
 
 impl Reply {
     pub(crate) fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
     }
 
     /// Value and attributes of the cookie that the response sets.
     pub(crate) fn cookie(&self, name: &str) -> Option<(String, String)> {
-        let set = self.headers.get_all("set-cookie").iter().map(|value| value.to_str().unwrap());
-        let (value, rest) = set.filter_map(|set| set.strip_prefix(name)?.strip_prefix('=')?.split_once("; ")).next()?;
+        let set = self
+            .headers
+            .get_all("set-cookie")
+            .iter()
+            .map(|value| value.to_str().unwrap());
+        let (value, rest) = set
+            .filter_map(|set| set.strip_prefix(name)?.strip_prefix('=')?.split_once("; "))
+            .next()?;
         Some((value.to_owned(), rest.to_owned()))
     }
 
@@ -31,7 +39,10 @@ impl Reply {
     }
 
     pub(crate) fn between(&self, before: &str, after: &str) -> String {
-        let (_, rest) = self.text.split_once(before).unwrap_or_else(|| panic!("no {before}: {}", self.text));
+        let (_, rest) = self
+            .text
+            .split_once(before)
+            .unwrap_or_else(|| panic!("no {before}: {}", self.text));
         rest.split_once(after).unwrap().0.to_owned()
     }
 }
@@ -53,7 +64,12 @@ impl Browser {
 
     /// A browser for the admin listener at this URL.
     pub(crate) fn at(base: String) -> Self {
-        Self { base, authority: None, cookies: BTreeMap::new(), extra: Vec::new() }
+        Self {
+            base,
+            authority: None,
+            cookies: BTreeMap::new(),
+            extra: Vec::new(),
+        }
     }
 
     /// A browser that has signed in.
@@ -66,7 +82,14 @@ impl Browser {
 
     pub(crate) fn sign_in(&mut self, token: &str, next: &str) -> Reply {
         let form_token = self.get("/sign-in").form_token();
-        self.post("/sign-in", &[("form_token", &form_token), ("next", next), ("token", token)])
+        self.post(
+            "/sign-in",
+            &[
+                ("form_token", &form_token),
+                ("next", next),
+                ("token", token),
+            ],
+        )
     }
 
     pub(crate) fn get(&mut self, path: &str) -> Reply {
@@ -74,14 +97,19 @@ impl Browser {
     }
 
     pub(crate) fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> Reply {
-        let body = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let body = form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(fields)
+            .finish();
         self.send("POST", path, Some(body))
     }
 
     /// Sends a form with the form token of `page`.
     pub(crate) fn submit(&mut self, page: &str, path: &str, fields: &[(&str, &str)]) -> Reply {
         let form_token = self.get(page).form_token();
-        self.post(path, &[&[("form_token", form_token.as_str())], fields].concat())
+        self.post(
+            path,
+            &[&[("form_token", form_token.as_str())], fields].concat(),
+        )
     }
 
     pub(crate) fn send(&mut self, method: &str, path: &str, body: Option<String>) -> Reply {
@@ -89,10 +117,18 @@ impl Browser {
             .http_status_as_error(false)
             .max_redirects(0)
             .timeout_global(Some(crate::support::SOON));
-        let agent = AdminAddress::at(&self.base, self.authority.as_deref()).unwrap().agent(config);
-        let mut request = http::Request::builder().method(method).uri(format!("{}{path}", self.base));
+        let agent = AdminAddress::at(&self.base, self.authority.as_deref())
+            .unwrap()
+            .agent(config);
+        let mut request = http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base));
         if !self.cookies.is_empty() {
-            let pairs: Vec<String> = self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            let pairs: Vec<String> = self
+                .cookies
+                .iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect();
             request = request.header("Cookie", pairs.join("; "));
         }
         if body.is_some() {
@@ -106,8 +142,18 @@ impl Browser {
             None => agent.run(request.body(()).unwrap()).unwrap(),
         };
         let text = response.body_mut().read_to_string().unwrap();
-        let reply = Reply { status: response.status().as_u16(), headers: response.headers().clone(), text };
-        for name in ["gw_session", "gw_sign_in", "gw_theme", "__Host-gw_session", "__Host-gw_sign_in"] {
+        let reply = Reply {
+            status: response.status().as_u16(),
+            headers: response.headers().clone(),
+            text,
+        };
+        for name in [
+            "gw_session",
+            "gw_sign_in",
+            "gw_theme",
+            "__Host-gw_session",
+            "__Host-gw_sign_in",
+        ] {
             if let Some((value, _)) = reply.cookie(name) {
                 self.cookies.insert(name.to_owned(), value);
             }

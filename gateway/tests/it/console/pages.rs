@@ -25,25 +25,48 @@ fn every_page_requires_a_session_and_sends_security_headers() {
         ("/accounts".to_owned(), "/accounts/demo"),
         ("/accounts/demo".to_owned(), "/accounts/demo/services/echo"),
         ("/accounts/demo/new-service".to_owned(), "Create service"),
-        ("/accounts/demo/services/echo".to_owned(), "https://demo--echo.eu1.gw.localhost"),
+        (
+            "/accounts/demo/services/echo".to_owned(),
+            "https://demo--echo.eu1.gw.localhost",
+        ),
         ("/accounts/demo/credentials".to_owned(), client.as_str()),
-        (format!("/accounts/demo/credentials/{client}"), "Rotate secret"),
-        ("/accounts/demo/new-credentials".to_owned(), "Create credential"),
+        (
+            format!("/accounts/demo/credentials/{client}"),
+            "Rotate secret",
+        ),
+        (
+            "/accounts/demo/new-credentials".to_owned(),
+            "Create credential",
+        ),
         ("/accounts/demo/service-keys".to_owned(), key.as_str()),
         (format!("/accounts/demo/service-keys/{key}"), "Disable"),
-        ("/accounts/demo/new-service-keys".to_owned(), "Create service key"),
+        (
+            "/accounts/demo/new-service-keys".to_owned(),
+            "Create service key",
+        ),
         ("/accounts/demo/agents".to_owned(), agent.as_str()),
         (format!("/accounts/demo/agents/{agent}"), "Revoke agent"),
         ("/accounts/demo/new-agent".to_owned(), "Create token"),
         ("/accounts/demo/settings".to_owned(), "Delete account"),
         ("/tunnels".to_owned(), agent.as_str()),
         ("/requests".to_owned(), "Path begins with"),
-        ("/traffic?service=demo--echo&range=24h".to_owned(), "<option value=\"demo--echo\" selected>"),
-        ("/traffic?service=demo--gone".to_owned(), "<option value=\"demo--gone\" selected>"),
+        (
+            "/traffic?service=demo--echo&range=24h".to_owned(),
+            "<option value=\"demo--echo\" selected>",
+        ),
+        (
+            "/traffic?service=demo--gone".to_owned(),
+            "<option value=\"demo--gone\" selected>",
+        ),
         ("/audit-log?account=demo".to_owned(), "account.create"),
     ] {
         let page = browser.get(&path);
-        assert_eq!((page.status, page.text.contains(holds)), (200, true), "{path} has no {holds}: {}", page.text);
+        assert_eq!(
+            (page.status, page.text.contains(holds)),
+            (200, true),
+            "{path} has no {holds}: {}",
+            page.text
+        );
         let policy = page.header("content-security-policy");
         for part in [
             "default-src 'none'",
@@ -52,14 +75,29 @@ fn every_page_requires_a_session_and_sends_security_headers() {
             "frame-ancestors 'none'",
             "base-uri 'none'",
         ] {
-            assert!(policy.contains(part) && !policy.contains("unsafe"), "{policy}");
+            assert!(
+                policy.contains(part) && !policy.contains("unsafe"),
+                "{policy}"
+            );
         }
         assert_eq!(page.header("x-content-type-options"), "nosniff");
         assert_eq!(page.header("referrer-policy"), "same-origin");
         assert_eq!(page.header("cache-control"), "no-store");
-        assert!(!page.text.contains("<script>") && !page.text.contains(" style=") && !page.text.contains(" onclick"));
-        for secret in [&demo.about.client_secret, &demo.about.service_key, &demo.about.admin_token, &token] {
-            assert!(!page.text.contains(secret.as_str()), "{path} shows a secret");
+        assert!(
+            !page.text.contains("<script>")
+                && !page.text.contains(" style=")
+                && !page.text.contains(" onclick")
+        );
+        for secret in [
+            &demo.about.client_secret,
+            &demo.about.service_key,
+            &demo.about.admin_token,
+            &token,
+        ] {
+            assert!(
+                !page.text.contains(secret.as_str()),
+                "{path} shows a secret"
+            );
         }
         // Without a session the page redirects to the sign-in page.
         assert_eq!(Browser::new(&demo).get(&path).status, 303, "{path}");
@@ -81,13 +119,21 @@ fn every_page_requires_a_session_and_sends_security_headers() {
     let mut polling = Browser::new(&demo);
     polling.extra = vec![("HX-Request", "true".to_owned())];
     let told = polling.get("/tunnels");
-    assert_eq!((told.status, told.header("hx-redirect")), (401, "/sign-in?ended=yes"));
+    assert_eq!(
+        (told.status, told.header("hx-redirect")),
+        (401, "/sign-in?ended=yes")
+    );
     // Styles and scripts need no session and are cached for long.
     let sheet = browser.get("/sign-in").header("location").to_owned();
     assert_eq!(sheet, "/");
-    let sheet = Browser::new(&demo).get("/sign-in").between("stylesheet\" href=\"", "\"");
+    let sheet = Browser::new(&demo)
+        .get("/sign-in")
+        .between("stylesheet\" href=\"", "\"");
     let sheet = Browser::new(&demo).get(&sheet);
-    assert_eq!((sheet.status, sheet.header("content-type")), (200, "text/css; charset=utf-8"));
+    assert_eq!(
+        (sheet.status, sheet.header("content-type")),
+        (200, "text/css; charset=utf-8")
+    );
     assert!(sheet.header("cache-control").contains("immutable"));
 }
 
@@ -95,11 +141,21 @@ fn every_page_requires_a_session_and_sends_security_headers() {
 fn the_overview_lists_the_errors_of_the_last_hour() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
-    assert!(browser.get("/").text.contains("No logged request of the last hour has a 5xx status."));
+    assert!(
+        browser
+            .get("/")
+            .text
+            .contains("No logged request of the last hour has a 5xx status.")
+    );
     let mut caller = connect(&demo);
     caller.send(format!("GET /refused HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
-    let link = format!("href=\"/requests/{}\"", caller.response().header("x-gw-request-id"));
-    eventually("the error is on the overview", || browser.get("/").text.contains(&link).then_some(()));
+    let link = format!(
+        "href=\"/requests/{}\"",
+        caller.response().header("x-gw-request-id")
+    );
+    eventually("the error is on the overview", || {
+        browser.get("/").text.contains(&link).then_some(())
+    });
 }
 
 #[test]
@@ -107,21 +163,47 @@ fn state_of_tunnels_and_lost_redundancy_are_shown() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
     let ready = control.records().agents.into_values().next().unwrap();
-    for page in ["/tunnels".to_owned(), format!("/accounts/demo/agents/{}", ready.id)] {
-        let state = browser.get(&page).between("<td data-label=\"State\">", "</td>");
-        assert!(state.contains("<span class=\"pill good\">ready</span>") && state.contains(">for "), "{page}: {state}");
+    for page in [
+        "/tunnels".to_owned(),
+        format!("/accounts/demo/agents/{}", ready.id),
+    ] {
+        let state = browser
+            .get(&page)
+            .between("<td data-label=\"State\">", "</td>");
+        assert!(
+            state.contains("<span class=\"pill good\">ready</span>") && state.contains(">for "),
+            "{page}: {state}"
+        );
     }
     let service = "/accounts/demo/services/echo";
     for page in ["/", service] {
         let page = browser.get(page);
-        assert!(!page.text.contains("class=\"warning\"") && !page.text.contains("not redundant"), "{}", page.text);
+        assert!(
+            !page.text.contains("class=\"warning\"") && !page.text.contains("not redundant"),
+            "{}",
+            page.text
+        );
     }
-    let lost = AgentRecord { id: AgentId::random(), name: "<lost>".to_owned(), key: None, ..ready.clone() };
+    let lost = AgentRecord {
+        id: AgentId::random(),
+        name: "<lost>".to_owned(),
+        key: None,
+        ..ready.clone()
+    };
     control.put(&StoredRecord::Agent(lost.clone())).unwrap();
-    assert!(browser.get("/").text.contains("<span class=\"pill warn\">not redundant</span>"));
+    assert!(
+        browser
+            .get("/")
+            .text
+            .contains("<span class=\"pill warn\">not redundant</span>")
+    );
     for page in ["/", service] {
         let warning = browser.get(page).between("<p class=\"warning\">", "</p>");
-        for holds in ["1 of 2 agents is ready", lost.id.as_str(), "lost&#62;): no tunnel. Remedy: "] {
+        for holds in [
+            "1 of 2 agents is ready",
+            lost.id.as_str(),
+            "lost&#62;): no tunnel. Remedy: ",
+        ] {
             assert!(warning.contains(holds), "{page} has no {holds}: {warning}");
         }
     }
@@ -134,23 +216,64 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
 
     // The error is shown at its field, and the typed text is kept.
     let wrong = browser.submit("/accounts", "/accounts", &[("id", "NO WAY")]);
-    assert_eq!((wrong.status, wrong.text.contains("value=\"NO WAY\"")), (422, true));
-    assert!(wrong.between("id=\"id-error\">", "<").contains("3 to 15 characters"));
+    assert_eq!(
+        (wrong.status, wrong.text.contains("value=\"NO WAY\"")),
+        (422, true)
+    );
+    assert!(
+        wrong
+            .between("id=\"id-error\">", "<")
+            .contains("3 to 15 characters")
+    );
     let made = browser.submit("/accounts", "/accounts", &[("id", "acme")]);
-    assert_eq!((made.status, made.header("location")), (303, "/accounts/acme?note=created"));
+    assert_eq!(
+        (made.status, made.header("location")),
+        (303, "/accounts/acme?note=created")
+    );
 
-    let wrong = browser.submit("/accounts/acme/new-service", "/accounts/acme", &[("id", "api"), ("burst", "many")]);
-    assert!(wrong.status == 422 && wrong.text.contains("value=\"many\"") && wrong.text.contains("id=\"burst-error\""));
-    let wrong = browser.submit("/accounts/acme/new-service", "/accounts/acme", &[("id", "api")]);
-    assert!(wrong.between("id=\"modes-error\">", "<").contains("at least one"));
+    let wrong = browser.submit(
+        "/accounts/acme/new-service",
+        "/accounts/acme",
+        &[("id", "api"), ("burst", "many")],
+    );
+    assert!(
+        wrong.status == 422
+            && wrong.text.contains("value=\"many\"")
+            && wrong.text.contains("id=\"burst-error\"")
+    );
+    let wrong = browser.submit(
+        "/accounts/acme/new-service",
+        "/accounts/acme",
+        &[("id", "api")],
+    );
+    assert!(
+        wrong
+            .between("id=\"modes-error\">", "<")
+            .contains("at least one")
+    );
     assert_eq!(wrong.text.matches(" autofocus").count(), 1);
-    let fields = [("id", "api"), ("modes", "jwt"), ("modes", "service_key"), ("burst", "7"), ("request_logging", "on")];
+    let fields = [
+        ("id", "api"),
+        ("modes", "jwt"),
+        ("modes", "service_key"),
+        ("burst", "7"),
+        ("request_logging", "on"),
+    ];
     let made = browser.submit("/accounts/acme/new-service", "/accounts/acme", &fields);
-    assert_eq!((made.status, made.header("location")), (303, "/accounts/acme/services/api?note=created"));
+    assert_eq!(
+        (made.status, made.header("location")),
+        (303, "/accounts/acme/services/api?note=created")
+    );
     let service = control.service("acme", "api").unwrap();
-    assert_eq!((service.burst, service.refill_per_minute, service.enabled), (7, 1_000_000, true));
+    assert_eq!(
+        (service.burst, service.refill_per_minute, service.enabled),
+        (7, 1_000_000, true)
+    );
     assert!(service.request_logging && !service.capture_request_body);
-    assert_eq!((service.retries, service.affinity.to_string().as_str()), (false, "none"));
+    assert_eq!(
+        (service.retries, service.affinity.to_string().as_str()),
+        (false, "none")
+    );
 
     let page = "/accounts/acme/services/api";
     assert!(
@@ -159,18 +282,46 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
             .text
             .contains("id=\"retries\" name=\"retries\" type=\"checkbox\" value=\"on\" checked")
     );
-    let fields = [("modes", "service_key"), ("burst", "8"), ("refill_per_minute", "9"), ("capture_request_body", "on")];
+    let fields = [
+        ("modes", "service_key"),
+        ("burst", "8"),
+        ("refill_per_minute", "9"),
+        ("capture_request_body", "on"),
+    ];
     let several_agents = [("retries", "on"), ("affinity", "header:Host")];
     let wrong = browser.submit(page, page, &[&fields[..], &several_agents].concat());
     assert!(
-        wrong.status == 422 && wrong.between("id=\"affinity-error\">", "<").contains("host does not reach the agent")
+        wrong.status == 422
+            && wrong
+                .between("id=\"affinity-error\">", "<")
+                .contains("host does not reach the agent")
     );
-    let fields = [&fields[..], &[("retries", "on"), ("affinity", "cookie:sid")]].concat();
-    assert_eq!(browser.submit(page, page, &fields).header("location"), "/accounts/acme/services/api?note=saved");
+    let fields = [
+        &fields[..],
+        &[("retries", "on"), ("affinity", "cookie:sid")],
+    ]
+    .concat();
+    assert_eq!(
+        browser.submit(page, page, &fields).header("location"),
+        "/accounts/acme/services/api?note=saved"
+    );
     let service = control.service("acme", "api").unwrap();
-    assert_eq!((service.burst, service.refill_per_minute, service.enabled, service.modes.len()), (8, 9, false, 1));
-    assert!(!service.request_logging && service.capture_request_body && !service.capture_response_body);
-    assert_eq!((service.retries, service.affinity.to_string().as_str()), (true, "cookie:sid"));
+    assert_eq!(
+        (
+            service.burst,
+            service.refill_per_minute,
+            service.enabled,
+            service.modes.len()
+        ),
+        (8, 9, false, 1)
+    );
+    assert!(
+        !service.request_logging && service.capture_request_body && !service.capture_response_body
+    );
+    assert_eq!(
+        (service.retries, service.affinity.to_string().as_str()),
+        (true, "cookie:sid")
+    );
     let shown = browser.get(page).text;
     assert!(
         shown.contains("value=\"cookie:sid\"")
@@ -179,87 +330,217 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     assert_eq!(browser.submit(page, page, &[("modes", "jwt")]).status, 422);
 
     for (path, prefix) in [("credentials", "gw_cs_"), ("service-keys", "gw_sk_")] {
-        let (list, new) = (format!("/accounts/acme/{path}"), format!("/accounts/acme/new-{path}"));
+        let (list, new) = (
+            format!("/accounts/acme/{path}"),
+            format!("/accounts/acme/new-{path}"),
+        );
         assert_eq!(browser.submit(&new, &list, &[("name", "ci")]).status, 422);
         let made = browser.submit(&new, &list, &[("name", "ci"), ("allowed_services", "api")]);
         let secret = made.between("aria-labelledby=\"secret-title\">", "<");
         assert!(made.status == 200 && secret.starts_with(prefix), "{secret}");
-        assert!(made.between("aria-labelledby=\"commands-title\">", "</pre>").contains(&secret));
+        assert!(
+            made.between("aria-labelledby=\"commands-title\">", "</pre>")
+                .contains(&secret)
+        );
         let item = made.between("data-reload=\"", "\"");
         // A repeated request returns the existing credential without a secret.
         let again = browser.submit(&new, &list, &[("name", "ci"), ("allowed_services", "api")]);
-        assert_eq!((again.status, again.header("location")), (303, format!("{item}?note=there").as_str()));
-        let rotated =
-            browser.submit(&item, &format!("{item}/rotate"), &[]).between("aria-labelledby=\"secret-title\">", "<");
+        assert_eq!(
+            (again.status, again.header("location")),
+            (303, format!("{item}?note=there").as_str())
+        );
+        let rotated = browser
+            .submit(&item, &format!("{item}/rotate"), &[])
+            .between("aria-labelledby=\"secret-title\">", "<");
         assert!(rotated.starts_with(prefix) && rotated != secret);
         for secret in [&secret, &rotated] {
             for page in [&item, &list, &"/audit-log".to_owned()] {
-                assert!(!browser.get(page).text.contains(secret.as_str()), "{page} shows a secret");
+                assert!(
+                    !browser.get(page).text.contains(secret.as_str()),
+                    "{page} shows a secret"
+                );
             }
         }
-        assert_eq!(browser.submit(&item, &format!("{item}/disable"), &[]).status, 303);
+        assert_eq!(
+            browser
+                .submit(&item, &format!("{item}/disable"), &[])
+                .status,
+            303
+        );
         assert!(browser.get(&item).text.contains("/enable"));
-        assert_eq!(browser.submit(&item, &format!("{item}/enable"), &[]).status, 303);
-        let renamed = browser.submit(&item, &item, &[("name", "deploy"), ("allowed_services", "api")]);
+        assert_eq!(
+            browser.submit(&item, &format!("{item}/enable"), &[]).status,
+            303
+        );
+        let renamed = browser.submit(
+            &item,
+            &item,
+            &[("name", "deploy"), ("allowed_services", "api")],
+        );
         assert_eq!(renamed.status, 303);
         assert!(browser.get(&list).text.contains("deploy"));
         let nameless = browser.submit(&item, &item, &[("name", " "), ("allowed_services", "api")]);
-        assert!(nameless.status == 422 && nameless.text.contains("id=\"name-error\""), "{}", nameless.text);
+        assert!(
+            nameless.status == 422 && nameless.text.contains("id=\"name-error\""),
+            "{}",
+            nameless.text
+        );
         let idle = browser.submit(&item, &item, &[("name", "deploy")]);
-        assert!(idle.status == 422 && idle.text.contains("id=\"allowed_services-error\""), "{}", idle.text);
+        assert!(
+            idle.status == 422 && idle.text.contains("id=\"allowed_services-error\""),
+            "{}",
+            idle.text
+        );
         let unsure = browser.submit(&item, &format!("{item}/delete"), &[("confirm", "deploy")]);
         assert!(
             unsure.status == 422
-                && unsure.text.contains("autofocus aria-invalid=\"true\" aria-describedby=\"confirm-error\"")
+                && unsure
+                    .text
+                    .contains("autofocus aria-invalid=\"true\" aria-describedby=\"confirm-error\"")
         );
         let id = item.rsplit('/').next().unwrap().to_owned();
-        assert_eq!(browser.submit(&item, &format!("{item}/delete"), &[("confirm", &id)]).status, 303);
+        assert_eq!(
+            browser
+                .submit(&item, &format!("{item}/delete"), &[("confirm", &id)])
+                .status,
+            303
+        );
         assert_eq!(browser.get(&item).status, 404);
     }
 
     let wrong = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &[]);
     assert!(wrong.status == 422 && wrong.text.contains("id=\"services-error\""));
-    let fields = [("services", "api"), ("uses", "0"), ("expires_in", "31d"), ("backend_port", "0")];
-    let wrong = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &fields);
-    assert!(wrong.status == 422 && wrong.text.contains("value=\"31d\""), "{}", wrong.text);
-    assert!(wrong.between("id=\"uses-error\">", "<").contains("from 1 to 10000"));
-    assert!(wrong.between("id=\"expires_in-error\">", "<").contains("from 1 minute to 30 days"));
-    assert!(wrong.between("id=\"backend_port-error\">", "<").contains("from 1 to 65535"));
-    let (uses, lifetime, port) = (("uses", "50"), ("expires_in", "12h"), ("backend_port", "8080"));
-    let fields = [("services", "api"), ("approval", "manual"), ("ephemeral", "on"), uses, lifetime, port];
-    let made = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &fields);
-    assert!(made.text.contains("It works for 50 agents, until "), "{}", made.text);
+    let fields = [
+        ("services", "api"),
+        ("uses", "0"),
+        ("expires_in", "31d"),
+        ("backend_port", "0"),
+    ];
+    let wrong = browser.submit(
+        "/accounts/acme/new-agent",
+        "/accounts/acme/new-agent",
+        &fields,
+    );
+    assert!(
+        wrong.status == 422 && wrong.text.contains("value=\"31d\""),
+        "{}",
+        wrong.text
+    );
+    assert!(
+        wrong
+            .between("id=\"uses-error\">", "<")
+            .contains("from 1 to 10000")
+    );
+    assert!(
+        wrong
+            .between("id=\"expires_in-error\">", "<")
+            .contains("from 1 minute to 30 days")
+    );
+    assert!(
+        wrong
+            .between("id=\"backend_port-error\">", "<")
+            .contains("from 1 to 65535")
+    );
+    let (uses, lifetime, port) = (
+        ("uses", "50"),
+        ("expires_in", "12h"),
+        ("backend_port", "8080"),
+    );
+    let fields = [
+        ("services", "api"),
+        ("approval", "manual"),
+        ("ephemeral", "on"),
+        uses,
+        lifetime,
+        port,
+    ];
+    let made = browser.submit(
+        "/accounts/acme/new-agent",
+        "/accounts/acme/new-agent",
+        &fields,
+    );
+    assert!(
+        made.text.contains("It works for 50 agents, until "),
+        "{}",
+        made.text
+    );
     let tokens = control.records().enrollment_tokens;
-    let record = tokens.values().find(|token| token.account.as_str() == "acme").unwrap();
-    assert_eq!((record.uses, record.expires_at.0 - record.created_at.0, record.ephemeral), (50, 12 * 3600, true));
+    let record = tokens
+        .values()
+        .find(|token| token.account.as_str() == "acme")
+        .unwrap();
+    assert_eq!(
+        (
+            record.uses,
+            record.expires_at.0 - record.created_at.0,
+            record.ephemeral
+        ),
+        (50, 12 * 3600, true)
+    );
     let token = made.between("aria-labelledby=\"secret-title\">", "<");
     let command = made.between("aria-labelledby=\"command-title\">", "</pre>");
-    let line = format!("GW_ENROLLMENT_TOKEN={token} gw-agent http 8080 --gateway https://eu1.gw.localhost:");
-    assert!(command.contains(&line) && command.ends_with(" --ca-file gw-ca.crt"), "{command}");
-    assert!(command.contains("-----BEGIN CERTIFICATE-----\n"), "{command}");
+    let line = format!(
+        "GW_ENROLLMENT_TOKEN={token} gw-agent http 8080 --gateway https://eu1.gw.localhost:"
+    );
+    assert!(
+        command.contains(&line) && command.ends_with(" --ca-file gw-ca.crt"),
+        "{command}"
+    );
+    assert!(
+        command.contains("-----BEGIN CERTIFICATE-----\n"),
+        "{command}"
+    );
     let agents = browser.get("/accounts/acme/agents");
     assert!(
-        !agents.text.contains(&token) && agents.text.contains(">0 of 50 <span class=\"muted\">ephemeral</span><"),
+        !agents.text.contains(&token)
+            && agents
+                .text
+                .contains(">0 of 50 <span class=\"muted\">ephemeral</span><"),
         "{}",
         agents.text
     );
     let delete = agents.between("action=\"/accounts/acme/enrollment-tokens/", "\"");
     let path = format!("/accounts/acme/enrollment-tokens/{delete}");
-    assert_eq!(browser.submit("/accounts/acme/agents", &path, &[]).status, 303);
+    assert_eq!(
+        browser.submit("/accounts/acme/agents", &path, &[]).status,
+        303
+    );
 
     assert!(!control.account("acme").unwrap().capture_allowed);
-    let plan = browser.submit("/accounts/acme/settings", "/accounts/acme/settings", &[("capture_allowed", "on")]);
-    assert_eq!(plan.header("location"), "/accounts/acme/settings?note=saved");
+    let plan = browser.submit(
+        "/accounts/acme/settings",
+        "/accounts/acme/settings",
+        &[("capture_allowed", "on")],
+    );
+    assert_eq!(
+        plan.header("location"),
+        "/accounts/acme/settings?note=saved"
+    );
     assert!(control.account("acme").unwrap().capture_allowed);
 
-    let busy = browser.submit("/accounts/acme/settings", "/accounts/acme/delete", &[("confirm", "acme")]);
+    let busy = browser.submit(
+        "/accounts/acme/settings",
+        "/accounts/acme/delete",
+        &[("confirm", "acme")],
+    );
     assert!(busy.status == 422 && busy.text.contains("still has services"));
     let unsure = browser.submit(page, &format!("{page}/delete"), &[("confirm", "")]);
     assert!(
-        unsure.status == 422 && unsure.text.contains("value=\"9\"") && unsure.text.contains("id=\"confirm-error\"")
+        unsure.status == 422
+            && unsure.text.contains("value=\"9\"")
+            && unsure.text.contains("id=\"confirm-error\"")
     );
-    assert_eq!(browser.submit(page, &format!("{page}/delete"), &[("confirm", "api")]).status, 303);
-    let gone = browser.submit("/accounts/acme/settings", "/accounts/acme/delete", &[("confirm", "acme")]);
+    assert_eq!(
+        browser
+            .submit(page, &format!("{page}/delete"), &[("confirm", "api")])
+            .status,
+        303
+    );
+    let gone = browser.submit(
+        "/accounts/acme/settings",
+        "/accounts/acme/delete",
+        &[("confirm", "acme")],
+    );
     assert_eq!(gone.header("location"), "/accounts?note=deleted");
     assert!(control.account("acme").is_err());
 }
@@ -271,33 +552,83 @@ fn agents_are_renamed_revoked_and_deleted() {
     let agent = control.records().agents.keys().next().unwrap().to_string();
     let page = format!("/accounts/demo/agents/{agent}");
     let renamed = browser.submit(&page, &page, &[("name", "edge <b>"), ("services", "echo")]);
-    assert_eq!((renamed.status, control.agent("demo", &agent).unwrap().name.as_str()), (303, "edge <b>"));
+    assert_eq!(
+        (
+            renamed.status,
+            control.agent("demo", &agent).unwrap().name.as_str()
+        ),
+        (303, "edge <b>")
+    );
     assert!(!control.agent("demo", &agent).unwrap().standby);
-    let standby = browser.submit(&page, &page, &[("name", "edge"), ("services", "echo"), ("standby", "on")]);
-    assert_eq!((standby.status, control.agent("demo", &agent).unwrap().standby), (303, true));
+    let standby = browser.submit(
+        &page,
+        &page,
+        &[("name", "edge"), ("services", "echo"), ("standby", "on")],
+    );
+    assert_eq!(
+        (
+            standby.status,
+            control.agent("demo", &agent).unwrap().standby
+        ),
+        (303, true)
+    );
     for shown in [&page, "/accounts/demo/agents"] {
-        assert!(browser.get(shown).text.contains("<span class=\"pill neutral\">standby</span>"), "{shown}");
+        assert!(
+            browser
+                .get(shown)
+                .text
+                .contains("<span class=\"pill neutral\">standby</span>"),
+            "{shown}"
+        );
     }
-    assert!(browser.get(&page).text.contains("name=\"standby\" type=\"checkbox\" value=\"on\" checked"));
+    assert!(
+        browser
+            .get(&page)
+            .text
+            .contains("name=\"standby\" type=\"checkbox\" value=\"on\" checked")
+    );
     let idle = browser.submit(&page, &page, &[("name", "edge")]);
-    assert!(idle.status == 422 && idle.text.contains("id=\"services-error\""), "{}", idle.text);
+    assert!(
+        idle.status == 422 && idle.text.contains("id=\"services-error\""),
+        "{}",
+        idle.text
+    );
     assert_eq!(control.agent("demo", &agent).unwrap().services.len(), 1);
-    assert_eq!(browser.submit(&page, &format!("{page}/revoke"), &[("confirm", "edge")]).status, 422);
+    assert_eq!(
+        browser
+            .submit(&page, &format!("{page}/revoke"), &[("confirm", "edge")])
+            .status,
+        422
+    );
     let revoked = browser.submit(&page, &format!("{page}/revoke"), &[("confirm", &agent)]);
     assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
     for shown in [&page, "/accounts/demo/services/echo"] {
         let row = eventually("the end of the tunnel is shown", || {
             let shown = browser.get(shown);
-            shown.text.contains("data-label=\"Ended\"").then(|| shown.between("data-label=\"Ended\">", "</tr>"))
+            shown
+                .text
+                .contains("data-label=\"Ended\"")
+                .then(|| shown.between("data-label=\"Ended\">", "</tr>"))
         });
-        assert!(row.contains(">agent_revoked<") && row.contains("enroll it again with a new token"), "{shown}: {row}");
+        assert!(
+            row.contains(">agent_revoked<") && row.contains("enroll it again with a new token"),
+            "{shown}: {row}"
+        );
     }
-    let listed = browser.get("/accounts/demo/agents").between("<td data-label=\"Serves\">", "</td>");
+    let listed = browser
+        .get("/accounts/demo/agents")
+        .between("<td data-label=\"Serves\">", "</td>");
     assert!(listed.contains("ago: agent_revoked</span>"), "{listed}");
     let approve = browser.submit(&page, &format!("{page}/approve"), &[]);
-    assert_eq!((approve.status, approve.text.contains("enroll it again")), (409, true));
+    assert_eq!(
+        (approve.status, approve.text.contains("enroll it again")),
+        (409, true)
+    );
     let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
-    assert_eq!(deleted.header("location"), "/accounts/demo/agents?note=deleted");
+    assert_eq!(
+        deleted.header("location"),
+        "/accounts/demo/agents?note=deleted"
+    );
     assert_eq!(browser.get(&page).status, 404);
 }
 
@@ -307,10 +638,18 @@ fn release_keys_that_an_agent_accepts_are_shown() {
     let demo = demo(None);
     let agent = modified_agent::enroll(&demo);
     let (mut tunnel, mut browser) = (agent.tunnel(&demo), Browser::signed_in(&demo));
-    let page = format!("/accounts/{}/agents/{}", modified_agent::ACCOUNT, agent.agent);
-    tunnel.0.send(message(format!(r#"{{"type":"update","state":"ready","release_keys":["{RELEASE_KEY}"]}}"#)));
+    let page = format!(
+        "/accounts/{}/agents/{}",
+        modified_agent::ACCOUNT,
+        agent.agent
+    );
+    tunnel.0.send(message(format!(
+        r#"{{"type":"update","state":"ready","release_keys":["{RELEASE_KEY}"]}}"#
+    )));
     let shown = format!("<span class=\"id\">{RELEASE_KEY}</span>");
-    eventually("the release key is shown", || browser.get(&page).text.contains(&shown).then_some(()));
+    eventually("the release key is shown", || {
+        browser.get(&page).text.contains(&shown).then_some(())
+    });
 }
 
 #[test]
@@ -320,24 +659,54 @@ fn the_agents_of_an_enrollment_token_are_listed() {
     let agent = control.records().agents.into_values().next().unwrap();
     let token = agent.enrollment_token.clone().unwrap();
     let page = browser.get("/accounts/demo/agents");
-    let link = format!("<a class=\"id\" href=\"/accounts/demo/agents/{0}\">{0}</a>", agent.id);
-    assert!(page.text.contains(&link) && page.text.contains(">1 of 1<"), "{}", page.text);
+    let link = format!(
+        "<a class=\"id\" href=\"/accounts/demo/agents/{0}\">{0}</a>",
+        agent.id
+    );
+    assert!(
+        page.text.contains(&link) && page.text.contains(">1 of 1<"),
+        "{}",
+        page.text
+    );
     for number in 1..=60 {
         let id = AgentId::new(&format!("ag_{number:020}")).unwrap();
-        control.put(&StoredRecord::Agent(AgentRecord { id, ..agent.clone() })).unwrap();
+        control
+            .put(&StoredRecord::Agent(AgentRecord {
+                id,
+                ..agent.clone()
+            }))
+            .unwrap();
     }
     // Agents of no token are not listed.
-    let other = AgentRecord { id: AgentId::random(), enrollment_token: None, ..agent.clone() };
+    let other = AgentRecord {
+        id: AgentId::random(),
+        enrollment_token: None,
+        ..agent.clone()
+    };
     control.put(&StoredRecord::Agent(other.clone())).unwrap();
     let of_token = format!("/accounts/demo/agents?enrolled_with={token}");
     let page = browser.get("/accounts/demo/agents");
-    assert!(page.text.contains(&format!("<a href=\"{of_token}\">Show all</a>")), "{}", page.text);
+    assert!(
+        page.text
+            .contains(&format!("<a href=\"{of_token}\">Show all</a>")),
+        "{}",
+        page.text
+    );
     let first = browser.get(&of_token);
-    let next = first.between("<p class=\"more\"><a class=\"button\" href=\"", "\"").replace("&amp;", "&");
+    let next = first
+        .between("<p class=\"more\"><a class=\"button\" href=\"", "\"")
+        .replace("&amp;", "&");
     let pages = [first, browser.get(&next)];
-    let rows: Vec<usize> = pages.iter().map(|page| page.text.matches("<td data-label=\"Agent\">").count()).collect();
+    let rows: Vec<usize> = pages
+        .iter()
+        .map(|page| page.text.matches("<td data-label=\"Agent\">").count())
+        .collect();
     assert_eq!(rows, [50, 11]);
-    assert!(pages.iter().all(|page| !page.text.contains(other.id.as_str())));
+    assert!(
+        pages
+            .iter()
+            .all(|page| !page.text.contains(other.id.as_str()))
+    );
     let shown = browser.get(&format!("/accounts/demo/agents/{}", agent.id));
     assert!(shown.text.contains(&of_token), "{}", shown.text);
 }
@@ -360,9 +729,20 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
     let new = browser.get("/accounts/many/new-credentials").text;
     assert!(!new.contains("value=\"s500\"") && new.contains("has more services"));
     // The form as a browser sends it.
-    let saved = browser.submit(&page, &page, &[("name", "ci"), ("allowed_services", "s500")]);
+    let saved = browser.submit(
+        &page,
+        &page,
+        &[("name", "ci"), ("allowed_services", "s500")],
+    );
     assert_eq!(saved.status, 303);
-    assert_eq!(control.caller_secret::<ClientId>("many", &id).unwrap().allowed_services.len(), 1);
+    assert_eq!(
+        control
+            .caller_secret::<ClientId>("many", &id)
+            .unwrap()
+            .allowed_services
+            .len(),
+        1
+    );
 
     for _ in 0..51 {
         setup::enrollment_token(control, "many", &["s000"]);
@@ -371,7 +751,14 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
     let first = browser.get("/accounts/many/agents");
     assert_eq!(tokens(&first.text), 50);
     let rest = first.between("href=\"/accounts/many/agents?tokens=", "\"");
-    assert_eq!(tokens(&browser.get(&format!("/accounts/many/agents?tokens={rest}")).text), 1);
+    assert_eq!(
+        tokens(
+            &browser
+                .get(&format!("/accounts/many/agents?tokens={rest}"))
+                .text
+        ),
+        1
+    );
 }
 
 #[test]
@@ -379,18 +766,38 @@ fn names_and_url_values_are_escaped_on_every_page() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
     let name = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
-    let new = NewCallerSecret { name: Some(name.to_owned()), allowed_services: vec!["echo".to_owned()], enabled: None };
-    control.create_caller_secret::<ClientId>(&Actor::Admin, "demo", &new).unwrap();
-    control.create_caller_secret::<KeyId>(&Actor::Admin, "demo", &new).unwrap();
+    let new = NewCallerSecret {
+        name: Some(name.to_owned()),
+        allowed_services: vec!["echo".to_owned()],
+        enabled: None,
+    };
+    control
+        .create_caller_secret::<ClientId>(&Actor::Admin, "demo", &new)
+        .unwrap();
+    control
+        .create_caller_secret::<KeyId>(&Actor::Admin, "demo", &new)
+        .unwrap();
     let item = |records: &gw_gateway::store::Records| {
-        let named = records.credentials.values().find(|record| record.access.name.as_deref() == Some(name));
+        let named = records
+            .credentials
+            .values()
+            .find(|record| record.access.name.as_deref() == Some(name));
         format!("/accounts/demo/credentials/{}", named.unwrap().id)
     };
     let item = item(&control.records());
-    for path in [&item, "/accounts/demo/credentials", "/accounts/demo/service-keys", "/audit-log"] {
+    for path in [
+        &item,
+        "/accounts/demo/credentials",
+        "/accounts/demo/service-keys",
+        "/audit-log",
+    ] {
         let page = browser.get(path);
         assert!(page.text.contains("alert(1)"), "{path}");
-        assert!(!page.text.contains("<script>") && !page.text.contains("<img"), "{path}: {}", page.text);
+        assert!(
+            !page.text.contains("<script>") && !page.text.contains("<img"),
+            "{path}: {}",
+            page.text
+        );
     }
     // Values from the URL are escaped as well.
     for path in [
@@ -411,10 +818,18 @@ fn the_theme_is_remembered() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
     assert!(browser.get("/").text.contains("data-theme=\"system\""));
-    let set = browser.submit("/tunnels", "/theme", &[("theme", "dark"), ("back", "/tunnels")]);
+    let set = browser.submit(
+        "/tunnels",
+        "/theme",
+        &[("theme", "dark"), ("back", "/tunnels")],
+    );
     assert_eq!((set.status, set.header("location")), (303, "/tunnels"));
     assert!(browser.get("/tunnels").text.contains("data-theme=\"dark\""));
-    let away = browser.submit("/tunnels", "/theme", &[("theme", "x"), ("back", "https://evil.example")]);
+    let away = browser.submit(
+        "/tunnels",
+        "/theme",
+        &[("theme", "x"), ("back", "https://evil.example")],
+    );
     assert_eq!(away.header("location"), "/");
     assert!(browser.get("/").text.contains("data-theme=\"system\""));
 }

@@ -7,8 +7,8 @@ use std::thread;
 
 use gw_shared::tunnel::{self, handshake};
 use rcgen::{
-    BasicConstraints, Certificate, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair,
-    PublicKeyData,
+    BasicConstraints, Certificate, CertificateParams, CertificateSigningRequestParams, IsCa,
+    Issuer, KeyPair, PublicKeyData,
 };
 use rustls::crypto::aws_lc_rs;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -86,17 +86,27 @@ impl HostileGateway {
         let key = KeyPair::generate().unwrap();
         let names = ["eu1.gw.localhost", "*.eu1.gw.localhost"];
         let certificate = certificate(&key, &names, &issuer);
-        let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate.into()], PrivateKeyDer::from(key))
-            .unwrap();
+        let mut config =
+            ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(vec![certificate.into()], PrivateKeyDer::from(key))
+                .unwrap();
         config.alpn_protocols = vec![tunnel::ALPN.to_vec(), b"http/1.1".to_vec()];
         let (config, listener) = (Arc::new(config), TcpListener::bind("127.0.0.1:0").unwrap());
-        let url = format!("https://eu1.gw.localhost:{}", listener.local_addr().unwrap().port());
+        let url = format!(
+            "https://eu1.gw.localhost:{}",
+            listener.local_addr().unwrap().port()
+        );
         let tunnels = Arc::default();
-        let shared = Shared { issuer, ca_pem: ca_pem.clone(), replies, messages, tunnels: Arc::clone(&tunnels) };
+        let shared = Shared {
+            issuer,
+            ca_pem: ca_pem.clone(),
+            replies,
+            messages,
+            tunnels: Arc::clone(&tunnels),
+        };
         let shared = Arc::new(shared);
         thread::spawn(move || {
             for socket in listener.incoming().flatten() {
@@ -106,7 +116,11 @@ impl HostileGateway {
                 thread::spawn(move || shared.serve(Peer::new(StreamOwned::new(session, socket))));
             }
         });
-        Self { url, ca_pem, tunnels }
+        Self {
+            url,
+            ca_pem,
+            tunnels,
+        }
     }
 
     pub(super) fn refuse_tunnels_with(&self, reply: Reply) {
@@ -119,7 +133,11 @@ impl Shared {
         while let Ok((head, body, _)) = peer.request() {
             let path = head.target.path().to_owned();
             if path != handshake::PATH {
-                let reply = self.replies.iter().find(|(of, _)| *of == path).map(|(_, reply)| reply);
+                let reply = self
+                    .replies
+                    .iter()
+                    .find(|(of, _)| *of == path)
+                    .map(|(_, reply)| reply);
                 peer.send(self.text(reply.unwrap_or(&Reply::Json(404, Value::Null)), &body));
                 continue;
             }
@@ -141,7 +159,9 @@ impl Shared {
             Reply::Json(status, value) => (*status, value.clone()),
             Reply::Certificate(value) => {
                 let request: Value = serde_json::from_slice(body).unwrap();
-                let csr = CertificateSigningRequestParams::from_pem(request["csr"].as_str().unwrap()).unwrap();
+                let csr =
+                    CertificateSigningRequestParams::from_pem(request["csr"].as_str().unwrap())
+                        .unwrap();
                 let mut value = value.clone();
                 value["certificate"] = certificate(&csr.public_key, &[], &self.issuer).pem().into();
                 value["chain"] = self.ca_pem.clone().into();
@@ -149,11 +169,19 @@ impl Shared {
             }
         };
         let json = value.to_string();
-        format!("HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{json}", json.len())
+        format!(
+            "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{json}",
+            json.len()
+        )
     }
 }
 
-fn certificate(key: &impl PublicKeyData, names: &[&str], issuer: &Issuer<'_, KeyPair>) -> Certificate {
-    let params = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+fn certificate(
+    key: &impl PublicKeyData,
+    names: &[&str],
+    issuer: &Issuer<'_, KeyPair>,
+) -> Certificate {
+    let params =
+        CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
     params.signed_by(key, issuer).unwrap()
 }

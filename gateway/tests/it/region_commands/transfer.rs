@@ -13,8 +13,13 @@ use crate::support::postgres::Postgres;
 /// Runs an administration command against a gateway whose data folder has the admin token.
 fn administer(served: &Served, data: &Path, line: &str) -> String {
     let mut command = gw_gateway();
-    command.args(line.split(' ')).arg("--admin-url").arg(format!("http://{}", served.admin_address));
-    let Ended { code, out, err } = end(command.arg("--admin-token-file").arg(data.join("admin.token")));
+    command
+        .args(line.split(' '))
+        .arg("--admin-url")
+        .arg(format!("http://{}", served.admin_address));
+    let Ended { code, out, err } = end(command
+        .arg("--admin-token-file")
+        .arg(data.join("admin.token")));
     assert_eq!((code, err.as_str()), (0, ""), "{line}");
     out
 }
@@ -27,14 +32,20 @@ fn stop(mut served: Served) {
 /// The digests of source and destination that a command printed.
 fn digests(out: &str) -> [String; 2] {
     ["source", "destination"].map(|of| {
-        let line = out.lines().find_map(|line| line.trim().strip_prefix(&format!("SHA-256 of {of}"))).unwrap();
+        let line = out
+            .lines()
+            .find_map(|line| line.trim().strip_prefix(&format!("SHA-256 of {of}")))
+            .unwrap();
         line.trim().to_owned()
     })
 }
 
 /// The value of a count that a command printed, for source and destination.
 fn counts(out: &str, kind: &str) -> Vec<String> {
-    let line = out.lines().find_map(|line| line.trim().strip_prefix(kind)).unwrap_or_else(|| panic!("{kind}: {out}"));
+    let line = out
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(kind))
+        .unwrap_or_else(|| panic!("{kind}: {out}"));
     line.split_whitespace().map(str::to_owned).collect()
 }
 
@@ -75,35 +86,63 @@ fn a_single_gateway_moves_into_a_region_and_back() {
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     let [source, destination] = digests(&out);
     assert!(source == destination && source.len() == 64, "{out}");
-    assert_eq!((counts(&out, "service_key"), counts(&out, "account")), (vec!["1".into(); 2], vec!["1".into(); 2]));
+    assert_eq!(
+        (counts(&out, "service_key"), counts(&out, "account")),
+        (vec!["1".into(); 2], vec!["1".into(); 2])
+    );
     assert!(out.contains("  agent-ca, admin token, dev-ca\n"), "{out}");
     let audit = counts(&out, "audit entries")[0].clone();
-    assert_eq!(node.status()["region"]["revision"].to_string(), audit, "revisions go on after the audit log");
+    assert_eq!(
+        node.status()["region"]["revision"].to_string(),
+        audit,
+        "revisions go on after the audit log"
+    );
     let sealed = server.sql("SELECT document FROM gw.records WHERE kind = 'signing_key'");
     let again = node.with_folder("import", &old_data);
-    assert_eq!((again.code, again.err.contains("the region is not empty; nothing was changed")), (1, true));
+    assert_eq!(
+        (
+            again.code,
+            again
+                .err
+                .contains("the region is not empty; nothing was changed")
+        ),
+        (1, true)
+    );
 
     // The region goes on where the gateway stopped.
     let served = serve(&mut serve_command(&node.config()));
     let data = node.path("data");
     assert_eq!(fs::read(data.join("agent-ca.key")).unwrap(), before);
-    assert_eq!(fs::read(data.join("admin.token")).unwrap(), fs::read(old_data.join("admin.token")).unwrap());
+    assert_eq!(
+        fs::read(data.join("admin.token")).unwrap(),
+        fs::read(old_data.join("admin.token")).unwrap()
+    );
     assert!(administer(&served, &data, "service list acme").contains("acme--api.eu1.gw.localhost"));
     let settings = "  retries                no\n  affinity               cookie:sid\n";
     assert!(administer(&served, &data, "service show acme api").contains(settings));
     administer(&served, &data, "account create more");
     let log = administer(&served, &data, "audit --limit 100");
-    assert!(log.contains("account.delete") && log.contains("enrollment_token.create"), "{log}");
+    assert!(
+        log.contains("account.delete") && log.contains("enrollment_token.create"),
+        "{log}"
+    );
 
     // The nodes of a region may run during an export.
     let exported = node.path("exported");
     let Ended { code, out, err } = node.with_folder("export", &exported);
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     let [source, destination] = digests(&out);
-    assert_eq!((source == destination, counts(&out, "account")[0].as_str()), (true, "2"));
+    assert_eq!(
+        (source == destination, counts(&out, "account")[0].as_str()),
+        (true, "2")
+    );
     stop(served);
     let refused = node.with_folder("export", &exported);
-    assert!(refused.code == 1 && refused.err.contains("the folder is not empty"), "{}", refused.err);
+    assert!(
+        refused.code == 1 && refused.err.contains("the folder is not empty"),
+        "{}",
+        refused.err
+    );
 
     // Back into another region: the same contents.
     server.sql("CREATE DATABASE second");
@@ -121,7 +160,13 @@ fn a_single_gateway_moves_into_a_region_and_back() {
     assert!(administer(&served, &exported, "service show acme api").contains(settings));
     assert_eq!(fs::read(exported.join("agent-ca.key")).unwrap(), before);
     let running = second.with_folder("import", &exported);
-    assert!(running.err.contains("a gateway is running with this folder; stop it first"), "{}", running.err);
+    assert!(
+        running
+            .err
+            .contains("a gateway is running with this folder; stop it first"),
+        "{}",
+        running.err
+    );
     stop(served);
 }
 
@@ -135,20 +180,44 @@ fn a_folder_that_is_not_complete_is_not_imported() {
     node.succeed("init");
     let folder = tempfile::tempdir().unwrap();
     let missing = node.with_folder("import", folder.path());
-    assert!(missing.code == 1 && missing.err.contains("gw.sqlite: there is no such database"), "{}", missing.err);
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is created");
+    assert!(
+        missing.code == 1 && missing.err.contains("gw.sqlite: there is no such database"),
+        "{}",
+        missing.err
+    );
+    assert_eq!(
+        fs::read_dir(folder.path()).unwrap().count(),
+        0,
+        "nothing is created"
+    );
 
     old_gateway(folder.path());
     let data = folder.path().join("data");
-    fs::rename(data.join("agent-ca.crt"), folder.path().join("agent-ca.crt")).unwrap();
+    fs::rename(
+        data.join("agent-ca.crt"),
+        folder.path().join("agent-ca.crt"),
+    )
+    .unwrap();
     let missing = node.with_folder("import", &data);
-    assert!(missing.err.contains("agent-ca.crt: No such file"), "{}", missing.err);
+    assert!(
+        missing.err.contains("agent-ca.crt: No such file"),
+        "{}",
+        missing.err
+    );
     assert_eq!(node.status()["region"]["revision"], 0);
-    fs::rename(folder.path().join("agent-ca.crt"), data.join("agent-ca.crt")).unwrap();
+    fs::rename(
+        folder.path().join("agent-ca.crt"),
+        data.join("agent-ca.crt"),
+    )
+    .unwrap();
     fs::write(data.join("agent-ca.key"), "other").unwrap();
     fs::remove_file(data.join("admin.token")).unwrap();
     let imported = node.with_folder("import", &data);
-    assert!(imported.out.contains("agent-ca, dev-ca\n"), "a new admin token will be made: {}", imported.out);
+    assert!(
+        imported.out.contains("agent-ca, dev-ca\n"),
+        "a new admin token will be made: {}",
+        imported.out
+    );
 }
 
 /// A user that owns a data folder. It needs no entry in /etc/passwd.
@@ -172,7 +241,9 @@ fn root_imports_and_exports_with_the_rights_of_the_owner_of_the_folder() {
     old_gateway(old.path());
     let data = old.path().join("data");
     let owned = |path: &Path| chown(path, Some(OWNER), Some(OWNER)).unwrap();
-    fs::read_dir(&data).unwrap().for_each(|entry| owned(&entry.unwrap().path()));
+    fs::read_dir(&data)
+        .unwrap()
+        .for_each(|entry| owned(&entry.unwrap().path()));
     owned(&data);
 
     // The owner puts a link to a file of root in place of a secret.
@@ -182,9 +253,15 @@ fn root_imports_and_exports_with_the_rights_of_the_owner_of_the_folder() {
     fs::rename(&token, data.join("aside")).unwrap();
     symlink(&secret, &token).unwrap();
     let refused = node.with_folder("import", &data);
-    assert_eq!((refused.code, refused.out.as_str()), (1, ""), "{}", refused.err);
+    assert_eq!(
+        (refused.code, refused.out.as_str()),
+        (1, ""),
+        "{}",
+        refused.err
+    );
     assert!(
-        refused.err.contains("admin.token: Permission denied") && refused.err.contains("as root or"),
+        refused.err.contains("admin.token: Permission denied")
+            && refused.err.contains("as root or"),
         "{}",
         refused.err
     );
@@ -196,8 +273,13 @@ fn root_imports_and_exports_with_the_rights_of_the_owner_of_the_folder() {
     let exported = data.join("exported");
     let Ended { code, err, .. } = node.with_folder("export", &exported);
     assert_eq!((code, err.as_str()), (0, ""));
-    let made = fs::read_dir(&exported).unwrap().map(|entry| entry.unwrap().metadata().unwrap().uid());
-    assert!(made.chain([fs::metadata(&exported).unwrap().uid()]).all(|user| user == OWNER));
+    let made = fs::read_dir(&exported)
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().uid());
+    assert!(
+        made.chain([fs::metadata(&exported).unwrap().uid()])
+            .all(|user| user == OWNER)
+    );
 }
 
 #[test]
@@ -213,9 +295,18 @@ fn a_folder_with_sealed_secrets_is_refused() {
     let key = folder.path().join("key");
     fs::write(&key, "0".repeat(64)).unwrap();
     fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
-    stop(serve(serve_command(&folder.path().join("gateway.toml")).env("GW_SEAL_KEY", &key)));
+    stop(serve(
+        serve_command(&folder.path().join("gateway.toml")).env("GW_SEAL_KEY", &key),
+    ));
     let refused = node.with_folder("import", &folder.path().join("data"));
-    assert!(refused.code == 1 && refused.err.contains("make a backup of it (`gw-gateway backup`)"), "{}", refused.err);
+    assert!(
+        refused.code == 1
+            && refused
+                .err
+                .contains("make a backup of it (`gw-gateway backup`)"),
+        "{}",
+        refused.err
+    );
     assert_eq!(node.status()["region"]["revision"], 0);
 }
 
@@ -238,11 +329,21 @@ fn an_import_that_fails_leaves_an_empty_region() {
     );
     let refused = node.with_folder("import", &data);
     assert!(
-        refused.code == 1 && refused.err.contains("the contents differ after they were written"),
+        refused.code == 1
+            && refused
+                .err
+                .contains("the contents differ after they were written"),
         "{}",
         refused.err
     );
-    assert_eq!(server.sql("SELECT revision, (SELECT count(*) FROM gw.records) FROM gw.region"), "0|0");
+    assert_eq!(
+        server.sql("SELECT revision, (SELECT count(*) FROM gw.records) FROM gw.region"),
+        "0|0"
+    );
     server.sql("DROP TRIGGER spoil ON gw.audit");
-    assert_eq!(node.with_folder("import", &data).code, 0, "the source is unchanged");
+    assert_eq!(
+        node.with_folder("import", &data).code,
+        0,
+        "the source is unchanged"
+    );
 }

@@ -18,7 +18,14 @@ pub(crate) struct Reply {
 pub(crate) struct Api<'a>(pub(crate) &'a About);
 
 impl Api<'_> {
-    pub(crate) fn send(&self, method: &str, path: &str, token: &str, content_type: &str, body: &str) -> Reply {
+    pub(crate) fn send(
+        &self,
+        method: &str,
+        path: &str,
+        token: &str,
+        content_type: &str,
+        body: &str,
+    ) -> Reply {
         let url = format!("{}/api/v1{path}", self.0.admin_url);
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -34,18 +41,41 @@ impl Api<'_> {
             .body(body)
             .unwrap();
         let mut response = agent.run(request).unwrap();
-        let header = |name: &str| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
-        let (content_type, location, cache_control) =
-            (header("content-type"), header("location"), header("cache-control"));
+        let header = |name: &str| {
+            response
+                .headers()
+                .get(name)
+                .map_or("", |value| value.to_str().unwrap())
+                .to_owned()
+        };
+        let (content_type, location, cache_control) = (
+            header("content-type"),
+            header("location"),
+            header("cache-control"),
+        );
         let status = response.status().as_u16();
         let body = response.body_mut().read_to_string().unwrap();
-        let body = if body.is_empty() { Value::Null } else { serde_json::from_str(&body).unwrap() };
-        Reply { status, content_type, location, cache_control, body }
+        let body = if body.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_str(&body).unwrap()
+        };
+        Reply {
+            status,
+            content_type,
+            location,
+            cache_control,
+            body,
+        }
     }
 
     pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
         let token = format!("Bearer {}", self.0.admin_token);
-        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
         self.send(method, path, &token, "application/json", &body)
     }
 
@@ -64,6 +94,9 @@ impl Api<'_> {
         let request = ureq::get(format!("{}/api/v1{path}", self.0.admin_url));
         let token = format!("Bearer {}", self.0.admin_token);
         let mut response = request.header("Authorization", token).call().unwrap();
-        (response.headers().clone(), response.body_mut().read_to_vec().unwrap())
+        (
+            response.headers().clone(),
+            response.body_mut().read_to_vec().unwrap(),
+        )
     }
 }

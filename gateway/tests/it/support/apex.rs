@@ -15,12 +15,25 @@ pub(crate) fn connect(demo: &Demo) -> Caller {
 /// Sends one request on its own connection; each of `fields` ends in CRLF.
 pub(crate) fn ask(demo: &Demo, line: &str, fields: &str, body: &str) -> Response {
     let mut caller = connect(demo);
-    caller.send(format!("{line} HTTP/1.1\r\nHost: {APEX}\r\n{fields}Content-Length: {}\r\n\r\n{body}", body.len()));
+    caller.send(format!(
+        "{line} HTTP/1.1\r\nHost: {APEX}\r\n{fields}Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    ));
     caller.response()
 }
 
-pub(crate) fn post_json(demo: &Demo, path: &str, fields: &str, body: &serde_json::Value) -> Response {
-    ask(demo, &format!("POST {path}"), &format!("Content-Type: application/json\r\n{fields}"), &body.to_string())
+pub(crate) fn post_json(
+    demo: &Demo,
+    path: &str,
+    fields: &str,
+    body: &serde_json::Value,
+) -> Response {
+    ask(
+        demo,
+        &format!("POST {path}"),
+        &format!("Content-Type: application/json\r\n{fields}"),
+        &body.to_string(),
+    )
 }
 
 /// Mints a token for the demo's service.
@@ -32,7 +45,12 @@ pub(crate) fn token(demo: &Demo, client_id: &str, client_secret: &str, scope: &s
 /// An access token for the demo's service with the demo's credential.
 pub(crate) fn demo_token(demo: &Demo) -> String {
     let about = &demo.about;
-    let response = token(demo, &about.client_id, &about.client_secret, "account:demo service:echo");
+    let response = token(
+        demo,
+        &about.client_id,
+        &about.client_secret,
+        "account:demo service:echo",
+    );
     assert_eq!(response.status, 200, "{}", response.json());
     response.json()["access_token"].as_str().unwrap().to_owned()
 }

@@ -30,7 +30,10 @@ pub(crate) fn connect_to(
     alpn: &[&[u8]],
     identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
 ) -> Caller {
-    Peer::new(StreamOwned::new(session(about, server_name, alpn, identity), socket(about)))
+    Peer::new(StreamOwned::new(
+        session(about, server_name, alpn, identity),
+        socket(about),
+    ))
 }
 
 /// A TLS session before its handshake.
@@ -46,7 +49,11 @@ pub(crate) fn session(
 }
 
 /// A TLS session for a `TlsStream`.
-pub(crate) fn unbuffered_session(about: &About, server_name: &str, alpn: &[&[u8]]) -> UnbufferedClientConnection {
+pub(crate) fn unbuffered_session(
+    about: &About,
+    server_name: &str,
+    alpn: &[&[u8]],
+) -> UnbufferedClientConnection {
     let config = client_config(&about.ca_file, alpn, None);
     let name = ServerName::try_from(server_name.to_owned()).unwrap();
     UnbufferedClientConnection::new(Arc::new(config), name).unwrap()
@@ -68,14 +75,18 @@ fn client_config(
     identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
 ) -> ClientConfig {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(ca_file).unwrap()).unwrap();
+    roots
+        .add(CertificateDer::from_pem_file(ca_file).unwrap())
+        .unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots);
     let mut config = match identity {
-        Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
+        Some((certificate, key)) => builder
+            .with_client_auth_cert(vec![certificate], key)
+            .unwrap(),
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
@@ -84,7 +95,10 @@ fn client_config(
 
 /// A request head for the demo's service, with its key; `rest` is further fields and the body.
 pub(crate) fn request(demo: &Demo, line: &str, rest: &str) -> String {
-    format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n{rest}", demo.about.service_key)
+    format!(
+        "{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n{rest}",
+        demo.about.service_key
+    )
 }
 
 /// `request` for a GET without a body.

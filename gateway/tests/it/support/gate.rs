@@ -50,10 +50,18 @@ impl Gate {
 
 fn wait_until_open((passage, changed): &(Mutex<Passage>, Condvar)) {
     let passage = passage.lock().unwrap();
-    drop(changed.wait_while(passage, |passage| *passage == Passage::Stalled).unwrap());
+    drop(
+        changed
+            .wait_while(passage, |passage| *passage == Passage::Stalled)
+            .unwrap(),
+    );
 }
 
-fn serve(client: TcpStream, target: &Target, passage: &Arc<(Mutex<Passage>, Condvar)>) -> io::Result<()> {
+fn serve(
+    client: TcpStream,
+    target: &Target,
+    passage: &Arc<(Mutex<Passage>, Condvar)>,
+) -> io::Result<()> {
     wait_until_open(passage);
     client.set_nodelay(true)?;
     match target {
@@ -61,12 +69,24 @@ fn serve(client: TcpStream, target: &Target, passage: &Arc<(Mutex<Passage>, Cond
             let server = TcpStream::connect(address)?;
             server.set_nodelay(true)?;
             let (from, to) = (server.try_clone()?, server.try_clone()?);
-            carry_both(client, from, to, move || server.shutdown(Shutdown::Both), passage)
+            carry_both(
+                client,
+                from,
+                to,
+                move || server.shutdown(Shutdown::Both),
+                passage,
+            )
         }
         Target::Unix(path) => {
             let server = UnixStream::connect(path)?;
             let (from, to) = (server.try_clone()?, server.try_clone()?);
-            carry_both(client, from, to, move || server.shutdown(Shutdown::Both), passage)
+            carry_both(
+                client,
+                from,
+                to,
+                move || server.shutdown(Shutdown::Both),
+                passage,
+            )
         }
     }
 }
@@ -90,7 +110,11 @@ fn carry_both(
     ended
 }
 
-fn carry(from: &mut impl Read, to: &mut impl Write, passage: &(Mutex<Passage>, Condvar)) -> io::Result<()> {
+fn carry(
+    from: &mut impl Read,
+    to: &mut impl Write,
+    passage: &(Mutex<Passage>, Condvar),
+) -> io::Result<()> {
     let mut buffer = [0; 16 * 1024];
     loop {
         let received = from.read(&mut buffer)?;

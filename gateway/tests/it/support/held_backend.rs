@@ -26,15 +26,25 @@ impl HeldBackend {
                     "/held" => {
                         // Fails when the test has ended.
                         let _ = arrived.send(());
-                        let _ = released.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SOON);
+                        let _ = released
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .recv_timeout(SOON);
                     }
                     "/slow" => thread::sleep(Duration::from_millis(40)),
                     _ => {}
                 }
-                peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{:08}", body.len()));
+                peer.send(format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{:08}",
+                    body.len()
+                ));
             }
         });
-        Self { url, arrivals, releases }
+        Self {
+            url,
+            arrivals,
+            releases,
+        }
     }
 
     /// Waits until a request for `/held` has reached the backend.

@@ -8,7 +8,11 @@ use gw_shared::http::head::{self, Framing, HeadLimits, HeadScanner, RequestHead,
 use gw_shared::http::{BodyDecoder, Fields, Part};
 use http::{Method, StatusCode};
 
-const LIMITS: HeadLimits = HeadLimits { head: 1 << 20, fields: 128, target: 1 << 20 };
+const LIMITS: HeadLimits = HeadLimits {
+    head: 1 << 20,
+    fields: 128,
+    target: 1 << 20,
+};
 
 /// One end of a connection.
 pub(crate) struct Peer<S> {
@@ -28,12 +32,18 @@ pub(crate) struct Response {
 
 impl Response {
     pub(crate) fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
     }
 
     /// `error.code` of a gateway error.
     pub(crate) fn code(&self) -> String {
-        assert_eq!(self.header("content-type"), "application/vnd.gw.error+json", "{self:?}");
+        assert_eq!(
+            self.header("content-type"),
+            "application/vnd.gw.error+json",
+            "{self:?}"
+        );
         let body: serde_json::Value = serde_json::from_slice(&self.body).unwrap();
         assert_eq!(body["error"]["request_id"], self.header("x-gw-request-id"));
         assert!(!body["error"]["message"].as_str().unwrap().is_empty());
@@ -47,7 +57,10 @@ impl Response {
 
 impl<S: Read + Write> Peer<S> {
     pub(crate) fn new(stream: S) -> Self {
-        Self { stream, buffer: BytesMut::new() }
+        Self {
+            stream,
+            buffer: BytesMut::new(),
+        }
     }
 
     pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
@@ -85,18 +98,27 @@ impl<S: Read + Write> Peer<S> {
     pub(crate) fn try_response(&mut self, method: &Method) -> io::Result<Response> {
         let head = self.response_head(method)?;
         let (body, trailers) = self.body(head.framing)?;
-        Ok(Response { status: head.status, headers: head.headers, body, trailers, framing: head.framing })
+        Ok(Response {
+            status: head.status,
+            headers: head.headers,
+            body,
+            trailers,
+            framing: head.framing,
+        })
     }
 
     pub(crate) fn body(&mut self, framing: Framing) -> io::Result<(Vec<u8>, Fields)> {
-        let (mut decoder, mut body, mut trailers) = (BodyDecoder::new(framing), Vec::new(), Fields::new());
+        let (mut decoder, mut body, mut trailers) =
+            (BodyDecoder::new(framing), Vec::new(), Fields::new());
         loop {
             match decoder.decode(&mut self.buffer).unwrap() {
                 Some(Part::Data(data)) => body.extend_from_slice(&data),
                 Some(Part::Trailers(fields)) => trailers = fields,
                 Some(Part::End) => return Ok((body, trailers)),
                 None if self.fill()? == 0 => {
-                    decoder.finish().map_err(|error| io::Error::new(io::ErrorKind::UnexpectedEof, error))?;
+                    decoder
+                        .finish()
+                        .map_err(|error| io::Error::new(io::ErrorKind::UnexpectedEof, error))?;
                 }
                 None => {}
             }
@@ -116,7 +138,10 @@ impl<S: Read + Write> Peer<S> {
     /// Whether the peer has closed the connection and no bytes are left to read. A read that times out tells of no end.
     pub(crate) fn is_closed(&mut self) -> bool {
         let timed_out = |kind| matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
-        self.buffer.is_empty() && self.fill().map_or_else(|error| !timed_out(error.kind()), |read| read == 0)
+        self.buffer.is_empty()
+            && self
+                .fill()
+                .map_or_else(|error| !timed_out(error.kind()), |read| read == 0)
     }
 
     fn head(&mut self) -> io::Result<BytesMut> {
@@ -147,5 +172,8 @@ impl<S: Read + Write> Peer<S> {
 
 /// Fields as a sorted map, for comparison.
 pub(crate) fn fields(headers: &Fields) -> BTreeMap<String, String> {
-    headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
+    headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
+        .collect()
 }

@@ -13,7 +13,10 @@ pub(crate) fn http2() -> String {
     let url = format!("h2c://{}", listener.local_addr().unwrap());
     listener.set_nonblocking(true).unwrap();
     thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let local = tokio::task::LocalSet::new();
         local.block_on(&runtime, async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
@@ -31,12 +34,19 @@ pub(crate) fn http2() -> String {
                                 length += data.len();
                                 body.flow_control().release_capacity(data.len()).unwrap();
                             }
-                            let fields = body.trailers().await.unwrap().map_or(0, |trailers| trailers.len());
-                            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                            let fields = body
+                                .trailers()
+                                .await
+                                .unwrap()
+                                .map_or(0, |trailers| trailers.len());
+                            let mut stream =
+                                respond.send_response(Response::new(()), false).unwrap();
                             let text = format!("{uri} {length} {fields}");
                             stream.send_data(Bytes::from(text), false).unwrap();
                             let trailers = [("grpc-status".parse().unwrap(), "0".parse().unwrap())];
-                            stream.send_trailers(HeaderMap::from_iter(trailers)).unwrap();
+                            stream
+                                .send_trailers(HeaderMap::from_iter(trailers))
+                                .unwrap();
                         });
                     }
                 });

@@ -18,7 +18,11 @@ use super::caller::{self, HOST};
 pub(crate) fn on_a_reactor<T>(test: impl Future<Output = T>) -> T {
     Driver::choose()
         .unwrap()
-        .block_on(async { runtime::timeout(SOON, test).await.expect("the test ends in time") })
+        .block_on(async {
+            runtime::timeout(SOON, test)
+                .await
+                .expect("the test ends in time")
+        })
         .unwrap()
 }
 
@@ -44,14 +48,18 @@ impl Response {
     }
 
     pub(crate) fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
     }
 }
 
 /// A TLS connection to the gateway that has negotiated `h2` and sent nothing yet.
 pub(crate) async fn tls(about: &About) -> TlsStream {
     let port: u16 = about.base_url.rsplit(':').next().unwrap().parse().unwrap();
-    let socket = Socket::connect(SocketAddr::from(([127, 0, 0, 1], port)), None).await.unwrap();
+    let socket = Socket::connect(SocketAddr::from(([127, 0, 0, 1], port)), None)
+        .await
+        .unwrap();
     let stream = TlsStream::new(socket, caller::unbuffered_session(about, HOST, &[b"h2"]));
     stream.handshake().await.unwrap();
     assert!(stream.speaks(b"h2"));
@@ -70,14 +78,21 @@ pub(crate) async fn connect_to(about: &About, builder: &Builder) -> Connection {
     let (requests, connection) = builder.handshake(tls(about).await).await.unwrap();
     let (end, ended) = tokio::sync::oneshot::channel();
     runtime::spawn(async move { drop(end.send(connection.await)) });
-    Connection { requests, key: about.service_key.clone(), ended }
+    Connection {
+        requests,
+        key: about.service_key.clone(),
+        ended,
+    }
 }
 
 impl Connection {
     /// A request for the demo's service, with its key.
     pub(crate) fn request(&self, method: &Method, target: &str) -> http::request::Builder {
         let uri = format!("https://{HOST}{target}");
-        Request::builder().method(method.clone()).uri(uri).header("x-gw-service-key", &self.key)
+        Request::builder()
+            .method(method.clone())
+            .uri(uri)
+            .header("x-gw-service-key", &self.key)
     }
 
     /// Sends a request head.
@@ -87,7 +102,9 @@ impl Connection {
         end: bool,
     ) -> (ResponseFuture, SendStream<Bytes>) {
         let mut requests = self.requests.clone().ready().await.unwrap();
-        requests.send_request(request.body(()).unwrap(), end).unwrap()
+        requests
+            .send_request(request.body(()).unwrap(), end)
+            .unwrap()
     }
 
     /// Sends a request without a body and reads the whole response.
@@ -107,7 +124,11 @@ pub(crate) async fn whole(response: ResponseFuture) -> Response {
     while let Some(data) = data(&mut stream).await {
         body.extend_from_slice(&data);
     }
-    Response { status: parts.status, headers: parts.headers, body }
+    Response {
+        status: parts.status,
+        headers: parts.headers,
+        body,
+    }
 }
 
 /// The next piece of a body; `None` at its end.

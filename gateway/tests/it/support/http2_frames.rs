@@ -62,13 +62,16 @@ pub(crate) fn get(target: &str, key: Option<&str>) -> Vec<u8> {
     field(&mut block, Ok(1), HOST);
     field(&mut block, Ok(2), "GET");
     field(&mut block, Ok(4), target);
-    key.into_iter().for_each(|key| field(&mut block, Err("x-gw-service-key"), key));
+    key.into_iter()
+        .for_each(|key| field(&mut block, Err("x-gw-service-key"), key));
     block
 }
 
 /// A header block with these fields, pseudo-header fields included, in this order.
 pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
-    fields.iter().for_each(|(name, value)| field(&mut block, Err(name), value));
+    fields
+        .iter()
+        .for_each(|(name, value)| field(&mut block, Err(name), value));
     block
 }

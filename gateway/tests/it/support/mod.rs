@@ -40,7 +40,12 @@ use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 pub(crate) fn options(backend: Option<String>) -> Options {
-    Options { backend, workers: 2, rate: Rate::new(1_000_000, 1_000_000).unwrap(), ..Options::default() }
+    Options {
+        backend,
+        workers: 2,
+        rate: Rate::new(1_000_000, 1_000_000).unwrap(),
+        ..Options::default()
+    }
 }
 
 /// A gateway and an agent in this process, in front of `backend` or the built-in echo.
@@ -65,17 +70,25 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 /// A worker reports after it has put in force what was published before, such as a change of the records.
 pub(crate) fn reports(demo: &Demo) -> Vec<WorkerReport> {
     let control = demo.gateway().control();
-    eventually("all workers report", || Some(control.reports()).filter(|reports| reports.len() == control.workers()))
+    eventually("all workers report", || {
+        Some(control.reports()).filter(|reports| reports.len() == control.workers())
+    })
 }
 
 pub(crate) fn tunnels(demo: &Demo) -> Vec<TunnelReport> {
-    reports(demo).into_iter().flat_map(|report| report.tunnels).collect()
+    reports(demo)
+        .into_iter()
+        .flat_map(|report| report.tunnels)
+        .collect()
 }
 
 /// Number of tunnels that have ended, by reason.
 pub(crate) fn tunnels_ended(demo: &Demo) -> BTreeMap<&'static str, u64> {
     let mut ended = BTreeMap::new();
-    for (reason, count) in reports(demo).into_iter().flat_map(|report| report.tunnels_ended) {
+    for (reason, count) in reports(demo)
+        .into_iter()
+        .flat_map(|report| report.tunnels_ended)
+    {
         *ended.entry(reason).or_default() += count;
     }
     ended

@@ -45,7 +45,10 @@ pub(crate) fn connection(
     while peer.stream.conn.is_handshaking() {
         peer.stream.conn.complete_io(&mut peer.stream.sock).unwrap();
     }
-    peer.stream.sock.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    peer.stream
+        .sock
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
     peer
 }
 
@@ -67,16 +70,34 @@ pub(crate) fn enroll(demo: &Demo) -> Enrolled {
     setup::service(control, ACCOUNT, "evil");
     let state = tempfile::tempdir().unwrap();
     let port = demo.gateway().address().port();
-    let agent = setup::agent(control, ACCOUNT, &["evil"], port, &demo.about.ca_file, state.path());
-    let identity = gw_agent::identity::state::StateDir::new(state.path()).identity().unwrap();
+    let agent = setup::agent(
+        control,
+        ACCOUNT,
+        &["evil"],
+        port,
+        &demo.about.ca_file,
+        state.path(),
+    );
+    let identity = gw_agent::identity::state::StateDir::new(state.path())
+        .identity()
+        .unwrap();
     let (_, service_key) = setup::service_key(control, ACCOUNT, &["evil"]);
-    Enrolled { agent, certificate: identity.certificate, key: identity.key.clone_key(), service_key }
+    Enrolled {
+        agent,
+        certificate: identity.certificate,
+        key: identity.key.clone_key(),
+        service_key,
+    }
 }
 
 impl Enrolled {
     /// A TLS connection that has presented the certificate and sent no request.
     pub(crate) fn connection(&self, demo: &Demo) -> Peer<Tls> {
-        connection(&demo.about, HOST, (self.certificate.clone(), self.key.clone_key()))
+        connection(
+            &demo.about,
+            HOST,
+            (self.certificate.clone(), self.key.clone_key()),
+        )
     }
 
     /// An upgraded connection on which the agent has sent no frame.
@@ -94,7 +115,9 @@ impl Enrolled {
 
     /// The gateway's report of the agent's tunnel, if there is one.
     pub(crate) fn report(&self, demo: &Demo) -> Option<TunnelReport> {
-        tunnels(demo).into_iter().find(|report| report.agent_id == self.agent.as_str())
+        tunnels(demo)
+            .into_iter()
+            .find(|report| report.agent_id == self.agent.as_str())
     }
 
     /// A caller of the service.
@@ -104,7 +127,10 @@ impl Enrolled {
 
     /// The head of a caller's request; `rest` is further fields and the body.
     pub(crate) fn request(&self, line: &str, rest: &str) -> String {
-        format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n{rest}", self.service_key)
+        format!(
+            "{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n{rest}",
+            self.service_key
+        )
     }
 
     pub(crate) fn get(&self) -> String {
@@ -120,7 +146,10 @@ impl Enrolled {
 
     /// The connection of a caller that speaks HTTP/2, before its preface.
     pub(crate) fn http2_caller(&self, demo: &Demo) -> Tls {
-        Tls::new(caller::session(&demo.about, HOST, &[b"h2"], None), caller::socket(&demo.about))
+        Tls::new(
+            caller::session(&demo.about, HOST, &[b"h2"], None),
+            caller::socket(&demo.about),
+        )
     }
 
     pub(crate) fn key(&self) -> &str {
@@ -139,12 +168,22 @@ impl Tunnel {
     /// The next frame. A PING is answered, a RESET is not.
     pub(crate) fn next(&mut self) -> io::Result<Frame> {
         let header = self.0.bytes(HEADER)?;
-        let Header { kind, end, length, stream } = Header::decode(header.try_into().unwrap()).unwrap();
+        let Header {
+            kind,
+            end,
+            length,
+            stream,
+        } = Header::decode(header.try_into().unwrap()).unwrap();
         let payload = self.0.bytes(length)?;
         if kind == Kind::Ping {
             self.try_send(&frame(Kind::Pong, false, stream, &payload))?;
         }
-        Ok(Frame { kind, end, stream, payload })
+        Ok(Frame {
+            kind,
+            end,
+            stream,
+            payload,
+        })
     }
 
     /// The next frame of this type.
@@ -183,7 +222,10 @@ impl Tunnel {
     pub(crate) fn sent_until_cut(&mut self, more: &[u8], most: usize) -> usize {
         const AT_ONCE: usize = 100;
         let many = more.repeat(AT_ONCE);
-        (0..most.div_ceil(AT_ONCE)).take_while(|_| self.try_send(&many).is_ok()).count() * AT_ONCE
+        (0..most.div_ceil(AT_ONCE))
+            .take_while(|_| self.try_send(&many).is_ok())
+            .count()
+            * AT_ONCE
     }
 
     /// Whether the gateway ends the tunnel before the read timeout.
@@ -191,7 +233,9 @@ impl Tunnel {
         loop {
             match self.next() {
                 Ok(_) => {}
-                Err(error) => return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+                Err(error) => {
+                    return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+                }
             }
         }
     }
@@ -206,7 +250,12 @@ impl Tunnel {
                     Ok(0) => return true,
                     Ok(_) => {}
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(error) => return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+                    Err(error) => {
+                        return !matches!(
+                            error.kind(),
+                            ErrorKind::WouldBlock | ErrorKind::TimedOut
+                        );
+                    }
                 }
             }
         })
@@ -239,7 +288,9 @@ pub(crate) fn is_ended(peer: &mut Peer<Tls>) -> bool {
             Ok(0) => return true,
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+            Err(error) => {
+                return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+            }
         }
     }
 }

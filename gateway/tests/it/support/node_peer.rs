@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use http::Method;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
+};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -36,15 +38,23 @@ pub(crate) fn serve_in_place(
 ) {
     let (certificate, key) = certificate_for(data_dir, uri, ExtendedKeyUsagePurpose::ServerAuth);
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let mut config = builder.with_no_client_auth().with_single_cert(vec![certificate], key).unwrap();
+    let builder = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
+    let mut config = builder
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
     config.alpn_protocols = vec![ALPN_CONTROL.to_vec()];
     let (config, answer) = (Arc::new(config), Arc::new(answer));
     let socket = process::hold(address);
     socket.listen(16).unwrap();
     std::thread::spawn(move || {
         for connection in TcpListener::from(socket).incoming().flatten() {
-            let (session, answer) = (ServerConnection::new(Arc::clone(&config)).unwrap(), Arc::clone(&answer));
+            let (session, answer) = (
+                ServerConnection::new(Arc::clone(&config)).unwrap(),
+                Arc::clone(&answer),
+            );
             std::thread::spawn(move || {
                 let mut peer = Peer::new(StreamOwned::new(session, connection));
                 while peer.request().is_ok() {
@@ -64,7 +74,10 @@ fn certificate_for(data_dir: &Path, uri: &str, usage: ExtendedKeyUsagePurpose) -
     params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
     let pair = KeyPair::generate().unwrap();
     let certificate = params.signed_by(&pair, &issuer).unwrap();
-    (certificate.der().clone(), PrivateKeyDer::from_pem_slice(pair.serialize_pem().as_bytes()).unwrap())
+    (
+        certificate.der().clone(),
+        PrivateKeyDer::from_pem_slice(pair.serialize_pem().as_bytes()).unwrap(),
+    )
 }
 
 #[derive(Debug)]
@@ -107,17 +120,31 @@ impl rustls::client::danger::ServerCertVerifier for TrustAll {
 
 /// The certificate of the process that runs as this node.
 pub(crate) fn node_certificate(nodes: &Nodes, node: usize) -> Identity {
-    certificate(nodes, &format!("gw://eu1.gw.localhost/node/{node}/{:032x}", Nodes::session(node)))
+    certificate(
+        nodes,
+        &format!(
+            "gw://eu1.gw.localhost/node/{node}/{:032x}",
+            Nodes::session(node)
+        ),
+    )
 }
 
 /// The certificate of a process that was this node before the one that runs, or of one that the table of nodes does not list.
 pub(crate) fn ended_certificate(nodes: &Nodes, node: usize) -> Identity {
-    certificate(nodes, &format!("gw://eu1.gw.localhost/node/{node}/{:032x}", Nodes::session(node) - 1))
+    certificate(
+        nodes,
+        &format!(
+            "gw://eu1.gw.localhost/node/{node}/{:032x}",
+            Nodes::session(node) - 1
+        ),
+    )
 }
 
 /// The certificate of the agent.
 pub(crate) fn agent_certificate(nodes: &Nodes) -> Identity {
-    let state = gw_agent::identity::state::StateDir::new(nodes.prepared.path("agent")).identity().unwrap();
+    let state = gw_agent::identity::state::StateDir::new(nodes.prepared.path("agent"))
+        .identity()
+        .unwrap();
     (state.certificate.clone(), state.key.clone_key())
 }
 
@@ -134,8 +161,14 @@ pub(crate) fn client_hello(alpn: &[u8]) -> Vec<u8> {
 /// Status of a request to the control plane of `node`; `None` if the node ends the connection.
 pub(crate) fn alive(nodes: &Nodes, node: usize, identity: Option<Identity>) -> Option<u16> {
     let mut peer = Peer::new(connect(nodes, node, ALPN_CONTROL, identity));
-    std::io::Write::write_all(&mut peer.stream, b"GET /v1/alive HTTP/1.1\r\nHost: node\r\n\r\n").ok()?;
-    peer.try_response(&Method::GET).ok().map(|response| response.status.as_u16())
+    std::io::Write::write_all(
+        &mut peer.stream,
+        b"GET /v1/alive HTTP/1.1\r\nHost: node\r\n\r\n",
+    )
+    .ok()?;
+    peer.try_response(&Method::GET)
+        .ok()
+        .map(|response| response.status.as_u16())
 }
 
 /// A TLS connection to the listener of `node` for other nodes. The handshake begins with the first read or write.
@@ -165,7 +198,9 @@ fn session(alpn: &[u8], identity: Option<Identity>) -> ClientConnection {
         .unwrap()
         .with_root_certificates(RootCertStore::empty());
     let mut config = match identity {
-        Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
+        Some((certificate, key)) => builder
+            .with_client_auth_cert(vec![certificate], key)
+            .unwrap(),
         None => builder.with_no_client_auth(),
     };
     config.dangerous().set_certificate_verifier(verifier);

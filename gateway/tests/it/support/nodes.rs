@@ -73,7 +73,11 @@ impl Nodes {
             Some(Gateway::start(&config).unwrap())
         };
         let gateways = (0..count).map(start).collect();
-        Self { prepared, gateways, epoch: 0 }
+        Self {
+            prepared,
+            gateways,
+            epoch: 0,
+        }
     }
 
     pub(crate) fn gateway(&self, node: usize) -> &Gateway {
@@ -101,7 +105,11 @@ impl Nodes {
             session: Self::session(*node),
             peer_address: self.gateway(*node).peer_address().unwrap(),
         };
-        Placement::new(self.epoch, Self::slot(here), members.iter().map(member).collect())
+        Placement::new(
+            self.epoch,
+            Self::slot(here),
+            members.iter().map(member).collect(),
+        )
     }
 
     /// Makes all running nodes use these members.
@@ -115,11 +123,20 @@ impl Nodes {
     }
 
     /// Makes one node use a placement with another address of one of these members.
-    pub(crate) fn place_with(&mut self, node: usize, members: &[usize], moved: usize, peer_address: SocketAddr) {
+    pub(crate) fn place_with(
+        &mut self,
+        node: usize,
+        members: &[usize],
+        moved: usize,
+        peer_address: SocketAddr,
+    ) {
         self.epoch += 1;
         let placement = self.placement(node, members);
         let at = |member: &Member| match member.slot == Self::slot(moved) {
-            true => Member { peer_address, ..member.clone() },
+            true => Member {
+                peer_address,
+                ..member.clone()
+            },
             false => member.clone(),
         };
         let members = placement.members().iter().map(at).collect();
@@ -130,17 +147,29 @@ impl Nodes {
     /// Makes one node use these members.
     pub(crate) fn place_at(&mut self, node: usize, members: &[usize]) {
         self.epoch += 1;
-        self.set_placement(self.gateway(node), self.placement(node, members), Self::session(node));
+        self.set_placement(
+            self.gateway(node),
+            self.placement(node, members),
+            Self::session(node),
+        );
     }
 
     /// Gives the process of `node` its next session, as when it joins again.
     pub(crate) fn renew(&self, node: usize, members: &[usize]) {
-        self.set_placement(self.gateway(node), self.placement(node, members), Self::session(node) + 1);
+        self.set_placement(
+            self.gateway(node),
+            self.placement(node, members),
+            Self::session(node) + 1,
+        );
     }
 
     fn set_placement(&self, gateway: &Gateway, placement: Placement, session: u128) {
-        let processes: Vec<_> = (0..self.gateways.len()).map(|node| (Self::slot(node), Self::session(node))).collect();
-        gateway.set_placement(placement, session, &processes).unwrap();
+        let processes: Vec<_> = (0..self.gateways.len())
+            .map(|node| (Self::slot(node), Self::session(node)))
+            .collect();
+        gateway
+            .set_placement(placement, session, &processes)
+            .unwrap();
         // A worker answers after it has handled earlier messages.
         eventually("all workers report", || {
             (gateway.control().reports().len() == gateway.control().workers()).then_some(())
@@ -149,12 +178,17 @@ impl Nodes {
 
     /// The node that owns the demo's service if all running nodes are members, and another one.
     pub(crate) fn owner_and_other(&self) -> (usize, usize) {
-        let running: Vec<usize> = (0..self.gateways.len()).filter(|node| self.gateways[*node].is_some()).collect();
+        let running: Vec<usize> = (0..self.gateways.len())
+            .filter(|node| self.gateways[*node].is_some())
+            .collect();
         let owner = match self.placement(running[0], &running).owner(HOST) {
             Owner::Here => running[0],
             Owner::Peer(member) => usize::from(member.slot.get()),
         };
-        (owner, running.into_iter().find(|node| *node != owner).unwrap())
+        (
+            owner,
+            running.into_iter().find(|node| *node != owner).unwrap(),
+        )
     }
 
     /// Starts the agent, which connects to `node`.
@@ -165,8 +199,10 @@ impl Nodes {
     /// As [`Self::run_agent`], for the agent of this name.
     pub(crate) fn run_agent_of(&self, name: &str, node: usize, backend: &str) -> AgentHandle {
         let state = self.prepared.path(name);
-        self.prepared.set_port_of(name, self.gateway(node).address().port());
-        let config = gw_agent::Config::load(None, Some(state), &[backend.to_owned()], |_| None).unwrap();
+        self.prepared
+            .set_port_of(name, self.gateway(node).address().port());
+        let config =
+            gw_agent::Config::load(None, Some(state), &[backend.to_owned()], |_| None).unwrap();
         gw_agent::start(config).unwrap()
     }
 
@@ -198,23 +234,41 @@ impl Nodes {
     }
 
     pub(crate) fn tunnels(&self, node: usize) -> Vec<TunnelReport> {
-        self.gateway(node).control().reports().into_iter().flat_map(|report| report.tunnels).collect()
+        self.gateway(node)
+            .control()
+            .reports()
+            .into_iter()
+            .flat_map(|report| report.tunnels)
+            .collect()
     }
 
     /// Waits until `node` has a tunnel that takes requests.
     pub(crate) fn wait_for_tunnel(&self, node: usize) {
-        eventually("the tunnel is open", || self.tunnels(node).iter().any(|tunnel| !tunnel.draining).then_some(()));
+        eventually("the tunnel is open", || {
+            self.tunnels(node)
+                .iter()
+                .any(|tunnel| !tunnel.draining)
+                .then_some(())
+        });
     }
 
     /// The sum of a counter over the workers of `node`.
     pub(crate) fn total(&self, node: usize, name: &str) -> u64 {
-        self.gateway(node).control().reports().iter().map(|report| report.totals[name]).sum()
+        self.gateway(node)
+            .control()
+            .reports()
+            .iter()
+            .map(|report| report.totals[name])
+            .sum()
     }
 
     /// Connections to `node` that were not taken for this reason.
     pub(crate) fn turned_away(&self, node: usize, reason: &str) -> u64 {
         let reports = self.gateway(node).control().reports();
-        reports.iter().filter_map(|report| report.turned_away.get(reason)).sum()
+        reports
+            .iter()
+            .filter_map(|report| report.turned_away.get(reason))
+            .sum()
     }
 }
 

@@ -36,7 +36,19 @@ impl Postgres {
     pub(crate) fn start() -> Self {
         let mut server = Self::new();
         let mut initdb = server.program("initdb");
-        initdb.args(["-U", "gw", "-A", "trust", "-N", "-E", "UTF8", "--locale=C", "-D"]).arg(server.data());
+        initdb
+            .args([
+                "-U",
+                "gw",
+                "-A",
+                "trust",
+                "-N",
+                "-E",
+                "UTF8",
+                "--locale=C",
+                "-D",
+            ])
+            .arg(server.data());
         run(&mut initdb);
         server.resume();
         server
@@ -46,7 +58,11 @@ impl Postgres {
     pub(crate) fn standby(&self) -> Self {
         let mut standby = Self::new();
         let mut backup = standby.program("pg_basebackup");
-        backup.arg("-h").arg(self.socket()).args(["-U", "gw", "-R", "-c", "fast", "-D"]).arg(standby.data());
+        backup
+            .arg("-h")
+            .arg(self.socket())
+            .args(["-U", "gw", "-R", "-c", "fast", "-D"])
+            .arg(standby.data());
         run(&mut backup);
         standby.resume();
         standby
@@ -55,7 +71,10 @@ impl Postgres {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let server = Self { process: None, folder };
+        let server = Self {
+            process: None,
+            folder,
+        };
         fs::write(server.key_file(), "5a".repeat(32)).unwrap();
         fs::set_permissions(server.key_file(), fs::Permissions::from_mode(0o600)).unwrap();
         for path in [server.data(), server.socket()] {
@@ -94,11 +113,18 @@ impl Postgres {
     /// Starts the server again, and waits until it answers.
     pub(crate) fn resume(&mut self) {
         let mut command = self.program("postgres");
-        command.arg("-D").arg(self.data()).arg("-k").arg(self.socket()).args(["-c", "listen_addresses="]);
+        command
+            .arg("-D")
+            .arg(self.data())
+            .arg("-k")
+            .arg(self.socket())
+            .args(["-c", "listen_addresses="]);
         self.process = Some(Running::new(command.stderr(Stdio::null()).spawn().unwrap()));
         let mut ready = self.program("pg_isready");
         ready.arg("-h").arg(self.socket());
-        eventually("PostgreSQL answers", || ready.status().unwrap().success().then_some(()));
+        eventually("PostgreSQL answers", || {
+            ready.status().unwrap().success().then_some(())
+        });
     }
 
     pub(crate) fn stop(&mut self) {
@@ -114,37 +140,64 @@ impl Postgres {
     }
 
     pub(crate) fn url_of(&self, database: &str) -> String {
-        format!("postgres://gw@{}/{database}", self.socket().display().to_string().replace('/', "%2F"))
+        format!(
+            "postgres://gw@{}/{database}",
+            self.socket().display().to_string().replace('/', "%2F")
+        )
     }
 
     /// Process ids of the server and of its children.
     pub(crate) fn processes(&self) -> Vec<u32> {
         let server = self.process.as_ref().unwrap().id();
-        let children = fs::read_to_string(format!("/proc/{server}/task/{server}/children")).unwrap();
-        children.split(' ').filter_map(|id| id.parse().ok()).chain([server]).collect()
+        let children =
+            fs::read_to_string(format!("/proc/{server}/task/{server}/children")).unwrap();
+        children
+            .split(' ')
+            .filter_map(|id| id.parse().ok())
+            .chain([server])
+            .collect()
     }
 
     /// Process ids of the sessions of clients; empty if the server does not answer.
     pub(crate) fn sessions(&self) -> Vec<u32> {
-        const SESSIONS: &str =
-            "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+        const SESSIONS: &str = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
         let mut command = self.program("psql");
-        command.arg("-h").arg(self.socket()).args(["-U", "gw", "-d", "postgres", "-XAtqc", SESSIONS]);
-        let output = command.stdout(Stdio::piped()).stderr(Stdio::null()).output().unwrap();
-        String::from_utf8(output.stdout).unwrap().lines().filter_map(|line| line.parse().ok()).collect()
+        command
+            .arg("-h")
+            .arg(self.socket())
+            .args(["-U", "gw", "-d", "postgres", "-XAtqc", SESSIONS]);
+        let output = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .lines()
+            .filter_map(|line| line.parse().ok())
+            .collect()
     }
 
     /// Runs SQL; returns the rows, with `|` between columns.
     pub(crate) fn sql(&self, sql: &str) -> String {
         let mut command = self.program("psql");
-        command.arg("-h").arg(self.socket()).args(["-U", "gw", "-d", "postgres", "-XAtqc", sql]);
-        String::from_utf8(run(command.stdout(Stdio::piped())).stdout).unwrap().trim_end().to_owned()
+        command
+            .arg("-h")
+            .arg(self.socket())
+            .args(["-U", "gw", "-d", "postgres", "-XAtqc", sql]);
+        String::from_utf8(run(command.stdout(Stdio::piped())).stdout)
+            .unwrap()
+            .trim_end()
+            .to_owned()
     }
 
     /// Runs SQL that fails; returns the error.
     pub(crate) fn fails(&self, sql: &str) -> String {
         let mut command = self.program("psql");
-        command.arg("-h").arg(self.socket()).args(["-U", "gw", "-d", "postgres", "-XAtqc", sql]);
+        command
+            .arg("-h")
+            .arg(self.socket())
+            .args(["-U", "gw", "-d", "postgres", "-XAtqc", sql]);
         let output = command.output().unwrap();
         assert!(!output.status.success(), "{sql}");
         String::from_utf8(output.stderr).unwrap()
@@ -153,7 +206,10 @@ impl Postgres {
     /// All stored text, as a backup holds it.
     pub(crate) fn dump(&self) -> String {
         let mut command = self.program("pg_dump");
-        command.arg("-h").arg(self.socket()).args(["-U", "gw", "postgres"]);
+        command
+            .arg("-h")
+            .arg(self.socket())
+            .args(["-U", "gw", "postgres"]);
         String::from_utf8(run(command.stdout(Stdio::piped())).stdout).unwrap()
     }
 
@@ -170,8 +226,17 @@ impl Postgres {
         );
         fs::write(&path, text).unwrap();
         let mut command = self.program("/usr/sbin/pgbouncer");
-        let process = Running::new(command.arg("-q").arg(path).stderr(Stdio::null()).spawn().unwrap());
-        eventually("PgBouncer listens", || UnixStream::connect(socket.join(".s.PGSQL.6432")).ok());
+        let process = Running::new(
+            command
+                .arg("-q")
+                .arg(path)
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap(),
+        );
+        eventually("PgBouncer listens", || {
+            UnixStream::connect(socket.join(".s.PGSQL.6432")).ok()
+        });
         (process, self.url().replace("/postgres", ":6432/postgres"))
     }
 }
@@ -217,7 +282,11 @@ impl Postgres {
         PostgresSource {
             settings: PostgresSettings::new(url, None, None).unwrap(),
             apex: APEX.to_owned(),
-            keys: self.config(Path::new("/nowhere")).region_keys().unwrap().unwrap(),
+            keys: self
+                .config(Path::new("/nowhere"))
+                .region_keys()
+                .unwrap()
+                .unwrap(),
             node: node.to_owned(),
             lock: self.folder.path().join(format!("{node}.lock")),
             known: KnownRecords::default(),
@@ -228,7 +297,8 @@ impl Postgres {
     pub(crate) fn config(&self, data_dir: &Path) -> Config {
         let mut config = Config::parse(&config_text(data_dir, 0), |_| None).unwrap();
         assert_eq!(config.region.apex(), APEX);
-        config.store = StoreSettings::Postgres(PostgresSettings::new(&self.url(), None, None).unwrap());
+        config.store =
+            StoreSettings::Postgres(PostgresSettings::new(&self.url(), None, None).unwrap());
         config.region_key = Some(self.key_file());
         config.region_key_next = Some(self.next_key_file()).filter(|file| file.exists());
         config
@@ -238,9 +308,17 @@ impl Postgres {
     pub(crate) fn config_text(&self, data_dir: &Path) -> String {
         let key = |setting: &str, file: PathBuf| format!("{setting} = \"{}\"\n", file.display());
         let next = self.next_key_file();
-        let next = if next.exists() { key("region_key_next", next) } else { String::new() };
+        let next = if next.exists() {
+            key("region_key_next", next)
+        } else {
+            String::new()
+        };
         let store = self.url();
-        format!("{}store = \"{store}\"\n{}{next}", config_text(data_dir, 0), key("region_key", self.key_file()))
+        format!(
+            "{}store = \"{store}\"\n{}{next}",
+            config_text(data_dir, 0),
+            key("region_key", self.key_file())
+        )
     }
 
     /// A proxy in front of the server that can lose replies.
@@ -259,15 +337,22 @@ impl Drop for Postgres {
 
 fn run(command: &mut Command) -> Output {
     let output = command.stderr(Stdio::piped()).output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     output
 }
 
 /// The folder of the newest installed server's programs.
 fn folder_of_programs() -> PathBuf {
-    let versions = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed: ./test --setup");
+    let versions =
+        fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed: ./test --setup");
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let newest = versions.map(|entry| entry.unwrap().path()).max_by_key(|path| version(path));
+    let newest = versions
+        .map(|entry| entry.unwrap().path())
+        .max_by_key(|path| version(path));
     newest.unwrap().join("bin")
 }
 
@@ -280,11 +365,14 @@ pub(crate) struct Proxy {
 impl Proxy {
     fn start(server: PathBuf) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (address, loses_replies) = (listener.local_addr().unwrap(), Arc::<AtomicBool>::default());
+        let (address, loses_replies) =
+            (listener.local_addr().unwrap(), Arc::<AtomicBool>::default());
         let loses = Arc::clone(&loses_replies);
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let Ok(server) = UnixStream::connect(&server) else { continue };
+                let Ok(server) = UnixStream::connect(&server) else {
+                    continue;
+                };
                 let (mut from_client, mut to_client) = (client.try_clone().unwrap(), client);
                 let (mut to_server, mut from_server) = (server.try_clone().unwrap(), server);
                 std::thread::spawn(move || io::copy(&mut from_client, &mut to_server));
@@ -292,7 +380,10 @@ impl Proxy {
                 std::thread::spawn(move || pass_replies(&mut from_server, &mut to_client, &loses));
             }
         });
-        Self { address, loses_replies }
+        Self {
+            address,
+            loses_replies,
+        }
     }
 
     pub(crate) fn url(&self) -> String {

@@ -30,18 +30,34 @@ impl Prepared {
     pub(crate) fn with_agents(names: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let data_dir = directory.path().join("data");
-        let config = gw_gateway::config::Config::parse(&config_text(&data_dir, 0), |_| None).unwrap();
-        assert_eq!(config.certificate, CertificateSource::Development { data_dir: data_dir.clone() });
+        let config =
+            gw_gateway::config::Config::parse(&config_text(&data_dir, 0), |_| None).unwrap();
+        assert_eq!(
+            config.certificate,
+            CertificateSource::Development {
+                data_dir: data_dir.clone()
+            }
+        );
         let gateway = Gateway::start(&config).unwrap();
         let control = gateway.control();
         setup::service(control, "demo", "echo");
         let (_, service_key) = setup::service_key(control, "demo", &["echo"]);
         for name in names {
             let (ca, state) = (data_dir.join("dev-ca.crt"), directory.path().join(name));
-            setup::agent(control, "demo", &["echo"], gateway.address().port(), &ca, &state);
+            setup::agent(
+                control,
+                "demo",
+                &["echo"],
+                gateway.address().port(),
+                &ca,
+                &state,
+            );
         }
         gateway.drain();
-        Self { directory, service_key }
+        Self {
+            directory,
+            service_key,
+        }
     }
 
     pub(crate) fn service_key(&self) -> &str {
@@ -50,7 +66,11 @@ impl Prepared {
 
     /// The id of the service key.
     pub(crate) fn key_id(&self) -> &str {
-        self.service_key.trim_start_matches("gw_sk_").split('.').next().unwrap()
+        self.service_key
+            .trim_start_matches("gw_sk_")
+            .split('.')
+            .next()
+            .unwrap()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -109,12 +129,22 @@ impl Prepared {
     pub(crate) fn agent_command(&self, name: &str, port: u16, backend: &str) -> Command {
         self.set_port_of(name, port);
         let mut command = gw_agent();
-        command.arg("run").arg("--state-dir").arg(self.path(name)).args(["--backend", backend]);
+        command
+            .arg("run")
+            .arg("--state-dir")
+            .arg(self.path(name))
+            .args(["--backend", backend]);
         command
     }
 
     /// Sends a request to the administration API; returns the status.
-    pub(crate) fn administer(&self, admin_address: SocketAddr, method: &str, path: &str, body: &Value) -> u16 {
+    pub(crate) fn administer(
+        &self,
+        admin_address: SocketAddr,
+        method: &str,
+        path: &str,
+        body: &Value,
+    ) -> u16 {
         let token = fs::read_to_string(self.path("data/admin.token")).unwrap();
         administer_at(admin_address, token.trim(), method, path, &body.to_string()).0
     }
@@ -131,11 +161,17 @@ impl Prepared {
     pub(crate) fn upgraded(&self, name: &str, address: SocketAddr) -> Tunnel {
         let identity = StateDir::new(self.path(name)).identity().unwrap();
         let identity = (identity.certificate, identity.key.clone_key());
-        Tunnel::upgrade(modified_agent::connection(&self.about(address), HOST, identity), HOST)
+        Tunnel::upgrade(
+            modified_agent::connection(&self.about(address), HOST, identity),
+            HOST,
+        )
     }
 
     pub(crate) fn get(&self, target: &str) -> String {
-        format!("GET {target} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n", self.service_key)
+        format!(
+            "GET {target} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n",
+            self.service_key
+        )
     }
 
     pub(crate) fn wait_for_tunnel(&self, address: SocketAddr) {
@@ -167,7 +203,10 @@ pub(crate) fn administer_at(
         .body(body.to_owned())
         .unwrap();
     let response = ureq::Agent::from(config.build()).run(request).unwrap();
-    let retry_after = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
+    let retry_after = response
+        .headers()
+        .get("retry-after")
+        .map(|value| value.to_str().unwrap().to_owned());
     (response.status().as_u16(), retry_after)
 }
 

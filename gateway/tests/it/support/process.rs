@@ -20,7 +20,10 @@ pub(crate) fn gw_gateway() -> Command {
 /// Command for the agent's program, which a build of the workspace puts beside the gateway's.
 pub(crate) fn gw_agent() -> Command {
     let path = Path::new(env!("CARGO_BIN_EXE_gw-gateway")).with_file_name("gw-agent");
-    assert!(path.exists(), "gw-agent is not built: run cargo build --workspace --bins");
+    assert!(
+        path.exists(),
+        "gw-agent is not built: run cargo build --workspace --bins"
+    );
     Command::new(path)
 }
 
@@ -78,7 +81,10 @@ pub(crate) fn has_ended(id: u32) -> bool {
 pub(crate) fn workers(supervisor: u32) -> Vec<u32> {
     let path = format!("/proc/{supervisor}/task/{supervisor}/children");
     let children = fs::read_to_string(path).unwrap_or_default();
-    children.split_whitespace().map(|id| id.parse().unwrap()).collect()
+    children
+        .split_whitespace()
+        .map(|id| id.parse().unwrap())
+        .collect()
 }
 
 /// Reserves the port of a running gateway, so that no other program can bind it after the gateway ends. The socket does
@@ -110,10 +116,14 @@ pub(crate) fn serve_command(config: &Path) -> Command {
 
 /// Starts a demo on free ports with `command`, which is `gw-gateway demo` with any options. Returns the process and the JSON that it prints.
 pub(crate) fn start_demo(command: &mut Command) -> (Running, Value) {
-    command.args(["--json", "--port", "0", "--admin-port", "0"]).stdout(Stdio::piped());
+    command
+        .args(["--json", "--port", "0", "--admin-port", "0"])
+        .stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
     (Running::new(child), serde_json::from_str(&line).unwrap())
 }
 
@@ -138,8 +148,15 @@ impl Served {
     /// Resident memory of the process, in bytes.
     pub(crate) fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .unwrap();
+        line.trim()
+            .trim_end_matches(" kB")
+            .parse::<usize>()
+            .unwrap()
+            * 1024
     }
 }
 
@@ -167,7 +184,10 @@ impl Log {
     /// The first result of `pick` over the following lines.
     pub(crate) fn find<T>(&self, mut pick: impl FnMut(&Value) -> Option<T>) -> T {
         loop {
-            let line = self.0.recv_timeout(SOON).expect("the program logs the expected line");
+            let line = self
+                .0
+                .recv_timeout(SOON)
+                .expect("the program logs the expected line");
             if let Some(found) = pick(&line) {
                 return found;
             }
@@ -177,7 +197,11 @@ impl Log {
 
 /// Starts a program. Returns it with the lines of its standard error.
 pub(crate) fn start_logged(command: &mut Command) -> (Running, Log) {
-    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
     (Running(child), Log::of(lines.map_while(Result::ok)))
 }
@@ -188,10 +212,16 @@ pub(crate) fn serve(command: &mut Command) -> Served {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let addresses = lines.by_ref().find_map(|line| {
         let line = line.unwrap();
-        let line: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("not a JSON log line: {line}"));
+        let line: Value =
+            serde_json::from_str(&line).unwrap_or_else(|_| panic!("not a JSON log line: {line}"));
         let address = |name: &str| line[name].as_str()?.parse().ok();
         Some((address("address")?, address("admin_address")?))
     });
     let (address, admin_address) = addresses.expect("the gateway logs its addresses");
-    Served { process: Running(child), address, admin_address, log: Log::of(lines.map_while(Result::ok)) }
+    Served {
+        process: Running(child),
+        address,
+        admin_address,
+        log: Log::of(lines.map_while(Result::ok)),
+    }
 }

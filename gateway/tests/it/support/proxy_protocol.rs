@@ -15,12 +15,21 @@ pub(crate) const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 /// A header that announces a connection from `source`, port 4660, to 192.0.2.1:443.
 pub(crate) fn tcp4_of(source: [u8; 4]) -> Vec<u8> {
-    [SIGNATURE, b"\x21\x11\x00\x0c", &source, &[192, 0, 2, 1, 0x12, 0x34, 0x01, 0xbb]].concat()
+    [
+        SIGNATURE,
+        b"\x21\x11\x00\x0c",
+        &source,
+        &[192, 0, 2, 1, 0x12, 0x34, 0x01, 0xbb],
+    ]
+    .concat()
 }
 
 /// These proxies, as the configuration names them.
 pub(crate) fn trusted(proxies: &[(&str, ProxyProtocol)]) -> TrustedProxies {
-    proxies.iter().map(|(block, setting)| (block.parse().unwrap(), *setting)).collect()
+    proxies
+        .iter()
+        .map(|(block, setting)| (block.parse().unwrap(), *setting))
+        .collect()
 }
 
 /// A TCP connection from `source`, an address on loopback, to `to`.

@@ -46,7 +46,10 @@ struct Balancer {
 impl Balancer {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (address, nodes) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<SocketAddr>>>::default());
+        let (address, nodes) = (
+            listener.local_addr().unwrap(),
+            Arc::<Mutex<Vec<SocketAddr>>>::default(),
+        );
         let known = Arc::clone(&nodes);
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -57,7 +60,8 @@ impl Balancer {
                     nodes.iter().find_map(|node| TcpStream::connect(node).ok())
                 };
                 let Some(node) = node else { continue };
-                let (mut from_client, mut to_node) = (client.try_clone().unwrap(), node.try_clone().unwrap());
+                let (mut from_client, mut to_node) =
+                    (client.try_clone().unwrap(), node.try_clone().unwrap());
                 std::thread::spawn(move || carry(&mut from_client, &mut to_node));
                 let (mut from_node, mut to_client) = (node, client);
                 std::thread::spawn(move || carry(&mut from_node, &mut to_client));
@@ -132,7 +136,9 @@ impl Region {
     /// Address at which a node listens for other nodes.
     pub(crate) fn peer_listen(&self, node: usize) -> SocketAddr {
         let text = fs::read_to_string(self.config(node)).unwrap();
-        let address = text.lines().find_map(|line| line.strip_prefix("peer_listen = "));
+        let address = text
+            .lines()
+            .find_map(|line| line.strip_prefix("peer_listen = "));
         address.unwrap().trim_matches('"').parse().unwrap()
     }
 
@@ -147,7 +153,10 @@ impl Region {
             port
         });
         let text = self.postgres.config_text(&self.data(node));
-        let text = text.replace("127.0.0.1:0\"\nadmin", &format!("127.0.0.1:{port}\"\nadmin")) + &self.configuration;
+        let text = text.replace(
+            "127.0.0.1:0\"\nadmin",
+            &format!("127.0.0.1:{port}\"\nadmin"),
+        ) + &self.configuration;
         let listen = format!("peer_listen = \"127.0.0.1:{peer_port}\"\n");
         if !self.is_gated {
             fs::write(self.config(node), text + &listen).unwrap();
@@ -156,9 +165,16 @@ impl Region {
             return node;
         }
         let engine = Gate::to(Target::Unix(self.postgres.socket().join(".s.PGSQL.5432")));
-        let text = text.replace(&self.postgres.url(), &format!("postgres://gw@{}/postgres", engine.address));
+        let text = text.replace(
+            &self.postgres.url(),
+            &format!("postgres://gw@{}/postgres", engine.address),
+        );
         let peers = Gate::to(Target::Tcp(([127, 0, 0, 1], peer_port).into()));
-        fs::write(self.config(node), format!("{text}{listen}peer_address = \"{}\"\n", peers.address)).unwrap();
+        fs::write(
+            self.config(node),
+            format!("{text}{listen}peer_address = \"{}\"\n", peers.address),
+        )
+        .unwrap();
         self.engine_gates.push(engine);
         self.peer_gates.push(peers);
         self.balancer.add(([127, 0, 0, 1], port).into());
@@ -168,7 +184,9 @@ impl Region {
 
     /// Starts a node that has ended, on the same ports.
     pub(crate) fn restart(&mut self, node: usize) {
-        self.nodes[node] = Some(process::serve(&mut process::serve_command(&self.config(node))));
+        self.nodes[node] = Some(process::serve(&mut process::serve_command(
+            &self.config(node),
+        )));
     }
 
     /// Kills a node, as if its process had crashed.
@@ -192,32 +210,59 @@ impl Region {
     /// An answer of the administration API of a node.
     pub(crate) fn get(&self, node: usize, path: &str) -> (u16, Value) {
         let address = self.node(node).admin_address;
-        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(SOON))
+            .build();
         let request = ureq::Agent::from(config).get(format!("http://{address}{path}"));
         let authorization = format!("Bearer {}", self.admin_token().trim());
-        let mut response = request.header("Authorization", authorization).call().unwrap();
+        let mut response = request
+            .header("Authorization", authorization)
+            .call()
+            .unwrap();
         let text = response.body_mut().read_to_string().unwrap();
-        (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::Null))
+        (
+            response.status().as_u16(),
+            serde_json::from_str(&text).unwrap_or(Value::Null),
+        )
     }
 
     /// Status of a PATCH of the administration API of a node, and the nodes that do not use the change yet.
     pub(crate) fn patch(&self, node: usize, path: &str, body: &Value) -> (u16, Option<String>) {
-        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
-        let request = ureq::Agent::from(config).patch(format!("http://{}{path}", self.node(node).admin_address));
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(SOON))
+            .build();
+        let request = ureq::Agent::from(config)
+            .patch(format!("http://{}{path}", self.node(node).admin_address));
         let authorization = format!("Bearer {}", self.admin_token().trim());
-        let request = request.header("Authorization", authorization).header("Content-Type", "application/json");
+        let request = request
+            .header("Authorization", authorization)
+            .header("Content-Type", "application/json");
         let response = request.send(body.to_string()).unwrap();
-        let pending = response.headers().get("x-gw-pending-nodes").map(|nodes| nodes.to_str().unwrap().to_owned());
+        let pending = response
+            .headers()
+            .get("x-gw-pending-nodes")
+            .map(|nodes| nodes.to_str().unwrap().to_owned());
         (response.status().as_u16(), pending)
     }
 
     /// The answer to a POST of the administration API of a node, which must succeed.
     pub(crate) fn post(&self, node: usize, path: &str, body: &Value) -> Value {
-        let config = ureq::Agent::config_builder().timeout_global(Some(SOON)).build();
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(SOON))
+            .build();
         let url = format!("http://{}/api/v1{path}", self.node(node).admin_address);
         let authorization = format!("Bearer {}", self.admin_token().trim());
-        let request = ureq::Agent::from(config).post(url).header("Authorization", authorization);
-        request.send_json(body).unwrap().body_mut().read_json().unwrap()
+        let request = ureq::Agent::from(config)
+            .post(url)
+            .header("Authorization", authorization);
+        request
+            .send_json(body)
+            .unwrap()
+            .body_mut()
+            .read_json()
+            .unwrap()
     }
 
     /// A new enrollment token for a service, which a node makes.
@@ -242,7 +287,9 @@ impl Region {
         let written = |path: PathBuf| fs::metadata(path).unwrap().modified().unwrap();
         let enrolled = written(self.agent_folder().join("agent.json"));
         eventually("the nodes have copies", || {
-            self.running().all(|node| written(self.data(node).join("records.sealed")) > enrolled).then_some(())
+            self.running()
+                .all(|node| written(self.data(node).join("records.sealed")) > enrolled)
+                .then_some(())
         });
     }
 
@@ -258,8 +305,14 @@ impl Region {
                 let status = self.status(node);
                 let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
                 let live = nodes.iter().filter(|node| node["state"] == "live").count();
-                let behind = nodes.iter().filter(|node| node["state"] == "live" && node["epoch_lag"] != 0).count();
-                status["standing"] == "member" && status["moving"] == false && live == count && behind == 0
+                let behind = nodes
+                    .iter()
+                    .filter(|node| node["state"] == "live" && node["epoch_lag"] != 0)
+                    .count();
+                status["standing"] == "member"
+                    && status["moving"] == false
+                    && live == count
+                    && behind == 0
             };
             self.running().all(is_settled).then_some(())
         });
@@ -267,20 +320,29 @@ impl Region {
 
     /// Lets the balancer pass new connections to these nodes only.
     pub(crate) fn balance_to(&self, nodes: &[usize]) {
-        self.balancer.set(nodes.iter().map(|node| self.node(*node).address).collect());
+        self.balancer
+            .set(nodes.iter().map(|node| self.node(*node).address).collect());
     }
 
     /// The number of the node that owns the demo's service.
     pub(crate) fn owner(&self) -> usize {
-        eventually("a node has the tunnel", || self.running().find(|node| self.metric(*node, "gw_tunnels") >= 1.0))
+        eventually("a node has the tunnel", || {
+            self.running()
+                .find(|node| self.metric(*node, "gw_tunnels") >= 1.0)
+        })
     }
 
     /// The sum of a metric of a node over its labels.
     pub(crate) fn metric(&self, node: usize, name: &str) -> f64 {
         let (_, text) = admin(self.node(node).admin_address, "/metrics");
-        let of_metric = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
-        let values =
-            text.lines().filter(|line| of_metric(line)).map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        let of_metric = |line: &str| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with([' ', '{']))
+        };
+        let values = text
+            .lines()
+            .filter(|line| of_metric(line))
+            .map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
         values.map(|value| value.expect("a number")).sum()
     }
 
@@ -295,13 +357,22 @@ impl Region {
     }
 
     /// As [`Self::run_agent`], with another state folder and enrollment token.
-    pub(crate) fn run_agent_in(&self, folder: &str, token: impl FnOnce() -> String, backend: &str) -> Running {
+    pub(crate) fn run_agent_in(
+        &self,
+        folder: &str,
+        token: impl FnOnce() -> String,
+        backend: &str,
+    ) -> Running {
         let state = self.folder.path().join(folder);
         if !state.exists() {
             self.enroll(token(), &state);
         }
         let mut agent = process::gw_agent();
-        agent.arg("run").arg("--state-dir").arg(state).args(["--backend", backend]);
+        agent
+            .arg("run")
+            .arg("--state-dir")
+            .arg(state)
+            .args(["--backend", backend]);
         Running::new(agent.stderr(Stdio::null()).spawn().unwrap())
     }
 
@@ -321,9 +392,16 @@ impl Region {
     /// The status of a request at `node`, and the error code if it failed.
     pub(crate) fn request(&self, node: usize) -> String {
         let mut caller = self.connect(node);
-        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n", self.service_key));
+        caller.send(format!(
+            "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n",
+            self.service_key
+        ));
         let response = caller.response();
-        let code = if response.status == 200 { String::new() } else { format!(" {}", response.code()) };
+        let code = if response.status == 200 {
+            String::new()
+        } else {
+            format!(" {}", response.code())
+        };
         format!("{}{code}", response.status.as_u16())
     }
 }

@@ -18,7 +18,11 @@ pub(crate) fn record(api: &Api<'_>, id: &str) -> Value {
 /// Turns on capture of request and response bodies for the demo's service.
 pub(crate) fn capture_bodies(api: &Api<'_>) {
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
-    assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &changes).status, 200);
+    assert_eq!(
+        api.ask("PATCH", "/accounts/demo/services/echo", &changes)
+            .status,
+        200
+    );
 }
 
 /// Sends `request` on a new connection; returns the status and the request id of the response.
@@ -26,5 +30,8 @@ pub(crate) fn call(demo: &Demo, request: &str) -> (u16, String) {
     let mut caller = connect(demo);
     caller.send(request);
     let response = caller.response();
-    (response.status.as_u16(), response.header("x-gw-request-id").to_owned())
+    (
+        response.status.as_u16(),
+        response.header("x-gw-request-id").to_owned(),
+    )
 }

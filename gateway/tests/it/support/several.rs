@@ -29,33 +29,47 @@ impl Several {
     /// Starts a gateway; `agents` are the names of the agents.
     pub(crate) fn start(agents: &[&str]) -> Self {
         let prepared = Prepared::with_agents(agents);
-        let gateway = Gateway::start(&Config::parse(&prepared.config(), |_| None).unwrap()).unwrap();
+        let gateway =
+            Gateway::start(&Config::parse(&prepared.config(), |_| None).unwrap()).unwrap();
         Self { prepared, gateway }
     }
 
     /// Starts an agent with this number of slots in front of `backend`, and waits for its tunnel.
     pub(crate) fn run(&self, name: &str, slots: usize, backend: &str) -> AgentHandle {
         let before = self.tunnels().len();
-        self.prepared.set_port_of(name, self.gateway.address().port());
-        let environment = |name: &str| (name == "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS").then(|| slots.to_string());
+        self.prepared
+            .set_port_of(name, self.gateway.address().port());
+        let environment = |name: &str| {
+            (name == "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS").then(|| slots.to_string())
+        };
         let state = Some(self.prepared.path(name));
-        let config = gw_agent::Config::load(None, state, &[backend.to_owned()], environment).unwrap();
+        let config =
+            gw_agent::Config::load(None, state, &[backend.to_owned()], environment).unwrap();
         let agent = gw_agent::start(config).unwrap();
         self.wait_for_tunnels(before + 1);
         agent
     }
 
     pub(crate) fn wait_for_tunnels(&self, count: usize) {
-        eventually("the tunnels are open", || (self.tunnels().len() == count).then_some(()));
+        eventually("the tunnels are open", || {
+            (self.tunnels().len() == count).then_some(())
+        });
     }
 
     /// A tunnel of an agent that the test controls, which the gateway has registered. An agent may have several.
     pub(crate) fn tunnel(&self, name: &str) -> Tunnel {
-        let before: Vec<u64> = self.tunnels().iter().map(|tunnel| tunnel.generation).collect();
+        let before: Vec<u64> = self
+            .tunnels()
+            .iter()
+            .map(|tunnel| tunnel.generation)
+            .collect();
         let mut tunnel = self.prepared.upgraded(name, self.gateway.address());
         tunnel.0.send(hello(STREAMS));
         eventually("the tunnel is registered", || {
-            self.tunnels().iter().any(|tunnel| !before.contains(&tunnel.generation)).then_some(())
+            self.tunnels()
+                .iter()
+                .any(|tunnel| !before.contains(&tunnel.generation))
+                .then_some(())
         });
         tunnel
     }
@@ -80,24 +94,36 @@ impl Several {
 
     /// The tunnels that the workers report.
     pub(crate) fn tunnels(&self) -> Vec<TunnelReport> {
-        self.reports().into_iter().flat_map(|report| report.tunnels).collect()
+        self.reports()
+            .into_iter()
+            .flat_map(|report| report.tunnels)
+            .collect()
     }
 
     /// Number of requests that were left to a task of the owner and have not ended. A request that waits for a tunnel or a slot
     /// is one of them.
     pub(crate) fn left_to_owner(&self) -> usize {
-        self.reports().iter().map(|report| report.crossings_served).sum()
+        self.reports()
+            .iter()
+            .map(|report| report.crossings_served)
+            .sum()
     }
 
     fn reports(&self) -> Vec<WorkerReport> {
         let control = self.gateway.control();
-        eventually("all workers report", || Some(control.reports()).filter(|all| all.len() == control.workers()))
+        eventually("all workers report", || {
+            Some(control.reports()).filter(|all| all.len() == control.workers())
+        })
     }
 
     /// Changes the setting `retries` of the service by the administration API. Returns once it is in force.
     pub(crate) fn set_retries(&self, retries: bool) {
         let (address, changes) = (self.gateway.admin_address(), json!({ "retries": retries }));
-        assert_eq!(self.prepared.administer(address, "PATCH", "/accounts/demo/services/echo", &changes), 200);
+        assert_eq!(
+            self.prepared
+                .administer(address, "PATCH", "/accounts/demo/services/echo", &changes),
+            200
+        );
         // A worker reports after it has put changes in force.
         self.reports();
     }
@@ -105,7 +131,10 @@ impl Several {
     /// Waits until the gateway counts no request on any tunnel.
     pub(crate) fn wait_until_idle(&self) {
         eventually("no request is in flight", || {
-            self.tunnels().iter().all(|tunnel| tunnel.in_flight == 0).then_some(())
+            self.tunnels()
+                .iter()
+                .all(|tunnel| tunnel.in_flight == 0)
+                .then_some(())
         });
     }
 }
@@ -133,7 +162,11 @@ pub(crate) struct Scripted {
 impl Scripted {
     pub(crate) fn new() -> Self {
         let (sender, attempts) = mpsc::channel();
-        Self { attempts, sender, count: Arc::default() }
+        Self {
+            attempts,
+            sender,
+            count: Arc::default(),
+        }
     }
 
     /// Serves a tunnel until it ends, or until `act` returns false.
@@ -146,10 +179,21 @@ impl Scripted {
         let (sender, count) = (self.sender.clone(), Arc::clone(&self.count));
         thread::spawn(move || {
             while let Ok(request) = tunnel.next_of(Kind::Request) {
-                let Frame { stream, end, payload, .. } = request;
+                let Frame {
+                    stream,
+                    end,
+                    payload,
+                    ..
+                } = request;
                 let nth = count.fetch_add(1, Ordering::SeqCst);
                 let head = String::from_utf8_lossy(&payload).into_owned();
-                let attempt = Attempt { agent, nth, stream, head, is_whole: end };
+                let attempt = Attempt {
+                    agent,
+                    nth,
+                    stream,
+                    head,
+                    is_whole: end,
+                };
                 // Fails when the test has ended.
                 let _ = sender.send(attempt.clone());
                 if !act(&mut tunnel, &attempt) {
@@ -184,7 +228,9 @@ pub(crate) fn body(tunnel: &mut Tunnel, attempt: &Attempt) -> (Vec<u8>, String) 
             Kind::Data => {
                 body.extend_from_slice(&next.payload);
                 if !next.end {
-                    tunnel.0.send(credit(next.stream, next.payload.len() as u32));
+                    tunnel
+                        .0
+                        .send(credit(next.stream, next.payload.len() as u32));
                 }
             }
             Kind::Trailers => trailers = String::from_utf8(next.payload.clone()).unwrap(),
@@ -197,15 +243,36 @@ pub(crate) fn body(tunnel: &mut Tunnel, attempt: &Attempt) -> (Vec<u8>, String) 
 
 /// A complete response with a body. Reports the upload first, if the request has a body of this length.
 pub(crate) fn answered(attempt: &Attempt, uploaded: usize, body: &[u8]) -> Vec<u8> {
-    let report = frame(Kind::Uploaded, false, attempt.stream, &(uploaded as u64).to_be_bytes());
-    let pieces = body.chunks(DATA_MAX).flat_map(|piece| data(attempt.stream, piece)).collect();
+    let report = frame(
+        Kind::Uploaded,
+        false,
+        attempt.stream,
+        &(uploaded as u64).to_be_bytes(),
+    );
+    let pieces = body
+        .chunks(DATA_MAX)
+        .flat_map(|piece| data(attempt.stream, piece))
+        .collect();
     let report = if attempt.is_whole { Vec::new() } else { report };
-    [report, begun(attempt.stream), pieces, last_data(attempt.stream, b"")].concat()
+    [
+        report,
+        begun(attempt.stream),
+        pieces,
+        last_data(attempt.stream, b""),
+    ]
+    .concat()
 }
 
 /// A REFUSED with the flag that says that nothing of the request was sent to a backend.
 pub(crate) fn refused_unsent(stream: StreamId, code: &str) -> Vec<u8> {
-    let payload = [&[0; 4][..], &[0xff; 4], &[code.len() as u8 | 0x80], code.as_bytes(), b"in a test"].concat();
+    let payload = [
+        &[0; 4][..],
+        &[0xff; 4],
+        &[code.len() as u8 | 0x80],
+        code.as_bytes(),
+        b"in a test",
+    ]
+    .concat();
     frame(Kind::Refused, true, stream, &payload)
 }
 
@@ -238,12 +305,21 @@ impl Recording {
         let url = backend::start(move |mut peer| {
             while let Ok((head, body, trailers)) = peer.request() {
                 let text = |fields: &gw_shared::http::Fields, name: &str| {
-                    fields.get(name).map_or("", |value| value.to_str().unwrap()).to_owned()
+                    fields
+                        .get(name)
+                        .map_or("", |value| value.to_str().unwrap())
+                        .to_owned()
                 };
                 let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
-                let (number, trailer) = (text(&head.headers, "x-number"), text(&trailers, "x-check"));
+                let (number, trailer) =
+                    (text(&head.headers, "x-number"), text(&trailers, "x-check"));
                 let method = head.method.to_string();
-                known.lock().unwrap().push(Recorded { method, number, body: body.clone(), trailer });
+                known.lock().unwrap().push(Recorded {
+                    method,
+                    number,
+                    body: body.clone(),
+                    trailer,
+                });
                 peer.send([answer.into_bytes(), body].concat());
             }
         });

@@ -27,7 +27,11 @@ impl Stopwatch {
                 sum.fetch_add(u64::try_from(late.as_micros()).unwrap(), Ordering::Relaxed);
             }
         });
-        Self { begun: Instant::now(), busy_us, ended }
+        Self {
+            begun: Instant::now(),
+            busy_us,
+            ended,
+        }
     }
 
     /// Asserts that less than `limit` has passed.
@@ -35,7 +39,10 @@ impl Stopwatch {
         let took = self.begun.elapsed();
         let busy = Duration::from_micros(self.busy_us.load(Ordering::Relaxed));
         let counted = took.saturating_sub(busy);
-        assert!(counted < limit, "{what} took {took:?}, of which the machine was busy for {busy:?}");
+        assert!(
+            counted < limit,
+            "{what} took {took:?}, of which the machine was busy for {busy:?}"
+        );
     }
 }
 

@@ -29,14 +29,28 @@ impl Successor {
 pub(crate) fn replace(id: u32, log: &Log) -> Successor {
     assert!(send_signal(id, "USR2"));
     log.find(|line| {
-        assert_ne!(line["message"], "not replaced: this process goes on", "{line}");
-        Some(Successor(u32::try_from(line["successor"].as_u64()?).unwrap()))
+        assert_ne!(
+            line["message"], "not replaced: this process goes on",
+            "{line}"
+        );
+        Some(Successor(
+            u32::try_from(line["successor"].as_u64()?).unwrap(),
+        ))
     })
 }
 
 /// Status and body of a GET for `path` on the admin listener.
 pub(crate) fn admin(address: SocketAddr, path: &str) -> (u16, String) {
-    let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
-    let mut response = ureq::Agent::from(config).get(format!("http://{address}{path}")).call().unwrap();
-    (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+    let config = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(SOON))
+        .build();
+    let mut response = ureq::Agent::from(config)
+        .get(format!("http://{address}{path}"))
+        .call()
+        .unwrap();
+    (
+        response.status().as_u16(),
+        response.body_mut().read_to_string().unwrap(),
+    )
 }

@@ -28,16 +28,33 @@ impl Agent<'_> {
     pub(crate) fn command(&self, config: &Path) -> Command {
         self.prepared.set_agent_port(self.gateway.address.port());
         let mut command = gw_agent();
-        command.arg("run").arg("--config").arg(config).arg("--state-dir").arg(self.prepared.path("agent"));
-        let log = OpenOptions::new().create(true).append(true).open(self.prepared.path("agent.log")).unwrap();
+        command
+            .arg("run")
+            .arg("--config")
+            .arg(config)
+            .arg("--state-dir")
+            .arg(self.prepared.path("agent"));
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.prepared.path("agent.log"))
+            .unwrap();
         // Without core dumps, only root can read which program a process runs.
-        command.stdin(Stdio::null()).stderr(log).env("GW_CORE_DUMPS", "true");
+        command
+            .stdin(Stdio::null())
+            .stderr(log)
+            .env("GW_CORE_DUMPS", "true");
         command
     }
 
     /// Waits until the agent has logged `text`.
     pub(crate) fn wait_for_log(&self, text: &str) {
-        eventually(text, || fs::read_to_string(self.prepared.path("agent.log")).unwrap().contains(text).then_some(()));
+        eventually(text, || {
+            fs::read_to_string(self.prepared.path("agent.log"))
+                .unwrap()
+                .contains(text)
+                .then_some(())
+        });
     }
 
     pub(crate) fn start(&self, config: &Path) -> Running {
@@ -54,7 +71,8 @@ impl Agent<'_> {
                 self.0.store(true, Ordering::Relaxed);
             }
         }
-        let (stop, prepared, address) = (AtomicBool::new(false), self.prepared, self.gateway.address);
+        let (stop, prepared, address) =
+            (AtomicBool::new(false), self.prepared, self.gateway.address);
         thread::scope(|scope| {
             let callers: Vec<_> = ["/slow", "/"]
                 .into_iter()
@@ -67,7 +85,11 @@ impl Agent<'_> {
                             caller.send(prepared.get(target));
                             let response = caller.response();
                             let text = String::from_utf8_lossy(&response.body);
-                            assert!(response.status.is_success(), "{target}: {} {text}", response.status);
+                            assert!(
+                                response.status.is_success(),
+                                "{target}: {} {text}",
+                                response.status
+                            );
                             answered += 1;
                         }
                     })
@@ -77,7 +99,9 @@ impl Agent<'_> {
             let stopping = StopOnDrop(&stop);
             let result = act();
             drop(stopping);
-            callers.into_iter().for_each(|caller| caller.join().unwrap());
+            callers
+                .into_iter()
+                .for_each(|caller| caller.join().unwrap());
             result
         })
     }
@@ -112,7 +136,9 @@ pub(crate) fn administer(prepared: &Prepared, gateway: &Served, command: &[&str]
 }
 
 pub(crate) fn only_worker(supervisor: u32) -> u32 {
-    eventually("there is one worker", || <[u32; 1]>::try_from(workers(supervisor)).ok())[0]
+    eventually("there is one worker", || {
+        <[u32; 1]>::try_from(workers(supervisor)).ok()
+    })[0]
 }
 
 /// The configuration of an agent in front of the backend at `url`.

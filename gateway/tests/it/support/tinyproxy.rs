@@ -19,12 +19,15 @@ pub(crate) struct Tinyproxy {
 impl Tinyproxy {
     /// Starts the proxy for `user` with `password`, or for everyone if `None`.
     pub(crate) fn start(credentials: Option<(&str, &str)>) -> Self {
-        let port = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let port =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         port.set_reuse_address(true).unwrap();
-        port.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        port.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
+            .unwrap();
         let address = port.local_addr().unwrap().as_socket().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let credentials = credentials.map(|(user, password)| format!("BasicAuth {user} {password}\n"));
+        let credentials =
+            credentials.map(|(user, password)| format!("BasicAuth {user} {password}\n"));
         let config = format!(
             "Port {}\nListen 127.0.0.1\nTimeout 600\nMaxClients 100\nLogLevel Connect\nLogFile \"{}\"\n{}",
             address.port(),
@@ -32,7 +35,12 @@ impl Tinyproxy {
             credentials.unwrap_or_default()
         );
         fs::write(folder.path().join("tinyproxy.conf"), config).unwrap();
-        let mut proxy = Self { address, folder, process: None, _port: port };
+        let mut proxy = Self {
+            address,
+            folder,
+            process: None,
+            _port: port,
+        };
         proxy.run();
         proxy
     }
@@ -40,10 +48,20 @@ impl Tinyproxy {
     /// Starts the process and waits until it accepts connections.
     pub(crate) fn run(&mut self) {
         let mut command = Command::new("tinyproxy");
-        command.arg("-d").arg("-c").arg(self.folder.path().join("tinyproxy.conf"));
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        command
+            .arg("-d")
+            .arg("-c")
+            .arg(self.folder.path().join("tinyproxy.conf"));
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         self.process = Some(Running::new(child));
-        eventually("tinyproxy accepts connections", || TcpStream::connect(self.address).ok());
+        eventually("tinyproxy accepts connections", || {
+            TcpStream::connect(self.address).ok()
+        });
     }
 
     /// Kills the process, and with it the connections through it.

@@ -9,7 +9,14 @@ const NO_DURATION: [u8; 4] = [0xff; 4];
 pub(crate) const CHUNKED: (&str, &str) = ("transfer-encoding", "chunked");
 
 pub(crate) fn frame(kind: Kind, end: bool, stream: StreamId, payload: &[u8]) -> Vec<u8> {
-    let mut frame = Header { kind, end, length: payload.len(), stream }.encode().to_vec();
+    let mut frame = Header {
+        kind,
+        end,
+        length: payload.len(),
+        stream,
+    }
+    .encode()
+    .to_vec();
     frame.extend_from_slice(payload);
     frame
 }
@@ -33,7 +40,10 @@ pub(crate) fn message(json: impl AsRef<[u8]>) -> Vec<u8> {
 
 /// An HTTP/1.1 response head.
 pub(crate) fn head_text(status: &str, fields: &[(&str, &str)]) -> String {
-    let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let fields: String = fields
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\r\n"))
+        .collect();
     format!("HTTP/1.1 {status} \r\n{fields}\r\n")
 }
 
@@ -64,7 +74,12 @@ pub(crate) fn ok(stream: StreamId, body: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn interim(stream: StreamId, status: &str, fields: &[(&str, &str)]) -> Vec<u8> {
-    frame(Kind::Interim, false, stream, head_text(status, fields).as_bytes())
+    frame(
+        Kind::Interim,
+        false,
+        stream,
+        head_text(status, fields).as_bytes(),
+    )
 }
 
 pub(crate) fn data(stream: StreamId, data: &[u8]) -> Vec<u8> {
@@ -76,13 +91,28 @@ pub(crate) fn last_data(stream: StreamId, data: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn trailers(stream: StreamId, fields: &[(&str, &str)]) -> Vec<u8> {
-    let lines: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    frame(Kind::Trailers, true, stream, format!("{lines}\r\n").as_bytes())
+    let lines: String = fields
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\r\n"))
+        .collect();
+    frame(
+        Kind::Trailers,
+        true,
+        stream,
+        format!("{lines}\r\n").as_bytes(),
+    )
 }
 
 /// A REFUSED with any code and message.
 pub(crate) fn refused(stream: StreamId, code: &[u8], message: &[u8]) -> Vec<u8> {
-    let payload = [&[0; 4], &NO_DURATION, &[code.len() as u8][..], code, message].concat();
+    let payload = [
+        &[0; 4],
+        &NO_DURATION,
+        &[code.len() as u8][..],
+        code,
+        message,
+    ]
+    .concat();
     frame(Kind::Refused, true, stream, &payload)
 }
 

@@ -42,8 +42,14 @@ enum Start {
     Neither,
 }
 
-pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
-    ensure(Path::new(LIBRARY).is_file(), || "libfaketime is not installed: apt-get install faketime".to_owned())?;
+pub(super) fn run(
+    gateway: &Path,
+    options: &FaultOptions,
+    table: &mut Table,
+) -> Result<(), Failure> {
+    ensure(Path::new(LIBRARY).is_file(), || {
+        "libfaketime is not installed: apt-get install faketime".to_owned()
+    })?;
     let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
     let clock = Clock(folder.path().join("offset"));
     clock.set(0)?;
@@ -54,7 +60,14 @@ pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> 
         // Only the time of day is wrong.
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
     ];
-    let mut site = Site::start(gateway, &Plan { services: SERVICES, environment, ..Plan::default() })?;
+    let mut site = Site::start(
+        gateway,
+        &Plan {
+            services: SERVICES,
+            environment,
+            ..Plan::default()
+        },
+    )?;
     let length = Duration::from_secs(options.clock_seconds);
     for offset in OFFSETS {
         let row = running(&site, &clock, offset, length);
@@ -80,16 +93,38 @@ fn running(site: &Site, clock: &Clock, offset: i64, length: Duration) -> Result<
     let services: Vec<usize> = (0..site.services.len()).collect();
     let form = site.token_form(0)?;
     let tokens = [site.token(0, &form)?, site.token(WRONG, &form)?];
-    let keys = Watch::start(site, &watch::pairs(&[0, 1, WRONG], &services), RATE, CALLERS)?;
+    let keys = Watch::start(
+        site,
+        &watch::pairs(&[0, 1, WRONG], &services),
+        RATE,
+        CALLERS,
+    )?;
     clock.set(offset)?;
     std::thread::sleep(NOTICED);
     let minted = site.token(WRONG, &form);
-    let here = Watch::with(site, &watch::pairs(&[WRONG], &[0]), RATE, CALLERS, with(&tokens[0]))?;
-    let there = Watch::with(site, &watch::pairs(&[0], &[0]), RATE, CALLERS, with(&tokens[1]))?;
-    let fresh = minted
-        .as_ref()
-        .ok()
-        .map(|token| Watch::with(site, &watch::pairs(&[0, WRONG], &[0]), RATE, CALLERS, with(token)));
+    let here = Watch::with(
+        site,
+        &watch::pairs(&[WRONG], &[0]),
+        RATE,
+        CALLERS,
+        with(&tokens[0]),
+    )?;
+    let there = Watch::with(
+        site,
+        &watch::pairs(&[0], &[0]),
+        RATE,
+        CALLERS,
+        with(&tokens[1]),
+    )?;
+    let fresh = minted.as_ref().ok().map(|token| {
+        Watch::with(
+            site,
+            &watch::pairs(&[0, WRONG], &[0]),
+            RATE,
+            CALLERS,
+            with(token),
+        )
+    });
     std::thread::sleep(length);
     clock.set(0)?;
     std::thread::sleep(NOTICED);
@@ -103,9 +138,18 @@ fn running(site: &Site, clock: &Clock, offset: i64, length: Duration) -> Result<
     ] {
         let failed = watch::failures(&seen).count();
         let kinds = watch::kinds(watch::failures(&seen).map(|(_, failed)| failed));
-        row = row.check(failed == 0, format!("{failed} of {} {name} failed ({kinds})", watch::requests(&seen)));
+        row = row.check(
+            failed == 0,
+            format!(
+                "{failed} of {} {name} failed ({kinds})",
+                watch::requests(&seen)
+            ),
+        );
     }
-    let figure = minted.map_or_else(|failure| (false, failure.to_string()), |_| (true, "it issued a token".to_owned()));
+    let figure = minted.map_or_else(
+        |failure| (false, failure.to_string()),
+        |_| (true, "it issued a token".to_owned()),
+    );
     Ok(row.check(figure.0, figure.1).note(well_again(site)?))
 }
 
@@ -113,13 +157,16 @@ fn at_start(site: &mut Site, clock: &Clock, offset: i64, length: Duration) -> Re
     site.stop_node(WRONG)?;
     site.wait_for_members(0..WRONG)?;
     // Agents of the other nodes.
-    let services: Vec<usize> = (0..site.services.len()).filter(|it| site.services[*it].entry != Some(WRONG)).collect();
+    let services: Vec<usize> = (0..site.services.len())
+        .filter(|it| site.services[*it].entry != Some(WRONG))
+        .collect();
     let others = Watch::start(site, &watch::pairs(&[0, 1], &services), RATE, CALLERS)?;
     clock.set(offset)?;
     let refusals = site.log(WRONG)?.matches(DOES_NOT_JOIN).count();
     site.start_node(WRONG)?;
     let start = started(site, refusals)?;
-    let here = (start == Start::Live).then(|| Watch::start(site, &watch::pairs(&[WRONG], &services), RATE, CALLERS));
+    let here = (start == Start::Live)
+        .then(|| Watch::start(site, &watch::pairs(&[WRONG], &services), RATE, CALLERS));
     std::thread::sleep(length);
     let here = here.transpose()?.map_or(Ok(Vec::new()), Watch::stop)?;
     let others = others.stop()?;
@@ -133,7 +180,13 @@ fn at_start(site: &mut Site, clock: &Clock, offset: i64, length: Duration) -> Re
     for (name, seen) in [("at the other nodes", others), ("at the node", here)] {
         let failed = watch::failures(&seen).count();
         let kinds = watch::kinds(watch::failures(&seen).map(|(_, failed)| failed));
-        row = row.check(failed == 0, format!("{failed} of {} {name} failed ({kinds})", watch::requests(&seen)));
+        row = row.check(
+            failed == 0,
+            format!(
+                "{failed} of {} {name} failed ({kinds})",
+                watch::requests(&seen)
+            ),
+        );
     }
     Ok(match well_again(site) {
         Ok(figure) => row.note(figure),
@@ -165,16 +218,27 @@ fn well_again(site: &Site) -> Result<String, Failure> {
         let target = site.target(service)?;
         for node in [WRONG, 0] {
             loop {
-                let asked = site.world.on(Machine::Node(node), || target.connect()?.ask("/hello"));
-                let Err(finding) = asked.map(|answer| answer.head.status).and_then(is_served) else { break };
+                let asked = site
+                    .world
+                    .on(Machine::Node(node), || target.connect()?.ask("/hello"));
+                let Err(finding) = asked.map(|answer| answer.head.status).and_then(is_served)
+                else {
+                    break;
+                };
                 ensure(began.elapsed() < WELL_WITHIN, || {
-                    format!("not well {} s after the clock is right: {finding}", WELL_WITHIN.as_secs())
+                    format!(
+                        "not well {} s after the clock is right: {finding}",
+                        WELL_WITHIN.as_secs()
+                    )
                 })?;
                 std::thread::sleep(TICK);
             }
         }
     }
-    Ok(format!("well {:.1} s after the clock is right", (NOTICED + began.elapsed()).as_secs_f64()))
+    Ok(format!(
+        "well {:.1} s after the clock is right",
+        (NOTICED + began.elapsed()).as_secs_f64()
+    ))
 }
 
 fn is_served(status: u16) -> Result<(), Failure> {

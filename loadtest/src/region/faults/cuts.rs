@@ -46,10 +46,25 @@ struct Deaths {
     count: usize,
 }
 
-pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
-    let site = Site::start(gateway, &Plan { services: SERVICES, ..Plan::default() })?;
+pub(super) fn run(
+    gateway: &Path,
+    options: &FaultOptions,
+    table: &mut Table,
+) -> Result<(), Failure> {
+    let site = Site::start(
+        gateway,
+        &Plan {
+            services: SERVICES,
+            ..Plan::default()
+        },
+    )?;
     let limits = json!({ "burst": BURST, "refill_per_minute": 60 * REFILL_PER_SECOND });
-    site.change(0, "PATCH", &format!("/accounts/demo/services/{}", site.services[LIMITED].id), &limits)?;
+    site.change(
+        0,
+        "PATCH",
+        &format!("/accounts/demo/services/{}", site.services[LIMITED].id),
+        &limits,
+    )?;
     each_pair(&site, Duration::from_secs(options.cut_seconds), table)?;
     site.wait_until_well()?;
     flapping(&site, Duration::from_secs(options.flap_seconds), table)
@@ -66,21 +81,59 @@ fn each_pair(site: &Site, length: Duration, table: &mut Table) -> Result<(), Fai
         deaths.observe(site, length);
         site.world.heal_one_way(from, to)?;
         wait_until_served(site, &mut deaths)?;
-        cuts.push(Cut { from, to, began, well: Instant::now() });
+        cuts.push(Cut {
+            from,
+            to,
+            began,
+            well: Instant::now(),
+        });
     }
     let (seen, bucket) = load.stop(&deaths)?;
     let is_own = |pair: Pair, failed: &Failed| {
-        let during = cuts.iter().filter(|cut| failed.began <= cut.well && failed.ended >= cut.began);
-        during.into_iter().any(|cut| cut.is_passed(pair, owners[pair.service], site.services[pair.service].entry))
+        let during = cuts
+            .iter()
+            .filter(|cut| failed.began <= cut.well && failed.ended >= cut.began);
+        during.into_iter().any(|cut| {
+            cut.is_passed(
+                pair,
+                owners[pair.service],
+                site.services[pair.service].entry,
+            )
+        })
     };
-    let (own, beyond): (Vec<_>, Vec<_>) = watch::failures(&seen).partition(|(pair, failed)| is_own(*pair, failed));
-    let kinds = |failed: Vec<(Pair, &Failed)>| watch::kinds(failed.into_iter().map(|(_, failed)| failed));
-    let slowest = cuts.iter().map(|cut| (cut.well - cut.began).saturating_sub(length)).max().unwrap_or_default();
-    let row = Row::new(format!("one-way cuts of {} pairs, {} s each", cuts.len(), length.as_secs()))
-        .check(beyond.is_empty(), format!("{} failures beyond the cut machines ({})", beyond.len(), kinds(beyond)))
-        .note(format!("{} of their own ({}) in {} requests", own.len(), kinds(own), watch::requests(&seen)))
-        .note(format!("{} deaths", deaths.count))
-        .note(format!("all served again at most {:.1} s after a cut", slowest.as_secs_f64()));
+    let (own, beyond): (Vec<_>, Vec<_>) =
+        watch::failures(&seen).partition(|(pair, failed)| is_own(*pair, failed));
+    let kinds =
+        |failed: Vec<(Pair, &Failed)>| watch::kinds(failed.into_iter().map(|(_, failed)| failed));
+    let slowest = cuts
+        .iter()
+        .map(|cut| (cut.well - cut.began).saturating_sub(length))
+        .max()
+        .unwrap_or_default();
+    let row = Row::new(format!(
+        "one-way cuts of {} pairs, {} s each",
+        cuts.len(),
+        length.as_secs()
+    ))
+    .check(
+        beyond.is_empty(),
+        format!(
+            "{} failures beyond the cut machines ({})",
+            beyond.len(),
+            kinds(beyond)
+        ),
+    )
+    .note(format!(
+        "{} of their own ({}) in {} requests",
+        own.len(),
+        kinds(own),
+        watch::requests(&seen)
+    ))
+    .note(format!("{} deaths", deaths.count))
+    .note(format!(
+        "all served again at most {:.1} s after a cut",
+        slowest.as_secs_f64()
+    ));
     table.add(row);
     table.add(bucket.row("bucket during one-way cuts"));
     Ok(())
@@ -134,10 +187,21 @@ struct Bucket {
 
 impl Load {
     fn start(site: &Site) -> Result<Self, Failure> {
-        let services: Vec<usize> = (0..site.services.len()).filter(|service| *service != LIMITED).collect();
+        let services: Vec<usize> = (0..site.services.len())
+            .filter(|service| *service != LIMITED)
+            .collect();
         let services = Watch::start(site, &watch::pairs(&[0, 1, 2], &services), RATE, CALLERS)?;
-        let limited = Watch::start(site, &watch::pairs(&[0, 1, 2], &[LIMITED]), LIMITED_RATE, CALLERS)?;
-        Ok(Self { services, limited, began: Instant::now() })
+        let limited = Watch::start(
+            site,
+            &watch::pairs(&[0, 1, 2], &[LIMITED]),
+            LIMITED_RATE,
+            CALLERS,
+        )?;
+        Ok(Self {
+            services,
+            limited,
+            began: Instant::now(),
+        })
     }
 
     fn stop(self, deaths: &Deaths) -> Result<(Vec<Seen>, Bucket), Failure> {
@@ -146,18 +210,28 @@ impl Load {
         let admitted = limited.iter().map(|seen| seen.outcome.answered.len()).sum();
         let mut seen = self.services.stop()?;
         for mut one in limited {
-            let is_limited = |failed: &Failed| matches!(&failed.what, What::Status(it) if it.starts_with("429"));
+            let is_limited =
+                |failed: &Failed| matches!(&failed.what, What::Status(it) if it.starts_with("429"));
             one.outcome.failed.retain(|failed| !is_limited(failed));
             seen.push(one);
         }
-        Ok((seen, Bucket { admitted, most: BURST * (1 + deaths.count) + refilled.ceil() as usize }))
+        Ok((
+            seen,
+            Bucket {
+                admitted,
+                most: BURST * (1 + deaths.count) + refilled.ceil() as usize,
+            },
+        ))
     }
 }
 
 impl Bucket {
     fn row(&self, name: &str) -> Row {
         let Self { admitted, most } = self;
-        Row::new(name).check(admitted <= most, format!("{admitted} admitted, at most {most} may be"))
+        Row::new(name).check(
+            admitted <= most,
+            format!("{admitted} admitted, at most {most} may be"),
+        )
     }
 }
 
@@ -174,9 +248,13 @@ impl Deaths {
     fn look(&mut self, site: &Site) {
         // The view of the latest epoch.
         let views = (0..NODES).map(|node| site.status(node));
-        let Some(view) = views.max_by_key(|view| view["epoch"].as_u64()) else { return };
+        let Some(view) = views.max_by_key(|view| view["epoch"].as_u64()) else {
+            return;
+        };
         for row in view["nodes"].as_array().into_iter().flatten() {
-            let slot = row["slot"].as_u64().and_then(|slot| usize::try_from(slot).ok());
+            let slot = row["slot"]
+                .as_u64()
+                .and_then(|slot| usize::try_from(slot).ok());
             if let Some(dead) = slot.and_then(|slot| self.dead.get_mut(slot)) {
                 let is_dead = row["state"] == "dead";
                 self.count += usize::from(is_dead && !*dead);
@@ -190,11 +268,17 @@ impl Cut {
     /// Whether a request of the pair, or the tunnel of its service, passes the machines that are cut.
     fn is_passed(&self, pair: Pair, owner: Option<usize>, entry: Option<usize>) -> bool {
         let ends = |one: usize, other: Option<usize>| {
-            other.is_some_and(|other| [self.from, self.to] == [Machine::Node(one), Machine::Node(other)])
-                || other.is_some_and(|other| [self.to, self.from] == [Machine::Node(one), Machine::Node(other)])
+            other.is_some_and(|other| {
+                [self.from, self.to] == [Machine::Node(one), Machine::Node(other)]
+            }) || other.is_some_and(|other| {
+                [self.to, self.from] == [Machine::Node(one), Machine::Node(other)]
+            })
         };
         let is_cut = |node: usize| [self.from, self.to].contains(&Machine::Node(node));
-        if [self.from, self.to].iter().any(|machine| matches!(machine, Machine::Engine(_))) {
+        if [self.from, self.to]
+            .iter()
+            .any(|machine| matches!(machine, Machine::Engine(_)))
+        {
             return is_cut(pair.node) || owner.is_some_and(is_cut) || entry.is_some_and(is_cut);
         }
         ends(pair.node, owner) || entry.is_some_and(|entry| ends(entry, owner))
@@ -203,10 +287,19 @@ impl Cut {
 
 /// Each direction between two nodes, and between a node and PostgreSQL.
 fn links() -> Vec<(Machine, Machine)> {
-    let nodes = (0..NODES).flat_map(|from| (0..NODES).filter(move |to| *to != from).map(move |to| (from, to)));
+    let nodes = (0..NODES).flat_map(|from| {
+        (0..NODES)
+            .filter(move |to| *to != from)
+            .map(move |to| (from, to))
+    });
     let nodes = nodes.map(|(from, to)| (Machine::Node(from), Machine::Node(to)));
     let engine = Machine::Engine(0);
-    nodes.chain((0..NODES).flat_map(|node| [(Machine::Node(node), engine), (engine, Machine::Node(node))])).collect()
+    nodes
+        .chain(
+            (0..NODES)
+                .flat_map(|node| [(Machine::Node(node), engine), (engine, Machine::Node(node))]),
+        )
+        .collect()
 }
 
 /// Waits until every service is served at every node.
@@ -216,7 +309,9 @@ fn wait_until_served(site: &Site, deaths: &mut Deaths) -> Result<(), Failure> {
     for pair in watch::pairs(&[0, 1, 2], &(0..site.services.len()).collect::<Vec<_>>()) {
         let target = site.target(pair.service)?;
         while Instant::now() < deadline {
-            let asked = site.world.on(Machine::Node(pair.node), || target.connect()?.ask("/hello"));
+            let asked = site
+                .world
+                .on(Machine::Node(pair.node), || target.connect()?.ask("/hello"));
             if asked.is_ok_and(|answer| matches!(answer.head.status, 200 | 429)) {
                 break;
             }
@@ -233,7 +328,12 @@ mod tests {
     #[test]
     fn a_cut_concerns_requests_and_tunnels_that_pass_it() {
         let now = Instant::now();
-        let cut = |from, to| Cut { from, to, began: now, well: now };
+        let cut = |from, to| Cut {
+            from,
+            to,
+            began: now,
+            well: now,
+        };
         let at = |node| Pair { node, service: 0 };
         let nodes = cut(Machine::Node(0), Machine::Node(1));
         assert!(nodes.is_passed(at(0), Some(1), Some(1)));

@@ -19,18 +19,42 @@ const CALLERS: u32 = 60;
 const BEFORE: Duration = Duration::from_secs(5);
 const WAIT_MAX: Duration = Duration::from_secs(9);
 
-pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> Result<(), Failure> {
-    let site = Site::start(gateway, &Plan { services: SERVICES, has_balanced_agent: true, ..Plan::default() })?;
+pub(super) fn run(
+    gateway: &Path,
+    options: &FaultOptions,
+    table: &mut Table,
+) -> Result<(), Failure> {
+    let site = Site::start(
+        gateway,
+        &Plan {
+            services: SERVICES,
+            has_balanced_agent: true,
+            ..Plan::default()
+        },
+    )?;
     let owners = site.owners()?;
     let is_spliced = |service: &usize, node| {
-        owners[*service] == Some(node) && site.services[*service].entry.is_some_and(|entry| entry != node)
+        owners[*service] == Some(node)
+            && site.services[*service]
+                .entry
+                .is_some_and(|entry| entry != node)
     };
-    let spliced = |node| (0..owners.len()).filter(move |service| is_spliced(service, node)).count();
-    let lost = (0..NODES).max_by_key(|node| spliced(*node)).unwrap_or_default();
-    ensure(spliced(lost) > 0, || "no tunnel passes through a node".to_owned())?;
+    let spliced = |node| {
+        (0..owners.len())
+            .filter(move |service| is_spliced(service, node))
+            .count()
+    };
+    let lost = (0..NODES)
+        .max_by_key(|node| spliced(*node))
+        .unwrap_or_default();
+    ensure(spliced(lost) > 0, || {
+        "no tunnel passes through a node".to_owned()
+    })?;
     let living: Vec<usize> = (0..NODES).filter(|node| *node != lost).collect();
     // An agent that knows no other node is lost with it.
-    let services: Vec<usize> = (0..owners.len()).filter(|it| site.services[*it].entry != Some(lost)).collect();
+    let services: Vec<usize> = (0..owners.len())
+        .filter(|it| site.services[*it].entry != Some(lost))
+        .collect();
 
     let watch = Watch::start(&site, &watch::pairs(&living, &services), RATE, CALLERS)?;
     std::thread::sleep(BEFORE);
@@ -40,19 +64,45 @@ pub(super) fn run(gateway: &Path, options: &FaultOptions, table: &mut Table) -> 
     let seen = watch.stop()?;
     site.world.plug_in(Machine::Node(lost))?;
 
-    let early = watch::failures(&seen).filter(|(_, failed)| failed.ended < cut).count();
-    let late = watch::failures(&seen).filter(|(_, failed)| failed.began > cut + WAIT_MAX).count();
+    let early = watch::failures(&seen)
+        .filter(|(_, failed)| failed.ended < cut)
+        .count();
+    let late = watch::failures(&seen)
+        .filter(|(_, failed)| failed.began > cut + WAIT_MAX)
+        .count();
     let longest = watch::longest(&seen, cut);
-    let again = services.iter().filter(|service| owners[**service] == Some(lost)).map(|service| {
-        let answered = seen.iter().filter(|seen| seen.pair.service == *service).flat_map(|seen| &seen.outcome.answered);
-        let ended = answered.filter(|(began, _)| *began > cut).map(|(began, took)| *began + *took - cut);
-        (is_spliced(service, lost), ended.min().unwrap_or(Duration::MAX))
-    });
+    let again = services
+        .iter()
+        .filter(|service| owners[**service] == Some(lost))
+        .map(|service| {
+            let answered = seen
+                .iter()
+                .filter(|seen| seen.pair.service == *service)
+                .flat_map(|seen| &seen.outcome.answered);
+            let ended = answered
+                .filter(|(began, _)| *began > cut)
+                .map(|(began, took)| *began + *took - cut);
+            (
+                is_spliced(service, lost),
+                ended.min().unwrap_or(Duration::MAX),
+            )
+        });
     let again: Vec<(bool, Duration)> = again.collect();
-    let slowest = |spliced: bool| again.iter().filter(|(it, _)| *it == spliced).map(|(_, at)| *at).max();
+    let slowest = |spliced: bool| {
+        again
+            .iter()
+            .filter(|(it, _)| *it == spliced)
+            .map(|(_, at)| *at)
+            .max()
+    };
     let [through_living, balanced] = [slowest(true), slowest(false)].map(Option::unwrap_or_default);
-    let figure =
-        |at: Duration| if at == Duration::MAX { "never".to_owned() } else { format!("{:.1} s", at.as_secs_f64()) };
+    let figure = |at: Duration| {
+        if at == Duration::MAX {
+            "never".to_owned()
+        } else {
+            format!("{:.1} s", at.as_secs_f64())
+        }
+    };
     let failed = watch::failures(&seen).map(|(_, failed)| failed);
     table.add(
         Row::new(format!("lost machine, {RATE} requests/s"))

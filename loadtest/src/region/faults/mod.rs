@@ -57,7 +57,11 @@ impl FaultOptions {
     /// In the order of their declaration.
     fn kinds(&self) -> Vec<Kind> {
         let is_chosen = |kind: &&Kind| self.kinds.is_empty() || self.kinds.contains(kind);
-        Kind::value_variants().iter().filter(is_chosen).copied().collect()
+        Kind::value_variants()
+            .iter()
+            .filter(is_chosen)
+            .copied()
+            .collect()
     }
 }
 
@@ -67,7 +71,12 @@ pub(super) fn is_possible() -> bool {
 }
 
 /// Tries faults, each group in a region of its own, and fails if a figure is missed.
-pub(super) fn run(gateway: &Path, faults: &[Fault], options: &FaultOptions, revocations: usize) -> Result<(), Failure> {
+pub(super) fn run(
+    gateway: &Path,
+    faults: &[Fault],
+    options: &FaultOptions,
+    revocations: usize,
+) -> Result<(), Failure> {
     gw_shared::runtime::raise_open_file_limit();
     let mut table = Table::default();
     for fault in faults {

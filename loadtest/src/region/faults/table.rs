@@ -17,12 +17,20 @@ pub(super) struct Table {
 
 impl Row {
     pub(super) fn new(situation: impl Into<String>) -> Self {
-        Self { situation: situation.into(), figures: Vec::new(), missed: Vec::new() }
+        Self {
+            situation: situation.into(),
+            figures: Vec::new(),
+            missed: Vec::new(),
+        }
     }
 
     /// Adds a figure that must hold.
     pub(super) fn check(mut self, holds: bool, figure: String) -> Self {
-        let list = if holds { &mut self.figures } else { &mut self.missed };
+        let list = if holds {
+            &mut self.figures
+        } else {
+            &mut self.missed
+        };
         list.push(figure);
         self
     }
@@ -35,7 +43,11 @@ impl Row {
     fn say(&self) {
         let missed = self.missed.iter().map(|figure| format!("MISSED: {figure}"));
         let figures: Vec<String> = missed.chain(self.figures.iter().cloned()).collect();
-        say(format_args!("| {} | {} |", self.situation, figures.join("; ")));
+        say(format_args!(
+            "| {} | {} |",
+            self.situation,
+            figures.join("; ")
+        ));
     }
 }
 
@@ -47,14 +59,22 @@ impl Table {
 
     /// Adds a row that could perhaps not be measured.
     pub(super) fn add_or_failed(&mut self, situation: &str, row: Result<Row, Failure>) {
-        self.add(row.unwrap_or_else(|failure| Row::new(situation).check(false, failure.to_string())));
+        self.add(
+            row.unwrap_or_else(|failure| Row::new(situation).check(false, failure.to_string())),
+        );
     }
 
     /// Prints all rows. Fails if one has missed a figure.
     pub(super) fn conclude(self) -> Result<(), Failure> {
         say(format_args!("\n| situation | figures |\n|---|---|"));
         self.rows.iter().for_each(Row::say);
-        let missed = self.rows.iter().filter(|row| !row.missed.is_empty()).count();
-        ensure(missed == 0, || format!("{missed} of {} rows miss a figure", self.rows.len()))
+        let missed = self
+            .rows
+            .iter()
+            .filter(|row| !row.missed.is_empty())
+            .count();
+        ensure(missed == 0, || {
+            format!("{missed} of {} rows miss a figure", self.rows.len())
+        })
     }
 }

@@ -16,16 +16,32 @@ const EVERY: Duration = Duration::from_millis(200);
 const ISSUED_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) fn run(gateway: &Path, table: &mut Table) -> Result<(), Failure> {
-    let site = Site::start(gateway, &Plan { services: 1, ..Plan::default() })?;
+    let site = Site::start(
+        gateway,
+        &Plan {
+            services: 1,
+            ..Plan::default()
+        },
+    )?;
     let (node, engine) = (Machine::Node(0), Machine::Engine(0));
     let peers: Vec<Machine> = (1..NODES).map(Machine::Node).collect();
-    for (name, machines) in
-        [("PostgreSQL", vec![engine]), ("the other nodes", peers.clone()), ("both", [peers, vec![engine]].concat())]
-    {
+    for (name, machines) in [
+        ("PostgreSQL", vec![engine]),
+        ("the other nodes", peers.clone()),
+        ("both", [peers, vec![engine]].concat()),
+    ] {
         let form = site.token_form(0)?;
-        machines.iter().try_for_each(|other| site.world.cut(node, *other))?;
-        let row = issued(&site, &form, format!("tokens of a node that is cut off from {name}"));
-        machines.iter().try_for_each(|other| site.world.heal(node, *other))?;
+        machines
+            .iter()
+            .try_for_each(|other| site.world.cut(node, *other))?;
+        let row = issued(
+            &site,
+            &form,
+            format!("tokens of a node that is cut off from {name}"),
+        );
+        machines
+            .iter()
+            .try_for_each(|other| site.world.heal(node, *other))?;
         table.add(row);
         site.wait_until_well()?;
     }
@@ -44,8 +60,16 @@ fn issued(site: &Site, form: &str, situation: String) -> Row {
         slowest = slowest.max(asked.elapsed());
         std::thread::sleep(EVERY);
     }
-    let first = failures.first().map_or_else(String::new, |failure| format!(": {failure}"));
+    let first = failures
+        .first()
+        .map_or_else(String::new, |failure| format!(": {failure}"));
     Row::new(situation)
-        .check(failures.is_empty(), format!("{} of {TOKENS} requests failed{first}", failures.len()))
-        .check(slowest <= ISSUED_WITHIN, format!("the slowest took {:.0} ms", millis(slowest)))
+        .check(
+            failures.is_empty(),
+            format!("{} of {TOKENS} requests failed{first}", failures.len()),
+        )
+        .check(
+            slowest <= ISSUED_WITHIN,
+            format!("the slowest took {:.0} ms", millis(slowest)),
+        )
 }

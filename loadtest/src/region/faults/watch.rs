@@ -27,12 +27,25 @@ pub(super) struct Seen {
 
 /// All pairs of these nodes and services.
 pub(super) fn pairs(nodes: &[usize], services: &[usize]) -> Vec<Pair> {
-    nodes.iter().flat_map(|node| services.iter().map(|service| Pair { node: *node, service: *service })).collect()
+    nodes
+        .iter()
+        .flat_map(|node| {
+            services.iter().map(|service| Pair {
+                node: *node,
+                service: *service,
+            })
+        })
+        .collect()
 }
 
 impl Watch {
     /// Starts callers that send `rate` requests per second in all, as long as fewer than `callers` of a pair wait.
-    pub(super) fn start(site: &Site, pairs: &[Pair], rate: u32, callers: u32) -> Result<Self, Failure> {
+    pub(super) fn start(
+        site: &Site,
+        pairs: &[Pair],
+        rate: u32,
+        callers: u32,
+    ) -> Result<Self, Failure> {
         Self::with(site, pairs, rate, callers, Ok)
     }
 
@@ -47,34 +60,56 @@ impl Watch {
         let rate = (rate / u32::try_from(pairs.len()).unwrap_or(u32::MAX)).max(1);
         let start = |pair: &Pair| {
             let targets = vec![target(site.target(pair.service)?)?];
-            let load = Load { targets, callers, rate: Some(rate), methods: Methods::Get };
-            Ok((*pair, site.world.on(Machine::Node(pair.node), || Ok(Callers::send(&load)))?))
+            let load = Load {
+                targets,
+                callers,
+                rate: Some(rate),
+                methods: Methods::Get,
+            };
+            Ok((
+                *pair,
+                site.world
+                    .on(Machine::Node(pair.node), || Ok(Callers::send(&load)))?,
+            ))
         };
-        Ok(Self { callers: pairs.iter().map(start).collect::<Result<_, Failure>>()? })
+        Ok(Self {
+            callers: pairs.iter().map(start).collect::<Result<_, Failure>>()?,
+        })
     }
 
     pub(super) fn stop(self) -> Result<Vec<Seen>, Failure> {
         self.callers.iter().for_each(|(_, callers)| callers.end());
-        let seen = |(pair, callers): (Pair, Callers)| Ok(Seen { pair, outcome: callers.stop()? });
+        let seen = |(pair, callers): (Pair, Callers)| {
+            Ok(Seen {
+                pair,
+                outcome: callers.stop()?,
+            })
+        };
         self.callers.into_iter().map(seen).collect()
     }
 }
 
 /// Requests in all.
 pub(super) fn requests(seen: &[Seen]) -> usize {
-    seen.iter().map(|seen| seen.outcome.answered.len() + seen.outcome.failed.len()).sum()
+    seen.iter()
+        .map(|seen| seen.outcome.answered.len() + seen.outcome.failed.len())
+        .sum()
 }
 
 pub(super) fn failures(seen: &[Seen]) -> impl Iterator<Item = (Pair, &Failed)> {
-    seen.iter().flat_map(|seen| seen.outcome.failed.iter().map(|failed| (seen.pair, failed)))
+    seen.iter()
+        .flat_map(|seen| seen.outcome.failed.iter().map(|failed| (seen.pair, failed)))
 }
 
 /// The longest time that a request took which ended after `since`, answered or failed.
 pub(super) fn longest(seen: &[Seen], since: Instant) -> Duration {
     let answered = seen.iter().flat_map(|seen| &seen.outcome.answered);
-    let answered = answered.filter(|(began, took)| *began + *took >= since).map(|(_, took)| *took);
-    let failed =
-        failures(seen).filter(|(_, failed)| failed.ended >= since).map(|(_, failed)| failed.ended - failed.began);
+    let answered = answered
+        .filter(|(began, took)| *began + *took >= since)
+        .map(|(_, took)| *took);
+    let failed = failures(seen)
+        .filter(|(_, failed)| failed.ended >= since)
+        .map(|(_, failed)| failed.ended - failed.began);
     answered.chain(failed).max().unwrap_or_default()
 }
 
@@ -84,6 +119,13 @@ pub(super) fn kinds<'a>(failed: impl Iterator<Item = &'a Failed>) -> String {
     for failed in failed {
         *counts.entry(failed.what.to_string()).or_default() += 1;
     }
-    let parts: Vec<String> = counts.iter().map(|(what, count)| format!("{count} × {what}")).collect();
-    if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
+    let parts: Vec<String> = counts
+        .iter()
+        .map(|(what, count)| format!("{count} × {what}"))
+        .collect();
+    if parts.is_empty() {
+        "none".to_owned()
+    } else {
+        parts.join(", ")
+    }
 }

@@ -44,7 +44,10 @@ pub(super) struct World {
 
 impl Machine {
     fn all() -> impl Iterator<Item = Self> {
-        (0..NODES).map(Self::Node).chain((0..ENGINES).map(Self::Engine)).chain([Self::Agents])
+        (0..NODES)
+            .map(Self::Node)
+            .chain((0..ENGINES).map(Self::Engine))
+            .chain([Self::Agents])
     }
 
     fn number(self) -> usize {
@@ -73,7 +76,9 @@ impl World {
     pub(super) fn start() -> Result<Self, Failure> {
         ensure(is_possible(), || "network namespaces need root".to_owned())?;
         let lock = File::create(LOCK)?;
-        lock.try_lock().map_err(|_| Failure::new("another load test uses the network namespaces: wait for its end"))?;
+        lock.try_lock().map_err(|_| {
+            Failure::new("another load test uses the network namespaces: wait for its end")
+        })?;
         remove_namespaces()?;
         let hub = hub();
         ip(&format!("netns add {hub}"))?;
@@ -85,18 +90,36 @@ impl World {
                 machine.link_address()
             ))?;
             ip_in(&hub, &format!("link set v{number} master br0 up"))?;
-            ip_in(&name, &format!("link set lo up\naddr add {}/24 dev eth0\nlink set eth0 up", machine.address()))?;
+            ip_in(
+                &name,
+                &format!(
+                    "link set lo up\naddr add {}/24 dev eth0\nlink set eth0 up",
+                    machine.address()
+                ),
+            )?;
             // Static entries, so that one of them can be made wrong.
             let neighbours = Machine::all().filter(|other| *other != machine);
-            let entries: Vec<String> = neighbours.map(|other| neighbour(other, &other.link_address())).collect();
+            let entries: Vec<String> = neighbours
+                .map(|other| neighbour(other, &other.link_address()))
+                .collect();
             ip_in(&name, &entries.join("\n"))?;
         }
-        let namespaces: Result<_, _> = Machine::all().map(|machine| File::open(path(&machine.namespace()))).collect();
-        Ok(Self { home: File::open("/proc/self/ns/net")?, namespaces: namespaces?, _lock: lock })
+        let namespaces: Result<_, _> = Machine::all()
+            .map(|machine| File::open(path(&machine.namespace())))
+            .collect();
+        Ok(Self {
+            home: File::open("/proc/self/ns/net")?,
+            namespaces: namespaces?,
+            _lock: lock,
+        })
     }
 
     /// Runs `work` on a machine. Programs, threads and sockets that it starts belong to the machine.
-    pub(super) fn on<T>(&self, machine: Machine, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    pub(super) fn on<T>(
+        &self,
+        machine: Machine,
+        work: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         enter(&self.namespaces[machine.number()])?;
         let result = work();
         enter(&self.home)?;
@@ -129,7 +152,10 @@ impl World {
     }
 
     pub(super) fn plug_in(&self, machine: Machine) -> Result<(), Failure> {
-        ip_in(&hub(), &format!("link set v{} master br0", machine.number()))
+        ip_in(
+            &hub(),
+            &format!("link set v{} master br0", machine.number()),
+        )
     }
 }
 
@@ -154,7 +180,10 @@ fn path(namespace: &str) -> String {
 }
 
 fn neighbour(machine: Machine, link_address: &str) -> String {
-    format!("neigh replace {} lladdr {link_address} dev eth0 nud permanent", machine.address())
+    format!(
+        "neigh replace {} lladdr {link_address} dev eth0 nud permanent",
+        machine.address()
+    )
 }
 
 fn enter(namespace: &File) -> Result<(), Failure> {
@@ -165,11 +194,17 @@ fn enter(namespace: &File) -> Result<(), Failure> {
 /// Removes all namespaces of this program, and ends the processes in them.
 fn remove_namespaces() -> Result<(), Failure> {
     let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    let names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let names: Vec<String> = names
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
     for name in names.iter().filter(|name| name.starts_with(PREFIX)) {
-        let pids = output(Command::new(process::find("ip", "iproute2")?).args(["netns", "pids", name]))?;
+        let pids =
+            output(Command::new(process::find("ip", "iproute2")?).args(["netns", "pids", name]))?;
         let pids = String::from_utf8_lossy(&pids);
-        for pid in pids.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)) {
+        for pid in pids
+            .lines()
+            .filter_map(|line| Pid::from_raw(line.trim().parse().ok()?))
+        {
             // Fails if it has ended already.
             let _ = kill_process(pid, Signal::KILL);
         }
@@ -190,12 +225,18 @@ fn ip_in(namespace: &str, commands: &str) -> Result<(), Failure> {
 fn batch(arguments: &[&str], commands: &str) -> Result<(), Failure> {
     let mut command = Command::new(process::find("ip", "iproute2")?);
     command.args(arguments).args(["-batch", "-"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let failed = |error: &dyn std::fmt::Display| Failure::during(format_args!("ip {commands}"), error);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let failed =
+        |error: &dyn std::fmt::Display| Failure::during(format_args!("ip {commands}"), error);
     let mut child = command.spawn().map_err(|error| failed(&error))?;
     if let Some(mut stdin) = child.stdin.take() {
         writeln!(stdin, "{commands}")?;
     }
     let output = child.wait_with_output()?;
-    ensure(output.status.success(), || failed(&String::from_utf8_lossy(&output.stderr)).to_string())
+    ensure(output.status.success(), || {
+        failed(&String::from_utf8_lossy(&output.stderr)).to_string()
+    })
 }

@@ -6,12 +6,15 @@ use http::header;
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 
-use super::{CONNECT, Framing, HeadLimits, InvalidHead, RequestHead, USERINFO, Version, expects_continue};
+use super::{
+    CONNECT, Framing, HeadLimits, InvalidHead, RequestHead, USERINFO, Version, expects_continue,
+};
 use crate::http::Fields;
 use crate::http::framing::check_values_of_http2;
 use crate::http::upgrade::UpgradeProtocol;
 
-const PROTOCOL: InvalidHead = InvalidHead::Syntax(":protocol is not the name of one protocol, other than HTTP and TLS");
+const PROTOCOL: InvalidHead =
+    InvalidHead::Syntax(":protocol is not the name of one protocol, other than HTTP and TLS");
 
 /// Converts the head of an HTTP/2 request that the h2 crate has accepted (RFC 9113 §8.3). `Host` stays among the fields
 /// and equals the authority. `has_body` tells whether data or trailers may follow. Returns a refused head with the
@@ -37,7 +40,11 @@ pub fn request_of_http2(
     let method = parts.method;
     let expects_continue = expects_continue(&headers, framing);
     Ok(RequestHead {
-        method: if upgrade.is_some() { Method::GET } else { method },
+        method: if upgrade.is_some() {
+            Method::GET
+        } else {
+            method
+        },
         target,
         authority,
         version: Version::Http2,
@@ -51,8 +58,17 @@ pub fn request_of_http2(
 
 type CheckedHttp2 = (PathAndQuery, Authority, Framing, Option<UpgradeProtocol>);
 
-fn check_http2(parts: &Parts, headers: &Fields, has_body: bool) -> Result<CheckedHttp2, InvalidHead> {
-    let Parts { method, uri, extensions, .. } = parts;
+fn check_http2(
+    parts: &Parts,
+    headers: &Fields,
+    has_body: bool,
+) -> Result<CheckedHttp2, InvalidHead> {
+    let Parts {
+        method,
+        uri,
+        extensions,
+        ..
+    } = parts;
     check_values_of_http2(headers)?;
     if uri.scheme_str() == Some("") {
         return Err(InvalidHead::Malformed(":scheme is empty"));
@@ -65,20 +81,33 @@ fn check_http2(parts: &Parts, headers: &Fields, has_body: bool) -> Result<Checke
     };
     let is_options = upgrade.is_none() && *method == Method::OPTIONS;
     if !(target.starts_with('/') || target == "*" && is_options) {
-        return Err(InvalidHead::Syntax(":path does not begin with `/`, and only OPTIONS may have `*`"));
+        return Err(InvalidHead::Syntax(
+            ":path does not begin with `/`, and only OPTIONS may have `*`",
+        ));
     }
-    let target = uri.path_and_query().cloned().ok_or(InvalidHead::Syntax("no :path"))?;
+    let target = uri
+        .path_and_query()
+        .cloned()
+        .ok_or(InvalidHead::Syntax("no :path"))?;
     let authority = authority_of_http2(uri, headers)?;
     let framing = Framing::of_stream(headers, has_body)?;
     Ok((target, authority, framing, upgrade))
 }
 
-pub(in crate::http) fn authority_of_http2(uri: &Uri, headers: &Fields) -> Result<Authority, InvalidHead> {
+pub(in crate::http) fn authority_of_http2(
+    uri: &Uri,
+    headers: &Fields,
+) -> Result<Authority, InvalidHead> {
     let mut hosts = headers.get_all(header::HOST);
     let authority = match (uri.authority(), hosts.next(), hosts.next()) {
         (_, _, Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
         (Some(authority), None, None) => authority.clone(),
-        (Some(authority), Some(host), None) if authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes()) => {
+        (Some(authority), Some(host), None)
+            if authority
+                .as_str()
+                .as_bytes()
+                .eq_ignore_ascii_case(host.as_bytes()) =>
+        {
             authority.clone()
         }
         (Some(_), Some(_), None) => return Err(InvalidHead::Syntax(":authority and Host differ")),
@@ -87,28 +116,50 @@ pub(in crate::http) fn authority_of_http2(uri: &Uri, headers: &Fields) -> Result
         }
         (None, None, None) => return Err(InvalidHead::Syntax("neither :authority nor Host")),
     };
-    if authority.as_str().contains('@') { Err(USERINFO) } else { Ok(authority) }
+    if authority.as_str().contains('@') {
+        Err(USERINFO)
+    } else {
+        Ok(authority)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LIMITS: HeadLimits = HeadLimits { head: 1024, fields: 10, target: 100 };
+    const LIMITS: HeadLimits = HeadLimits {
+        head: 1024,
+        fields: 10,
+        target: 100,
+    };
 
     fn request_2(request: http::request::Builder) -> Result<RequestHead, InvalidHead> {
-        request_of_http2(request.body(()).unwrap().into_parts().0, false, LIMITS).map_err(|refused| refused.0)
+        request_of_http2(request.body(()).unwrap().into_parts().0, false, LIMITS)
+            .map_err(|refused| refused.0)
     }
 
     #[test]
     fn http2_requests_are_checked_like_http1_requests() {
         let get = || http::Request::get("https://A.b:80/p?q").version(http::Version::HTTP_2);
         let head = request_2(get().header("x", "1").header("host", "a.B:80")).unwrap();
-        assert_eq!((head.authority.as_str(), head.target.as_str()), ("A.b:80", "/p?q"));
-        assert_eq!((head.framing, head.version, head.upgrade), (Framing::None, Version::Http2, None));
-        assert_eq!(request_2(http::Request::get("/p").header("host", "h")).unwrap().authority.as_str(), "h");
-        let websocket =
-            request_2(http::Request::connect("https://h/chat").extension(Protocol::from_static("websocket")));
+        assert_eq!(
+            (head.authority.as_str(), head.target.as_str()),
+            ("A.b:80", "/p?q")
+        );
+        assert_eq!(
+            (head.framing, head.version, head.upgrade),
+            (Framing::None, Version::Http2, None)
+        );
+        assert_eq!(
+            request_2(http::Request::get("/p").header("host", "h"))
+                .unwrap()
+                .authority
+                .as_str(),
+            "h"
+        );
+        let websocket = request_2(
+            http::Request::connect("https://h/chat").extension(Protocol::from_static("websocket")),
+        );
         let websocket = websocket.unwrap();
         assert_eq!(
             (websocket.method, websocket.upgrade.unwrap()),
@@ -118,20 +169,49 @@ mod tests {
         assert!(request_2(cookies).is_ok());
         for (bad, request) in [
             ("differ", get().header("host", "other")),
-            ("more than one Host", get().header("host", "A.b:80").header("host", "A.b:80")),
+            (
+                "more than one Host",
+                get().header("host", "A.b:80").header("host", "A.b:80"),
+            ),
             ("neither", http::Request::get("/p")),
             ("userinfo", http::Request::get("https://u@h/")),
             ("Host", http::Request::get("/p").header("host", "a b")),
             ("CONNECT", http::Request::connect("h:1")),
-            (":path", http::Request::get("https://h").method("GET").uri("*").header("host", "h")),
-            ("Content-Length", get().header("content-length", "1").header("content-length", "1")),
+            (
+                ":path",
+                http::Request::get("https://h")
+                    .method("GET")
+                    .uri("*")
+                    .header("host", "h"),
+            ),
+            (
+                "Content-Length",
+                get()
+                    .header("content-length", "1")
+                    .header("content-length", "1"),
+            ),
             ("Content-Length", get().header("content-length", "+1")),
-            ("target is longer", http::Request::get(format!("https://h/{}", "a".repeat(100)))),
-            ("fields", (0..11).fold(get(), |request, _| request.header("a", "b"))),
+            (
+                "target is longer",
+                http::Request::get(format!("https://h/{}", "a".repeat(100))),
+            ),
+            (
+                "fields",
+                (0..11).fold(get(), |request, _| request.header("a", "b")),
+            ),
             ("larger than", get().header("a", "b".repeat(1024))),
-            (":protocol", http::Request::connect("https://h/chat").extension(Protocol::from_static("h2c"))),
-            (":protocol", http::Request::connect("https://h/chat").extension(Protocol::from_static("a, b"))),
-            (":protocol", http::Request::connect("https://h/chat").extension(Protocol::from_static(""))),
+            (
+                ":protocol",
+                http::Request::connect("https://h/chat").extension(Protocol::from_static("h2c")),
+            ),
+            (
+                ":protocol",
+                http::Request::connect("https://h/chat").extension(Protocol::from_static("a, b")),
+            ),
+            (
+                ":protocol",
+                http::Request::connect("https://h/chat").extension(Protocol::from_static("")),
+            ),
         ] {
             let error = request_2(request).unwrap_err().to_string();
             assert!(error.contains(bad), "{bad}: {error}");
@@ -147,7 +227,10 @@ mod tests {
             ("trailing tab", get().header("x", "a\t")),
         ] {
             let error = request_2(request).unwrap_err();
-            assert!(matches!(error, InvalidHead::Malformed(_)) && !error.is_too_large(), "{name}: {error}");
+            assert!(
+                matches!(error, InvalidHead::Malformed(_)) && !error.is_too_large(),
+                "{name}: {error}"
+            );
         }
         assert!(request_2(get().header("x", "").header("y", "a b")).is_ok());
     }

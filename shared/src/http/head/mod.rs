@@ -97,7 +97,11 @@ impl HeadScanner {
     /// Returns the length of the head at the front of `buffer`, with its final empty line, once it is complete.
     ///
     /// Removes empty lines before the head from `buffer` (RFC 9112 §2.2).
-    pub fn find_end(&mut self, buffer: &mut BytesMut, limits: HeadLimits) -> Result<Option<usize>, InvalidHead> {
+    pub fn find_end(
+        &mut self,
+        buffer: &mut BytesMut,
+        limits: HeadLimits,
+    ) -> Result<Option<usize>, InvalidHead> {
         if !self.started {
             while buffer.starts_with(b"\r\n") {
                 buffer.advance(2);
@@ -125,7 +129,8 @@ impl HeadScanner {
     }
 }
 
-static END_OF_HEAD: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new(b"\r\n\r\n"));
+static END_OF_HEAD: LazyLock<memmem::Finder<'static>> =
+    LazyLock::new(|| memmem::Finder::new(b"\r\n\r\n"));
 
 const BARE_LINE_FEED: InvalidHead = InvalidHead::Syntax("line feed without carriage return");
 const CONNECT: InvalidHead = InvalidHead::Syntax("CONNECT: this server is not a forward proxy");
@@ -140,13 +145,18 @@ fn expects_continue(headers: &Fields, framing: Framing) -> bool {
 mod tests {
     use super::*;
 
-    const LIMITS: HeadLimits = HeadLimits { head: 1024, fields: 10, target: 100 };
+    const LIMITS: HeadLimits = HeadLimits {
+        head: 1024,
+        fields: 10,
+        target: 100,
+    };
 
     #[test]
     fn the_end_of_a_head_is_found_in_bytes_split_anywhere() {
         let text = b"\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\nrest";
         for step in 1..text.len() {
-            let (mut scanner, mut buffer, mut found) = (HeadScanner::default(), BytesMut::new(), None);
+            let (mut scanner, mut buffer, mut found) =
+                (HeadScanner::default(), BytesMut::new(), None);
             for piece in text.chunks(step) {
                 buffer.extend_from_slice(piece);
                 found = scanner.find_end(&mut buffer, LIMITS).unwrap();
@@ -155,10 +165,16 @@ mod tests {
                 }
             }
             let head = buffer.split_to(found.unwrap());
-            assert_eq!(&head[..], b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", "step {step}");
+            assert_eq!(
+                &head[..],
+                b"GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+                "step {step}"
+            );
         }
         let mut long = BytesMut::from(&vec![b'a'; 1025][..]);
-        let error = HeadScanner::default().find_end(&mut long, LIMITS).unwrap_err();
+        let error = HeadScanner::default()
+            .find_end(&mut long, LIMITS)
+            .unwrap_err();
         assert_eq!(error, InvalidHead::HeadTooLarge(1024));
     }
 }

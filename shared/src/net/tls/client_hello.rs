@@ -31,7 +31,8 @@ pub struct Greeting {
 pub const CLIENT_HELLO_MAX: usize = 16 * 1024;
 
 /// Response to a plain HTTP request on an https port without errors of its own.
-pub const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
+pub const SPEAK_TLS: &[u8] =
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
 connection: close\r\n\r\nThis port speaks https, not http.\n";
 /// Longest pause of a client whose plain HTTP request is read and dropped after the answer. The time limit of the handshake
 /// includes it.
@@ -54,12 +55,28 @@ impl Greeting {
                     let hello = accepted.client_hello();
                     let hello = ClientHello {
                         server_name: hello.server_name().map(str::to_owned),
-                        alpn: hello.alpn().into_iter().flatten().map(<[u8]>::to_vec).collect(),
+                        alpn: hello
+                            .alpn()
+                            .into_iter()
+                            .flatten()
+                            .map(<[u8]>::to_vec)
+                            .collect(),
                     };
-                    return Ok(Self { socket, received: received.freeze(), hello });
+                    return Ok(Self {
+                        socket,
+                        received: received.freeze(),
+                        hello,
+                    });
                 }
-                Ok(None) if received.len() < CLIENT_HELLO_MAX => receive(&socket, &mut received).await?,
-                Ok(None) => return Err(io::Error::new(io::ErrorKind::InvalidData, "ClientHello too long")),
+                Ok(None) if received.len() < CLIENT_HELLO_MAX => {
+                    receive(&socket, &mut received).await?
+                }
+                Ok(None) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidData,
+                        "ClientHello too long",
+                    ));
+                }
                 Err((error, mut alert)) => {
                     // A capital letter is no content type of TLS, but the first byte of an HTTP method.
                     if received[0].is_ascii_uppercase() {
@@ -76,7 +93,10 @@ impl Greeting {
     }
 
     /// Completes the handshake as a server with `config`.
-    pub async fn accept(self, config: std::sync::Arc<rustls::ServerConfig>) -> io::Result<TlsStream> {
+    pub async fn accept(
+        self,
+        config: std::sync::Arc<rustls::ServerConfig>,
+    ) -> io::Result<TlsStream> {
         let session = UnbufferedServerConnection::new(config).map_err(invalid)?;
         let stream = TlsStream::new(self.socket, session);
         // The session decrypts in place. Nothing else refers to the bytes, so this does not copy them.
@@ -109,7 +129,11 @@ async fn receive(socket: &Socket, received: &mut BytesMut) -> io::Result<()> {
         })
     })
     .await?;
-    if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+    if count == 0 {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    } else {
+        Ok(())
+    }
 }
 
 fn parse_client_hello(
@@ -136,23 +160,45 @@ mod tests {
             .unwrap()
             .block_on(async {
                 let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-                let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+                let socket = Socket::connect(listener.local_addr().unwrap(), None)
+                    .await
+                    .unwrap();
                 let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-                socket.send_all(&mut [IoSlice::new(b"ssh-2.0-not-tls\r\n")]).await.unwrap();
-                assert!(Greeting::read(accepted, BytesMut::new(), answer).await.is_err());
+                socket
+                    .send_all(&mut [IoSlice::new(b"ssh-2.0-not-tls\r\n")])
+                    .await
+                    .unwrap();
+                assert!(
+                    Greeting::read(accepted, BytesMut::new(), answer)
+                        .await
+                        .is_err()
+                );
                 let mut buffer = BytesMut::new();
-                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
+                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer))
+                    .await
+                    .unwrap();
                 // Content type 21: alert (RFC 8446 §5.1).
                 assert_eq!(buffer[0], 21);
 
-                let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+                let socket = Socket::connect(listener.local_addr().unwrap(), None)
+                    .await
+                    .unwrap();
                 let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-                socket.send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")]).await.unwrap();
+                socket
+                    .send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")])
+                    .await
+                    .unwrap();
                 // The rest of a request is read until the client ends it.
                 socket.shutdown_write();
-                assert!(Greeting::read(accepted, BytesMut::new(), answer).await.is_err());
+                assert!(
+                    Greeting::read(accepted, BytesMut::new(), answer)
+                        .await
+                        .is_err()
+                );
                 let mut buffer = BytesMut::new();
-                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
+                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer))
+                    .await
+                    .unwrap();
                 assert_eq!(&buffer[..], b"speak https");
             })
             .unwrap();

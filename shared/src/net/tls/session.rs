@@ -10,7 +10,8 @@ use rustls::CommonState;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{
-    ConnectionState, EncodeError, EncodeTlsData, EncryptError, ReadTraffic, UnbufferedStatus, WriteTraffic,
+    ConnectionState, EncodeError, EncodeTlsData, EncryptError, ReadTraffic, UnbufferedStatus,
+    WriteTraffic,
 };
 
 use self::incomplete::Incomplete;
@@ -81,7 +82,11 @@ impl Session {
     /// Queues records that answer: those of the handshake, and alerts.
     ///
     /// An error ends the session: all later calls return it again.
-    pub(super) fn receive(&mut self, ciphertext: &mut [u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), rustls::Error> {
+    pub(super) fn receive(
+        &mut self,
+        ciphertext: &mut [u8],
+        sink: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), rustls::Error> {
         let mut at = 0;
         // Data after `close_notify` is ignored (RFC 8446 §6.1).
         while at < ciphertext.len() && !self.closed_by_peer && self.failed.is_none() {
@@ -158,7 +163,10 @@ impl Session {
     }
 
     /// Passes unsent bytes to `send`, and removes as many as it returns.
-    pub(super) fn send_with(&mut self, send: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
+    pub(super) fn send_with(
+        &mut self,
+        send: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>,
+    ) -> io::Result<()> {
         self.outgoing.send_with(send)
     }
 
@@ -256,7 +264,9 @@ fn process<C: Unbuffered>(
         let status = connection.process(&mut input[done..]);
         done += status.discard;
         let handled = match status.state {
-            Ok(ConnectionState::ReadTraffic(traffic)) => read(traffic, sink).map(|discard| done += discard),
+            Ok(ConnectionState::ReadTraffic(traffic)) => {
+                read(traffic, sink).map(|discard| done += discard)
+            }
             Ok(ConnectionState::EncodeTlsData(record)) => encode(record, outgoing),
             Ok(ConnectionState::TransmitTlsData(transmit)) => {
                 // The outgoing bytes keep the order of the records, so they can be sent later.
@@ -267,10 +277,16 @@ fn process<C: Unbuffered>(
                 closed_by_peer = true;
                 Ok(())
             }
-            Ok(ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_) | ConnectionState::Closed) => {
+            Ok(
+                ConnectionState::BlockedHandshake
+                | ConnectionState::WriteTraffic(_)
+                | ConnectionState::Closed,
+            ) => {
                 return (done, Ok(closed_by_peer));
             }
-            Ok(state) => Err(rustls::Error::General(format!("unexpected state of a TLS session: {state:?}"))),
+            Ok(state) => Err(rustls::Error::General(format!(
+                "unexpected state of a TLS session: {state:?}"
+            ))),
             Err(error) => Err(error),
         };
         if let Err(error) = handled {
@@ -279,7 +295,9 @@ fn process<C: Unbuffered>(
     };
     // The alert about the error. rustls returns queued records before it looks at the input.
     while connection.common().wants_write() {
-        let Ok(ConnectionState::EncodeTlsData(record)) = connection.process(&mut []).state else { break };
+        let Ok(ConnectionState::EncodeTlsData(record)) = connection.process(&mut []).state else {
+            break;
+        };
         if encode(record, outgoing).is_err() {
             break;
         }
@@ -288,7 +306,10 @@ fn process<C: Unbuffered>(
 }
 
 /// Passes decrypted records to `sink`. Returns the bytes to discard.
-fn read<S>(mut traffic: ReadTraffic<'_, '_, S>, sink: &mut dyn FnMut(&[u8])) -> Result<usize, rustls::Error> {
+fn read<S>(
+    mut traffic: ReadTraffic<'_, '_, S>,
+    sink: &mut dyn FnMut(&[u8]),
+) -> Result<usize, rustls::Error> {
     let mut discard = 0;
     while let Some(record) = traffic.next_record() {
         let record = record?;
@@ -299,7 +320,10 @@ fn read<S>(mut traffic: ReadTraffic<'_, '_, S>, sink: &mut dyn FnMut(&[u8])) -> 
 }
 
 /// Appends a record of the handshake, an alert or a key update to `outgoing`.
-fn encode<S>(mut record: EncodeTlsData<'_, S>, outgoing: &mut Outgoing) -> Result<(), rustls::Error> {
+fn encode<S>(
+    mut record: EncodeTlsData<'_, S>,
+    outgoing: &mut Outgoing,
+) -> Result<(), rustls::Error> {
     outgoing.append(0, |room| match record.encode(room) {
         Ok(written) => Ok(written),
         Err(EncodeError::InsufficientSize(error)) => Err(EncryptError::InsufficientSize(error)),
@@ -316,13 +340,19 @@ fn encrypt<C: Unbuffered>(
     room: usize,
 ) -> Result<usize, rustls::Error> {
     let mut traffic = traffic(connection, incomplete)?;
-    let total = pieces.iter().map(|piece| piece.len()).sum::<usize>().min(room);
+    let total = pieces
+        .iter()
+        .map(|piece| piece.len())
+        .sum::<usize>()
+        .min(room);
     let mut pieces = Pieces { pieces, taken: 0 };
     let mut encrypted = 0;
     FRAGMENT.with_borrow_mut(|scratch| {
         while encrypted < total {
             let fragment = pieces.take((total - encrypted).min(FRAGMENT_MAX), scratch);
-            outgoing.append(fragment.len() + RECORD_OVERHEAD, |room| traffic.encrypt(fragment, room))?;
+            outgoing.append(fragment.len() + RECORD_OVERHEAD, |room| {
+                traffic.encrypt(fragment, room)
+            })?;
             encrypted += fragment.len();
         }
         Ok(encrypted)
@@ -370,7 +400,10 @@ impl<'a> Pieces<'a> {
             let part = &rest[..rest.len().min(size - scratch.len())];
             self.taken += part.len();
             if self.taken == piece.len() {
-                *self = Self { pieces: later, taken: 0 };
+                *self = Self {
+                    pieces: later,
+                    taken: 0,
+                };
             }
             if part.len() == size {
                 return part;

@@ -51,7 +51,9 @@ impl TlsStream {
     /// Starts the handshake with bytes that have already been received. On failure, sends an alert as
     /// [`Self::handshake`] does.
     pub(super) fn start(&self, received: &mut [u8]) -> io::Result<()> {
-        let result = self.decrypt(received, &mut |chunk| self.surplus.borrow_mut().extend_from_slice(chunk));
+        let result = self.decrypt(received, &mut |chunk| {
+            self.surplus.borrow_mut().extend_from_slice(chunk)
+        });
         if result.is_err() {
             self.send_at_once();
         }
@@ -125,7 +127,11 @@ impl TlsStream {
     }
 
     /// Appends plaintext to `buffer`, at most 64 KiB at a time; returns as [`Self::poll_read`].
-    pub fn poll_read_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+    pub fn poll_read_buf(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+    ) -> Poll<io::Result<usize>> {
         let surplus = self.surplus.take();
         if !surplus.is_empty() {
             buffer.unsplit(surplus);
@@ -135,7 +141,11 @@ impl TlsStream {
     }
 
     /// Receives until there is plaintext, which it passes to `sink`, or the end. Returns the bytes of plaintext.
-    pub fn poll_plaintext(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
+    pub fn poll_plaintext(
+        &self,
+        cx: &mut Context<'_>,
+        sink: &mut dyn FnMut(&[u8]),
+    ) -> Poll<io::Result<usize>> {
         let surplus = self.surplus.take();
         if !surplus.is_empty() {
             sink(&surplus);
@@ -144,7 +154,11 @@ impl TlsStream {
         self.poll_decrypted(cx, sink)
     }
 
-    fn poll_decrypted(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
+    fn poll_decrypted(
+        &self,
+        cx: &mut Context<'_>,
+        sink: &mut dyn FnMut(&[u8]),
+    ) -> Poll<io::Result<usize>> {
         let mut decrypted = 0;
         loop {
             if self.session.borrow().is_closed_by_peer() {
@@ -173,7 +187,11 @@ impl TlsStream {
     }
 
     /// Encrypts as much of `pieces` as the session has room for. If it has none, sends until there is.
-    pub fn poll_write(&self, cx: &mut Context<'_>, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    pub fn poll_write(
+        &self,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         if pieces.iter().all(|piece| piece.is_empty()) {
             return Poll::Ready(Ok(0));
         }
@@ -232,10 +250,15 @@ impl TlsStream {
 
     fn poll_send_some(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            let sent = self.session.borrow_mut().send_with(|pieces| self.socket.try_send(pieces));
+            let sent = self
+                .session
+                .borrow_mut()
+                .send_with(|pieces| self.socket.try_send(pieces));
             match sent {
                 Ok(()) => return Poll::Ready(Ok(())),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(self.socket.poll_writable(cx))?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(self.socket.poll_writable(cx))?
+                }
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
@@ -243,7 +266,11 @@ impl TlsStream {
 
     /// Receives once, decrypts everything and passes the plaintext to `sink`, piece by piece. Returns the bytes of
     /// ciphertext; 0 is the end of the connection.
-    fn poll_receive(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
+    fn poll_receive(
+        &self,
+        cx: &mut Context<'_>,
+        sink: &mut dyn FnMut(&[u8]),
+    ) -> Poll<io::Result<usize>> {
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
             let small = self.receives_small.get();
             let room = if small { SCRATCH_SMALL } else { SCRATCH };
@@ -254,7 +281,11 @@ impl TlsStream {
                 sink(chunk);
             });
             // Tiny and empty records (RFC 8446 §5.1) cost as much as full ones.
-            self.contentless.set(if plaintext > 0 { 0 } else { self.contentless.get() + received });
+            self.contentless.set(if plaintext > 0 {
+                0
+            } else {
+                self.contentless.get() + received
+            });
             if self.contentless.get() > CONTENTLESS_MAX {
                 return Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::InvalidData,
@@ -282,12 +313,19 @@ impl TlsStream {
     }
 
     fn decrypt(&self, ciphertext: &mut [u8], sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-        self.session.borrow_mut().receive(ciphertext, sink).map_err(session::invalid)
+        self.session
+            .borrow_mut()
+            .receive(ciphertext, sink)
+            .map_err(session::invalid)
     }
 }
 
 impl AsyncRead for TlsStream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let read = ready!(Self::poll_read(&self, cx, buffer.initialize_unfilled()))?;
         buffer.advance(read);
         Poll::Ready(Ok(()))
@@ -295,7 +333,11 @@ impl AsyncRead for TlsStream {
 }
 
 impl AsyncWrite for TlsStream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Self::poll_write(&self, cx, &[IoSlice::new(bytes)])
     }
 
@@ -352,14 +394,19 @@ mod tests {
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        let session = UnbufferedClientConnection::new(Arc::new(client), "h".try_into().unwrap()).unwrap();
+        let session =
+            UnbufferedClientConnection::new(Arc::new(client), "h".try_into().unwrap()).unwrap();
 
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+        let socket = Socket::connect(listener.local_addr().unwrap(), None)
+            .await
+            .unwrap();
         let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
         let client = TlsStream::new(socket, session);
         let accept = async {
-            let greeting = Greeting::read(accepted, BytesMut::new(), Vec::new).await.unwrap();
+            let greeting = Greeting::read(accepted, BytesMut::new(), Vec::new)
+                .await
+                .unwrap();
             assert_eq!(greeting.hello.server_name.as_deref(), Some("h"));
             greeting.accept(Arc::new(server)).await.unwrap()
         };
@@ -368,8 +415,15 @@ mod tests {
         (client, server)
     }
 
-    fn on_each_driver_and_version<F: Future<Output = ()>>(test: impl Fn(&'static SupportedProtocolVersion) -> F) {
-        for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
+    fn on_each_driver_and_version<F: Future<Output = ()>>(
+        test: impl Fn(&'static SupportedProtocolVersion) -> F,
+    ) {
+        for driver in [
+            Driver::choose().unwrap(),
+            Driver::Epoll {
+                reason: "test".into(),
+            },
+        ] {
             for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
                 driver.block_on(test(version)).unwrap();
             }
@@ -386,14 +440,18 @@ mod tests {
     fn every_byte_arrives_once_when_reads_and_writes_are_cancelled() {
         on_each_driver_and_version(|version| async move {
             let (client, server) = pair(version).await;
-            let sent: Rc<Vec<u8>> = Rc::new((0..3_000_000u32).map(|at| (at * 31 % 251) as u8).collect());
+            let sent: Rc<Vec<u8>> =
+                Rc::new((0..3_000_000u32).map(|at| (at * 31 % 251) as u8).collect());
             let bytes = Rc::clone(&sent);
             runtime::spawn(async move {
                 let mut at = 0;
                 while at < bytes.len() {
                     // Polled once and dropped, like the losing arm of a select.
                     let mut cx = Context::from_waker(Waker::noop());
-                    match client.poll_write(&mut cx, &[IoSlice::new(&bytes[at..(at + 70_000).min(bytes.len())])]) {
+                    match client.poll_write(
+                        &mut cx,
+                        &[IoSlice::new(&bytes[at..(at + 70_000).min(bytes.len())])],
+                    ) {
                         Poll::Ready(written) => at += written.unwrap(),
                         Poll::Pending => drop(client.flush().await),
                     }
@@ -415,7 +473,12 @@ mod tests {
                     break;
                 }
             }
-            assert!(received == *sent, "{} of {} bytes", received.len(), sent.len());
+            assert!(
+                received == *sent,
+                "{} of {} bytes",
+                received.len(),
+                sent.len()
+            );
         });
     }
 
@@ -447,7 +510,10 @@ mod tests {
     fn only_close_notify_is_an_authenticated_end() {
         on_each_driver_and_version(|version| async move {
             let (client, server) = pair(version).await;
-            client.write_all(&mut [IoSlice::new(b"last words")]).await.unwrap();
+            client
+                .write_all(&mut [IoSlice::new(b"last words")])
+                .await
+                .unwrap();
             client.close().await.unwrap();
             assert_eq!(read(&server).await.unwrap(), &b"last words"[..]);
             assert!(read(&server).await.unwrap().is_empty());
@@ -456,7 +522,13 @@ mod tests {
             let (client, server) = pair(version).await;
             drop(client);
             let cut = read(&server).await.unwrap_err();
-            assert!(matches!(cut.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset), "{cut}");
+            assert!(
+                matches!(
+                    cut.kind(),
+                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+                ),
+                "{cut}"
+            );
         });
     }
 
@@ -464,7 +536,10 @@ mod tests {
     fn plaintext_that_was_put_back_is_read_first() {
         on_each_driver_and_version(|version| async move {
             let (client, server) = pair(version).await;
-            client.write_all(&mut [IoSlice::new(b"world")]).await.unwrap();
+            client
+                .write_all(&mut [IoSlice::new(b"world")])
+                .await
+                .unwrap();
             client.flush().await.unwrap();
             server.unread(b"hello ");
             let mut received = BytesMut::new();

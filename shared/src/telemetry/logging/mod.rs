@@ -32,7 +32,9 @@ impl std::str::FromStr for LogFormat {
         match text {
             "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
-            other => Err(format!("log format is {other:?}; it must be \"text\" or \"json\"")),
+            other => Err(format!(
+                "log format is {other:?}; it must be \"text\" or \"json\""
+            )),
         }
     }
 }
@@ -48,18 +50,25 @@ pub fn start(format: LogFormat, default: &str) {
     // https://no-color.org: any text but the empty one turns colours off.
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let has_colours = io::stderr().is_terminal() && !no_colour;
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(has_colours);
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(has_colours);
     // An error of standard error would be printed there, and end the process: the terminal may have been closed.
     let logs = logs.log_internal_errors(false);
     // Fails only if logging has already started.
     drop(match format {
         LogFormat::Text => {
             let text = format::format().with_target(false);
-            logs.fmt_fields(text_fields()).event_format(Limited::new(text, format, Instant::now)).try_init()
+            logs.fmt_fields(text_fields())
+                .event_format(Limited::new(text, format, Instant::now))
+                .try_init()
         }
         LogFormat::Json => {
             let json = format::format().json().flatten_event(true);
-            logs.fmt_fields(JsonFields::new()).event_format(Limited::new(json, format, Instant::now)).try_init()
+            logs.fmt_fields(JsonFields::new())
+                .event_format(Limited::new(json, format, Instant::now))
+                .try_init()
         }
     });
 }
@@ -67,10 +76,12 @@ pub fn start(format: LogFormat, default: &str) {
 /// Formats the fields of an event as text. Escapes them, because they may hold text from outside. Colours are for time
 /// and level only.
 fn text_fields() -> impl for<'a> FormatFields<'a> + 'static {
-    format::debug_fn(|out: &mut Writer<'_>, field: &Field, value: &dyn Debug| match field.name() {
-        "message" => write!(Escaping(out), "{value:?}"),
-        // Where a crate that uses `log` has written the event.
-        name if name.starts_with("log.") => Ok(()),
-        name => write!(Escaping(out), " {name}={value:?}"),
-    })
+    format::debug_fn(
+        |out: &mut Writer<'_>, field: &Field, value: &dyn Debug| match field.name() {
+            "message" => write!(Escaping(out), "{value:?}"),
+            // Where a crate that uses `log` has written the event.
+            name if name.starts_with("log.") => Ok(()),
+            name => write!(Escaping(out), " {name}={value:?}"),
+        },
+    )
 }

@@ -49,7 +49,11 @@ struct Allowance {
 
 impl Allowance {
     fn new(now: Instant) -> Self {
-        Self { lines: BURST, refilled: now, left_out: 0 }
+        Self {
+            lines: BURST,
+            refilled: now,
+            left_out: 0,
+        }
     }
 
     /// Admits a line and returns the number of lines left out before it, or counts a left-out line and returns `None`.
@@ -57,7 +61,10 @@ impl Allowance {
         let seconds = now.saturating_duration_since(self.refilled).as_secs() / REFILL.as_secs();
         if seconds > 0 {
             self.refilled += REFILL * u32::try_from(seconds).unwrap_or(u32::MAX);
-            self.lines = self.lines.saturating_add(u32::try_from(seconds).unwrap_or(u32::MAX)).min(BURST);
+            self.lines = self
+                .lines
+                .saturating_add(u32::try_from(seconds).unwrap_or(u32::MAX))
+                .min(BURST);
         }
         if self.lines == 0 {
             self.left_out += 1;
@@ -70,7 +77,12 @@ impl Allowance {
 
 impl<F, C: Fn() -> Instant> Limited<F, C> {
     pub(super) fn new(inner: F, format: LogFormat, now: C) -> Self {
-        Self { inner, format, now, places: Mutex::default() }
+        Self {
+            inner,
+            format,
+            now,
+            places: Mutex::default(),
+        }
     }
 
     fn admit(&self, event: &Event<'_>) -> Option<u64> {
@@ -80,7 +92,10 @@ impl<F, C: Fn() -> Instant> Limited<F, C> {
         let now = (self.now)();
         // A panic under the lock leaves the map consistent.
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.entry(event.metadata().callsite()).or_insert_with(|| Allowance::new(now)).admit(now)
+        places
+            .entry(event.metadata().callsite())
+            .or_insert_with(|| Allowance::new(now))
+            .admit(now)
     }
 }
 
@@ -91,7 +106,12 @@ where
     F: FormatEvent<S, N>,
     C: Fn() -> Instant,
 {
-    fn format_event(&self, context: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut out: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let Some(left_out) = self.admit(event) else {
             SUPPRESSED.fetch_add(1, Ordering::Relaxed);
             return Ok(());
@@ -100,7 +120,8 @@ where
             LogFormat::Text => self.inner.format_event(context, out.by_ref(), event)?,
             LogFormat::Json => {
                 let mut line = String::new();
-                self.inner.format_event(context, Writer::new(&mut line), event)?;
+                self.inner
+                    .format_event(context, Writer::new(&mut line), event)?;
                 out.write_str(&escaped_json(&line))?;
             }
         }
@@ -111,7 +132,10 @@ where
         SystemTime.format_time(&mut Writer::new(&mut timestamp))?;
         let level = event.metadata().level();
         match self.format {
-            LogFormat::Text => writeln!(out, "{timestamp} {level:>5} {left_out} more lines like this were left out"),
+            LogFormat::Text => writeln!(
+                out,
+                "{timestamp} {level:>5} {left_out} more lines like this were left out"
+            ),
             LogFormat::Json => {
                 let line = LeftOut {
                     timestamp,
@@ -119,7 +143,11 @@ where
                     message: "more lines like this were left out",
                     left_out,
                 };
-                writeln!(out, "{}", serde_json::to_string(&line).map_err(|_| fmt::Error)?)
+                writeln!(
+                    out,
+                    "{}",
+                    serde_json::to_string(&line).map_err(|_| fmt::Error)?
+                )
             }
         }
     }
@@ -178,21 +206,34 @@ mod tests {
         let advance = |ms: u64| {
             passed.fetch_add(ms, Ordering::Relaxed);
         };
-        let logs = tracing_subscriber::fmt().with_max_level(Level::DEBUG).with_writer(out.clone()).with_ansi(false);
+        let logs = tracing_subscriber::fmt()
+            .with_max_level(Level::DEBUG)
+            .with_writer(out.clone())
+            .with_ansi(false);
         match form {
             LogFormat::Text => {
                 let inner = format::format().with_target(false);
-                let logs = logs.fmt_fields(text_fields()).event_format(Limited::new(inner, form, clock)).finish();
+                let logs = logs
+                    .fmt_fields(text_fields())
+                    .event_format(Limited::new(inner, form, clock))
+                    .finish();
                 tracing::subscriber::with_default(logs, || log(&advance));
             }
             LogFormat::Json => {
                 let inner = format::format().json().flatten_event(true);
-                let logs = logs.fmt_fields(JsonFields::new()).event_format(Limited::new(inner, form, clock)).finish();
+                let logs = logs
+                    .fmt_fields(JsonFields::new())
+                    .event_format(Limited::new(inner, form, clock))
+                    .finish();
                 tracing::subscriber::with_default(logs, || log(&advance));
             }
         }
         let bytes = out.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
+        String::from_utf8(bytes)
+            .unwrap()
+            .lines()
+            .map(str::to_owned)
+            .collect()
     }
 
     #[test]
@@ -210,7 +251,11 @@ mod tests {
         assert_eq!(lines.len(), 20 + 2 + 1, "{lines:#?}");
         assert!(lines[19].ends_with("WARN again number=19"), "{}", lines[19]);
         assert!(lines[20].ends_with("WARN again number=0"), "{}", lines[20]);
-        assert!(lines[21].ends_with("WARN 81 more lines like this were left out"), "{}", lines[21]);
+        assert!(
+            lines[21].ends_with("WARN 81 more lines like this were left out"),
+            "{}",
+            lines[21]
+        );
         assert!(lines[22].ends_with("something else"));
         // Other tests of this process may leave out lines too.
         assert!(suppressed() - before >= 83);
@@ -223,15 +268,23 @@ mod tests {
             let lines = written(form, |_| {
                 tracing::warn!(display = %hostile, debug = ?hostile, text = hostile, "cannot read {hostile}");
             });
-            let [line] = &lines[..] else { panic!("{lines:#?}") };
+            let [line] = &lines[..] else {
+                panic!("{lines:#?}")
+            };
             assert!(!line.contains(is_hidden), "{line:?}");
             match form {
                 LogFormat::Text => {
-                    assert!(line.contains(r" WARN cannot read x\u{a}2026-11-24T00:00:00Z  WARN"), "{line}");
+                    assert!(
+                        line.contains(r" WARN cannot read x\u{a}2026-11-24T00:00:00Z  WARN"),
+                        "{line}"
+                    );
                 }
                 LogFormat::Json => {
                     let line: serde_json::Value = serde_json::from_str(line).unwrap();
-                    assert_eq!((&line["display"], &line["text"]), (&hostile.into(), &hostile.into()));
+                    assert_eq!(
+                        (&line["display"], &line["text"]),
+                        (&hostile.into(), &hostile.into())
+                    );
                 }
             }
         }
@@ -245,7 +298,10 @@ mod tests {
             advance(3_600_000);
             flood();
         });
-        assert_eq!(lines.iter().filter(|line| line.ends_with("again")).count(), 40);
+        assert_eq!(
+            lines.iter().filter(|line| line.ends_with("again")).count(),
+            40
+        );
     }
 
     #[test]
@@ -257,10 +313,28 @@ mod tests {
             advance(1000);
             flood();
         });
-        let lines: Vec<serde_json::Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(lines.iter().filter(|line| line["message"] == "detail").count(), 30);
-        assert_eq!(lines.iter().filter(|line| line["message"] == "line" && line["request_id"] == "x").count(), 21);
+        let lines: Vec<serde_json::Value> = lines
+            .iter()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(
+            lines
+                .iter()
+                .filter(|line| line["message"] == "detail")
+                .count(),
+            30
+        );
+        assert_eq!(
+            lines
+                .iter()
+                .filter(|line| line["message"] == "line" && line["request_id"] == "x")
+                .count(),
+            21
+        );
         let last = lines.last().unwrap();
-        assert_eq!((&last["left_out"], &last["level"]), (&5.into(), &"INFO".into()));
+        assert_eq!(
+            (&last["left_out"], &last["level"]),
+            (&5.into(), &"INFO".into())
+        );
     }
 }

@@ -46,7 +46,10 @@ impl Exposition {
         };
         // Writing to a String cannot fail, here and below.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        Family { text: &mut self.0, name }
+        Family {
+            text: &mut self.0,
+            name,
+        }
     }
 
     /// Appends a metric with one sample and no labels.
@@ -69,17 +72,28 @@ impl Family<'_> {
         let mut cumulative = 0;
         for (at, count) in histogram.counts().iter().enumerate() {
             cumulative += count;
-            let bound = BOUNDS_NS.get(at).map_or("+Inf".to_owned(), |ns| (*ns as f64 / 1e9).to_string());
+            let bound = BOUNDS_NS
+                .get(at)
+                .map_or("+Inf".to_owned(), |ns| (*ns as f64 / 1e9).to_string());
             self.write("_bucket", labels, Some(&bound), cumulative);
         }
         self.write("_sum", labels, None, histogram.sum().as_secs_f64());
         self.write("_count", labels, None, cumulative);
     }
 
-    fn write(&mut self, suffix: &str, labels: &[(&str, &str)], bound: Option<&str>, value: impl Display) {
+    fn write(
+        &mut self,
+        suffix: &str,
+        labels: &[(&str, &str)],
+        bound: Option<&str>,
+        value: impl Display,
+    ) {
         self.text.push_str(self.name);
         self.text.push_str(suffix);
-        let labels = labels.iter().copied().chain(bound.map(|bound| ("le", bound)));
+        let labels = labels
+            .iter()
+            .copied()
+            .chain(bound.map(|bound| ("le", bound)));
         let mut opened = false;
         for (name, value) in labels {
             self.text.push(if opened { ',' } else { '{' });
@@ -124,9 +138,12 @@ mod tests {
     #[test]
     fn histogram_buckets_are_cumulative_and_in_seconds() {
         let mut histogram = Histogram::default();
-        [100, 300, 70_000_000].iter().for_each(|us| histogram.observe(Duration::from_micros(*us)));
+        [100, 300, 70_000_000]
+            .iter()
+            .for_each(|us| histogram.observe(Duration::from_micros(*us)));
         let mut text = Exposition::default();
-        text.family("d_seconds", Kind::Histogram, "Durations.").histogram(&[("s", "x")], &histogram);
+        text.family("d_seconds", Kind::Histogram, "Durations.")
+            .histogram(&[("s", "x")], &histogram);
         let text = text.into_text();
         for line in [
             "d_seconds_bucket{s=\"x\",le=\"0.00025\"} 1",

@@ -60,7 +60,10 @@ impl Histogram {
     }
 
     pub fn add(&mut self, other: &Self) {
-        self.counts.iter_mut().zip(other.counts).for_each(|(count, more)| *count += more);
+        self.counts
+            .iter_mut()
+            .zip(other.counts)
+            .for_each(|(count, more)| *count += more);
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
@@ -68,11 +71,20 @@ impl Histogram {
     /// counting restarted.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        if self.counts.iter().zip(earlier.counts).any(|(now, before)| *now < before) {
+        if self
+            .counts
+            .iter()
+            .zip(earlier.counts)
+            .any(|(now, before)| *now < before)
+        {
             return self.clone();
         }
         let mut delta = self.clone();
-        delta.counts.iter_mut().zip(earlier.counts).for_each(|(count, before)| *count -= before);
+        delta
+            .counts
+            .iter_mut()
+            .zip(earlier.counts)
+            .for_each(|(count, before)| *count -= before);
         delta.sum_ns = self.sum_ns.saturating_sub(earlier.sum_ns);
         delta
     }
@@ -82,12 +94,22 @@ impl Histogram {
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         let rank = self.count() as f64 * quantile.clamp(0.0, 1.0);
         let mut below = 0;
-        for (at, count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        for (at, count) in self
+            .counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+        {
             if (below + count) as f64 >= rank {
-                let Some(upper) = BOUNDS_NS.get(at).copied() else { break };
+                let Some(upper) = BOUNDS_NS.get(at).copied() else {
+                    break;
+                };
                 let lower = at.checked_sub(1).map_or(0, |before| BOUNDS_NS[before]);
                 let within = (rank - below as f64).max(0.0) / *count as f64;
-                return Some(Duration::from_nanos(lower) + Duration::from_nanos(upper - lower).mul_f64(within));
+                return Some(
+                    Duration::from_nanos(lower)
+                        + Duration::from_nanos(upper - lower).mul_f64(within),
+                );
             }
             below += count;
         }
@@ -101,19 +123,29 @@ mod tests {
 
     fn of(durations_us: &[u64]) -> Histogram {
         let mut histogram = Histogram::default();
-        durations_us.iter().for_each(|us| histogram.observe(Duration::from_micros(*us)));
+        durations_us
+            .iter()
+            .for_each(|us| histogram.observe(Duration::from_micros(*us)));
         histogram
     }
 
     #[test]
     fn duration_is_counted_in_the_first_bucket_whose_bound_is_not_below_it() {
-        for (ns, bucket) in
-            [(0, 0), (250_000, 0), (250_001, 1), (1_000_000, 2), (60_000_000_000, 16), (60_000_000_001, 17)]
-        {
+        for (ns, bucket) in [
+            (0, 0),
+            (250_000, 0),
+            (250_001, 1),
+            (1_000_000, 2),
+            (60_000_000_000, 16),
+            (60_000_000_001, 17),
+        ] {
             let mut histogram = Histogram::default();
             histogram.observe(Duration::from_nanos(ns));
             assert_eq!(histogram.counts()[bucket], 1, "{ns}");
-            assert_eq!((histogram.count(), histogram.sum()), (1, Duration::from_nanos(ns)));
+            assert_eq!(
+                (histogram.count(), histogram.sum()),
+                (1, Duration::from_nanos(ns))
+            );
         }
         of(&[1]).observe(Duration::MAX);
     }
@@ -124,7 +156,10 @@ mod tests {
         let mut whole = first.clone();
         whole.add(&second);
         assert_eq!(whole, of(&[100, 900, 70_000_000, 100, 3_000]));
-        assert_eq!((whole.since(&first), whole.since(&second)), (second.clone(), first));
+        assert_eq!(
+            (whole.since(&first), whole.since(&second)),
+            (second.clone(), first)
+        );
         assert_eq!(second.since(&whole), second, "counting restarted");
     }
 
@@ -137,7 +172,13 @@ mod tests {
             let found = even.quantile(quantile).unwrap().as_secs_f64() * 1000.0;
             assert!((found - f64::from(ms)).abs() < 5.0, "{quantile}: {found}");
         }
-        assert_eq!(of(&[99_000_000]).quantile(0.5), Some(Duration::from_secs(60)));
-        assert_eq!(of(&[1, 99_000_000]).quantile(0.99), Some(Duration::from_secs(60)));
+        assert_eq!(
+            of(&[99_000_000]).quantile(0.5),
+            Some(Duration::from_secs(60))
+        );
+        assert_eq!(
+            of(&[1, 99_000_000]).quantile(0.99),
+            Some(Duration::from_secs(60))
+        );
     }
 }

@@ -24,9 +24,15 @@ const LONGEST_HOLD: Duration = Duration::from_secs(600);
 const ANSWER_MAX: u64 = 64 * 1024;
 
 /// Builds the exporter. It connects when the first batch is sent.
-pub(super) fn connect(endpoint: &Endpoint, identity: &Identity) -> Result<(SpanExporter, Arc<Answers>), StartError> {
+pub(super) fn connect(
+    endpoint: &Endpoint,
+    identity: &Identity,
+) -> Result<(SpanExporter, Arc<Answers>), StartError> {
     let answers = Arc::new(Answers::default());
-    let client = Client { http: agent(endpoint), answers: Arc::clone(&answers) };
+    let client = Client {
+        http: agent(endpoint),
+        answers: Arc::clone(&answers),
+    };
     let mut exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(client)
@@ -49,7 +55,10 @@ fn resource(identity: &Identity) -> Resource {
     ];
     let resource = Resource::builder_empty()
         .with_attributes(ours)
-        .with_detectors(&[Box::new(TelemetryResourceDetector), Box::new(EnvResourceDetector::new())]);
+        .with_detectors(&[
+            Box::new(TelemetryResourceDetector),
+            Box::new(EnvResourceDetector::new()),
+        ]);
     match std::env::var("OTEL_SERVICE_NAME") {
         Ok(name) if !name.is_empty() => resource.with_service_name(name).build(),
         _ => resource.build(),
@@ -57,8 +66,10 @@ fn resource(identity: &Identity) -> Resource {
 }
 
 fn agent(endpoint: &Endpoint) -> ureq::Agent {
-    let config =
-        ureq::Agent::config_builder().timeout_global(Some(EXPORT_WITHIN)).http_status_as_error(false).max_redirects(0);
+    let config = ureq::Agent::config_builder()
+        .timeout_global(Some(EXPORT_WITHIN))
+        .http_status_as_error(false)
+        .max_redirects(0);
     if !endpoint.as_str().starts_with("https:") {
         return config.build().new_agent();
     }
@@ -66,7 +77,11 @@ fn agent(endpoint: &Endpoint) -> ureq::Agent {
     if found.certs.is_empty() {
         tracing::warn!(errors = ?found.errors, "traces: the system has no trusted root certificates; exports to an https:// collector will fail");
     }
-    let roots: Vec<_> = found.certs.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
+    let roots: Vec<_> = found
+        .certs
+        .iter()
+        .map(|root| Certificate::from_der(root).to_owned())
+        .collect();
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::new_with_certs(&roots))
         .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -88,7 +103,10 @@ pub(super) struct Answer {
 
 impl Answers {
     pub(super) fn last(&self) -> Answer {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     fn set(&self, answer: Answer) {
@@ -111,9 +129,13 @@ impl HttpClient for Client {
             Ok(response) if response.status().is_success() => Answer::default(),
             Ok(response) => Answer {
                 failure: Some(format!("the collector answered {}", response.status())),
-                hold_until: retry_after(response).and_then(|delay| Instant::now().checked_add(delay)),
+                hold_until: retry_after(response)
+                    .and_then(|delay| Instant::now().checked_add(delay)),
             },
-            Err(error) => Answer { failure: Some(error.to_string()), hold_until: None },
+            Err(error) => Answer {
+                failure: Some(error.to_string()),
+                hold_until: None,
+            },
         });
         Ok(sent?)
     }
@@ -122,7 +144,10 @@ impl HttpClient for Client {
 impl Client {
     fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, ureq::Error> {
         let (parts, body) = request.into_parts();
-        let (parts, mut body) = self.http.run(Request::from_parts(parts, &body[..]))?.into_parts();
+        let (parts, mut body) = self
+            .http
+            .run(Request::from_parts(parts, &body[..]))?
+            .into_parts();
         let body = body.with_config().limit(ANSWER_MAX).read_to_vec()?;
         Ok(Response::from_parts(parts, body.into()))
     }
@@ -130,6 +155,13 @@ impl Client {
 
 /// Delay in `Retry-After` if it is in seconds. A date, which collectors do not send, is left to the exporter's retries.
 fn retry_after(response: &Response<Bytes>) -> Option<Duration> {
-    let seconds = response.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    let seconds = response
+        .headers()
+        .get(http::header::RETRY_AFTER)?
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
     Some(Duration::from_secs(seconds).min(LONGEST_HOLD))
 }

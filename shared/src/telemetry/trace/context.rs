@@ -55,20 +55,36 @@ impl TraceContext {
         if trace_id == [0; 16] || span_id == [0; 8] {
             return None;
         }
-        Some(Self { trace_id, span_id, sampled: flags & SAMPLED != 0, random: flags & RANDOM != 0 })
+        Some(Self {
+            trace_id,
+            span_id,
+            sampled: flags & SAMPLED != 0,
+            random: flags & RANDOM != 0,
+        })
     }
 
     /// Begins a new trace, with ids made from `random`.
     pub fn root(random: [u64; 3], sampled: bool) -> Self {
         let trace_id = u128::from(random[0]) << 64 | u128::from(random[1]);
-        let (trace_id, span_id) = (trace_id.max(1).to_be_bytes(), random[2].max(1).to_be_bytes());
-        Self { trace_id, span_id, sampled, random: false }
+        let (trace_id, span_id) = (
+            trace_id.max(1).to_be_bytes(),
+            random[2].max(1).to_be_bytes(),
+        );
+        Self {
+            trace_id,
+            span_id,
+            sampled,
+            random: false,
+        }
     }
 
     /// Returns the context of a child span in the same trace.
     #[must_use]
     pub fn child(self, random: u64) -> Self {
-        Self { span_id: random.max(1).to_be_bytes(), ..self }
+        Self {
+            span_id: random.max(1).to_be_bytes(),
+            ..self
+        }
     }
 
     /// Formats the value of `traceparent`. It is marked sensitive, so that HPACK does not put it into the dynamic table:
@@ -79,7 +95,8 @@ impl TraceContext {
         write_hexadecimal(&self.span_id, &mut text[36..52]);
         text[54] += u8::from(self.sampled) * SAMPLED + u8::from(self.random) * RANDOM;
         // Digits, letters and dashes are a valid field value.
-        let mut value = HeaderValue::from_bytes(&text).unwrap_or_else(|_| HeaderValue::from_static(""));
+        let mut value =
+            HeaderValue::from_bytes(&text).unwrap_or_else(|_| HeaderValue::from_static(""));
         value.set_sensitive(true);
         value
     }
@@ -144,7 +161,10 @@ mod tests {
     #[test]
     fn parses_and_formats_the_example_of_the_specification() {
         let context = example();
-        assert_eq!(context.trace().to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(
+            context.trace().to_string(),
+            "4bf92f3577b34da6a3ce929d0e0e4736"
+        );
         assert_eq!(
             (context.span_id, context.sampled, context.random),
             (0x00f0_67aa_0ba9_02b7_u64.to_be_bytes(), true, false)
@@ -155,13 +175,25 @@ mod tests {
 
     #[test]
     fn known_flags_are_passed_on_and_unknown_flags_are_cleared() {
-        let flags = |flags: &str| TraceContext::parse(EXAMPLE.replace("-01", &format!("-{flags}")).as_bytes()).unwrap();
-        for (text, sampled, random, out) in
-            [("00", false, false, "00"), ("02", false, true, "02"), ("03", true, true, "03"), ("fd", true, false, "01")]
-        {
+        let flags = |flags: &str| {
+            TraceContext::parse(EXAMPLE.replace("-01", &format!("-{flags}")).as_bytes()).unwrap()
+        };
+        for (text, sampled, random, out) in [
+            ("00", false, false, "00"),
+            ("02", false, true, "02"),
+            ("03", true, true, "03"),
+            ("fd", true, false, "01"),
+        ] {
             let context = flags(text);
-            assert_eq!((context.sampled, context.random), (sampled, random), "{text}");
-            assert!(context.to_value().to_str().unwrap().ends_with(out), "{text}");
+            assert_eq!(
+                (context.sampled, context.random),
+                (sampled, random),
+                "{text}"
+            );
+            assert!(
+                context.to_value().to_str().unwrap().ends_with(out),
+                "{text}"
+            );
         }
     }
 
@@ -169,7 +201,11 @@ mod tests {
     fn parses_the_known_members_of_later_versions() {
         for more in ["", "-", "-and more"] {
             let text = format!("cc{}{more}", &EXAMPLE[2..]);
-            assert_eq!(TraceContext::parse(text.as_bytes()), Some(example()), "{text}");
+            assert_eq!(
+                TraceContext::parse(text.as_bytes()),
+                Some(example()),
+                "{text}"
+            );
         }
     }
 
@@ -211,7 +247,10 @@ mod tests {
     fn ids_are_never_zero() {
         let root = TraceContext::root([0; 3], true);
         assert_eq!(TraceContext::parse(root.to_value().as_bytes()), Some(root));
-        assert_eq!(TraceContext::parse(root.child(0).to_value().as_bytes()), Some(root.child(0)));
+        assert_eq!(
+            TraceContext::parse(root.child(0).to_value().as_bytes()),
+            Some(root.child(0))
+        );
     }
 
     proptest! {

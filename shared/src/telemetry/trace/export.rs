@@ -83,7 +83,10 @@ pub struct Queue<T> {
 
 impl<T> Clone for Queue<T> {
     fn clone(&self) -> Self {
-        Self { batches: self.batches.clone(), counts: Arc::clone(&self.counts) }
+        Self {
+            batches: self.batches.clone(),
+            counts: Arc::clone(&self.counts),
+        }
     }
 }
 
@@ -91,7 +94,13 @@ impl<T> Queue<T> {
     /// Creates a queue with room for `batches`, and its receiving end.
     pub fn bounded(batches: usize) -> (Self, Receiver<Vec<T>>) {
         let (sender, receiver) = bounded(batches);
-        (Self { batches: sender, counts: Arc::default() }, receiver)
+        (
+            Self {
+                batches: sender,
+                counts: Arc::default(),
+            },
+            receiver,
+        )
     }
 
     /// Sends `batch` without waiting. Drops and counts it if the queue is full.
@@ -116,7 +125,10 @@ pub struct Exporter {
 
 impl Exporter {
     /// Starts the thread. It connects to the collector when the first spans are sent.
-    pub fn start<T: Finished>(settings: &Settings, identity: &Identity) -> Result<(Self, Queue<T>), StartError> {
+    pub fn start<T: Finished>(
+        settings: &Settings,
+        identity: &Identity,
+    ) -> Result<(Self, Queue<T>), StartError> {
         let (exporter, answers) = collector::connect(&settings.endpoint, identity)?;
         let endpoint = settings.endpoint.to_string();
         tracing::info!(endpoint, sample_ratio = settings.sample_ratio, "traces");
@@ -134,18 +146,29 @@ impl Exporter {
         let counts = Arc::clone(&queue.counts);
         let thread = Thread {
             exporter,
-            scope: InstrumentationScope::builder(scope).with_version(crate::version::VERSION).build(),
+            scope: InstrumentationScope::builder(scope)
+                .with_version(crate::version::VERSION)
+                .build(),
             last_answer,
             batches,
             stopped,
             counts: Arc::clone(&counts),
             losses: Losses::default(),
         };
-        std::thread::Builder::new().name("gw-traces".to_owned()).spawn(move || {
-            thread.run();
-            drop(alive);
-        })?;
-        Ok((Self { stop, ended, counts }, queue))
+        std::thread::Builder::new()
+            .name("gw-traces".to_owned())
+            .spawn(move || {
+                thread.run();
+                drop(alive);
+            })?;
+        Ok((
+            Self {
+                stop,
+                ended,
+                counts,
+            },
+            queue,
+        ))
     }
 
     pub fn counts(&self) -> &Arc<SpanCounts> {
@@ -198,15 +221,27 @@ impl<T: Finished, E: SpanExporter, A: Fn() -> Answer> Thread<T, E, A> {
             spans.extend(more);
         }
         let count = spans.len();
-        let spans: Vec<SpanData> = spans.into_iter().map(|span| span.into_span().into_data(&self.scope)).collect();
+        let spans: Vec<SpanData> = spans
+            .into_iter()
+            .map(|span| span.into_span().into_data(&self.scope))
+            .collect();
         // The future blocks this thread: HTTP client and delays between retries.
         let exported: OTelSdkResult = futures_executor::block_on(self.exporter.export(spans));
-        let counter = if exported.is_ok() { &self.counts.exported } else { &self.counts.dropped };
+        let counter = if exported.is_ok() {
+            &self.counts.exported
+        } else {
+            &self.counts.dropped
+        };
         SpanCounts::count(counter, count);
         if let Some(lost) = self.losses.due(self.counts.dropped(), Instant::now()) {
-            let failure = exported.err().map(|error| (self.last_answer)().failure.unwrap_or_else(|| error.to_string()));
-            let reason = failure
-                .unwrap_or_else(|| "the queue is full: the collector is slower than spans are recorded".to_owned());
+            let failure = exported.err().map(|error| {
+                (self.last_answer)()
+                    .failure
+                    .unwrap_or_else(|| error.to_string())
+            });
+            let reason = failure.unwrap_or_else(|| {
+                "the queue is full: the collector is slower than spans are recorded".to_owned()
+            });
             tracing::warn!(lost, reason, "traces: spans are lost");
         }
     }
@@ -222,7 +257,9 @@ struct Losses {
 impl Losses {
     /// Returns the number of lost spans to log now, if any.
     fn due(&mut self, dropped: u64, now: Instant) -> Option<u64> {
-        let is_time = self.last.is_none_or(|last| now.duration_since(last) >= LOSS_LOG_INTERVAL);
+        let is_time = self
+            .last
+            .is_none_or(|last| now.duration_since(last) >= LOSS_LOG_INTERVAL);
         let lost = dropped - self.logged;
         (lost > 0 && is_time).then(|| {
             (self.logged, self.last) = (dropped, Some(now));
@@ -272,9 +309,20 @@ mod tests {
 
     impl SpanExporter for Scripted {
         async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
-            self.seen.send(batch.into_iter().map(|span| span.name.into_owned()).collect()).unwrap();
+            self.seen
+                .send(
+                    batch
+                        .into_iter()
+                        .map(|span| span.name.into_owned())
+                        .collect(),
+                )
+                .unwrap();
             let taken = self.verdicts.recv_timeout(SOON).unwrap();
-            if taken { Ok(()) } else { Err(OTelSdkError::InternalFailure("no".to_owned())) }
+            if taken {
+                Ok(())
+            } else {
+                Err(OTelSdkError::InternalFailure("no".to_owned()))
+            }
         }
     }
 
@@ -301,7 +349,10 @@ mod tests {
         assert_eq!(sees.recv_timeout(SOON).unwrap(), ["c", "d"]);
         decide.send(true).unwrap();
         exporter.stop(SOON);
-        assert_eq!((queue.counts().exported(), queue.counts().dropped()), (2, 2));
+        assert_eq!(
+            (queue.counts().exported(), queue.counts().dropped()),
+            (2, 2)
+        );
     }
 
     #[test]
@@ -341,7 +392,10 @@ mod tests {
         let answer = move || {
             // The thread asks after it has finished the batch.
             let _ = asks.try_send(());
-            Answer { failure: None, hold_until: Some(Instant::now() + Duration::from_secs(3600)) }
+            Answer {
+                failure: None,
+                hold_until: Some(Instant::now() + Duration::from_secs(3600)),
+            }
         };
         let (exporter, queue) = Exporter::start_with(exporter, "test", answer).unwrap();
         queue.hand_over(named(&["throttled"]));
@@ -370,9 +424,16 @@ mod tests {
         let (queue, _) = Queue::<()>::bounded(1);
         let mut headers = crate::http::Fields::new();
         let caller = TraceContext::root([1, 2, 3], true);
-        headers.insert(http::HeaderName::from_static("traceparent"), caller.to_value());
+        headers.insert(
+            http::HeaderName::from_static("traceparent"),
+            caller.to_value(),
+        );
         let context = Tracer::new(queue, 0.0).begin(&headers);
-        let span = Span { context, failure: Some("GW_X".to_owned()), ..Named("GET".to_owned()).into_span() };
+        let span = Span {
+            context,
+            failure: Some("GW_X".to_owned()),
+            ..Named("GET".to_owned()).into_span()
+        };
         let data = span.into_data(&InstrumentationScope::builder("test").build());
         assert_eq!(data.span_context.trace_id().to_bytes(), caller.trace_id);
         assert_eq!(data.parent_span_id.to_bytes(), caller.span_id);

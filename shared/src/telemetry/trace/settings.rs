@@ -38,7 +38,11 @@ pub enum Collector {
 impl Collector {
     /// Parses a setting: the collector's base URL, or empty text for no collector.
     pub fn parse(text: &str) -> Option<Self> {
-        if text.is_empty() { Some(Self::Nowhere) } else { Endpoint::below(text).map(Self::At) }
+        if text.is_empty() {
+            Some(Self::Nowhere)
+        } else {
+            Endpoint::below(text).map(Self::At)
+        }
     }
 }
 
@@ -46,7 +50,11 @@ impl Endpoint {
     /// Makes `{base}/v1/traces`; a base that ends in this path stays as it is.
     pub fn below(base: &str) -> Option<Self> {
         let base = base.trim_end_matches('/');
-        let url = if base.ends_with(PATH) { base.to_owned() } else { format!("{base}{PATH}") };
+        let url = if base.ends_with(PATH) {
+            base.to_owned()
+        } else {
+            format!("{base}{PATH}")
+        };
         Self::exactly(&url)
     }
 
@@ -78,7 +86,9 @@ impl fmt::Display for Endpoint {
 impl Settings {
     /// Parses a share of traces, 0 to 1.
     pub fn parse_ratio(text: &str) -> Option<f64> {
-        text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio))
+        text.parse()
+            .ok()
+            .filter(|ratio| (0.0..=1.0).contains(ratio))
     }
 
     /// Takes the keys `traces.endpoint` and `traces.sample_ratio`; OpenTelemetry's variables apply where they are not
@@ -99,17 +109,33 @@ impl Settings {
         environment: &dyn Fn(&str) -> Option<String>,
         errors: &mut Vec<String>,
     ) -> Option<Self> {
-        let mut variables = Variables { environment, errors };
+        let mut variables = Variables {
+            environment,
+            errors,
+        };
         let endpoint = match collector {
             Some(Collector::Nowhere) => return None,
             Some(Collector::At(endpoint)) => endpoint,
             None => variables
-                .read("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ENDPOINT_FORM, Endpoint::exactly)
-                .or_else(|| variables.read("OTEL_EXPORTER_OTLP_ENDPOINT", ENDPOINT_FORM, Endpoint::below))?,
+                .read(
+                    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+                    ENDPOINT_FORM,
+                    Endpoint::exactly,
+                )
+                .or_else(|| {
+                    variables.read(
+                        "OTEL_EXPORTER_OTLP_ENDPOINT",
+                        ENDPOINT_FORM,
+                        Endpoint::below,
+                    )
+                })?,
         };
-        let sample_ratio =
-            sample_ratio.or_else(|| variables.read("OTEL_TRACES_SAMPLER_ARG", RATIO_FORM, Self::parse_ratio));
-        Some(Self { endpoint, sample_ratio: sample_ratio.unwrap_or(DEFAULT_RATIO) })
+        let sample_ratio = sample_ratio
+            .or_else(|| variables.read("OTEL_TRACES_SAMPLER_ARG", RATIO_FORM, Self::parse_ratio));
+        Some(Self {
+            endpoint,
+            sample_ratio: sample_ratio.unwrap_or(DEFAULT_RATIO),
+        })
     }
 }
 
@@ -120,11 +146,17 @@ struct Variables<'a> {
 }
 
 impl Variables<'_> {
-    fn read<T>(&mut self, name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    fn read<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
         let text = (self.environment)(name).filter(|text| !text.is_empty())?;
         let parsed = parse(&text);
         if parsed.is_none() {
-            self.errors.push(format!("{name}: {text:?} is not {expected}"));
+            self.errors
+                .push(format!("{name}: {text:?} is not {expected}"));
         }
         parsed
     }
@@ -140,36 +172,75 @@ mod tests {
         variables: &[(&str, &str)],
     ) -> Result<Option<(String, f64)>, Vec<String>> {
         let mut errors = Vec::new();
-        let environment =
-            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        let environment = |name: &str| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
         let collector = collector.map(|text| Collector::parse(text).unwrap());
         let settings = Settings::resolve(collector, ratio, &environment, &mut errors);
-        let settings = settings.map(|settings| (settings.endpoint.to_string(), settings.sample_ratio));
-        if errors.is_empty() { Ok(settings) } else { Err(errors) }
+        let settings =
+            settings.map(|settings| (settings.endpoint.to_string(), settings.sample_ratio));
+        if errors.is_empty() {
+            Ok(settings)
+        } else {
+            Err(errors)
+        }
     }
 
     #[test]
     fn the_configuration_overrides_opentelemetrys_variables() {
         const VARIABLES: [(&str, &str); 3] = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://all.example/otlp/"),
-            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces.example/here"),
+            (
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+                "https://traces.example/here",
+            ),
             ("OTEL_TRACES_SAMPLER_ARG", "0.5"),
         ];
         let at = |url: &str, ratio| Ok(Some((url.to_owned(), ratio)));
         assert_eq!(resolve(None, None, &[]), Ok(None));
         assert_eq!(resolve(None, Some(1.0), &[]), Ok(None));
-        assert_eq!(resolve(Some("http://c:4318"), None, &[]), at("http://c:4318/v1/traces", DEFAULT_RATIO));
-        assert_eq!(resolve(Some("http://c:4318/v1/traces"), Some(1.0), &VARIABLES), at("http://c:4318/v1/traces", 1.0));
-        assert_eq!(resolve(None, None, &VARIABLES), at("https://traces.example/here", 0.5));
-        assert_eq!(resolve(None, None, &VARIABLES[..1]), at("https://all.example/otlp/v1/traces", DEFAULT_RATIO));
+        assert_eq!(
+            resolve(Some("http://c:4318"), None, &[]),
+            at("http://c:4318/v1/traces", DEFAULT_RATIO)
+        );
+        assert_eq!(
+            resolve(Some("http://c:4318/v1/traces"), Some(1.0), &VARIABLES),
+            at("http://c:4318/v1/traces", 1.0)
+        );
+        assert_eq!(
+            resolve(None, None, &VARIABLES),
+            at("https://traces.example/here", 0.5)
+        );
+        assert_eq!(
+            resolve(None, None, &VARIABLES[..1]),
+            at("https://all.example/otlp/v1/traces", DEFAULT_RATIO)
+        );
         assert_eq!(resolve(Some(""), None, &VARIABLES), Ok(None));
-        let empty = [("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ""), VARIABLES[0], ("OTEL_TRACES_SAMPLER_ARG", "")];
-        assert_eq!(resolve(None, None, &empty), at("https://all.example/otlp/v1/traces", DEFAULT_RATIO));
+        let empty = [
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ""),
+            VARIABLES[0],
+            ("OTEL_TRACES_SAMPLER_ARG", ""),
+        ];
+        assert_eq!(
+            resolve(None, None, &empty),
+            at("https://all.example/otlp/v1/traces", DEFAULT_RATIO)
+        );
     }
 
     #[test]
     fn mistakes_name_their_variable() {
-        for bad in ["c:4318", "ftp://c", "http://", "/v1", "http://c?x=1", "http://user:secret@c", "http://c:port"] {
+        for bad in [
+            "c:4318",
+            "ftp://c",
+            "http://",
+            "/v1",
+            "http://c?x=1",
+            "http://user:secret@c",
+            "http://c:port",
+        ] {
             assert_eq!(Collector::parse(bad), None, "{bad}");
         }
         for bad in ["-0.1", "1.1", "NaN", "a tenth", "1%"] {
@@ -177,18 +248,33 @@ mod tests {
         }
         let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")];
         let errors = resolve(None, None, &variables).unwrap_err();
-        assert!(errors[0].starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: \"collector:4318\" is not the URL"), "{errors:?}");
-        let errors = resolve(Some("http://c"), None, &[("OTEL_TRACES_SAMPLER_ARG", "2")]).unwrap_err();
-        assert_eq!(errors, ["OTEL_TRACES_SAMPLER_ARG: \"2\" is not a number from 0 to 1"]);
+        assert!(
+            errors[0].starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: \"collector:4318\" is not the URL"),
+            "{errors:?}"
+        );
+        let errors =
+            resolve(Some("http://c"), None, &[("OTEL_TRACES_SAMPLER_ARG", "2")]).unwrap_err();
+        assert_eq!(
+            errors,
+            ["OTEL_TRACES_SAMPLER_ARG: \"2\" is not a number from 0 to 1"]
+        );
     }
 
     #[test]
     fn keys_of_the_file_are_overridden_by_their_variables() {
-        let environment = |name: &str| (name == "GW_TRACES_ENDPOINT").then(|| "http://variable".to_owned());
-        let mut keys = Keys::parse("[traces]\nendpoint = 'http://file'\nsample_ratio = 1\n", &environment).unwrap();
+        let environment =
+            |name: &str| (name == "GW_TRACES_ENDPOINT").then(|| "http://variable".to_owned());
+        let mut keys = Keys::parse(
+            "[traces]\nendpoint = 'http://file'\nsample_ratio = 1\n",
+            &environment,
+        )
+        .unwrap();
         let settings = Settings::take(&mut keys).unwrap();
         keys.refuse_unknown();
-        assert_eq!((settings.endpoint.as_str(), settings.sample_ratio), ("http://variable/v1/traces", 1.0));
+        assert_eq!(
+            (settings.endpoint.as_str(), settings.sample_ratio),
+            ("http://variable/v1/traces", 1.0)
+        );
         assert!(keys.errors.is_empty(), "{:?}", keys.errors);
     }
 }

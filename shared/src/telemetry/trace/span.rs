@@ -5,7 +5,9 @@ use std::time::SystemTime;
 
 use http::Method;
 use http::uri::Authority;
-use opentelemetry::trace::{self, Event, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
+use opentelemetry::trace::{
+    self, Event, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
+};
 use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
@@ -36,13 +38,32 @@ pub struct Span {
 impl Span {
     pub(super) fn into_data(self, scope: &InstrumentationScope) -> SpanData {
         let has_remote_parent = self.context.has_remote_parent();
-        let SpanContext { context, parent, .. } = self.context;
-        let flags = if context.sampled { TraceFlags::SAMPLED } else { TraceFlags::NOT_SAMPLED };
-        let (trace_id, span_id) = (TraceId::from_bytes(context.trace_id), SpanId::from_bytes(context.span_id));
+        let SpanContext {
+            context, parent, ..
+        } = self.context;
+        let flags = if context.sampled {
+            TraceFlags::SAMPLED
+        } else {
+            TraceFlags::NOT_SAMPLED
+        };
+        let (trace_id, span_id) = (
+            TraceId::from_bytes(context.trace_id),
+            SpanId::from_bytes(context.span_id),
+        );
         let mut events = SpanEvents::default();
-        events.events = self.events.into_iter().map(|(name, at)| Event::new(name, at, Vec::new(), 0)).collect();
+        events.events = self
+            .events
+            .into_iter()
+            .map(|(name, at)| Event::new(name, at, Vec::new(), 0))
+            .collect();
         SpanData {
-            span_context: trace::SpanContext::new(trace_id, span_id, flags, false, TraceState::NONE),
+            span_context: trace::SpanContext::new(
+                trace_id,
+                span_id,
+                flags,
+                false,
+                TraceState::NONE,
+            ),
             parent_span_id: parent.map_or(SpanId::INVALID, SpanId::from_bytes),
             parent_span_is_remote: has_remote_parent,
             span_kind: self.kind,
@@ -74,11 +95,17 @@ pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'stat
         Method::CONNECT,
     ];
     if KNOWN.contains(method) {
-        attributes.push(KeyValue::new("http.request.method", method.as_str().to_owned()));
+        attributes.push(KeyValue::new(
+            "http.request.method",
+            method.as_str().to_owned(),
+        ));
         return Cow::Owned(method.as_str().to_owned());
     }
     attributes.push(KeyValue::new("http.request.method", "_OTHER"));
-    attributes.push(KeyValue::new("http.request.method_original", method.as_str().to_owned()));
+    attributes.push(KeyValue::new(
+        "http.request.method_original",
+        method.as_str().to_owned(),
+    ));
     Cow::Borrowed("HTTP")
 }
 
@@ -94,7 +121,10 @@ pub fn path(path: &str) -> Box<str> {
 pub fn masked_path(path: &str, masker: &Masker) -> Box<str> {
     let cut = |path: &str| path[..path.floor_char_boundary(PATH_MAX)].into();
     // Masked before it is cut: a part of a secret would not be recognised.
-    masker.mask(path.as_bytes()).map_or_else(|| cut(path), |masked| cut(&String::from_utf8_lossy(&masked)))
+    masker.mask(path.as_bytes()).map_or_else(
+        || cut(path),
+        |masked| cut(&String::from_utf8_lossy(&masked)),
+    )
 }
 
 /// Appends the attributes of the server that a request was sent to.
@@ -113,10 +143,19 @@ mod tests {
     #[test]
     fn paths_are_masked_and_cut_between_characters() {
         let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
-        assert_eq!(path(&format!("/{}", "\u{e4}".repeat(1000))).len(), PATH_MAX - 1);
-        assert_eq!(&*masked_path("/a/gw_sk_b.c/d/0123456789", &masker), "/a/gw_sk_b.***/d/gw_admin.***");
+        assert_eq!(
+            path(&format!("/{}", "\u{e4}".repeat(1000))).len(),
+            PATH_MAX - 1
+        );
+        assert_eq!(
+            &*masked_path("/a/gw_sk_b.c/d/0123456789", &masker),
+            "/a/gw_sk_b.***/d/gw_admin.***"
+        );
         // The limit falls within the secret.
         let before = format!("/{}", "a".repeat(PATH_MAX - 6));
-        assert_eq!(*masked_path(&format!("{before}0123456789"), &masker), format!("{before}gw_ad"));
+        assert_eq!(
+            *masked_path(&format!("{before}0123456789"), &masker),
+            format!("{before}gw_ad")
+        );
     }
 }

@@ -80,7 +80,12 @@ impl<T> Tracer<T> {
             std::process::abort();
         }
         let random = RefCell::new(SmallRng::from_seed(seed));
-        Self { sample_ratio, random, finished: RefCell::default(), queue }
+        Self {
+            sample_ratio,
+            random,
+            finished: RefCell::default(),
+            queue,
+        }
     }
 
     /// Returns the context of a request with these fields. The originator of its trace has decided whether it is recorded;
@@ -90,13 +95,25 @@ impl<T> Tracer<T> {
         match TraceContext::of(headers) {
             Some(caller) if caller.sampled => {
                 let context = caller.child(random.next_u64());
-                SpanContext { context, parent: Some(caller.span_id), origin: Origin::Continued }
+                SpanContext {
+                    context,
+                    parent: Some(caller.span_id),
+                    origin: Origin::Continued,
+                }
             }
-            Some(caller) => SpanContext { context: caller, parent: None, origin: Origin::Passing },
+            Some(caller) => SpanContext {
+                context: caller,
+                parent: None,
+                origin: Origin::Passing,
+            },
             None => {
                 let random = [random.next_u64(), random.next_u64(), random.next_u64()];
                 let context = TraceContext::root(random, is_sampled(random[1], self.sample_ratio));
-                SpanContext { context, parent: None, origin: Origin::Begun }
+                SpanContext {
+                    context,
+                    parent: None,
+                    origin: Origin::Begun,
+                }
             }
         }
     }
@@ -104,7 +121,11 @@ impl<T> Tracer<T> {
     /// Returns the context of a span within the span of `parent`.
     pub fn within(&self, parent: &SpanContext) -> SpanContext {
         let context = parent.context.child(self.random.borrow_mut().next_u64());
-        SpanContext { context, parent: Some(parent.context.span_id), origin: Origin::Inner }
+        SpanContext {
+            context,
+            parent: Some(parent.context.span_id),
+            origin: Origin::Inner,
+        }
     }
 
     /// Adds the finished span of a recorded request.
@@ -153,7 +174,10 @@ mod tests {
     fn headers(fields: &[(&'static str, &'static str)]) -> Fields {
         let mut headers = Fields::new();
         for (name, value) in fields {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+            headers.append(
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            );
         }
         headers
     }
@@ -165,11 +189,19 @@ mod tests {
 
     #[test]
     fn recorded_trace_is_continued() {
-        let mut headers = headers(&[("a", "1"), ("traceparent", CALLER), ("tracestate", "v=1"), ("b", "2")]);
+        let mut headers = headers(&[
+            ("a", "1"),
+            ("traceparent", CALLER),
+            ("tracestate", "v=1"),
+            ("b", "2"),
+        ]);
         let (tracer, _batches) = tracer(0.0);
         let [first, second] = [tracer.begin(&headers), tracer.begin(&headers)];
         assert!(first.is_recorded() && first.context.span_id != second.context.span_id);
-        assert_eq!(first.parent, TraceContext::parse(CALLER.as_bytes()).map(|caller| caller.span_id));
+        assert_eq!(
+            first.parent,
+            TraceContext::parse(CALLER.as_bytes()).map(|caller| caller.span_id)
+        );
         first.write_to(&mut headers);
         let names: Vec<_> = headers.names().map(|name| name.as_str()).collect();
         assert_eq!(names, ["a", "traceparent", "tracestate", "b"]);
@@ -177,7 +209,12 @@ mod tests {
             (TraceContext::of(&headers), &headers["tracestate"]),
             (Some(first.context), &HeaderValue::from_static("v=1"))
         );
-        assert!(headers["traceparent"].to_str().unwrap().starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-"));
+        assert!(
+            headers["traceparent"]
+                .to_str()
+                .unwrap()
+                .starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-")
+        );
     }
 
     #[test]
@@ -186,7 +223,10 @@ mod tests {
         let outer = tracer.begin(&headers(&[("traceparent", CALLER)]));
         let inner = [tracer.within(&outer), tracer.within(&outer)];
         for inner in inner {
-            assert_eq!((inner.context.trace_id, inner.parent), (outer.context.trace_id, Some(outer.context.span_id)));
+            assert_eq!(
+                (inner.context.trace_id, inner.parent),
+                (outer.context.trace_id, Some(outer.context.span_id))
+            );
             assert!(inner.is_recorded() && outer.has_remote_parent() && !inner.has_remote_parent());
         }
         assert!(inner[0].context.span_id != inner[1].context.span_id);
@@ -209,7 +249,11 @@ mod tests {
         let (all, _batches) = tracer(1.0);
         let (none, _batches) = tracer(0.0);
         let (some, _batches) = tracer(0.25);
-        let recorded = |tracer: &Tracer<u32>| (0..10_000).filter(|_| tracer.begin(&nothing).is_recorded()).count();
+        let recorded = |tracer: &Tracer<u32>| {
+            (0..10_000)
+                .filter(|_| tracer.begin(&nothing).is_recorded())
+                .count()
+        };
         assert_eq!((recorded(&all), recorded(&none)), (10_000, 0));
         // Ten standard deviations.
         assert!((2_067..2_933).contains(&recorded(&some)));
@@ -219,7 +263,11 @@ mod tests {
     #[test]
     fn invalid_trace_fields_are_replaced() {
         for fields in [
-            &[("traceparent", CALLER), ("traceparent", CALLER), ("tracestate", "v=1")][..],
+            &[
+                ("traceparent", CALLER),
+                ("traceparent", CALLER),
+                ("tracestate", "v=1"),
+            ][..],
             &[("traceparent", "00-nonsense"), ("tracestate", "v=1")],
             &[("tracestate", "v=1")],
         ] {
@@ -227,7 +275,10 @@ mod tests {
             let (tracer, _batches) = tracer(0.0);
             let context = tracer.begin(&headers);
             context.write_to(&mut headers);
-            assert_eq!((headers.len(), TraceContext::of(&headers)), (1, Some(context.context)));
+            assert_eq!(
+                (headers.len(), TraceContext::of(&headers)),
+                (1, Some(context.context))
+            );
             assert_eq!((context.parent, context.is_recorded()), (None, false));
         }
     }
@@ -243,12 +294,18 @@ mod tests {
         // The queue has room for one batch.
         tracer.end(1000);
         tracer.flush();
-        assert_eq!(batches.recv().unwrap(), (0..BATCH as u32).collect::<Vec<_>>());
+        assert_eq!(
+            batches.recv().unwrap(),
+            (0..BATCH as u32).collect::<Vec<_>>()
+        );
         tracer.flush();
         assert!(batches.is_empty());
         assert_eq!(tracer.queue.counts().dropped(), 1);
         tracer.end(1);
         tracer.flush();
-        assert_eq!((batches.recv().unwrap(), tracer.queue.counts().dropped()), (vec![1], 1));
+        assert_eq!(
+            (batches.recv().unwrap(), tracer.queue.counts().dropped()),
+            (vec![1], 1)
+        );
     }
 }

@@ -37,7 +37,11 @@ impl Endpoint {
         self.streams[key.0].has_sender = false;
         self.streams[key.0].send_task = None;
         let stream = &self.streams[key.0];
-        let is_whole = if stream.sent_end { !self.owes_report(stream) } else { stream.finish.is_some() };
+        let is_whole = if stream.sent_end {
+            !self.owes_report(stream)
+        } else {
+            stream.finish.is_some()
+        };
         if !self.is_lost && !is_whole {
             if stream.received_end.is_some() {
                 self.send_reset(key, "");
@@ -127,7 +131,9 @@ impl Endpoint {
 
     /// Removes a stream that is closed on the wire, has no handle and is not in the list of streams with frames to send.
     pub(super) fn remove_if_unused(&mut self, key: usize) {
-        let Some(stream) = self.streams.get(key) else { return };
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
         let is_closed = stream.id == StreamId::TUNNEL || self.is_lost;
         if is_closed && !stream.has_sender && !stream.has_receiver && !stream.is_scheduled {
             self.streams.remove(key);
@@ -156,7 +162,12 @@ impl Endpoint {
             return;
         }
         stream.upload = Upload::Reported(bytes);
-        self.urgent.frame(Kind::Uploaded, false, stream.id, &bytes.unwrap_or(UNKNOWN).to_be_bytes());
+        self.urgent.frame(
+            Kind::Uploaded,
+            false,
+            stream.id,
+            &bytes.unwrap_or(UNKNOWN).to_be_bytes(),
+        );
         self.discard_received(key.0);
         self.wake_driver();
         self.close_if_ended(key.0);
@@ -164,7 +175,11 @@ impl Endpoint {
 
     /// The agent's report of the request body: bytes that the backend took, if known. An error if the
     /// stream was reset or the tunnel has ended before.
-    pub fn poll_uploaded(&mut self, key: StreamKey, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, Closed>> {
+    pub fn poll_uploaded(
+        &mut self,
+        key: StreamKey,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<u64>, Closed>> {
         let stream = &mut self.streams[key.0];
         let uploaded = stream.poll_uploaded();
         if uploaded.is_pending() {

@@ -22,7 +22,12 @@ pub(super) struct Credit {
 
 impl Default for Credit {
     fn default() -> Self {
-        Self { window: window::FIRST as usize, budget: window::TUNNEL_BUDGET, committed: 0, announced: None }
+        Self {
+            window: window::FIRST as usize,
+            budget: window::TUNNEL_BUDGET,
+            committed: 0,
+            announced: None,
+        }
     }
 }
 
@@ -44,7 +49,10 @@ impl Credit {
     /// most `beyond_least`.
     pub(super) fn first(&self, wanted: usize, beyond_least: usize) -> usize {
         let (least, most) = (window::LEAST as usize, window::MOST as usize);
-        wanted.min(self.budget.saturating_sub(self.committed)).clamp(least, most).min(least + beyond_least)
+        wanted
+            .min(self.budget.saturating_sub(self.committed))
+            .clamp(least, most)
+            .min(least + beyond_least)
     }
 
     /// Counts the credit of a new stream.
@@ -82,11 +90,18 @@ impl Credit {
         let ahead = stream.committed();
         let wanted = self.window.saturating_sub(ahead);
         let reserved = least.saturating_sub(ahead);
-        let beyond = self.budget.saturating_sub(self.committed).min(reserved + stream.share.left_beyond_least());
+        let beyond = self
+            .budget
+            .saturating_sub(self.committed)
+            .min(reserved + stream.share.left_beyond_least());
         let affordable = beyond.max(reserved);
         let grant = wanted.min(affordable);
         // Few large grants, but none so late that a peer runs out of credit.
-        if grant >= self.window / 4 || ahead + GRANT_LEAST <= least { grant } else { 0 }
+        if grant >= self.window / 4 || ahead + GRANT_LEAST <= least {
+            grant
+        } else {
+            0
+        }
     }
 
     /// Forgets credit that the peer can no longer use.

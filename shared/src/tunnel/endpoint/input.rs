@@ -9,7 +9,8 @@ use super::stream::{Ended, Stream, Upload};
 use super::{Endpoint, Role, StreamKey, UNKNOWN, wake};
 use crate::tunnel::control;
 use crate::tunnel::frame::{
-    DATA_MAX, HEADER, Header, InvalidHeader, Kind, REQUEST_PREFIX, RESPONSE_HEAD, RESPONSE_PREFIX, StreamId,
+    DATA_MAX, HEADER, Header, InvalidHeader, Kind, REQUEST_PREFIX, RESPONSE_HEAD, RESPONSE_PREFIX,
+    StreamId,
 };
 use crate::tunnel::response::{INTERIM_BYTES, INTERIM_MAX};
 use crate::tunnel::window;
@@ -18,8 +19,9 @@ use crate::tunnel::window;
 const HEAD_OVERHEAD: usize = 64;
 
 /// Most bytes of heads and trailers of one stream in one direction: interim responses, a final head and trailers.
-const HEADS_MAX: usize =
-    INTERIM_BYTES + INTERIM_MAX as usize * HEAD_OVERHEAD + 2 * (RESPONSE_HEAD.head + RESPONSE_PREFIX + HEAD_OVERHEAD);
+const HEADS_MAX: usize = INTERIM_BYTES
+    + INTERIM_MAX as usize * HEAD_OVERHEAD
+    + 2 * (RESPONSE_HEAD.head + RESPONSE_PREFIX + HEAD_OVERHEAD);
 
 /// Bytes that a control message counts in addition to its payload.
 pub(super) const MESSAGE_OVERHEAD: usize = 64;
@@ -77,7 +79,13 @@ struct Frame {
 
 impl Default for Input {
     fn default() -> Self {
-        Self { header: [0; HEADER], filled: 0, frame: None, payload: Vec::new(), overhead: 0 }
+        Self {
+            header: [0; HEADER],
+            filled: 0,
+            frame: None,
+            payload: Vec::new(),
+            overhead: 0,
+        }
     }
 }
 
@@ -87,7 +95,8 @@ impl Endpoint {
         while !bytes.is_empty() {
             let Some(frame) = self.input.frame else {
                 let taken = bytes.len().min(HEADER - self.input.filled);
-                self.input.header[self.input.filled..self.input.filled + taken].copy_from_slice(&bytes[..taken]);
+                self.input.header[self.input.filled..self.input.filled + taken]
+                    .copy_from_slice(&bytes[..taken]);
                 self.input.filled += taken;
                 bytes = &bytes[taken..];
                 if self.input.filled == HEADER {
@@ -121,12 +130,19 @@ impl Endpoint {
                 return Err(Violation::Credit(header.stream.0));
             }
         }
-        let is_head = matches!(header.kind, Kind::Response | Kind::Interim | Kind::Refused | Kind::Trailers);
+        let is_head = matches!(
+            header.kind,
+            Kind::Response | Kind::Interim | Kind::Refused | Kind::Trailers
+        );
         let is_discarded = is_head && !self.admit_head(header)?;
         if header.length == 0 {
             return self.end_frame(header, &[]);
         }
-        self.input.frame = Some(Frame { header, left: header.length, is_discarded });
+        self.input.frame = Some(Frame {
+            header,
+            left: header.length,
+            is_discarded,
+        });
         Ok(())
     }
 
@@ -157,10 +173,18 @@ impl Endpoint {
             // The stream stays open meanwhile: only a frame of the peer, or its answer to a RESET, closes it.
             let key = self.find(frame.header)?;
             self.streams[key].receive_data(bytes, left.min(DATA_MAX));
-            return if left == 0 && frame.header.end { self.receive_end(key) } else { Ok(()) };
+            return if left == 0 && frame.header.end {
+                self.receive_end(key)
+            } else {
+                Ok(())
+            };
         }
         if frame.is_discarded {
-            return if left == 0 { self.end_frame(frame.header, &[]) } else { Ok(()) };
+            return if left == 0 {
+                self.end_frame(frame.header, &[])
+            } else {
+                Ok(())
+            };
         }
         if left > 0 {
             self.input.payload.extend_from_slice(bytes);
@@ -179,7 +203,9 @@ impl Endpoint {
         match header.kind {
             Kind::Hello => self.receive_hello(payload),
             Kind::Request => self.receive_request(header, payload),
-            Kind::Response | Kind::Interim | Kind::Refused | Kind::Trailers => self.receive_head(header, payload),
+            Kind::Response | Kind::Interim | Kind::Refused | Kind::Trailers => {
+                self.receive_head(header, payload)
+            }
             // Data has its own way; this is an empty frame with END.
             Kind::Data => {
                 let key = self.find(header)?;
@@ -211,7 +237,10 @@ impl Endpoint {
     }
 
     fn check_role(&self, kind: Kind) -> Result<(), Violation> {
-        let by_agent = matches!(kind, Kind::Hello | Kind::Response | Kind::Interim | Kind::Refused | Kind::Uploaded);
+        let by_agent = matches!(
+            kind,
+            Kind::Hello | Kind::Response | Kind::Interim | Kind::Refused | Kind::Uploaded
+        );
         let by_gateway = matches!(kind, Kind::Request | Kind::Window);
         match self.role {
             Role::Gateway if by_gateway => Err(Violation::Role(kind)),
@@ -260,7 +289,10 @@ impl Endpoint {
         }
         let has_room = stream.settle_within_share();
         let key = self.streams.insert(stream);
-        *place = super::Slot { stream: Some(key), generation: header.stream.generation() };
+        *place = super::Slot {
+            stream: Some(key),
+            generation: header.stream.generation(),
+        };
         self.open += 1;
         if has_room {
             self.opened.push_back(key);
@@ -279,7 +311,11 @@ impl Endpoint {
             stream.upload = Upload::Unreported;
         }
         stream.receive_head(header.kind, payload);
-        if header.end { self.receive_end(key) } else { Ok(()) }
+        if header.end {
+            self.receive_end(key)
+        } else {
+            Ok(())
+        }
     }
 
     fn receive_reset(&mut self, header: Header, payload: &[u8]) -> Result<(), Violation> {
@@ -348,7 +384,11 @@ impl Endpoint {
     }
 
     fn receive_message(&mut self, payload: &[u8]) -> Result<(), Violation> {
-        let longest = if self.role == Role::Gateway { control::TO_GATEWAY_MAX } else { control::MESSAGE_MAX };
+        let longest = if self.role == Role::Gateway {
+            control::TO_GATEWAY_MAX
+        } else {
+            control::MESSAGE_MAX
+        };
         if payload.len() > longest {
             return Err(Violation::MessageTooLong(payload.len()));
         }
@@ -372,9 +412,15 @@ impl Endpoint {
 
     /// The stream of a frame that only an open direction may carry.
     fn find(&self, header: Header) -> Result<usize, Violation> {
-        let key = self.find_open(header.stream).ok_or(Violation::NotOpen(header.kind, header.stream.0))?;
+        let key = self
+            .find_open(header.stream)
+            .ok_or(Violation::NotOpen(header.kind, header.stream.0))?;
         let has_ended = self.streams[key].received_end.is_some();
-        if has_ended { Err(Violation::Order(header.kind, header.stream.0)) } else { Ok(key) }
+        if has_ended {
+            Err(Violation::Order(header.kind, header.stream.0))
+        } else {
+            Ok(key)
+        }
     }
 
     fn find_open(&self, id: StreamId) -> Option<usize> {
@@ -384,18 +430,31 @@ impl Endpoint {
 
     /// Fails for a stream that was never open.
     fn check_was_open(&self, header: Header) -> Result<(), Violation> {
-        let was_open = self.slots.get(header.stream.slot()).is_some_and(|slot| slot.generation > 0);
-        if was_open { Ok(()) } else { Err(Violation::NotOpen(header.kind, header.stream.0)) }
+        let was_open = self
+            .slots
+            .get(header.stream.slot())
+            .is_some_and(|slot| slot.generation > 0);
+        if was_open {
+            Ok(())
+        } else {
+            Err(Violation::NotOpen(header.kind, header.stream.0))
+        }
     }
 }
 
 /// Adds a received grant to the credit of a stream.
 fn checked_credit(before: usize, granted: u32) -> Result<usize, Violation> {
     let credit = before + granted as usize;
-    if credit > window::MOST as usize { Err(Violation::CreditTooLarge(credit)) } else { Ok(credit) }
+    if credit > window::MOST as usize {
+        Err(Violation::CreditTooLarge(credit))
+    } else {
+        Ok(credit)
+    }
 }
 
 /// A u32 at the beginning of a payload whose length was checked.
 fn number(payload: &[u8]) -> u32 {
-    payload.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
+    payload
+        .first_chunk()
+        .map_or(0, |bytes| u32::from_be_bytes(*bytes))
 }

@@ -152,7 +152,12 @@ impl Endpoint {
     pub fn agent_within(streams: usize, share: Rc<Share>) -> Self {
         let streams_max = streams.clamp(1, STREAMS_MAX);
         let mut endpoint = Self::new(Role::Agent, streams_max, share);
-        endpoint.urgent.frame(Kind::Hello, false, StreamId::TUNNEL, &(streams_max as u32).to_be_bytes());
+        endpoint.urgent.frame(
+            Kind::Hello,
+            false,
+            StreamId::TUNNEL,
+            &(streams_max as u32).to_be_bytes(),
+        );
         endpoint
     }
 
@@ -250,7 +255,9 @@ impl Endpoint {
 
     /// Wakes the tasks that wait for a part of a stream, so that they look at what else they know of the tunnel.
     pub fn wake_receivers(&mut self) {
-        self.streams.iter_mut().for_each(|(_, stream)| wake(&mut stream.receive_task));
+        self.streams
+            .iter_mut()
+            .for_each(|(_, stream)| wake(&mut stream.receive_task));
     }
 
     /// Queues a PING.
@@ -268,7 +275,8 @@ impl Endpoint {
 
     /// Tells the agent to let the gateway send at most `bytes` ahead on each stream.
     pub fn send_window(&mut self, bytes: u32) {
-        self.urgent.frame(Kind::Window, false, StreamId::TUNNEL, &bytes.to_be_bytes());
+        self.urgent
+            .frame(Kind::Window, false, StreamId::TUNNEL, &bytes.to_be_bytes());
         self.wake_driver();
     }
 
@@ -305,11 +313,18 @@ impl Endpoint {
 
     /// Unread bytes of each stream that has any.
     pub fn unread_by_stream(&self) -> impl Iterator<Item = usize> {
-        self.streams.iter().map(|(_, stream)| stream.unread).filter(|unread| *unread > 0)
+        self.streams
+            .iter()
+            .map(|(_, stream)| stream.unread)
+            .filter(|unread| *unread > 0)
     }
 
     /// Bytes that may be queued for sending on a stream.
-    pub fn poll_capacity(&mut self, key: StreamKey, cx: &mut Context<'_>) -> Poll<Result<usize, Closed>> {
+    pub fn poll_capacity(
+        &mut self,
+        key: StreamKey,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<usize, Closed>> {
         let stream = &mut self.streams[key.0];
         if let Some(closed) = stream.send_closed() {
             return Poll::Ready(Err(closed));
@@ -406,7 +421,11 @@ impl Endpoint {
     }
 
     /// The next received part. A body that was cut off is an error after all data before it.
-    pub fn poll_receive(&mut self, key: StreamKey, cx: &mut Context<'_>) -> Poll<Result<ReceivedPart, Closed>> {
+    pub fn poll_receive(
+        &mut self,
+        key: StreamKey,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<ReceivedPart, Closed>> {
         let stream = &mut self.streams[key.0];
         let part = stream.next_part();
         if part.is_pending() {
@@ -446,7 +465,8 @@ impl Endpoint {
         let granted = self.credit.release(stream, bytes);
         if granted > 0 {
             let id = stream.id;
-            self.urgent.frame(Kind::Credit, false, id, &(granted as u32).to_be_bytes());
+            self.urgent
+                .frame(Kind::Credit, false, id, &(granted as u32).to_be_bytes());
             self.wake_driver();
         }
     }

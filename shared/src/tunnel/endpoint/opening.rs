@@ -54,7 +54,9 @@ impl Endpoint {
             return Err(OpenError::Congested);
         }
         let least = Stream::least_memory(end);
-        let credit = self.credit.first(credit, share.left_beyond_least().saturating_sub(least));
+        let credit = self
+            .credit
+            .first(credit, share.left_beyond_least().saturating_sub(least));
         let slot = match self.free.pop_front() {
             Some(slot) => slot,
             None => {

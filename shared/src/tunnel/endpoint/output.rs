@@ -69,7 +69,15 @@ impl Urgent {
             self.frames.truncate(at);
             return false;
         }
-        self.frames[at..at + HEADER].copy_from_slice(&Header { kind, end, length, stream }.encode());
+        self.frames[at..at + HEADER].copy_from_slice(
+            &Header {
+                kind,
+                end,
+                length,
+                stream,
+            }
+            .encode(),
+        );
         true
     }
 
@@ -84,9 +92,18 @@ impl Urgent {
 
     /// Moves all frames to `out`.
     fn drain(&mut self, out: &mut Outgoing) {
-        for (kind, payload) in [(Kind::Ping, self.ping.take()), (Kind::Pong, self.pong.take())] {
+        for (kind, payload) in [
+            (Kind::Ping, self.ping.take()),
+            (Kind::Pong, self.pong.take()),
+        ] {
             if let Some(payload) = payload {
-                write_frame(&mut out.copied, kind, false, StreamId::TUNNEL, &payload.to_be_bytes());
+                write_frame(
+                    &mut out.copied,
+                    kind,
+                    false,
+                    StreamId::TUNNEL,
+                    &payload.to_be_bytes(),
+                );
             }
         }
         if out.copied.is_empty() && out.pieces.is_empty() {
@@ -97,14 +114,28 @@ impl Urgent {
             self.frames.shrink_to(KEPT);
         }
         for message in self.messages.drain(..) {
-            write_frame(&mut out.copied, Kind::Message, false, StreamId::TUNNEL, &message);
+            write_frame(
+                &mut out.copied,
+                Kind::Message,
+                false,
+                StreamId::TUNNEL,
+                &message,
+            );
         }
         self.message_bytes = 0;
     }
 }
 
 fn write_frame(out: &mut Vec<u8>, kind: Kind, end: bool, stream: StreamId, payload: &[u8]) {
-    out.extend_from_slice(&Header { kind, end, length: payload.len(), stream }.encode());
+    out.extend_from_slice(
+        &Header {
+            kind,
+            end,
+            length: payload.len(),
+            stream,
+        }
+        .encode(),
+    );
     out.extend_from_slice(payload);
 }
 
@@ -138,7 +169,9 @@ impl Outgoing {
             if bytes.is_empty() {
                 return true;
             }
-            let Some(slot) = slices.get_mut(used) else { return false };
+            let Some(slot) = slices.get_mut(used) else {
+                return false;
+            };
             *slot = IoSlice::new(bytes);
             used += 1;
             true
@@ -157,7 +190,10 @@ impl Outgoing {
     pub fn advance(&mut self, mut bytes: usize) {
         self.length -= bytes;
         while bytes > 0 {
-            let until = self.pieces.front().map_or(self.copied.len(), |(before, _)| *before);
+            let until = self
+                .pieces
+                .front()
+                .map_or(self.copied.len(), |(before, _)| *before);
             let copied = bytes.min(until - self.written);
             self.written += copied;
             bytes -= copied;
@@ -202,7 +238,9 @@ impl Endpoint {
 
     /// Moves one frame of a stream to `out`. Returns the bytes of data that were not copied.
     fn transmit_stream(&mut self, key: usize, out: &mut Outgoing) -> usize {
-        let Some(stream) = self.streams.get_mut(key) else { return 0 };
+        let Some(stream) = self.streams.get_mut(key) else {
+            return 0;
+        };
         stream.is_scheduled = false;
         if !stream.has_frames() {
             self.remove_if_unused(key);
@@ -215,7 +253,12 @@ impl Endpoint {
         if let Some(data) = data {
             let end = is_last && matches!(stream.finish, Some(Ended::End));
             stream.sent_end = end;
-            let header = Header { kind: Kind::Data, end, length: data.len(), stream: id };
+            let header = Header {
+                kind: Kind::Data,
+                end,
+                length: data.len(),
+                stream: id,
+            };
             out.copied.extend_from_slice(&header.encode());
             if data.len() <= COPIED_MAX {
                 out.copied.extend_from_slice(&data);
@@ -232,7 +275,9 @@ impl Endpoint {
             stream.sent_end = true;
             match finish {
                 Ended::End => write_frame(&mut out.copied, Kind::Data, true, id, b""),
-                Ended::Trailers(lines) => write_frame(&mut out.copied, Kind::Trailers, true, id, &lines),
+                Ended::Trailers(lines) => {
+                    write_frame(&mut out.copied, Kind::Trailers, true, id, &lines)
+                }
                 Ended::Reset(code) => {
                     stream.sent_reset = true;
                     write_frame(&mut out.copied, Kind::Reset, false, id, code.as_bytes());

@@ -159,7 +159,11 @@ impl Stream {
 
     /// Bytes granted to the peer and not relayed.
     pub(super) fn committed(&self) -> usize {
-        if self.discards { 0 } else { self.receive_credit + self.unread }
+        if self.discards {
+            0
+        } else {
+            self.receive_credit + self.unread
+        }
     }
 
     /// Memory of a stream when it is opened with the least window, beside the head of its request. With `end`, this end
@@ -171,20 +175,29 @@ impl Stream {
 
     /// Bytes that the stream holds, or may come to hold without asking again.
     fn memory(&self) -> usize {
-        let queue = if self.sent_end { 0 } else { self.queued.max(QUEUE_RESERVE) };
+        let queue = if self.sent_end {
+            0
+        } else {
+            self.queued.max(QUEUE_RESERVE)
+        };
         let received = if self.discards {
             self.trailer_bytes()
         } else {
             let is_open = self.received_end.is_none() && !self.is_lost;
             let least_window = if is_open { window::LEAST as usize } else { 0 };
-            self.committed().max(least_window) + (self.head_bytes as usize + self.trailer_bytes()).max(HEADS_RESERVE)
+            self.committed().max(least_window)
+                + (self.head_bytes as usize + self.trailer_bytes()).max(HEADS_RESERVE)
         };
         size_of::<Self>() + self.sent_head_bytes as usize + queue + received
     }
 
     /// Bytes of trailers that wait for sending.
     fn trailer_bytes(&self) -> usize {
-        if let Some(Ended::Trailers(lines)) = &self.finish { lines.len() } else { 0 }
+        if let Some(Ended::Trailers(lines)) = &self.finish {
+            lines.len()
+        } else {
+            0
+        }
     }
 
     /// Charges what has changed. Call it after each change of what [`Self::memory`] counts, unless the stream is about to
@@ -210,7 +223,8 @@ impl Stream {
     /// of each direction are at most [`HEADS_RESERVE`].
     #[must_use]
     pub(super) fn settle_heads_within_share(&mut self) -> bool {
-        self.head_bytes.max(self.sent_head_bytes) as usize <= HEADS_RESERVE || self.settle_within_share()
+        self.head_bytes.max(self.sent_head_bytes) as usize <= HEADS_RESERVE
+            || self.settle_within_share()
     }
 
     /// As [`Self::settle`], after a change of the queue or the end of this direction. `queued` is the length of the queue
@@ -242,7 +256,11 @@ impl Stream {
 
     /// Bytes that are held: received and not relayed, or queued for sending.
     pub(super) fn held(&self) -> usize {
-        let heads = if self.discards { 0 } else { self.head_bytes as usize };
+        let heads = if self.discards {
+            0
+        } else {
+            self.head_bytes as usize
+        };
         heads + self.unread + self.queued + self.trailer_bytes()
     }
 
@@ -250,7 +268,9 @@ impl Stream {
     /// own frames leave.
     pub(super) fn capacity(&self) -> usize {
         let room = QUEUE_RESERVE.saturating_sub(self.queued) + self.share.left_beyond_least();
-        self.send_credit.min(STREAM_SEND_BUFFER - self.queued).min(room)
+        self.send_credit
+            .min(STREAM_SEND_BUFFER - self.queued)
+            .min(room)
     }
 
     /// Why nothing can be sent any more.
@@ -282,7 +302,11 @@ impl Stream {
     /// Takes out the next data frame, of at most `most` bytes.
     pub(super) fn pop(&mut self, most: usize) -> Option<Bytes> {
         let front = self.queue.front_mut()?;
-        let data = if front.len() > most { front.split_to(most) } else { self.queue.pop_front()? };
+        let data = if front.len() > most {
+            front.split_to(most)
+        } else {
+            self.queue.pop_front()?
+        };
         self.queued -= data.len();
         Some(data)
     }
@@ -310,7 +334,8 @@ impl Stream {
     /// Adds a received head or trailers.
     pub(super) fn receive_head(&mut self, kind: Kind, payload: &[u8]) {
         if !self.discards {
-            self.received.push_back(Item::Head(kind, Bytes::copy_from_slice(payload)));
+            self.received
+                .push_back(Item::Head(kind, Bytes::copy_from_slice(payload)));
         }
         super::wake(&mut self.receive_task);
     }
@@ -373,7 +398,9 @@ impl Stream {
         match (&self.reset, self.upload) {
             (_, Upload::Reported(bytes)) => Poll::Ready(Ok(bytes)),
             (Some(_), Upload::Unreported) => Poll::Ready(Ok(None)),
-            (None, Upload::Unreported) if self.sent_end || self.finish.is_some() => Poll::Ready(Ok(None)),
+            (None, Upload::Unreported) if self.sent_end || self.finish.is_some() => {
+                Poll::Ready(Ok(None))
+            }
             _ if self.is_lost => Poll::Ready(Err(Closed::Lost)),
             (Some(code), Upload::Due) => Poll::Ready(Err(Closed::Reset(code.clone()))),
             (None, Upload::Due) if self.sent_reset => Poll::Ready(Err(Closed::Here)),
@@ -401,7 +428,9 @@ impl Stream {
             (Some(Item::Head(kind, payload)), _) => Ok(ReceivedPart::Head(kind, payload)),
             (Some(Item::Data(data)), _) => Ok(ReceivedPart::Data(data.freeze())),
             (None, Some(Closing::End)) if !self.is_truncated => Ok(ReceivedPart::End),
-            (None, Some(Closing::Reset)) => Err(Closed::Reset(self.reset.clone().unwrap_or_default())),
+            (None, Some(Closing::Reset)) => {
+                Err(Closed::Reset(self.reset.clone().unwrap_or_default()))
+            }
             (None, _) if self.is_lost => Err(Closed::Lost),
             (None, _) if self.is_truncated || self.sent_reset => Err(Closed::Here),
             (None, _) => return Poll::Pending,

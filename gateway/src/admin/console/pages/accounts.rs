@@ -54,7 +54,10 @@ impl Tab {
 
 /// Breadcrumbs of the pages of an account.
 pub(crate) fn crumbs(account: &str) -> Vec<Crumb> {
-    vec![crumb("Accounts", "/accounts"), crumb(account, format!("/accounts/{account}"))]
+    vec![
+        crumb("Accounts", "/accounts"),
+        crumb(account, format!("/accounts/{account}")),
+    ]
 }
 
 /// Selects a page of a list.
@@ -65,7 +68,10 @@ pub(crate) struct ListQuery {
 
 impl From<ListQuery> for PageQuery {
     fn from(query: ListQuery) -> Self {
-        Self { limit: Some(50), cursor: query.cursor }
+        Self {
+            limit: Some(50),
+            cursor: query.cursor,
+        }
     }
 }
 
@@ -77,9 +83,20 @@ pub(crate) async fn list(
     page(&admin, visit, query, Form::default()).await
 }
 
-async fn page(admin: &Admin, visit: Visit, query: ListQuery, form: Form) -> Result<Response, Failure> {
-    let accounts = admin.look(move |control| control.accounts(&query.into())).await?;
-    render(&AccountsPage { chrome: visit.chrome(Section::Accounts, "Accounts"), accounts, form })
+async fn page(
+    admin: &Admin,
+    visit: Visit,
+    query: ListQuery,
+    form: Form,
+) -> Result<Response, Failure> {
+    let accounts = admin
+        .look(move |control| control.accounts(&query.into()))
+        .await?;
+    render(&AccountsPage {
+        chrome: visit.chrome(Section::Accounts, "Accounts"),
+        accounts,
+        form,
+    })
 }
 
 pub(crate) async fn create(
@@ -88,8 +105,14 @@ pub(crate) async fn create(
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
     let capture_allowed = Some(form.is_ticked("capture_allowed"));
-    let new = NewAccount { id: form.value("id").trim().to_owned(), capture_allowed };
-    match admin.attempt(move |control| control.create_account(&Actor::Admin, &new)).await? {
+    let new = NewAccount {
+        id: form.value("id").trim().to_owned(),
+        capture_allowed,
+    };
+    match admin
+        .attempt(move |control| control.create_account(&Actor::Admin, &new))
+        .await?
+    {
         Ok((account, created)) => {
             let note = if created { "created" } else { "there" };
             Ok(Redirect::to(&format!("/accounts/{}?note={note}", account.id)).into_response())
@@ -120,10 +143,18 @@ async fn settings_page(
     let account = admin.look(move |control| control.account(&account)).await?;
     let mut form = Form::default().with_box("capture_allowed", account.capture_allowed);
     if let Some(typed) = typed {
-        form = form.with("confirm", typed.value("confirm")).with_errors_of(typed);
+        form = form
+            .with("confirm", typed.value("confirm"))
+            .with_errors_of(typed);
     }
     let chrome = visit.chrome(Section::Accounts, format!("Settings of {}", account.id));
-    render(&SettingsPage { chrome, crumbs: crumbs(account.id.as_str()), account, tab: Tab::Settings, form })
+    render(&SettingsPage {
+        chrome,
+        crumbs: crumbs(account.id.as_str()),
+        account,
+        tab: Tab::Settings,
+        form,
+    })
 }
 
 pub(crate) async fn change(
@@ -131,8 +162,12 @@ pub(crate) async fn change(
     Path(account): Path<String>,
     Extension(form): Extension<Form>,
 ) -> Result<Response, Failure> {
-    let changes = AccountChanges { capture_allowed: Some(form.is_ticked("capture_allowed")) };
-    let account = admin.look(move |control| control.change_account(&Actor::Admin, &account, &changes)).await?;
+    let changes = AccountChanges {
+        capture_allowed: Some(form.is_ticked("capture_allowed")),
+    };
+    let account = admin
+        .look(move |control| control.change_account(&Actor::Admin, &account, &changes))
+        .await?;
     Ok(Redirect::to(&format!("/accounts/{}/settings?note=saved", account.id)).into_response())
 }
 
@@ -144,7 +179,10 @@ pub(crate) async fn delete(
 ) -> Result<Response, Failure> {
     if form.confirms(&account) {
         let id = account.clone();
-        match admin.attempt(move |control| control.delete_account(&Actor::Admin, &id)).await? {
+        match admin
+            .attempt(move |control| control.delete_account(&Actor::Admin, &id))
+            .await?
+        {
             Ok(()) => return Ok(Redirect::to("/accounts?note=deleted").into_response()),
             Err(error) => form.refused_by(error)?,
         }

@@ -87,20 +87,38 @@ pub(crate) async fn list(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
-    Query(ListsQuery { cursor, enrolled_with, tokens }): Query<ListsQuery>,
+    Query(ListsQuery {
+        cursor,
+        enrolled_with,
+        tokens,
+    }): Query<ListsQuery>,
 ) -> Result<Response, Failure> {
     let (id, token) = (account.clone(), enrolled_with.clone());
     let look = move |control: &Control| {
-        let page = |cursor| PageQuery { limit: Some(50), cursor };
-        Ok((control.agents(&id, token.as_deref(), &page(cursor))?, control.enrollment_tokens(&id, &page(tokens))?))
+        let page = |cursor| PageQuery {
+            limit: Some(50),
+            cursor,
+        };
+        Ok((
+            control.agents(&id, token.as_deref(), &page(cursor))?,
+            control.enrollment_tokens(&id, &page(tokens))?,
+        ))
     };
     let (agents, tokens) = admin.look(look).await?;
-    let Page { items: mut agents, next_cursor } = agents;
+    let Page {
+        items: mut agents,
+        next_cursor,
+    } = agents;
     admin.add_tunnels_elsewhere(&mut agents).await;
-    let Page { items: tokens, next_cursor: next_token } = tokens;
+    let Page {
+        items: tokens,
+        next_cursor: next_token,
+    } = tokens;
     let chrome = visit.chrome(Section::Accounts, format!("Agents of {account}"));
     let (crumbs, now) = (crumbs(&account), Timestamp::now());
-    let missing = agents.first().and_then(|agent| format::missing("Tunnels", &agent.missing_nodes));
+    let missing = agents
+        .first()
+        .and_then(|agent| format::missing("Tunnels", &agent.missing_nodes));
     render(&AgentsPage {
         chrome,
         crumbs,
@@ -133,13 +151,22 @@ async fn page(
 ) -> Result<Response, Failure> {
     let look = move |control: &Control| {
         let agent = control.agent(&account, &id)?;
-        let services = Offered::new(control, &account, agent.services.iter().map(ToString::to_string))?;
+        let services = Offered::new(
+            control,
+            &account,
+            agent.services.iter().map(ToString::to_string),
+        )?;
         Ok((agent, services))
     };
     let (mut agent, services) = admin.look(look).await?;
-    admin.add_tunnels_elsewhere(std::slice::from_mut(&mut agent)).await;
+    admin
+        .add_tunnels_elsewhere(std::slice::from_mut(&mut agent))
+        .await;
     let mut crumbs = crumbs(agent.account.as_str());
-    crumbs.push(crumb("Agents", format!("/accounts/{}/agents", agent.account)));
+    crumbs.push(crumb(
+        "Agents",
+        format!("/accounts/{}/agents", agent.account),
+    ));
     render(&AgentPage {
         chrome: visit.chrome(Section::Accounts, agent.name.as_str()),
         crumbs,
@@ -153,8 +180,12 @@ async fn page(
 }
 
 fn as_it_is(agent: &AgentView) -> Form {
-    let form = Form::default().with("name", &agent.name).with_box("standby", agent.standby);
-    agent.services.iter().fold(form, |form, service| form.with("services", service.as_str()))
+    let form = Form::default()
+        .with("name", &agent.name)
+        .with_box("standby", agent.standby);
+    agent.services.iter().fold(form, |form, service| {
+        form.with("services", service.as_str())
+    })
 }
 
 pub(crate) async fn change(
@@ -166,8 +197,16 @@ pub(crate) async fn change(
     let services = form.values("services");
     if services.is_empty() {
         let (account_id, id) = (account.clone(), agent.clone());
-        if !admin.look(move |control| control.agent(&account_id, &id)).await?.services.is_empty() {
-            form.refuse("services", "select at least one service; to stop the agent, revoke it");
+        if !admin
+            .look(move |control| control.agent(&account_id, &id))
+            .await?
+            .services
+            .is_empty()
+        {
+            form.refuse(
+                "services",
+                "select at least one service; to stop the agent, revoke it",
+            );
         }
     }
     if !form.is_refused() {
@@ -177,7 +216,9 @@ pub(crate) async fn change(
             standby: Some(form.is_ticked("standby")),
         };
         let (account_id, id) = (account.clone(), agent.clone());
-        let change = move |control: &Control| control.change_agent(&Actor::Admin, &account_id, &id, &changes);
+        let change = move |control: &Control| {
+            control.change_agent(&Actor::Admin, &account_id, &id, &changes)
+        };
         match admin.attempt(change).await? {
             Ok(agent) => return Ok(back(&agent, "saved")),
             Err(error) => form.refused_by(error)?,
@@ -191,7 +232,9 @@ pub(crate) async fn approve(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
-    let agent = admin.look(move |control| control.approve_agent(&Actor::Admin, &account, &agent)).await?;
+    let agent = admin
+        .look(move |control| control.approve_agent(&Actor::Admin, &account, &agent))
+        .await?;
     Ok(back(&agent, "approved"))
 }
 
@@ -202,7 +245,9 @@ pub(crate) async fn revoke(
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
     if form.confirms(&agent) {
-        let agent = admin.look(move |control| control.revoke_agent(&Actor::Admin, &account, &agent)).await?;
+        let agent = admin
+            .look(move |control| control.revoke_agent(&Actor::Admin, &account, &agent))
+            .await?;
         return Ok(back(&agent, "revoked"));
     }
     refused(&admin, visit, account, agent, &form).await
@@ -216,7 +261,9 @@ pub(crate) async fn delete(
 ) -> Result<Response, Failure> {
     if form.confirms(&agent) {
         let list = format!("/accounts/{account}/agents?note=deleted");
-        admin.look(move |control| control.delete_agent(&Actor::Admin, &account, &agent)).await?;
+        admin
+            .look(move |control| control.delete_agent(&Actor::Admin, &account, &agent))
+            .await?;
         return Ok(Redirect::to(&list).into_response());
     }
     refused(&admin, visit, account, agent, &form).await
@@ -230,11 +277,19 @@ async fn refused(
     agent: String,
     form: &Form,
 ) -> Result<Response, Failure> {
-    let typed = |agent: &AgentView| as_it_is(agent).with("confirm", form.value("confirm")).with_errors_of(form);
+    let typed = |agent: &AgentView| {
+        as_it_is(agent)
+            .with("confirm", form.value("confirm"))
+            .with_errors_of(form)
+    };
     let page = page(admin, visit, account, agent, typed).await?;
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
 fn back(agent: &AgentView, note: &str) -> Response {
-    Redirect::to(&format!("/accounts/{}/agents/{}?note={note}", agent.account, agent.agent_id)).into_response()
+    Redirect::to(&format!(
+        "/accounts/{}/agents/{}?note={note}",
+        agent.account, agent.agent_id
+    ))
+    .into_response()
 }

@@ -36,9 +36,24 @@ pub(crate) async fn list(
     visit: Visit,
     Query(filter): Query<AuditFilter>,
 ) -> Result<Response, Failure> {
-    let account = filter.account.map(|account| account.trim().to_owned()).filter(|account| !account.is_empty());
-    let query = AuditQuery { account: account.clone(), before: filter.before, limit: ENTRIES };
-    let Page { items: entries, next_cursor: before } = admin.look(move |control| control.audit_log(&query)).await?;
+    let account = filter
+        .account
+        .map(|account| account.trim().to_owned())
+        .filter(|account| !account.is_empty());
+    let query = AuditQuery {
+        account: account.clone(),
+        before: filter.before,
+        limit: ENTRIES,
+    };
+    let Page {
+        items: entries,
+        next_cursor: before,
+    } = admin.look(move |control| control.audit_log(&query)).await?;
     let chrome = visit.chrome(Section::AuditLog, "Audit log");
-    render(&AuditPage { chrome, entries, account: account.unwrap_or_default(), before })
+    render(&AuditPage {
+        chrome,
+        entries,
+        account: account.unwrap_or_default(),
+        before,
+    })
 }

@@ -16,7 +16,9 @@ use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::control::{Actor, CallerSecretChanges, Control, ControlError, NewCallerSecret, SecretKind};
+use crate::control::{
+    Actor, CallerSecretChanges, Control, ControlError, NewCallerSecret, SecretKind,
+};
 use crate::page::{Page, PageQuery};
 
 /// Error of an empty list of services.
@@ -69,7 +71,11 @@ impl SecretPages for ClientId {
         SecretRow {
             id: view.client_id.to_string(),
             name: view.name,
-            services: view.allowed_services.iter().map(ToString::to_string).collect(),
+            services: view
+                .allowed_services
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             enabled: view.enabled,
             created_at: view.created_at,
         }
@@ -96,7 +102,11 @@ impl SecretPages for KeyId {
         SecretRow {
             id: view.key_id.to_string(),
             name: view.name,
-            services: view.allowed_services.iter().map(ToString::to_string).collect(),
+            services: view
+                .allowed_services
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             enabled: view.enabled,
             created_at: view.created_at,
         }
@@ -164,7 +174,10 @@ fn routes_of<K: SecretPages>() -> Router<Admin> {
     Router::new()
         .route(&collection, get(list::<K>).post(create::<K>))
         .route(&format!("/accounts/{{account}}/new-{path}"), get(new::<K>))
-        .route(&format!("{collection}/{{id}}"), get(show::<K>).post(change::<K>))
+        .route(
+            &format!("{collection}/{{id}}"),
+            get(show::<K>).post(change::<K>),
+        )
         .route(&format!("{collection}/{{id}}/rotate"), post(rotate::<K>))
         .route(&format!("{collection}/{{id}}/enable"), post(enable::<K>))
         .route(&format!("{collection}/{{id}}/disable"), post(disable::<K>))
@@ -178,8 +191,9 @@ async fn list<K: SecretPages>(
     Query(query): Query<ListQuery>,
 ) -> Result<Response, Failure> {
     let id = account.clone();
-    let Page { items, next_cursor } =
-        admin.look(move |control| control.caller_secrets::<K>(&id, &query.into())).await?;
+    let Page { items, next_cursor } = admin
+        .look(move |control| control.caller_secrets::<K>(&id, &query.into()))
+        .await?;
     let words = K::WORDS;
     render(&ListPage {
         chrome: visit.chrome(Section::Accounts, format!("{} of {account}", words.many)),
@@ -207,11 +221,26 @@ impl Offered {
         account: &str,
         chosen: impl IntoIterator<Item = String>,
     ) -> Result<Self, ControlError> {
-        let page = control.services(account, &PageQuery { limit: Some(500), cursor: None })?;
+        let page = control.services(
+            account,
+            &PageQuery {
+                limit: Some(500),
+                cursor: None,
+            },
+        )?;
         let listed = page.items.into_iter().map(|service| service.id.to_string());
         let ids: BTreeSet<String> = listed.chain(chosen).collect();
-        let all = control.look_at(|records| records.services.keys().filter(|(of, _)| of.as_str() == account).count());
-        Ok(Self { are_cut_off: ids.len() < all, ids })
+        let all = control.look_at(|records| {
+            records
+                .services
+                .keys()
+                .filter(|(of, _)| of.as_str() == account)
+                .count()
+        });
+        Ok(Self {
+            are_cut_off: ids.len() < all,
+            ids,
+        })
     }
 }
 
@@ -230,10 +259,19 @@ async fn new_page<K: SecretPages>(
     form: Form,
 ) -> Result<Response, Failure> {
     let id = account.clone();
-    let services = admin.look(move |control| Offered::new(control, &id, [])).await?;
+    let services = admin
+        .look(move |control| Offered::new(control, &id, []))
+        .await?;
     let words = K::WORDS;
     let chrome = visit.chrome(Section::Accounts, format!("New {}", words.one));
-    render(&NewPage { chrome, crumbs: list_crumbs::<K>(&account), account, words, services, form })
+    render(&NewPage {
+        chrome,
+        crumbs: list_crumbs::<K>(&account),
+        account,
+        words,
+        services,
+        form,
+    })
 }
 
 async fn create<K: SecretPages>(
@@ -247,11 +285,20 @@ async fn create<K: SecretPages>(
         form.refuse("allowed_services", AT_LEAST_ONE);
     }
     if !form.is_refused() {
-        let new = NewCallerSecret { name: form.filled("name"), allowed_services, enabled: None };
+        let new = NewCallerSecret {
+            name: form.filled("name"),
+            allowed_services,
+            enabled: None,
+        };
         let id = account.clone();
-        match admin.attempt(move |control| control.create_caller_secret::<K>(&Actor::Admin, &id, &new)).await? {
+        match admin
+            .attempt(move |control| control.create_caller_secret::<K>(&Actor::Admin, &id, &new))
+            .await?
+        {
             Ok((made, _)) => match K::secret(made) {
-                (row, Some(secret)) => return secret_page::<K>(&admin, visit, &account, row, secret).await,
+                (row, Some(secret)) => {
+                    return secret_page::<K>(&admin, visit, &account, row, secret).await;
+                }
                 (row, None) => {
                     let address = format!("{}?note=there", address::<K>(&account, &row.id));
                     return Ok(Redirect::to(&address).into_response());
@@ -285,7 +332,14 @@ async fn secret_page<K: SecretPages>(
     let mut chrome = visit.chrome(Section::Accounts, format!("{} of {}", words.secret, row.id));
     // The link back must lead to the record, because the address of this page accepts only POST.
     chrome.address = address::<K>(account, &row.id);
-    render(&SecretPage { chrome, crumbs: list_crumbs::<K>(account), words, row, secret, commands })
+    render(&SecretPage {
+        chrome,
+        crumbs: list_crumbs::<K>(account),
+        words,
+        row,
+        secret,
+        commands,
+    })
 }
 
 async fn show<K: SecretPages>(
@@ -311,14 +365,27 @@ async fn page<K: SecretPages>(
     };
     let (row, services) = admin.look(look).await?;
     let words = K::WORDS;
-    let chrome = visit.chrome(Section::Accounts, row.name.clone().unwrap_or_else(|| row.id.clone()));
+    let chrome = visit.chrome(
+        Section::Accounts,
+        row.name.clone().unwrap_or_else(|| row.id.clone()),
+    );
     let form = form(&row);
-    render(&ItemPage { chrome, crumbs: list_crumbs::<K>(&account), account, words, row, services, form })
+    render(&ItemPage {
+        chrome,
+        crumbs: list_crumbs::<K>(&account),
+        account,
+        words,
+        row,
+        services,
+        form,
+    })
 }
 
 fn as_it_is(row: &SecretRow) -> Form {
     let form = Form::default().with("name", row.name.as_deref().unwrap_or_default());
-    row.services.iter().fold(form, |form, service| form.with("allowed_services", service))
+    row.services
+        .iter()
+        .fold(form, |form, service| form.with("allowed_services", service))
 }
 
 async fn change<K: SecretPages>(
@@ -328,7 +395,13 @@ async fn change<K: SecretPages>(
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
     let (account_id, secret_id) = (account.clone(), id.clone());
-    let row = admin.look(move |control| control.caller_secret::<K>(&account_id, &secret_id).map(K::row)).await?;
+    let row = admin
+        .look(move |control| {
+            control
+                .caller_secret::<K>(&account_id, &secret_id)
+                .map(K::row)
+        })
+        .await?;
     let (name, allowed_services) = (form.filled("name"), form.values("allowed_services"));
     if name.is_none() && row.name.is_some() {
         form.refuse("name", "can be changed, but not removed");
@@ -337,7 +410,11 @@ async fn change<K: SecretPages>(
         form.refuse("allowed_services", AT_LEAST_ONE);
     }
     if !form.is_refused() {
-        let changes = CallerSecretChanges { name, allowed_services: Some(allowed_services), enabled: None };
+        let changes = CallerSecretChanges {
+            name,
+            allowed_services: Some(allowed_services),
+            enabled: None,
+        };
         match changed::<K>(&admin, &account, &id, changes).await? {
             Ok(address) => return Ok(Redirect::to(&address).into_response()),
             Err(error) => form.refused_by(error)?,
@@ -351,7 +428,10 @@ async fn enable<K: SecretPages>(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
-    let changes = CallerSecretChanges { enabled: Some(true), ..CallerSecretChanges::default() };
+    let changes = CallerSecretChanges {
+        enabled: Some(true),
+        ..CallerSecretChanges::default()
+    };
     Ok(Redirect::to(&changed::<K>(&admin, &account, &id, changes).await??).into_response())
 }
 
@@ -359,7 +439,10 @@ async fn disable<K: SecretPages>(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
-    let changes = CallerSecretChanges { enabled: Some(false), ..CallerSecretChanges::default() };
+    let changes = CallerSecretChanges {
+        enabled: Some(false),
+        ..CallerSecretChanges::default()
+    };
     Ok(Redirect::to(&changed::<K>(&admin, &account, &id, changes).await??).into_response())
 }
 
@@ -372,8 +455,11 @@ async fn changed<K: SecretPages>(
 ) -> Result<Result<String, ControlError>, Failure> {
     let address = format!("{}?note=saved", address::<K>(account, id));
     let (account, id) = (account.to_owned(), id.to_owned());
-    let change =
-        move |control: &Control| control.change_caller_secret::<K>(&Actor::Admin, &account, &id, &changes).map(drop);
+    let change = move |control: &Control| {
+        control
+            .change_caller_secret::<K>(&Actor::Admin, &account, &id, &changes)
+            .map(drop)
+    };
     Ok(admin.attempt(change).await?.map(|()| address))
 }
 
@@ -383,7 +469,8 @@ async fn rotate<K: SecretPages>(
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
     let account_id = account.clone();
-    let rotate = move |control: &Control| control.rotate_secret::<K>(&Actor::Admin, &account_id, &id);
+    let rotate =
+        move |control: &Control| control.rotate_secret::<K>(&Actor::Admin, &account_id, &id);
     match K::secret(admin.look(rotate).await?) {
         (row, Some(secret)) => secret_page::<K>(&admin, visit, &account, row, secret).await,
         (_, None) => Err(Failure::broken()),
@@ -398,7 +485,9 @@ async fn delete<K: SecretPages>(
 ) -> Result<Response, Failure> {
     if form.confirms(&id) {
         let (account_id, id) = (account.clone(), id.clone());
-        let delete = move |control: &Control| control.delete_caller_secret::<K>(&Actor::Admin, &account_id, &id);
+        let delete = move |control: &Control| {
+            control.delete_caller_secret::<K>(&Actor::Admin, &account_id, &id)
+        };
         match admin.attempt(delete).await? {
             Ok(()) => {
                 let list = format!("/accounts/{account}/{}?note=deleted", K::WORDS.path);
@@ -407,14 +496,21 @@ async fn delete<K: SecretPages>(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let typed = |row: &SecretRow| as_it_is(row).with("confirm", form.value("confirm")).with_errors_of(&form);
+    let typed = |row: &SecretRow| {
+        as_it_is(row)
+            .with("confirm", form.value("confirm"))
+            .with_errors_of(&form)
+    };
     let page = page::<K>(&admin, visit, account, id, typed).await?;
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
 fn list_crumbs<K: SecretPages>(account: &str) -> Vec<Crumb> {
     let mut crumbs = crumbs(account);
-    crumbs.push(crumb(K::WORDS.many, format!("/accounts/{account}/{}", K::WORDS.path)));
+    crumbs.push(crumb(
+        K::WORDS.many,
+        format!("/accounts/{account}/{}", K::WORDS.path),
+    ));
     crumbs
 }
 

@@ -13,7 +13,9 @@ use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::control::{Actor, BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+use crate::control::{
+    Actor, BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
+};
 use crate::store::Approval;
 
 #[derive(Template)]
@@ -48,16 +50,32 @@ pub(crate) async fn new(
     visit: Visit,
     Path(account): Path<String>,
 ) -> Result<Response, Failure> {
-    let form = Form::default().with("approval", "auto").with("expires_in", "10m").with("uses", "1");
+    let form = Form::default()
+        .with("approval", "auto")
+        .with("expires_in", "10m")
+        .with("uses", "1");
     let form = form.with("backend_port", BACKEND_PORT.to_string());
     page(&admin, visit, account, form).await
 }
 
-async fn page(admin: &Admin, visit: Visit, account: String, form: Form) -> Result<Response, Failure> {
+async fn page(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    form: Form,
+) -> Result<Response, Failure> {
     let id = account.clone();
-    let services = admin.look(move |control| Offered::new(control, &id, [])).await?;
+    let services = admin
+        .look(move |control| Offered::new(control, &id, []))
+        .await?;
     let chrome = visit.chrome(Section::Accounts, "Enroll an agent");
-    render(&NewTokenPage { chrome, crumbs: list_crumbs(&account), account, services, form })
+    render(&NewTokenPage {
+        chrome,
+        crumbs: list_crumbs(&account),
+        account,
+        services,
+        form,
+    })
 }
 
 pub(crate) async fn create(
@@ -66,22 +84,34 @@ pub(crate) async fn create(
     Path(account): Path<String>,
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
-    let lifetime = form.filled("expires_in").map(|text| NewEnrollmentToken::parse_lifetime(&text)).transpose();
+    let lifetime = form
+        .filled("expires_in")
+        .map(|text| NewEnrollmentToken::parse_lifetime(&text))
+        .transpose();
     let expires_in_seconds = lifetime.unwrap_or_else(|message| {
         form.refuse("expires_in", message);
         None
     });
     let new = NewEnrollmentToken {
         services: form.values("services"),
-        approval: if form.has("approval", "manual") { Approval::Manual } else { Approval::Auto },
+        approval: if form.has("approval", "manual") {
+            Approval::Manual
+        } else {
+            Approval::Auto
+        },
         expires_in_seconds,
         uses: form.number("uses", 1..=NewEnrollmentToken::USES_MAX),
         ephemeral: form.is_ticked("ephemeral"),
     };
-    let backend_port = form.number("backend_port", 1..=u16::MAX).unwrap_or(BACKEND_PORT);
+    let backend_port = form
+        .number("backend_port", 1..=u16::MAX)
+        .unwrap_or(BACKEND_PORT);
     if !form.is_refused() {
         let id = account.clone();
-        match admin.attempt(move |control| control.create_enrollment_token(&Actor::Admin, &id, &new)).await? {
+        match admin
+            .attempt(move |control| control.create_enrollment_token(&Actor::Admin, &id, &new))
+            .await?
+        {
             Ok(made) => return token_page(&admin, visit, account, made, backend_port),
             Err(error) => form.refused_by(error)?,
         }
@@ -104,7 +134,14 @@ fn token_page(
     let made = made.on_port(admin.console.port());
     let command = made.command(backend_port);
     let (view, token, crumbs) = (made.enrollment_token, made.token, list_crumbs(&account));
-    render(&TokenPage { chrome, crumbs, account, view, token, command })
+    render(&TokenPage {
+        chrome,
+        crumbs,
+        account,
+        view,
+        token,
+        command,
+    })
 }
 
 pub(crate) async fn delete(
@@ -112,6 +149,8 @@ pub(crate) async fn delete(
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
     let list = format!("/accounts/{account}/agents?note=deleted");
-    admin.look(move |control| control.delete_enrollment_token(&Actor::Admin, &account, &id)).await?;
+    admin
+        .look(move |control| control.delete_enrollment_token(&Actor::Admin, &account, &id))
+        .await?;
     Ok(Redirect::to(&list).into_response())
 }

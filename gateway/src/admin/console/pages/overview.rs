@@ -81,7 +81,9 @@ impl ServiceRow {
 pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
     let live = admin.live(LiveQuery::default()).await?;
     let missing = format::missing("Tunnels and connections", &live.missing);
-    let glance = admin.look(move |control| Ok(glance(control, &live))).await?;
+    let glance = admin
+        .look(move |control| Ok(glance(control, &live)))
+        .await?;
     // The rest of the page is shown even without the errors.
     let errors = match errors(&admin, Timestamp::now()).await {
         Ok(errors) => Some(errors),
@@ -92,7 +94,13 @@ pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Res
         Err(Failed::Panicked(_)) => None,
     };
     let chrome = visit.chrome(Section::Overview, "Overview");
-    render(&OverviewPage { chrome, glance, missing, errors, range: Range::default() })
+    render(&OverviewPage {
+        chrome,
+        glance,
+        missing,
+        errors,
+        range: Range::default(),
+    })
 }
 
 fn glance(control: &Control, live: &Live) -> Glance {
@@ -109,11 +117,16 @@ fn glance(control: &Control, live: &Live) -> Glance {
         ServiceRow {
             account: service.account.to_string(),
             id: service.id.to_string(),
-            hostname: control.region().tenant_hostname(&service.account, &service.id).unwrap_or_default(),
+            hostname: control
+                .region()
+                .tenant_hostname(&service.account, &service.id)
+                .unwrap_or_default(),
             enabled: service.enabled,
             tunnels,
             in_flight,
-            has_warning: warnings.iter().any(|warning| warning.is_of(&service.account, &service.id)),
+            has_warning: warnings
+                .iter()
+                .any(|warning| warning.is_of(&service.account, &service.id)),
         }
     };
     let (accounts, services, all_services) = control.look_at(|records| {

@@ -51,23 +51,48 @@ struct Counts {
 }
 
 pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
-    let Some(inputs) = admin.region.clone() else { return Err(Failure::nothing_here()) };
-    let live = admin.live(LiveQuery { summary: true, ..LiveQuery::default() }).await?;
-    let status = admin.look(move |control| Ok(inputs.status_with_services(control))).await?;
+    let Some(inputs) = admin.region.clone() else {
+        return Err(Failure::nothing_here());
+    };
+    let live = admin
+        .live(LiveQuery {
+            summary: true,
+            ..LiveQuery::default()
+        })
+        .await?;
+    let status = admin
+        .look(move |control| Ok(inputs.status_with_services(control)))
+        .await?;
     let region = status.map(|status| RegionSummary::new(&status, &live));
-    render(&RegionPage { chrome: visit.chrome(Section::Region, "Region"), region })
+    render(&RegionPage {
+        chrome: visit.chrome(Section::Region, "Region"),
+        region,
+    })
 }
 
 impl RegionSummary {
     fn new(status: &RegionStatus, live: &Live) -> Self {
         let here = status.here.map(|slot| slot.get());
         let of_node = |slot: u16| {
-            let other = live.others.iter().find(|(node, _)| *node == slot).map(|(_, node)| node);
-            if Some(slot) == here { Some(&live.here) } else { other }
+            let other = live
+                .others
+                .iter()
+                .find(|(node, _)| *node == slot)
+                .map(|(_, node)| node);
+            if Some(slot) == here {
+                Some(&live.here)
+            } else {
+                other
+            }
         };
         let row = |node: &NodeStatus| {
             let slot = node.slot.get();
-            NodeRow::new(node, Some(slot) == here, of_node(slot), live.missing.contains(&slot))
+            NodeRow::new(
+                node,
+                Some(slot) == here,
+                of_node(slot),
+                live.missing.contains(&slot),
+            )
         };
         Self {
             epoch: status.epoch,
@@ -86,9 +111,15 @@ impl RegionSummary {
 fn warnings(status: &RegionStatus) -> Vec<&'static str> {
     let standing = match status.standing {
         Standing::Member => None,
-        Standing::Outside => Some("This node is not a member of the region at the moment. It relays nothing."),
-        Standing::Isolated => Some("This node does not reach PostgreSQL. It relays with the records that it has."),
-        Standing::Suspended => Some("This node does not reach PostgreSQL for too long, and relays nothing."),
+        Standing::Outside => {
+            Some("This node is not a member of the region at the moment. It relays nothing.")
+        }
+        Standing::Isolated => {
+            Some("This node does not reach PostgreSQL. It relays with the records that it has.")
+        }
+        Standing::Suspended => {
+            Some("This node does not reach PostgreSQL for too long, and relays nothing.")
+        }
         Standing::Stopped(StopReason::Left) => Some("This node has left the region and stops."),
         Standing::Stopped(StopReason::TakenOver) => {
             Some("Another process has taken this node’s place. This one stops.")
@@ -111,9 +142,13 @@ impl NodeRow {
             None if is_missing => ("does not answer".to_owned(), "bad"),
             // It is no member, and was not asked.
             None => ("–".to_owned(), "neutral"),
-            Some(live) if live.workers_answering < live.workers => {
-                (format!("{} of {} workers answer", live.workers_answering, live.workers), "bad")
-            }
+            Some(live) if live.workers_answering < live.workers => (
+                format!(
+                    "{} of {} workers answer",
+                    live.workers_answering, live.workers
+                ),
+                "bad",
+            ),
             Some(_) => ("ready".to_owned(), "good"),
         };
         let behind = match (node.epoch_lag, node.revision_lag) {
@@ -126,7 +161,9 @@ impl NodeRow {
             is_here,
             state: node.state,
             version: node.version.to_string(),
-            services: node.services.map_or_else(|| "–".to_owned(), |services| services.to_string()),
+            services: node
+                .services
+                .map_or_else(|| "–".to_owned(), |services| services.to_string()),
             health,
             live: live.map(Counts::from),
             behind,
@@ -152,6 +189,10 @@ impl NodeRow {
 
 impl From<&NodeLive> for Counts {
     fn from(live: &NodeLive) -> Self {
-        Self { tunnels: live.tunnels, in_flight: live.in_flight, connections: format::count(live.connections as u64) }
+        Self {
+            tunnels: live.tunnels,
+            in_flight: live.in_flight,
+            connections: format::count(live.connections as u64),
+        }
     }
 }

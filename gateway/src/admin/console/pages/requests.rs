@@ -47,7 +47,12 @@ impl From<&RequestView> for StatusCell {
             (Some(300..400), _) => "neutral",
             (Some(_), _) => "good",
         };
-        Self { text: request.status.map_or_else(|| "none".to_owned(), |status| status.to_string()), look }
+        Self {
+            text: request
+                .status
+                .map_or_else(|| "none".to_owned(), |status| status.to_string()),
+            look,
+        }
     }
 }
 
@@ -93,15 +98,30 @@ struct SearchPage {
 }
 
 /// Fields of the search form, named as the parameters of the API.
-const FILTERS: [&str; 11] =
-    ["account", "service", "apex", "status", "code", "path_prefix", "caller_id", "retried", "since", "until", "min_ms"];
+const FILTERS: [&str; 11] = [
+    "account",
+    "service",
+    "apex",
+    "status",
+    "code",
+    "path_prefix",
+    "caller_id",
+    "retried",
+    "since",
+    "until",
+    "min_ms",
+];
 
 pub(crate) async fn search(
     State(admin): State<Admin>,
     visit: Visit,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Result<Response, Failure> {
-    let mut form = query.into_iter().fold(Form::default(), |form, (name, value)| form.with(&name, value));
+    let mut form = query
+        .into_iter()
+        .fold(Form::default(), |form, (name, value)| {
+            form.with(&name, value)
+        });
     if let Some(id) = form.filled("id") {
         match id.parse::<RequestId>() {
             Ok(id) => return Ok(Redirect::to(&format!("/requests/{id}")).into_response()),
@@ -133,10 +153,17 @@ pub(crate) async fn search(
             Err(Failed::Panicked(panicked)) => return Err(panicked.into()),
         }
     }
-    let status = if form.is_refused() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
+    let status = if form.is_refused() {
+        StatusCode::UNPROCESSABLE_ENTITY
+    } else {
+        StatusCode::OK
+    };
     let page = render(&SearchPage {
         chrome: visit.chrome(Section::Requests, "Requests"),
-        next: page.next_cursor.as_ref().map(|cursor| page_address(&form, cursor)),
+        next: page
+            .next_cursor
+            .as_ref()
+            .map(|cursor| page_address(&form, cursor)),
         is_filtered: FILTERS.iter().any(|name| form.filled(name).is_some()),
         rows: page.items.iter().map(RequestRow::from).collect(),
         missing: format::missing("Requests", &page.missing_nodes),
@@ -199,14 +226,26 @@ pub(crate) async fn show(
     let mut messages = Vec::new();
     for (name, side, captured) in [
         ("Request", Side::Request, &located.view.captured_request),
-        ("Backend response", Side::Response, &located.view.captured_response),
+        (
+            "Backend response",
+            Side::Response,
+            &located.view.captured_response,
+        ),
     ] {
-        let Some(captured) = captured.clone() else { continue };
+        let Some(captured) = captured.clone() else {
+            continue;
+        };
         let body = match admin.read_body(&located, side).await? {
             Some(body) => Some(admin.look(move |_| Ok(body::show(&body))).await?),
             None => None,
         };
-        messages.push(ShownMessage { name, side: side.as_str(), size: format::bytes(captured.bytes), captured, body });
+        messages.push(ShownMessage {
+            name,
+            side: side.as_str(),
+            size: format::bytes(captured.bytes),
+            captured,
+            body,
+        });
     }
     let request = located.view;
     render(&DetailPage {
@@ -223,13 +262,18 @@ pub(crate) async fn show(
 
 /// Finds a request at any node. A malformed id is treated as an unknown request.
 pub(crate) async fn locate(admin: &Admin, id: &str) -> Result<Located, Failure> {
-    let Ok(parsed) = id.parse() else { return Err(not_kept(id)) };
+    let Ok(parsed) = id.parse() else {
+        return Err(not_kept(id));
+    };
     admin.locate(parsed).await?.ok_or_else(|| not_kept(id))
 }
 
 /// Path and query.
 pub(crate) fn target(request: &RequestView) -> String {
-    let query = request.query.as_ref().map_or_else(String::new, |query| format!("?{query}"));
+    let query = request
+        .query
+        .as_ref()
+        .map_or_else(String::new, |query| format!("?{query}"));
     format!("{}{query}", request.path)
 }
 
@@ -263,10 +307,15 @@ pub(crate) async fn body(
             "This body of request {id} was not captured: capture was off, or there was no body."
         ))
     };
-    let body = admin.read_body(&located, side).await?.ok_or_else(not_captured)?;
+    let body = admin
+        .read_body(&located, side)
+        .await?
+        .ok_or_else(not_captured)?;
     let disposition = format!("attachment; filename=\"{id}-{}.bin\"", side.as_str());
-    let headers =
-        [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_DISPOSITION, disposition)];
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_DISPOSITION, disposition),
+    ];
     Ok((headers, body.bytes).into_response())
 }
 
@@ -286,13 +335,22 @@ mod tests {
         ] {
             assert_eq!(as_rfc_3339(typed.to_owned()), expected);
         }
-        assert_eq!(short_time("2026-11-21T04:15:32.123Z"), "2026-11-21 04:15:32.123");
+        assert_eq!(
+            short_time("2026-11-21T04:15:32.123Z"),
+            "2026-11-21 04:15:32.123"
+        );
     }
 
     #[test]
     fn the_next_page_keeps_the_search_filters() {
-        let form =
-            Form::default().with("status", "5xx").with("path_prefix", "/a b&c").with("cursor", "old").with("x", "y");
-        assert_eq!(page_address(&form, "c=1"), "/requests?status=5xx&path_prefix=%2Fa+b%26c&cursor=c%3D1");
+        let form = Form::default()
+            .with("status", "5xx")
+            .with("path_prefix", "/a b&c")
+            .with("cursor", "old")
+            .with("x", "y");
+        assert_eq!(
+            page_address(&form, "c=1"),
+            "/requests?status=5xx&path_prefix=%2Fa+b%26c&cursor=c%3D1"
+        );
     }
 }

@@ -65,9 +65,17 @@ pub(crate) async fn list(
     Query(query): Query<ListQuery>,
 ) -> Result<Response, Failure> {
     let id = account.clone();
-    let services = admin.look(move |control| control.services(&id, &query.into())).await?;
+    let services = admin
+        .look(move |control| control.services(&id, &query.into()))
+        .await?;
     let chrome = visit.chrome(Section::Accounts, format!("Services of {account}"));
-    render(&ServicesPage { chrome, crumbs: crumbs(&account), account, tab: Tab::Services, services })
+    render(&ServicesPage {
+        chrome,
+        crumbs: crumbs(&account),
+        account,
+        tab: Tab::Services,
+        services,
+    })
 }
 
 pub(crate) async fn new(
@@ -85,12 +93,27 @@ pub(crate) async fn new(
     new_page(&admin, visit, account, form).await
 }
 
-async fn new_page(admin: &Admin, visit: Visit, account: String, form: Form) -> Result<Response, Failure> {
+async fn new_page(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    form: Form,
+) -> Result<Response, Failure> {
     let id = account.clone();
-    let capture_allowed = admin.look(move |control| control.account(&id)).await?.capture_allowed;
+    let capture_allowed = admin
+        .look(move |control| control.account(&id))
+        .await?
+        .capture_allowed;
     let chrome = visit.chrome(Section::Accounts, "New service");
     let apex = admin.control.region().apex().to_owned();
-    render(&NewServicePage { chrome, crumbs: crumbs(&account), account, apex, capture_allowed, form })
+    render(&NewServicePage {
+        chrome,
+        crumbs: crumbs(&account),
+        account,
+        apex,
+        capture_allowed,
+        form,
+    })
 }
 
 pub(crate) async fn create(
@@ -99,19 +122,31 @@ pub(crate) async fn create(
     Path(account): Path<String>,
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
-    let settings = ServiceChanges { enabled: None, ..settings(&mut form) };
+    let settings = ServiceChanges {
+        enabled: None,
+        ..settings(&mut form)
+    };
     if !form.is_refused() {
         let new = NewService::new(form.value("id").trim().to_owned(), settings);
         let account = account.clone();
-        match admin.attempt(move |control| control.create_service(&Actor::Admin, &account, &new)).await? {
+        match admin
+            .attempt(move |control| control.create_service(&Actor::Admin, &account, &new))
+            .await?
+        {
             Ok((service, created)) => {
                 let note = if created { "created" } else { "there" };
-                return Ok(Redirect::to(&format!("{}?note={note}", address(&service))).into_response());
+                return Ok(
+                    Redirect::to(&format!("{}?note={note}", address(&service))).into_response()
+                );
             }
             Err(error) => form.refused_by(error)?,
         }
     }
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, new_page(&admin, visit, account, form).await?).into_response())
+    Ok((
+        StatusCode::UNPROCESSABLE_ENTITY,
+        new_page(&admin, visit, account, form).await?,
+    )
+        .into_response())
 }
 
 pub(crate) async fn show(
@@ -130,16 +165,26 @@ async fn page(
     service: String,
     typed: Option<Form>,
 ) -> Result<Response, Failure> {
-    let live = admin.live(LiveQuery { account: Some(account.clone()), ..LiveQuery::default() }).await?;
+    let live = admin
+        .live(LiveQuery {
+            account: Some(account.clone()),
+            ..LiveQuery::default()
+        })
+        .await?;
     let missing = format::missing("Tunnels", &live.missing);
     let look = move |control: &Control| {
         let capture_allowed = control.account(&account)?.capture_allowed;
         let service = control.service(&account, &service)?;
         let label = format!("{}--{}", service.account, service.id);
-        let tunnels = live.tunnels().filter(|tunnel| tunnel.service == label).count();
+        let tunnels = live
+            .tunnels()
+            .filter(|tunnel| tunnel.service == label)
+            .count();
         let ended = live.ended_tunnels(&label);
         let warnings = control.warnings(live.tunnels());
-        let warning = warnings.into_iter().find(|warning| warning.is_of(&service.account, &service.id));
+        let warning = warnings
+            .into_iter()
+            .find(|warning| warning.is_of(&service.account, &service.id));
         Ok((service, capture_allowed, label, tunnels, ended, warning))
     };
     let (service, capture_allowed, label, tunnels, ended, warning) = admin.look(look).await?;
@@ -173,9 +218,15 @@ pub(crate) async fn change(
     }
     if !form.is_refused() {
         let (account, service) = (account.clone(), service.clone());
-        let change = move |control: &Control| control.change_service(&Actor::Admin, &account, &service, &changes);
+        let change = move |control: &Control| {
+            control.change_service(&Actor::Admin, &account, &service, &changes)
+        };
         match admin.attempt(change).await? {
-            Ok(service) => return Ok(Redirect::to(&format!("{}?note=saved", address(&service))).into_response()),
+            Ok(service) => {
+                return Ok(
+                    Redirect::to(&format!("{}?note=saved", address(&service))).into_response()
+                );
+            }
             Err(error) => form.refused_by(error)?,
         }
     }
@@ -191,15 +242,24 @@ pub(crate) async fn delete(
 ) -> Result<Response, Failure> {
     if form.confirms(&service) {
         let (account_id, id) = (account.clone(), service.clone());
-        let delete = move |control: &Control| control.delete_service(&Actor::Admin, &account_id, &id);
+        let delete =
+            move |control: &Control| control.delete_service(&Actor::Admin, &account_id, &id);
         match admin.attempt(delete).await? {
-            Ok(()) => return Ok(Redirect::to(&format!("/accounts/{account}?note=deleted")).into_response()),
+            Ok(()) => {
+                return Ok(
+                    Redirect::to(&format!("/accounts/{account}?note=deleted")).into_response()
+                );
+            }
             Err(error) => form.refused_by(error)?,
         }
     }
     let (account_id, id) = (account.clone(), service.clone());
-    let view = admin.look(move |control| control.service(&account_id, &id)).await?;
-    let form = as_it_is(&view).with("confirm", form.value("confirm")).with_errors_of(&form);
+    let view = admin
+        .look(move |control| control.service(&account_id, &id))
+        .await?;
+    let form = as_it_is(&view)
+        .with("confirm", form.value("confirm"))
+        .with_errors_of(&form);
     let page = page(&admin, visit, account, service, Some(form)).await?;
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
@@ -208,7 +268,13 @@ pub(crate) async fn delete(
 fn settings(form: &mut Form) -> ServiceChanges {
     let modes = [(Mode::Jwt, "jwt"), (Mode::ServiceKey, "service_key")];
     ServiceChanges {
-        modes: Some(modes.into_iter().filter(|(_, word)| form.has("modes", word)).map(|(mode, _)| mode).collect()),
+        modes: Some(
+            modes
+                .into_iter()
+                .filter(|(_, word)| form.has("modes", word))
+                .map(|(mode, _)| mode)
+                .collect(),
+        ),
         enabled: Some(form.is_ticked("enabled")),
         burst: form.number("burst", 1..=u32::MAX),
         refill_per_minute: form.number("refill_per_minute", 1..=u32::MAX),
@@ -216,7 +282,10 @@ fn settings(form: &mut Form) -> ServiceChanges {
         capture_request_body: Some(form.is_ticked("capture_request_body")),
         capture_response_body: Some(form.is_ticked("capture_response_body")),
         retries: Some(form.is_ticked("retries")),
-        affinity: Some(form.filled("affinity").unwrap_or_else(|| Affinity::None.into())),
+        affinity: Some(
+            form.filled("affinity")
+                .unwrap_or_else(|| Affinity::None.into()),
+        ),
     }
 }
 

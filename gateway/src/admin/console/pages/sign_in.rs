@@ -37,7 +37,11 @@ struct SignInPage<'a> {
     error: Option<&'a str>,
 }
 
-pub(crate) async fn form(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Result<Response, Failure> {
+pub(crate) async fn form(
+    State(admin): State<Admin>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Failure> {
     let query = Form::parse(uri.query().unwrap_or_default().as_bytes());
     let next = address::checked(query.value("next"));
     if is_signed_in(&admin, &headers).await {
@@ -54,7 +58,12 @@ async fn is_signed_in(admin: &Admin, headers: &HeaderMap) -> bool {
 }
 
 /// Shows the form again with an error.
-fn refused(admin: &Admin, headers: &HeaderMap, next: &str, error: &str) -> Result<Response, Failure> {
+fn refused(
+    admin: &Admin,
+    headers: &HeaderMap,
+    next: &str,
+    error: &str,
+) -> Result<Response, Failure> {
     page(admin, headers, next, false, Some(error))
 }
 
@@ -67,7 +76,10 @@ fn page(
     error: Option<&str>,
 ) -> Result<Response, Failure> {
     // Reuses the existing id, which forms in other tabs depend on.
-    let id = SIGN_IN.of(headers).filter(|id| session::is_id(id)).map(|id| Secret::new(id.to_owned()));
+    let id = SIGN_IN
+        .of(headers)
+        .filter(|id| session::is_id(id))
+        .map(|id| Secret::new(id.to_owned()));
     let id = id.unwrap_or_else(session::new_id);
     let page = render(&SignInPage {
         assets: assets::version(),
@@ -79,7 +91,14 @@ fn page(
         has_ended,
         error,
     })?;
-    Ok(([(header::SET_COOKIE, SIGN_IN.set(headers, id.reveal(), LIFETIME))], page).into_response())
+    Ok((
+        [(
+            header::SET_COOKIE,
+            SIGN_IN.set(headers, id.reveal(), LIFETIME),
+        )],
+        page,
+    )
+        .into_response())
 }
 
 pub(crate) async fn sign_in(
@@ -88,18 +107,25 @@ pub(crate) async fn sign_in(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Failure> {
-    let Ok(body) = body else { return Err(Failure::too_large()) };
+    let Ok(body) = body else {
+        return Err(Failure::too_large());
+    };
     let form = Form::parse(&body);
     let next = address::checked(form.value("next"));
     if is_signed_in(&admin, &headers).await {
         // Signed in through another tab in the meantime.
         return Ok(Redirect::to(next).into_response());
     }
-    let is_our_form = SIGN_IN
-        .of(&headers)
-        .is_some_and(|id| session::is_form_token(&session::form_token(id), form.value(Form::TOKEN)));
+    let is_our_form = SIGN_IN.of(&headers).is_some_and(|id| {
+        session::is_form_token(&session::form_token(id), form.value(Form::TOKEN))
+    });
     if !is_our_form {
-        let again = refused(&admin, &headers, next, "The form has expired, or cookies are disabled. Try again.")?;
+        let again = refused(
+            &admin,
+            &headers,
+            next,
+            "The form has expired, or cookies are disabled. Try again.",
+        )?;
         return Ok((StatusCode::FORBIDDEN, again).into_response());
     }
     let now = Instant::now();
@@ -109,25 +135,43 @@ pub(crate) async fn sign_in(
     if !SecretHash::of(admin.control.admin_token().reveal()).matches(form.value("token").trim()) {
         if let Err(exhausted) = admin.console.failures().take(client.ip(), now) {
             let seconds = exhausted.until_one.as_secs() + 1;
-            let message = format!("Too many failed attempts from your address. Try again in {seconds} seconds.");
+            let message = format!(
+                "Too many failed attempts from your address. Try again in {seconds} seconds."
+            );
             let again = refused(&admin, &headers, next, &message)?;
-            return Ok((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, seconds)], again).into_response());
+            return Ok((
+                StatusCode::TOO_MANY_REQUESTS,
+                [(header::RETRY_AFTER, seconds)],
+                again,
+            )
+                .into_response());
         }
         tracing::warn!(client = %client.ip(), "console: wrong admin token");
-        let again = refused(&admin, &headers, next, "This is not the admin token of this gateway.")?;
+        let again = refused(
+            &admin,
+            &headers,
+            next,
+            "This is not the admin token of this gateway.",
+        )?;
         return Ok((StatusCode::UNAUTHORIZED, again).into_response());
     }
     let id = admin.console.sessions().open(now);
     admin.share_session(id.reveal()).await;
     tracing::info!(client = %client.ip(), "console: signed in");
-    let form_is_used = (header::SET_COOKIE, SIGN_IN.set(&headers, "", Duration::ZERO));
+    let form_is_used = (
+        header::SET_COOKIE,
+        SIGN_IN.set(&headers, "", Duration::ZERO),
+    );
     if let Some(own) = OwnName::of(&headers) {
         let theme = THEME.of(&headers).map_or(Theme::System, Theme::from);
         let (host, code) = admin.console.moves.begin(&own, id, theme, now);
         let address = format!("http://{host}{}", address::of_finish(code.reveal(), next));
         return Ok((AppendHeaders([form_is_used]), Redirect::to(&address)).into_response());
     }
-    let session = (header::SET_COOKIE, SESSION.set(&headers, id.reveal(), LIFETIME));
+    let session = (
+        header::SET_COOKIE,
+        SESSION.set(&headers, id.reveal(), LIFETIME),
+    );
     Ok((AppendHeaders([session, form_is_used]), Redirect::to(next)).into_response())
 }
 
@@ -136,11 +180,18 @@ pub(crate) async fn finish(State(admin): State<Admin>, headers: HeaderMap, uri: 
     let query = Form::parse(uri.query().unwrap_or_default().as_bytes());
     let next = address::checked(query.value("next"));
     let host = guard::text(&headers, &header::HOST);
-    let Some((id, theme)) = admin.console.moves.end(query.value("code"), host, Instant::now()) else {
+    let Some((id, theme)) = admin
+        .console
+        .moves
+        .end(query.value("code"), host, Instant::now())
+    else {
         return Redirect::to(&address::of_sign_in(next, false)).into_response();
     };
     let cookies = AppendHeaders([
-        (header::SET_COOKIE, SESSION.set(&headers, id.reveal(), LIFETIME)),
+        (
+            header::SET_COOKIE,
+            SESSION.set(&headers, id.reveal(), LIFETIME),
+        ),
         (header::SET_COOKIE, theme.cookie(&headers)),
     ]);
     (cookies, Redirect::to(next)).into_response()

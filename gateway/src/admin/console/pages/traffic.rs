@@ -93,14 +93,24 @@ pub(crate) struct ChartColumns {
 
 impl ChartColumns {
     /// Fills every step from the first to the last, including those without a point.
-    fn new(points: &[Point], ChartSpan { since, until, step_seconds, last_seconds }: ChartSpan) -> Self {
+    fn new(
+        points: &[Point],
+        ChartSpan {
+            since,
+            until,
+            step_seconds,
+            last_seconds,
+        }: ChartSpan,
+    ) -> Self {
         let step = i64::from(step_seconds);
         let length = usize::try_from((until - since) / step).unwrap_or(0);
         let zeros = || vec![0; length];
         let mut columns = Self {
             step_seconds,
             last_seconds,
-            at: (0..length as i64).map(|index| since + index * step).collect(),
+            at: (0..length as i64)
+                .map(|index| since + index * step)
+                .collect(),
             requests: zeros(),
             by_class: std::array::from_fn(|_| zeros()),
             errors: Vec::new(),
@@ -111,7 +121,9 @@ impl ChartColumns {
             p99: vec![None; length],
         };
         for point in points {
-            let Ok(index) = usize::try_from((point.at.0 - since).div_euclid(step)) else { continue };
+            let Ok(index) = usize::try_from((point.at.0 - since).div_euclid(step)) else {
+                continue;
+            };
             if index >= length {
                 continue;
             }
@@ -123,13 +135,18 @@ impl ChartColumns {
             columns.bytes_in[index] += point.bytes_in;
             columns.bytes_out[index] += point.bytes_out;
             if let Some([p50, p90, p99]) = point.quantiles_ms {
-                (columns.p50[index], columns.p90[index], columns.p99[index]) = (Some(p50), Some(p90), Some(p99));
+                (columns.p50[index], columns.p90[index], columns.p99[index]) =
+                    (Some(p50), Some(p90), Some(p99));
             }
             for (code, count) in &point.errors {
-                let at = columns.errors.iter().position(|(other, _)| other == code).unwrap_or_else(|| {
-                    columns.errors.push((code.clone(), zeros()));
-                    columns.errors.len() - 1
-                });
+                let at = columns
+                    .errors
+                    .iter()
+                    .position(|(other, _)| other == code)
+                    .unwrap_or_else(|| {
+                        columns.errors.push((code.clone(), zeros()));
+                        columns.errors.len() - 1
+                    });
                 columns.errors[at].1[index] += count;
             }
         }
@@ -161,7 +178,11 @@ impl From<&ChartColumns> for ChartTotals {
             },
             bytes_in: format::bytes(sum(&columns.bytes_in)),
             bytes_out: format::bytes(sum(&columns.bytes_out)),
-            errors: columns.errors.iter().map(|(code, column)| (code.clone(), format::count(sum(column)))).collect(),
+            errors: columns
+                .errors
+                .iter()
+                .map(|(code, column)| (code.clone(), format::count(sum(column))))
+                .collect(),
         }
     }
 }
@@ -196,7 +217,15 @@ pub(crate) async fn show(
     let TrafficQuery { service, range } = query;
     let chrome = visit.chrome(Section::Traffic, "Traffic");
     let is_gone = !service.is_empty() && !services.contains(&service);
-    render(&TrafficPage { chrome, services, service, is_gone, range, totals: ChartTotals::from(&columns), missing })
+    render(&TrafficPage {
+        chrome,
+        services,
+        service,
+        is_gone,
+        range,
+        totals: ChartTotals::from(&columns),
+        missing,
+    })
 }
 
 pub(crate) async fn series(
@@ -209,9 +238,24 @@ pub(crate) async fn series(
 /// Counts of all nodes that answer, and the slots of the others.
 async fn columns(admin: &Admin, query: TrafficQuery) -> Result<(ChartColumns, Vec<u16>), Failure> {
     let span = ChartSpan::new(query.range, timeseries::recorded_until(clock::now()));
-    let ChartSpan { since, until, step_seconds, .. } = span;
-    let selection = if query.service.is_empty() { Selection::All } else { Selection::Service(query.service) };
-    let plan = SeriesPlan::new(selection, since, until, step_seconds.into(), Timestamp::now());
+    let ChartSpan {
+        since,
+        until,
+        step_seconds,
+        ..
+    } = span;
+    let selection = if query.service.is_empty() {
+        Selection::All
+    } else {
+        Selection::Service(query.service)
+    };
+    let plan = SeriesPlan::new(
+        selection,
+        since,
+        until,
+        step_seconds.into(),
+        Timestamp::now(),
+    );
     let (counts, missing) = admin.counts(&plan, true).await?;
     Ok((ChartColumns::new(&plan.points(counts), span), missing))
 }
@@ -232,7 +276,12 @@ impl ChartSpan {
         let over = recorded_until.0.rem_euclid(step) as u32;
         let last_seconds = if over == 0 { step_seconds } else { over };
         let until = recorded_until.0 - i64::from(last_seconds) + step;
-        Self { since: until - i64::from(length), until, step_seconds, last_seconds }
+        Self {
+            since: until - i64::from(length),
+            until,
+            step_seconds,
+            last_seconds,
+        }
     }
 }
 
@@ -253,17 +302,32 @@ mod tests {
             quantiles_ms: Some([1.0, 2.0, 3.0]),
             ..Point::default()
         };
-        let span = ChartSpan { since: 100, until: 130, step_seconds: 10, last_seconds: 10 };
+        let span = ChartSpan {
+            since: 100,
+            until: 130,
+            step_seconds: 10,
+            last_seconds: 10,
+        };
         let columns = ChartColumns::new(&[point(90, 9), point(110, 4), point(130, 1)], span);
         assert_eq!(
             (columns.at.as_slice(), columns.requests.as_slice()),
             ([100, 110, 120].as_slice(), [0, 4, 0].as_slice())
         );
-        assert_eq!((columns.by_class[3].as_slice(), columns.p90[1]), ([0, 1, 0].as_slice(), Some(2.0)));
-        assert_eq!(columns.errors, [("AGENT_UNAVAILABLE".to_owned(), vec![0, 1, 0])]);
+        assert_eq!(
+            (columns.by_class[3].as_slice(), columns.p90[1]),
+            ([0, 1, 0].as_slice(), Some(2.0))
+        );
+        assert_eq!(
+            columns.errors,
+            [("AGENT_UNAVAILABLE".to_owned(), vec![0, 1, 0])]
+        );
         let totals = ChartTotals::from(&columns);
         assert_eq!(
-            (totals.requests.as_str(), totals.failed.as_str(), totals.bytes_out.as_str()),
+            (
+                totals.requests.as_str(),
+                totals.failed.as_str(),
+                totals.bytes_out.as_str()
+            ),
             ("4", "25.00 %", "2.0 KiB")
         );
         assert_eq!(ChartTotals::from(&ChartColumns::default()).failed, "–");
@@ -272,10 +336,26 @@ mod tests {
     #[test]
     fn the_last_step_covers_only_recorded_time() {
         let span = |recorded_until| ChartSpan::new(Range::SixHours, Timestamp(recorded_until));
-        let whole = ChartSpan { since: 120, until: 120 + 6 * 3600, step_seconds: 120, last_seconds: 120 };
+        let whole = ChartSpan {
+            since: 120,
+            until: 120 + 6 * 3600,
+            step_seconds: 120,
+            last_seconds: 120,
+        };
         assert_eq!(span(120 + 6 * 3600), whole);
-        let begun = ChartSpan { since: 240, until: 240 + 6 * 3600, step_seconds: 120, last_seconds: 10 };
+        let begun = ChartSpan {
+            since: 240,
+            until: 240 + 6 * 3600,
+            step_seconds: 120,
+            last_seconds: 10,
+        };
         assert_eq!(span(130 + 6 * 3600), begun);
-        assert_eq!(span(230 + 6 * 3600), ChartSpan { last_seconds: 110, ..begun });
+        assert_eq!(
+            span(230 + 6 * 3600),
+            ChartSpan {
+                last_seconds: 110,
+                ..begun
+            }
+        );
     }
 }

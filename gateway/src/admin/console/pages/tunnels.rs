@@ -51,8 +51,14 @@ pub(crate) struct Slots {
 
 impl From<&TunnelReport> for TunnelRow {
     fn from(report: &TunnelReport) -> Self {
-        let (account, service) = report.service.split_once("--").unwrap_or((&report.service, ""));
-        let slots = report.slots.map(|all| Slots { in_use: report.slots_in_use.unwrap_or(0), all });
+        let (account, service) = report
+            .service
+            .split_once("--")
+            .unwrap_or((&report.service, ""));
+        let slots = report.slots.map(|all| Slots {
+            in_use: report.slots_in_use.unwrap_or(0),
+            all,
+        });
         Self {
             service_page: format!("/accounts/{account}/services/{service}"),
             agent_page: format!("/accounts/{account}/agents/{}", report.agent_id),
@@ -60,7 +66,9 @@ impl From<&TunnelReport> for TunnelRow {
             agent_id: report.agent_id.clone(),
             version: report.agent_version.clone(),
             age: format::seconds(report.age_seconds),
-            round_trip: report.round_trip_us.map_or_else(|| "–".to_owned(), format::micros),
+            round_trip: report
+                .round_trip_us
+                .map_or_else(|| "–".to_owned(), format::micros),
             last_byte: match report.idle_seconds {
                 0 => "now".to_owned(),
                 idle => format!("{} ago", format::seconds(idle)),
@@ -69,7 +77,10 @@ impl From<&TunnelReport> for TunnelRow {
             slots,
             window: format::bytes(report.window.into()),
             held: format::bytes(report.held_bytes as u64),
-            certificate: report.certificate_not_after.as_ref().map(|at| format::relative(at, Timestamp::now())),
+            certificate: report
+                .certificate_not_after
+                .as_ref()
+                .map(|at| format::relative(at, Timestamp::now())),
             state: report.shown_state().replace('_', " "),
             look: match report.shown_state() {
                 "ready" => "good",
@@ -89,7 +100,10 @@ fn since(report: &TunnelReport) -> String {
     if report.draining {
         return String::new();
     }
-    let reason = report.state_reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+    let reason = report
+        .state_reason
+        .as_ref()
+        .map_or_else(String::new, |reason| format!(": {reason}"));
     format!("for {}{reason}", format::seconds(report.state_seconds))
 }
 
@@ -105,12 +119,18 @@ struct TunnelsPage {
 pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
     let live = admin.live(LiveQuery::default()).await?;
     let chrome = visit.chrome(Section::Tunnels, "Live tunnels");
-    render(&TunnelsPage { chrome, tunnels: rows(&live), missing: format::missing("Tunnels", &live.missing) })
+    render(&TunnelsPage {
+        chrome,
+        tunnels: rows(&live),
+        missing: format::missing("Tunnels", &live.missing),
+    })
 }
 
 /// All tunnels, sorted by service.
 fn rows(live: &Live) -> Vec<TunnelRow> {
     let mut rows: Vec<TunnelRow> = live.tunnels().map(TunnelRow::from).collect();
-    rows.sort_by(|one, other| (&one.service, &one.agent_id).cmp(&(&other.service, &other.agent_id)));
+    rows.sort_by(|one, other| {
+        (&one.service, &one.agent_id).cmp(&(&other.service, &other.agent_id))
+    });
     rows
 }

@@ -17,7 +17,11 @@ struct Asset {
 
 macro_rules! asset {
     ($name:literal, $path:literal, $content_type:literal) => {
-        Asset { name: $name, content_type: $content_type, content: include_str!(concat!("../assets/", $path)) }
+        Asset {
+            name: $name,
+            content_type: $content_type,
+            content: include_str!(concat!("../assets/", $path)),
+        }
     };
 }
 
@@ -25,16 +29,31 @@ const ASSETS: [Asset; 6] = [
     asset!("console.css", "console.css", "text/css; charset=utf-8"),
     asset!("console.js", "console.js", "text/javascript; charset=utf-8"),
     asset!("icon.svg", "icon.svg", "image/svg+xml"),
-    asset!("htmx.js", "vendor/htmx.min.js", "text/javascript; charset=utf-8"),
-    asset!("uplot.js", "vendor/uPlot.iife.min.js", "text/javascript; charset=utf-8"),
-    asset!("uplot.css", "vendor/uPlot.min.css", "text/css; charset=utf-8"),
+    asset!(
+        "htmx.js",
+        "vendor/htmx.min.js",
+        "text/javascript; charset=utf-8"
+    ),
+    asset!(
+        "uplot.js",
+        "vendor/uPlot.iife.min.js",
+        "text/javascript; charset=utf-8"
+    ),
+    asset!(
+        "uplot.css",
+        "vendor/uPlot.min.css",
+        "text/css; charset=utf-8"
+    ),
 ];
 
 /// A hash of all assets in their addresses, so that browsers fetch the assets of a new version.
 pub(crate) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         let all: String = ASSETS.iter().map(|asset| asset.content).collect();
-        SecretHash::of(&all).as_bytes()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        SecretHash::of(&all).as_bytes()[..8]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     });
     &VERSION
 }
@@ -44,6 +63,17 @@ pub(crate) async fn serve(Path((asked, name)): Path<(String, String)>) -> Respon
         return Failure::nothing_here().into_response();
     };
     // Other versions get the current assets, uncached, for a page that is being reloaded.
-    let caching = if asked == version() { "public, max-age=31536000, immutable" } else { "no-store" };
-    ([(header::CONTENT_TYPE, asset.content_type), (header::CACHE_CONTROL, caching)], asset.content).into_response()
+    let caching = if asked == version() {
+        "public, max-age=31536000, immutable"
+    } else {
+        "no-store"
+    };
+    (
+        [
+            (header::CONTENT_TYPE, asset.content_type),
+            (header::CACHE_CONTROL, caching),
+        ],
+        asset.content,
+    )
+        .into_response()
 }

@@ -29,7 +29,11 @@ struct FailurePage<'a> {
 
 impl Failure {
     fn new(status: StatusCode, title: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, title, detail: detail.into() }
+        Self {
+            status,
+            title,
+            detail: detail.into(),
+        }
     }
 
     pub(crate) fn nothing_here() -> Self {
@@ -86,10 +90,16 @@ impl From<ControlError> for Failure {
         match error {
             ControlError::NotFound { .. } => Self::not_found(detail),
             ControlError::Conflict(_) => Self::new(StatusCode::CONFLICT, "Conflict", detail),
-            ControlError::Invalid { .. } => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid value", detail),
-            ControlError::HandedOver | ControlError::Stopping | ControlError::NodesUnavailable(_) => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "Temporarily unavailable", detail)
+            ControlError::Invalid { .. } => {
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid value", detail)
             }
+            ControlError::HandedOver
+            | ControlError::Stopping
+            | ControlError::NodesUnavailable(_) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Temporarily unavailable",
+                detail,
+            ),
             ControlError::Store(StoreError::Full) => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "The disk is full", detail)
             }
@@ -103,8 +113,17 @@ impl From<ControlError> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let Self { status, title, detail } = self;
-        let page = FailurePage { assets: assets::version(), status: status.as_u16(), title, detail: &detail };
+        let Self {
+            status,
+            title,
+            detail,
+        } = self;
+        let page = FailurePage {
+            assets: assets::version(),
+            status: status.as_u16(),
+            title,
+            detail: &detail,
+        };
         match render(&page) {
             Ok(page) => (status, page).into_response(),
             // The error page itself could not be rendered.

@@ -20,7 +20,10 @@ impl Form {
     const WHOLE: &'static str = "";
 
     pub(crate) fn parse(body: &[u8]) -> Self {
-        Self { fields: form_urlencoded::parse(body).into_owned().collect(), errors: Vec::new() }
+        Self {
+            fields: form_urlencoded::parse(body).into_owned().collect(),
+            errors: Vec::new(),
+        }
     }
 
     #[must_use]
@@ -50,7 +53,10 @@ impl Form {
 
     /// The value of a field; empty if the field is missing.
     pub(crate) fn value(&self, name: &str) -> &str {
-        self.fields.iter().find(|(other, _)| other == name).map_or("", |(_, value)| value)
+        self.fields
+            .iter()
+            .find(|(other, _)| other == name)
+            .map_or("", |(_, value)| value)
     }
 
     /// Whether the field was submitted, empty or not.
@@ -60,16 +66,24 @@ impl Form {
 
     /// The trimmed value of a field, unless it is empty.
     pub(crate) fn filled(&self, name: &str) -> Option<String> {
-        Some(self.value(name).trim()).filter(|value| !value.is_empty()).map(str::to_owned)
+        Some(self.value(name).trim())
+            .filter(|value| !value.is_empty())
+            .map(str::to_owned)
     }
 
     /// Values of all ticked boxes of one name.
     pub(crate) fn values(&self, name: &str) -> Vec<String> {
-        self.fields.iter().filter(|(other, _)| other == name).map(|(_, value)| value.clone()).collect()
+        self.fields
+            .iter()
+            .filter(|(other, _)| other == name)
+            .map(|(_, value)| value.clone())
+            .collect()
     }
 
     pub(crate) fn has(&self, name: &str, value: &str) -> bool {
-        self.fields.iter().any(|(other, it)| other == name && it == value)
+        self.fields
+            .iter()
+            .any(|(other, it)| other == name && it == value)
     }
 
     pub(crate) fn is_ticked(&self, name: &str) -> bool {
@@ -85,7 +99,14 @@ impl Form {
         let text = self.filled(name)?;
         let number = text.parse().ok().filter(|number| range.contains(number));
         if number.is_none() {
-            self.refuse(name, format!("must be a whole number from {} to {}", range.start(), range.end()));
+            self.refuse(
+                name,
+                format!(
+                    "must be a whole number from {} to {}",
+                    range.start(),
+                    range.end()
+                ),
+            );
         }
         number
     }
@@ -107,8 +128,12 @@ impl Form {
     pub(crate) fn refused_by(&mut self, error: ControlError) -> Result<(), ControlError> {
         match error {
             ControlError::Invalid { field, message } => self.refuse(field, message),
-            ControlError::Conflict(_) | ControlError::HandedOver => self.refuse(Self::WHOLE, error.to_string()),
-            ControlError::Store(crate::store::StoreError::Full) => self.refuse(Self::WHOLE, error.to_string()),
+            ControlError::Conflict(_) | ControlError::HandedOver => {
+                self.refuse(Self::WHOLE, error.to_string())
+            }
+            ControlError::Store(crate::store::StoreError::Full) => {
+                self.refuse(Self::WHOLE, error.to_string())
+            }
             error => return Err(error),
         }
         Ok(())
@@ -120,7 +145,10 @@ impl Form {
 
     /// The error of a field.
     pub(crate) fn error(&self, name: &str) -> Option<&str> {
-        self.errors.iter().find(|(other, _)| other == name).map(|(_, message)| message.as_str())
+        self.errors
+            .iter()
+            .find(|(other, _)| other == name)
+            .map(|(_, message)| message.as_str())
     }
 
     /// The error that does not belong to one field.
@@ -135,12 +163,32 @@ mod tests {
 
     #[test]
     fn form_encoded_fields_are_parsed() {
-        let mut form = Form::parse(b"id=a%3Cb+c&mode=jwt&mode=key&burst=+7+&refill=0&enabled=on&empty=+");
-        assert_eq!((form.value("id"), form.value("none"), form.filled("empty")), ("a<b c", "", None));
-        assert_eq!((form.values("mode").len(), form.has("mode", "key"), form.is_ticked("enabled")), (2, true, true));
-        assert_eq!((form.number("burst", 1..=9u32), form.number("none", 1..=9u32)), (Some(7), None));
+        let mut form =
+            Form::parse(b"id=a%3Cb+c&mode=jwt&mode=key&burst=+7+&refill=0&enabled=on&empty=+");
+        assert_eq!(
+            (form.value("id"), form.value("none"), form.filled("empty")),
+            ("a<b c", "", None)
+        );
+        assert_eq!(
+            (
+                form.values("mode").len(),
+                form.has("mode", "key"),
+                form.is_ticked("enabled")
+            ),
+            (2, true, true)
+        );
+        assert_eq!(
+            (
+                form.number("burst", 1..=9u32),
+                form.number("none", 1..=9u32)
+            ),
+            (Some(7), None)
+        );
         assert!(!form.is_refused());
         assert_eq!(form.number("refill", 1..=9u32), None);
-        assert_eq!((form.error("refill"), form.whole_error()), (Some("must be a whole number from 1 to 9"), None));
+        assert_eq!(
+            (form.error("refill"), form.whole_error()),
+            (Some("must be a whole number from 1 to 9"), None)
+        );
     }
 }

@@ -34,17 +34,28 @@ pub(crate) async fn hardened(request: Request, next: Next) -> Response {
     });
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_SECURITY_POLICY, policy.unwrap_or(HeaderValue::from_static(POLICY)));
+    headers.insert(
+        header::CONTENT_SECURITY_POLICY,
+        policy.unwrap_or(HeaderValue::from_static(POLICY)),
+    );
     for (name, value) in [
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         // Not `no-referrer`, which makes browsers send `Origin: null` with the console's own forms.
         (header::REFERRER_POLICY, "same-origin"),
-        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+        (
+            HeaderName::from_static("cross-origin-opener-policy"),
+            "same-origin",
+        ),
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            "same-origin",
+        ),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    headers
+        .entry(header::CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
     response
 }
 
@@ -60,7 +71,10 @@ pub(crate) async fn own_origin(request: Request, next: Next) -> Response {
 /// Whether the browser declares the request as same-origin. True if it declares nothing, as old browsers and other
 /// clients do; the form token decides then.
 fn is_from_us(headers: &HeaderMap, host: &str) -> bool {
-    match (text(headers, &HeaderName::from_static("sec-fetch-site")), text(headers, &header::ORIGIN)) {
+    match (
+        text(headers, &HeaderName::from_static("sec-fetch-site")),
+        text(headers, &header::ORIGIN),
+    ) {
         // Preferred over Origin, because a proxy may have changed Host.
         ("same-origin" | "none", _) => true,
         ("", origin) => origin.is_empty() || hosts::is_same(origin, host),
@@ -70,7 +84,11 @@ fn is_from_us(headers: &HeaderMap, host: &str) -> bool {
 
 /// Requires a session and, for unsafe methods, the form token. Parses the form once for all handlers, so that no
 /// handler can omit the check.
-pub(crate) async fn signed_in(State(admin): State<Admin>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn signed_in(
+    State(admin): State<Admin>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let id = SESSION.of(request.headers()).map(str::to_owned);
     let form_token = match id {
         Some(id) if admin.is_session_open(&id).await => session::form_token(&id),
@@ -79,7 +97,9 @@ pub(crate) async fn signed_in(State(admin): State<Admin>, mut request: Request, 
     if !request.method().is_safe() {
         let (parts, body) = request.with_limited_body().into_parts();
         // Bounded by the limit of the route.
-        let Ok(body) = to_bytes(body, usize::MAX).await else { return Failure::too_large().into_response() };
+        let Ok(body) = to_bytes(body, usize::MAX).await else {
+            return Failure::too_large().into_response();
+        };
         let form = Form::parse(&body);
         let sent = match text(&parts.headers, &FORM_TOKEN) {
             "" => form.value(Form::TOKEN),
@@ -111,7 +131,10 @@ fn sign_in_first(request: &Request) -> Response {
         return (StatusCode::UNAUTHORIZED, [("HX-Redirect", address)]).into_response();
     }
     let address = if request.method().is_safe() {
-        let asked = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+        let asked = request
+            .uri()
+            .path_and_query()
+            .map_or("/", PathAndQuery::as_str);
         address::of_sign_in(asked, false)
     } else {
         address::of_sign_in(&page_of(text(headers, &header::REFERER)), true)
@@ -122,19 +145,32 @@ fn sign_in_first(request: &Request) -> Response {
 /// Path and query of the page that the browser shows, without the note of the last change. Drops the host, so that a
 /// redirect cannot leave the console.
 fn page_of(url: &str) -> String {
-    let Some(page) = url.parse::<Uri>().ok().and_then(|url| url.into_parts().path_and_query) else {
+    let Some(page) = url
+        .parse::<Uri>()
+        .ok()
+        .and_then(|url| url.into_parts().path_and_query)
+    else {
         return "/".to_owned();
     };
-    let query =
-        page.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("note="));
+    let query = page
+        .query()
+        .unwrap_or_default()
+        .split('&')
+        .filter(|pair| !pair.is_empty() && !pair.starts_with("note="));
     let query: Vec<&str> = query.collect();
-    let address =
-        if query.is_empty() { page.path().to_owned() } else { format!("{}?{}", page.path(), query.join("&")) };
+    let address = if query.is_empty() {
+        page.path().to_owned()
+    } else {
+        format!("{}?{}", page.path(), query.join("&"))
+    };
     address::checked(&address).to_owned()
 }
 
 pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
-    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    headers
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -154,7 +190,10 @@ mod tests {
         };
         let ours = "http://127.0.0.1:9080";
         assert!(
-            from("same-origin", ours) && from("", ours) && from("", "") && from("same-origin", "https://proxy.example")
+            from("same-origin", ours)
+                && from("", ours)
+                && from("", "")
+                && from("same-origin", "https://proxy.example")
         );
         assert!(!from("cross-site", ours) && !from("same-site", ours) && !from("", "null"));
         assert!(!from("", "http://127.0.0.1:9081") && !from("", "https://evil.example"));
@@ -163,9 +202,18 @@ mod tests {
     #[test]
     fn the_return_address_is_a_path_of_the_console() {
         for (url, page) in [
-            ("http://127.0.0.1:9080/requests?status=5xx#top", "/requests?status=5xx"),
-            ("https://proxy.example/accounts/acme?note=saved", "/accounts/acme"),
-            ("https://proxy.example/requests?note=saved&id=1", "/requests?id=1"),
+            (
+                "http://127.0.0.1:9080/requests?status=5xx#top",
+                "/requests?status=5xx",
+            ),
+            (
+                "https://proxy.example/accounts/acme?note=saved",
+                "/accounts/acme",
+            ),
+            (
+                "https://proxy.example/requests?note=saved&id=1",
+                "/requests?id=1",
+            ),
             ("https://evil.example//evil.example/", "/"),
             ("//evil.example/", "/"),
             ("nonsense", "/"),

@@ -32,7 +32,9 @@ pub(crate) struct OwnName {
 impl OwnName {
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let (name, port) = name_and_port(headers)?;
-        let is_own = name.strip_suffix(CONSOLE_NAME).is_some_and(|below| below.is_empty() || below.ends_with('.'));
+        let is_own = name
+            .strip_suffix(CONSOLE_NAME)
+            .is_some_and(|below| below.is_empty() || below.ends_with('.'));
         is_own.then_some(Self { port })
     }
 
@@ -46,14 +48,19 @@ impl OwnName {
 /// the machine share.
 pub(crate) fn address_instead(headers: &HeaderMap) -> Option<String> {
     let (name, port) = name_and_port(headers)?;
-    let ip = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    let ip = name
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse::<IpAddr>();
     let is_shared = name == "localhost" || ip.is_ok_and(|ip| ip.is_loopback());
     is_shared.then(|| format!("http://{CONSOLE_NAME}{port}/"))
 }
 
 fn name_and_port(headers: &HeaderMap) -> Option<(String, String)> {
     let host: Authority = headers.get(header::HOST)?.to_str().ok()?.parse().ok()?;
-    let port = host.port_u16().map_or_else(String::new, |port| format!(":{port}"));
+    let port = host
+        .port_u16()
+        .map_or_else(String::new, |port| format!(":{port}"));
     let name = host.host().trim_end_matches('.').to_ascii_lowercase();
     (!session::is_https(headers)).then_some((name, port))
 }
@@ -73,7 +80,13 @@ struct Move {
 
 impl Moves {
     /// Gives a session a name. Returns the host, and the code with which the browser gets the session there, once.
-    pub(crate) fn begin(&self, own: &OwnName, session: Secret, theme: Theme, now: Instant) -> (String, Secret) {
+    pub(crate) fn begin(
+        &self,
+        own: &OwnName,
+        session: Secret,
+        theme: Theme,
+        now: Instant,
+    ) -> (String, Secret) {
         let label = random_base62(LABEL_LENGTH).to_ascii_lowercase();
         let host = format!("{label}.{CONSOLE_NAME}{}", own.port);
         let secret = session::new_id();
@@ -82,7 +95,13 @@ impl Moves {
         while moves.len() >= MOVES_MAX {
             moves.pop_front();
         }
-        moves.push_back(Move { code, host: host.clone(), session, theme, expires });
+        moves.push_back(Move {
+            code,
+            host: host.clone(),
+            session,
+            theme,
+            expires,
+        });
         (host, secret)
     }
 
@@ -90,7 +109,9 @@ impl Moves {
     pub(crate) fn end(&self, code: &str, host: &str, now: Instant) -> Option<(Secret, Theme)> {
         let mut moves = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         moves.retain(|it| it.expires > now);
-        let index = moves.iter().position(|it| it.code.matches(code) && it.host.eq_ignore_ascii_case(host))?;
+        let index = moves
+            .iter()
+            .position(|it| it.code.matches(code) && it.host.eq_ignore_ascii_case(host))?;
         moves.remove(index).map(|it| (it.session, it.theme))
     }
 }
@@ -109,12 +130,33 @@ mod tests {
         let wildcard = |port: &str| Some(format!("http://*.console.gw.localhost{port}"));
         assert_eq!(own("console.gw.localhost:9080"), wildcard(":9080"));
         assert_eq!(own("X.Console.gw.localhost."), wildcard(""));
-        assert_eq!([own("myconsole.gw.localhost"), own("gw.localhost"), own("127.0.0.1")], [None, None, None]);
-        for shared in ["127.0.0.1:9080", "127.8.8.8:9080", "[::1]:9080", "LOCALHOST:9080"] {
+        assert_eq!(
+            [
+                own("myconsole.gw.localhost"),
+                own("gw.localhost"),
+                own("127.0.0.1")
+            ],
+            [None, None, None]
+        );
+        for shared in [
+            "127.0.0.1:9080",
+            "127.8.8.8:9080",
+            "[::1]:9080",
+            "LOCALHOST:9080",
+        ] {
             let instead = address_instead(&headers(shared));
-            assert_eq!(instead.as_deref(), Some("http://console.gw.localhost:9080/"), "{shared}");
+            assert_eq!(
+                instead.as_deref(),
+                Some("http://console.gw.localhost:9080/"),
+                "{shared}"
+            );
         }
-        for other in ["console.gw.localhost:9080", "10.0.0.7:9080", "admin.example.org", "x.localhost"] {
+        for other in [
+            "console.gw.localhost:9080",
+            "10.0.0.7:9080",
+            "admin.example.org",
+            "x.localhost",
+        ] {
             assert_eq!(address_instead(&headers(other)), None, "{other}");
         }
         let mut behind_proxy = headers("localhost");
@@ -125,21 +167,37 @@ mod tests {
     #[test]
     fn a_session_is_handed_over_once_at_its_name_and_in_time() {
         let (moves, now) = (Moves::default(), Instant::now());
-        let own = OwnName { port: ":1".to_owned() };
-        let begin = |session: &str| moves.begin(&own, Secret::new(session.to_owned()), Theme::Dark, now);
+        let own = OwnName {
+            port: ":1".to_owned(),
+        };
+        let begin =
+            |session: &str| moves.begin(&own, Secret::new(session.to_owned()), Theme::Dark, now);
         let (host, code) = begin("a");
-        assert!(host.ends_with(".console.gw.localhost:1") && host.len() == LABEL_LENGTH + 23, "{host}");
-        let end =
-            |code: &str, host: &str, at| moves.end(code, host, at).map(|(id, theme)| (id.reveal().to_owned(), theme));
+        assert!(
+            host.ends_with(".console.gw.localhost:1") && host.len() == LABEL_LENGTH + 23,
+            "{host}"
+        );
+        let end = |code: &str, host: &str, at| {
+            moves
+                .end(code, host, at)
+                .map(|(id, theme)| (id.reveal().to_owned(), theme))
+        };
         assert_eq!(end(code.reveal(), "console.gw.localhost:1", now), None);
         assert_eq!(end("", &host, now), None);
-        assert_eq!(end(code.reveal(), &host, now), Some(("a".to_owned(), Theme::Dark)));
+        assert_eq!(
+            end(code.reveal(), &host, now),
+            Some(("a".to_owned(), Theme::Dark))
+        );
         assert_eq!(end(code.reveal(), &host, now), None);
         let (host, code) = begin("b");
         assert_eq!(end(code.reveal(), &host, now + MOVED_WITHIN), None);
         let (host, code) = begin("oldest");
         let others: Vec<_> = (0..MOVES_MAX).map(|_| begin("c")).collect();
         assert_eq!(end(code.reveal(), &host, now), None);
-        assert!(others.iter().all(|(host, code)| end(code.reveal(), host, now).is_some()));
+        assert!(
+            others
+                .iter()
+                .all(|(host, code)| end(code.reveal(), host, now).is_some())
+        );
     }
 }

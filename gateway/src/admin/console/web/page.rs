@@ -53,13 +53,25 @@ impl FromRequestParts<Admin> for Visit {
 
     async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, Failure> {
         // The guard sets it on every request.
-        let signed_in = parts.extensions.get::<SignedIn>().cloned().ok_or_else(Failure::forged)?;
-        let query = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri).map(|Query(query)| query);
-        let note = query.iter().flatten().find(|(name, _)| name == "note").and_then(|(_, note)| in_words(note));
+        let signed_in = parts
+            .extensions
+            .get::<SignedIn>()
+            .cloned()
+            .ok_or_else(Failure::forged)?;
+        let query =
+            Query::<Vec<(String, String)>>::try_from_uri(&parts.uri).map(|Query(query)| query);
+        let note = query
+            .iter()
+            .flatten()
+            .find(|(name, _)| name == "note")
+            .and_then(|(_, note)| in_words(note));
         Ok(Self {
             signed_in,
             theme: THEME.of(&parts.headers).map_or(Theme::System, Theme::from),
-            address: parts.uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string),
+            address: parts
+                .uri
+                .path_and_query()
+                .map_or_else(|| "/".to_owned(), ToString::to_string),
             note,
             region: admin.control.region().apex().to_owned(),
             has_other_nodes: admin.region.is_some(),
@@ -96,9 +108,26 @@ pub(crate) struct Chrome {
 
 impl Visit {
     pub(crate) fn chrome(self, section: Section, title: impl Into<String>) -> Chrome {
-        let Self { signed_in: SignedIn { form_token }, theme, address, note, region, has_other_nodes } = self;
+        let Self {
+            signed_in: SignedIn { form_token },
+            theme,
+            address,
+            note,
+            region,
+            has_other_nodes,
+        } = self;
         let (title, assets) = (title.into(), assets::version());
-        Chrome { title, section, assets, form_token, theme, address, note, region, has_other_nodes }
+        Chrome {
+            title,
+            section,
+            assets,
+            form_token,
+            theme,
+            address,
+            note,
+            region,
+            has_other_nodes,
+        }
     }
 }
 
@@ -130,5 +159,8 @@ pub(crate) struct Crumb {
 }
 
 pub(crate) fn crumb(name: impl Into<String>, address: impl Into<String>) -> Crumb {
-    Crumb { name: name.into(), address: address.into() }
+    Crumb {
+        name: name.into(),
+        address: address.into(),
+    }
 }

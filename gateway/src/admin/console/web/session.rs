@@ -59,7 +59,10 @@ impl TryFrom<String> for SessionKey {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let bytes = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| bytes.try_into().ok());
+        let bytes = URL_SAFE_NO_PAD
+            .decode(text)
+            .ok()
+            .and_then(|bytes| bytes.try_into().ok());
         bytes.map(Self).ok_or("not the hash of a session id")
     }
 }
@@ -69,7 +72,15 @@ impl Sessions {
     pub(crate) fn open(&self, now: Instant) -> Secret {
         let id = new_id();
         let key = SessionKey::of_hash(&SecretHash::of(id.reveal()));
-        put(&mut self.lock(), key, Session { expires: now + LIFETIME, is_ended: false }, now);
+        put(
+            &mut self.lock(),
+            key,
+            Session {
+                expires: now + LIFETIME,
+                is_ended: false,
+            },
+            now,
+        );
         id
     }
 
@@ -77,7 +88,15 @@ impl Sessions {
     pub(crate) fn learn(&self, key: SessionKey, now: Instant, remaining: Duration) {
         let mut sessions = self.lock();
         if !sessions.contains_key(&key) {
-            put(&mut sessions, key, Session { expires: now + remaining, is_ended: false }, now);
+            put(
+                &mut sessions,
+                key,
+                Session {
+                    expires: now + remaining,
+                    is_ended: false,
+                },
+                now,
+            );
         }
     }
 
@@ -90,11 +109,22 @@ impl Sessions {
     /// Time until an open session expires.
     pub(crate) fn remaining(&self, key: SessionKey, now: Instant) -> Option<Duration> {
         let session = *self.lock().get(&key).filter(|session| !session.is_ended)?;
-        session.expires.checked_duration_since(now).filter(|remaining| !remaining.is_zero())
+        session
+            .expires
+            .checked_duration_since(now)
+            .filter(|remaining| !remaining.is_zero())
     }
 
     pub(crate) fn close(&self, key: SessionKey, now: Instant) {
-        put(&mut self.lock(), key, Session { expires: now + LIFETIME, is_ended: true }, now);
+        put(
+            &mut self.lock(),
+            key,
+            Session {
+                expires: now + LIFETIME,
+                is_ended: true,
+            },
+            now,
+        );
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, Session>> {
@@ -104,9 +134,17 @@ impl Sessions {
 }
 
 /// Adds or replaces a session. Beyond the limit, ended sessions are forgotten first, and then the oldest.
-fn put(sessions: &mut HashMap<SessionKey, Session>, key: SessionKey, session: Session, now: Instant) {
+fn put(
+    sessions: &mut HashMap<SessionKey, Session>,
+    key: SessionKey,
+    session: Session,
+    now: Instant,
+) {
     sessions.retain(|_, session| session.expires > now);
-    let oldest = sessions.iter().min_by_key(|(_, session)| (!session.is_ended, session.expires)).map(|(key, _)| *key);
+    let oldest = sessions
+        .iter()
+        .min_by_key(|(_, session)| (!session.is_ended, session.expires))
+        .map(|(key, _)| *key);
     if sessions.len() >= SESSIONS_MAX
         && !sessions.contains_key(&key)
         && let Some(oldest) = oldest
@@ -152,7 +190,10 @@ pub(crate) const THEME: Cookie = Cookie("gw_theme");
 impl Cookie {
     pub(crate) fn of(self, headers: &HeaderMap) -> Option<&str> {
         let name = self.name(is_https(headers));
-        let cookies = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
+        let cookies = headers
+            .get_all(header::COOKIE)
+            .iter()
+            .filter_map(|line| line.to_str().ok());
         cookies
             .flat_map(|line| line.split(';'))
             .find_map(|pair| pair.trim().strip_prefix(name.as_str())?.strip_prefix('='))
@@ -175,8 +216,12 @@ impl Cookie {
 /// Whether the browser uses https, through a proxy in front of the console. A client that sends a false value only gets
 /// a cookie that its browser does not return.
 pub(crate) fn is_https(headers: &HeaderMap) -> bool {
-    let proto = headers.get("x-forwarded-proto").and_then(|value| value.to_str().ok());
-    proto.and_then(|list| list.split(',').next()).is_some_and(|first| first.trim().eq_ignore_ascii_case("https"))
+    let proto = headers
+        .get("x-forwarded-proto")
+        .and_then(|value| value.to_str().ok());
+    proto
+        .and_then(|list| list.split(',').next())
+        .is_some_and(|first| first.trim().eq_ignore_ascii_case("https"))
 }
 
 #[cfg(test)]
@@ -192,14 +237,28 @@ mod tests {
         let (sessions, now) = (Sessions::default(), Instant::now());
         let (first, second) = (sessions.open(now), sessions.open(now));
         let last = now + LIFETIME - Duration::from_secs(1);
-        assert!(is_id(first.reveal()) && !is_id("") && !is_id(&first.reveal().replace(|_| true, "=")));
+        assert!(
+            is_id(first.reveal()) && !is_id("") && !is_id(&first.reveal().replace(|_| true, "="))
+        );
         let [first, second] = [key(&first), key(&second)];
-        assert_eq!([first, second].map(|key| sessions.is_open(key, last)), [Some(true); 2]);
+        assert_eq!(
+            [first, second].map(|key| sessions.is_open(key, last)),
+            [Some(true); 2]
+        );
         assert_eq!(sessions.is_open(first, now + LIFETIME), Some(false));
-        assert_eq!(sessions.remaining(first, last), Some(Duration::from_secs(1)));
+        assert_eq!(
+            sessions.remaining(first, last),
+            Some(Duration::from_secs(1))
+        );
         sessions.close(first, now);
-        assert_eq!([first, second].map(|key| sessions.is_open(key, now)), [Some(false), Some(true)]);
-        assert_eq!([first, second].map(|key| sessions.remaining(key, now)), [None, Some(LIFETIME)]);
+        assert_eq!(
+            [first, second].map(|key| sessions.is_open(key, now)),
+            [Some(false), Some(true)]
+        );
+        assert_eq!(
+            [first, second].map(|key| sessions.remaining(key, now)),
+            [None, Some(LIFETIME)]
+        );
     }
 
     #[test]
@@ -218,7 +277,10 @@ mod tests {
     fn keys_are_read_back_from_text() {
         let key = key(&new_id());
         assert_eq!(SessionKey::try_from(key.to_string()), Ok(key));
-        assert!(SessionKey::try_from("AAAA".to_owned()).is_err() && SessionKey::of("not an id").is_none());
+        assert!(
+            SessionKey::try_from("AAAA".to_owned()).is_err()
+                && SessionKey::of("not an id").is_none()
+        );
     }
 
     #[test]
@@ -229,18 +291,31 @@ mod tests {
         let others: Vec<Secret> = (1..SESSIONS_MAX).map(|_| sessions.open(later)).collect();
         assert_eq!(sessions.is_open(oldest, later), Some(true));
         let newest = key(&sessions.open(later));
-        assert_eq!([oldest, newest].map(|key| sessions.is_open(key, later)), [None, Some(true)]);
-        assert!(others.iter().all(|other| sessions.is_open(key(other), later) == Some(true)));
+        assert_eq!(
+            [oldest, newest].map(|key| sessions.is_open(key, later)),
+            [None, Some(true)]
+        );
+        assert!(
+            others
+                .iter()
+                .all(|other| sessions.is_open(key(other), later) == Some(true))
+        );
     }
 
     #[test]
     fn cookies_are_matched_by_their_whole_name() {
         let mut headers = HeaderMap::new();
-        headers.insert(header::COOKIE, "a=1; gw_session2=x; gw_session=me;b".parse().unwrap());
+        headers.insert(
+            header::COOKIE,
+            "a=1; gw_session2=x; gw_session=me;b".parse().unwrap(),
+        );
         assert_eq!(SESSION.of(&headers), Some("me"));
         headers.insert("x-forwarded-proto", "https".parse().unwrap());
         assert_eq!(SESSION.of(&headers), None);
         let set = SESSION.set(&headers, "me", LIFETIME);
-        assert_eq!(set, "__Host-gw_session=me; Path=/; HttpOnly; SameSite=Strict; Max-Age=43200; Secure");
+        assert_eq!(
+            set,
+            "__Host-gw_session=me; Path=/; HttpOnly; SameSite=Strict; Max-Age=43200; Secure"
+        );
     }
 }

@@ -52,5 +52,9 @@ impl fmt::Display for Theme {
 
 pub(crate) async fn set(headers: HeaderMap, Extension(form): Extension<Form>) -> Response {
     let cookie = Theme::from(form.value("theme")).cookie(&headers);
-    ([(header::SET_COOKIE, cookie)], Redirect::to(address::checked(form.value("back")))).into_response()
+    (
+        [(header::SET_COOKIE, cookie)],
+        Redirect::to(address::checked(form.value("back"))),
+    )
+        .into_response()
 }

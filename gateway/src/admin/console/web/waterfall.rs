@@ -21,7 +21,11 @@ pub(crate) struct Bar {
 
 pub(crate) fn bars(timing: &Timing) -> Vec<Bar> {
     let total = timing.total.max(1) as f64;
-    let bar = |TimingStage { name, start_us, length_us }| {
+    let bar = |TimingStage {
+                   name,
+                   start_us,
+                   length_us,
+               }| {
         let width = (length_us as f64 / total * WIDTH).clamp(LEAST, WIDTH);
         let x = (start_us as f64 / total * WIDTH).min(WIDTH - width);
         Bar {
@@ -56,8 +60,12 @@ mod tests {
             response_head: Some(900),
             total: 1000,
         };
-        let spans =
-            |timing: &Timing| bars(timing).into_iter().map(|bar| (bar.colour, bar.x, bar.width)).collect::<Vec<_>>();
+        let spans = |timing: &Timing| {
+            bars(timing)
+                .into_iter()
+                .map(|bar| (bar.colour, bar.x, bar.width))
+                .collect::<Vec<_>>()
+        };
         let expected = [
             ("authenticate", "0.0", "100.0"),
             ("wait", "100.0", "3.0"),
@@ -66,11 +74,21 @@ mod tests {
             ("backend", "351.0", "549.0"),
             ("response", "900.0", "100.0"),
         ];
-        assert_eq!(spans(&timing), expected.map(|(colour, x, width)| (colour, x.to_owned(), width.to_owned())));
+        assert_eq!(
+            spans(&timing),
+            expected.map(|(colour, x, width)| (colour, x.to_owned(), width.to_owned()))
+        );
         // Clocks of gateway and agent that differ.
-        for (_, x, width) in spans(&Timing { agent: Some(5000), total: 0, ..timing }) {
+        for (_, x, width) in spans(&Timing {
+            agent: Some(5000),
+            total: 0,
+            ..timing
+        }) {
             let (x, width): (f64, f64) = (x.parse().unwrap(), width.parse().unwrap());
-            assert!(x >= 0.0 && width >= LEAST && x + width <= WIDTH, "{x} {width}");
+            assert!(
+                x >= 0.0 && width >= LEAST && x + width <= WIDTH,
+                "{x} {width}"
+            );
         }
     }
 }

@@ -34,7 +34,11 @@ impl World {
                 self.engine.set_mode(self.now, Mode::Up);
                 self.disturb_all();
             }
-            Fault::CutEngine { host, requests, replies } => {
+            Fault::CutEngine {
+                host,
+                requests,
+                replies,
+            } => {
                 self.hosts[host].requests_pass &= !requests;
                 self.hosts[host].replies_pass &= !replies;
             }
@@ -54,13 +58,19 @@ impl World {
                 }
             }
             Fault::Drain { by, host } => {
-                if let (Some(slot), Some(process)) = (self.hosts[host].slot, &mut self.hosts[by].process) {
+                if let (Some(slot), Some(process)) =
+                    (self.hosts[host].slot, &mut self.hosts[by].process)
+                {
                     // Refused where the state of the row does not allow it.
                     let _refused = process.machine.drain(slot);
                 }
             }
             Fault::Remove { by } => {
-                let over = self.engine.rows().find(|row| row.state.is_over()).map(|row| row.slot);
+                let over = self
+                    .engine
+                    .rows()
+                    .find(|row| row.state.is_over())
+                    .map(|row| row.slot);
                 if let (Some(slot), Some(process)) = (over, &mut self.hosts[by].process) {
                     let _refused = process.machine.remove(slot);
                 }
@@ -88,7 +98,14 @@ impl World {
             {
                 let process = process.number;
                 if self.random.percent(50) {
-                    self.push(self.now, Work::Input { host, process, event: Event::Disconnected });
+                    self.push(
+                        self.now,
+                        Work::Input {
+                            host,
+                            process,
+                            event: Event::Disconnected,
+                        },
+                    );
                 }
             }
         }
@@ -96,7 +113,9 @@ impl World {
 
     fn disturb_all(&mut self) {
         let now = self.now;
-        self.hosts.iter_mut().for_each(|host| host.disturbed = now.max(host.disturbed));
+        self.hosts
+            .iter_mut()
+            .for_each(|host| host.disturbed = now.max(host.disturbed));
     }
 
     fn pause(&mut self, host: usize) {
@@ -123,7 +142,14 @@ impl World {
         let carried = self.hosts[host].carried.take().filter(|_| is_alone);
         let is_resumed = carried.is_some();
         let machine = match carried {
-            Some(carried) => Membership::resume(config, CarriedMembership { has_lease: false, ..carried }, clock),
+            Some(carried) => Membership::resume(
+                config,
+                CarriedMembership {
+                    has_lease: false,
+                    ..carried
+                },
+                clock,
+            ),
             None => Membership::new(config, clock),
         };
         self.drop_links(host);
@@ -152,7 +178,14 @@ impl World {
         self.hosts[host].wake = None;
         self.load_records(host, number, is_resumed);
         let at = self.now + self.random.millis(50, 1_000);
-        self.push(at, Work::Input { host, process: number, event: Event::Ready });
+        self.push(
+            at,
+            Work::Input {
+                host,
+                process: number,
+                event: Event::Ready,
+            },
+        );
         if !self.hosts[host].is_paused {
             self.drive(host);
         }
@@ -161,12 +194,18 @@ impl World {
     fn crash(&mut self, host: usize) {
         self.hosts[host].inbox.clear();
         self.hosts[host].is_paused = false;
-        let Some(process) = self.hosts[host].process.take() else { return };
+        let Some(process) = self.hosts[host].process.take() else {
+            return;
+        };
         self.hosts[host].carried = process.machine.carry(self.clock(host));
         self.drop_links(host);
         for by in 0..self.hosts.len() {
             // A peer that cannot reach the host gets no refusal either.
-            if by != host && !self.links_cut[by][host] && !self.links_cut[host][by] && self.random.percent(50) {
+            if by != host
+                && !self.links_cut[by][host]
+                && !self.links_cut[host][by]
+                && self.random.percent(50)
+            {
                 self.refused(by, host, process.machine.session());
             }
         }
@@ -177,7 +216,14 @@ impl World {
         if let (Some(slot), Some(process)) = (self.hosts[host].slot, &self.hosts[by].process) {
             let event = Event::Refused { slot, session };
             let process = process.number;
-            self.push(at, Work::Input { host: by, process, event });
+            self.push(
+                at,
+                Work::Input {
+                    host: by,
+                    process,
+                    event,
+                },
+            );
         }
     }
 
@@ -205,9 +251,13 @@ impl World {
     /// Ends all faults. Crashed hosts stay down, unless `restarts`.
     pub(in super::super) fn heal(&mut self, restarts: bool) {
         self.note(|| "heal".into());
-        self.queue.retain(|Reverse((_, _, index))| !matches!(self.works[*index], Some(Work::Fault(_))));
+        self.queue
+            .retain(|Reverse((_, _, index))| !matches!(self.works[*index], Some(Work::Fault(_))));
         self.loss = 0;
-        self.links_cut.iter_mut().flatten().for_each(|is_cut| *is_cut = false);
+        self.links_cut
+            .iter_mut()
+            .flatten()
+            .for_each(|is_cut| *is_cut = false);
         if self.engine.mode != Mode::Up {
             self.fault(Fault::EngineUp);
         }

@@ -46,26 +46,47 @@ impl World {
 
     /// Issues a certificate if the session of the process has none.
     pub(super) fn certify(&mut self, host: usize) {
-        let Some(process) = &self.hosts[host].process else { return };
+        let Some(process) = &self.hosts[host].process else {
+            return;
+        };
         let session = process.machine.session();
-        if self.hosts[host].links.certificate.is_none_or(|certificate| certificate.session != session) {
+        if self.hosts[host]
+            .links
+            .certificate
+            .is_none_or(|certificate| certificate.session != session)
+        {
             let begins_with_authority = !self.flaws.certifies_by_own_clock;
-            let not_before = if begins_with_authority { i64::MIN } else { self.wall_clock(host) - BEFORE_ISSUE };
-            self.hosts[host].links.certificate = Some(Certificate { session, not_before });
+            let not_before = if begins_with_authority {
+                i64::MIN
+            } else {
+                self.wall_clock(host) - BEFORE_ISSUE
+            };
+            self.hosts[host].links.certificate = Some(Certificate {
+                session,
+                not_before,
+            });
         }
     }
 
     /// What the connection shows on which a message goes to the process with session `to`.
     pub(super) fn shown_to(&mut self, host: usize, to: u128) -> Option<Certificate> {
         let is_kept_for_peer = self.flaws.keeps_connections;
-        let Links { certificate, kept, .. } = &mut self.hosts[host].links;
+        let Links {
+            certificate, kept, ..
+        } = &mut self.hosts[host].links;
         let certificate = (*certificate)?;
         let own = (!is_kept_for_peer).then_some(certificate.session);
         Some(*kept.entry((to, own)).or_insert(certificate))
     }
 
     /// Whether a host refuses a message of another one: the connection shows the certificate of another session.
-    pub(super) fn is_refused(&mut self, host: usize, from: usize, shown: Certificate, state: &PeerState) -> bool {
+    pub(super) fn is_refused(
+        &mut self,
+        host: usize,
+        from: usize,
+        shown: Certificate,
+        state: &PeerState,
+    ) -> bool {
         let is_valid = shown.session == state.session && shown.not_before <= self.wall_clock(host);
         if is_valid {
             self.hosts[host].links.refuses.remove(&from);
@@ -75,10 +96,16 @@ impl World {
         let since = *self.hosts[host].links.refuses.entry(from).or_insert(now);
         if !self.flaws.keeps_connections {
             // The answer says so: the sender keeps no refused connection.
-            self.hosts[from].links.kept.retain(|_, kept| kept.session != shown.session);
+            self.hosts[from]
+                .links
+                .kept
+                .retain(|_, kept| kept.session != shown.session);
         }
         if now - since > REFUSAL_MAX {
-            self.fail(&format!("host {host} refuses the messages of host {from} since {:.3} s", since.as_secs_f64()));
+            self.fail(&format!(
+                "host {host} refuses the messages of host {from} since {:.3} s",
+                since.as_secs_f64()
+            ));
         }
         true
     }
@@ -86,6 +113,8 @@ impl World {
     /// A process of the host starts or ends: its connections are gone.
     pub(super) fn drop_links(&mut self, host: usize) {
         self.hosts[host].links = Links::default();
-        self.hosts.iter_mut().for_each(|other| other.links.refuses.retain(|from, _| *from != host));
+        self.hosts
+            .iter_mut()
+            .for_each(|other| other.links.refuses.retain(|from, _| *from != host));
     }
 }

@@ -103,24 +103,47 @@ impl Records {
     pub(super) fn new(seed: u64, hosts: usize) -> Self {
         let hosts = vec![HostRecords::default(); hosts];
         let random = Random::new(seed ^ 0x07ec_07d5);
-        Self { history: Vec::new(), last_change: 0, hosts, revocations: Vec::new(), random }
+        Self {
+            history: Vec::new(),
+            last_change: 0,
+            hosts,
+            revocations: Vec::new(),
+            random,
+        }
     }
 
     /// An asynchronous failover loses the last changes, also those that were acknowledged.
     pub(super) fn lose(&mut self, changes: usize) {
-        self.history.truncate(self.history.len().saturating_sub(changes));
+        self.history
+            .truncate(self.history.len().saturating_sub(changes));
     }
 }
 
 impl World {
     pub(in super::super) fn revoke(&mut self, at: Duration, host: usize) {
-        self.push(at, Work::Records { host, process: 0, event: RecordsEvent::Revoke });
+        self.push(
+            at,
+            Work::Records {
+                host,
+                process: 0,
+                event: RecordsEvent::Revoke,
+            },
+        );
     }
 
     /// Revocations whose answer has arrived, and slots that answers have named.
     pub(in super::super) fn revoked(&self) -> (u64, u64) {
-        let replied = self.records.revocations.iter().filter(|revocation| revocation.replied.is_some());
-        (replied.clone().count() as u64, replied.map(|revocation| revocation.pending.len() as u64).sum())
+        let replied = self
+            .records
+            .revocations
+            .iter()
+            .filter(|revocation| revocation.replied.is_some());
+        (
+            replied.clone().count() as u64,
+            replied
+                .map(|revocation| revocation.pending.len() as u64)
+                .sum(),
+        )
     }
 
     /// A process starts: with the records of the disk, until it has read the engine.
@@ -133,7 +156,14 @@ impl World {
     }
 
     fn push_records(&mut self, after: Duration, host: usize, process: u64, event: RecordsEvent) {
-        self.push(self.now + after, Work::Records { host, process, event });
+        self.push(
+            self.now + after,
+            Work::Records {
+                host,
+                process,
+                event,
+            },
+        );
     }
 
     fn records_delay(&mut self, least: u64, most: u64) -> Duration {
@@ -146,7 +176,13 @@ impl World {
     }
 
     pub(super) fn records_event(&mut self, host: usize, process: u64, event: RecordsEvent) {
-        let Some(number) = self.hosts[host].process.as_ref().map(|process| process.number) else { return };
+        let Some(number) = self.hosts[host]
+            .process
+            .as_ref()
+            .map(|process| process.number)
+        else {
+            return;
+        };
         if process != 0 && process != number {
             return;
         }
@@ -155,15 +191,21 @@ impl World {
                 self.push_records(POLL, host, number, RecordsEvent::Poll);
                 self.read_changes(host, number);
             }
-            RecordsEvent::Read { began, history } => self.changes_were_read(host, number, began, history),
+            RecordsEvent::Read { began, history } => {
+                self.changes_were_read(host, number, began, history)
+            }
             RecordsEvent::Synced { history } => self.records.hosts[host].disk = history,
             RecordsEvent::Revoke => self.commit_revocation(host, number),
-            RecordsEvent::Asked { by, change, until } => self.asked(host, number, (by, change, until)),
+            RecordsEvent::Asked { by, change, until } => {
+                self.asked(host, number, (by, change, until))
+            }
             RecordsEvent::Yes { of, change } => self.has_said_yes(of, change),
             RecordsEvent::ReplyDue { change } => self.reply(change, host),
             RecordsEvent::WaitedEnough { resumed } => {
                 // Without the engine, the records in memory count.
-                self.records.hosts[host].frozen.take_if(|(_, end)| *end == resumed);
+                self.records.hosts[host]
+                    .frozen
+                    .take_if(|(_, end)| *end == resumed);
             }
         }
         self.check_records();
@@ -188,9 +230,20 @@ impl World {
         }
         if !self.flaws.forgets_journal || self.records.hosts[host].memory != history {
             // With a flaw, the copy of all records follows later.
-            let (least, most) = if self.flaws.forgets_journal { (200, 4_000) } else { (0, 20) };
+            let (least, most) = if self.flaws.forgets_journal {
+                (200, 4_000)
+            } else {
+                (0, 20)
+            };
             let delay = self.records_delay(least, most);
-            self.push_records(delay, host, process, RecordsEvent::Synced { history: history.clone() });
+            self.push_records(
+                delay,
+                host,
+                process,
+                RecordsEvent::Synced {
+                    history: history.clone(),
+                },
+            );
         }
         let records = &mut self.records.hosts[host];
         (records.memory, records.read_began, records.is_loaded) = (history, began, true);
@@ -200,12 +253,17 @@ impl World {
     }
 
     fn commit_revocation(&mut self, host: usize, number: u64) {
-        let Some(process) = &self.hosts[host].process else { return };
+        let Some(process) = &self.hosts[host].process else {
+            return;
+        };
         let is_member = process.view.as_ref().is_some_and(|view| view.is_member());
         if !is_member || !self.reads_engine(host) || self.engine.mode != Mode::Up {
             return;
         }
-        let (own, known_rows) = (process.machine.session(), process.machine.roster().rows.clone());
+        let (own, known_rows) = (
+            process.machine.session(),
+            process.machine.roster().rows.clone(),
+        );
         // The rows are read after the commit: the host may not know of a node that has just joined.
         let mut rows = self.engine.roster().rows;
         let is_new = |row: &NodeRow| self.engine.roster().session(row.session).is_none();
@@ -227,44 +285,97 @@ impl World {
             }
             pending.insert(row.slot);
             let until = self.now + REPLY_WITHIN.mul_f64(0.9);
-            let asked = if row.session == own { Some(host) } else { self.host_of(row.session) };
-            if let Some(to) = asked.filter(|to| !is_dead && (*to == host || !self.records_message_is_lost(host, *to))) {
+            let asked = if row.session == own {
+                Some(host)
+            } else {
+                self.host_of(row.session)
+            };
+            if let Some(to) = asked
+                .filter(|to| !is_dead && (*to == host || !self.records_message_is_lost(host, *to)))
+            {
                 let delay = self.records_delay(0, 5);
-                let event = RecordsEvent::Asked { by: host, change, until };
-                self.push(self.now + delay, Work::Records { host: to, process: 0, event });
+                let event = RecordsEvent::Asked {
+                    by: host,
+                    change,
+                    until,
+                };
+                self.push(
+                    self.now + delay,
+                    Work::Records {
+                        host: to,
+                        process: 0,
+                        event,
+                    },
+                );
             }
         }
         let (by, asked) = ((host, number), self.now);
-        self.records.revocations.push(Revocation { change, position, by, asked, pending, known, replied: None });
+        self.records.revocations.push(Revocation {
+            change,
+            position,
+            by,
+            asked,
+            pending,
+            known,
+            replied: None,
+        });
         if !self.flaws.waits_for_all {
-            self.push_records(REPLY_WITHIN, host, number, RecordsEvent::ReplyDue { change });
+            self.push_records(
+                REPLY_WITHIN,
+                host,
+                number,
+                RecordsEvent::ReplyDue { change },
+            );
         }
     }
 
     /// Says yes once the host has the change in the history of its own memory and disk.
     fn asked(&mut self, host: usize, process: u64, (by, change, until): (usize, u64, Duration)) {
-        let Some(slot) = self.hosts[host].slot else { return };
-        let position = self.records.revocations.iter().find(|asked| asked.change == change).map(|asked| asked.position);
+        let Some(slot) = self.hosts[host].slot else {
+            return;
+        };
+        let position = self
+            .records
+            .revocations
+            .iter()
+            .find(|asked| asked.change == change)
+            .map(|asked| asked.position);
         let HostRecords { memory, disk, .. } = &self.records.hosts[host];
         let has = |history: &[u64]| {
-            if self.flaws.compares_numbers { position <= Some(history.len()) } else { history.contains(&change) }
+            if self.flaws.compares_numbers {
+                position <= Some(history.len())
+            } else {
+                history.contains(&change)
+            }
         };
         if has(memory) && (self.flaws.forgets_journal || has(disk)) {
             if host == by || !self.records_message_is_lost(host, by) {
                 let delay = self.records_delay(0, 5);
                 self.push(
                     self.now + delay,
-                    Work::Records { host: by, process: 0, event: RecordsEvent::Yes { of: slot, change } },
+                    Work::Records {
+                        host: by,
+                        process: 0,
+                        event: RecordsEvent::Yes { of: slot, change },
+                    },
                 );
             }
         } else if self.now < until {
-            self.push_records(LOOK_AGAIN, host, process, RecordsEvent::Asked { by, change, until });
+            self.push_records(
+                LOOK_AGAIN,
+                host,
+                process,
+                RecordsEvent::Asked { by, change, until },
+            );
         }
     }
 
     fn has_said_yes(&mut self, of: NodeSlot, change: u64) {
         let revocations = &mut self.records.revocations;
-        let Some(asked) = revocations.iter_mut().find(|asked| asked.change == change && asked.replied.is_none()) else {
+        let Some(asked) = revocations
+            .iter_mut()
+            .find(|asked| asked.change == change && asked.replied.is_none())
+        else {
             return;
         };
         asked.pending.remove(&of);
@@ -276,7 +387,8 @@ impl World {
 
     fn reply(&mut self, change: u64, host: usize) {
         let now = self.now;
-        let is_it = |revocation: &&mut Revocation| revocation.change == change && revocation.by.0 == host;
+        let is_it =
+            |revocation: &&mut Revocation| revocation.change == change && revocation.by.0 == host;
         if let Some(revocation) = self.records.revocations.iter_mut().find(is_it) {
             revocation.replied.get_or_insert(now);
             let pending = format!("{:?}", revocation.pending);
@@ -286,26 +398,48 @@ impl World {
 
     /// A host runs again after a pause that began at `paused`: requests have queued.
     pub(super) fn thaw(&mut self, host: usize, paused: Duration) {
-        let Some(process) = self.hosts[host].process.as_ref().map(|process| process.number) else { return };
+        let Some(process) = self.hosts[host]
+            .process
+            .as_ref()
+            .map(|process| process.number)
+        else {
+            return;
+        };
         if self.flaws.trusts_memory {
             return self.authenticate_queued(host, paused);
         }
         if self.now - paused >= FREEZE {
             self.records.hosts[host].frozen = Some((paused, self.now));
             self.read_changes(host, process);
-            self.push_records(FREEZE_WAIT, host, process, RecordsEvent::WaitedEnough { resumed: self.now });
+            self.push_records(
+                FREEZE_WAIT,
+                host,
+                process,
+                RecordsEvent::WaitedEnough { resumed: self.now },
+            );
         }
     }
 
     /// The host authenticates requests that queued in a freeze that began at `start`.
     fn authenticate_queued(&mut self, host: usize, start: Duration) {
-        let Records { history, hosts, revocations, .. } = &self.records;
-        let is_in_freeze = |revocation: &&Revocation| revocation.replied.is_some_and(|at| start < at && at < self.now);
+        let Records {
+            history,
+            hosts,
+            revocations,
+            ..
+        } = &self.records;
+        let is_in_freeze = |revocation: &&Revocation| {
+            revocation
+                .replied
+                .is_some_and(|at| start < at && at < self.now)
+        };
         let accepts = |revocation: &Revocation| {
             history.contains(&revocation.change) && !hosts[host].memory.contains(&revocation.change)
         };
         if self.reads_engine(host) && revocations.iter().filter(is_in_freeze).any(accepts) {
-            self.fail(&format!("host {host} accepts a request that queued in a freeze, with a revoked key"));
+            self.fail(&format!(
+                "host {host} accepts a request that queued in a freeze, with a revoked key"
+            ));
         }
     }
 
@@ -313,11 +447,16 @@ impl World {
     fn check_records(&mut self) {
         let mut failure = None;
         for host in 0..self.hosts.len() {
-            let (Some(slot), Some(process)) = (self.hosts[host].slot, &self.hosts[host].process) else { continue };
+            let (Some(slot), Some(process)) = (self.hosts[host].slot, &self.hosts[host].process)
+            else {
+                continue;
+            };
             let session = process.machine.session();
             // The row of a node is removed once the node does not run any more.
             let has_row = || self.engine.rows().any(|row| row.session == session);
-            let HostRecords { memory, is_loaded, .. } = &self.records.hosts[host];
+            let HostRecords {
+                memory, is_loaded, ..
+            } = &self.records.hosts[host];
             if self.admitted(host) == 0 || !is_loaded || !has_row() {
                 continue;
             }
@@ -330,16 +469,25 @@ impl World {
                     && self.records.history.contains(&revocation.change)
             };
             if let Some(revocation) = self.records.revocations.iter().find(accepts) {
-                failure = Some(format!("host {host} accepts the key that change {} has revoked", revocation.change));
+                failure = Some(format!(
+                    "host {host} accepts the key that change {} has revoked",
+                    revocation.change
+                ));
             }
         }
         let late = self.records.revocations.iter().find(|revocation| {
             let (host, number) = revocation.by;
-            let runs = self.hosts[host].process.as_ref().is_some_and(|process| process.number == number);
-            let ran = runs && !self.hosts[host].is_paused && self.now.saturating_sub(self.hosts[host].resumed) > POLL;
+            let runs = self.hosts[host]
+                .process
+                .as_ref()
+                .is_some_and(|process| process.number == number);
+            let ran = runs
+                && !self.hosts[host].is_paused
+                && self.now.saturating_sub(self.hosts[host].resumed) > POLL;
             ran && revocation.replied.is_none() && self.now - revocation.asked > REPLY_WITHIN + POLL
         });
-        failure = failure.or_else(|| late.map(|late| format!("change {} is not answered", late.change)));
+        failure =
+            failure.or_else(|| late.map(|late| format!("change {} is not answered", late.change)));
         if let Some(failure) = failure {
             self.fail(&failure);
         }

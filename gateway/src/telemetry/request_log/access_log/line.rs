@@ -75,7 +75,9 @@ pub(super) fn append(
         agent_id: record.agent.as_ref().map(|agent| agent.as_str()),
         attempts: &record.attempts[..record.attempts.len().min(ATTEMPTS_MAX)],
         replayed_from: record.replayed_from,
-        trace_id: record.trace_id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
+        trace_id: record
+            .trace_id
+            .map(|id| format!("{:032x}", u128::from_be_bytes(id))),
     };
     // A path may have characters that a terminal obeys.
     out.extend_from_slice(escaped_json(&serde_json::to_string(&line)?).as_bytes());
@@ -87,7 +89,10 @@ fn as_text<S: Serializer>(id: &RequestId, serializer: S) -> Result<S::Ok, S::Err
     serializer.collect_str(id)
 }
 
-fn as_optional_text<S: Serializer>(id: &Option<RequestId>, serializer: S) -> Result<S::Ok, S::Error> {
+fn as_optional_text<S: Serializer>(
+    id: &Option<RequestId>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     match id {
         Some(id) => serializer.collect_str(id),
         None => serializer.serialize_none(),

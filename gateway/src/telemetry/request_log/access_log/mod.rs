@@ -77,7 +77,8 @@ pub(super) struct AccessLogCounters {
 impl AccessLogTarget {
     /// Takes `access_log`; `None` if it is off.
     pub(crate) fn take(keys: &mut Keys<'_>) -> Option<Self> {
-        const EXPECTED: &str = "\"off\", \"stdout\" or an absolute path such as \"/var/log/gw-gateway/access.jsonl\"";
+        const EXPECTED: &str =
+            "\"off\", \"stdout\" or an absolute path such as \"/var/log/gw-gateway/access.jsonl\"";
         let target = keys.text("access_log", EXPECTED, |text| match text {
             "off" => Some(None),
             "stdout" => Some(Some(Self::Stdout)),
@@ -90,18 +91,35 @@ impl AccessLogTarget {
 
 impl AccessLog {
     /// Opens the output and starts the thread. `masker` masks secrets in lines.
-    pub(super) fn start(target: &AccessLogTarget, masker: Masker) -> Result<(Self, AccessLogQueue), LogError> {
-        let output = Output::open(target).map_err(|error| LogError::AccessLog { target: target.clone(), error })?;
+    pub(super) fn start(
+        target: &AccessLogTarget,
+        masker: Masker,
+    ) -> Result<(Self, AccessLogQueue), LogError> {
+        let output = Output::open(target).map_err(|error| LogError::AccessLog {
+            target: target.clone(),
+            error,
+        })?;
         let counters = Arc::<AccessLogCounters>::default();
         let (sender, receiver) = bounded(limits::LOG_QUEUE_BATCHES);
         let (running, ended) = bounded(0);
         let writer = LineWriter::new(output, masker, Arc::clone(&counters));
-        Builder::new().name("gw-access-log".to_owned()).spawn(move || {
-            writer.run(&receiver);
-            drop(running);
-        })?;
-        let queue = AccessLogQueue { sender, counters: Arc::clone(&counters) };
-        Ok((Self { counters, ended: Mutex::new(Some(ended)) }, queue))
+        Builder::new()
+            .name("gw-access-log".to_owned())
+            .spawn(move || {
+                writer.run(&receiver);
+                drop(running);
+            })?;
+        let queue = AccessLogQueue {
+            sender,
+            counters: Arc::clone(&counters),
+        };
+        Ok((
+            Self {
+                counters,
+                ended: Mutex::new(Some(ended)),
+            },
+            queue,
+        ))
     }
 
     /// Makes the thread open the file again, so that a renamed one is left alone.
@@ -116,11 +134,17 @@ impl AccessLog {
     /// Waits until all lines are written, within a bound: the reader of a pipe may have stopped. The queue must have been
     /// dropped before.
     pub(super) fn close(&self) {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ended = self
+            .ended
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(ended) = ended
             && ended.recv_timeout(limits::ACCESS_LOG_END) == Err(RecvTimeoutError::Timeout)
         {
-            tracing::warn!("access log: the last lines are not written: its reader does not take them");
+            tracing::warn!(
+                "access log: the last lines are not written: its reader does not take them"
+            );
         }
     }
 }
@@ -132,11 +156,17 @@ impl AccessLogQueue {
             record.capture = None;
         }
         let Cost { records, bytes } = Cost::of(&batch);
-        let queued = self.counters.queued_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let is_sent =
-            queued <= limits::ACCESS_LOG_QUEUE_BYTES && self.sender.try_send(Accepted { batch, bytes }).is_ok();
+        let queued = self
+            .counters
+            .queued_bytes
+            .fetch_add(bytes, Ordering::Relaxed)
+            + bytes;
+        let is_sent = queued <= limits::ACCESS_LOG_QUEUE_BYTES
+            && self.sender.try_send(Accepted { batch, bytes }).is_ok();
         if !is_sent {
-            self.counters.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.counters
+                .queued_bytes
+                .fetch_sub(bytes, Ordering::Relaxed);
             self.counters.lost(records);
         }
     }
@@ -161,11 +191,27 @@ impl AccessLogStats {
     /// Writes the metrics of the access log.
     pub(crate) fn write(&self, out: &mut Exposition) {
         let written = "Requests written to the access log.";
-        out.single("gw_access_log_written_total", Kind::Counter, written, self.written);
-        let dropped = "Requests missing in the access log, because a queue was full or a write failed.";
-        out.single("gw_access_log_dropped_total", Kind::Counter, dropped, self.dropped);
+        out.single(
+            "gw_access_log_written_total",
+            Kind::Counter,
+            written,
+            self.written,
+        );
+        let dropped =
+            "Requests missing in the access log, because a queue was full or a write failed.";
+        out.single(
+            "gw_access_log_dropped_total",
+            Kind::Counter,
+            dropped,
+            self.dropped,
+        );
         let failing = "1 while the access log cannot be written, else 0. Alert on 1.";
-        out.single("gw_access_log_failing", Kind::Gauge, failing, u64::from(self.failing));
+        out.single(
+            "gw_access_log_failing",
+            Kind::Gauge,
+            failing,
+            u64::from(self.failing),
+        );
     }
 }
 

@@ -39,9 +39,18 @@ impl Output {
             AccessLogTarget::Stdout => File::from(io::stdout().as_fd().try_clone_to_owned()?),
             AccessLogTarget::File(path) => open_file(path)?,
         };
-        let piece = if file.metadata()?.is_file() { FILE_PIECE } else { PIPE_PIECE };
+        let piece = if file.metadata()?.is_file() {
+            FILE_PIECE
+        } else {
+            PIPE_PIECE
+        };
         let is_torn = matches!(target, AccessLogTarget::File(path) if ends_with_part(path));
-        Ok(Self { target: target.clone(), file, piece, is_torn })
+        Ok(Self {
+            target: target.clone(),
+            file,
+            piece,
+            is_torn,
+        })
     }
 
     pub(super) fn target(&self) -> &AccessLogTarget {
@@ -53,7 +62,10 @@ impl Output {
         let reopened = Self::open(&self.target)?;
         let id = |file: &File| file.metadata().map(|file| (file.dev(), file.ino())).ok();
         let is_torn = reopened.is_torn || self.is_torn && id(&self.file) == id(&reopened.file);
-        *self = Self { is_torn, ..reopened };
+        *self = Self {
+            is_torn,
+            ..reopened
+        };
         Ok(())
     }
 
@@ -68,16 +80,23 @@ impl Output {
             self.is_torn = false;
         }
         self.write(lines).map_err(|(bytes, error)| {
-            let whole = lines[..bytes].iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+            let whole = lines[..bytes]
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |last| last + 1);
             // Not removed: another process may have appended to the file since.
             self.is_torn = whole < bytes;
-            Unwritten { written: memchr::memchr_iter(b'\n', &lines[..whole]).count(), error }
+            Unwritten {
+                written: memchr::memchr_iter(b'\n', &lines[..whole]).count(),
+                error,
+            }
         })
     }
 
     /// Whether the file was deleted, or another file was moved to its place.
     fn is_removed(&self) -> bool {
-        matches!(self.target, AccessLogTarget::File(_)) && self.file.metadata().is_ok_and(|file| file.nlink() == 0)
+        matches!(self.target, AccessLogTarget::File(_))
+            && self.file.metadata().is_ok_and(|file| file.nlink() == 0)
     }
 
     /// On an error, returns how many bytes were written before it.
@@ -99,9 +118,18 @@ impl Output {
 fn ends_with_part(path: &Path) -> bool {
     let last = || -> io::Result<u8> {
         let mut options = OpenOptions::new();
-        let file = options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+        let file = options
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(path)?;
         let mut byte = [0];
-        file.read_exact_at(&mut byte, file.metadata()?.len().checked_sub(1).ok_or(io::ErrorKind::UnexpectedEof)?)?;
+        file.read_exact_at(
+            &mut byte,
+            file.metadata()?
+                .len()
+                .checked_sub(1)
+                .ok_or(io::ErrorKind::UnexpectedEof)?,
+        )?;
         Ok(byte[0])
     };
     last().is_ok_and(|last| last != b'\n')
@@ -111,7 +139,9 @@ fn open_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o640);
     // A FIFO without a reader is an error, and does not block the start.
-    let file = options.custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    let file = options
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)?;
     let flags = rustix::fs::fcntl_getfl(&file)?;
     rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
     Ok(file)
@@ -136,20 +166,31 @@ mod tests {
         second.append(b"3\n").unwrap();
         first.append(b"4\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "1\n2\n3\n4\n");
-        assert_eq!((first.piece, fs::metadata(&path).unwrap().mode() & 0o777), (FILE_PIECE, 0o640 & !umask()));
+        assert_eq!(
+            (first.piece, fs::metadata(&path).unwrap().mode() & 0o777),
+            (FILE_PIECE, 0o640 & !umask())
+        );
     }
 
     fn umask() -> u32 {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("any");
-        OpenOptions::new().write(true).create_new(true).mode(0o777).open(&file).unwrap();
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o777)
+            .open(&file)
+            .unwrap();
         !fs::metadata(&file).unwrap().mode() & 0o777
     }
 
     #[test]
     fn a_renamed_file_is_written_until_the_log_is_reopened_and_a_removed_one_is_created() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, old) = (folder.path().join("access.jsonl"), folder.path().join("access.jsonl.1"));
+        let (path, old) = (
+            folder.path().join("access.jsonl"),
+            folder.path().join("access.jsonl.1"),
+        );
         let mut output = output(&path);
         output.append(b"1\n").unwrap();
         fs::rename(&path, &old).unwrap();
@@ -157,7 +198,10 @@ mod tests {
         output.reopen().unwrap();
         output.append(b"3\n").unwrap();
         assert_eq!(
-            (fs::read_to_string(&old).unwrap(), fs::read_to_string(&path).unwrap()),
+            (
+                fs::read_to_string(&old).unwrap(),
+                fs::read_to_string(&path).unwrap()
+            ),
             ("1\n2\n".into(), "3\n".into())
         );
         fs::remove_file(&path).unwrap();
@@ -194,16 +238,30 @@ mod tests {
     fn a_line_that_was_written_in_part_is_ended_by_the_next_write() {
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
         let mut options = OpenOptions::new();
-        let reader = options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&fifo).unwrap();
+        let reader = options
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(&fifo)
+            .unwrap();
         let mut output = output(&fifo);
         rustix::fs::fcntl_setfl(&output.file, OFlags::NONBLOCK | OFlags::APPEND).unwrap();
         // More than any pipe holds by default.
         let mut lines = vec![b'x'; 2 << 20];
         lines[1] = b'\n';
         let Unwritten { written, error } = output.append(&lines).unwrap_err();
-        assert_eq!((written, error.kind(), output.is_torn), (1, io::ErrorKind::WouldBlock, true));
+        assert_eq!(
+            (written, error.kind(), output.is_torn),
+            (1, io::ErrorKind::WouldBlock, true)
+        );
         drop(reader);
     }
 
@@ -215,7 +273,14 @@ mod tests {
         assert_eq!((written, error.kind()), (0, io::ErrorKind::StorageFull));
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
         assert!(Output::open(&AccessLogTarget::File(fifo)).is_err());
     }
 }

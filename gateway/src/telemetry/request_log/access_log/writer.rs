@@ -27,7 +27,14 @@ pub(super) struct LineWriter {
 impl LineWriter {
     pub(super) fn new(output: Output, masker: Masker, counters: Arc<AccessLogCounters>) -> Self {
         let alarm = Alarm::new(format!("access log {}", output.target()));
-        Self { output, masker, counters, alarm, lines: Vec::new(), count: 0 }
+        Self {
+            output,
+            masker,
+            counters,
+            alarm,
+            lines: Vec::new(),
+            count: 0,
+        }
     }
 
     /// Runs until all senders are dropped.
@@ -39,7 +46,9 @@ impl LineWriter {
                         records.iter().for_each(|record| self.add(label, record));
                     }
                     self.flush();
-                    self.counters.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                    self.counters
+                        .queued_bytes
+                        .fetch_sub(bytes, Ordering::Relaxed);
                 }
                 Err(RecvTimeoutError::Timeout) => self.reopen_if_asked(),
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -65,12 +74,24 @@ impl LineWriter {
     fn flush(&mut self) {
         self.reopen_if_asked();
         let result = self.output.append(&self.lines);
-        let written = result.as_ref().map_or_else(|unwritten| unwritten.written, |()| self.count);
+        let written = result
+            .as_ref()
+            .map_or_else(|unwritten| unwritten.written, |()| self.count);
         let lost = self.count - written;
-        self.counters.written.fetch_add(written as u64, Ordering::Relaxed);
+        self.counters
+            .written
+            .fetch_add(written as u64, Ordering::Relaxed);
         self.counters.lost(lost);
-        self.counters.failing.store(result.is_err(), Ordering::Relaxed);
-        self.alarm.note(result.as_ref().map(drop).map_err(|Unwritten { error, .. }| error), lost as u64);
+        self.counters
+            .failing
+            .store(result.is_err(), Ordering::Relaxed);
+        self.alarm.note(
+            result
+                .as_ref()
+                .map(drop)
+                .map_err(|Unwritten { error, .. }| error),
+            lost as u64,
+        );
         self.lines.clear();
         self.count = 0;
     }

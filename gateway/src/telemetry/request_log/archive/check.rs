@@ -15,7 +15,11 @@ pub(crate) enum Step {
 }
 
 /// Writes, lists, reads and deletes a small object. Returns the place of the archive, or the step that failed.
-pub(crate) fn check(settings: &ArchiveSettings, keys: &RegionKeys, apex: &str) -> Result<String, (Step, ArchiveError)> {
+pub(crate) fn check(
+    settings: &ArchiveSettings,
+    keys: &RegionKeys,
+    apex: &str,
+) -> Result<String, (Step, ArchiveError)> {
     const CONTENT: &[u8] = b"written by gw-gateway doctor";
     let bucket = Bucket::new(settings).map_err(|error| (Step::Write, error))?;
     let folder = format!("{apex}/doctor");
@@ -23,7 +27,8 @@ pub(crate) fn check(settings: &ArchiveSettings, keys: &RegionKeys, apex: &str) -
     let at = |step| move |error| (step, error);
     let key = Sealing::new(keys).object(&name).map_err(at(Step::Write))?;
     let mut sealed = Vec::new();
-    key.seal(0, CONTENT.to_vec(), &mut sealed).map_err(at(Step::Write))?;
+    key.seal(0, CONTENT.to_vec(), &mut sealed)
+        .map_err(at(Step::Write))?;
     bucket.put(&name, sealed).map_err(at(Step::Write))?;
     let listed = bucket.objects(&folder, usize::MAX).map_err(at(Step::List));
     let read = bucket.get(&name, None).map_err(at(Step::Read));
@@ -31,13 +36,31 @@ pub(crate) fn check(settings: &ArchiveSettings, keys: &RegionKeys, apex: &str) -
     bucket.delete(&name).map_err(at(Step::Delete))?;
     if !listed?.contains(&name) {
         let reason = "the object that was just written is not listed".to_owned();
-        return Err((Step::List, ArchiveError::Store { action: "list", name: folder, reason }));
+        return Err((
+            Step::List,
+            ArchiveError::Store {
+                action: "list",
+                name: folder,
+                reason,
+            },
+        ));
     }
-    match read?.map(|sealed| key.open(0, sealed)).transpose().map_err(at(Step::Read))? {
+    match read?
+        .map(|sealed| key.open(0, sealed))
+        .transpose()
+        .map_err(at(Step::Read))?
+    {
         Some(content) if content == CONTENT => Ok(bucket.place().to_owned()),
         _ => {
             let reason = "it is not as it was written".to_owned();
-            Err((Step::Read, ArchiveError::Store { action: "read", name, reason }))
+            Err((
+                Step::Read,
+                ArchiveError::Store {
+                    action: "read",
+                    name,
+                    reason,
+                },
+            ))
         }
     }
 }

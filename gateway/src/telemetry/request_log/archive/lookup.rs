@@ -36,7 +36,11 @@ struct StoredMessage {
 }
 
 impl Archive {
-    pub(super) fn find(&self, node: NodeSlot, id: RequestId) -> Result<Option<Found>, ArchiveError> {
+    pub(super) fn find(
+        &self,
+        node: NodeSlot,
+        id: RequestId,
+    ) -> Result<Option<Found>, ArchiveError> {
         let day = Day::of_ms(id.unix_ms());
         if !self.now.days().contains(&day) {
             return Ok(None);
@@ -59,33 +63,57 @@ impl Archive {
     }
 
     /// Objects with records that began in an hour, the newest first.
-    pub(super) fn objects_of_hour(&self, node: NodeSlot, day: Day, hour: u32) -> Result<Vec<ObjectName>, ArchiveError> {
+    pub(super) fn objects_of_hour(
+        &self,
+        node: NodeSlot,
+        day: Day,
+        hour: u32,
+    ) -> Result<Vec<ObjectName>, ArchiveError> {
         let folder = hour_folder(&self.region, day, node, hour);
         // Twice as many, because of the objects of bodies.
         let names = self.bucket.objects(&folder, 2 * OBJECTS_OF_HOUR)?;
         let files = names.iter().filter_map(|name| name.rsplit('/').next());
-        let mut objects: Vec<ObjectName> = files.filter_map(|file| ObjectName::parse(day, node, file)).collect();
+        let mut objects: Vec<ObjectName> = files
+            .filter_map(|file| ObjectName::parse(day, node, file))
+            .collect();
         objects.sort_unstable_by_key(|object| std::cmp::Reverse((object.last, object.first)));
         Ok(objects)
     }
 
-    fn find_in(&self, object: &ObjectName, id: RequestId, second: u32) -> Result<Option<Found>, ArchiveError> {
-        let Some(content) = self.records(object)? else { return Ok(None) };
+    fn find_in(
+        &self,
+        object: &ObjectName,
+        id: RequestId,
+        second: u32,
+    ) -> Result<Option<Found>, ArchiveError> {
+        let Some(content) = self.records(object)? else {
+            return Ok(None);
+        };
         let found = Segment::read(&content).and_then(|segment| {
             let mut unpacker = Unpacker::new()?;
-            segment.find(id, second, &mut unpacker, |segment, block, index| read_row(object, segment, block, index))
+            segment.find(id, second, &mut unpacker, |segment, block, index| {
+                read_row(object, segment, block, index)
+            })
         });
         found.map_err(|error| self.damaged(object, error))
     }
 
-    pub(super) fn body_of(&self, found: &Found, side: Side) -> Result<Option<BodyView>, ArchiveError> {
+    pub(super) fn body_of(
+        &self,
+        found: &Found,
+        side: Side,
+    ) -> Result<Option<BodyView>, ArchiveError> {
         let message = match side {
             Side::Request => &found.request,
             Side::Response => &found.response,
         };
-        let Some(message) = message else { return Ok(None) };
+        let Some(message) = message else {
+            return Ok(None);
+        };
         let head = Head::read(&message.head).map_err(|error| self.damaged(&found.object, error))?;
-        let Some(bytes) = self.bytes_of(&found.object, message, &head)? else { return Ok(None) };
+        let Some(bytes) = self.bytes_of(&found.object, message, &head)? else {
+            return Ok(None);
+        };
         Ok(Some(BodyView {
             content_type: head.header(&header::CONTENT_TYPE),
             content_encoding: head.header(&header::CONTENT_ENCODING),
@@ -103,13 +131,22 @@ impl Archive {
             let headers = head.header_map().map_err(damaged)?;
             let (truncated, truncated_by) = (head.truncated, head.truncated_by);
             if let Some(bytes) = self.bytes_of(&found.object, message, &head)? {
-                let body = BodyCapture { bytes: Bytes::from(bytes), truncated, truncated_by };
+                let body = BodyCapture {
+                    bytes: Bytes::from(bytes),
+                    truncated,
+                    truncated_by,
+                };
                 request = Some(MessageCapture { headers, body });
             }
         }
         let method = Method::from_bytes(found.view.method.as_bytes());
         let method = method.map_err(|_| damaged(LogError::Damaged("a method")))?;
-        Ok(CapturedRequest { view: found.view, method, target: found.target, request })
+        Ok(CapturedRequest {
+            view: found.view,
+            method,
+            target: found.target,
+            request,
+        })
     }
 
     /// Reads the body of a message. `None` if it has expired.
@@ -125,7 +162,12 @@ impl Archive {
             let end = message.offset.saturating_add(message.length.into());
             self.stored_body(object, message.offset..end)?
         };
-        stored.map(|stored| head.body(stored).map_err(|error| self.damaged(object, error))).transpose()
+        stored
+            .map(|stored| {
+                head.body(stored)
+                    .map_err(|error| self.damaged(object, error))
+            })
+            .transpose()
     }
 }
 
@@ -135,11 +177,15 @@ fn read_row(
     block: &DecodedBlock<'_>,
     index: usize,
 ) -> Result<Found, LogError> {
-    let (service, row) = block.rows.get(index).ok_or(LogError::Damaged("a row is missing"))?;
+    let (service, row) = block
+        .rows
+        .get(index)
+        .ok_or(LogError::Damaged("a row is missing"))?;
     let mut view = block.view(row, segment.label(*service)?);
     let message = |side| row.capture.and_then(|key| segment.message(key, side));
     let (request, response) = (message(Side::Request), message(Side::Response));
-    (view.captured_request, view.captured_response) = (captured_view(request)?, captured_view(response)?);
+    (view.captured_request, view.captured_response) =
+        (captured_view(request)?, captured_view(response)?);
     let stored = |message: Message<'_>| StoredMessage {
         head: message.head.to_vec(),
         offset: message.offset,
@@ -154,6 +200,10 @@ fn read_row(
     })
 }
 
-pub(super) fn captured_view(message: Option<Message<'_>>) -> Result<Option<CapturedView>, LogError> {
-    message.map(|message| Ok(Head::read(message.head)?.view())).transpose()
+pub(super) fn captured_view(
+    message: Option<Message<'_>>,
+) -> Result<Option<CapturedView>, LogError> {
+    message
+        .map(|message| Ok(Head::read(message.head)?.view()))
+        .transpose()
 }

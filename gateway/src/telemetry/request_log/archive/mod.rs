@@ -73,9 +73,15 @@ struct Cache {
 pub enum ArchiveError {
     /// The store did not do what was asked.
     #[error("archive: cannot {action} {name}: {reason}")]
-    Store { action: &'static str, name: String, reason: String },
+    Store {
+        action: &'static str,
+        name: String,
+        reason: String,
+    },
     /// An object is not what a node wrote.
-    #[error("archive: {0}: does not open with the region key: it was changed, or is of another region")]
+    #[error(
+        "archive: {0}: does not open with the region key: it was changed, or is of another region"
+    )]
     Refused(String),
     #[error("archive: {name}: {error}")]
     Damaged { name: String, error: LogError },
@@ -96,7 +102,11 @@ pub enum ArchiveError {
 
 impl Archive {
     /// Opens the archive of the region with this apex. Connects when it is first used.
-    pub fn open(settings: &ArchiveSettings, keys: &RegionKeys, apex: &str) -> Result<Self, ArchiveError> {
+    pub fn open(
+        settings: &ArchiveSettings,
+        keys: &RegionKeys,
+        apex: &str,
+    ) -> Result<Self, ArchiveError> {
         Self::open_at(settings, keys, apex, Timestamp::now)
     }
 
@@ -122,7 +132,10 @@ impl Archive {
             region: apex.to_owned(),
             now,
             counters: Arc::default(),
-            cache: Mutex::new(Cache { objects: LruCache::new(CACHE_OBJECTS), bytes: 0 }),
+            cache: Mutex::new(Cache {
+                objects: LruCache::new(CACHE_OBJECTS),
+                bytes: 0,
+            }),
         })
     }
 
@@ -136,20 +149,36 @@ impl Archive {
     }
 
     /// Returns a captured body; `None` if it was not captured.
-    pub fn body(&self, node: NodeSlot, id: RequestId, side: Side) -> Result<Option<BodyView>, ArchiveError> {
-        self.find(node, id)?.map_or(Ok(None), |found| self.body_of(&found, side))
+    pub fn body(
+        &self,
+        node: NodeSlot,
+        id: RequestId,
+        side: Side,
+    ) -> Result<Option<BodyView>, ArchiveError> {
+        self.find(node, id)?
+            .map_or(Ok(None), |found| self.body_of(&found, side))
     }
 
     /// Returns the request with this id and its captured message, as needed to replay it.
-    pub fn captured(&self, node: NodeSlot, id: RequestId) -> Result<Option<CapturedRequest>, ArchiveError> {
-        self.find(node, id)?.map(|found| self.captured_of(found)).transpose()
+    pub fn captured(
+        &self,
+        node: NodeSlot,
+        id: RequestId,
+    ) -> Result<Option<CapturedRequest>, ArchiveError> {
+        self.find(node, id)?
+            .map(|found| self.captured_of(found))
+            .transpose()
     }
 
     /// Returns a page of the requests that `node` recorded and that match `query`, the newest first.
     ///
     /// The work of one search is bounded: a page may have fewer items than the limit, or none, and a `next_cursor` to
     /// continue. Objects that are refused are skipped, counted and logged.
-    pub fn search(&self, node: NodeSlot, query: &SearchQuery) -> Result<Page<RequestView>, ArchiveError> {
+    pub fn search(
+        &self,
+        node: NodeSlot,
+        query: &SearchQuery,
+    ) -> Result<Page<RequestView>, ArchiveError> {
         self.search_within(node, query, search::WORK_MAX)
     }
 
@@ -159,7 +188,11 @@ impl Archive {
         let mut nodes = BTreeSet::new();
         for day in (days.start().0..=days.end().0).map(Day) {
             let folders = self.bucket.folders(&day_folder(&self.region, day))?;
-            nodes.extend(folders.iter().filter_map(|slot| NodeSlot::new(slot.parse().ok()?)));
+            nodes.extend(
+                folders
+                    .iter()
+                    .filter_map(|slot| NodeSlot::new(slot.parse().ok()?)),
+            );
         }
         Ok(nodes.into_iter().collect())
     }
@@ -170,17 +203,25 @@ impl Archive {
             return Ok(Some(Arc::clone(content)));
         }
         let path = name.path(&self.region, Kind::Blocks);
-        let Some(sealed) = self.bucket.get(&path, None)? else { return Ok(None) };
+        let Some(sealed) = self.bucket.get(&path, None)? else {
+            return Ok(None);
+        };
         let content = Arc::new(self.opened(&path, 0, &sealed)?);
         self.cache().put(name.clone(), Arc::clone(&content));
         Ok(Some(content))
     }
 
     /// Reads and opens a body.
-    fn stored_body(&self, name: &ObjectName, range: Range<u64>) -> Result<Option<Vec<u8>>, ArchiveError> {
+    fn stored_body(
+        &self,
+        name: &ObjectName,
+        range: Range<u64>,
+    ) -> Result<Option<Vec<u8>>, ArchiveError> {
         let path = name.path(&self.region, Kind::Bodies);
         let offset = range.start;
-        let Some(sealed) = self.bucket.get(&path, Some(range))? else { return Ok(None) };
+        let Some(sealed) = self.bucket.get(&path, Some(range))? else {
+            return Ok(None);
+        };
         self.opened(&path, offset, &sealed).map(Some)
     }
 
@@ -194,7 +235,10 @@ impl Archive {
 
     fn damaged(&self, name: &ObjectName, error: LogError) -> ArchiveError {
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
-        ArchiveError::Damaged { name: name.path(&self.region, Kind::Blocks), error }
+        ArchiveError::Damaged {
+            name: name.path(&self.region, Kind::Blocks),
+            error,
+        }
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {

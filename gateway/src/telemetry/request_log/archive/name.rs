@@ -33,7 +33,13 @@ pub(super) enum Kind {
 
 impl ObjectName {
     pub(super) fn path(&self, region: &str, kind: Kind) -> String {
-        let Self { day, slot, first, last, digest } = self;
+        let Self {
+            day,
+            slot,
+            first,
+            last,
+            digest,
+        } = self;
         let folder = hour_folder(region, *day, *slot, first / HOUR);
         format!("{folder}/{first:05}-{last:05}-{digest}.{kind}")
     }
@@ -43,11 +49,16 @@ impl ObjectName {
         let mut parts = file.strip_suffix(".blocks")?.splitn(3, '-');
         let mut second = || {
             let part = parts.next().filter(|part| part.len() == 5)?;
-            part.parse::<u32>().ok().filter(|second| *second < 24 * HOUR)
+            part.parse::<u32>()
+                .ok()
+                .filter(|second| *second < 24 * HOUR)
         };
         let (first, last) = (second()?, second()?);
         let digest = parts.next().filter(|digest| {
-            digest.len() == DIGEST_DIGITS && digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+            digest.len() == DIGEST_DIGITS
+                && digest
+                    .bytes()
+                    .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
         })?;
         (first <= last && first / HOUR == last / HOUR).then(|| Self {
             day,
@@ -87,11 +98,26 @@ mod tests {
 
     #[test]
     fn names_contain_day_node_and_seconds() {
-        let (day, slot) = (Day::of_file_name("2026-11-21.").unwrap(), NodeSlot::new(7).unwrap());
-        let name = ObjectName { day, slot, first: 3599, last: 3599, digest: "0123456789abcdef".to_owned() };
+        let (day, slot) = (
+            Day::of_file_name("2026-11-21.").unwrap(),
+            NodeSlot::new(7).unwrap(),
+        );
+        let name = ObjectName {
+            day,
+            slot,
+            first: 3599,
+            last: 3599,
+            digest: "0123456789abcdef".to_owned(),
+        };
         let path = name.path("eu1.example.com", Kind::Blocks);
-        assert_eq!(path, "eu1.example.com/2026-11-21/0007/00/03599-03599-0123456789abcdef.blocks");
-        assert_eq!(ObjectName::parse(day, slot, path.rsplit('/').next().unwrap()), Some(name));
+        assert_eq!(
+            path,
+            "eu1.example.com/2026-11-21/0007/00/03599-03599-0123456789abcdef.blocks"
+        );
+        assert_eq!(
+            ObjectName::parse(day, slot, path.rsplit('/').next().unwrap()),
+            Some(name)
+        );
         for other in [
             "",
             "03599-03599-0123456789abcdef.bodies",

@@ -12,14 +12,22 @@ pub(super) struct Bucket(Infallible);
 impl Bucket {
     pub(super) fn new(settings: &ArchiveSettings) -> Result<Self, ArchiveError> {
         let reason = "this program was built without the feature `archive`".to_owned();
-        Err(ArchiveError::Store { action: "use", name: settings.place(), reason })
+        Err(ArchiveError::Store {
+            action: "use",
+            name: settings.place(),
+            reason,
+        })
     }
 
     pub(super) fn put(&self, _: &str, _: Vec<u8>) -> Result<(), ArchiveError> {
         match self.0 {}
     }
 
-    pub(super) fn get(&self, _: &str, _: Option<Range<u64>>) -> Result<Option<Vec<u8>>, ArchiveError> {
+    pub(super) fn get(
+        &self,
+        _: &str,
+        _: Option<Range<u64>>,
+    ) -> Result<Option<Vec<u8>>, ArchiveError> {
         match self.0 {}
     }
 

@@ -51,21 +51,34 @@ impl Outbox {
     /// Opens the outbox of `day`; `None` if the day has no file. Creates the tables, with all rows that the file has
     /// already. Rows written from now on are noted as of `slot`.
     pub(super) fn open(folder: &Path, day: Day, slot: NodeSlot) -> Result<Option<Self>, LogError> {
-        let Some(mut connection) = open_to_change(folder, day)? else { return Ok(None) };
+        let Some(mut connection) = open_to_change(folder, day)? else {
+            return Ok(None);
+        };
         // As the writer: no commit waits for the disk, and checkpoints are left to the writer. A power cut may undo the end of
         // an upload, which is then repeated.
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         let exists = "SELECT 1 FROM sqlite_schema WHERE name = 'archiving'";
-        let known: Option<i64> = if connection.query_row(exists, [], |_| Ok(())).optional()?.is_some() {
-            connection.query_row("SELECT slot FROM archiving", [], |row| row.get(0)).optional()?
+        let known: Option<i64> = if connection
+            .query_row(exists, [], |_| Ok(()))
+            .optional()?
+            .is_some()
+        {
+            connection
+                .query_row("SELECT slot FROM archiving", [], |row| row.get(0))
+                .optional()?
         } else {
             None
         };
         if known != Some(slot.get().into()) {
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             // Another process may have made them since.
-            if transaction.query_row(exists, [], |_| Ok(())).optional()?.is_none() {
+            if transaction
+                .query_row(exists, [], |_| Ok(()))
+                .optional()?
+                .is_none()
+            {
                 transaction.execute_batch(TABLES)?;
                 transaction.execute("INSERT INTO archiving VALUES (?1, 0, NULL)", [slot.get()])?;
                 let fill = "INSERT INTO unarchived (arrival, slot) SELECT key, ?1 FROM arrival ORDER BY key";
@@ -75,14 +88,18 @@ impl Outbox {
             }
             transaction.commit()?;
         }
-        Ok(Some(Self { connection, unpacker: Unpacker::new()? }))
+        Ok(Some(Self {
+            connection,
+            unpacker: Unpacker::new()?,
+        }))
     }
 
     /// Claims the next rows, with about `bytes` of content or one commit more. `None` if all are archived.
     pub(super) fn claim(&mut self, bytes: usize) -> Result<Option<Claim>, LogError> {
         let state = "SELECT uploads, claimed FROM archiving";
         let (upload, claimed): (i64, Option<i64>) =
-            self.connection.query_row(state, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            self.connection
+                .query_row(state, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let Some(mut claim) = self.read(upload, claimed, bytes)? else {
             if let Some(claimed) = claimed {
                 // Nothing is left of a claim.
@@ -109,8 +126,11 @@ impl Outbox {
     }
 
     fn end_upload(&mut self, upload: i64, last: i64) -> Result<(), LogError> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let update = "UPDATE archiving SET uploads = uploads + 1, claimed = NULL WHERE uploads = ?1";
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let update =
+            "UPDATE archiving SET uploads = uploads + 1, claimed = NULL WHERE uploads = ?1";
         // Another process may have uploaded the same rows.
         if transaction.execute(update, [upload])? > 0 {
             transaction.execute("DELETE FROM unarchived WHERE number <= ?1", [last])?;
@@ -119,7 +139,12 @@ impl Outbox {
     }
 
     /// Reads the rows up to `claimed`, or up to about `bytes` of content.
-    fn read(&mut self, upload: i64, claimed: Option<i64>, bytes: usize) -> Result<Option<Claim>, LogError> {
+    fn read(
+        &mut self,
+        upload: i64,
+        claimed: Option<i64>,
+        bytes: usize,
+    ) -> Result<Option<Claim>, LogError> {
         let mut select = self.connection.prepare_cached(
             "SELECT u.number, u.slot, a.key, a.blocks FROM unarchived u JOIN arrival a ON a.key = u.arrival
              WHERE u.number <= ?1 ORDER BY u.number",
@@ -128,10 +153,17 @@ impl Outbox {
         let mut claim: Option<Claim> = None;
         let mut size = 0;
         while let Some(row) = rows.next()? {
-            let slot = u16::try_from(row.get::<_, i64>(1)?).ok().and_then(NodeSlot::new);
+            let slot = u16::try_from(row.get::<_, i64>(1)?)
+                .ok()
+                .and_then(NodeSlot::new);
             let slot = slot.ok_or(LogError::Damaged("the slot of a row in the outbox"))?;
-            let claim =
-                claim.get_or_insert_with(|| Claim { slot, drafts: BTreeMap::new(), damaged: 0, last: 0, upload });
+            let claim = claim.get_or_insert_with(|| Claim {
+                slot,
+                drafts: BTreeMap::new(),
+                damaged: 0,
+                last: 0,
+                upload,
+            });
             if claim.slot != slot || (claimed.is_none() && size >= bytes) {
                 break;
             }
@@ -140,7 +172,13 @@ impl Outbox {
             let arrived = read_arrived(row.get_ref(3)?.as_blob().map_err(rusqlite::Error::from)?)?;
             let second = second_of_key(key);
             for block in arrived {
-                size += add_block(&self.connection, &mut self.unpacker, claim, second, block.key(second))?;
+                size += add_block(
+                    &self.connection,
+                    &mut self.unpacker,
+                    claim,
+                    second,
+                    block.key(second),
+                )?;
             }
         }
         Ok(claim)
@@ -148,15 +186,23 @@ impl Outbox {
 
     /// Reads the captured messages whose keys are in the draft.
     fn add_captures(&self, draft: &mut Draft) -> Result<(), LogError> {
-        let mut select = self
-            .connection
-            .prepare_cached("SELECT request, request_body, response, response_body FROM capture WHERE key = ?1")?;
+        let mut select = self.connection.prepare_cached(
+            "SELECT request, request_body, response, response_body FROM capture WHERE key = ?1",
+        )?;
         for (key, capture) in &mut draft.captures {
             let message = |head: Option<Vec<u8>>, body: Option<Vec<u8>>| {
-                head.map(|head| StoredMessage { head, body: body.unwrap_or_default() })
+                head.map(|head| StoredMessage {
+                    head,
+                    body: body.unwrap_or_default(),
+                })
             };
             let found = select
-                .query_row([key], |row| Ok((message(row.get(0)?, row.get(1)?), message(row.get(2)?, row.get(3)?))))
+                .query_row([key], |row| {
+                    Ok((
+                        message(row.get(0)?, row.get(1)?),
+                        message(row.get(2)?, row.get(3)?),
+                    ))
+                })
                 .optional()?;
             if let Some((request, response)) = found {
                 *capture = StoredCapture { request, response };
@@ -175,12 +221,20 @@ fn add_block(
     second: i64,
     key: i64,
 ) -> Result<usize, LogError> {
-    let mut select = connection.prepare_cached("SELECT zone, longest_us, data FROM block WHERE key = ?1")?;
-    let found = select.query_row([key], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, Vec<u8>>(2)?))).optional()?;
+    let mut select =
+        connection.prepare_cached("SELECT zone, longest_us, data FROM block WHERE key = ?1")?;
+    let found = select
+        .query_row([key], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get::<_, Vec<u8>>(2)?))
+        })
+        .optional()?;
     let (zone, longest_us, data) = found.ok_or(LogError::Damaged("a block is missing"))?;
     let second = second as u32;
     let raw = unpacker.unpack(&data);
-    let decoded = raw.as_ref().map_err(|_| ()).and_then(|raw| DecodedBlock::read(raw, |_| true).map_err(drop));
+    let decoded = raw
+        .as_ref()
+        .map_err(|_| ())
+        .and_then(|raw| DecodedBlock::read(raw, |_| true).map_err(drop));
     let Ok(decoded) = decoded else {
         // Readers cannot decode it either.
         claim.damaged += 1;
@@ -201,9 +255,23 @@ fn add_block(
         }
     }
     for capture in decoded.rows.iter().filter_map(|(_, row)| row.capture) {
-        size += length.query_row(params![capture], |row| row.get::<_, i64>(0)).optional()?.unwrap_or(0) as usize;
-        draft.captures.insert(capture, StoredCapture { request: None, response: None });
+        size += length
+            .query_row(params![capture], |row| row.get::<_, i64>(0))
+            .optional()?
+            .unwrap_or(0) as usize;
+        draft.captures.insert(
+            capture,
+            StoredCapture {
+                request: None,
+                response: None,
+            },
+        );
     }
-    draft.blocks.push(StoredBlock { second, zone, longest_us, data });
+    draft.blocks.push(StoredBlock {
+        second,
+        zone,
+        longest_us,
+        data,
+    });
     Ok(size)
 }

@@ -55,31 +55,62 @@ impl Bucket {
             .with_disable_bulk_delete(true)
             .with_allow_http(true)
             // The uploader retries with a backoff of its own. The store's would wait in a runtime of tokio.
-            .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
+            .with_retry(RetryConfig {
+                max_retries: 0,
+                ..RetryConfig::default()
+            })
             .with_http_connector(Connector(agent(settings)));
         if let Some(endpoint) = &settings.endpoint {
             // The store expects the bucket in the host of the endpoint, if requests are to have it there.
             let hosted = endpoint.replacen("://", &format!("://{}.", settings.bucket), 1);
-            builder = builder.with_endpoint(if settings.path_style { endpoint } else { &hosted });
+            builder = builder.with_endpoint(if settings.path_style {
+                endpoint
+            } else {
+                &hosted
+            });
         }
         if let Some(token) = &settings.session_token {
             builder = builder.with_token(token.reveal());
         }
         let place = settings.place();
-        let store = builder.build().map_err(|error| failure("use", &place, &error))?;
-        Ok(Self { store, prefix: settings.prefix.clone(), place })
+        let store = builder
+            .build()
+            .map_err(|error| failure("use", &place, &error))?;
+        Ok(Self {
+            store,
+            prefix: settings.prefix.clone(),
+            place,
+        })
     }
 
     /// Writes or replaces an object.
     pub(super) fn put(&self, name: &str, content: Vec<u8>) -> Result<(), ArchiveError> {
-        let written = block_on(self.store.put(&self.path(name), Bytes::from(content).into()));
-        written.map(drop).map_err(|error| failure("write", name, &error))
+        let written = block_on(
+            self.store
+                .put(&self.path(name), Bytes::from(content).into()),
+        );
+        written
+            .map(drop)
+            .map_err(|error| failure("write", name, &error))
     }
 
     /// Reads an object, or a part of it. `None` if it does not exist.
-    pub(super) fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>, ArchiveError> {
-        let options = GetOptions { range: range.map(Into::into), ..GetOptions::default() };
-        let read = block_on(async { self.store.get_opts(&self.path(name), options).await?.bytes().await });
+    pub(super) fn get(
+        &self,
+        name: &str,
+        range: Option<Range<u64>>,
+    ) -> Result<Option<Vec<u8>>, ArchiveError> {
+        let options = GetOptions {
+            range: range.map(Into::into),
+            ..GetOptions::default()
+        };
+        let read = block_on(async {
+            self.store
+                .get_opts(&self.path(name), options)
+                .await?
+                .bytes()
+                .await
+        });
         found(read, "read", name).map(|bytes| bytes.map(Vec::from))
     }
 
@@ -91,7 +122,12 @@ impl Bucket {
 
     /// Deletes an object. It may be missing.
     pub(super) fn delete(&self, name: &str) -> Result<(), ArchiveError> {
-        found(block_on(self.store.delete(&self.path(name))), "delete", name).map(drop)
+        found(
+            block_on(self.store.delete(&self.path(name))),
+            "delete",
+            name,
+        )
+        .map(drop)
     }
 
     /// Names of the objects directly or further below `folder`, at most `limit`.
@@ -113,7 +149,10 @@ impl Bucket {
     pub(super) fn folders(&self, folder: &str) -> Result<Vec<String>, ArchiveError> {
         let listed = block_on(self.store.list_with_delimiter(Some(&self.path(folder))));
         let listed = listed.map_err(|error| failure("list", folder, &error))?;
-        let folders = listed.common_prefixes.iter().filter_map(|path| path.parts().next_back());
+        let folders = listed
+            .common_prefixes
+            .iter()
+            .filter_map(|path| path.parts().next_back());
         Ok(folders.map(|part| part.as_ref().to_owned()).collect())
     }
 
@@ -122,28 +161,48 @@ impl Bucket {
     }
 
     fn path(&self, name: &str) -> Path {
-        if self.prefix.is_empty() { Path::from(name) } else { Path::from(format!("{}/{name}", self.prefix)) }
+        if self.prefix.is_empty() {
+            Path::from(name)
+        } else {
+            Path::from(format!("{}/{name}", self.prefix))
+        }
     }
 
     /// Name without the prefix. `None` of an object outside it.
     fn name(&self, path: &Path) -> Option<String> {
         let text = path.as_ref();
-        let rest = if self.prefix.is_empty() { Some(text) } else { text.strip_prefix(&self.prefix)?.strip_prefix('/') };
+        let rest = if self.prefix.is_empty() {
+            Some(text)
+        } else {
+            text.strip_prefix(&self.prefix)?.strip_prefix('/')
+        };
         rest.map(str::to_owned)
     }
 }
 
-fn found<T>(result: object_store::Result<T>, action: &'static str, name: &str) -> Result<Option<T>, ArchiveError> {
+fn found<T>(
+    result: object_store::Result<T>,
+    action: &'static str,
+    name: &str,
+) -> Result<Option<T>, ArchiveError> {
     match result {
         Ok(value) => Ok(Some(value)),
         // Servers tell a missing bucket by the same status.
-        Err(object_store::Error::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => Ok(None),
+        Err(object_store::Error::NotFound { source, .. })
+            if !source.to_string().contains("NoSuchBucket") =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(failure(action, name, &error)),
     }
 }
 
 fn failure(action: &'static str, name: &str, error: &object_store::Error) -> ArchiveError {
-    ArchiveError::Store { action, name: name.to_owned(), reason: reason(error) }
+    ArchiveError::Store {
+        action,
+        name: name.to_owned(),
+        reason: reason(error),
+    }
 }
 
 /// The server's own code and message if it sent them, else the innermost cause.
@@ -151,7 +210,8 @@ fn reason(error: &object_store::Error) -> String {
     let text = error.to_string();
     let element = |name: &str| {
         let (_, rest) = text.split_once(&format!("<{name}>"))?;
-        rest.split_once("</").map(|(content, _)| content.trim().to_owned())
+        rest.split_once("</")
+            .map(|(content, _)| content.trim().to_owned())
     };
     let mut reason = match (element("Code"), element("Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
@@ -175,7 +235,11 @@ fn agent(settings: &ArchiveSettings) -> ureq::Agent {
         .timeout_global(Some(REQUEST_WITHIN))
         .http_status_as_error(false)
         .max_redirects(0);
-    if settings.endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http:")) {
+    if settings
+        .endpoint
+        .as_deref()
+        .is_some_and(|endpoint| endpoint.starts_with("http:"))
+    {
         return config.build().new_agent();
     }
     let authorities = settings.authorities.clone().unwrap_or_else(|| {
@@ -185,7 +249,10 @@ fn agent(settings: &ArchiveSettings) -> ureq::Agent {
         }
         found.certs
     });
-    let roots: Vec<_> = authorities.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
+    let roots: Vec<_> = authorities
+        .iter()
+        .map(|root| Certificate::from_der(root).to_owned())
+        .collect();
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::new_with_certs(&roots))
         .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -214,7 +281,8 @@ impl HttpService for Client {
             Some(bytes) => bytes.clone(),
             None => body.collect().await?.to_bytes(),
         };
-        self.send(Request::from_parts(parts, body)).map_err(|error| HttpError::new(kind(&error), error))
+        self.send(Request::from_parts(parts, body))
+            .map_err(|error| HttpError::new(kind(&error), error))
     }
 }
 

@@ -45,9 +45,18 @@ impl Archive {
         work: u64,
     ) -> Result<Page<RequestView>, ArchiveError> {
         let criteria = Criteria::check(query)?;
-        let mut search = Search { archive: self, node, criteria, work, items: Vec::new() };
+        let mut search = Search {
+            archive: self,
+            node,
+            criteria,
+            work,
+            items: Vec::new(),
+        };
         let end = search.run()?;
-        Ok(Page { items: search.items, next_cursor: end.map(|PageEnd(cursor)| cursor) })
+        Ok(Page {
+            items: search.items,
+            next_cursor: end.map(|PageEnd(cursor)| cursor),
+        })
     }
 }
 
@@ -58,11 +67,23 @@ impl Search<'_> {
         let oldest = Day::of_ms(*range.start()).max(*kept.start());
         for day in (oldest.0..=newest.0).rev().map(Day) {
             // At most the last second of a day.
-            let second = |unix_ms: u64| (unix_ms.saturating_sub(day.start_ms()) / SLOT_MS).min(LAST_SECOND) as u32;
+            let second = |unix_ms: u64| {
+                (unix_ms.saturating_sub(day.start_ms()) / SLOT_MS).min(LAST_SECOND) as u32
+            };
             let seconds = (second(*range.start()), second(*range.end()));
-            let folders = self.archive.bucket.folders(&node_folder(&self.archive.region, day, self.node))?;
-            let hours: BTreeSet<u32> = folders.iter().filter_map(|hour| hour.parse().ok()).collect();
-            for hour in hours.into_iter().rev().filter(|hour| (seconds.0 / HOUR..=seconds.1 / HOUR).contains(hour)) {
+            let folders =
+                self.archive
+                    .bucket
+                    .folders(&node_folder(&self.archive.region, day, self.node))?;
+            let hours: BTreeSet<u32> = folders
+                .iter()
+                .filter_map(|hour| hour.parse().ok())
+                .collect();
+            for hour in hours
+                .into_iter()
+                .rev()
+                .filter(|hour| (seconds.0 / HOUR..=seconds.1 / HOUR).contains(hour))
+            {
                 let end = self.hour(day, hour, seconds)?;
                 if end.is_some() {
                     return Ok(end);
@@ -72,11 +93,20 @@ impl Search<'_> {
         Ok(None)
     }
 
-    fn hour(&mut self, day: Day, hour: u32, (from, to): (u32, u32)) -> Result<Option<PageEnd>, ArchiveError> {
+    fn hour(
+        &mut self,
+        day: Day,
+        hour: u32,
+        (from, to): (u32, u32),
+    ) -> Result<Option<PageEnd>, ArchiveError> {
         let objects = self.archive.objects_of_hour(self.node, day, hour)?;
         for window in (hour * HOUR / WINDOW..(hour + 1) * HOUR / WINDOW).rev() {
-            let seconds = (from.max(window * WINDOW), to.min(window * WINDOW + WINDOW - 1));
-            let within = |object: &&ObjectName| object.first <= seconds.1 && seconds.0 <= object.last;
+            let seconds = (
+                from.max(window * WINDOW),
+                to.min(window * WINDOW + WINDOW - 1),
+            );
+            let within =
+                |object: &&ObjectName| object.first <= seconds.1 && seconds.0 <= object.last;
             if seconds.0 > seconds.1 || !objects.iter().any(|object| within(&object)) {
                 continue;
             }
@@ -134,7 +164,11 @@ impl Search<'_> {
         let room = self.criteria.limit - self.items.len();
         let (zone, min_us) = self.criteria.zone();
         let mut unpacker = Unpacker::new()?;
-        for block in segment.blocks.iter().filter(|block| (from..=to).contains(&block.second)) {
+        for block in segment
+            .blocks
+            .iter()
+            .filter(|block| (from..=to).contains(&block.second))
+        {
             // As in the columns of a zone map.
             let longest_us = u64::try_from(block.longest_us).unwrap_or(0);
             if (block.zone as u64) & zone != zone || longest_us < min_us {
@@ -142,12 +176,22 @@ impl Search<'_> {
             }
             let raw = unpacker.unpack(block.data)?;
             let decoded = DecodedBlock::read(&raw, |service| {
-                segment.label(service).is_ok_and(|label| is_wanted(&self.criteria.services, label))
+                segment
+                    .label(service)
+                    .is_ok_and(|label| is_wanted(&self.criteria.services, label))
             })?;
             self.work = self.work.saturating_sub(1 + decoded.rows.len() as u64);
-            for (service, row) in decoded.rows.iter().filter(|(_, row)| self.criteria.matches(&decoded, row)) {
+            for (service, row) in decoded
+                .rows
+                .iter()
+                .filter(|(_, row)| self.criteria.matches(&decoded, row))
+            {
                 let id = decoded.id(row);
-                if found.len() >= room && found.first_key_value().is_some_and(|(oldest, _)| id < *oldest) {
+                if found.len() >= room
+                    && found
+                        .first_key_value()
+                        .is_some_and(|(oldest, _)| id < *oldest)
+                {
                     continue;
                 }
                 let mut view = decoded.view(row, segment.label(*service)?);

@@ -103,30 +103,58 @@ impl Draft {
     /// Encodes the draft. `None` if it has no blocks.
     pub(super) fn encode(mut self) -> Result<Option<Encoded>, LogError> {
         let seconds: BTreeSet<u32> = self.blocks.iter().map(|block| block.second).collect();
-        let (Some(&first), Some(&last)) = (seconds.first(), seconds.last()) else { return Ok(None) };
+        let (Some(&first), Some(&last)) = (seconds.first(), seconds.last()) else {
+            return Ok(None);
+        };
         let mut bodies = Bodies::default();
         let mut captures = BTreeMap::new();
         for (key, capture) in &mut self.captures {
-            let [request, response] = [&mut capture.request, &mut capture.response]
-                .map(|message| message.as_mut().map(|message| bodies.add(message)).transpose());
-            captures.insert(*key, Captured { request: request?, response: response? });
+            let [request, response] =
+                [&mut capture.request, &mut capture.response].map(|message| {
+                    message
+                        .as_mut()
+                        .map(|message| bodies.add(message))
+                        .transpose()
+                });
+            captures.insert(
+                *key,
+                Captured {
+                    request: request?,
+                    response: response?,
+                },
+            );
         }
         let segment = Segment {
-            services: self.services.iter().map(|(number, label)| (*number, label.as_str())).collect(),
+            services: self
+                .services
+                .iter()
+                .map(|(number, label)| (*number, label.as_str()))
+                .collect(),
             blocks: self.blocks.iter().map(StoredBlock::view).collect(),
             captures,
         };
-        let content =
-            postcard::to_extend(&segment, vec![VERSION]).map_err(|_| LogError::Encode("an archived object"))?;
+        let content = postcard::to_extend(&segment, vec![VERSION])
+            .map_err(|_| LogError::Encode("an archived object"))?;
         drop(segment);
         let digest = bodies.digest(&content);
-        Ok(Some(Encoded { first, last, digest, content, bodies: bodies.all }))
+        Ok(Some(Encoded {
+            first,
+            last,
+            digest,
+            content,
+            bodies: bodies.all,
+        }))
     }
 }
 
 impl StoredBlock {
     fn view(&self) -> Block<'_> {
-        Block { second: self.second, zone: self.zone, longest_us: self.longest_us, data: &self.data }
+        Block {
+            second: self.second,
+            zone: self.zone,
+            longest_us: self.longest_us,
+            data: &self.data,
+        }
     }
 }
 
@@ -136,11 +164,16 @@ impl Bodies {
         let body = std::mem::take(&mut message.body);
         let (offset, mut length) = (self.end, 0);
         if !body.is_empty() {
-            length = u32::try_from(body.len() + seal::OVERHEAD).map_err(|_| LogError::Encode("a captured body"))?;
+            length = u32::try_from(body.len() + seal::OVERHEAD)
+                .map_err(|_| LogError::Encode("a captured body"))?;
             self.end += u64::from(length);
             self.all.push((offset, body));
         }
-        Ok(Message { head: &message.head, offset, length })
+        Ok(Message {
+            head: &message.head,
+            offset,
+            length,
+        })
     }
 
     /// Digest of records and bodies, in hexadecimal digits.
@@ -151,7 +184,11 @@ impl Bodies {
             context.update(body);
         }
         let digest = context.finish();
-        let digits = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let digits = digest
+            .as_ref()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>();
         digits[..DIGEST_DIGITS].to_owned()
     }
 }
@@ -160,9 +197,12 @@ impl<'a> Segment<'a> {
     /// Decodes the opened content of an object.
     pub(super) fn read(content: &'a [u8]) -> Result<Self, LogError> {
         let Some((&VERSION, rest)) = content.split_first() else {
-            return Err(LogError::Damaged("an archived object of an unknown version"));
+            return Err(LogError::Damaged(
+                "an archived object of an unknown version",
+            ));
         };
-        postcard::from_bytes(rest).map_err(|_| LogError::Damaged("the contents of an archived object"))
+        postcard::from_bytes(rest)
+            .map_err(|_| LogError::Damaged("the contents of an archived object"))
     }
 
     /// Calls `visit` with each decoded block of the second in which `id` began.
@@ -176,7 +216,11 @@ impl<'a> Segment<'a> {
         for block in self.blocks.iter().filter(|block| block.second == second) {
             let raw = unpacker.unpack(block.data)?;
             let decoded = DecodedBlock::read(&raw, |_| true)?;
-            if let Some(index) = decoded.rows.iter().position(|(_, row)| decoded.id(row) == *id.as_bytes()) {
+            if let Some(index) = decoded
+                .rows
+                .iter()
+                .position(|(_, row)| decoded.id(row) == *id.as_bytes())
+            {
                 return visit(self, &decoded, index).map(Some);
             }
         }
@@ -184,7 +228,10 @@ impl<'a> Segment<'a> {
     }
 
     pub(super) fn label(&self, service: i64) -> Result<&'a str, LogError> {
-        self.services.get(&service).copied().ok_or(LogError::Damaged("a service is missing"))
+        self.services
+            .get(&service)
+            .copied()
+            .ok_or(LogError::Damaged("a service is missing"))
     }
 
     pub(super) fn message(&self, key: i64, side: Side) -> Option<Message<'a>> {
@@ -203,12 +250,29 @@ mod tests {
     use super::*;
 
     fn draft() -> Draft {
-        let message = |body: &[u8]| Some(StoredMessage { head: b"head".to_vec(), body: body.to_vec() });
-        let block = |second| StoredBlock { second, zone: 3, longest_us: 9, data: vec![second as u8; 5] };
+        let message = |body: &[u8]| {
+            Some(StoredMessage {
+                head: b"head".to_vec(),
+                body: body.to_vec(),
+            })
+        };
+        let block = |second| StoredBlock {
+            second,
+            zone: 3,
+            longest_us: 9,
+            data: vec![second as u8; 5],
+        };
         Draft {
             services: [(1, "acme--api".to_owned())].into(),
             blocks: vec![block(20), block(10)],
-            captures: [(4, StoredCapture { request: message(b"abc"), response: message(b"") })].into(),
+            captures: [(
+                4,
+                StoredCapture {
+                    request: message(b"abc"),
+                    response: message(b""),
+                },
+            )]
+            .into(),
         }
     }
 
@@ -218,14 +282,27 @@ mod tests {
         assert_eq!((encoded.first, encoded.last), (10, 20));
         assert_eq!(encoded.bodies, [(0, b"abc".to_vec())]);
         let segment = Segment::read(&encoded.content).unwrap();
-        assert_eq!((segment.label(1).unwrap(), segment.blocks.len()), ("acme--api", 2));
+        assert_eq!(
+            (segment.label(1).unwrap(), segment.blocks.len()),
+            ("acme--api", 2)
+        );
         let message = segment.message(4, Side::Request).unwrap();
-        assert_eq!((message.head, message.offset, message.length as usize), (&b"head"[..], 0, 3 + seal::OVERHEAD));
+        assert_eq!(
+            (message.head, message.offset, message.length as usize),
+            (&b"head"[..], 0, 3 + seal::OVERHEAD)
+        );
         assert_eq!(segment.message(4, Side::Response).unwrap().length, 0);
         assert!(segment.message(5, Side::Request).is_none() && segment.label(2).is_err());
         assert_eq!(draft().encode().unwrap().unwrap().digest, encoded.digest);
         let mut other = draft();
-        other.captures.get_mut(&4).unwrap().request.as_mut().unwrap().body = b"abd".to_vec();
+        other
+            .captures
+            .get_mut(&4)
+            .unwrap()
+            .request
+            .as_mut()
+            .unwrap()
+            .body = b"abd".to_vec();
         assert_ne!(other.encode().unwrap().unwrap().digest, encoded.digest);
         assert!(Draft::default().encode().unwrap().is_none());
     }

@@ -12,8 +12,15 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
 /// Keys that have no meaning without `archive.url`.
-const DEPENDENT: [&str; 7] =
-    ["endpoint", "region", "access_key_id", "secret_key_file", "ca", "path_style", "allow_http"];
+const DEPENDENT: [&str; 7] = [
+    "endpoint",
+    "region",
+    "access_key_id",
+    "secret_key_file",
+    "ca",
+    "path_style",
+    "allow_http",
+];
 const DEFAULT_REGION: &str = "us-east-1";
 const DEFAULT_MIB_PER_SECOND: u64 = 16;
 
@@ -45,22 +52,40 @@ impl ArchiveSettings {
     pub fn take(keys: &mut Keys<'_>) -> Option<Self> {
         keys.open_table("archive");
         let had_errors = keys.errors.len();
-        let url = keys.text("archive.url", "a URL such as \"s3://bucket/prefix\" without a key or password", parse_url);
+        let url = keys.text(
+            "archive.url",
+            "a URL such as \"s3://bucket/prefix\" without a key or password",
+            parse_url,
+        );
         let endpoint = keys.text(
             "archive.endpoint",
             "the URL of a server without a path, such as \"https://s3.example.com:9000\"",
             parse_endpoint,
         );
-        let region = keys.text("archive.region", "a region such as \"us-east-1\"", parse_region);
-        let access_key_id = keys.text("archive.access_key_id", "the id of an access key", parse_access_key_id);
-        let secret_key_file = keys.text("archive.secret_key_file", "a file", |text| Some(PathBuf::from(text)));
+        let region = keys.text(
+            "archive.region",
+            "a region such as \"us-east-1\"",
+            parse_region,
+        );
+        let access_key_id = keys.text(
+            "archive.access_key_id",
+            "the id of an access key",
+            parse_access_key_id,
+        );
+        let secret_key_file = keys.text("archive.secret_key_file", "a file", |text| {
+            Some(PathBuf::from(text))
+        });
         let authorities = keys.text("archive.ca", "a file", |text| Some(PathBuf::from(text)));
         let path_style = keys.boolean("archive.path_style");
         let allow_http = keys.boolean("archive.allow_http");
         let bandwidth = keys.integer("archive.bandwidth_mib_per_second", 1..=10_000);
         let variable = |name: &str| (keys.environment())(name).filter(|text| !text.is_empty());
-        let [key_id_variable, secret_variable, session_variable] =
-            ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"].map(variable);
+        let [key_id_variable, secret_variable, session_variable] = [
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+        ]
+        .map(variable);
         let given = [
             endpoint.is_some(),
             region.is_some(),
@@ -73,7 +98,8 @@ impl ArchiveSettings {
         let Some((bucket, prefix)) = url else {
             if keys.errors.len() == had_errors {
                 let given = DEPENDENT.iter().zip(given).filter(|(_, given)| *given);
-                keys.errors.extend(given.map(|(key, _)| format!("archive.{key}: only with archive.url")));
+                keys.errors
+                    .extend(given.map(|(key, _)| format!("archive.{key}: only with archive.url")));
             }
             return None;
         };
@@ -85,19 +111,25 @@ impl ArchiveSettings {
         let access_key_id = access_key_id.or(key_id_variable);
         let secret_key = secret_key(keys, secret_key_file.as_deref(), secret_variable);
         if access_key_id.is_none() {
-            keys.errors.push("archive.access_key_id: missing; set it, or AWS_ACCESS_KEY_ID".to_owned());
+            keys.errors
+                .push("archive.access_key_id: missing; set it, or AWS_ACCESS_KEY_ID".to_owned());
         }
         let authorities = authorities.and_then(|file| match read_authorities(&file) {
             Ok(authorities) => Some(authorities),
             Err(problem) => {
-                keys.errors.push(format!("archive.ca: {}: {problem}", file.display()));
+                keys.errors
+                    .push(format!("archive.ca: {}: {problem}", file.display()));
                 None
             }
         });
         if cfg!(not(feature = "archive")) {
-            keys.errors.push("archive.url: this program was built without the feature `archive`".to_owned());
+            keys.errors.push(
+                "archive.url: this program was built without the feature `archive`".to_owned(),
+            );
         }
-        let (access_key_id, secret_key) = access_key_id.zip(secret_key).filter(|_| keys.errors.len() == had_errors)?;
+        let (access_key_id, secret_key) = access_key_id
+            .zip(secret_key)
+            .filter(|_| keys.errors.len() == had_errors)?;
         Some(Self {
             bucket,
             prefix,
@@ -121,7 +153,11 @@ impl ArchiveSettings {
 }
 
 /// Reads the secret key from its file or takes it from the variable. Reports a missing one.
-fn secret_key(keys: &mut Keys<'_>, file: Option<&Path>, variable: Option<String>) -> Option<Secret> {
+fn secret_key(
+    keys: &mut Keys<'_>,
+    file: Option<&Path>,
+    variable: Option<String>,
+) -> Option<Secret> {
     let mistake = match file.map(files::read_text) {
         None => match variable {
             Some(secret) => return Some(Secret::new(secret)),
@@ -138,7 +174,8 @@ fn secret_key(keys: &mut Keys<'_>, file: Option<&Path>, variable: Option<String>
             format!("{name}: must contain a secret access key, one line without spaces")
         }
     };
-    keys.errors.push(format!("archive.secret_key_file: {mistake}"));
+    keys.errors
+        .push(format!("archive.secret_key_file: {mistake}"));
     None
 }
 
@@ -149,13 +186,17 @@ fn parse_url(text: &str) -> Option<(String, String)> {
     let prefix = prefix.trim_end_matches('/');
     // The rules of bucket names that concern URLs.
     let valid_bucket = (3..=63).contains(&bucket.len())
-        && bucket.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b".-".contains(&byte))
+        && bucket.bytes().all(|byte| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || b".-".contains(&byte)
+        })
         && bucket.starts_with(|char: char| char.is_ascii_alphanumeric())
         && bucket.ends_with(|char: char| char.is_ascii_alphanumeric());
     // Characters that need no escape in a URL.
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    let valid_part = |part: &str| !part.is_empty() && part != "." && part != ".." && part.bytes().all(plain);
-    let valid_prefix = prefix.is_empty() || prefix.len() <= 256 && prefix.split('/').all(valid_part);
+    let valid_part =
+        |part: &str| !part.is_empty() && part != "." && part != ".." && part.bytes().all(plain);
+    let valid_prefix =
+        prefix.is_empty() || prefix.len() <= 256 && prefix.split('/').all(valid_part);
     (valid_bucket && valid_prefix).then(|| (bucket.to_owned(), prefix.to_owned()))
 }
 
@@ -176,8 +217,11 @@ fn parse_endpoint(text: &str) -> Option<String> {
 fn exposed(endpoint: &str) -> Option<String> {
     let uri: Uri = endpoint.parse().ok()?;
     let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
-    let is_here =
-        host.parse::<IpAddr>().map_or(host.eq_ignore_ascii_case("localhost"), |address| address.is_loopback());
+    let is_here = host
+        .parse::<IpAddr>()
+        .map_or(host.eq_ignore_ascii_case("localhost"), |address| {
+            address.is_loopback()
+        });
     (uri.scheme_str() == Some("http") && !is_here).then(|| {
         format!(
             "archive.endpoint: {endpoint:?} is not https: session token, signed requests and names of objects would cross the \
@@ -188,12 +232,17 @@ fn exposed(endpoint: &str) -> Option<String> {
 
 fn parse_region(text: &str) -> Option<String> {
     let valid = (1..=64).contains(&text.len())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
     valid.then(|| text.to_owned())
 }
 
 fn parse_access_key_id(text: &str) -> Option<String> {
-    let valid = (1..=128).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+    let valid = (1..=128).contains(&text.len())
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && byte != b'/');
     valid.then(|| text.to_owned())
 }
 
@@ -203,9 +252,15 @@ fn read_authorities(file: &Path) -> Result<Vec<CertificateDer<'static>>, String>
     let certificates = certificates.map_err(|error| format!("not a PEM certificate: {error:?}"))?;
     let mut roots = RootCertStore::empty();
     for certificate in &certificates {
-        roots.add(certificate.clone()).map_err(|error| error.to_string())?;
+        roots
+            .add(certificate.clone())
+            .map_err(|error| error.to_string())?;
     }
-    if certificates.is_empty() { Err("no PEM block `CERTIFICATE`".to_owned()) } else { Ok(certificates) }
+    if certificates.is_empty() {
+        Err("no PEM block `CERTIFICATE`".to_owned())
+    } else {
+        Ok(certificates)
+    }
 }
 
 #[cfg(test)]
@@ -213,27 +268,52 @@ mod tests {
     use super::*;
 
     fn take(text: &str, variables: &[(&str, &str)]) -> (Option<ArchiveSettings>, Vec<String>) {
-        let environment =
-            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        let environment = |name: &str| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
         let mut keys = Keys::parse(text, &environment).unwrap();
         let settings = ArchiveSettings::take(&mut keys);
         keys.refuse_unknown();
         (settings, keys.errors)
     }
 
-    const AWS: [(&str, &str); 3] =
-        [("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_SESSION_TOKEN", "token")];
+    const AWS: [(&str, &str); 3] = [
+        ("AWS_ACCESS_KEY_ID", "id"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_SESSION_TOKEN", "token"),
+    ];
 
     #[test]
     fn settings_have_defaults_and_take_credentials_from_file_or_environment() {
         assert!(matches!(take("", &AWS), (None, errors) if errors.is_empty()));
         let (settings, errors) = take("[archive]\nurl = 's3://logs.gw/eu/1/'\n", &AWS);
         let settings = settings.unwrap_or_else(|| panic!("{errors:?}"));
-        assert_eq!((settings.bucket.as_str(), settings.prefix.as_str()), ("logs.gw", "eu/1"));
-        assert_eq!((settings.region.as_str(), settings.path_style), ("us-east-1", false));
-        assert_eq!((settings.access_key_id.as_str(), settings.secret_key.reveal()), ("id", "secret"));
-        assert_eq!(settings.session_token.as_ref().map(Secret::reveal), Some("token"));
-        assert!(!format!("{settings:?}").contains("token\"") && !format!("{settings:?}").contains("\"secret\""));
+        assert_eq!(
+            (settings.bucket.as_str(), settings.prefix.as_str()),
+            ("logs.gw", "eu/1")
+        );
+        assert_eq!(
+            (settings.region.as_str(), settings.path_style),
+            ("us-east-1", false)
+        );
+        assert_eq!(
+            (
+                settings.access_key_id.as_str(),
+                settings.secret_key.reveal()
+            ),
+            ("id", "secret")
+        );
+        assert_eq!(
+            settings.session_token.as_ref().map(Secret::reveal),
+            Some("token")
+        );
+        assert!(
+            !format!("{settings:?}").contains("token\"")
+                && !format!("{settings:?}").contains("\"secret\"")
+        );
 
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("secret");
@@ -245,19 +325,43 @@ mod tests {
         );
         let (settings, errors) = take(&text, &AWS);
         let settings = settings.unwrap_or_else(|| panic!("{errors:?}"));
-        assert_eq!((settings.access_key_id.as_str(), settings.secret_key.reveal()), ("mine", "from/file+1"));
-        assert!(settings.session_token.is_none() && settings.path_style, "defaults beside an endpoint and a file");
-        assert_eq!((settings.endpoint.as_deref(), settings.prefix.as_str()), (Some("https://s3.example.com:9000"), ""));
+        assert_eq!(
+            (
+                settings.access_key_id.as_str(),
+                settings.secret_key.reveal()
+            ),
+            ("mine", "from/file+1")
+        );
+        assert!(
+            settings.session_token.is_none() && settings.path_style,
+            "defaults beside an endpoint and a file"
+        );
+        assert_eq!(
+            (settings.endpoint.as_deref(), settings.prefix.as_str()),
+            (Some("https://s3.example.com:9000"), "")
+        );
         assert_eq!(settings.bytes_per_second, 2 << 20);
     }
 
     #[test]
     fn plain_http_is_for_this_machine_unless_allowed() {
-        for endpoint in
-            ["http://127.0.0.1:9000", "http://[::1]:9000", "http://localhost:9000", "https://s3.example.com"]
-        {
-            let (settings, errors) = take(&format!("[archive]\nurl = 's3://bucket'\nendpoint = '{endpoint}'\n"), &AWS);
-            assert_eq!(settings.unwrap_or_else(|| panic!("{errors:?}")).endpoint.as_deref(), Some(endpoint));
+        for endpoint in [
+            "http://127.0.0.1:9000",
+            "http://[::1]:9000",
+            "http://localhost:9000",
+            "https://s3.example.com",
+        ] {
+            let (settings, errors) = take(
+                &format!("[archive]\nurl = 's3://bucket'\nendpoint = '{endpoint}'\n"),
+                &AWS,
+            );
+            assert_eq!(
+                settings
+                    .unwrap_or_else(|| panic!("{errors:?}"))
+                    .endpoint
+                    .as_deref(),
+                Some(endpoint)
+            );
         }
         let text = "[archive]\nurl = 's3://bucket'\nendpoint = 'http://s3.internal:9000'\nallow_http = true\n";
         assert!(matches!(take(text, &AWS), (Some(_), errors) if errors.is_empty()));
@@ -272,36 +376,90 @@ mod tests {
         let with_url = |rest: &str| format!("[archive]\nurl = 's3://bucket'\n{rest}\n");
         let missing = "/no/such/file";
         for (text, expected) in [
-            ("[archive]\nurl = 'https://bucket'\n".to_owned(), "archive.url: \"https://bucket\" is not a URL such as"),
-            ("[archive]\nurl = 's3://id:secret@bucket'\n".to_owned(), "without a key or password"),
-            ("[archive]\nurl = 's3://Bucket'\n".to_owned(), "archive.url: "),
-            ("[archive]\nurl = 's3://bucket/a//b'\n".to_owned(), "archive.url: "),
-            ("[archive]\nurl = 's3://bucket/../b'\n".to_owned(), "archive.url: "),
+            (
+                "[archive]\nurl = 'https://bucket'\n".to_owned(),
+                "archive.url: \"https://bucket\" is not a URL such as",
+            ),
+            (
+                "[archive]\nurl = 's3://id:secret@bucket'\n".to_owned(),
+                "without a key or password",
+            ),
+            (
+                "[archive]\nurl = 's3://Bucket'\n".to_owned(),
+                "archive.url: ",
+            ),
+            (
+                "[archive]\nurl = 's3://bucket/a//b'\n".to_owned(),
+                "archive.url: ",
+            ),
+            (
+                "[archive]\nurl = 's3://bucket/../b'\n".to_owned(),
+                "archive.url: ",
+            ),
             ("archive = 1\n".to_owned(), "archive: 1 is not a table"),
-            ("[archive]\nendpoint = 'http://a'\n".to_owned(), "archive.endpoint: only with archive.url"),
-            (with_url("endpoint = 'a:1'"), "archive.endpoint: \"a:1\" is not the URL of a server without a path"),
+            (
+                "[archive]\nendpoint = 'http://a'\n".to_owned(),
+                "archive.endpoint: only with archive.url",
+            ),
+            (
+                with_url("endpoint = 'a:1'"),
+                "archive.endpoint: \"a:1\" is not the URL of a server without a path",
+            ),
             (with_url("endpoint = 'http://a/b'"), "archive.endpoint: "),
             (with_url("endpoint = 'http://me@a'"), "archive.endpoint: "),
-            (with_url("endpoint = 'http://s3.example.com:9000'"), "set archive.allow_http = true"),
+            (
+                with_url("endpoint = 'http://s3.example.com:9000'"),
+                "set archive.allow_http = true",
+            ),
             (
                 with_url("endpoint = 'http://10.0.0.1:9000'\nallow_http = false"),
                 "\"http://10.0.0.1:9000\" is not https",
             ),
-            (with_url("endpoint = 'http://localhost.example.com'"), "is not https"),
-            ("[archive]\nallow_http = true\n".to_owned(), "archive.allow_http: only with archive.url"),
+            (
+                with_url("endpoint = 'http://localhost.example.com'"),
+                "is not https",
+            ),
+            (
+                "[archive]\nallow_http = true\n".to_owned(),
+                "archive.allow_http: only with archive.url",
+            ),
             (with_url("region = 'eu west'"), "archive.region: "),
             (with_url("access_key_id = 'a/b'"), "archive.access_key_id: "),
-            (with_url(&format!("secret_key_file = '{missing}'")), "archive.secret_key_file: "),
-            (with_url(&format!("secret_key_file = '{file}'")), "must contain a secret access key, one line"),
-            (with_url(&format!("ca = '{missing}'")), "archive.ca: /no/such/file: No such file"),
-            (with_url(&format!("ca = '{file}'")), "no PEM block `CERTIFICATE`"),
-            (with_url("path_style = 'perhaps'"), "archive.path_style: \"perhaps\" is not true or false"),
-            (with_url("bandwidth_mib_per_second = 0"), "archive.bandwidth_mib_per_second: 0 is not a whole number"),
+            (
+                with_url(&format!("secret_key_file = '{missing}'")),
+                "archive.secret_key_file: ",
+            ),
+            (
+                with_url(&format!("secret_key_file = '{file}'")),
+                "must contain a secret access key, one line",
+            ),
+            (
+                with_url(&format!("ca = '{missing}'")),
+                "archive.ca: /no/such/file: No such file",
+            ),
+            (
+                with_url(&format!("ca = '{file}'")),
+                "no PEM block `CERTIFICATE`",
+            ),
+            (
+                with_url("path_style = 'perhaps'"),
+                "archive.path_style: \"perhaps\" is not true or false",
+            ),
+            (
+                with_url("bandwidth_mib_per_second = 0"),
+                "archive.bandwidth_mib_per_second: 0 is not a whole number",
+            ),
             (with_url("colour = 1"), "archive.colour: no such key"),
         ] {
             let (settings, errors) = take(&text, &AWS);
-            assert!(errors.len() == 1 && errors[0].contains(expected), "{text}: {errors:?}");
-            assert!(settings.is_none() || expected.contains("no such key"), "{text}");
+            assert!(
+                errors.len() == 1 && errors[0].contains(expected),
+                "{text}: {errors:?}"
+            );
+            assert!(
+                settings.is_none() || expected.contains("no such key"),
+                "{text}"
+            );
         }
         let (_, errors) = take(&with_url(""), &[]);
         let expected = [

@@ -40,16 +40,25 @@ pub(super) struct ArchiveCounters {
 impl ArchiveCounters {
     /// Rows wait to be uploaded.
     pub(super) fn behind(&self) {
-        self.behind_since.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
+        self.behind_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert_with(Instant::now);
     }
 
     /// All rows are uploaded.
     pub(super) fn caught_up(&self) {
-        *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self
+            .behind_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     pub(super) fn stats(&self) -> ArchiveStats {
-        let behind_since = *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let behind_since = *self
+            .behind_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         ArchiveStats {
             objects: self.objects.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
@@ -66,10 +75,26 @@ impl ArchiveStats {
     /// Writes the metrics of the archive.
     pub(crate) fn write(&self, out: &mut Exposition) {
         for (name, help, count) in [
-            ("gw_archive_objects_total", "Objects written to the archive of the request log.", self.objects),
-            ("gw_archive_bytes_total", "Bytes written to the archive of the request log.", self.bytes),
-            ("gw_archive_failures_total", "Failed attempts to bring the archive up to date.", self.failures),
-            ("gw_archive_expired_total", "Expired objects deleted from the archive.", self.expired),
+            (
+                "gw_archive_objects_total",
+                "Objects written to the archive of the request log.",
+                self.objects,
+            ),
+            (
+                "gw_archive_bytes_total",
+                "Bytes written to the archive of the request log.",
+                self.bytes,
+            ),
+            (
+                "gw_archive_failures_total",
+                "Failed attempts to bring the archive up to date.",
+                self.failures,
+            ),
+            (
+                "gw_archive_expired_total",
+                "Expired objects deleted from the archive.",
+                self.expired,
+            ),
             (
                 "gw_archive_refused_total",
                 "Objects of the archive that readers refused: changed, damaged, or sealed with another key.",
@@ -79,7 +104,12 @@ impl ArchiveStats {
             out.single(name, Kind::Counter, help, count);
         }
         let failing = "1 while the archive cannot be brought up to date, else 0. Alert on 1.";
-        out.single("gw_archive_failing", Kind::Gauge, failing, u64::from(self.failing));
+        out.single(
+            "gw_archive_failing",
+            Kind::Gauge,
+            failing,
+            u64::from(self.failing),
+        );
         let lag = "Seconds for which records have waited to be archived; 0 if none do.";
         out.single("gw_archive_lag_seconds", Kind::Gauge, lag, self.lag_seconds);
     }

@@ -89,13 +89,19 @@ impl Uploading {
             uploader.run(&commanded);
         };
         Builder::new().name("gw-archive".to_owned()).spawn(run)?;
-        Ok(Self { commands, stop: Some(stop), ended })
+        Ok(Self {
+            commands,
+            stop: Some(stop),
+            ended,
+        })
     }
 
     /// Uploads all rows of the files now.
     pub(in super::super) fn flush(&self) -> Result<(), ArchiveError> {
         let (done, wait) = bounded(1);
-        self.commands.send(done).map_err(|_| ArchiveError::Stopped)?;
+        self.commands
+            .send(done)
+            .map_err(|_| ArchiveError::Stopped)?;
         wait.recv().unwrap_or(Err(ArchiveError::Stopped))
     }
 
@@ -104,7 +110,9 @@ impl Uploading {
     pub(in super::super) fn stop(mut self) {
         self.stop.take();
         if self.ended.recv_timeout(2 * STOPS_WITHIN) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("archive: the store does not answer; the last records are archived at the next start");
+            tracing::warn!(
+                "archive: the store does not answer; the last records are archived at the next start"
+            );
         }
     }
 }
@@ -132,7 +140,9 @@ impl Uploader {
             }
             wait = match self.failures {
                 0 => INTERVAL,
-                failures => RETRY_FIRST.saturating_mul(1 << (failures - 1).min(6)).min(RETRY_MAX),
+                failures => RETRY_FIRST
+                    .saturating_mul(1 << (failures - 1).min(6))
+                    .min(RETRY_MAX),
             };
         }
     }
@@ -148,21 +158,31 @@ impl Uploader {
         for day in (days.start().0..=days.end().0).map(Day) {
             match self.day(day) {
                 // Other days can be archived all the same.
-                Err(ArchiveError::Log(error)) => unreadable = Some(ArchiveError::File { name: day.file_name(), error }),
+                Err(ArchiveError::Log(error)) => {
+                    unreadable = Some(ArchiveError::File {
+                        name: day.file_name(),
+                        error,
+                    })
+                }
                 result => result?,
             }
         }
         if unreadable.is_none() {
             self.archive.counters.caught_up();
         }
-        if self.deadline.is_none() && self.expired_at.is_none_or(|at| at.elapsed() >= EXPIRY) && !self.expire()? {
+        if self.deadline.is_none()
+            && self.expired_at.is_none_or(|at| at.elapsed() >= EXPIRY)
+            && !self.expire()?
+        {
             self.expired_at = Some(Instant::now());
         }
         unreadable.map_or(Ok(()), Err)
     }
 
     fn day(&mut self, day: Day) -> Result<(), ArchiveError> {
-        let Some(mut outbox) = Outbox::open(&self.folder, day, self.slot)? else { return Ok(()) };
+        let Some(mut outbox) = Outbox::open(&self.folder, day, self.slot)? else {
+            return Ok(());
+        };
         while let Some(mut claim) = outbox.claim(UPLOAD_BYTES)? {
             self.archive.counters.behind();
             self.go_on()?;
@@ -178,13 +198,30 @@ impl Uploader {
     }
 
     fn upload(&mut self, day: Day, claim: &Claim, draft: Draft) -> Result<(), ArchiveError> {
-        let Some(Encoded { first, last, digest, content, bodies }) = draft.encode()? else { return Ok(()) };
-        let name = ObjectName { day, slot: claim.slot, first, last, digest };
+        let Some(Encoded {
+            first,
+            last,
+            digest,
+            content,
+            bodies,
+        }) = draft.encode()?
+        else {
+            return Ok(());
+        };
+        let name = ObjectName {
+            day,
+            slot: claim.slot,
+            first,
+            last,
+            digest,
+        };
         let seal = |kind, parts: Vec<(u64, Vec<u8>)>| {
             let path = name.path(&self.archive.region, kind);
             let key = self.archive.sealing.object(&path)?;
             let mut sealed = Vec::new();
-            parts.into_iter().try_for_each(|(offset, part)| key.seal(offset, part, &mut sealed))?;
+            parts
+                .into_iter()
+                .try_for_each(|(offset, part)| key.seal(offset, part, &mut sealed))?;
             Ok::<_, ArchiveError>((path, sealed))
         };
         // Bodies first: readers find them by the other object.
@@ -201,8 +238,14 @@ impl Uploader {
         self.go_on()?;
         let (began, bytes) = (Instant::now(), content.len() as u64);
         self.archive.bucket.put(path, content)?;
-        self.archive.counters.objects.fetch_add(1, Ordering::Relaxed);
-        self.archive.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.archive
+            .counters
+            .objects
+            .fetch_add(1, Ordering::Relaxed);
+        self.archive
+            .counters
+            .bytes
+            .fetch_add(bytes, Ordering::Relaxed);
         let pause = Duration::from_micros(bytes.saturating_mul(1_000_000) / self.bytes_per_second);
         let pause = pause.saturating_sub(began.elapsed());
         if self.deadline.is_none() {
@@ -214,21 +257,34 @@ impl Uploader {
 
     /// Fails when the time for the last pass is over.
     fn go_on(&self) -> Result<(), ArchiveError> {
-        let is_over = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        if is_over { Err(ArchiveError::Stopped) } else { Ok(()) }
+        let is_over = self
+            .deadline
+            .is_some_and(|deadline| Instant::now() >= deadline);
+        if is_over {
+            Err(ArchiveError::Stopped)
+        } else {
+            Ok(())
+        }
     }
 
     /// Deletes objects of all nodes of days that are expired by this clock and by that of the store: a wrong clock must
     /// not delete what other nodes archived. Returns whether there is more to delete.
     fn expire(&self) -> Result<bool, ArchiveError> {
-        let Archive { bucket, region, counters, .. } = &*self.archive;
+        let Archive {
+            bucket,
+            region,
+            counters,
+            ..
+        } = &*self.archive;
         let clock = format!("{region}/clock/{:04}", self.slot.get());
         bucket.put(&clock, Vec::from(*b"Shows the time of the store."))?;
         let store_now = bucket.written_at(&clock)?.unwrap_or(Timestamp(0));
         let store_days = Now(Arc::new(move || store_now)).days();
         let oldest = *self.now.days().start().min(store_days.start());
         let folders = bucket.folders(region)?;
-        let days = folders.iter().filter_map(|name| Day::of_file_name(&format!("{name}.")));
+        let days = folders
+            .iter()
+            .filter_map(|name| Day::of_file_name(&format!("{name}.")));
         for day in days.filter(|day| *day < oldest) {
             let names = bucket.objects(&day_folder(region, day), DELETED_MAX)?;
             for name in &names {
@@ -249,7 +305,9 @@ impl Uploader {
     fn note(&mut self, error: Option<&ArchiveError>) {
         let counters = &self.archive.counters;
         match error {
-            Some(ArchiveError::Stopped) => tracing::warn!("archive: the last records are archived at the next start"),
+            Some(ArchiveError::Stopped) => {
+                tracing::warn!("archive: the last records are archived at the next start")
+            }
             Some(error) => {
                 self.failures = self.failures.saturating_add(1);
                 counters.failures.fetch_add(1, Ordering::Relaxed);
@@ -265,6 +323,8 @@ impl Uploader {
                 self.failures = 0;
             }
         }
-        counters.failing.store(self.failures >= FAILING_FROM, Ordering::Relaxed);
+        counters
+            .failing
+            .store(self.failures >= FAILING_FROM, Ordering::Relaxed);
     }
 }

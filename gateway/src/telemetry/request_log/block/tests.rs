@@ -15,20 +15,41 @@ fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
         (0..20).map(|_| KeyId::random()).collect(),
         (0..20).map(|_| AgentId::random()).collect(),
     );
-    let what = (any::<[u8; 16]>(), 0..1000u64, "/[a-z?é]{0,40}", any::<IpAddr>(), 0..20usize, 0..4u8);
-    let numbers = (any::<Option<u16>>(), any::<u64>(), any::<[Option<u32>; 4]>(), any::<Option<[u8; 16]>>());
-    let record =
-        (what, numbers).prop_map(move |((random, ms, target, caller, which, kind), (status, n, us, trace_id))| {
+    let what = (
+        any::<[u8; 16]>(),
+        0..1000u64,
+        "/[a-z?é]{0,40}",
+        any::<IpAddr>(),
+        0..20usize,
+        0..4u8,
+    );
+    let numbers = (
+        any::<Option<u16>>(),
+        any::<u64>(),
+        any::<[Option<u32>; 4]>(),
+        any::<Option<[u8; 16]>>(),
+    );
+    let record = (what, numbers).prop_map(
+        move |((random, ms, target, caller, which, kind), (status, n, us, trace_id))| {
             let (clients, keys, agents) = &ids;
             let mut id = *RequestId::first_of_ms(SECOND_MS + ms).as_bytes();
             id[9..].copy_from_slice(&random[9..]);
             let id = RequestId::from_bytes(id).unwrap();
             RequestRecord {
                 id,
-                method: if kind == 0 { Method::GET } else { Method::from_bytes(b"ODD").unwrap() },
+                method: if kind == 0 {
+                    Method::GET
+                } else {
+                    Method::from_bytes(b"ODD").unwrap()
+                },
                 target: target.into(),
                 caller,
-                protocol: [Protocol::Http10, Protocol::Http11, Protocol::Http2, Protocol::Replay][usize::from(kind)],
+                protocol: [
+                    Protocol::Http10,
+                    Protocol::Http11,
+                    Protocol::Http2,
+                    Protocol::Replay,
+                ][usize::from(kind)],
                 by: match kind {
                     0 => None,
                     1 => Some(CallerId::Client(clients[which].clone())),
@@ -50,18 +71,25 @@ fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
                     total: n >> 1,
                 },
                 agent: us[1].map(|_| agents[which].clone()),
-                attempts: (0..which % 4).map(|number| attempt(&agents[(which + number) % 20], number as u32)).collect(),
+                attempts: (0..which % 4)
+                    .map(|number| attempt(&agents[(which + number) % 20], number as u32))
+                    .collect(),
                 replayed_from: us[2].map(|_| id),
                 trace_id,
                 capture: None,
             }
-        });
+        },
+    );
     prop::collection::vec(record, 1..60)
 }
 
 fn attempt(agent: &AgentId, duration_us: u32) -> RecordedAttempt {
     let agent_id = (!duration_us.is_multiple_of(3)).then(|| agent.clone());
-    RecordedAttempt { agent_id, reason: ["no_slot", "silent"][duration_us as usize % 2], duration_us }
+    RecordedAttempt {
+        agent_id,
+        reason: ["no_slot", "silent"][duration_us as usize % 2],
+        duration_us,
+    }
 }
 
 /// Fields of `record` as a view has them.
@@ -73,8 +101,17 @@ fn expected(record: &RequestRecord) -> [Option<String>; 10] {
         Some(CallerId::Admin) => (Some("admin"), None),
     };
     let timing = record.timing;
-    let mut numbers = format!("{:?} {} {:?} {}", record.status, record.bytes_in, record.bytes_taken, record.bytes_out);
-    let durations = (timing.authenticate, timing.wait, timing.agent, timing.backend_first_byte, timing.response_head);
+    let mut numbers = format!(
+        "{:?} {} {:?} {}",
+        record.status, record.bytes_in, record.bytes_taken, record.bytes_out
+    );
+    let durations = (
+        timing.authenticate,
+        timing.wait,
+        timing.agent,
+        timing.backend_first_byte,
+        timing.response_head,
+    );
     write!(numbers, " {durations:?} {} {}", timing.total, record.caller).unwrap();
     [
         Some(record.id.to_string()),
@@ -92,7 +129,10 @@ fn expected(record: &RequestRecord) -> [Option<String>; 10] {
 
 fn found(view: RequestView) -> [Option<String>; 10] {
     let durations = view.durations_us;
-    let mut numbers = format!("{:?} {} {:?} {}", view.status, view.bytes_in, view.bytes_taken, view.bytes_out);
+    let mut numbers = format!(
+        "{:?} {} {:?} {}",
+        view.status, view.bytes_in, view.bytes_taken, view.bytes_out
+    );
     let some = (
         durations.authenticate,
         durations.wait,
@@ -100,8 +140,15 @@ fn found(view: RequestView) -> [Option<String>; 10] {
         durations.backend_first_byte,
         durations.response_head,
     );
-    write!(numbers, " {some:?} {} {}", durations.total, view.caller_address).unwrap();
-    let target = view.query.map_or(view.path.clone(), |query| format!("{}?{query}", view.path));
+    write!(
+        numbers,
+        " {some:?} {} {}",
+        durations.total, view.caller_address
+    )
+    .unwrap();
+    let target = view
+        .query
+        .map_or(view.path.clone(), |query| format!("{}?{query}", view.path));
     [
         Some(view.id),
         Some(view.method),
@@ -180,9 +227,14 @@ fn a_plain_block_keeps_its_bytes() {
         067001800203040506070100042f612f6200cb00710702010101f60301020105ac020a0114011e01280132d804000101\
         9aa4000007700180020304050607090130313233343536373839616263646566010e0104010304ac0297067001800203\
         040506070200042f612f6200cb007107020001c80100000000000000000000000000000000";
-    let id = |low: u8| RequestId::from_bytes([1, 0x9a, 0xa4, 0, 0, 7, 0x70, 1, 0x80, 2, 3, 4, 5, 6, 7, low]).unwrap();
+    let id = |low: u8| {
+        RequestId::from_bytes([1, 0x9a, 0xa4, 0, 0, 7, 0x70, 1, 0x80, 2, 3, 4, 5, 6, 7, low])
+            .unwrap()
+    };
     let full = RequestRecord {
-        by: Some(CallerId::Client(ClientId::new("gw_ci_00000000000000000000").unwrap())),
+        by: Some(CallerId::Client(
+            ClientId::new("gw_ci_00000000000000000000").unwrap(),
+        )),
         status: Some(502),
         code: Some("GW_BACKEND_RESET"),
         ended: Ended::Cut,
@@ -212,27 +264,42 @@ fn a_plain_block_keeps_its_bytes() {
     builder.add(3, &full, Some(7), &Masker::default()).unwrap();
     builder.add(4, &plain, None, &Masker::default()).unwrap();
     let (block, _) = builder.finish().unwrap();
-    let text = block.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+    let text = block
+        .iter()
+        .fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
     assert_eq!(text, BLOCK);
     for (earlier, has_bytes_taken) in [(FIRST, false), (WITH_BYTES_TAKEN, true)] {
-        let earlier: Vec<u8> =
-            (0..earlier.len() / 2).map(|at| u8::from_str_radix(&earlier[2 * at..][..2], 16).unwrap()).collect();
+        let earlier: Vec<u8> = (0..earlier.len() / 2)
+            .map(|at| u8::from_str_radix(&earlier[2 * at..][..2], 16).unwrap())
+            .collect();
         let without = |record: &RequestRecord| {
             let bytes_taken = record.bytes_taken.filter(|_| has_bytes_taken);
-            expected(&RequestRecord { bytes_taken, attempts: Box::default(), ..record.clone() })
+            expected(&RequestRecord {
+                bytes_taken,
+                attempts: Box::default(),
+                ..record.clone()
+            })
         };
         let raw = Unpacker::new().unwrap().unpack(&earlier).unwrap();
         let block = DecodedBlock::read(&raw, |_| true).unwrap();
-        let views = block.rows.iter().map(|(_, row)| found(block.view(row, "acme--api")));
+        let views = block
+            .rows
+            .iter()
+            .map(|(_, row)| found(block.view(row, "acme--api")));
         assert_eq!(views.collect::<Vec<_>>(), [without(&full), without(&plain)]);
     }
 }
 
 #[test]
 fn more_attempts_than_a_record_keeps_are_left_out() {
-    let attempts: Vec<_> = (0..5).map(|number| attempt(&AgentId::random(), number)).collect();
+    let attempts: Vec<_> = (0..5)
+        .map(|number| attempt(&AgentId::random(), number))
+        .collect();
     let id = RequestId::first_of_ms(SECOND_MS);
-    let record = RequestRecord { attempts: attempts.clone().into(), ..RequestRecord::example(id) };
+    let record = RequestRecord {
+        attempts: attempts.clone().into(),
+        ..RequestRecord::example(id)
+    };
     let mut encoder = Encoder::new().unwrap();
     let mut builder = encoder.begin(SECOND_MS);
     builder.add(3, &record, None, &Masker::default()).unwrap();
@@ -240,5 +307,8 @@ fn more_attempts_than_a_record_keeps_are_left_out() {
     let raw = Unpacker::new().unwrap().unpack(data).unwrap();
     let block = DecodedBlock::read(&raw, |_| true).unwrap();
     let kept = block.view(&block.rows[0].1, "acme--api").attempts;
-    assert_eq!(serde_json::to_string(&kept).unwrap(), serde_json::to_string(&attempts[..ATTEMPTS_MAX]).unwrap());
+    assert_eq!(
+        serde_json::to_string(&kept).unwrap(),
+        serde_json::to_string(&attempts[..ATTEMPTS_MAX]).unwrap()
+    );
 }

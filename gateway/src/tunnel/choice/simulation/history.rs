@@ -39,7 +39,9 @@ impl History {
     fn run(&mut self) {
         let agents = 1 + self.random.below(4);
         let slots = 1 + self.random.index(3);
-        self.agents = (0..agents).map(|key| Agent::new(slots, key, self.now)).collect();
+        self.agents = (0..agents)
+            .map(|key| Agent::new(slots, key, self.now))
+            .collect();
         for at in 0..self.agents.len() {
             self.agents[at].is_standby = self.random.percent(20);
         }
@@ -48,7 +50,9 @@ impl History {
         }
         for (agent, _, _, attempt) in std::mem::take(&mut self.open) {
             self.agents[agent].in_flight -= 1;
-            self.agents[agent].health.abandoned(attempt, Duration::ZERO, self.now);
+            self.agents[agent]
+                .health
+                .abandoned(attempt, Duration::ZERO, self.now);
         }
     }
 
@@ -62,19 +66,27 @@ impl History {
                 self.attempt(request);
             }
             60..75 if !self.open.is_empty() => {
-                let (agent, _, request, attempt) = self.open.swap_remove(self.random.index(self.open.len()));
+                let (agent, _, request, attempt) =
+                    self.open.swap_remove(self.random.index(self.open.len()));
                 self.outcome(agent, request, attempt);
             }
             60..85 => self.now += self.random.millis(0, 300),
             85..88 => self.now += self.random.millis(300, 5_000),
             88..96 => {
-                let report = [BackendHealth::Unknown, BackendHealth::Healthy, BackendHealth::Unhealthy];
+                let report = [
+                    BackendHealth::Unknown,
+                    BackendHealth::Healthy,
+                    BackendHealth::Unhealthy,
+                ];
                 let report = report[self.random.index(3)];
                 let agent = self.random.index(self.agents.len());
                 self.agents[agent].health.reported(report, self.now);
             }
             _ => {
-                let (agent, is_suspect) = (self.random.index(self.agents.len()), self.random.percent(50));
+                let (agent, is_suspect) = (
+                    self.random.index(self.agents.len()),
+                    self.random.percent(50),
+                );
                 self.agents[agent].health.suspect(is_suspect, self.now);
             }
         }
@@ -83,10 +95,15 @@ impl History {
     fn attempt(&mut self, mut request: Request) {
         let chosen = request.choose(&self.agents, self.now, &mut self.random);
         self.check(&request, chosen);
-        let Choice::Tunnel(index) = chosen else { return };
+        let Choice::Tunnel(index) = chosen else {
+            return;
+        };
         let agent = &mut self.agents[index];
         let probes = agent.tier(request.wanted.is_repeatable, self.now) == HealthTier::Probe;
-        let is_probed = self.open.iter().any(|(other, is_probe, ..)| *other == index && *is_probe);
+        let is_probed = self
+            .open
+            .iter()
+            .any(|(other, is_probe, ..)| *other == index && *is_probe);
         assert!(!(probes && is_probed), "two probes at once");
         request.tried |= 1 << agent.key;
         agent.in_flight += 1;
@@ -127,17 +144,31 @@ impl History {
             Choice::NoCandidate => assert_eq!(untried().count(), 0),
             Choice::Full => {
                 assert!(!eligible().any(is_free), "an eligible agent is free");
-                assert!(eligible().next().is_some() || !untried().any(is_free), "an agent is free, and none is better");
+                assert!(
+                    eligible().next().is_some() || !untried().any(is_free),
+                    "an agent is free, and none is better"
+                );
             }
             Choice::Tunnel(index) => {
                 let agent = &self.agents[index];
                 assert!(is_untried(&agent), "two attempts on one agent");
                 assert!(is_free(agent), "no free slot");
-                assert!(tier(agent) != HealthTier::Impaired || eligible().next().is_none(), "a better one is there");
-                let ready = || eligible().filter(|agent| tier(agent) == HealthTier::Ready && is_free(agent));
-                let is_probe = tier(agent) == HealthTier::Probe && request.wanted.is_first && !agent.is_standby;
+                assert!(
+                    tier(agent) != HealthTier::Impaired || eligible().next().is_none(),
+                    "a better one is there"
+                );
+                let ready = || {
+                    eligible().filter(|agent| tier(agent) == HealthTier::Ready && is_free(agent))
+                };
+                let is_probe = tier(agent) == HealthTier::Probe
+                    && request.wanted.is_first
+                    && !agent.is_standby;
                 if !is_probe && let Some(best) = ready().map(|agent| agent.is_standby).min() {
-                    assert_eq!((tier(agent), agent.is_standby), (HealthTier::Ready, best), "not of the best class");
+                    assert_eq!(
+                        (tier(agent), agent.is_standby),
+                        (HealthTier::Ready, best),
+                        "not of the best class"
+                    );
                 }
             }
         }
@@ -149,17 +180,28 @@ impl History {
         let mut served = 0u64;
         for _ in 0..40 * self.agents.len() {
             let mut request = Request::new(None, true);
-            let Choice::Tunnel(index) = request.choose(&self.agents, self.now, &mut self.random) else { return };
+            let Choice::Tunnel(index) = request.choose(&self.agents, self.now, &mut self.random)
+            else {
+                return;
+            };
             let agent = &mut self.agents[index];
             served |= 1 << agent.key;
             agent.in_flight += 1;
             let attempt = agent.health.began(self.now);
             agent.end(attempt, None, Duration::ZERO, self.now, &mut self.random);
         }
-        let best = self.agents.iter().map(|agent| (agent.tier(true, self.now), agent.is_standby)).min();
+        let best = self
+            .agents
+            .iter()
+            .map(|agent| (agent.tier(true, self.now), agent.is_standby))
+            .min();
         for agent in &self.agents {
             let is_best = Some((agent.tier(true, self.now), agent.is_standby)) == best;
-            assert!(!is_best || served & 1 << agent.key != 0, "agent {} gets no request", agent.key);
+            assert!(
+                !is_best || served & 1 << agent.key != 0,
+                "agent {} gets no request",
+                agent.key
+            );
         }
     }
 }
@@ -172,14 +214,23 @@ fn random_histories_keep_the_rules() {
         for number in 0..per_thread {
             history.run();
             let tens_of_seconds = (history.now - history.start).as_secs() as usize / 10 + 1;
-            assert!(history.further_attempts <= history.requests / 5 + 100 * tens_of_seconds, "over budget");
+            assert!(
+                history.further_attempts <= history.requests / 5 + 100 * tens_of_seconds,
+                "over budget"
+            );
             if number % 64 == 0 {
                 history.check_shares();
             }
         }
-        assert!(history.requests > 100_000 && history.further_attempts > 10_000, "{}", history.further_attempts);
+        assert!(
+            history.requests > 100_000 && history.further_attempts > 10_000,
+            "{}",
+            history.further_attempts
+        );
     };
     std::thread::scope(|threads| {
-        [1, 2].map(|seed| threads.spawn(move || run(seed))).map(|thread| thread.join().unwrap())
+        [1, 2]
+            .map(|seed| threads.spawn(move || run(seed)))
+            .map(|thread| thread.join().unwrap())
     });
 }

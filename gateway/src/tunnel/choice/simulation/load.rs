@@ -13,10 +13,19 @@ enum Backend {
 
 use Backend::{Answers, Fails};
 
-const REFUSES: Backend = Fails { failure: TunnelFailure::Unreachable, millis: 1 };
-const BREAKS: Backend = Fails { failure: TunnelFailure::Broken, millis: 2 };
+const REFUSES: Backend = Fails {
+    failure: TunnelFailure::Unreachable,
+    millis: 1,
+};
+const BREAKS: Backend = Fails {
+    failure: TunnelFailure::Broken,
+    millis: 2,
+};
 /// A connect that ends when the agent's limit of time is over.
-const HANGS: Backend = Fails { failure: TunnelFailure::Unreachable, millis: 3000 };
+const HANGS: Backend = Fails {
+    failure: TunnelFailure::Unreachable,
+    millis: 3000,
+};
 
 struct Load {
     random: Random,
@@ -44,7 +53,11 @@ struct Load {
 impl Load {
     fn new(seed: u64, callers: usize, backends: &[Backend], slots: &[usize]) -> Self {
         let now = Instant::now();
-        let agents = slots.iter().enumerate().map(|(key, slots)| Agent::new(*slots, key as u64, now)).collect();
+        let agents = slots
+            .iter()
+            .enumerate()
+            .map(|(key, slots)| Agent::new(*slots, key as u64, now))
+            .collect();
         Self {
             random: Random::new(seed),
             start: now,
@@ -54,7 +67,9 @@ impl Load {
             budget: AttemptBudget::new(now),
             running: BTreeMap::new(),
             number: callers as u64,
-            pausing: (0..callers as u64).map(|caller| ((now, caller), ())).collect(),
+            pausing: (0..callers as u64)
+                .map(|caller| ((now, caller), ()))
+                .collect(),
             requests: 0,
             attempts: vec![Vec::new(); backends.len()],
             sessions: Vec::new(),
@@ -71,9 +86,17 @@ impl Load {
     /// in percent.
     fn agents_of_sessions(&self) -> (Vec<Option<usize>>, f64) {
         let most = |requests: &Vec<usize>| (0..requests.len()).max_by_key(|agent| requests[*agent]);
-        let own = self.sessions.iter().map(|requests| most(requests).filter(|agent| requests[*agent] > 0)).collect();
+        let own = self
+            .sessions
+            .iter()
+            .map(|requests| most(requests).filter(|agent| requests[*agent] > 0))
+            .collect();
         let all: usize = self.sessions.iter().flatten().sum();
-        let at_own: usize = self.sessions.iter().filter_map(|requests| requests.iter().max()).sum();
+        let at_own: usize = self
+            .sessions
+            .iter()
+            .filter_map(|requests| requests.iter().max())
+            .sum();
         (own, 100.0 * (all - at_own) as f64 / all as f64)
     }
 
@@ -81,8 +104,13 @@ impl Load {
     fn run_until(&mut self, end: Duration) {
         loop {
             let next_end = self.running.first_key_value().map(|(key, _)| Reverse(*key));
-            let next_begin = self.pausing.first_key_value().map(|(key, ())| Reverse(*key));
-            let Some(Reverse((at, _))) = next_end.max(next_begin) else { panic!("no caller is left") };
+            let next_begin = self
+                .pausing
+                .first_key_value()
+                .map(|(key, ())| Reverse(*key));
+            let Some(Reverse((at, _))) = next_end.max(next_begin) else {
+                panic!("no caller is left")
+            };
             if at - self.start > end {
                 return;
             }
@@ -101,7 +129,10 @@ impl Load {
     fn begin(&mut self) {
         let count = self.sessions.len();
         let session = (count > 0).then(|| self.random.index(count));
-        let mut request = Request::new(session.map(|session| ownership::fnv1a(&session.to_le_bytes())), true);
+        let mut request = Request::new(
+            session.map(|session| ownership::fnv1a(&session.to_le_bytes())),
+            true,
+        );
         request.tried = self.lost;
         self.attempt(request, session);
     }
@@ -122,7 +153,8 @@ impl Load {
         let (Answers { millis } | Fails { millis, .. }) = self.backends[index];
         let end = self.now + self.random.millis(millis, millis + millis / 4 + 1);
         self.number += 1;
-        self.running.insert((end, self.number), (index, request, attempt, self.now));
+        self.running
+            .insert((end, self.number), (index, request, attempt, self.now));
     }
 
     fn end(&mut self, index: usize, mut request: Request, attempt: BegunAttempt, began: Instant) {
@@ -130,10 +162,18 @@ impl Load {
             Answers { .. } => None,
             Fails { failure, .. } => Some(failure),
         };
-        self.agents[index].end(attempt, failure, self.now - began, self.now, &mut self.random);
+        self.agents[index].end(
+            attempt,
+            failure,
+            self.now - began,
+            self.now,
+            &mut self.random,
+        );
         match failure {
             None => self.pause(Duration::ZERO),
-            Some(failure) if request.goes_on(failure, &mut self.budget, self.now) => self.attempt(request, None),
+            Some(failure) if request.goes_on(failure, &mut self.budget, self.now) => {
+                self.attempt(request, None)
+            }
             Some(_) => self.fail(false),
         }
     }
@@ -164,10 +204,14 @@ fn a_sick_agent_costs_no_request_and_gets_one_in_a_hundred_at_most() {
     for sick in [REFUSES, BREAKS, HANGS] {
         for (callers, seconds) in [(1, 20), (8, 20), (32, 10), (256, 5)] {
             for seed in 1..=3 {
-                let mut load = Load::new(seed, callers, &[Answers { millis: 20 }, sick], &[512, 512]);
+                let mut load =
+                    Load::new(seed, callers, &[Answers { millis: 20 }, sick], &[512, 512]);
                 load.run_until(SECOND * seconds);
                 let percent = load.percent_at(1, SECOND);
-                assert!(percent <= 1.0 && load.failures.is_empty(), "{sick:?} {callers}: {percent} %");
+                assert!(
+                    percent <= 1.0 && load.failures.is_empty(),
+                    "{sick:?} {callers}: {percent} %"
+                );
                 assert!(!load.attempts[1].is_empty());
             }
         }
@@ -183,7 +227,10 @@ fn a_sick_agent_gets_requests_again_once_it_answers() {
         // The third opening is for 6 s at most.
         load.run_until(SECOND * 15);
         let percent = load.percent_at(1, SECOND * 12);
-        assert!((30.0..70.0).contains(&percent) && load.failures.is_empty(), "{percent} %");
+        assert!(
+            (30.0..70.0).contains(&percent) && load.failures.is_empty(),
+            "{percent} %"
+        );
     }
 }
 
@@ -191,7 +238,12 @@ fn a_sick_agent_gets_requests_again_once_it_answers() {
 fn an_agent_that_is_slower_a_hundred_times_gets_three_percent_at_most() {
     for (callers, seconds) in [(1, 30), (8, 20), (64, 10), (256, 5)] {
         for seed in 1..=3 {
-            let mut load = Load::new(seed, callers, &[Answers { millis: 10 }, Answers { millis: 1000 }], &[512, 512]);
+            let mut load = Load::new(
+                seed,
+                callers,
+                &[Answers { millis: 10 }, Answers { millis: 1000 }],
+                &[512, 512],
+            );
             load.run_until(SECOND * seconds);
             let percent = load.percent_at(1, Duration::ZERO);
             assert!(percent <= 3.0, "{callers}: {percent} %");
@@ -225,9 +277,19 @@ fn sessions_stay_at_their_agents_under_load_and_only_those_of_a_lost_one_move() 
         load.run_until(SECOND * 20);
         let (after, percent) = load.agents_of_sessions();
         assert!(percent <= strays, "{callers}: {percent} %");
-        let both = before.into_iter().zip(after).filter_map(|(before, after)| before.zip(after));
-        let moved: Vec<usize> = both.filter(|(before, after)| before != after).map(|(before, _)| before).collect();
-        assert!(moved.len() > 50 && moved.iter().all(|before| *before == 2), "{callers}: {}", moved.len());
+        let both = before
+            .into_iter()
+            .zip(after)
+            .filter_map(|(before, after)| before.zip(after));
+        let moved: Vec<usize> = both
+            .filter(|(before, after)| before != after)
+            .map(|(before, _)| before)
+            .collect();
+        assert!(
+            moved.len() > 50 && moved.iter().all(|before| *before == 2),
+            "{callers}: {}",
+            moved.len()
+        );
     }
 }
 
@@ -236,7 +298,10 @@ fn slots_of_other_agents_are_used_before_a_request_is_refused() {
     for callers in [1, 8, 64, 129] {
         let mut load = Load::new(1, callers, &[Answers { millis: 100 }; 2], &[1, 128]);
         load.run_until(SECOND * 60);
-        assert!(load.failures.is_empty() && !load.attempts[0].is_empty(), "{callers}");
+        assert!(
+            load.failures.is_empty() && !load.attempts[0].is_empty(),
+            "{callers}"
+        );
     }
     let mut load = Load::new(1, 130, &[Answers { millis: 100 }; 2], &[1, 128]);
     load.run_until(SECOND);
@@ -250,7 +315,11 @@ fn agents_that_all_refuse_get_few_further_attempts_and_the_first_one_to_recover_
         load.run_until(SECOND * 5);
         let attempts: usize = load.attempts.iter().map(Vec::len).sum();
         assert!(load.requests > 5_000 && load.failures.len() + 4 >= load.requests);
-        assert!(attempts <= load.requests + load.requests / 5 + 100, "{attempts} of {}", load.requests);
+        assert!(
+            attempts <= load.requests + load.requests / 5 + 100,
+            "{attempts} of {}",
+            load.requests
+        );
         load.backends[1] = Answers { millis: 5 };
         load.run_until(SECOND * 10);
         let last = load.failures.last().unwrap().0;

@@ -45,7 +45,13 @@ impl Candidate for Agent {
 
 impl Agent {
     fn new(slots: usize, key: u64, now: Instant) -> Self {
-        Self { health: TunnelHealth::new(None, now), is_standby: false, in_flight: 0, slots, key }
+        Self {
+            health: TunnelHealth::new(None, now),
+            is_standby: false,
+            in_flight: 0,
+            slots,
+            key,
+        }
     }
 
     fn end(
@@ -59,7 +65,9 @@ impl Agent {
         self.in_flight -= 1;
         match failure {
             None => self.health.succeeded(attempt, took, now),
-            Some(failure) => self.health.failed(attempt, failure, took, now, &mut || random.unit()),
+            Some(failure) => self
+                .health
+                .failed(attempt, failure, took, now, &mut || random.unit()),
         }
     }
 }
@@ -74,17 +82,36 @@ struct Request {
 impl Request {
     fn new(session: Option<u64>, is_safe: bool) -> Self {
         let failed = FailedAttempts::new(is_safe, true);
-        let wanted = Wanted { session, is_first: true, is_repeatable: failed.is_repeatable() };
-        Self { wanted, failed, tried: 0 }
+        let wanted = Wanted {
+            session,
+            is_first: true,
+            is_repeatable: failed.is_repeatable(),
+        };
+        Self {
+            wanted,
+            failed,
+            tried: 0,
+        }
     }
 
     fn choose(&mut self, agents: &[Agent], now: Instant, random: &mut Random) -> Choice {
         let tried = self.tried;
-        choose(agents, |agent| tried & 1 << agent.key == 0, self.wanted, now, &mut || random.unit())
+        choose(
+            agents,
+            |agent| tried & 1 << agent.key == 0,
+            self.wanted,
+            now,
+            &mut || random.unit(),
+        )
     }
 
     /// Whether the request goes to another agent after this failure.
-    fn goes_on(&mut self, failure: TunnelFailure, budget: &mut AttemptBudget, now: Instant) -> bool {
+    fn goes_on(
+        &mut self,
+        failure: TunnelFailure,
+        budget: &mut AttemptBudget,
+        now: Instant,
+    ) -> bool {
         self.wanted.is_first = false;
         let transmission = Transmission::of(failure != TunnelFailure::Broken, false);
         self.failed.may_go_on_after(transmission) && budget.try_take(now)

@@ -65,7 +65,10 @@ impl Kind {
 
     /// Whether the primary is another one afterwards.
     pub(super) fn is_failover(self) -> bool {
-        matches!(self, Self::Diverged | Self::FailoverKilled | Self::TwoPrimaries)
+        matches!(
+            self,
+            Self::Diverged | Self::FailoverKilled | Self::TwoPrimaries
+        )
     }
 }
 
@@ -75,7 +78,11 @@ impl Trial<'_> {
     }
 
     fn engines(&self) -> Vec<Machine> {
-        self.site.engines.iter().map(|engine| engine.machine()).collect()
+        self.site
+            .engines
+            .iter()
+            .map(|engine| engine.machine())
+            .collect()
     }
 
     fn peers(&self) -> Vec<Machine> {
@@ -83,11 +90,15 @@ impl Trial<'_> {
     }
 
     fn cut(&self, machines: &[Machine]) -> Result<(), Failure> {
-        machines.iter().try_for_each(|other| self.site.world.cut(self.machine(), *other))
+        machines
+            .iter()
+            .try_for_each(|other| self.site.world.cut(self.machine(), *other))
     }
 
     fn heal(&self, machines: &[Machine]) -> Result<(), Failure> {
-        machines.iter().try_for_each(|other| self.site.world.heal(self.machine(), *other))
+        machines
+            .iter()
+            .try_for_each(|other| self.site.world.heal(self.machine(), *other))
     }
 }
 
@@ -117,13 +128,23 @@ fn one_way(trial: &mut Trial<'_>) -> Result<(), Failure> {
     let share = trial.left().div_ceil(4);
     for machines in [trial.engines(), trial.peers()] {
         for is_outward in [true, false] {
-            let link = |other: &Machine| if is_outward { (trial.machine(), *other) } else { (*other, trial.machine()) };
+            let link = |other: &Machine| {
+                if is_outward {
+                    (trial.machine(), *other)
+                } else {
+                    (*other, trial.machine())
+                }
+            };
             let links: Vec<(Machine, Machine)> = machines.iter().map(link).collect();
-            links.iter().try_for_each(|(from, to)| trial.site.world.cut_one_way(*from, *to))?;
+            links
+                .iter()
+                .try_for_each(|(from, to)| trial.site.world.cut_one_way(*from, *to))?;
             trial.revoke(share)?;
             trial.try_all_everywhere()?;
             trial.finish()?;
-            links.iter().try_for_each(|(from, to)| trial.site.world.heal_one_way(*from, *to))?;
+            links
+                .iter()
+                .try_for_each(|(from, to)| trial.site.world.heal_one_way(*from, *to))?;
             trial.site.wait_until_well()?;
         }
     }
@@ -195,7 +216,11 @@ fn wait_for_tunnel(trial: &Trial<'_>) {
     let deadline = Instant::now() + SERVES_WITHIN;
     let service = trial.local[trial.victim];
     while Instant::now() < deadline {
-        if trial.site.owners().is_ok_and(|owners| owners[service] == Some(trial.victim)) {
+        if trial
+            .site
+            .owners()
+            .is_ok_and(|owners| owners[service] == Some(trial.victim))
+        {
             return;
         }
         std::thread::sleep(TICK);
@@ -204,7 +229,10 @@ fn wait_for_tunnel(trial: &Trial<'_>) {
 
 fn diverged(trial: &mut Trial<'_>) -> Result<(), Failure> {
     trial.site.engines[1].wait_for(&trial.site.engines[0], &trial.site.world)?;
-    trial.site.world.cut(Machine::Engine(0), Machine::Engine(1))?;
+    trial
+        .site
+        .world
+        .cut(Machine::Engine(0), Machine::Engine(1))?;
     for number in 0..LOST + trial.left() {
         let reply = trial.site.administer(
             trial.others()[0],
@@ -212,7 +240,9 @@ fn diverged(trial: &mut Trial<'_>) -> Result<(), Failure> {
             "/accounts/demo/services/s0",
             &json!({ "burst": 1_000_000 + number }),
         )?;
-        ensure(reply.status == 200 && reply.pending.is_empty(), || "a change is not in use at all nodes".to_owned())?;
+        ensure(reply.status == 200 && reply.pending.is_empty(), || {
+            "a change is not in use at all nodes".to_owned()
+        })?;
     }
     let engines = trial.engines();
     trial.cut(&engines)?;
@@ -243,7 +273,10 @@ fn two_primaries(trial: &mut Trial<'_>) -> Result<(), Failure> {
     let [earlier, later] = [Machine::Engine(0), Machine::Engine(1)];
     trial.site.world.cut(earlier, later)?;
     trial.site.world.cut(trial.machine(), later)?;
-    trial.peers().iter().try_for_each(|peer| trial.site.world.cut(*peer, earlier))?;
+    trial
+        .peers()
+        .iter()
+        .try_for_each(|peer| trial.site.world.cut(*peer, earlier))?;
     trial.site.engines[1].promote(&trial.site.world)?;
     trial.revoke(trial.left())?;
     trial.try_all_everywhere()?;

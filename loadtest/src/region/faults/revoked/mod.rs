@@ -22,7 +22,16 @@ pub(super) fn run(
     revocations: usize,
     table: &mut Table,
 ) -> Result<(), Failure> {
-    let start = || Site::start(gateway, &Plan { services: SERVICES, has_standby: true, ..Plan::default() });
+    let start = || {
+        Site::start(
+            gateway,
+            &Plan {
+                services: SERVICES,
+                has_standby: true,
+                ..Plan::default()
+            },
+        )
+    };
     let mut site = None;
     let kinds = options.kinds();
     let each = revocations.div_ceil(kinds.len());
@@ -66,9 +75,12 @@ fn local_services(site: &Site) -> Result<[usize; NODES], Failure> {
     let owners = site.owners()?;
     let mut local = [0; NODES];
     for (node, local) in local.iter_mut().enumerate() {
-        let is_local = |it: &usize| owners[*it] == Some(node) && site.services[*it].entry == Some(node);
+        let is_local =
+            |it: &usize| owners[*it] == Some(node) && site.services[*it].entry == Some(node);
         let found = (0..owners.len()).find(is_local);
-        ensure(found.is_some(), || format!("node {node} owns no service of its agent"))?;
+        ensure(found.is_some(), || {
+            format!("node {node} owns no service of its agent")
+        })?;
         *local = found.unwrap_or_default();
     }
     Ok(local)

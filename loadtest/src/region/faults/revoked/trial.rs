@@ -52,10 +52,26 @@ enum Verdict {
 
 impl<'a> Trial<'a> {
     /// Makes `count` keys, while the region is well.
-    pub(super) fn new(site: &'a mut Site, local: [usize; NODES], count: usize) -> Result<Self, Failure> {
-        let keys = (0..count).map(|_| site.new_key()).collect::<Result<_, _>>()?;
+    pub(super) fn new(
+        site: &'a mut Site,
+        local: [usize; NODES],
+        count: usize,
+    ) -> Result<Self, Failure> {
+        let keys = (0..count)
+            .map(|_| site.new_key())
+            .collect::<Result<_, _>>()?;
         let (running, checks, named) = Default::default();
-        Ok(Self { site, victim: NODES - 1, local, keys, named, running, checks, refused_changes: 0, addresses: 0 })
+        Ok(Self {
+            site,
+            victim: NODES - 1,
+            local,
+            keys,
+            named,
+            running,
+            checks,
+            refused_changes: 0,
+            addresses: 0,
+        })
     }
 
     /// Keys that are not revoked yet.
@@ -87,7 +103,10 @@ impl<'a> Trial<'a> {
             let deadline = Instant::now() + ACKNOWLEDGED_WITHIN;
             let node = self.others()[key % 2];
             loop {
-                match self.site.administer(node, "PATCH", &path, &json!({ "enabled": false })) {
+                match self
+                    .site
+                    .administer(node, "PATCH", &path, &json!({ "enabled": false }))
+                {
                     Ok(reply) if reply.status == 200 => {
                         self.named.push(reply.pending);
                         break;
@@ -97,7 +116,9 @@ impl<'a> Trial<'a> {
                             format!("revoking a key: {} {}", reply.status, reply.body)
                         })?;
                     }
-                    Err(failure) => ensure(Instant::now() < deadline, || format!("revoking a key: {failure}"))?,
+                    Err(failure) => ensure(Instant::now() < deadline, || {
+                        format!("revoking a key: {failure}")
+                    })?,
                 }
                 self.refused_changes += 1;
                 std::thread::sleep(AGAIN_AFTER);
@@ -119,37 +140,56 @@ impl<'a> Trial<'a> {
         let target = self.site.target(self.local[node])?;
         let first = self.addresses;
         self.addresses += keys.len();
-        let tries: Vec<(usize, Target)> = keys.map(|key| (key, target.with_key(self.keys[key].1.clone()))).collect();
+        let tries: Vec<(usize, Target)> = keys
+            .map(|key| (key, target.with_key(self.keys[key].1.clone())))
+            .collect();
         let checks = move || {
             let mut checks = Vec::new();
             for (number, (key, target)) in tries.into_iter().enumerate() {
-                let Some(verdict) = verdict(&target, first + number) else { break };
+                let Some(verdict) = verdict(&target, first + number) else {
+                    break;
+                };
                 checks.push(Check { node, key, verdict });
             }
             checks
         };
-        self.running.push(self.site.world.on(Machine::Node(node), || Ok(std::thread::spawn(checks)))?);
+        self.running.push(
+            self.site
+                .world
+                .on(Machine::Node(node), || Ok(std::thread::spawn(checks)))?,
+        );
         Ok(())
     }
 
     /// Waits for the answers of all tries.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
         for thread in self.running.drain(..) {
-            self.checks.extend(thread.join().map_err(|_| Failure::new("a check panicked"))?);
+            self.checks.extend(
+                thread
+                    .join()
+                    .map_err(|_| Failure::new("a check panicked"))?,
+            );
         }
         Ok(())
     }
 
     pub(super) fn row(mut self, name: String) -> Result<Row, Failure> {
         self.finish()?;
-        let of = |verdict: Verdict| self.checks.iter().filter(move |check| check.verdict == verdict);
+        let of = |verdict: Verdict| {
+            self.checks
+                .iter()
+                .filter(move |check| check.verdict == verdict)
+        };
         let is_named = |check: &&Check| self.named[check.key].contains(&check.node);
-        let (named, not_named): (Vec<&Check>, Vec<&Check>) = of(Verdict::Accepted).partition(is_named);
+        let (named, not_named): (Vec<&Check>, Vec<&Check>) =
+            of(Verdict::Accepted).partition(is_named);
         let mut keys: Vec<usize> = not_named.iter().map(|check| check.key).collect();
         keys.sort_unstable();
         keys.dedup();
         let revoked = self.named.len();
-        ensure(of(Verdict::Refused).count() >= revoked, || "too few tries reached a node".to_owned())?;
+        ensure(of(Verdict::Refused).count() >= revoked, || {
+            "too few tries reached a node".to_owned()
+        })?;
         Ok(Row::new(name)
             .check(
                 keys.is_empty(),
@@ -169,18 +209,25 @@ impl<'a> Trial<'a> {
                 of(Verdict::Refused).count(),
                 of(Verdict::Other).count()
             ))
-            .note(format!("{} changes had to be repeated", self.refused_changes)))
+            .note(format!(
+                "{} changes had to be repeated",
+                self.refused_changes
+            )))
     }
 }
 
 /// What a node says to a key; `None` if no program listens.
 fn verdict(target: &Target, address: usize) -> Option<Verdict> {
-    let asked = target.connect_from(1 + address % ADDRESSES).and_then(|mut connection| connection.ask("/hello"));
+    let asked = target
+        .connect_from(1 + address % ADDRESSES)
+        .and_then(|mut connection| connection.ask("/hello"));
     match asked {
         Ok(answer) if answer.head.status == 200 => Some(Verdict::Accepted),
         Ok(answer) => match answer.error_code().as_deref() {
             Some("GW_AUTH_RATE_LIMITED") | None => Some(Verdict::Other),
-            Some(code) if code.starts_with("GW_AUTH") || code.starts_with("GW_SERVICE_KEY") => Some(Verdict::Refused),
+            Some(code) if code.starts_with("GW_AUTH") || code.starts_with("GW_SERVICE_KEY") => {
+                Some(Verdict::Refused)
+            }
             Some(_) => Some(Verdict::Other),
         },
         Err(failure) if failure.kind() == Some(std::io::ErrorKind::ConnectionRefused) => None,

@@ -17,7 +17,10 @@ pub(super) struct Incomplete {
 impl Incomplete {
     /// Copies `rest`, in which the incomplete record starts at `record`.
     pub(super) fn new(rest: &[u8], record: usize) -> Self {
-        Self { bytes: rest.to_vec(), record }
+        Self {
+            bytes: rest.to_vec(),
+            record,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -61,7 +64,9 @@ impl Incomplete {
 /// Length of the complete records at the start of `bytes`.
 pub(super) fn complete_records(bytes: &[u8]) -> usize {
     let mut end = 0;
-    while let Some(length) = record_length(&bytes[end..]).filter(|length| *length <= bytes.len() - end) {
+    while let Some(length) =
+        record_length(&bytes[end..]).filter(|length| *length <= bytes.len() - end)
+    {
         end += length;
     }
     end

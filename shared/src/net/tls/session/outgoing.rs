@@ -47,14 +47,19 @@ impl Outgoing {
             self.free_if_empty();
             match result {
                 Ok(_) => return Ok(()),
-                Err(EncryptError::InsufficientSize(error)) if error.required_size > size => size = error.required_size,
+                Err(EncryptError::InsufficientSize(error)) if error.required_size > size => {
+                    size = error.required_size
+                }
                 Err(_) => return Err(rustls::Error::EncryptError),
             }
         }
     }
 
     /// Passes unsent bytes to `send`, and removes as many as it returns.
-    pub(super) fn send_with(&mut self, send: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
+    pub(super) fn send_with(
+        &mut self,
+        send: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>,
+    ) -> io::Result<()> {
         let mut pieces = [IoSlice::new(&[]); CHUNKS_AT_ONCE];
         let mut from = self.sent;
         for (piece, chunk) in pieces.iter_mut().zip(&self.chunks) {
@@ -73,9 +78,14 @@ impl Outgoing {
     }
 
     fn chunk_with_room(&mut self, size: usize) -> &mut Vec<u8> {
-        if self.chunks.back().is_none_or(|last| last.capacity() - last.len() < size) {
+        if self
+            .chunks
+            .back()
+            .is_none_or(|last| last.capacity() - last.len() < size)
+        {
             self.chunks.pop_back_if(|last| last.is_empty());
-            self.chunks.push_back(Vec::with_capacity(size.max(CHUNK_MIN)));
+            self.chunks
+                .push_back(Vec::with_capacity(size.max(CHUNK_MIN)));
         }
         let last = self.chunks.len() - 1;
         &mut self.chunks[last]

@@ -8,8 +8,9 @@ use rustls::crypto::aws_lc_rs;
 use rustls::crypto::cipher::{OutboundChunks, OutboundPlainMessage};
 use rustls::server::ServerConfig;
 use rustls::{
-    AlertDescription, ClientConnection, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, InvalidMessage,
-    PeerMisbehaved, ProtocolVersion, RootCertStore, ServerConnection, SupportedCipherSuite, SupportedProtocolVersion,
+    AlertDescription, ClientConnection, ConnectionTrafficSecrets, ContentType, Error,
+    ExtractedSecrets, InvalidMessage, PeerMisbehaved, ProtocolVersion, RootCertStore,
+    ServerConnection, SupportedCipherSuite, SupportedProtocolVersion,
 };
 use rustls_pki_types::PrivateKeyDer;
 
@@ -29,7 +30,11 @@ struct Pair {
 
 /// A session that is the `side` of a connection, and its peer, whose records have at most `fragment` bytes. Nothing is
 /// sent yet.
-fn unconnected(side: Side, version: &'static SupportedProtocolVersion, fragment: Option<usize>) -> Pair {
+fn unconnected(
+    side: Side,
+    version: &'static SupportedProtocolVersion,
+    fragment: Option<usize>,
+) -> Pair {
     let certified = rcgen::generate_simple_self_signed(["h".to_owned()]).unwrap();
     let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(aws_lc_rs::default_provider());
@@ -54,13 +59,21 @@ fn unconnected(side: Side, version: &'static SupportedProtocolVersion, fragment:
             server.max_fragment_size = fragment;
             server.enable_secret_extraction = true;
             let session = UnbufferedClientConnection::new(Arc::new(client), name).unwrap();
-            (session.into(), ServerConnection::new(Arc::new(server)).unwrap().into())
+            (
+                session.into(),
+                ServerConnection::new(Arc::new(server)).unwrap().into(),
+            )
         }
         Side::Server => {
             client.max_fragment_size = fragment;
             client.enable_secret_extraction = true;
             let session = UnbufferedServerConnection::new(Arc::new(server)).unwrap();
-            (session.into(), ClientConnection::new(Arc::new(client), name).unwrap().into())
+            (
+                session.into(),
+                ClientConnection::new(Arc::new(client), name)
+                    .unwrap()
+                    .into(),
+            )
         }
     };
     peer.set_buffer_limit(None);
@@ -102,7 +115,10 @@ impl Pair {
 
     fn receive(&mut self, ciphertext: &[u8]) -> Result<Vec<u8>, Error> {
         let mut plaintext = Vec::new();
-        self.session.receive(&mut ciphertext.to_vec(), &mut |chunk| plaintext.extend_from_slice(chunk))?;
+        self.session
+            .receive(&mut ciphertext.to_vec(), &mut |chunk| {
+                plaintext.extend_from_slice(chunk)
+            })?;
         Ok(plaintext)
     }
 
@@ -111,7 +127,9 @@ impl Pair {
         let mut sent = Vec::new();
         while self.session.has_unsent() {
             let send = |pieces: &[IoSlice<'_>]| {
-                pieces.iter().for_each(|piece| sent.extend_from_slice(piece));
+                pieces
+                    .iter()
+                    .for_each(|piece| sent.extend_from_slice(piece));
                 Ok(pieces.iter().map(|piece| piece.len()).sum())
             };
             self.session.send_with(send).unwrap();
@@ -120,7 +138,12 @@ impl Pair {
     }
 
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<usize> {
-        self.session.write(&pieces.iter().map(|piece| IoSlice::new(piece)).collect::<Vec<_>>())
+        self.session.write(
+            &pieces
+                .iter()
+                .map(|piece| IoSlice::new(piece))
+                .collect::<Vec<_>>(),
+        )
     }
 
     fn peer_receives(&mut self, mut ciphertext: &[u8]) -> Result<Vec<u8>, Error> {
@@ -158,7 +181,13 @@ impl Pair {
     }
 
     fn assert_no_memory(&self) {
-        assert_eq!((self.session.incomplete.capacity(), self.session.outgoing.capacity()), (0, 0));
+        assert_eq!(
+            (
+                self.session.incomplete.capacity(),
+                self.session.outgoing.capacity()
+            ),
+            (0, 0)
+        );
     }
 }
 
@@ -196,14 +225,24 @@ fn records_cut_at_every_place_arrive_whole() {
     on_each_side_and_version(|side, version| {
         let mut pair = connected(side, version);
         let plaintext = pattern(90);
-        let length = plaintext.chunks(30).map(|part| pair.peer_writes(part).len()).sum::<usize>();
+        let length = plaintext
+            .chunks(30)
+            .map(|part| pair.peer_writes(part).len())
+            .sum::<usize>();
         let mut pair = connected(side, version);
         for cut in 0..=length {
-            let ciphertext = plaintext.chunks(30).flat_map(|part| pair.peer_writes(part)).collect::<Vec<_>>();
+            let ciphertext = plaintext
+                .chunks(30)
+                .flat_map(|part| pair.peer_writes(part))
+                .collect::<Vec<_>>();
             assert_eq!(ciphertext.len(), length);
             let (first, second) = ciphertext.split_at(cut);
             let mut received = pair.receive(first).unwrap();
-            assert_eq!(received.len(), cut / (length / 3) * 30, "the complete records before the cut at {cut}");
+            assert_eq!(
+                received.len(),
+                cut / (length / 3) * 30,
+                "the complete records before the cut at {cut}"
+            );
             // No more is kept than the incomplete record.
             assert!(pair.session.incomplete.capacity() < length / 3);
             received.extend(pair.receive(second).unwrap());
@@ -211,7 +250,10 @@ fn records_cut_at_every_place_arrive_whole() {
             pair.assert_no_memory();
         }
         let ciphertext = pair.peer_writes(&plaintext);
-        let received = ciphertext.iter().flat_map(|byte| pair.receive(&[*byte]).unwrap()).collect::<Vec<_>>();
+        let received = ciphertext
+            .iter()
+            .flat_map(|byte| pair.receive(&[*byte]).unwrap())
+            .collect::<Vec<_>>();
         assert_eq!(received, plaintext);
         pair.assert_alive();
     });
@@ -222,12 +264,17 @@ fn one_input_has_many_records_behind_the_rest_of_one() {
     on_each_side_and_version(|side, version| {
         let mut pair = connected(side, version);
         let plaintext = pattern(100_000);
-        let ciphertext = plaintext.chunks(97).flat_map(|part| pair.peer_writes(part)).collect::<Vec<_>>();
+        let ciphertext = plaintext
+            .chunks(97)
+            .flat_map(|part| pair.peer_writes(part))
+            .collect::<Vec<_>>();
         assert_eq!(records(&ciphertext).len(), plaintext.len().div_ceil(97));
         let mut received = pair.receive(&ciphertext[..20]).unwrap();
         let mut chunks = Vec::new();
         let mut input = ciphertext[20..ciphertext.len() - 20].to_vec();
-        pair.session.receive(&mut input, &mut |chunk| chunks.push(chunk.to_vec())).unwrap();
+        pair.session
+            .receive(&mut input, &mut |chunk| chunks.push(chunk.to_vec()))
+            .unwrap();
         received.extend(chunks.concat());
         // Only the incomplete record was copied.
         assert!(pair.session.incomplete.capacity() < 200);
@@ -238,7 +285,10 @@ fn one_input_has_many_records_behind_the_rest_of_one() {
         // Full records, received as a socket delivers them.
         let plaintext = pattern(1_000_000);
         let ciphertext = pair.peer_writes(&plaintext);
-        let received = ciphertext.chunks(65_536).flat_map(|input| pair.receive(input).unwrap()).collect::<Vec<_>>();
+        let received = ciphertext
+            .chunks(65_536)
+            .flat_map(|input| pair.receive(input).unwrap())
+            .collect::<Vec<_>>();
         assert!(received == plaintext);
         pair.assert_no_memory();
     });
@@ -252,15 +302,24 @@ fn the_pieces_of_a_write_share_records() {
         assert_eq!(pair.write(&[&head, b"", &body]).unwrap(), 250);
         let sent = pair.sent();
         assert_eq!(records(&sent).len(), 1);
-        assert_eq!(pair.peer_receives(&sent).unwrap(), [&head[..], &body].concat());
+        assert_eq!(
+            pair.peer_receives(&sent).unwrap(),
+            [&head[..], &body].concat()
+        );
 
         // Three full records and a smaller one, as rustls divides one piece.
         let body = pattern(3 * FRAGMENT_MAX);
-        assert_eq!(pair.write(&[&head[..100], &head[100..], &body]).unwrap(), 150 + body.len());
+        assert_eq!(
+            pair.write(&[&head[..100], &head[100..], &body]).unwrap(),
+            150 + body.len()
+        );
         let sent = pair.sent();
         let lengths = records(&sent);
         assert_eq!(lengths.len(), 4);
-        assert!(lengths[..3].iter().all(|length| *length > FRAGMENT_MAX), "{lengths:?}");
+        assert!(
+            lengths[..3].iter().all(|length| *length > FRAGMENT_MAX),
+            "{lengths:?}"
+        );
         assert!(pair.peer_receives(&sent).unwrap() == [&head[..], &body].concat());
 
         // Pieces that end with a record.
@@ -302,7 +361,10 @@ fn a_writer_gets_no_room_beyond_the_bound() {
 
         // A socket that accepts nothing.
         pair.write(&[b"later"]).unwrap();
-        let refused = pair.session.send_with(|_| Err(io::ErrorKind::WouldBlock.into())).unwrap_err();
+        let refused = pair
+            .session
+            .send_with(|_| Err(io::ErrorKind::WouldBlock.into()))
+            .unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         let sent = pair.sent();
         assert_eq!(pair.peer_receives(&sent).unwrap(), b"later");
@@ -363,13 +425,19 @@ fn writes_continue_while_a_session_ticket_is_incomplete() {
     let finished = pair.sent();
     pair.peer_receives(&finished).unwrap();
     let tickets = pair.peer_sent();
-    assert!(records(&tickets).len() > 4, "each ticket has several records");
+    assert!(
+        records(&tickets).len() > 4,
+        "each ticket has several records"
+    );
     for byte in &tickets {
         pair.receive(&[*byte]).unwrap();
         pair.write(&[b"x"]).unwrap();
     }
     let sent = pair.sent();
-    assert_eq!(pair.peer_receives(&sent).unwrap(), b"x".repeat(tickets.len()));
+    assert_eq!(
+        pair.peer_receives(&sent).unwrap(),
+        b"x".repeat(tickets.len())
+    );
     pair.assert_alive();
 }
 
@@ -386,8 +454,12 @@ fn a_bad_record_ends_the_session_with_an_alert() {
         let later = pair.peer_writes(b"later");
         let cut = genuine + 7;
         let (first, second) = ciphertext.split_at_mut(cut);
-        pair.session.receive(first, &mut |chunk| plaintext.extend_from_slice(chunk)).unwrap();
-        let received = pair.session.receive(second, &mut |chunk| plaintext.extend_from_slice(chunk));
+        pair.session
+            .receive(first, &mut |chunk| plaintext.extend_from_slice(chunk))
+            .unwrap();
+        let received = pair
+            .session
+            .receive(second, &mut |chunk| plaintext.extend_from_slice(chunk));
         assert_eq!(received, Err(Error::DecryptError));
         assert_eq!(plaintext, b"genuine");
 
@@ -396,7 +468,10 @@ fn a_bad_record_ends_the_session_with_an_alert() {
         assert_eq!(error, Error::AlertReceived(AlertDescription::BadRecordMac));
         // The session stays failed, and sends nothing more.
         assert_eq!(pair.receive(&later), Err(Error::DecryptError));
-        assert_eq!(pair.write(&[b"more"]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            pair.write(&[b"more"]).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
         pair.session.close();
         assert!(!pair.session.has_unsent() && !pair.session.is_closed_by_peer());
         pair.assert_no_memory();
@@ -409,8 +484,15 @@ fn a_bad_header_ends_the_session_before_its_record() {
         for header in [b"HTTP/", &[23, 3, 3, 0xff, 0xff]] {
             for size in [1, 5] {
                 let mut pair = connected(side, version);
-                let result = header.chunks(size).map(|input| pair.receive(input)).last().unwrap();
-                assert!(matches!(result, Err(Error::InvalidMessage(_))), "{result:?}");
+                let result = header
+                    .chunks(size)
+                    .map(|input| pair.receive(input))
+                    .last()
+                    .unwrap();
+                assert!(
+                    matches!(result, Err(Error::InvalidMessage(_))),
+                    "{result:?}"
+                );
                 assert!(pair.session.has_unsent(), "an alert");
             }
         }
@@ -427,7 +509,11 @@ fn close_notify_ends_both_directions_once() {
             let alert = ciphertext.len();
             ciphertext.extend(pair.peer_writes(b"after the end"));
             assert!(ciphertext.len() > alert);
-            let inputs = if whole { ciphertext.chunks(usize::MAX) } else { ciphertext.chunks(alert - 1) };
+            let inputs = if whole {
+                ciphertext.chunks(usize::MAX)
+            } else {
+                ciphertext.chunks(alert - 1)
+            };
             for input in inputs {
                 assert!(pair.receive(input).unwrap().is_empty());
             }
@@ -445,7 +531,10 @@ fn close_notify_ends_both_directions_once() {
             assert!(pair.peer.process_new_packets().unwrap().peer_has_closed());
             pair.session.close();
             assert!(!pair.session.has_unsent());
-            assert_eq!(pair.write(&[b"more"]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+            assert_eq!(
+                pair.write(&[b"more"]).unwrap_err().kind(),
+                io::ErrorKind::BrokenPipe
+            );
             pair.assert_no_memory();
         }
     });
@@ -470,17 +559,28 @@ fn a_closed_session_still_receives() {
 
 /// An endless sequence of empty records, which rustls itself does not send, with the keys of a TLS 1.3 connection.
 fn empty_records(peer: rustls::Connection) -> impl Iterator<Item = Vec<u8>> {
-    let Some(SupportedCipherSuite::Tls13(suite)) = peer.negotiated_cipher_suite() else { panic!("not TLS 1.3") };
-    let ExtractedSecrets { tx: (next, secrets), .. } = peer.dangerous_extract_secrets().unwrap();
+    let Some(SupportedCipherSuite::Tls13(suite)) = peer.negotiated_cipher_suite() else {
+        panic!("not TLS 1.3")
+    };
+    let ExtractedSecrets {
+        tx: (next, secrets),
+        ..
+    } = peer.dangerous_extract_secrets().unwrap();
     let mut encrypter = match secrets {
         ConnectionTrafficSecrets::Aes128Gcm { key, iv }
         | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
-        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => suite.aead_alg.encrypter(key, iv),
+        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => {
+            suite.aead_alg.encrypter(key, iv)
+        }
         _ => panic!("another cipher suite"),
     };
     let encrypt = move |sequence| {
         let (typ, version) = (ContentType::ApplicationData, ProtocolVersion::TLSv1_2);
-        let record = OutboundPlainMessage { typ, version, payload: OutboundChunks::Single(&[]) };
+        let record = OutboundPlainMessage {
+            typ,
+            version,
+            payload: OutboundChunks::Single(&[]),
+        };
         encrypter.encrypt(record, sequence).unwrap().encode()
     };
     // The first record of a key has number 0.
@@ -493,9 +593,16 @@ fn a_flood_of_empty_records_ends_the_session() {
         let Pair { mut session, peer } = connected(side, &rustls::version::TLS13);
         for (count, mut record) in empty_records(peer).take(33).enumerate() {
             let received = session.receive(&mut record, &mut |chunk| assert!(chunk.is_empty()));
-            let too_many = if count < 32 { Ok(()) } else { Err(PeerMisbehaved::TooManyEmptyFragments.into()) };
+            let too_many = if count < 32 {
+                Ok(())
+            } else {
+                Err(PeerMisbehaved::TooManyEmptyFragments.into())
+            };
             assert_eq!(received, too_many);
-            assert_eq!((session.incomplete.capacity(), session.outgoing.capacity()), (0, 0));
+            assert_eq!(
+                (session.incomplete.capacity(), session.outgoing.capacity()),
+                (0, 0)
+            );
         }
     }
 }
@@ -504,7 +611,10 @@ fn a_flood_of_empty_records_ends_the_session() {
 fn a_flood_of_handshake_fragments_is_bounded() {
     // A ClientHello of 65,535 bytes, one byte per record.
     let message = [1, 0, 0xff, 0xff].into_iter().chain(std::iter::repeat(0));
-    let records = message.take(4 + 0xffff).flat_map(|byte| [22, 3, 3, 0, 1, byte]).collect::<Vec<u8>>();
+    let records = message
+        .take(4 + 0xffff)
+        .flat_map(|byte| [22, 3, 3, 0, 1, byte])
+        .collect::<Vec<u8>>();
     for size in [7, 4096, 65_536] {
         let mut pair = unconnected(Side::Server, &rustls::version::TLS13, None);
         let mut failed = None;
@@ -517,7 +627,10 @@ fn a_flood_of_handshake_fragments_is_bounded() {
         }
         let (received, error) = failed.unwrap();
         assert!(received <= 64 * 1024, "{received} bytes were kept");
-        assert_eq!(error, Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge));
+        assert_eq!(
+            error,
+            Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge)
+        );
         pair.assert_no_memory();
     }
 }

@@ -11,8 +11,12 @@ const MIB: usize = 1024 * 1024;
 
 /// Sum of the grants in frames.
 fn granted(bytes: &[u8]) -> usize {
-    let grants = frames(bytes).into_iter().filter(|(kind, ..)| matches!(kind, Kind::Credit | Kind::Request));
-    grants.map(|(.., payload)| u32::from_be_bytes(*payload.first_chunk().unwrap()) as usize).sum()
+    let grants = frames(bytes)
+        .into_iter()
+        .filter(|(kind, ..)| matches!(kind, Kind::Credit | Kind::Request));
+    grants
+        .map(|(.., payload)| u32::from_be_bytes(*payload.first_chunk().unwrap()) as usize)
+        .sum()
 }
 
 #[test]
@@ -28,8 +32,16 @@ fn a_sender_stops_after_its_credit_and_goes_on_when_the_reader_does() {
         while send(&mut pair.agent, at_agent, &data) > 0 {
             pair.run();
         }
-        assert!(pair.agent.poll_capacity(at_agent, &mut Context::from_waker(&waker)).is_pending());
-        assert_eq!(pair.gateway.unread(), pair.gateway.committed(), "all of the credit is used");
+        assert!(
+            pair.agent
+                .poll_capacity(at_agent, &mut Context::from_waker(&waker))
+                .is_pending()
+        );
+        assert_eq!(
+            pair.gateway.unread(),
+            pair.gateway.committed(),
+            "all of the credit is used"
+        );
         let unread = take(&mut pair.gateway, at_gateway).data.len();
         // Grants come with the released bytes, not with the read ones.
         pair.run();
@@ -37,7 +49,10 @@ fn a_sender_stops_after_its_credit_and_goes_on_when_the_reader_does() {
         pair.gateway.release(at_gateway, unread);
         pair.run();
         assert_eq!(wakes.take(), 1);
-        assert_eq!((pair.gateway.unread(), pair.gateway.committed()), (0, window::FIRST as usize));
+        assert_eq!(
+            (pair.gateway.unread(), pair.gateway.committed()),
+            (0, window::FIRST as usize)
+        );
     }
 }
 
@@ -74,7 +89,12 @@ fn committed_is_the_sum_of_grants_less_the_relayed_bytes() {
 
 #[test]
 fn grants_stay_within_the_budget_and_a_least_window_for_each_stream() {
-    for (window, budget) in [(MIB, 4 * MIB), (8 * MIB, 8 * MIB), (LEAST, 0), (8 * MIB, MIB)] {
+    for (window, budget) in [
+        (MIB, 4 * MIB),
+        (8 * MIB, 8 * MIB),
+        (LEAST, 0),
+        (8 * MIB, MIB),
+    ] {
         let mut pair = Pair::new(200);
         pair.gateway.set_credit(window, budget);
         let mut streams: Vec<(StreamKey, StreamKey)> = Vec::new();
@@ -85,7 +105,9 @@ fn grants_stay_within_the_budget_and_a_least_window_for_each_stream() {
             respond(&mut pair.agent, at_agent, false);
             streams.push((at_gateway, at_agent));
             let bound = budget + opened * LEAST;
-            assert!(pair.gateway.committed() <= bound && pair.gateway.committed() >= opened * LEAST);
+            assert!(
+                pair.gateway.committed() <= bound && pair.gateway.committed() >= opened * LEAST
+            );
         }
         // Even while every second reader goes on.
         for _ in 0..20 {
@@ -119,7 +141,10 @@ fn no_mix_of_windows_and_budgets_stops_a_stream() {
                 let at_gateway = pair.gateway.open(first, true, |_| {}).unwrap();
                 let other = pair.gateway.open(first, true, |_| {}).unwrap();
                 pair.run();
-                let (at_agent, stalled) = (accept(&mut pair.agent).unwrap(), accept(&mut pair.agent).unwrap());
+                let (at_agent, stalled) = (
+                    accept(&mut pair.agent).unwrap(),
+                    accept(&mut pair.agent).unwrap(),
+                );
                 respond(&mut pair.agent, at_agent, false);
                 respond(&mut pair.agent, stalled, false);
                 send(&mut pair.agent, stalled, &[0; LEAST]);
@@ -131,7 +156,10 @@ fn no_mix_of_windows_and_budgets_stops_a_stream() {
                     pair.run();
                     let now = read(&mut pair.gateway, at_gateway).data.len();
                     pair.run();
-                    assert!(sent > 0 && now > 0, "{first} {then} {budget}: stopped at {received}");
+                    assert!(
+                        sent > 0 && now > 0,
+                        "{first} {then} {budget}: stopped at {received}"
+                    );
                     received += now;
                 }
                 assert!(pair.gateway.unread_by_stream().eq([LEAST]));
@@ -181,7 +209,13 @@ fn uploads_begin_with_a_least_window_and_grow() {
         sent += send(&mut pair.gateway, at_gateway, &vec![0; MIB]);
         pair.run();
     }
-    assert_eq!((pair.agent.unread(), send(&mut pair.gateway, at_gateway, b"x")), (4 * MIB, 0));
+    assert_eq!(
+        (
+            pair.agent.unread(),
+            send(&mut pair.gateway, at_gateway, b"x")
+        ),
+        (4 * MIB, 0)
+    );
 }
 
 #[test]
@@ -217,7 +251,11 @@ fn nothing_is_granted_once_the_peer_has_ended_or_the_stream_is_reset_or_lost() {
         pair.transmit();
         pair.to_agent.clear();
         if how != 2 {
-            assert_eq!(pair.gateway.committed(), unread, "only the unread bytes count");
+            assert_eq!(
+                pair.gateway.committed(),
+                unread,
+                "only the unread bytes count"
+            );
         }
         pair.gateway.release(at_gateway, unread);
         pair.transmit();
@@ -237,5 +275,8 @@ fn more_is_never_released_than_was_received() {
     pair.gateway.release(at_gateway, usize::MAX);
     assert!(pair.gateway.committed() >= before - 4);
     assert_eq!(pair.gateway.unread(), 0);
-    assert!(matches!(pair.agent.poll_capacity(at_agent, &mut context()), Poll::Ready(Ok(_))));
+    assert!(matches!(
+        pair.agent.poll_capacity(at_agent, &mut context()),
+        Poll::Ready(Ok(_))
+    ));
 }

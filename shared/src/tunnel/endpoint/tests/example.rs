@@ -15,14 +15,22 @@ use crate::tunnel::timing::AgentTiming;
 
 /// Bytes of the blocks with hexadecimal digits, in the order of the document. A comment follows each line's bytes.
 fn documented() -> Vec<Vec<u8>> {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/tunnel.md")).unwrap();
+    let text =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/tunnel.md")).unwrap();
     let (_, example) = text.split_once("## Example\n").unwrap();
-    let blocks = example.split("```text\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let blocks = example
+        .split("```text\n")
+        .skip(1)
+        .map(|rest| rest.split("```").next().unwrap());
     let line = |line: &str| -> Vec<u8> {
         let digits = line.split(';').next().unwrap().split_whitespace();
-        digits.map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
+        digits
+            .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+            .collect()
     };
-    blocks.map(|block| block.lines().flat_map(line).collect()).collect()
+    blocks
+        .map(|block| block.lines().flat_map(line).collect())
+        .collect()
 }
 
 #[test]
@@ -42,22 +50,44 @@ fn the_documented_example_is_what_both_ends_send() {
         framing: Framing::None,
         upgrade: None,
     };
-    let key = gateway.open(512 * 1024, !outbound.has_body(), |out| outbound.write(out)).unwrap();
+    let key = gateway
+        .open(512 * 1024, !outbound.has_body(), |out| outbound.write(out))
+        .unwrap();
     sent.clear();
     transmit_all(&mut gateway, &mut sent);
     assert_eq!(sent, request);
     agent.receive(&request).unwrap();
     let accepted = accept(&mut agent).unwrap();
     let (kind, head) = read_head(&mut agent, accepted);
-    assert_eq!((kind, head::parse_request(&head.into(), true).unwrap().method), (Kind::Request, Method::GET));
+    assert_eq!(
+        (
+            kind,
+            head::parse_request(&head.into(), true).unwrap().method
+        ),
+        (Kind::Request, Method::GET)
+    );
 
-    let timing = AgentTiming { agent_us: 120, backend_first_byte_us: Some(4000) };
+    let timing = AgentTiming {
+        agent_us: 120,
+        backend_first_byte_us: Some(4000),
+    };
     let headers = Fields::from_iter([(CONTENT_TYPE, HeaderValue::from_static("text/plain"))]);
     let write = |out: &mut Vec<u8>| {
-        head::write_response(out, timing, StatusCode::OK, &headers, Framing::Length(5), None);
+        head::write_response(
+            out,
+            timing,
+            StatusCode::OK,
+            &headers,
+            Framing::Length(5),
+            None,
+        );
     };
-    agent.send_head(accepted, Kind::Response, false, write).unwrap();
-    agent.send_data(accepted, Bytes::from_static(b"hello"), true).unwrap();
+    agent
+        .send_head(accepted, Kind::Response, false, write)
+        .unwrap();
+    agent
+        .send_data(accepted, Bytes::from_static(b"hello"), true)
+        .unwrap();
     sent.clear();
     transmit_all(&mut agent, &mut sent);
     assert_eq!(sent, response);
@@ -67,7 +97,10 @@ fn the_documented_example_is_what_both_ends_send() {
     else {
         panic!("no response")
     };
-    assert_eq!(head::parse_response(head, &Method::GET).unwrap().timing, timing);
+    assert_eq!(
+        head::parse_response(head, &Method::GET).unwrap().timing,
+        timing
+    );
     let parts = read(&mut gateway, key);
     assert_eq!((&parts.data[..], parts.end), (&b"hello"[..], Some(Ok(()))));
     drop_both(&mut gateway, key);

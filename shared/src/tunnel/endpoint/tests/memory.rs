@@ -11,7 +11,10 @@ fn an_idle_tunnel_returns_its_memory() {
     let mut pair = Pair::new(2000);
     let streams: Vec<_> = (0..2000)
         .map(|_| {
-            let at_gateway = pair.gateway.open(LEAST, true, |head| head.resize(head.len() + 1000, b'x')).unwrap();
+            let at_gateway = pair
+                .gateway
+                .open(LEAST, true, |head| head.resize(head.len() + 1000, b'x'))
+                .unwrap();
             if pair.gateway.urgent.len() > 100_000 {
                 pair.run();
             }
@@ -36,7 +39,11 @@ fn an_idle_tunnel_returns_its_memory() {
     for endpoint in [&pair.gateway, &pair.agent] {
         assert!(endpoint.streams.capacity() <= 16);
         assert!(endpoint.ready.capacity() <= 64 && endpoint.opened.capacity() <= 64);
-        assert!(endpoint.urgent.frames_capacity() <= 4096, "{}", endpoint.urgent.frames_capacity());
+        assert!(
+            endpoint.urgent.frames_capacity() <= 4096,
+            "{}",
+            endpoint.urgent.frames_capacity()
+        );
     }
 }
 
@@ -44,7 +51,9 @@ fn an_idle_tunnel_returns_its_memory() {
 fn small_received_frames_share_buffers() {
     let (mut agent, key) = agent_with_a_stream(false);
     let stream = 0x0001_0000;
-    agent.receive(&frame(Kind::Data, false, stream, b"x").repeat(LEAST)).unwrap();
+    agent
+        .receive(&frame(Kind::Data, false, stream, b"x").repeat(LEAST))
+        .unwrap();
     assert!(agent.streams[key.0].received_items() <= 1 + LEAST / (16 * 1024));
     assert_eq!(take(&mut agent, key).data.len(), LEAST);
 }
@@ -57,9 +66,14 @@ fn small_pieces_that_wait_are_merged_into_full_frames() {
     let shared = Bytes::from(body.clone());
     // Pieces of one shared buffer, as an HTTP/2 caller sends them.
     for at in 0..LEAST {
-        pair.agent.send_data(at_agent, shared.slice(at..at + 1), false).unwrap();
+        pair.agent
+            .send_data(at_agent, shared.slice(at..at + 1), false)
+            .unwrap();
     }
-    assert_eq!(pair.agent.streams[at_agent.0].queued_pieces(), LEAST.div_ceil(16 * 1024 - HEADER));
+    assert_eq!(
+        pair.agent.streams[at_agent.0].queued_pieces(),
+        LEAST.div_ceil(16 * 1024 - HEADER)
+    );
     pair.run();
     assert!(read(&mut pair.gateway, at_gateway).data == body);
 }
@@ -69,7 +83,11 @@ fn large_pieces_are_not_copied() {
     let mut pair = Pair::new(1);
     let (_, at_agent) = pair.open_with_response(true);
     let shared = Bytes::from(vec![7; 10_000]);
-    for piece in [shared.slice(..5000), shared.slice(5000..5001), shared.slice(5001..)] {
+    for piece in [
+        shared.slice(..5000),
+        shared.slice(5000..5001),
+        shared.slice(5001..),
+    ] {
         pair.agent.send_data(at_agent, piece, false).unwrap();
     }
     assert_eq!(pair.agent.streams[at_agent.0].queued_pieces(), 3);
@@ -84,11 +102,19 @@ fn a_gateway_that_does_not_read_stops_the_agent_from_receiving() {
             break;
         }
         let stream = generation << 16;
-        agent.receive(&frame(Kind::Request, true, stream, &[0, 1, 0, 0])).unwrap();
+        agent
+            .receive(&frame(Kind::Request, true, stream, &[0, 1, 0, 0]))
+            .unwrap();
         let key = accept(&mut agent).unwrap();
         let head = response(&[b'x'; 50_000]);
-        agent.send_head(key, Kind::Response, false, |out| out.extend_from_slice(&head)).unwrap();
-        agent.receive(&frame(Kind::Reset, false, stream, b"")).unwrap();
+        agent
+            .send_head(key, Kind::Response, false, |out| {
+                out.extend_from_slice(&head)
+            })
+            .unwrap();
+        agent
+            .receive(&frame(Kind::Reset, false, stream, b""))
+            .unwrap();
         drop_both(&mut agent, key);
         received += 1;
     }

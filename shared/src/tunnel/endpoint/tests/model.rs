@@ -14,21 +14,64 @@ const BUDGET: usize = 150_000;
 /// An operation on a stream at one end, or on the pipes. Streams are numbers into the list of all that were opened.
 #[derive(Debug, Clone, Copy)]
 enum Operation {
-    Open { end: bool },
-    Respond { stream: usize, end: bool },
-    Send { by: End, stream: usize, bytes: usize },
-    Finish { by: End, stream: usize },
-    Trailers { by: End, stream: usize },
-    BreakOff { by: End, stream: usize },
-    Reset { by: End, stream: usize },
-    Report { stream: usize },
-    Read { by: End, stream: usize },
-    DropSender { by: End, stream: usize },
-    DropReceiver { by: End, stream: usize },
-    Transmit { by: End },
-    Deliver { to: End, bytes: usize },
-    SetCredit { by: End, window: usize, budget: usize },
-    Message { by: End },
+    Open {
+        end: bool,
+    },
+    Respond {
+        stream: usize,
+        end: bool,
+    },
+    Send {
+        by: End,
+        stream: usize,
+        bytes: usize,
+    },
+    Finish {
+        by: End,
+        stream: usize,
+    },
+    Trailers {
+        by: End,
+        stream: usize,
+    },
+    BreakOff {
+        by: End,
+        stream: usize,
+    },
+    Reset {
+        by: End,
+        stream: usize,
+    },
+    Report {
+        stream: usize,
+    },
+    Read {
+        by: End,
+        stream: usize,
+    },
+    DropSender {
+        by: End,
+        stream: usize,
+    },
+    DropReceiver {
+        by: End,
+        stream: usize,
+    },
+    Transmit {
+        by: End,
+    },
+    Deliver {
+        to: End,
+        bytes: usize,
+    },
+    SetCredit {
+        by: End,
+        window: usize,
+        budget: usize,
+    },
+    Message {
+        by: End,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,11 +146,21 @@ impl Model {
         let mut pair = Pair::new(STREAMS);
         pair.gateway.set_credit(WINDOW, BUDGET);
         pair.agent.set_credit(WINDOW, BUDGET);
-        Self { pair, streams: Vec::new(), accepted: 0, messages: [(0, 0); 2], budgets: [BUDGET; 2] }
+        Self {
+            pair,
+            streams: Vec::new(),
+            accepted: 0,
+            messages: [(0, 0); 2],
+            budgets: [BUDGET; 2],
+        }
     }
 
     /// The endpoint, the half of the stream, and the opposite half. `None` if this end has no handle.
-    fn half(&mut self, by: End, stream: usize) -> Option<(&mut Endpoint, StreamKey, &mut Half, &mut Half)> {
+    fn half(
+        &mut self,
+        by: End,
+        stream: usize,
+    ) -> Option<(&mut Endpoint, StreamKey, &mut Half, &mut Half)> {
         // The latest is 0.
         let stream = self.streams.len().checked_sub(1 + stream)?;
         let [gateway, agent] = &mut self.streams[stream];
@@ -119,15 +172,25 @@ impl Model {
         (own.has_sender || own.has_receiver).then_some((endpoint, key, own, other))
     }
 
-    fn sender(&mut self, by: End, stream: usize) -> Option<(&mut Endpoint, StreamKey, &mut Half, &mut Half)> {
+    fn sender(
+        &mut self,
+        by: End,
+        stream: usize,
+    ) -> Option<(&mut Endpoint, StreamKey, &mut Half, &mut Half)> {
         let found = self.half(by, stream)?;
-        let may_send = found.2.has_sender && !found.2.has_ended && (by == End::Gateway || found.2.has_responded);
+        let may_send = found.2.has_sender
+            && !found.2.has_ended
+            && (by == End::Gateway || found.2.has_responded);
         may_send.then_some(found)
     }
 
     fn apply(&mut self, operation: Operation) {
         match operation {
-            Operation::Open { end } => match self.pair.gateway.open(WINDOW, end, |head| head.extend_from_slice(b"h")) {
+            Operation::Open { end } => match self
+                .pair
+                .gateway
+                .open(WINDOW, end, |head| head.extend_from_slice(b"h"))
+            {
                 Ok(key) => {
                     let gateway = Half {
                         key: Some(key),
@@ -145,39 +208,57 @@ impl Model {
                 }
             },
             Operation::Respond { stream, end } => {
-                let Some((agent, key, half, _)) = self.half(End::Agent, stream) else { return };
+                let Some((agent, key, half, _)) = self.half(End::Agent, stream) else {
+                    return;
+                };
                 if half.has_sender && !half.has_responded && !half.has_ended {
                     half.has_responded = true;
-                    let sent = agent.send_head(key, Kind::Response, end, |out| out.extend_from_slice(&response(b"r")));
+                    let sent = agent.send_head(key, Kind::Response, end, |out| {
+                        out.extend_from_slice(&response(b"r"))
+                    });
                     half.has_ended = end && sent.is_ok();
                 }
             }
             Operation::Send { by, stream, bytes } => {
-                let Some((endpoint, key, half, _)) = self.sender(by, stream) else { return };
+                let Some((endpoint, key, half, _)) = self.sender(by, stream) else {
+                    return;
+                };
                 half.sent += send(endpoint, key, &pattern(half.sent, bytes));
             }
             Operation::Finish { by, stream } => {
-                let Some((endpoint, key, half, _)) = self.sender(by, stream) else { return };
+                let Some((endpoint, key, half, _)) = self.sender(by, stream) else {
+                    return;
+                };
                 half.has_ended = endpoint.send_data(key, Bytes::new(), true).is_ok();
             }
             Operation::Trailers { by, stream } => {
-                let Some((endpoint, key, half, _)) = self.sender(by, stream) else { return };
-                half.has_ended = endpoint.send_trailers(key, Bytes::from_static(b"\r\n")).is_ok();
+                let Some((endpoint, key, half, _)) = self.sender(by, stream) else {
+                    return;
+                };
+                half.has_ended = endpoint
+                    .send_trailers(key, Bytes::from_static(b"\r\n"))
+                    .is_ok();
             }
             Operation::BreakOff { by, stream } => {
-                let Some((endpoint, key, half, _)) = self.sender(by, stream) else { return };
+                let Some((endpoint, key, half, _)) = self.sender(by, stream) else {
+                    return;
+                };
                 if endpoint.break_off(key, "GW_CODE").is_ok() {
                     half.has_ended = true;
                     half.has_reset = true;
                 }
             }
             Operation::Reset { by, stream } => {
-                let Some((endpoint, key, half, _)) = self.half(by, stream) else { return };
+                let Some((endpoint, key, half, _)) = self.half(by, stream) else {
+                    return;
+                };
                 endpoint.reset(key, "GW_CODE");
                 half.has_reset = true;
             }
             Operation::Report { stream } => {
-                let Some((agent, key, half, _)) = self.half(End::Agent, stream) else { return };
+                let Some((agent, key, half, _)) = self.half(End::Agent, stream) else {
+                    return;
+                };
                 if half.has_sender {
                     agent.report_upload(key, Some(half.received as u64));
                     half.has_reported = true;
@@ -185,7 +266,9 @@ impl Model {
             }
             Operation::Read { by, stream } => self.read(by, stream),
             Operation::DropSender { by, stream } => {
-                let Some((endpoint, key, half, other)) = self.half(by, stream) else { return };
+                let Some((endpoint, key, half, other)) = self.half(by, stream) else {
+                    return;
+                };
                 if half.has_sender {
                     endpoint.drop_sender(key);
                     half.has_sender = false;
@@ -194,7 +277,9 @@ impl Model {
                 }
             }
             Operation::DropReceiver { by, stream } => {
-                let Some((endpoint, key, half, _)) = self.half(by, stream) else { return };
+                let Some((endpoint, key, half, _)) = self.half(by, stream) else {
+                    return;
+                };
                 if half.has_receiver {
                     endpoint.drop_receiver(key);
                     half.has_receiver = false;
@@ -244,10 +329,12 @@ impl Model {
             self.accepted += 1;
         }
         let [of_gateway, of_agent] = &mut self.messages;
-        for (endpoint, received) in
-            [(&mut self.pair.agent, &mut of_gateway.1), (&mut self.pair.gateway, &mut of_agent.1)]
-        {
-            while let std::task::Poll::Ready(Some(message)) = endpoint.poll_message(&mut context()) {
+        for (endpoint, received) in [
+            (&mut self.pair.agent, &mut of_gateway.1),
+            (&mut self.pair.gateway, &mut of_agent.1),
+        ] {
+            while let std::task::Poll::Ready(Some(message)) = endpoint.poll_message(&mut context())
+            {
                 assert_eq!(message, format!("{received}"));
                 *received += 1;
             }
@@ -255,12 +342,18 @@ impl Model {
     }
 
     fn read(&mut self, by: End, stream: usize) {
-        let Some((endpoint, key, half, other)) = self.half(by, stream) else { return };
+        let Some((endpoint, key, half, other)) = self.half(by, stream) else {
+            return;
+        };
         if !half.has_receiver {
             return;
         }
         let parts = read(endpoint, key);
-        assert_eq!(parts.data, pattern(half.received, parts.data.len()), "lost, reordered or duplicated");
+        assert_eq!(
+            parts.data,
+            pattern(half.received, parts.data.len()),
+            "lost, reordered or duplicated"
+        );
         half.received += parts.data.len();
         assert!(half.received <= other.sent);
         if let Some(end) = parts.end {
@@ -273,8 +366,14 @@ impl Model {
     }
 
     fn check(&self) {
-        for (endpoint, budget) in [(&self.pair.gateway, self.budgets[0]), (&self.pair.agent, self.budgets[1])] {
-            let credits = endpoint.streams.iter().map(|(_, stream)| stream.committed());
+        for (endpoint, budget) in [
+            (&self.pair.gateway, self.budgets[0]),
+            (&self.pair.agent, self.budgets[1]),
+        ] {
+            let credits = endpoint
+                .streams
+                .iter()
+                .map(|(_, stream)| stream.committed());
             assert_eq!(credits.sum::<usize>(), endpoint.committed());
             assert!(endpoint.unread() <= endpoint.committed());
             // Closed streams keep their unread bytes, but no credit.
@@ -314,14 +413,20 @@ impl Model {
         self.read_all();
         self.settle();
         assert_eq!(self.accepted, self.streams.len());
-        assert_eq!(self.pair.gateway.open_streams(), self.pair.agent.open_streams());
+        assert_eq!(
+            self.pair.gateway.open_streams(),
+            self.pair.agent.open_streams()
+        );
         for (sent, received) in self.messages {
             assert_eq!(sent, received);
         }
-        let Self { mut pair, streams, .. } = self;
+        let Self {
+            mut pair, streams, ..
+        } = self;
         for [gateway, agent] in &streams {
             for (own, other) in [(gateway, agent), (agent, gateway)] {
-                let is_whole = !own.has_reset && !other.has_reset && own.has_receiver && !own.has_reported;
+                let is_whole =
+                    !own.has_reset && !other.has_reset && own.has_receiver && !own.has_reported;
                 if is_whole {
                     assert_eq!(own.received, other.sent, "all that was sent arrives");
                     assert_eq!(own.end == Some(Ok(())), other.has_ended);

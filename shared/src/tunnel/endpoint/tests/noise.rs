@@ -28,7 +28,9 @@ fn endpoint(role: Role) -> Endpoint {
     match role {
         Role::Gateway => {
             let mut gateway = Endpoint::gateway();
-            gateway.receive(&frame(Kind::Hello, false, 0, &[0, 0, 0, 4])).unwrap();
+            gateway
+                .receive(&frame(Kind::Hello, false, 0, &[0, 0, 0, 4]))
+                .unwrap();
             for end in [true, false, true] {
                 gateway.open(LEAST, end, |_| {}).unwrap();
             }
@@ -52,7 +54,11 @@ fn feed(role: Role, bytes: &[u8], step: usize, reads: bool) {
         }
         assert!(endpoint.unread() <= endpoint.committed());
         let most = keys.len().max(3) * LEAST;
-        assert!(reads || endpoint.committed() <= most, "{} of {most}", endpoint.committed());
+        assert!(
+            reads || endpoint.committed() <= most,
+            "{} of {most}",
+            endpoint.committed()
+        );
         if reads {
             for key in &keys {
                 read(&mut endpoint, *key);
@@ -80,7 +86,10 @@ fn traffic(streams: usize, body: usize) -> (Vec<u8>, Vec<u8>) {
         pair.deliver_to_gateway();
     };
     for number in 0..streams {
-        let at_gateway = pair.gateway.open(LEAST, false, |head| head.extend_from_slice(b"head")).unwrap();
+        let at_gateway = pair
+            .gateway
+            .open(LEAST, false, |head| head.extend_from_slice(b"head"))
+            .unwrap();
         send(&mut pair.gateway, at_gateway, &vec![1; body]);
         turn(&mut pair);
         let at_agent = accept(&mut pair.agent).unwrap();

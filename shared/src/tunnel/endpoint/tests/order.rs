@@ -29,9 +29,16 @@ fn a_small_response_leaves_within_one_round_of_frames() {
     send(&mut pair.agent, at_agent, b"small");
     finish(&mut pair.agent, at_agent);
     transmit_turn(&mut pair.agent, &mut pair.to_gateway);
-    assert_eq!(frames(&pair.to_gateway)[0].0, Kind::Response, "the head leaves at once");
+    assert_eq!(
+        frames(&pair.to_gateway)[0].0,
+        Kind::Response,
+        "the head leaves at once"
+    );
     let stream = pair.gateway.streams[at_gateway.0].id.0;
-    while !frames(&pair.to_gateway).iter().any(|(kind, end, id, _)| (*kind, *end, *id) == (Kind::Data, true, stream)) {
+    while !frames(&pair.to_gateway)
+        .iter()
+        .any(|(kind, end, id, _)| (*kind, *end, *id) == (Kind::Data, true, stream))
+    {
         assert!(transmit_turn(&mut pair.agent, &mut pair.to_gateway));
     }
     assert!(frames(&pair.to_gateway).len() <= 1 + 101 + TURN / DATA_MAX);
@@ -42,9 +49,15 @@ fn streams_take_turns_of_one_frame() {
     let mut pair = Pair::new(10);
     endless_streams(&mut pair, 5);
     transmit_all(&mut pair.agent, &mut pair.to_gateway);
-    let order: Vec<u32> = frames(&pair.to_gateway).into_iter().map(|(.., stream, _)| stream & 0xffff).collect();
+    let order: Vec<u32> = frames(&pair.to_gateway)
+        .into_iter()
+        .map(|(.., stream, _)| stream & 0xffff)
+        .collect();
     let rounds: Vec<&[u32]> = order.chunks(5).collect();
-    assert!(rounds.len() >= LEAST / DATA_MAX && rounds.iter().all(|round| *round == rounds[0]), "{order:?}");
+    assert!(
+        rounds.len() >= LEAST / DATA_MAX && rounds.iter().all(|round| *round == rounds[0]),
+        "{order:?}"
+    );
 }
 
 #[test]
@@ -62,7 +75,9 @@ fn a_stream_that_replaces_a_reset_one_takes_one_turn_at_a_time() {
     pair.agent.transmit(&mut out, 0);
     let mut slices = [std::io::IoSlice::new(&[]); 8];
     let used = out.slices(&mut slices);
-    slices[..used].iter().for_each(|slice| answer.extend_from_slice(slice));
+    slices[..used]
+        .iter()
+        .for_each(|slice| answer.extend_from_slice(slice));
     pair.gateway.receive(&answer).unwrap();
 
     let (at_gateway, at_agent) = open_without_a_turn(&mut pair);
@@ -70,7 +85,9 @@ fn a_stream_that_replaces_a_reset_one_takes_one_turn_at_a_time() {
     send(&mut pair.agent, at_agent, &[0; LEAST]);
     let mut pipe = Vec::new();
     transmit_all(&mut pair.agent, &mut pipe);
-    let data = frames(&pipe).into_iter().filter(|(kind, ..)| *kind == Kind::Data);
+    let data = frames(&pipe)
+        .into_iter()
+        .filter(|(kind, ..)| *kind == Kind::Data);
     let order: Vec<u32> = data.map(|(.., stream, _)| stream).collect();
     for (round, streams) in order.chunks(3).take(3).enumerate() {
         let streams: BTreeSet<&u32> = streams.iter().collect();
@@ -92,16 +109,31 @@ fn frames_without_data_leave_before_data() {
     read(&mut pair.agent, at_agent);
     pair.agent.reset(streams[0].1, "");
     pair.agent.ping(1);
-    pair.agent.send_message(Bytes::from_static(b"{}"), 100).unwrap();
-    pair.agent.receive(&frame(Kind::Ping, false, 0, &[0; 8])).unwrap();
+    pair.agent
+        .send_message(Bytes::from_static(b"{}"), 100)
+        .unwrap();
+    pair.agent
+        .receive(&frame(Kind::Ping, false, 0, &[0; 8]))
+        .unwrap();
     respond(&mut pair.agent, at_agent, true);
     let mut pipe = Vec::new();
     transmit_turn(&mut pair.agent, &mut pipe);
     let order = kinds(&pipe);
     let first_data = order.iter().position(|kind| *kind == Kind::Data).unwrap();
     let before = &order[..first_data];
-    for kind in [Kind::Ping, Kind::Pong, Kind::Credit, Kind::Reset, Kind::Response, Kind::Message] {
-        assert_eq!(before.iter().filter(|sent| **sent == kind).count(), 1, "{kind:?} in {order:?}");
+    for kind in [
+        Kind::Ping,
+        Kind::Pong,
+        Kind::Credit,
+        Kind::Reset,
+        Kind::Response,
+        Kind::Message,
+    ] {
+        assert_eq!(
+            before.iter().filter(|sent| **sent == kind).count(),
+            1,
+            "{kind:?} in {order:?}"
+        );
     }
 }
 
@@ -114,11 +146,18 @@ fn data_leaves_beside_any_number_of_heads() {
         let (_, other) = open_without_a_turn(&mut pair);
         for _ in 0..3 {
             let head = [b'x'; 30_000];
-            pair.agent.send_head(other, Kind::Interim, false, |out| out.extend_from_slice(&head)).unwrap();
+            pair.agent
+                .send_head(other, Kind::Interim, false, |out| {
+                    out.extend_from_slice(&head)
+                })
+                .unwrap();
         }
         let mut pipe = Vec::new();
         transmit_turn(&mut pair.agent, &mut pipe);
-        assert_eq!(kinds(&pipe), [Kind::Interim, Kind::Interim, Kind::Interim, Kind::Data]);
+        assert_eq!(
+            kinds(&pipe),
+            [Kind::Interim, Kind::Interim, Kind::Interim, Kind::Data]
+        );
     }
 }
 
@@ -136,28 +175,48 @@ fn one_turn_ends_with_the_frame_that_fills_it() {
     endless_streams(&mut pair, 20);
     let mut pipe = Vec::new();
     transmit_turn(&mut pair.agent, &mut pipe);
-    assert!((TURN..TURN + HEADER + DATA_MAX).contains(&pipe.len()), "{}", pipe.len());
+    assert!(
+        (TURN..TURN + HEADER + DATA_MAX).contains(&pipe.len()),
+        "{}",
+        pipe.len()
+    );
 }
 
 #[test]
 fn every_frame_to_send_wakes_the_driver() {
     type Action = fn(&mut Pair, StreamKey, StreamKey);
     let at_gateway: [(&str, Action); 9] = [
-        ("open", |pair, _, _| assert!(pair.gateway.open(LEAST, true, |_| {}).is_ok())),
-        ("data", |pair, key, _| assert!(send(&mut pair.gateway, key, b"data") > 0)),
+        ("open", |pair, _, _| {
+            assert!(pair.gateway.open(LEAST, true, |_| {}).is_ok())
+        }),
+        ("data", |pair, key, _| {
+            assert!(send(&mut pair.gateway, key, b"data") > 0)
+        }),
         ("end", |pair, key, _| finish(&mut pair.gateway, key)),
-        ("break off", |pair, key, _| pair.gateway.break_off(key, "").unwrap()),
+        ("break off", |pair, key, _| {
+            pair.gateway.break_off(key, "").unwrap()
+        }),
         ("reset", |pair, key, _| pair.gateway.reset(key, "")),
         ("drop", |pair, key, _| pair.gateway.drop_receiver(key)),
         ("ping", |pair, _, _| pair.gateway.ping(1)),
-        ("message", |pair, _, _| pair.gateway.send_message(Bytes::from_static(b"{}"), 9).unwrap()),
+        ("message", |pair, _, _| {
+            pair.gateway
+                .send_message(Bytes::from_static(b"{}"), 9)
+                .unwrap()
+        }),
         ("window", |pair, _, _| pair.gateway.send_window(1)),
     ];
     let received: [(&str, Action); 4] = [
         ("pong", |pair, _, _| pair.agent.ping(1)),
-        ("answer to a reset", |pair, _, key| pair.agent.reset(key, "")),
-        ("credit", |pair, _, key| assert!(send(&mut pair.agent, key, &[0; LEAST]) > 0)),
-        ("response", |pair, _, key| assert!(send(&mut pair.agent, key, b"x") > 0)),
+        ("answer to a reset", |pair, _, key| {
+            pair.agent.reset(key, "")
+        }),
+        ("credit", |pair, _, key| {
+            assert!(send(&mut pair.agent, key, &[0; LEAST]) > 0)
+        }),
+        ("response", |pair, _, key| {
+            assert!(send(&mut pair.agent, key, b"x") > 0)
+        }),
     ];
     for (name, action) in at_gateway {
         let mut pair = Pair::new(4);
@@ -207,5 +266,8 @@ fn every_stream_gets_the_same_share() {
         }
     }
     let (least, most) = (sent.values().min().unwrap(), sent.values().max().unwrap());
-    assert!(sent.len() == 50 && most - least <= 2 * DATA_MAX, "{least} {most}");
+    assert!(
+        sent.len() == 50 && most - least <= 2 * DATA_MAX,
+        "{least} {most}"
+    );
 }

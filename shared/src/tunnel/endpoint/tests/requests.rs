@@ -9,12 +9,27 @@ use crate::tunnel::frame::{Kind, REQUEST_HEAD, RESPONSE_HEAD};
 #[test]
 fn the_agent_tells_how_many_streams_it_serves() {
     let mut gateway = Endpoint::gateway();
-    assert_eq!(gateway.open(LEAST, true, |_| {}).unwrap_err(), OpenError::StreamLimit);
+    assert_eq!(
+        gateway.open(LEAST, true, |_| {}).unwrap_err(),
+        OpenError::StreamLimit
+    );
     let (wakes, waker) = Wakes::new();
-    assert!(gateway.poll_hello(&mut std::task::Context::from_waker(&waker)).is_pending());
-    gateway.receive(&frame(Kind::Hello, false, 0, &7u32.to_be_bytes())).unwrap();
+    assert!(
+        gateway
+            .poll_hello(&mut std::task::Context::from_waker(&waker))
+            .is_pending()
+    );
+    gateway
+        .receive(&frame(Kind::Hello, false, 0, &7u32.to_be_bytes()))
+        .unwrap();
     assert_eq!(wakes.take(), 1);
-    assert_eq!((gateway.streams_max(), Pair::new(1 << 20).gateway.streams_max()), (7, 32 * 1024));
+    assert_eq!(
+        (
+            gateway.streams_max(),
+            Pair::new(1 << 20).gateway.streams_max()
+        ),
+        (7, 32 * 1024)
+    );
 }
 
 #[test]
@@ -25,14 +40,20 @@ fn a_request_and_its_response_without_bodies() {
     respond(&mut pair.agent, at_agent, true);
     pair.run();
     let response = read(&mut pair.gateway, at_gateway);
-    assert_eq!(response.heads, [(Kind::Response, super::util::response(b"response"))]);
+    assert_eq!(
+        response.heads,
+        [(Kind::Response, super::util::response(b"response"))]
+    );
     assert_eq!((response.data.len(), response.end), (0, Some(Ok(()))));
     assert!(pair.gateway.is_received(at_gateway) && pair.agent.is_received(at_agent));
     drop_both(&mut pair.gateway, at_gateway);
     drop_both(&mut pair.agent, at_agent);
     pair.assert_idle();
     pair.transmit();
-    assert!(pair.to_agent.is_empty() && pair.to_gateway.is_empty(), "nothing is left to say");
+    assert!(
+        pair.to_agent.is_empty() && pair.to_gateway.is_empty(),
+        "nothing is left to say"
+    );
 }
 
 #[test]
@@ -69,17 +90,28 @@ fn each_direction_ends_on_its_own() {
         let mut ends = [gateway_first, !gateway_first].into_iter();
         for by_gateway in ends.by_ref() {
             let data: &[u8] = if by_gateway { b"up" } else { b"down" };
-            let (sender, key) = if by_gateway { (&mut pair.gateway, at_gateway) } else { (&mut pair.agent, at_agent) };
+            let (sender, key) = if by_gateway {
+                (&mut pair.gateway, at_gateway)
+            } else {
+                (&mut pair.agent, at_agent)
+            };
             send(sender, key, data);
             finish(sender, key);
             pair.run();
-            let (reader, key) = if by_gateway { (&mut pair.agent, at_agent) } else { (&mut pair.gateway, at_gateway) };
+            let (reader, key) = if by_gateway {
+                (&mut pair.agent, at_agent)
+            } else {
+                (&mut pair.gateway, at_gateway)
+            };
             let parts = read(reader, key);
             assert_eq!((&parts.data[..], parts.end), (data, Some(Ok(()))));
         }
         pair.agent.report_upload(at_agent, Some(2));
         pair.run();
-        assert_eq!((pair.gateway.open_streams(), pair.agent.open_streams()), (0, 0));
+        assert_eq!(
+            (pair.gateway.open_streams(), pair.agent.open_streams()),
+            (0, 0)
+        );
     }
 }
 
@@ -106,20 +138,34 @@ fn interim_responses_and_trailers_keep_their_place() {
     let mut pair = Pair::new(4);
     let (at_gateway, at_agent) = pair.open(false);
     send(&mut pair.gateway, at_gateway, b"upload");
-    pair.gateway.send_trailers(at_gateway, Bytes::from_static(b"a: 1\r\n\r\n")).unwrap();
+    pair.gateway
+        .send_trailers(at_gateway, Bytes::from_static(b"a: 1\r\n\r\n"))
+        .unwrap();
     for _ in 0..2 {
-        pair.agent.send_head(at_agent, Kind::Interim, false, |out| out.extend_from_slice(b"103")).unwrap();
+        pair.agent
+            .send_head(at_agent, Kind::Interim, false, |out| {
+                out.extend_from_slice(b"103")
+            })
+            .unwrap();
     }
     respond(&mut pair.agent, at_agent, false);
     send(&mut pair.agent, at_agent, b"body");
-    pair.agent.send_trailers(at_agent, Bytes::from_static(b"b: 2\r\n\r\n")).unwrap();
+    pair.agent
+        .send_trailers(at_agent, Bytes::from_static(b"b: 2\r\n\r\n"))
+        .unwrap();
     pair.run();
     let request = read(&mut pair.agent, at_agent);
-    assert_eq!((&request.data[..], &request.trailers.unwrap()[..]), (&b"upload"[..], &b"a: 1\r\n\r\n"[..]));
+    assert_eq!(
+        (&request.data[..], &request.trailers.unwrap()[..]),
+        (&b"upload"[..], &b"a: 1\r\n\r\n"[..])
+    );
     let response = read(&mut pair.gateway, at_gateway);
     let kinds: Vec<Kind> = response.heads.iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds, [Kind::Interim, Kind::Interim, Kind::Response]);
-    assert_eq!((&response.data[..], &response.trailers.unwrap()[..]), (&b"body"[..], &b"b: 2\r\n\r\n"[..]));
+    assert_eq!(
+        (&response.data[..], &response.trailers.unwrap()[..]),
+        (&b"body"[..], &b"b: 2\r\n\r\n"[..])
+    );
     assert_eq!((request.end, response.end), (Some(Ok(())), Some(Ok(()))));
     drop_both(&mut pair.gateway, at_gateway);
     drop_both(&mut pair.agent, at_agent);
@@ -130,12 +176,18 @@ fn interim_responses_and_trailers_keep_their_place() {
 fn the_gateway_opens_as_many_streams_as_the_agent_serves() {
     let mut pair = Pair::new(3);
     let streams: Vec<_> = (0..3).map(|_| pair.open(true)).collect();
-    assert_eq!(pair.gateway.open(LEAST, true, |_| {}).unwrap_err(), OpenError::StreamLimit);
+    assert_eq!(
+        pair.gateway.open(LEAST, true, |_| {}).unwrap_err(),
+        OpenError::StreamLimit
+    );
     respond(&mut pair.agent, streams[1].1, true);
     pair.run();
     // Open streams count, not handles.
     assert!(pair.gateway.open(LEAST, true, |_| {}).is_ok());
-    assert_eq!(pair.gateway.open(LEAST, true, |_| {}).unwrap_err(), OpenError::StreamLimit);
+    assert_eq!(
+        pair.gateway.open(LEAST, true, |_| {}).unwrap_err(),
+        OpenError::StreamLimit
+    );
 }
 
 #[test]
@@ -143,7 +195,10 @@ fn no_stream_opens_while_too_many_heads_wait() {
     let mut pair = Pair::new(1000);
     let mut opened = 0;
     let refused = loop {
-        match pair.gateway.open(LEAST, true, |head| head.extend_from_slice(&[b'x'; 60_000])) {
+        match pair
+            .gateway
+            .open(LEAST, true, |head| head.extend_from_slice(&[b'x'; 60_000]))
+        {
             Ok(_) => opened += 1,
             Err(error) => break error,
         }
@@ -157,15 +212,28 @@ fn no_stream_opens_while_too_many_heads_wait() {
 fn heads_that_the_peer_would_not_accept_are_not_sent() {
     let mut pair = Pair::new(4);
     let too_large = |out: &mut Vec<u8>| out.resize(out.len() + REQUEST_HEAD.head + 1, b'x');
-    assert_eq!(pair.gateway.open(LEAST, true, too_large).unwrap_err(), OpenError::HeadTooLarge);
-    let largest = pair.gateway.open(LEAST, true, |out| out.resize(out.len() + REQUEST_HEAD.head, b'x')).unwrap();
+    assert_eq!(
+        pair.gateway.open(LEAST, true, too_large).unwrap_err(),
+        OpenError::HeadTooLarge
+    );
+    let largest = pair
+        .gateway
+        .open(LEAST, true, |out| {
+            out.resize(out.len() + REQUEST_HEAD.head, b'x')
+        })
+        .unwrap();
     let (with_body, at_agent) = {
         pair.run();
         let accepted = accept(&mut pair.agent).unwrap();
-        assert_eq!(read_head(&mut pair.agent, accepted).1.len(), REQUEST_HEAD.head);
+        assert_eq!(
+            read_head(&mut pair.agent, accepted).1.len(),
+            REQUEST_HEAD.head
+        );
         (largest, accepted)
     };
-    let refused = pair.agent.send_head(at_agent, Kind::Interim, false, |out| out.resize(out.len() + 70_000, b'x'));
+    let refused = pair.agent.send_head(at_agent, Kind::Interim, false, |out| {
+        out.resize(out.len() + 70_000, b'x')
+    });
     assert!(refused.is_err());
     pair.run();
     assert_eq!(read(&mut pair.gateway, with_body).end, Some(Err(reset(""))));
@@ -176,25 +244,43 @@ fn heads_that_the_peer_would_not_accept_are_not_sent() {
     assert!(pair.gateway.send_trailers(at_gateway, trailers).is_err());
     pair.run();
     let request = read(&mut pair.agent, at_agent);
-    assert_eq!((&request.data[..], request.end), (&b"upload"[..], Some(Err(reset("")))));
+    assert_eq!(
+        (&request.data[..], request.end),
+        (&b"upload"[..], Some(Err(reset(""))))
+    );
 }
 
 #[test]
 fn control_messages_arrive_in_order_and_their_queues_are_bounded() {
     let mut pair = Pair::new(4);
     for number in 0..10u8 {
-        pair.gateway.send_message(Bytes::copy_from_slice(&[number; 100]), 1000).unwrap();
+        pair.gateway
+            .send_message(Bytes::copy_from_slice(&[number; 100]), 1000)
+            .unwrap();
     }
-    assert_eq!(pair.gateway.send_message(Bytes::from_static(b"x"), 1000), Err(OutgoingFull));
+    assert_eq!(
+        pair.gateway.send_message(Bytes::from_static(b"x"), 1000),
+        Err(OutgoingFull)
+    );
     pair.run();
     let mut next = || pair.agent.poll_message(&mut context());
     for number in 0..10u8 {
-        assert_eq!(next(), std::task::Poll::Ready(Some(Bytes::copy_from_slice(&[number; 100]))));
+        assert_eq!(
+            next(),
+            std::task::Poll::Ready(Some(Bytes::copy_from_slice(&[number; 100])))
+        );
     }
     assert!(next().is_pending());
-    assert!(pair.gateway.send_message(Bytes::from_static(b"x"), 1000).is_ok());
+    assert!(
+        pair.gateway
+            .send_message(Bytes::from_static(b"x"), 1000)
+            .is_ok()
+    );
     pair.agent.lose();
-    assert_eq!(pair.agent.poll_message(&mut context()), std::task::Poll::Ready(None));
+    assert_eq!(
+        pair.agent.poll_message(&mut context()),
+        std::task::Poll::Ready(None)
+    );
 }
 
 #[test]
@@ -207,10 +293,15 @@ fn pings_are_answered_with_the_last_payload() {
     }
     assert_eq!(pair.gateway.take_pong(), None);
     // Three pings in one read get one answer.
-    let pings: Vec<u8> = (0..3u64).flat_map(|n| frame(Kind::Ping, false, 0, &n.to_be_bytes())).collect();
+    let pings: Vec<u8> = (0..3u64)
+        .flat_map(|n| frame(Kind::Ping, false, 0, &n.to_be_bytes()))
+        .collect();
     pair.agent.receive(&pings).unwrap();
     pair.transmit();
-    assert_eq!(frames(&pair.to_gateway), [(Kind::Pong, false, 0, 2u64.to_be_bytes().to_vec())]);
+    assert_eq!(
+        frames(&pair.to_gateway),
+        [(Kind::Pong, false, 0, 2u64.to_be_bytes().to_vec())]
+    );
     // In addition to the three pings before.
     assert_eq!(pair.agent.take_overhead(), 6);
     assert_eq!(pair.agent.take_overhead(), 0);

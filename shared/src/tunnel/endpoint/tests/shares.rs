@@ -4,7 +4,9 @@ use std::rc::Rc;
 
 use super::util::*;
 use crate::tunnel::endpoint::stream::Stream;
-use crate::tunnel::endpoint::{Endpoint, HEADS_RESERVE, OpenError, QUEUE_RESERVE, STREAM_SEND_BUFFER, StreamKey};
+use crate::tunnel::endpoint::{
+    Endpoint, HEADS_RESERVE, OpenError, QUEUE_RESERVE, STREAM_SEND_BUFFER, StreamKey,
+};
 use crate::tunnel::frame::{HEADER, Kind, RESPONSE_HEAD};
 use crate::tunnel::ledger::Share;
 use crate::tunnel::window;
@@ -17,8 +19,16 @@ const REQUEST: usize = HEADER + 4 + b"request".len();
 
 /// A tunnel whose gateway's streams are charged to `share`.
 fn pair(share: &Rc<Share>) -> Pair {
-    let (gateway, agent) = (Endpoint::gateway_within(Rc::clone(share)), Endpoint::agent(1000));
-    let mut pair = Pair { gateway, agent, to_gateway: Vec::new(), to_agent: Vec::new() };
+    let (gateway, agent) = (
+        Endpoint::gateway_within(Rc::clone(share)),
+        Endpoint::agent(1000),
+    );
+    let mut pair = Pair {
+        gateway,
+        agent,
+        to_gateway: Vec::new(),
+        to_agent: Vec::new(),
+    };
     pair.run();
     pair
 }
@@ -27,7 +37,10 @@ fn pair(share: &Rc<Share>) -> Pair {
 fn open_all(pair: &mut Pair, end: bool) -> Vec<(StreamKey, StreamKey)> {
     let mut opened = Vec::new();
     loop {
-        match pair.gateway.open(FIRST, end, |head| head.extend_from_slice(b"request")) {
+        match pair
+            .gateway
+            .open(FIRST, end, |head| head.extend_from_slice(b"request"))
+        {
             Ok(at_gateway) => {
                 pair.run();
                 let at_agent = accept(&mut pair.agent).unwrap();
@@ -43,20 +56,42 @@ fn open_all(pair: &mut Pair, end: bool) -> Vec<(StreamKey, StreamKey)> {
 }
 
 fn send_head_of(pair: &mut Pair, at_agent: StreamKey, kind: Kind, length: usize) {
-    pair.agent.send_head(at_agent, kind, false, |out| out.resize(out.len() + length, b'x')).unwrap();
+    pair.agent
+        .send_head(at_agent, kind, false, |out| {
+            out.resize(out.len() + length, b'x')
+        })
+        .unwrap();
 }
 
 #[test]
 fn a_stream_is_opened_only_with_room_for_all_that_it_is_granted() {
     let least = Stream::least_memory(true) + REQUEST;
-    for (room, granted) in [(least - 1, None), (least, Some(LEAST)), (2 * (least + FIRST - LEAST), Some(FIRST))] {
+    for (room, granted) in [
+        (least - 1, None),
+        (least, Some(LEAST)),
+        (2 * (least + FIRST - LEAST), Some(FIRST)),
+    ] {
         let share = Share::alone(room);
         let mut pair = pair(&share);
-        let opened = pair.gateway.open(FIRST, true, |head| head.extend_from_slice(b"request"));
-        assert_eq!(opened.err(), granted.is_none().then_some(OpenError::Memory), "{room}");
-        assert_eq!(share.charged(), granted.map_or(0, |granted| least + granted - LEAST), "{room}");
+        let opened = pair
+            .gateway
+            .open(FIRST, true, |head| head.extend_from_slice(b"request"));
+        assert_eq!(
+            opened.err(),
+            granted.is_none().then_some(OpenError::Memory),
+            "{room}"
+        );
+        assert_eq!(
+            share.charged(),
+            granted.map_or(0, |granted| least + granted - LEAST),
+            "{room}"
+        );
         pair.run();
-        assert_eq!(pair.agent.open_streams(), usize::from(granted.is_some()), "nothing was sent: {room}");
+        assert_eq!(
+            pair.agent.open_streams(),
+            usize::from(granted.is_some()),
+            "nothing was sent: {room}"
+        );
     }
 }
 
@@ -77,7 +112,8 @@ fn agents_that_send_all_they_may_on_several_tunnels_fill_no_more_than_the_share(
     let mut pairs = [pair(&share), pair(&share)];
     let mut streams = [Vec::new(), Vec::new()];
     for (pair, streams) in pairs.iter_mut().zip(&mut streams) {
-        pair.gateway.set_credit(window::MOST as usize, window::TUNNEL_BUDGET);
+        pair.gateway
+            .set_credit(window::MOST as usize, window::TUNNEL_BUDGET);
         *streams = open_all(pair, true);
         streams.truncate(40);
         for (_, at_agent) in &*streams {
@@ -107,7 +143,9 @@ fn a_head_without_room_resets_its_own_stream_and_is_discarded_as_it_arrives() {
     let share = Share::alone(4 * MIB);
     let mut pair = pair(&share);
     let streams = open_all(&mut pair, true);
-    let [(first, first_agent), (second, second_agent), ..] = streams[..] else { panic!("two streams") };
+    let [(first, first_agent), (second, second_agent), ..] = streams[..] else {
+        panic!("two streams")
+    };
     let others = share.left();
     share.charge(0, others);
     let full = share.charged();
@@ -122,14 +160,20 @@ fn a_head_without_room_resets_its_own_stream_and_is_discarded_as_it_arrives() {
     assert_eq!(pair.gateway.input.payload.capacity(), 0);
     pair.gateway.receive(&payload[1000..]).unwrap();
     let parts = read(&mut pair.gateway, first);
-    assert_eq!((parts.heads.len(), parts.end), (0, Some(Err(crate::tunnel::endpoint::Closed::Here))));
+    assert_eq!(
+        (parts.heads.len(), parts.end),
+        (0, Some(Err(crate::tunnel::endpoint::Closed::Here)))
+    );
     pair.run();
     assert!(pair.agent.is_reset(first_agent));
 
     // There is room for it now.
     send_head_of(&mut pair, second_agent, Kind::Interim, RESPONSE_HEAD.head);
     pair.run();
-    assert_eq!(read(&mut pair.gateway, second).heads[0].1.len(), RESPONSE_HEAD.head);
+    assert_eq!(
+        read(&mut pair.gateway, second).heads[0].1.len(),
+        RESPONSE_HEAD.head
+    );
     assert!(share.charged() <= 4 * MIB);
     for (at_gateway, at_agent) in streams {
         drop_both(&mut pair.gateway, at_gateway);
@@ -156,10 +200,15 @@ fn ordinary_heads_and_trailers_pass_however_full_the_share_is() {
         assert_eq!((parts.heads.len(), parts.end), (2, None));
         assert!(parts.data.len() >= LEAST);
         pair.run();
-        pair.agent.send_trailers(at_agent, vec![b't'; 500].into()).unwrap();
+        pair.agent
+            .send_trailers(at_agent, vec![b't'; 500].into())
+            .unwrap();
         pair.run();
         let parts = read(&mut pair.gateway, at_gateway);
-        assert_eq!((parts.trailers.map(|trailers| trailers.len()), parts.end), (Some(500), Some(Ok(()))));
+        assert_eq!(
+            (parts.trailers.map(|trailers| trailers.len()), parts.end),
+            (Some(500), Some(Ok(())))
+        );
         drop_both(&mut pair.gateway, at_gateway);
     }
     share.charge(2 * MIB, 0);
@@ -181,9 +230,16 @@ fn a_body_breaks_off_with_its_code_however_full_the_share_is() {
     share.charge(0, share.left());
     pair.agent.break_off(broken.1, "GW_TEST").unwrap();
     // Trailers need memory.
-    assert!(pair.agent.send_trailers(refused.1, vec![b't'; 8 * KIB].into()).is_err());
+    assert!(
+        pair.agent
+            .send_trailers(refused.1, vec![b't'; 8 * KIB].into())
+            .is_err()
+    );
     pair.run();
-    assert_eq!(read(&mut pair.gateway, broken.0).end, Some(Err(reset("GW_TEST"))));
+    assert_eq!(
+        read(&mut pair.gateway, broken.0).end,
+        Some(Err(reset("GW_TEST")))
+    );
     assert_eq!(read(&mut pair.gateway, refused.0).end, Some(Err(reset(""))));
 }
 
@@ -206,9 +262,13 @@ fn a_queue_beyond_a_frame_needs_room_and_goes_on_as_it_drains() {
     let share = Share::alone(2 * (Stream::least_memory(false) + REQUEST) + 50 * KIB);
     let mut pair = pair(&share);
     let (at_gateway, at_agent) = pair.open(false);
-    pair.agent.set_credit(window::MOST as usize, window::TUNNEL_BUDGET);
+    pair.agent
+        .set_credit(window::MOST as usize, window::TUNNEL_BUDGET);
     assert_eq!(share.left_beyond_least(), 25 * KIB);
-    assert_eq!(send(&mut pair.gateway, at_gateway, &[0; MIB]), QUEUE_RESERVE + 25 * KIB);
+    assert_eq!(
+        send(&mut pair.gateway, at_gateway, &[0; MIB]),
+        QUEUE_RESERVE + 25 * KIB
+    );
     assert_eq!(share.left_beyond_least(), 0);
     share.charge(0, 2 * MIB);
     let mut sent = 0;
@@ -221,9 +281,16 @@ fn a_queue_beyond_a_frame_needs_room_and_goes_on_as_it_drains() {
         sent += now;
     }
     // Trailers beyond the reserve for heads have no room.
-    assert!(pair.gateway.send_trailers(at_gateway, vec![b't'; 30 * KIB].into()).is_err());
+    assert!(
+        pair.gateway
+            .send_trailers(at_gateway, vec![b't'; 30 * KIB].into())
+            .is_err()
+    );
     pair.run();
-    assert!(matches!(read(&mut pair.agent, at_agent).end, Some(Err(_))), "the body broke off");
+    assert!(
+        matches!(read(&mut pair.agent, at_agent).end, Some(Err(_))),
+        "the body broke off"
+    );
 }
 
 #[test]
@@ -233,7 +300,12 @@ fn a_request_head_without_room_at_the_agent_is_reset_and_others_are_served() {
     let head = [&[0, 1, 0, 0][..], &[b'x'; 60_000]].concat();
     let requests = [
         frame(Kind::Request, true, 0x0001_0000, b"\0\x01\0\0x"),
-        frame(Kind::Request, false, 0x0001_0001, &head[..4 + HEADS_RESERVE - 64]),
+        frame(
+            Kind::Request,
+            false,
+            0x0001_0001,
+            &head[..4 + HEADS_RESERVE - 64],
+        ),
         frame(Kind::Request, true, 0x0001_0002, &head),
     ];
     agent.receive(&requests.concat()).unwrap();
@@ -241,7 +313,11 @@ fn a_request_head_without_room_at_the_agent_is_reset_and_others_are_served() {
     assert!(accept(&mut agent).is_none() && share.charged() <= share.left() + share.charged());
     let mut sent = Vec::new();
     transmit_all(&mut agent, &mut sent);
-    let resets: Vec<u32> = frames(&sent).iter().filter(|frame| frame.0 == Kind::Reset).map(|frame| frame.2).collect();
+    let resets: Vec<u32> = frames(&sent)
+        .iter()
+        .filter(|frame| frame.0 == Kind::Reset)
+        .map(|frame| frame.2)
+        .collect();
     assert_eq!((resets, agent.open_streams()), (vec![0x0001_0002], 2));
     keys.into_iter().for_each(|key| drop_both(&mut agent, key));
     transmit_all(&mut agent, &mut sent);
@@ -254,12 +330,15 @@ fn response_heads_that_the_gateway_does_not_read_are_charged_at_the_agent() {
     const HEAD: usize = 60 * KIB;
     let share = Share::alone(2 * MIB);
     let mut agent = Endpoint::agent_within(4, Rc::clone(&share));
-    let requests: Vec<u8> =
-        (0..4).flat_map(|slot| frame(Kind::Request, true, 0x0001_0000 + slot, b"\0\x01\0\0x")).collect();
+    let requests: Vec<u8> = (0..4)
+        .flat_map(|slot| frame(Kind::Request, true, 0x0001_0000 + slot, b"\0\x01\0\0x"))
+        .collect();
     agent.receive(&requests).unwrap();
     let keys: Vec<_> = std::iter::from_fn(|| accept(&mut agent)).collect();
     let large = |agent: &mut Endpoint, key| {
-        agent.send_head(key, Kind::Interim, false, |out| out.resize(out.len() + HEAD, b'x'))
+        agent.send_head(key, Kind::Interim, false, |out| {
+            out.resize(out.len() + HEAD, b'x')
+        })
     };
     let before = share.charged();
     large(&mut agent, keys[0]).unwrap();

@@ -28,7 +28,12 @@ impl Pair {
     /// A tunnel whose gateway has received HELLO.
     pub(super) fn new(streams: usize) -> Self {
         let (gateway, agent) = (Endpoint::gateway(), Endpoint::agent(streams));
-        let mut pair = Self { gateway, agent, to_gateway: Vec::new(), to_agent: Vec::new() };
+        let mut pair = Self {
+            gateway,
+            agent,
+            to_gateway: Vec::new(),
+            to_agent: Vec::new(),
+        };
         pair.run();
         pair
     }
@@ -40,11 +45,15 @@ impl Pair {
     }
 
     pub(super) fn deliver_to_agent(&mut self) {
-        self.agent.receive(&std::mem::take(&mut self.to_agent)).unwrap();
+        self.agent
+            .receive(&std::mem::take(&mut self.to_agent))
+            .unwrap();
     }
 
     pub(super) fn deliver_to_gateway(&mut self) {
-        self.gateway.receive(&std::mem::take(&mut self.to_gateway)).unwrap();
+        self.gateway
+            .receive(&std::mem::take(&mut self.to_gateway))
+            .unwrap();
     }
 
     /// Moves bytes until none is left.
@@ -61,10 +70,16 @@ impl Pair {
 
     /// Opens a stream and accepts it. Returns its key at the gateway and at the agent.
     pub(super) fn open(&mut self, end: bool) -> (StreamKey, StreamKey) {
-        let at_gateway = self.gateway.open(LEAST, end, |head| head.extend_from_slice(b"request")).unwrap();
+        let at_gateway = self
+            .gateway
+            .open(LEAST, end, |head| head.extend_from_slice(b"request"))
+            .unwrap();
         self.run();
         let at_agent = accept(&mut self.agent).unwrap();
-        assert_eq!(read_head(&mut self.agent, at_agent), (Kind::Request, b"request".to_vec()));
+        assert_eq!(
+            read_head(&mut self.agent, at_agent),
+            (Kind::Request, b"request".to_vec())
+        );
         (at_gateway, at_agent)
     }
 
@@ -79,10 +94,26 @@ impl Pair {
 
     /// Checks that neither end has an open stream or any credit left.
     pub(super) fn assert_idle(&self) {
-        assert_eq!((self.gateway.open_streams(), self.agent.open_streams()), (0, 0), "open streams");
-        assert_eq!((self.gateway.committed(), self.agent.committed()), (0, 0), "committed");
-        assert_eq!((self.gateway.streams.len(), self.agent.streams.len()), (0, 0), "entries");
-        assert_eq!((self.gateway.share.charged(), self.agent.share.charged()), (0, 0), "charged");
+        assert_eq!(
+            (self.gateway.open_streams(), self.agent.open_streams()),
+            (0, 0),
+            "open streams"
+        );
+        assert_eq!(
+            (self.gateway.committed(), self.agent.committed()),
+            (0, 0),
+            "committed"
+        );
+        assert_eq!(
+            (self.gateway.streams.len(), self.agent.streams.len()),
+            (0, 0),
+            "entries"
+        );
+        assert_eq!(
+            (self.gateway.share.charged(), self.agent.share.charged()),
+            (0, 0),
+            "charged"
+        );
     }
 }
 
@@ -129,7 +160,11 @@ pub(super) fn accept(endpoint: &mut Endpoint) -> Option<StreamKey> {
 
 /// Sends a response head.
 pub(super) fn respond(agent: &mut Endpoint, key: StreamKey, end: bool) {
-    agent.send_head(key, Kind::Response, end, |out| out.extend_from_slice(&response(b"response"))).unwrap();
+    agent
+        .send_head(key, Kind::Response, end, |out| {
+            out.extend_from_slice(&response(b"response"))
+        })
+        .unwrap();
 }
 
 /// Payload of a RESPONSE.
@@ -144,7 +179,9 @@ pub(super) fn send(endpoint: &mut Endpoint, key: StreamKey, data: &[u8]) -> usiz
         && let Poll::Ready(Ok(capacity)) = endpoint.poll_capacity(key, &mut context())
     {
         let piece = &data[sent..data.len().min(sent + capacity)];
-        endpoint.send_data(key, Bytes::copy_from_slice(piece), false).unwrap();
+        endpoint
+            .send_data(key, Bytes::copy_from_slice(piece), false)
+            .unwrap();
         sent += piece.len();
     }
     sent
@@ -230,7 +267,12 @@ impl Wake for Wakes {
 
 /// A frame made by hand.
 pub(super) fn frame(kind: Kind, end: bool, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let header = Header { kind, end, length: payload.len(), stream: StreamId(stream) };
+    let header = Header {
+        kind,
+        end,
+        length: payload.len(),
+        stream: StreamId(stream),
+    };
     [&header.encode(), payload].concat()
 }
 
@@ -255,15 +297,21 @@ pub(super) fn kinds(bytes: &[u8]) -> Vec<Kind> {
 /// An end with one open stream, 0x0001_0000. The gateway's has received no response.
 pub(super) fn gateway_with_a_stream(end: bool) -> (Endpoint, StreamKey) {
     let mut gateway = Endpoint::gateway();
-    gateway.receive(&frame(Kind::Hello, false, 0, &[0, 0, 0, 4])).unwrap();
-    let key = gateway.open(LEAST, end, |head| head.extend_from_slice(b"request")).unwrap();
+    gateway
+        .receive(&frame(Kind::Hello, false, 0, &[0, 0, 0, 4]))
+        .unwrap();
+    let key = gateway
+        .open(LEAST, end, |head| head.extend_from_slice(b"request"))
+        .unwrap();
     transmit_all(&mut gateway, &mut Vec::new());
     (gateway, key)
 }
 
 pub(super) fn agent_with_a_stream(end: bool) -> (Endpoint, StreamKey) {
     let mut agent = Endpoint::agent(4);
-    agent.receive(&frame(Kind::Request, end, 0x0001_0000, &[0, 1, 0, 0, b'x'])).unwrap();
+    agent
+        .receive(&frame(Kind::Request, end, 0x0001_0000, &[0, 1, 0, 0, b'x']))
+        .unwrap();
     transmit_all(&mut agent, &mut Vec::new());
     let key = accept(&mut agent).unwrap();
     (agent, key)

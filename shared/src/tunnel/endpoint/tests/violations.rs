@@ -19,11 +19,17 @@ fn frames_of_the_other_end_are_refused() {
     ] {
         let (mut agent, _) = agent_with_a_stream(false);
         let stream = if kind == Kind::Hello { 0 } else { STREAM };
-        assert_eq!(violation(&mut agent, &frame(kind, end, stream, payload)), Violation::Role(kind));
+        assert_eq!(
+            violation(&mut agent, &frame(kind, end, stream, payload)),
+            Violation::Role(kind)
+        );
     }
     for (kind, stream) in [(Kind::Request, STREAM), (Kind::Window, 0)] {
         let (mut gateway, _) = gateway_with_a_stream(false);
-        assert_eq!(violation(&mut gateway, &frame(kind, false, stream, &[0; 4])), Violation::Role(kind));
+        assert_eq!(
+            violation(&mut gateway, &frame(kind, false, stream, &[0; 4])),
+            Violation::Role(kind)
+        );
     }
 }
 
@@ -33,8 +39,14 @@ fn headers_are_checked_before_their_payload() {
     let unknown = violation(&mut gateway, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
     assert_eq!(unknown, Violation::Header(InvalidHeader::Type(0x7f)));
     let (mut gateway, _) = gateway_with_a_stream(false);
-    let long = violation(&mut gateway, &[Kind::Data as u8, 0xff, 0xff, 0xff, 0, 1, 0, 0]);
-    assert_eq!(long, Violation::Header(InvalidHeader::Length(Kind::Data, 0xff_ffff)));
+    let long = violation(
+        &mut gateway,
+        &[Kind::Data as u8, 0xff, 0xff, 0xff, 0, 1, 0, 0],
+    );
+    assert_eq!(
+        long,
+        Violation::Header(InvalidHeader::Length(Kind::Data, 0xff_ffff))
+    );
 }
 
 #[test]
@@ -63,25 +75,48 @@ fn frames_of_streams_that_are_not_open_are_refused() {
 #[test]
 fn reset_and_credit_of_closed_streams_count_as_overhead() {
     let (mut gateway, key) = gateway_with_a_stream(true);
-    gateway.receive(&frame(Kind::Response, true, STREAM, &[0; 8])).unwrap();
+    gateway
+        .receive(&frame(Kind::Response, true, STREAM, &[0; 8]))
+        .unwrap();
     drop_both(&mut gateway, key);
     gateway.take_overhead();
-    let late = [frame(Kind::Reset, false, STREAM, b""), frame(Kind::Credit, false, STREAM, &[0, 1, 0, 0])].concat();
+    let late = [
+        frame(Kind::Reset, false, STREAM, b""),
+        frame(Kind::Credit, false, STREAM, &[0, 1, 0, 0]),
+    ]
+    .concat();
     gateway.receive(&late).unwrap();
     assert_eq!(gateway.take_overhead(), 2);
     assert!(!transmit_all(&mut gateway, &mut Vec::new()), "no answer");
     let data = frame(Kind::Data, false, STREAM, b"x");
-    assert_eq!(violation(&mut gateway, &data), Violation::NotOpen(Kind::Data, STREAM));
+    assert_eq!(
+        violation(&mut gateway, &data),
+        Violation::NotOpen(Kind::Data, STREAM)
+    );
 }
 
 #[test]
 fn small_grants_count_as_overhead() {
     let (mut gateway, key) = gateway_with_a_stream(false);
-    gateway.receive(&frame(Kind::Credit, false, STREAM, &1u32.to_be_bytes())).unwrap();
-    gateway.receive(&frame(Kind::Credit, false, STREAM, &0u32.to_be_bytes())).unwrap();
-    gateway.receive(&frame(Kind::Credit, false, STREAM, &(16 * 1024u32).to_be_bytes())).unwrap();
+    gateway
+        .receive(&frame(Kind::Credit, false, STREAM, &1u32.to_be_bytes()))
+        .unwrap();
+    gateway
+        .receive(&frame(Kind::Credit, false, STREAM, &0u32.to_be_bytes()))
+        .unwrap();
+    gateway
+        .receive(&frame(
+            Kind::Credit,
+            false,
+            STREAM,
+            &(16 * 1024u32).to_be_bytes(),
+        ))
+        .unwrap();
     assert_eq!(gateway.take_overhead(), 2);
-    assert_eq!(send(&mut gateway, key, &[0; 2 * LEAST]), LEAST + 1 + 16 * 1024);
+    assert_eq!(
+        send(&mut gateway, key, &[0; 2 * LEAST]),
+        LEAST + 1 + 16 * 1024
+    );
 }
 
 #[test]
@@ -94,7 +129,9 @@ fn frames_behind_the_end_of_their_direction_are_refused() {
         (Kind::Response, false, &[0; 8]),
     ] {
         let (mut gateway, _) = gateway_with_a_stream(false);
-        gateway.receive(&frame(Kind::Response, true, STREAM, &[0; 8])).unwrap();
+        gateway
+            .receive(&frame(Kind::Response, true, STREAM, &[0; 8]))
+            .unwrap();
         let found = violation(&mut gateway, &frame(kind, end, STREAM, payload));
         assert_eq!(found, Violation::Order(kind, STREAM));
     }
@@ -109,23 +146,43 @@ fn parts_of_a_response_have_an_order() {
     let cases = [
         (vec![frame(Kind::Data, false, STREAM, b"x")], Kind::Data),
         (vec![frame(Kind::Data, true, STREAM, b"")], Kind::Data),
-        (vec![frame(Kind::Trailers, true, STREAM, b"")], Kind::Trailers),
+        (
+            vec![frame(Kind::Trailers, true, STREAM, b"")],
+            Kind::Trailers,
+        ),
         (vec![response(), response()], Kind::Response),
-        (vec![response(), frame(Kind::Interim, false, STREAM, b"")], Kind::Interim),
-        (vec![response(), frame(Kind::Refused, true, STREAM, &[0; 9])], Kind::Refused),
+        (
+            vec![response(), frame(Kind::Interim, false, STREAM, b"")],
+            Kind::Interim,
+        ),
+        (
+            vec![response(), frame(Kind::Refused, true, STREAM, &[0; 9])],
+            Kind::Refused,
+        ),
     ];
     for (sent, kind) in cases {
         let (mut gateway, _) = gateway_with_a_stream(false);
-        assert_eq!(violation(&mut gateway, &sent.concat()), Violation::Order(kind, STREAM));
+        assert_eq!(
+            violation(&mut gateway, &sent.concat()),
+            Violation::Order(kind, STREAM)
+        );
     }
 }
 
 #[test]
 fn requests_need_a_free_slot_and_another_generation() {
     let request = |stream| frame(Kind::Request, true, stream, &[0, 1, 0, 0]);
-    for (stream, slot) in [(STREAM, 0), (0x0002_0000, 0), (0x0001_0004, 4), (0x0001_ffff, 0xffff)] {
+    for (stream, slot) in [
+        (STREAM, 0),
+        (0x0002_0000, 0),
+        (0x0001_0004, 4),
+        (0x0001_ffff, 0xffff),
+    ] {
         let (mut agent, _) = agent_with_a_stream(false);
-        assert_eq!(violation(&mut agent, &request(stream)), Violation::Slot(slot));
+        assert_eq!(
+            violation(&mut agent, &request(stream)),
+            Violation::Slot(slot)
+        );
     }
     let (mut agent, key) = agent_with_a_stream(true);
     respond(&mut agent, key, true);
@@ -137,11 +194,17 @@ fn requests_need_a_free_slot_and_another_generation() {
 #[test]
 fn data_beyond_the_credit_is_refused_with_its_header() {
     let (mut gateway, key) = gateway_with_a_stream(false);
-    gateway.receive(&frame(Kind::Response, false, STREAM, &[0; 8])).unwrap();
+    gateway
+        .receive(&frame(Kind::Response, false, STREAM, &[0; 8]))
+        .unwrap();
     for _ in 0..4 {
-        gateway.receive(&frame(Kind::Data, false, STREAM, &[0; LEAST / 4 - 8])).unwrap();
+        gateway
+            .receive(&frame(Kind::Data, false, STREAM, &[0; LEAST / 4 - 8]))
+            .unwrap();
     }
-    gateway.receive(&frame(Kind::Data, false, STREAM, &[0; 32])).unwrap();
+    gateway
+        .receive(&frame(Kind::Data, false, STREAM, &[0; 32]))
+        .unwrap();
     let header = &frame(Kind::Data, false, STREAM, b"x")[..8];
     assert_eq!(violation(&mut gateway, header), Violation::Credit(STREAM));
     assert_eq!(take(&mut gateway, key).data.len(), LEAST);
@@ -159,11 +222,19 @@ fn credit_above_the_largest_window_is_refused() {
     let most = window::MOST;
     let (mut gateway, _) = gateway_with_a_stream(false);
     let rest = most - window::LEAST;
-    gateway.receive(&frame(Kind::Credit, false, STREAM, &rest.to_be_bytes())).unwrap();
-    let found = violation(&mut gateway, &frame(Kind::Credit, false, STREAM, &1u32.to_be_bytes()));
+    gateway
+        .receive(&frame(Kind::Credit, false, STREAM, &rest.to_be_bytes()))
+        .unwrap();
+    let found = violation(
+        &mut gateway,
+        &frame(Kind::Credit, false, STREAM, &1u32.to_be_bytes()),
+    );
     assert_eq!(found, Violation::CreditTooLarge(most as usize + 1));
     let mut agent = Endpoint::agent(1);
-    let found = violation(&mut agent, &frame(Kind::Request, true, STREAM, &u32::MAX.to_be_bytes()));
+    let found = violation(
+        &mut agent,
+        &frame(Kind::Request, true, STREAM, &u32::MAX.to_be_bytes()),
+    );
     assert_eq!(found, Violation::CreditTooLarge(u32::MAX as usize));
 }
 
@@ -189,22 +260,48 @@ fn heads_of_a_stream_are_bounded_even_if_nothing_reads_them() {
     let (mut gateway, _) = gateway_with_a_stream(false);
     let interim = frame(Kind::Interim, false, STREAM, &[b'x'; 64]);
     gateway.receive(&interim.repeat(1000)).unwrap();
-    gateway.receive(&frame(Kind::Response, false, STREAM, &vec![b'x'; 8 + RESPONSE_HEAD.head])).unwrap();
-    gateway.receive(&frame(Kind::Trailers, true, STREAM, &vec![b'x'; RESPONSE_HEAD.head])).unwrap();
+    gateway
+        .receive(&frame(
+            Kind::Response,
+            false,
+            STREAM,
+            &vec![b'x'; 8 + RESPONSE_HEAD.head],
+        ))
+        .unwrap();
+    gateway
+        .receive(&frame(
+            Kind::Trailers,
+            true,
+            STREAM,
+            &vec![b'x'; RESPONSE_HEAD.head],
+        ))
+        .unwrap();
 }
 
 #[test]
 fn control_messages_are_bounded() {
-    for (mut endpoint, longest) in
-        [(Endpoint::gateway(), control::TO_GATEWAY_MAX), (Endpoint::agent(1), control::MESSAGE_MAX)]
-    {
+    for (mut endpoint, longest) in [
+        (Endpoint::gateway(), control::TO_GATEWAY_MAX),
+        (Endpoint::agent(1), control::MESSAGE_MAX),
+    ] {
         let message = frame(Kind::Message, false, 0, &vec![b'x'; longest]);
         endpoint.receive(&message.repeat(4)).unwrap();
-        assert_eq!(violation(&mut endpoint, &message), Violation::TooManyMessages);
+        assert_eq!(
+            violation(&mut endpoint, &message),
+            Violation::TooManyMessages
+        );
     }
     let mut gateway = Endpoint::gateway();
-    let long = frame(Kind::Message, false, 0, &vec![b'x'; control::TO_GATEWAY_MAX + 1]);
-    assert_eq!(violation(&mut gateway, &long), Violation::MessageTooLong(control::TO_GATEWAY_MAX + 1));
+    let long = frame(
+        Kind::Message,
+        false,
+        0,
+        &vec![b'x'; control::TO_GATEWAY_MAX + 1],
+    );
+    assert_eq!(
+        violation(&mut gateway, &long),
+        Violation::MessageTooLong(control::TO_GATEWAY_MAX + 1)
+    );
     // Small messages: many, but not without bound. Those that were read do not count.
     let mut gateway = Endpoint::gateway();
     let small = frame(Kind::Message, false, 0, b"x");
@@ -212,12 +309,21 @@ fn control_messages_are_bounded() {
         gateway.receive(&small.repeat(100)).unwrap();
         while gateway.poll_message(&mut context()).is_ready() {}
     }
-    assert_eq!(violation(&mut gateway, &small.repeat(1100)), Violation::TooManyMessages);
+    assert_eq!(
+        violation(&mut gateway, &small.repeat(1100)),
+        Violation::TooManyMessages
+    );
 }
 
 #[test]
 fn the_number_of_streams_is_sent_once_and_is_not_0() {
     let hello = |streams: u32| frame(Kind::Hello, false, 0, &streams.to_be_bytes());
-    assert_eq!(violation(&mut Endpoint::gateway(), &hello(0)), Violation::Hello);
-    assert_eq!(violation(&mut Endpoint::gateway(), &[hello(1), hello(1)].concat()), Violation::Hello);
+    assert_eq!(
+        violation(&mut Endpoint::gateway(), &hello(0)),
+        Violation::Hello
+    );
+    assert_eq!(
+        violation(&mut Endpoint::gateway(), &[hello(1), hello(1)].concat()),
+        Violation::Hello
+    );
 }
