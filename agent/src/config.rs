@@ -106,7 +106,8 @@ impl Config {
             &environment,
             &mut keys.errors,
         );
-        let (named, fallback) = (keys.in_file("backends"), keys.in_file("backend"));
+        let named = keys.in_file("backends");
+        let fallback = keys.in_file("backend");
         keys.refuse_unknown();
         let mut errors = keys.errors;
         let named = match named {
@@ -176,7 +177,8 @@ impl Config {
     /// Configuration of an agent that uses no files.
     #[cfg(feature = "bench_support")]
     pub(crate) fn in_memory(agent_id: gw_shared::id::AgentId, hostname: &str, slots: u32) -> Self {
-        let (gateway_name, services) = ("localhost".to_owned(), vec![hostname.to_owned()]);
+        let gateway_name = "localhost".to_owned();
+        let services = vec![hostname.to_owned()];
         let gateway_host = gateway_name.clone();
         Self {
             state: StateDir::new("unused"),

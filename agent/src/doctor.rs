@@ -425,7 +425,8 @@ mod tests {
         backend: &str,
         mut tunnel: impl FnMut() -> String + Send + 'static,
     ) -> BTreeMap<String, (Verdict, String)> {
-        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let authority = Authority::new();
+        let directory = tempfile::tempdir().unwrap();
         fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).unwrap();
         let port = fake_gateway::serve(&authority, move |request| {
             if request.head.starts_with("GET /tunnel ") {

@@ -377,7 +377,8 @@ async fn keep_services(agent: &Rc<Agent>, stop: watch::Receiver<bool>) {
             };
             let (stop, stopped) = watch::channel(false);
             running.insert(hostname.clone(), stop);
-            let (agent, alive) = (Rc::clone(agent), alive.clone());
+            let agent = Rc::clone(agent);
+            let alive = alive.clone();
             runtime::spawn(async move {
                 service::keep_tunnel(agent, hostname, backends, stopped).await;
                 drop(alive);

@@ -94,7 +94,8 @@ impl CallerSessions {
 
     /// The session of the first valid cookie, or a new one.
     fn of_cookie(&self, label: &str, name: &CookieName, headers: &mut Fields) -> CallerSession {
-        let (mut found, mut verified) = (None, 0);
+        let mut found = None;
+        let mut verified = 0;
         take_cookies(headers, name, |value| {
             if found.is_none() && verified < VERIFIED_MAX && value.len() == VALUE {
                 verified += 1;
@@ -346,7 +347,8 @@ mod tests {
 
     #[test]
     fn a_cookie_of_another_service_key_or_name_and_a_forged_one_begin_a_new_session() {
-        let (api, web) = (service("api", "cookie"), service("web", "cookie"));
+        let api = service("api", "cookie");
+        let web = service("web", "cookie");
         let (cookie, hash) = begun(&sessions(1), &api);
         let (name, value) = cookie.split_once('=').unwrap();
         let changed = [0, VALUE / 2, VALUE - 1].map(|at| {
@@ -394,7 +396,8 @@ mod tests {
     #[test]
     fn the_first_valid_one_of_several_cookies_counts_within_a_bound() {
         let api = service("api", "cookie");
-        let ((cookie, hash), (later, _)) = (begun(&sessions(1), &api), begun(&sessions(1), &api));
+        let (cookie, hash) = begun(&sessions(1), &api);
+        let (later, _) = begun(&sessions(1), &api);
         let forged = format!("gw_affinity={}", "A".repeat(VALUE));
         for (number, is_found) in [(VERIFIED_MAX - 1, true), (VERIFIED_MAX, false)] {
             let cookies = [vec![forged.as_str(); number], vec![&cookie, &later]].concat();

@@ -62,7 +62,8 @@ impl FileOwner {
         if !geteuid().is_root() || self.user.is_root() {
             return Ok(work());
         }
-        let (group, groups) = (getegid(), getgroups()?);
+        let group = getegid();
+        let groups = getgroups()?;
         let failed = |error: rustix::io::Errno| {
             let error = io::Error::from(error);
             let user = self.user.as_raw();

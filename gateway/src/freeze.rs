@@ -223,7 +223,8 @@ mod tests {
 
     #[test]
     fn a_worker_that_looks_in_time_never_asks_for_a_read() {
-        let (mut now, (freeze, read)) = (Instant::now(), freeze(Instant::now()));
+        let mut now = Instant::now();
+        let (freeze, read) = freeze(Instant::now());
         for _ in 0..100 {
             now += limits::FREEZE - Duration::from_millis(1);
             assert!(freeze.is_over(now), "a request does not replace the timer");

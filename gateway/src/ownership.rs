@@ -74,7 +74,8 @@ mod tests {
     #[test]
     fn a_new_worker_moves_only_its_own_share() {
         for name in hostnames() {
-            let (before, after) = (owner(&name, 4), owner(&name, 5));
+            let before = owner(&name, 4);
+            let after = owner(&name, 5);
             assert!(after == before || after == WorkerId(4));
         }
     }

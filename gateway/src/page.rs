@@ -82,13 +82,11 @@ mod tests {
     fn consecutive_pages_have_no_gap_and_no_overlap() {
         let all = ["a", "b", "c", "d", "e"];
         for limit in 1..=6 {
-            let (mut seen, mut query) = (
-                Vec::new(),
-                PageQuery {
-                    limit: Some(limit),
-                    cursor: None,
-                },
-            );
+            let mut seen = Vec::new();
+            let mut query = PageQuery {
+                limit: Some(limit),
+                cursor: None,
+            };
             loop {
                 let page = Page::of(all.into_iter(), |item| item, &query, |item| item).unwrap();
                 seen.extend(page.items);

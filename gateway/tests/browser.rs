@@ -48,7 +48,8 @@ fn an_administrator_uses_every_function_in_chromium() {
     }
     let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("browser-node");
     let lock = "package-lock.json";
-    let (wanted, installed) = (Path::new(FOLDER).join(lock), modules.join(lock));
+    let wanted = Path::new(FOLDER).join(lock);
+    let installed = modules.join(lock);
     if fs::read(&wanted).ok() != fs::read(&installed).ok() {
         fs::create_dir_all(&modules).unwrap();
         fs::copy(

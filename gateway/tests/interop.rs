@@ -39,10 +39,8 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop");
 /// The Python environment, created again when `requirements.txt` changes.
 static ENVIRONMENT: LazyLock<PathBuf> = LazyLock::new(|| {
     let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-venv");
-    let (wanted, installed) = (
-        Path::new(FOLDER).join("requirements.txt"),
-        environment.join("requirements.txt"),
-    );
+    let wanted = Path::new(FOLDER).join("requirements.txt");
+    let installed = environment.join("requirements.txt");
     if fs::read(&wanted).ok() != fs::read(&installed).ok() {
         run(Command::new("python3")
             .args(["-m", "venv", "--clear"])

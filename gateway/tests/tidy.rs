@@ -196,7 +196,8 @@ fn imports(code: &str) -> BTreeSet<String> {
         let rest = &code[at + "crate::".len()..];
         match rest.strip_prefix('{') {
             Some(group) => {
-                let (mut depth, mut at_item) = (0, true);
+                let mut depth = 0;
+                let mut at_item = true;
                 for (index, char) in group.char_indices() {
                     match char {
                         '{' => depth += 1,

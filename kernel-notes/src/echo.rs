@@ -155,7 +155,8 @@ impl Meter {
 
     fn count(&self, bytes: usize) {
         work(self.work);
-        let (before, now) = (self.echoed.get(), self.echoed.get() + bytes);
+        let before = self.echoed.get();
+        let now = self.echoed.get() + bytes;
         self.echoed.set(now);
         if before < self.from && self.from <= now {
             self.start.set(Some(Stamp::thread()));

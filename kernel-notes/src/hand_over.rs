@@ -51,7 +51,8 @@ pub(crate) fn probe() {
         println!("{connections} connections");
         for ((hand_over, _), rounds) in demos.iter().zip(&rounds) {
             let of = |pick: fn(&Round) -> f64| rounds.iter().map(pick).collect::<Vec<f64>>();
-            let (cpu, p50) = (of(|round| round.cpu), of(|round| round.p50));
+            let cpu = of(|round| round.cpu);
+            let p50 = of(|round| round.p50);
             println!(
                 "  {hand_over:?}: CPU {}, p50 {}",
                 measure::spread(&cpu),
@@ -113,10 +114,8 @@ impl Callers {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (commands, replies) = (
-            child.stdin.take().unwrap(),
-            BufReader::new(child.stdout.take().unwrap()),
-        );
+        let commands = child.stdin.take().unwrap();
+        let replies = BufReader::new(child.stdout.take().unwrap());
         let mut callers = Self {
             child,
             commands,
@@ -190,12 +189,11 @@ type Connection = StreamOwned<ClientConnection, TcpStream>;
 /// Runs the callers' process: opens connections, then sends requests for the duration that each line of its input
 /// gives.
 pub(crate) fn call(port: &str, connections: &str) {
-    let (port, wanted): (u16, usize) = (port.parse().unwrap(), connections.parse().unwrap());
+    let port: u16 = port.parse().unwrap();
+    let wanted: usize = connections.parse().unwrap();
     let variable = |name: &str| std::env::var(name).unwrap();
-    let (name, config) = (
-        variable(SERVER_NAME),
-        Arc::new(client_config(&variable(CA_FILE).into())),
-    );
+    let name = variable(SERVER_NAME);
+    let config = Arc::new(client_config(&variable(CA_FILE).into()));
     let request = format!(
         "GET /status/200 HTTP/1.1\r\nHost: {name}\r\nX-Gw-Service-Key: {}\r\n\r\n",
         variable(SERVICE_KEY)
@@ -269,7 +267,8 @@ fn open(port: u16, name: &str, config: &Arc<ClientConfig>) -> Connection {
 /// Sends a request and reads the complete response.
 fn exchange(connection: &mut Connection, request: &[u8]) {
     connection.write_all(request).unwrap();
-    let (mut buffer, mut filled) = ([0; 4096], 0);
+    let mut buffer = [0; 4096];
+    let mut filled = 0;
     loop {
         let received = connection.read(&mut buffer[filled..]).unwrap();
         assert!(received > 0, "the gateway closed the connection");

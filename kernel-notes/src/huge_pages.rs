@@ -52,7 +52,8 @@ fn touch(advice: Advice) -> (Vec<f64>, Vec<f64>) {
     // SAFETY: at most `BLOCKS * BLOCK` bytes after the first aligned address, within the mapping, which is one block
     // longer.
     let write = |offset: usize| unsafe { aligned.add(offset).write_volatile(1) };
-    let (mut first, mut all) = (Vec::new(), Vec::new());
+    let mut first = Vec::new();
+    let mut all = Vec::new();
     for block in (0..BLOCKS).map(|block| block * BLOCK) {
         let began = Instant::now();
         write(block);

@@ -34,9 +34,11 @@ impl Load {
             let data = epoll::EventData::new_u64(number as u64);
             epoll::add(&epoll, connection, data, epoll::EventFlags::IN).unwrap();
         }
-        let (message, mut buffer) = (vec![7u8; self.message], vec![0u8; self.message]);
+        let message = vec![7u8; self.message];
+        let mut buffer = vec![0u8; self.message];
         let mut missing = vec![self.message; self.connections];
-        let (mut to_send, mut to_receive) = (self.messages - self.connections, self.messages);
+        let mut to_send = self.messages - self.connections;
+        let mut to_receive = self.messages;
         connections
             .iter_mut()
             .for_each(|connection| connection.write_all(&message).unwrap());

@@ -62,7 +62,8 @@ pub(crate) fn probe() {
             } else {
                 "–".to_owned()
             };
-            let (poster, receiver) = (of(|outcome| outcome.poster), of(|outcome| outcome.receiver));
+            let poster = of(|outcome| outcome.poster);
+            let receiver = of(|outcome| outcome.receiver);
             println!(
                 "{burst:>6}  {:12} {poster:>8.3} {receiver:>9.3} {both:>7.3} {wake:>7}",
                 format!("{bell:?}")

@@ -27,7 +27,8 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
             .iter()
             .filter(move |(answer, _)| answer.head.status == status)
     };
-    let (passed, limited) = (with_status(200).count(), with_status(429).count());
+    let passed = with_status(200).count();
+    let limited = with_status(429).count();
     let elapsed = run.elapsed.as_secs_f64();
     // Tokens refill continuously, and this clock starts slightly after the product's last reading of its own.
     let passed_max = BURST + (elapsed * REFILL_PER_SECOND).floor() as usize + 1;
@@ -57,7 +58,8 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
             limited - good
         )
     })?;
-    let (least, most) = (waits.iter().flatten().min(), waits.iter().flatten().max());
+    let least = waits.iter().flatten().min();
+    let most = waits.iter().flatten().max();
     if let (Some(least), Some(most)) = (least, most) {
         say(format_args!(
             "bucket: every 429 has Retry-After, {least} to {most} s"

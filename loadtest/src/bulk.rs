@@ -38,11 +38,10 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         "hashing {} bytes for each direction",
         options.bytes
     ));
-    let (echo, numbered) = (
-        Content::echo(options.bytes),
-        Content::numbered(options.bytes),
-    );
-    let (downloaded, uploaded) = (digest(echo)?, digest(numbered)?);
+    let echo = Content::echo(options.bytes);
+    let numbered = Content::numbered(options.bytes);
+    let downloaded = digest(echo)?;
+    let uploaded = digest(numbered)?;
 
     let demo = Demo::start(gateway, &DemoOptions::default())?;
     let measured = Measurement::start(&demo)?;
@@ -226,7 +225,8 @@ impl Measurement {
         let sampler = std::thread::Builder::new()
             .name("memory".into())
             .spawn(move || sample(pid, &stopped))?;
-        let (cpu, echo_cpu) = (procfs::cpu(pid), procfs::cpu_of_thread(pid, ECHO_THREAD));
+        let cpu = procfs::cpu(pid);
+        let echo_cpu = procfs::cpu_of_thread(pid, ECHO_THREAD);
         Ok(Self {
             pid,
             start: Instant::now(),

@@ -121,14 +121,17 @@ impl Callers {
             rate,
             methods,
         } = load;
-        let (callers, methods) = (*callers, *methods);
-        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let callers = *callers;
+        let methods = *methods;
+        let stop = Arc::<AtomicBool>::default();
+        let sent = Arc::<AtomicUsize>::default();
         let every = rate.map_or(Duration::ZERO, |rate| {
             Duration::from_secs(1) * callers / rate
         });
         let caller = |number: u32| {
             let target = targets[number as usize % targets.len()].clone();
-            let (stop, sent) = (Arc::clone(&stop), Arc::clone(&sent));
+            let stop = Arc::clone(&stop);
+            let sent = Arc::clone(&sent);
             let first = Instant::now() + every * number / callers;
             std::thread::spawn(move || call(&target, first, every, methods, &stop, &sent))
         };

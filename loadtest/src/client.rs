@@ -59,7 +59,8 @@ impl Target {
     pub(crate) fn plain(port: u16, host: &str, service_key: &str) -> Result<Self, Failure> {
         let name =
             ServerName::try_from(host.to_owned()).map_err(|error| Failure::during(host, error))?;
-        let (host, service_key) = (host.to_owned(), service_key.to_owned());
+        let host = host.to_owned();
+        let service_key = service_key.to_owned();
         Ok(Self {
             port,
             host,

@@ -22,7 +22,8 @@ const GONE_WITHIN: Duration = Duration::from_secs(120);
 const SLOWER_MAX: f64 = 2.0;
 
 pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
-    let (mut quiet, mut beside_it) = (Latency::MAX, Latency::MAX);
+    let mut quiet = Latency::MAX;
+    let mut beside_it = Latency::MAX;
     for _ in 0..ATTEMPTS {
         let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
         let log = folder.path().join("requests");

@@ -22,7 +22,8 @@ pub(crate) fn at_once<T: Send>(
         let threads: Vec<_> = connections
             .into_iter()
             .map(|connection| {
-                let (start, work) = (&start, &work);
+                let start = &start;
+                let work = &work;
                 scope.spawn(move || {
                     start.wait();
                     work(connection)

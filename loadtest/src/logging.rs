@@ -32,7 +32,9 @@ const LOOKED_UP: usize = 1000;
 pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     let demo = Demo::start(gateway, &Options::default())?;
     let api = Api::new(&demo);
-    let (mut with, mut without, mut ids) = (Vec::new(), Vec::new(), HashSet::new());
+    let mut with = Vec::new();
+    let mut without = Vec::new();
+    let mut ids = HashSet::new();
     round(&demo, REQUESTS_PER_ROUND)?;
     for _ in 0..ROUNDS {
         api.set_logging(false)?;
@@ -43,7 +45,8 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
         ids.extend(round_ids);
     }
     let requests = ROUNDS * REQUESTS_PER_ROUND;
-    let (with, without) = (median(&mut with), median(&mut without));
+    let with = median(&mut with);
+    let without = median(&mut without);
     let more = with / without - 1.0;
     say(format_args!(
         "logging: {with:.1} µs of CPU per request with the log, {without:.1} without ({:+.1} %); medians of {ROUNDS} rounds \
@@ -141,7 +144,8 @@ impl<'a> Api<'a> {
 
     /// Ids of all requests in the log.
     fn all_ids(&self) -> Result<HashSet<String>, Failure> {
-        let (mut ids, mut cursor) = (HashSet::new(), String::new());
+        let mut ids = HashSet::new();
+        let mut cursor = String::new();
         loop {
             let page = self.get(&format!(
                 "/requests?account=demo&service=echo&limit={PAGE}{cursor}"

@@ -191,7 +191,8 @@ impl Scenario<'_> {
         self.demo.target.connect()?.ask("/hello")?;
         let resident = || Memory::of(self.demo.pid()).map(|memory| memory.resident);
         let quiet = self.latency()?;
-        let (before, kernel_before) = (resident()?, procfs::tcp_memory()?);
+        let before = resident()?;
+        let kernel_before = procfs::tcp_memory()?;
         let opening = Instant::now();
         let (held, most) = self.watching_kernel_memory(|| open(self.demo, count))?;
         let opened = opening.elapsed();
@@ -202,7 +203,8 @@ impl Scenario<'_> {
         let closed = Instant::now();
         let is_back = |after: u64| after <= before + BACK_TO;
         let is_kernel_back = |after: u64| after <= kernel_before + BACK_TO;
-        let (mut after, mut kernel_after) = (resident()?, procfs::tcp_memory()?);
+        let mut after = resident()?;
+        let mut kernel_after = procfs::tcp_memory()?;
         while !(is_back(after) && is_kernel_back(kernel_after)) && closed.elapsed() < BACK_WITHIN {
             std::thread::sleep(TICK);
             (after, kernel_after) = (resident()?, procfs::tcp_memory()?);
@@ -283,8 +285,9 @@ impl Scenario<'_> {
         &self,
         work: impl FnOnce() -> Result<T, Failure>,
     ) -> Result<(T, KernelMemory), Failure> {
-        let (done, callers, machine) =
-            (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        let done = AtomicBool::new(false);
+        let callers = AtomicU64::new(0);
+        let machine = AtomicU64::new(0);
         let admin_url = &self.demo.admin_url;
         let watch = || {
             while !done.load(Ordering::Relaxed) {
@@ -344,7 +347,8 @@ fn idle(target: &Target, count: usize) -> Result<Held, Failure> {
 
 fn stalled(target: &Target, path: &str, count: usize) -> Result<Held, Failure> {
     let target = &target.with_receive_buffer(RECEIVE_BUFFER);
-    let (host, key) = (&target.host, &target.service_key);
+    let host = &target.host;
+    let key = &target.service_key;
     let open = |number: usize| {
         let mut stream = target.open_from(1 + number % SOURCES, &[b"http/1.1"])?;
         write!(

@@ -101,7 +101,8 @@ impl Process {
             format!("{} ended with {status} when told to stop", self.name)
         })?;
         if asked.elapsed() > STOP_SLOW {
-            let (name, seconds) = (self.name, asked.elapsed().as_secs_f64());
+            let name = self.name;
+            let seconds = asked.elapsed().as_secs_f64();
             say(format_args!("note: {name} took {seconds:.0} s to stop"));
         }
         Ok(())

@@ -65,12 +65,14 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         mebibytes(few.memory),
         mebibytes(many.memory)
     ));
-    let (mut with_few, mut with_many) = (Vec::new(), Vec::new());
+    let mut with_few = Vec::new();
+    let mut with_many = Vec::new();
     for _ in 0..ROUNDS {
         with_few.push(round(&few.demo)?);
         with_many.push(round(&many.demo)?);
     }
-    let (with_few, with_many) = (median(with_few), median(with_many));
+    let with_few = median(with_few);
+    let with_many = median(with_many);
     let more = with_many / with_few - 1.0;
     say(format_args!(
         "services: {with_few:.1} µs of CPU per request with {FEW} services, {with_many:.1} with {services} ({:+.1} %); medians \

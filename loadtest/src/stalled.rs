@@ -31,7 +31,8 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     let demo = Demo::start(gateway, &Options::default())?;
     // Warm-up: fills pools and pages in code.
     Latency::measure(&demo.target)?;
-    let (mut unloaded_best, mut loaded_best) = (Duration::MAX, Duration::MAX);
+    let mut unloaded_best = Duration::MAX;
+    let mut loaded_best = Duration::MAX;
     for attempt in 1..=ATTEMPTS {
         let (unloaded, loaded) = self::attempt(&demo.target)?;
         say(format_args!(

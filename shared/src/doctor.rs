@@ -124,7 +124,8 @@ impl Examination {
                 Verdict::Warning => "warning",
                 Verdict::Failed => "FAILED",
             };
-            let (check, found) = (escaped(check), escaped_message(found));
+            let check = escaped(check);
+            let found = escaped_message(found);
             writeln!(out, "{verdict:<8} {check:<width$}  {found}")?;
             if let Some(advice) = advice {
                 writeln!(out, "{:<8} {:<width$}  -> {advice}", "", "")?;

@@ -461,7 +461,9 @@ mod tests {
     #[test]
     fn a_failed_reactor_drops_all_tasks_and_closes_their_sockets() {
         use std::io::Read;
-        let (essential, in_destructor, of_main) = (0, 1, 2);
+        let essential = 0;
+        let in_destructor = 1;
+        let of_main = 2;
         for driver in [
             Driver::choose().unwrap(),
             Driver::Epoll {

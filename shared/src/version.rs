@@ -176,10 +176,8 @@ mod tests {
             line: ReleaseLine { major, minor },
             ..
         } = Version::own();
-        let (same, next) = (
-            format!("{major}.{minor}.999"),
-            format!("{major}.{}.0", minor + 1),
-        );
+        let same = format!("{major}.{minor}.999");
+        let next = format!("{major}.{}.0", minor + 1);
         let previous = format!("{PREVIOUS}.7");
         for (served, expected) in [
             (AgentVersions::Same, [true, false, false, false]),

@@ -100,7 +100,8 @@ pub(crate) async fn serve(agent: Rc<Agent>, listener: AdminListener) {
                 continue;
             }
         };
-        let (agent, counted) = (Rc::clone(&agent), CountedConnection::new(&connections));
+        let agent = Rc::clone(&agent);
+        let counted = CountedConnection::new(&connections);
         runtime::spawn(async move {
             // Errors and the time limit are visible to the client.
             let _ = runtime::timeout(TIME_LIMIT, answer(&agent, &socket)).await;

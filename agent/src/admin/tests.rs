@@ -14,7 +14,8 @@ fn with_agent<T: Send + 'static>(
     prepare: impl FnOnce(&Agent),
     request: impl FnOnce(SocketAddr) -> T + Send + 'static,
 ) -> T {
-    let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+    let authority = Authority::new();
+    let directory = tempfile::tempdir().unwrap();
     let agent = Rc::new(fake_gateway::agent(
         directory.path(),
         &authority,
@@ -129,7 +130,8 @@ fn metrics_contain_the_counters() {
 
 #[test]
 fn agent_with_an_expired_certificate_or_stopping_is_not_ready() {
-    let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+    let authority = Authority::new();
+    let directory = tempfile::tempdir().unwrap();
     let agent = fake_gateway::agent(
         directory.path(),
         &authority,

@@ -185,7 +185,8 @@ pub(crate) async fn exchange_up_to(
             break head;
         }
     };
-    let (mut decoder, mut body) = (BodyDecoder::new(head.framing), Vec::new());
+    let mut decoder = BodyDecoder::new(head.framing);
+    let mut body = Vec::new();
     loop {
         match decoder.decode(buffer)? {
             Some(Part::Data(data)) => body.extend_from_slice(&data),

@@ -100,7 +100,8 @@ mod tests {
                 let socket = Socket::connect(address, None).await.unwrap();
                 open.push((BoundedBuffers::new(&socket, None), socket));
             }
-            let (first, last) = (&open[0], &open[UNLIMITED]);
+            let first = &open[0];
+            let last = &open[UNLIMITED];
             assert_eq!(limit_of(&last.1), limit_of(&alone));
             assert_ne!(limit_of(&first.1), limit_of(&alone));
             first.0.fit(&first.1);

@@ -26,7 +26,9 @@ pub(crate) struct Canned {
 
 impl Canned {
     pub(crate) fn new(socket: Socket, response: Bytes, body_length: usize) -> Self {
-        let (missing, unread, reader) = (Cell::default(), RefCell::default(), Cell::default());
+        let missing = Cell::default();
+        let unread = RefCell::default();
+        let reader = Cell::default();
         Self {
             socket,
             response,

@@ -318,10 +318,8 @@ impl Endpoint {
             if !path.starts_with('/') || rustix::net::SocketAddrUnix::new(path).is_err() {
                 return Err(invalid());
             }
-            let (address, authority) = (
-                Address::Unix(path.into()),
-                Authority::from_static("localhost"),
-            );
+            let address = Address::Unix(path.into());
+            let authority = Authority::from_static("localhost");
             return Ok(Some(Self {
                 address,
                 protocol: BackendProtocol::Http1,
@@ -406,7 +404,8 @@ fn client_configs(
         None => Ok(system_roots()),
     };
     let auth = client_auth(key, table).map_err(|errors| mistakes.extend(errors));
-    let (roots, auth) = (roots.ok()?, auth.ok()?);
+    let roots = roots.ok()?;
+    let auth = auth.ok()?;
     let config = tls::client_config(rustls::DEFAULT_VERSIONS, roots, auth, &[H2, HTTP_1_1]);
     let any = config
         .map_err(|error| mistakes.push(format!("{key}.client_certificate: {error}")))

@@ -59,10 +59,8 @@ impl RequestHalf<'_> {
         else {
             return Ok(());
         };
-        let (host, kind) = (
-            authority.as_str().as_bytes(),
-            upgrade.map_or(Connection::Persists, Connection::Upgrade),
-        );
+        let host = authority.as_str().as_bytes();
+        let kind = upgrade.map_or(Connection::Persists, Connection::Upgrade);
         connection
             .send_head(
                 &request.method,

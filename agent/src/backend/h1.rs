@@ -74,7 +74,8 @@ impl Http1Connection {
     pub(super) fn failed_before_request_was_read(&self, error: &io::Error) -> bool {
         // Closing a socket with unread bytes sends a reset; without unread bytes it sends a FIN. The same segment
         // acknowledges what the backend's kernel has received; it has not received unacknowledged bytes.
-        let (socket, before) = (self.stream.socket(), self.sent_before.get());
+        let socket = self.stream.socket();
+        let before = self.sent_before.get();
         let unread = error.kind() == io::ErrorKind::ConnectionReset;
         let received = socket.sent() > before && socket.was_acknowledged_beyond(before);
         !self.answered.get() && (unread || !received)

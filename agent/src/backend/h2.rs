@@ -98,7 +98,8 @@ impl Http2Connection {
             ended.set(true);
             tracing::debug!(error, "backend connection ended");
         });
-        let (streams, last_used) = (Cell::new(0), Cell::new(Instant::now()));
+        let streams = Cell::new(0);
+        let last_used = Cell::new(Instant::now());
         Ok(Rc::new(Self {
             requests: RefCell::new(requests),
             scheme,

@@ -184,7 +184,8 @@ impl Pool {
                     return Ok(self.lease(backend, false, connection));
                 }
                 Err(error) => {
-                    let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
+                    let request_id = scope.request_id();
+                    let trace_id = scope.trace_id();
                     tracing::debug!(request_id, trace_id, backend = %backend.endpoint, %error, "cannot connect to the backend");
                     self.failed(backend, &error);
                     failure = error.at(&backend.endpoint);
@@ -251,7 +252,8 @@ impl Pool {
         let before = backend.health.get();
         let now = before.checked(result.is_ok());
         backend.health.set(now);
-        let (service, backend) = (&self.service, &backend.endpoint);
+        let service = &self.service;
+        let backend = &backend.endpoint;
         match result {
             Err(error) if now.is_failing() && !before.is_failing() => tracing::warn!(
                 service, %backend, %error,
@@ -288,7 +290,8 @@ impl Pool {
         let now = Instant::now();
         let load = |at: usize| (!tried(at)).then(|| self.backends[at].requests.get());
         let is_available = |at: usize| self.backends[at].health.get().is_available(now);
-        let (count, turn) = (self.backends.len(), self.turn.get());
+        let count = self.backends.len();
+        let turn = self.turn.get();
         let available = least_loaded(count, turn, |at| load(at).filter(|_| is_available(at)));
         available.or_else(|| least_loaded(count, turn, load))
     }

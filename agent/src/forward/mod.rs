@@ -262,7 +262,8 @@ fn may_retry(lease: &Lease<'_>, request: &RequestHead, upload: &Upload) -> bool 
 
 /// Answers a request with an error of the agent.
 pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &ForwardError) -> Failed {
-    let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
+    let request_id = scope.request_id();
+    let trace_id = scope.trace_id();
     tracing::debug!(
         request_id,
         trace_id,
@@ -475,10 +476,8 @@ pub(crate) async fn relay_final(
         Framing::UntilClose => Framing::Chunked,
         framing => framing,
     };
-    let (timing, headers) = (
-        scope.responded(head.status),
-        fields::end_to_end_response(head.headers),
-    );
+    let timing = scope.responded(head.status);
+    let headers = fields::end_to_end_response(head.headers);
     sender
         .send_head(Kind::Response, is_done, |out| {
             head::write_response(out, timing, head.status, &headers, framing, None);
@@ -501,7 +500,8 @@ pub(crate) async fn relay_body(
             Some(Ok(part)) => relay_part(part, response, sender, scope).await?,
             Some(Err(error)) => {
                 scope.cut(error.code());
-                let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
+                let request_id = scope.request_id();
+                let trace_id = scope.trace_id();
                 tracing::debug!(request_id, trace_id, %error, "response cut short");
                 // Fails only if the stream is closed, in which case the caller is gone.
                 let _ = sender.break_off(error.code().as_str());

@@ -141,7 +141,8 @@ mod tests {
     #[test]
     fn slots_are_exhausted_and_freed() {
         let slots = Slots::new(2);
-        let (first, _second) = (slots.take().unwrap(), slots.take().unwrap());
+        let first = slots.take().unwrap();
+        let _second = slots.take().unwrap();
         assert!(slots.take().is_none());
         drop(first);
         assert_eq!(slots.in_use(), 1);
@@ -151,7 +152,8 @@ mod tests {
     #[test]
     fn last_freed_slot_wakes_the_waiting_task() {
         let slots = Slots::new(2);
-        let (first, second) = (slots.take().unwrap(), slots.take().unwrap());
+        let first = slots.take().unwrap();
+        let second = slots.take().unwrap();
         let (waker, woken) = counting_waker();
         let mut all_free = pin!(slots.all_free());
         let mut cx = Context::from_waker(&waker);

@@ -108,10 +108,8 @@ async fn exchange(
     }
     let headers =
         check_upgrade(head, upgrade, protocol, &websocket).map_err(ExchangeError::NoResponse)?;
-    let (timing, headers) = (
-        scope.responded(StatusCode::SWITCHING_PROTOCOLS),
-        fields::end_to_end_response(headers),
-    );
+    let timing = scope.responded(StatusCode::SWITCHING_PROTOCOLS);
+    let headers = fields::end_to_end_response(headers);
     sender
         .send_head(Kind::Response, false, |out| {
             let status = StatusCode::SWITCHING_PROTOCOLS;
@@ -142,7 +140,8 @@ fn check_upgrade(
         let mut named = headers.get_all(UPGRADE);
         let named = (named.next(), named.next());
         if !matches!(named, (Some(value), None) if protocol.is(value.as_bytes())) {
-            let (requested, actual) = (protocol.as_str(), named.0);
+            let requested = protocol.as_str();
+            let actual = named.0;
             return Err(ResponseError::Upgrade(format!(
                 "requested {requested:?}, got {actual:?}"
             )));

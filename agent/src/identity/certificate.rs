@@ -180,7 +180,8 @@ mod tests {
 
     #[test]
     fn certificates_are_checked_against_the_key_and_not_the_local_clock() {
-        let (authority, key) = (Authority::new(), KeyPair::generate().unwrap());
+        let authority = Authority::new();
+        let key = KeyPair::generate().unwrap();
         let request = certificate_request(&key).unwrap();
         let reply = authority.certify(&request, LONG_AGO);
         // Expired by the local clock.

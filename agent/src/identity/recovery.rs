@@ -43,7 +43,8 @@ impl CertificateManager {
     /// [`Issuance`](super::issuance::Issuance) applies however often the gateway refuses.
     pub(crate) async fn recover(&self, expired: &Identity) -> Result<Identity, RecoveryError> {
         let _one_at_a_time = self.recovery.lock().await;
-        let (state, to) = (&self.state, &self.enrollment);
+        let state = &self.state;
+        let to = &self.enrollment;
         let identity = state.identity()?;
         if identity.certificate != expired.certificate {
             return Ok(identity);
@@ -55,7 +56,9 @@ impl CertificateManager {
         let key = identity.key_pair()?;
         let csr = certificate::certificate_request(&key).map_err(UnfitIdentity::Key)?;
         let authorities = state.gateway_authorities()?;
-        let (name, host, port) = (&to.gateway_name, &to.gateway_host, to.gateway_port);
+        let name = &to.gateway_name;
+        let host = &to.gateway_host;
+        let port = to.gateway_port;
         let apex = ApexClient::new(name, host, port, &self.proxies, authorities, &self.clock)?;
         let request = CsrRequest {
             csr,

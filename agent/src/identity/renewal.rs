@@ -66,7 +66,8 @@ impl CertificateManager {
     pub(crate) async fn keep_fresh(&self) {
         // Both are drawn once per certificate. A new random number at every check would make an early renewal more likely
         // with each check; with the same key, the answer to a request that timed out is still useful.
-        let (mut jitter, mut key) = (random(), None);
+        let mut jitter = random();
+        let mut key = None;
         let mut backoff = Backoff::default();
         loop {
             match self.renew_if_due(jitter, &mut key).await {
@@ -191,7 +192,8 @@ mod tests {
 
     #[test]
     fn renewal_is_due_by_the_gateways_clock() {
-        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let authority = Authority::new();
+        let directory = tempfile::tempdir().unwrap();
         let certificates = fake_gateway::agent(
             directory.path(),
             &authority,
@@ -240,10 +242,8 @@ mod tests {
 
     #[test]
     fn a_certificate_of_another_authority_is_renewed_when_the_gateway_says_so() {
-        let ([authority, next], directory) = (
-            [(); 2].map(|()| Authority::new()),
-            tempfile::tempdir().unwrap(),
-        );
+        let [authority, next] = [(); 2].map(|()| Authority::new());
+        let directory = tempfile::tempdir().unwrap();
         let certificates = fake_gateway::agent(
             directory.path(),
             &authority,
@@ -302,7 +302,8 @@ mod tests {
 
     #[test]
     fn only_a_due_certificate_is_replaced_and_with_a_new_key() {
-        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let authority = Authority::new();
+        let directory = tempfile::tempdir().unwrap();
         let certificates = fake_gateway::agent(
             directory.path(),
             &authority,

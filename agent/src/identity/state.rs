@@ -137,7 +137,8 @@ pub struct OtherOwner {
 /// Checks that a file or folder belongs to the user of this process, or to root, which has the rights of every user. Volumes
 /// of Kubernetes belong to root.
 pub(crate) fn check_owner(about: &Metadata) -> Result<(), OtherOwner> {
-    let (user, owner) = (rustix::process::geteuid().as_raw(), about.uid());
+    let user = rustix::process::geteuid().as_raw();
+    let owner = about.uid();
     if owner == user || owner == 0 {
         Ok(())
     } else {
@@ -166,7 +167,8 @@ impl StateError {
             };
         };
         let user = rustix::process::geteuid().as_raw();
-        let (owner, mode) = (about.uid(), about.mode() & 0o7777);
+        let owner = about.uid();
+        let mode = about.mode() & 0o7777;
         Self::Permission {
             path: path_of,
             folder: name(seen),
@@ -278,7 +280,8 @@ impl StateDir {
     ) -> Result<Identity, StateError> {
         let path = self.0.join(IDENTITY);
         let failed = |error| StateError::io(&path, error);
-        let (mut file, mut text) = (File::open(&path).map_err(failed)?, Vec::new());
+        let mut file = File::open(&path).map_err(failed)?;
+        let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(failed)?;
         let identity = Identity::from_pem(&text).map_err(|error| StateError::Identity {
             path: name(&path),

@@ -240,7 +240,8 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
         meanings.push((SignalKind::hangup(), hangup));
     }
     for (kind, meaning) in meanings {
-        let (mut signal, sender) = (signal(kind)?, sender.clone());
+        let mut signal = signal(kind)?;
+        let sender = sender.clone();
         tokio::spawn(async move {
             while signal.recv().await.is_some() && sender.send(meaning).is_ok() {}
         });
@@ -538,10 +539,8 @@ mod tests {
 
     #[test]
     fn a_program_that_has_served_is_the_lowest_that_may_run() {
-        let (folder, pair) = (
-            tempfile::tempdir().unwrap(),
-            Ed25519KeyPair::generate().unwrap(),
-        );
+        let folder = tempfile::tempdir().unwrap();
+        let pair = Ed25519KeyPair::generate().unwrap();
         let state = StateDir::new(folder.path());
         let stored = |version: &str| {
             let program = SignedProgram::sign(version.parse().unwrap(), TARGET, b"program", &pair);

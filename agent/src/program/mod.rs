@@ -57,12 +57,11 @@ impl Updates {
         let refused = refused
             .map(|failed| (failed.version, failed.sha256.clone()))
             .collect();
-        let (report, refused) = (RefCell::new(report), RefCell::new(refused));
-        let (offer, floor, retry) = (
-            watch::Sender::default(),
-            Cell::new(record.floor),
-            Notify::new(),
-        );
+        let report = RefCell::new(report);
+        let refused = RefCell::new(refused);
+        let offer = watch::Sender::default();
+        let floor = Cell::new(record.floor);
+        let retry = Notify::new();
         Self {
             release_keys,
             report,
@@ -180,10 +179,8 @@ mod tests {
 
     #[test]
     fn only_a_newer_program_with_the_right_signature_is_accepted() {
-        let (pair, other) = (
-            Ed25519KeyPair::generate().unwrap(),
-            Ed25519KeyPair::generate().unwrap(),
-        );
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let other = Ed25519KeyPair::generate().unwrap();
         let updates = Updates::new(
             Some(ReleaseKey::of(&pair).into()),
             None,

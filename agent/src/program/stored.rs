@@ -248,21 +248,18 @@ mod tests {
 
     #[test]
     fn stored_programs_are_checked_again() {
-        let (directory, pair) = (
-            tempfile::tempdir().unwrap(),
-            Ed25519KeyPair::generate().unwrap(),
-        );
-        let (state, keys) = (
-            StateDir::new(directory.path()),
-            ReleaseKey::of(&pair).into(),
-        );
+        let directory = tempfile::tempdir().unwrap();
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let state = StateDir::new(directory.path());
+        let keys = ReleaseKey::of(&pair).into();
         let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
-        let (path, write) = (path(&state, &program), || {
+        let path = path(&state, &program);
+        let write = || {
             ReservedFile::new(&state, &program)
                 .unwrap()
                 .store(b"program")
                 .unwrap()
-        });
+        };
         write();
         assert_eq!(
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,
@@ -286,7 +283,8 @@ mod tests {
     #[test]
     fn only_regular_files_of_the_own_user_and_bounded_size_are_read() {
         let directory = tempfile::tempdir().unwrap();
-        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        let file = directory.path().join("file");
+        let link = directory.path().join("link");
         fs::write(&file, b"program").unwrap();
         assert_eq!(read_own(&file).unwrap(), b"program");
         std::os::unix::fs::symlink(&file, &link).unwrap();
@@ -325,10 +323,8 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_stored_leaves_no_file() {
-        let (directory, pair) = (
-            tempfile::tempdir().unwrap(),
-            Ed25519KeyPair::generate().unwrap(),
-        );
+        let directory = tempfile::tempdir().unwrap();
+        let pair = Ed25519KeyPair::generate().unwrap();
         let state = StateDir::new(directory.path());
         let files = || fs::read_dir(folder(&state)).unwrap().count();
         let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
@@ -347,10 +343,8 @@ mod tests {
 
     #[test]
     fn the_record_remembers_a_bounded_number_of_failures() {
-        let (directory, pair) = (
-            tempfile::tempdir().unwrap(),
-            Ed25519KeyPair::generate().unwrap(),
-        );
+        let directory = tempfile::tempdir().unwrap();
+        let pair = Ed25519KeyPair::generate().unwrap();
         let state = StateDir::new(directory.path());
         let mut record = state.updates().unwrap();
         assert_eq!(record, UpdateRecord::default());

@@ -140,7 +140,9 @@ impl Proxy {
             .send_all(&mut [IoSlice::new(request.reveal().as_bytes())])
             .await;
         let status = self.answer(&socket, target).await?;
-        let (proxy, from, target) = (self.to_string(), self.source.clone(), target.to_owned());
+        let proxy = self.to_string();
+        let from = self.source.clone();
+        let target = target.to_owned();
         match status {
             _ if status.is_success() => Ok(socket),
             // Some proxies, such as tinyproxy, answer 401 to a wrong password.

@@ -89,7 +89,8 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
 /// Reports statistics when they change, sends queued certificate requests, and sends a drain message when the agent
 /// stops. Returns when the tunnel is to end.
 async fn report(session: &Session, tunnel: &Tunnel) {
-    let (mut stop, mut phase) = (session.stop.clone(), session.phase.subscribe());
+    let mut stop = session.stop.clone();
+    let mut phase = session.phase.subscribe();
     let mut closing = pin!(phase.wait_for(|phase| *phase >= Phase::Closing));
     let mut health = session.pool.health();
     let mut reported = None;

@@ -70,7 +70,8 @@ pub(crate) async fn open(
     identity: &Identity,
     clock: &GatewayClock,
 ) -> Result<TlsStream, DialError> {
-    let (state, to) = (&config.state, &config.enrollment);
+    let state = &config.state;
+    let to = &config.enrollment;
     let tls = connection::client_config(
         state.gateway_authorities()?,
         Some(identity.client_auth()),
@@ -216,7 +217,8 @@ mod tests {
         years: std::ops::Range<i32>,
         mut answer: impl FnMut(&Authority, &Request) -> String + Send + 'static,
     ) -> (Result<String, DialError>, Vec<String>) {
-        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let authority = Authority::new();
+        let directory = tempfile::tempdir().unwrap();
         let authority = std::sync::Arc::new(authority);
         let (seen, requests) = mpsc::channel();
         let port = fake_gateway::serve(&authority, {
@@ -263,7 +265,8 @@ mod tests {
 
     #[test]
     fn an_identity_that_may_not_be_on_the_disk_opens_no_tunnel() {
-        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let authority = Authority::new();
+        let directory = tempfile::tempdir().unwrap();
         let (seen, requests) = mpsc::channel();
         let port = fake_gateway::serve(&authority, move |_| {
             seen.send(()).unwrap();
@@ -373,7 +376,8 @@ mod tests {
 
     #[test]
     fn answers_set_the_gateway_clock() {
-        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let authority = Authority::new();
+        let directory = tempfile::tempdir().unwrap();
         let port = fake_gateway::serve(&authority, |_| {
             "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\
              date: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n"

@@ -162,15 +162,14 @@ mod tests {
 
     #[test]
     fn concurrent_attempts_are_bounded() {
-        let (reconnects, now, most) = (
-            Reconnects::default(),
-            Rc::new(Cell::new(0)),
-            Rc::new(Cell::new(0)),
-        );
+        let reconnects = Reconnects::default();
+        let now = Rc::new(Cell::new(0));
+        let most = Rc::new(Cell::new(0));
         Driver::choose()
             .unwrap()
             .block_on(join_all((0..1000).map(|_| {
-                let (now, most) = (Rc::clone(&now), Rc::clone(&most));
+                let now = Rc::clone(&now);
+                let most = Rc::clone(&most);
                 reconnects.attempt(async move {
                     now.set(now.get() + 1);
                     most.set(most.get().max(now.get()));

@@ -67,7 +67,8 @@ struct Service {
 impl Service {
     /// Keeps a tunnel until the service stops, and waits for the end of the last request.
     async fn run(mut self) {
-        let (agent, stop) = (Rc::clone(&self.agent), self.stop.clone());
+        let agent = Rc::clone(&self.agent);
+        let stop = self.stop.clone();
         while !*stop.borrow() {
             // A tunnel from here would replace that of a successor which is starting.
             if unless_stopped(&stop, agent.succession.wait_until_unexpected())
@@ -364,7 +365,9 @@ mod tests {
     fn on_ready_is_called_once_and_only_for_a_ready_tunnel() {
         let (_stop, stopped) = watch::channel(false);
         let follow_to = |phases: &'static [Phase]| {
-            let (stopped, mut calls, displaced) = (stopped.clone(), 0, Cell::new(0));
+            let stopped = stopped.clone();
+            let mut calls = 0;
+            let displaced = Cell::new(0);
             let was_ready = Driver::choose().unwrap().block_on(async {
                 let (phase, mut watched) = watch::channel(Phase::Starting);
                 let (was_ready, ()) = futures_util::join!(

@@ -165,7 +165,8 @@ fn attend(
     tunnel: Tunnel,
     stream: &TlsStream,
 ) -> impl Future<Output = ()> + use<> {
-    let (closer, last_received) = (stream.closer(), stream.socket().last_received());
+    let closer = stream.closer();
+    let last_received = stream.socket().last_received();
     async move {
         let messages = pin!(control_messages::serve(&session, &tunnel));
         let heartbeat = pin!(heartbeat::until_dead(&tunnel, &last_received));
@@ -237,10 +238,8 @@ impl Close {
 
 /// Resolves when the gateway sends no more requests and none is running.
 async fn drained(session: &Session) {
-    let (mut phase, mut no_more_requests) = (
-        session.phase.subscribe(),
-        session.no_more_requests.subscribe(),
-    );
+    let mut phase = session.phase.subscribe();
+    let mut no_more_requests = session.no_more_requests.subscribe();
     let mut stop = session.stop.clone();
     // A gateway that does not confirm is unreachable; the heartbeat detects that later.
     let unconfirmed = async {

@@ -12,7 +12,8 @@ use crate::tunnel::dial::{self, DialError};
 
 /// Downloads a program. Its content remains to be checked.
 pub(super) async fn download(agent: &Agent, program: &SignedProgram) -> Result<Vec<u8>, DialError> {
-    let (state, to) = (&agent.config.state, &agent.config.enrollment);
+    let state = &agent.config.state;
+    let to = &agent.config.enrollment;
     let identity = state.identity()?;
     // Any service that this agent serves: the gateway authenticates the connection as that of a tunnel.
     let services = agent.registry.services();

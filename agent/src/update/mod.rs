@@ -109,7 +109,8 @@ fn retries() -> Backoff {
 /// Downloads, checks and stores a program, unless it was stored before.
 async fn fetch(agent: &Agent, program: &SignedProgram) -> Result<(), UpdateError> {
     let reserved = {
-        let (program, state) = (program.clone(), agent.config.state.clone());
+        let program = program.clone();
+        let state = agent.config.state.clone();
         let keys = agent.updates.release_keys().cloned();
         on_thread(move || {
             if keys.is_some_and(|keys| stored::read(&state, &program, &keys).is_ok()) {
@@ -123,7 +124,8 @@ async fn fetch(agent: &Agent, program: &SignedProgram) -> Result<(), UpdateError
     };
     let Some(file) = reserved else { return Ok(()) };
     let content = download::download(agent, program).await?;
-    let (program, state) = (program.clone(), agent.config.state.clone());
+    let program = program.clone();
+    let state = agent.config.state.clone();
     let store = move || {
         program.verify_content(&content)?;
         file.store(&content)

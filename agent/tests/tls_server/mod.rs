@@ -41,13 +41,15 @@ pub(crate) fn start(name: &str, years: Range<i32>, answer: String, ca_file: &Pat
             PrivateKeyDer::from(key),
         )
         .unwrap();
-    let (config, listener) = (Arc::new(config), TcpListener::bind("127.0.0.1:0").unwrap());
+    let config = Arc::new(config);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {
         for socket in listener.incoming().flatten() {
             let mut stream =
                 StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), socket);
-            let (mut head, mut byte) = (Vec::new(), [0]);
+            let mut head = Vec::new();
+            let mut byte = [0];
             // A client that refuses the certificate sends no request.
             while !head.ends_with(b"\r\n\r\n") && matches!(stream.read(&mut byte), Ok(1)) {
                 head.push(byte[0]);

@@ -113,8 +113,10 @@ struct World {
 impl World {
     fn new() -> Self {
         let account = AccountId::new("acme").unwrap();
-        let (mut records, now) = (Records::default(), Timestamp::now());
-        let (key_id, client) = (KeyId::random(), ClientId::random());
+        let mut records = Records::default();
+        let now = Timestamp::now();
+        let key_id = KeyId::random();
+        let client = ClientId::random();
         for number in 0..SERVICES {
             let id = ServiceId::new(&format!("svc{number}")).unwrap();
             let access = SecretAccess {

@@ -95,7 +95,8 @@ async fn run(job: Job, client: Rc<TlsStream>, server: Rc<TlsStream>) {
         }
         write(&server, DONE).await;
     });
-    let (message, mut echo) = (vec![1; job.size], vec![0; job.size]);
+    let message = vec![1; job.size];
+    let mut echo = vec![0; job.size];
     for _ in 0..job.messages {
         write(&client, &message).await;
         if job.echo {

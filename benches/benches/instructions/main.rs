@@ -34,7 +34,8 @@ them with benches/baselines/instructions.txt. Fails if a scenario has grown by m
   --update   writes the counts to the baseline";
 
 fn main() -> ExitCode {
-    let (mut update, mut words) = (false, Vec::new());
+    let mut update = false;
+    let mut words = Vec::new();
     // Cargo adds `--bench`.
     let mut arguments = std::env::args()
         .skip(1)

@@ -130,7 +130,9 @@ impl Scenario {
         let (done, wait) = oneshot::channel();
         let done = Rc::new(Cell::new(Some(done)));
         for _ in 0..self.callers {
-            let (gateway, left, done) = (Rc::clone(gateway), Rc::clone(&left), Rc::clone(&done));
+            let gateway = Rc::clone(gateway);
+            let left = Rc::clone(&left);
+            let done = Rc::clone(&done);
             runtime::spawn(async move {
                 self.call(&gateway, requests / self.callers).await;
                 left.set(left.get() - 1);

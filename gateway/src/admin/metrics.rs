@@ -415,10 +415,8 @@ fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory
         .count();
     let help = "Enabled services without a tunnel that takes requests. Counts all services.";
     out.single("gw_services_without_tunnel", Kind::Gauge, help, without);
-    let (mut all, mut states) = (
-        0,
-        BTreeMap::from(TunnelState::ALL.map(|state| (state.as_str(), 0))),
-    );
+    let mut all = 0;
+    let mut states = BTreeMap::from(TunnelState::ALL.map(|state| (state.as_str(), 0)));
     for tunnel in reports.iter().flat_map(|report| &report.tunnels) {
         all += 1;
         *states.entry(tunnel.shown_state()).or_default() += 1;

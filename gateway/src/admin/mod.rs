@@ -88,8 +88,10 @@ impl Admin {
         region: Option<RegionInputs>,
         port: u16,
     ) -> Self {
-        let (backups, scrapes) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(1)));
-        let (console, unread) = (Arc::new(Console::new(port)), Unread::default());
+        let backups = Arc::new(Semaphore::new(1));
+        let scrapes = Arc::new(Semaphore::new(1));
+        let console = Arc::new(Console::new(port));
+        let unread = Unread::default();
         Self {
             control,
             request_log,

@@ -134,7 +134,9 @@ impl Serving {
         if let Err(error) = set_options(&stream) {
             return tracing::debug!(%from, %error, "connection to the admin listener ended");
         }
-        let (head, idle, closing) = (limits::ADMIN_HEAD, limits::IDLE, self.closing);
+        let head = limits::ADMIN_HEAD;
+        let idle = limits::IDLE;
+        let closing = self.closing;
         let ended = match self.tls {
             None => http_server::serve_connection(stream, router, head, idle, closing).await,
             Some(tls) => {

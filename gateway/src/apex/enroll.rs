@@ -222,16 +222,19 @@ mod tests {
 
     #[test]
     fn agents_behind_one_address_wait_for_their_approval_unlimited_and_guesses_are_limited() {
-        let (directory, client) = (waiting(), IpAddr::from([192, 0, 2, 1]));
+        let directory = waiting();
+        let client = IpAddr::from([192, 0, 2, 1]);
         let per_minute = Rate::new(60, 60).unwrap();
-        let (limits, start) = (ApexLimits::new(per_minute, per_minute), Instant::now());
+        let limits = ApexLimits::new(per_minute, per_minute);
+        let start = Instant::now();
         let take = |headers: &Fields, at: u64| {
             limits.take(
                 bucket_of(&directory, headers, client),
                 start + Duration::from_secs(at),
             )
         };
-        let (mut polls, mut guesses_admitted) = (0, 0);
+        let mut polls = 0;
+        let mut guesses_admitted = 0;
         for at in 0..30 * 60 {
             if at % 5 == 0 {
                 for number in 0..WAITING {
@@ -266,7 +269,8 @@ mod tests {
 
     #[test]
     fn only_the_secret_of_an_enrollment_is_charged_to_its_agent() {
-        let (directory, client) = (waiting(), IpAddr::from([192, 0, 2, 1]));
+        let directory = waiting();
+        let client = IpAddr::from([192, 0, 2, 1]);
         let bucket = |headers: Fields| bucket_of(&directory, &headers, client);
         assert!(matches!(
             bucket(with_secret("secret 3")),

@@ -31,7 +31,9 @@ const SHOWN: usize = 80;
 impl Scope {
     /// Reads pairs separated by spaces (RFC 6749 §3.3).
     pub(crate) fn parse(text: &str) -> Result<Self, InvalidScope> {
-        let (mut account, mut service, mut ignored) = (None, None, false);
+        let mut account = None;
+        let mut service = None;
+        let mut ignored = false;
         for pair in text.split(' ').filter(|pair| !pair.is_empty()) {
             let split = pair.split_once(':').filter(|(key, _)| !key.is_empty());
             let (key, value) =

@@ -450,7 +450,8 @@ mod tests {
                 Err(Denial::InvalidRequest(message)) => message,
                 other => panic!("{other:?}"),
             };
-        let (json, form) = ("application/json", "application/x-www-form-urlencoded");
+        let json = "application/json";
+        let form = "application/x-www-form-urlencoded";
         assert!(message("text/plain", None, "{}").contains("Content-Type"));
         assert!(message(json, None, "[").contains("JSON"));
         assert!(message(json, None, r#"{"client_id":5}"#).contains("JSON"));

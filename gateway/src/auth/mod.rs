@@ -184,7 +184,8 @@ mod tests {
 
     /// A directory with service `acme--api` and a service key with this access; also returns the key's text.
     fn directory(modes: Modes, account: &str, allowed: &str, enabled: bool) -> (Directory, String) {
-        let (mut records, key) = (records(modes), KeyId::random());
+        let mut records = records(modes);
+        let key = KeyId::random();
         let access = access(account, allowed, enabled);
         records.put(StoredRecord::ServiceKey(CallerSecretRecord {
             id: key.clone(),
@@ -365,7 +366,8 @@ mod tests {
 
     impl Tokens {
         fn new() -> Self {
-            let (mut records, client) = (records(BOTH), ClientId::random());
+            let mut records = records(BOTH);
+            let client = ClientId::random();
             let access = access("acme", "api", true);
             records.put(StoredRecord::Credential(CallerSecretRecord {
                 id: client.clone(),
@@ -596,10 +598,8 @@ mod tests {
     #[test]
     fn revocation_and_expiry_apply_to_cached_tokens() {
         let mut tokens = Tokens::new();
-        let (token, mut verified) = (
-            format!("Bearer {}", tokens.mint(|_| {})),
-            VerifiedTokens::default(),
-        );
+        let token = format!("Bearer {}", tokens.mint(|_| {}));
+        let mut verified = VerifiedTokens::default();
         let mut code = |records: &Records, now| {
             let fields = [(X_GW_AUTHORIZATION, token.as_str())];
             check_with(&directory_of(records), &mut verified, now, &fields)
@@ -649,7 +649,8 @@ mod tests {
     #[test]
     fn the_limit_on_verification_does_not_apply_to_cached_tokens() {
         let tokens = Tokens::new();
-        let (directory, mut verified) = (directory_of(&tokens.records), VerifiedTokens::default());
+        let directory = directory_of(&tokens.records);
+        let mut verified = VerifiedTokens::default();
         let mut headers = Fields::new();
         headers.insert(
             X_GW_AUTHORIZATION,

@@ -83,7 +83,8 @@ fn refusal(bytes: &[u8]) -> String {
 
 #[test]
 fn a_backup_of_a_folder_is_restored() {
-    let (folder, parent) = (Folder::new(), tempfile::tempdir().unwrap());
+    let folder = Folder::new();
+    let parent = tempfile::tempdir().unwrap();
     let mut bytes = Vec::new();
     of_folder(&folder.config(), &mut bytes, &|| false).unwrap();
     assert!(!folder.0.path().join("backup.partial").exists());
@@ -106,7 +107,8 @@ fn a_backup_of_a_folder_is_restored() {
 
 #[test]
 fn a_cancelled_backup_or_restore_leaves_nothing() {
-    let (folder, parent) = (Folder::new(), tempfile::tempdir().unwrap());
+    let folder = Folder::new();
+    let parent = tempfile::tempdir().unwrap();
     let mut bytes = Vec::new();
     let names = |folder: &std::path::Path| std::fs::read_dir(folder).unwrap().count();
     let before = names(folder.0.path());

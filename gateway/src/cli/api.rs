@@ -245,7 +245,8 @@ impl Api {
     ) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
         let mut response = self.begin(method, path, body, timeout)?;
         let bytes = self.read(&mut response)?;
-        let (status, headers) = (response.status(), response.headers().clone());
+        let status = response.status();
+        let headers = response.headers().clone();
         if !status.is_success() {
             return Err(self.refusal(status, &bytes));
         }

@@ -168,7 +168,8 @@ impl RegionCommand {
                 discard_later_changes,
             } => {
                 let repaired = region::repair(&load(&config)?, discard_later_changes)?;
-                let (known, revision) = (repaired.known.0, repaired.revision.0);
+                let known = repaired.known.0;
+                let revision = repaired.revision.0;
                 print(writeln!(
                     out,
                     "Wrote the records of revision {known} back, as revision {revision}. All nodes load them."
@@ -349,7 +350,8 @@ fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
         ];
         let header = header.map(str::to_owned).into();
         let rows = nodes.iter().map(|node| {
-            let (epochs, changes) = (node.epoch_lag.to_string(), node.revision_lag.to_string());
+            let epochs = node.epoch_lag.to_string();
+            let changes = node.revision_lag.to_string();
             let slot = format!("  {}", node.slot);
             let keys = or_dash(
                 Some(node.keys.join(", "))

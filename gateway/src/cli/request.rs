@@ -278,7 +278,8 @@ impl Shown for RequestView {
         let waterfall = self.durations_us.waterfall();
         facts.extend(waterfall.into_iter().map(|stage| {
             let of_total = |part: u64| part * BAR / self.durations_us.total.max(1);
-            let (before, bar) = (of_total(stage.start_us), of_total(stage.length_us).max(1));
+            let before = of_total(stage.start_us);
+            let bar = of_total(stage.length_us).max(1);
             let drawn = format!(
                 "{}{}",
                 " ".repeat(before as usize),

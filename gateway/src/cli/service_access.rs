@@ -129,10 +129,8 @@ impl Access {
         let reply = post(&format!("/accounts/{account}/services"), &json!(new))?;
         steps.next_is_done();
         let view: ServiceView = reply.parse()?;
-        let (hostname, accepts_keys) = (
-            view.hostname.clone(),
-            view.modes.contains(&Mode::ServiceKey),
-        );
+        let hostname = view.hostname.clone();
+        let accepts_keys = view.modes.contains(&Mode::ServiceKey);
         made.service = Some(MadeService {
             json: reply.parse()?,
             view,

@@ -160,7 +160,8 @@ impl Serving {
             }
         };
         let router = self.router.layer(Extension(node));
-        let (head, idle) = (self.limits.head, self.limits.idle);
+        let head = self.limits.head;
+        let idle = self.limits.idle;
         let ended = tokio::select! {
             ended = http_server::serve_connection(stream, router, head, idle, self.closing) => ended,
             () = self.node.distrusts(&certificate) => {

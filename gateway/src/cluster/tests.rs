@@ -164,7 +164,8 @@ async fn text(client: &NodeClient, to: &Member, request: Request<Bytes>) -> (Sta
 #[tokio::test]
 async fn a_connection_whose_request_was_refused_is_not_used_again() {
     let world = World::start(ServerLimits::default()).await;
-    let (client, to) = (world.client(), world.member());
+    let client = world.client();
+    let to = world.member();
     assert_eq!(
         text(&client, &to, get_request("/refused")).await.0,
         StatusCode::FORBIDDEN
@@ -180,7 +181,8 @@ async fn a_connection_whose_request_was_refused_is_not_used_again() {
 #[tokio::test]
 async fn requests_share_connections_and_tell_the_node() {
     let world = World::start(ServerLimits::default()).await;
-    let (client, to) = (world.client(), world.member());
+    let client = world.client();
+    let to = world.member();
     for _ in 0..3 {
         assert_eq!(
             text(&client, &to, get_request("/caller")).await,
@@ -203,7 +205,8 @@ async fn requests_share_connections_and_tell_the_node() {
 #[tokio::test]
 async fn a_probe_has_a_connection_of_its_own() {
     let world = World::start(ServerLimits::default()).await;
-    let (client, to) = (world.client(), world.member());
+    let client = world.client();
+    let to = world.member();
     for count in [1, 2] {
         let response = client
             .send_on_new_connection(&to, get_request("/caller"), LONG)
@@ -248,7 +251,8 @@ async fn only_the_process_that_is_meant_gets_a_request() {
 #[tokio::test]
 async fn failures_are_told_apart() {
     let world = World::start(ServerLimits::default()).await;
-    let (client, to) = (world.client(), world.member());
+    let client = world.client();
+    let to = world.member();
     let error = client
         .send(&to, get_request("/never"), SHORT)
         .await
@@ -285,7 +289,8 @@ async fn failures_are_told_apart() {
 #[tokio::test]
 async fn a_node_that_has_joined_again_opens_new_connections() {
     let world = World::start(ServerLimits::default()).await;
-    let (client, to) = (world.client(), world.member());
+    let client = world.client();
+    let to = world.member();
     for session in [101, 102, 103] {
         world.certify(client.local_node(), 1, session);
         for _ in 0..2 {
@@ -305,7 +310,8 @@ async fn a_connection_that_the_other_end_has_closed_is_replaced() {
         ..ServerLimits::default()
     })
     .await;
-    let (client, to) = (world.client(), world.member());
+    let client = world.client();
+    let to = world.member();
     for count in 1..=3 {
         let post = Request::post("/length")
             .body(Bytes::from_static(b"abc"))
@@ -324,7 +330,8 @@ async fn a_connection_that_the_other_end_has_closed_is_replaced() {
 #[tokio::test]
 async fn only_safe_requests_are_repeated() {
     let world = World::start(ServerLimits::default()).await;
-    let (client, to) = (world.client(), world.member());
+    let client = world.client();
+    let to = world.member();
     assert_eq!(text(&client, &to, get_request("/unlucky")).await.1, "0");
     assert_eq!(text(&client, &to, get_request("/unlucky")).await.1, "2");
     assert_eq!(world.connections(), 2);
@@ -349,7 +356,8 @@ async fn bodies_are_bounded() {
         ..ServerLimits::default()
     })
     .await;
-    let (client, to) = (world.client(), world.member());
+    let client = world.client();
+    let to = world.member();
     for (length, status) in [
         (0, StatusCode::OK),
         (1000, StatusCode::OK),
@@ -413,7 +421,9 @@ async fn connections_beyond_the_limit_are_refused() {
         ..ServerLimits::default()
     })
     .await;
-    let (first, second, to) = (world.client(), world.client(), world.member());
+    let first = world.client();
+    let second = world.client();
+    let to = world.member();
     assert_eq!(
         text(&first, &to, get_request("/caller")).await.0,
         StatusCode::OK

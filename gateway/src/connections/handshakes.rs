@@ -102,7 +102,8 @@ mod tests {
                 let handshakes = Handshakes::new(100, 100);
                 let begun = Rc::new(Cell::new(0));
                 for _ in 0..10 {
-                    let (handshakes, begun) = (Rc::clone(&handshakes), Rc::clone(&begun));
+                    let handshakes = Rc::clone(&handshakes);
+                    let begun = Rc::clone(&begun);
                     runtime::spawn(async move {
                         assert_eq!(handshakes.one_a_turn(|| true, ready(())).await, None);
                         handshakes

@@ -417,7 +417,8 @@ mod tests {
     #[test]
     fn idle_connections_have_deadlines_and_running_requests_have_none() {
         with_socket(|socket| {
-            let (connections, start) = (connections(1), Instant::now());
+            let connections = connections(1);
+            let start = Instant::now();
             let second = Duration::from_secs(1);
             let guard = connections.register(socket, start + second).unwrap();
             connections.sweep(start);
@@ -440,7 +441,8 @@ mod tests {
     #[test]
     fn a_drain_shortens_deadlines_of_idle_connections_and_wakes_goaway_tasks() {
         with_socket(|socket| {
-            let (connections, start) = (connections(3), Instant::now());
+            let connections = connections(3);
+            let start = Instant::now();
             let second = Duration::from_secs(1);
             let [idle, early, busy] = [75, 2, 75].map(|seconds| {
                 connections
@@ -469,7 +471,8 @@ mod tests {
                     .register(socket, Instant::now() + limits::IDLE)
                     .unwrap()
             };
-            let (idle, busy) = (register(), register());
+            let idle = register();
+            let busy = register();
             idle.idle_until(Instant::now() + limits::IDLE);
             busy.busy();
             let began = Instant::now();
@@ -496,7 +499,8 @@ mod tests {
     #[test]
     fn the_longest_idle_connections_are_evicted_and_running_requests_are_not() {
         with_socket(|socket| {
-            let (connections, now) = (connections(64), Instant::now());
+            let connections = connections(64);
+            let now = Instant::now();
             let register = || connections.register(socket, now);
             let mut all: Vec<ConnectionGuard> = (0..62).map(|_| register().unwrap()).collect();
             all[0].busy();

@@ -40,11 +40,9 @@ impl From<NumberedEntry> for AuditEntryView {
             target,
             detail,
         } = entry;
-        let (at, action, account) = (
-            at.to_string(),
-            action.into_owned(),
-            account.map(String::from),
-        );
+        let at = at.to_string();
+        let action = action.into_owned();
+        let account = account.map(String::from);
         Self {
             number,
             at,

@@ -361,7 +361,8 @@ impl Control {
 
     /// The authorities, and the agents that have certificates of the earlier one. What the workers of nodes know is left empty.
     pub fn agent_ca(&self) -> Result<AgentCaView, ControlError> {
-        let (state, now) = (self.state(), Timestamp::now());
+        let state = self.state();
+        let now = Timestamp::now();
         let records = &state.records;
         let mut authorities: Vec<&AuthorityRecord> = records.authorities.values().collect();
         authorities.sort_by_key(|record| record.role as u8);

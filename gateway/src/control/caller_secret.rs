@@ -441,7 +441,8 @@ fn named<'a, K: SecretKind>(
 }
 
 fn taken<K: SecretKind>(existing: &CallerSecretRecord<K>) -> ControlError {
-    let (kind, id) = (K::NAME, &existing.id);
+    let kind = K::NAME;
+    let id = &existing.id;
     ControlError::Conflict(format!(
         "{kind} {id} has this name and other settings; change it, or choose another name"
     ))

@@ -233,7 +233,8 @@ impl Control {
         if !state.includes(before) {
             return;
         }
-        let (mut has_steps, mut has_authorities) = (false, false);
+        let mut has_steps = false;
+        let mut has_authorities = false;
         for (position, steps) in changes {
             if position.revision > state.position.revision {
                 has_steps |= !steps.is_empty();

@@ -344,11 +344,9 @@ struct RecordsCopy {
 
 impl RecordsCopy {
     fn new(data_dir: &Path, source: &PostgresSource) -> Self {
-        let (path, keys, sealer) = (
-            data_dir.join(COPY_FILE),
-            source.keys.clone(),
-            Sealer::new(&source.keys),
-        );
+        let path = data_dir.join(COPY_FILE);
+        let keys = source.keys.clone();
+        let sealer = Sealer::new(&source.keys);
         Self {
             path,
             keys,
@@ -431,7 +429,8 @@ pub(crate) fn read_copy(
     if !path.exists() {
         return Ok(None);
     }
-    let (sealer, changes) = (Sealer::new(&source.keys)?, journal::read(data_dir)?);
+    let sealer = Sealer::new(&source.keys)?;
+    let changes = journal::read(data_dir)?;
     let opened = sealer.open(COPY_FILE, &files::read_text(&path)?)?;
     // Earlier versions wrote two members.
     let read =

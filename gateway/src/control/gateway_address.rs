@@ -71,14 +71,10 @@ impl GatewayAddress {
     ) -> String {
         let (before, ca_option) = self.ca_file("--cacert");
         let client = quoted(&format!("{client_id}:{secret}"));
-        let (curl, scope) = (
-            format!("curl -sS{ca_option}"),
-            quoted(&format!("scope=account:{account} service:{service}")),
-        );
-        let (token_url, url) = (
-            quoted(&format!("{}/oauth/token", self.gateway_url)),
-            quoted(&format!("https://{hostname}{}/", self.port())),
-        );
+        let curl = format!("curl -sS{ca_option}");
+        let scope = quoted(&format!("scope=account:{account} service:{service}"));
+        let token_url = quoted(&format!("{}/oauth/token", self.gateway_url));
+        let url = quoted(&format!("https://{hostname}{}/", self.port()));
         format!(
             "{before}TOKEN=$({curl} {token_url} \\\n  -u {client} -d {scope} \\\n  \
              | sed 's/.*\"access_token\":\"\\([^\"]*\\)\".*/\\1/')\n\

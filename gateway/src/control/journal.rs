@@ -348,7 +348,8 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 /// The entries that follow `position` without a gap, with their lines. Ends at the first line that is no entry: a crash has left
 /// it, or something else than a gateway of this region.
 fn chain<'a>(sealer: &Sealer, stored: &'a [u8], position: &Position) -> Vec<(&'a [u8], Entry)> {
-    let (mut chain, mut at) = (Vec::new(), position.clone());
+    let mut chain = Vec::new();
+    let mut at = position.clone();
     for line in stored.split_inclusive(|byte| *byte == b'\n') {
         let Ok(entry) = open(sealer, line) else {
             tracing::warn!(

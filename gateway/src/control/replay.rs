@@ -330,7 +330,8 @@ mod tests {
     #[test]
     fn a_body_is_given_as_text_or_base64() {
         let body = |body: Option<&str>, base64: Option<&str>| {
-            let (body, body_base64) = (body.map(str::to_owned), base64.map(str::to_owned));
+            let body = body.map(str::to_owned);
+            let body_base64 = base64.map(str::to_owned);
             ReplayEdits {
                 body,
                 body_base64,

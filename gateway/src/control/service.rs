@@ -365,7 +365,8 @@ impl Control {
     ) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
             let service = find(records, account, id)?;
-            let (account, id) = (&service.account, &service.id);
+            let account = &service.account;
+            let id = &service.id;
             let mut steps = vec![Step::Delete(RecordId::Service(account.clone(), id.clone()))];
             for mut record in records
                 .credentials

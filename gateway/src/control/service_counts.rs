@@ -60,7 +60,8 @@ impl ServiceCounts {
 
     /// Counts the services of `directory` on another thread.
     fn begin(&self, directory: &Directory, slots: Arc<[NodeSlot]>) {
-        let (counts, directory) = (self.clone(), directory.clone());
+        let counts = self.clone();
+        let directory = directory.clone();
         let count = {
             let mut counts = self.lock();
             let services = vec![0; slots.len()];

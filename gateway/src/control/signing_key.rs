@@ -155,7 +155,8 @@ impl Control {
     }
 
     pub fn signing_keys(&self, query: &PageQuery) -> Result<Page<SigningKeyView>, ControlError> {
-        let (state, now) = (self.state(), Timestamp::now());
+        let state = self.state();
+        let now = Timestamp::now();
         let records = &state.records;
         Ok(Page::of(
             records.signing_keys.values(),
@@ -249,7 +250,8 @@ mod tests {
     #[test]
     fn a_key_is_published_then_active_then_retired_then_deleted() {
         let mut records = Records::default();
-        let (first, second) = (key(&mut records, 0), key(&mut records, 1000));
+        let first = key(&mut records, 0);
+        let second = key(&mut records, 1000);
         let at = |now| {
             (
                 status(&records, &first, Timestamp(now)),

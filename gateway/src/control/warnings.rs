@@ -210,10 +210,8 @@ mod tests {
             });
             serde_json::from_value(record).unwrap()
         };
-        let (suspect, key) = (
-            tunnel(1, "suspect"),
-            ("acme".parse().unwrap(), "api".parse().unwrap()),
-        );
+        let suspect = tunnel(1, "suspect");
+        let key = ("acme".parse().unwrap(), "api".parse().unwrap());
         let count = |enabled, revoked: bool, tunnels: &[&TunnelReport]| {
             let mut records = Records::default();
             records.services.insert(key.clone(), service(enabled));

@@ -38,7 +38,8 @@ impl Seeded {
                 capture_allowed: Some(true),
             },
         )?;
-        let (burst, refill_per_minute) = (Some(rate.burst()), Some(rate.refill_per_minute()));
+        let burst = Some(rate.burst());
+        let refill_per_minute = Some(rate.refill_per_minute());
         let changes = ServiceChanges {
             burst,
             refill_per_minute,
@@ -87,7 +88,8 @@ impl Seeded {
 
 /// A caller secret of the demo, new or rotated.
 fn fresh_secret<K: SecretKind>(control: &Control) -> Result<K::NewView, ControlError> {
-    let (actor, allowed_services) = (&Actor::Admin, vec![SERVICE.to_owned()]);
+    let actor = &Actor::Admin;
+    let allowed_services = vec![SERVICE.to_owned()];
     let access = NewCallerSecret {
         name: Some(ACCOUNT.to_owned()),
         allowed_services,

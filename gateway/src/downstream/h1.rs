@@ -411,10 +411,8 @@ impl ResponseSink for H1ResponseSink<'_> {
         self.begun = true;
         if let Some(protocol) = &head.upgrade {
             (self.switched, self.keep_alive, self.framing) = (true, false, Framing::UntilClose);
-            let (status, connection) = (
-                StatusCode::SWITCHING_PROTOCOLS,
-                Connection::Upgrade(protocol),
-            );
+            let status = StatusCode::SWITCHING_PROTOCOLS;
+            let connection = Connection::Upgrade(protocol);
             head::write_response(
                 &mut self.out,
                 status,

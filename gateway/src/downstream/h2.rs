@@ -95,7 +95,8 @@ pub(crate) fn serve(
                 loop {
                     match ready!(http2.poll_accept(cx)) {
                         Some(Ok((request, respond))) => {
-                            let (router, open) = (Rc::clone(&router), connection.begin());
+                            let router = Rc::clone(&router);
+                            let open = connection.begin();
                             runtime::spawn(serve_request(router, request, respond, open));
                         }
                         Some(Err(error)) => return Poll::Ready(Either::Right(Some(error))),

@@ -51,7 +51,8 @@ mod tests {
 
     #[test]
     fn idle_connections_are_small() {
-        let (h1, h2) = (size_of_task(h1::serve), size_of_task(h2::serve));
+        let h1 = size_of_task(h1::serve);
+        let h2 = size_of_task(h2::serve);
         assert!(
             h1 <= 800 && h2 <= 1800,
             "HTTP/1.1: {h1} bytes, HTTP/2: {h2} bytes"

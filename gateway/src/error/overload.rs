@@ -16,7 +16,8 @@ pub(super) struct Terms {
 }
 
 const fn unavailable(text: &'static str) -> Terms {
-    let (status, code) = (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Overloaded);
+    let status = StatusCode::SERVICE_UNAVAILABLE;
+    let code = ErrorCode::Overloaded;
     Terms {
         status,
         code,

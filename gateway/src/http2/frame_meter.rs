@@ -433,7 +433,8 @@ mod tests {
 
     #[test]
     fn frames_without_content_have_a_budget_however_they_are_split() {
-        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let now = Instant::now();
+        let burst = limits::HTTP2_CONTROL_FRAMES.burst();
         for kind in [2, 3, 4, PING, 7, 9, 0xbe] {
             for step in [1, 5, 9, 100] {
                 assert_eq!(
@@ -459,9 +460,11 @@ mod tests {
 
     #[test]
     fn header_blocks_are_free_if_they_become_requests() {
-        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let now = Instant::now();
+        let burst = limits::HTTP2_CONTROL_FRAMES.burst();
         let ahead = limits::HTTP2_HEADERS_AHEAD;
-        let (request, trailers) = (frame(1, 4, 20), frame(1, 5, 20));
+        let request = frame(1, 4, 20);
+        let trailers = frame(1, 5, 20);
         assert_eq!(
             taken(&mut begun(now), now, &request, 100_000, 7),
             ahead + burst
@@ -482,7 +485,8 @@ mod tests {
     fn a_turn_is_bounded_by_weight() {
         let now = Instant::now();
         let all = limits::HTTP2_WEIGHT_PER_TURN as usize;
-        let (tiny, head) = (frame(0, 0, 1), frame(1, 4, 15_000));
+        let tiny = frame(0, 0, 1);
+        let head = frame(1, 4, 15_000);
         let mut meter = begun(now);
         let many = tiny.repeat(10_000);
         // Up to the header of the last frame. Its payload is left to the next turn.
@@ -498,9 +502,11 @@ mod tests {
 
     #[test]
     fn header_blocks_are_bounded_however_they_are_split() {
-        let (now, most) = (Instant::now(), limits::HTTP2_HEADER_LIST as usize);
+        let now = Instant::now();
+        let most = limits::HTTP2_HEADER_LIST as usize;
         let head = |payload| frame(1, 0, payload);
-        let (last, rest) = (frame(9, 4, 16_384), frame(9, 0, 16_384));
+        let last = frame(9, 4, 16_384);
+        let rest = frame(9, 0, 16_384);
         let frames = most / 16_384;
         for (first, taken_frames) in [(16_384, frames - 1), (16_383, frames - 1), (1, frames - 1)] {
             let mut meter = begun(now);
@@ -538,7 +544,8 @@ mod tests {
 
     #[test]
     fn sent_bytes_earn_window_updates() {
-        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let now = Instant::now();
+        let burst = limits::HTTP2_CONTROL_FRAMES.burst();
         let mut meter = begun(now);
         meter.sent(10 * 64);
         assert_eq!(
@@ -549,7 +556,8 @@ mod tests {
 
     #[test]
     fn the_budget_refills() {
-        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let now = Instant::now();
+        let burst = limits::HTTP2_CONTROL_FRAMES.burst();
         let mut meter = begun(now);
         assert_eq!(
             taken(&mut meter, now, &frame(PING, 0, 8), burst + 1, 17),

@@ -137,7 +137,8 @@ mod tests {
             waiting.push(Bytes::copy_from_slice(&piece));
             sent.extend(piece);
         }
-        let (mut received, mut pieces) = (Vec::new(), 0);
+        let mut received = Vec::new();
+        let mut pieces = 0;
         while let Some(piece) = waiting.next() {
             assert!(!piece.is_empty() && piece.len() <= Waiting::MERGED_MAX);
             received.extend_from_slice(&piece);

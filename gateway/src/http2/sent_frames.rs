@@ -145,7 +145,9 @@ impl SentFrames {
 
     /// Number of bytes of `pieces` before a response without a request id.
     fn sound(&self, pieces: &[IoSlice<'_>]) -> usize {
-        let (mut position, mut seen, mut sound) = (self.position, 0, 0);
+        let mut position = self.position;
+        let mut seen = 0;
+        let mut sound = 0;
         for piece in pieces {
             let mut rest = &piece[..];
             while !rest.is_empty() {
@@ -173,8 +175,8 @@ impl SentFrames {
     fn frame(&self, pieces: &[IoSlice<'_>]) -> Next {
         let mut position = self.position;
         let was_begun = !position.is_between_frames();
-        let (mut length, mut is_goaway) =
-            (0, was_begun && position.header[3] == FrameHeader::GOAWAY);
+        let mut length = 0;
+        let mut is_goaway = was_begun && position.header[3] == FrameHeader::GOAWAY;
         for piece in pieces {
             let mut rest = &piece[..];
             while !rest.is_empty() {
@@ -202,7 +204,8 @@ impl SentFrames {
     /// Records that the first `count` bytes of `pieces` were sent or discarded. Returns whether the end of a response that
     /// waits for it was among them.
     pub(crate) fn passed(&mut self, pieces: &[IoSlice<'_>], count: usize) -> bool {
-        let (mut count, mut has_end) = (count, false);
+        let mut count = count;
+        let mut has_end = false;
         for piece in pieces {
             let mut rest = &piece[..piece.len().min(count)];
             count -= rest.len();
@@ -245,7 +248,8 @@ mod tests {
 
     /// Bytes that are sent on a socket that accepts `step` bytes at a time.
     fn sent(frames: &mut SentFrames, bytes: &[u8], step: usize) -> Vec<u8> {
-        let (mut rest, mut sent) = (bytes, Vec::new());
+        let mut rest = bytes;
+        let mut sent = Vec::new();
         while !rest.is_empty() {
             let (head, tail) = rest.split_at(rest.len().min(7));
             let pieces = [head, tail].map(IoSlice::new);
@@ -265,7 +269,8 @@ mod tests {
 
     #[test]
     fn the_end_of_a_stream_that_is_waited_for_is_found_when_it_is_sent() {
-        let (end, headers_of_5) = (FrameHeader::END_STREAM, headers(0, 5, 30));
+        let end = FrameHeader::END_STREAM;
+        let headers_of_5 = headers(0, 5, 30);
         for last in [
             frame(DATA, end, 5, 10),
             headers(end, 5, 30),

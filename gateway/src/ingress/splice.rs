@@ -64,7 +64,8 @@ pub(super) async fn carry(agent: &Socket, owner: &Socket) -> io::Result<()> {
         socket.detect_dead_peer(TCP_DEAD_AFTER)?;
         socket.limit_unsent(UNSENT)?;
     }
-    let (mut up, mut down) = (Direction::new(agent, owner), Direction::new(owner, agent));
+    let mut up = Direction::new(agent, owner);
+    let mut down = Direction::new(owner, agent);
     let up = pin!(std::future::poll_fn(|cx| up.poll_carry(cx)));
     let down = pin!(std::future::poll_fn(|cx| down.poll_carry(cx)));
     match select(up, down).await {
@@ -156,7 +157,8 @@ mod tests {
 
     /// Splices two connections and runs `test` with their outer ends.
     fn spliced(driver: &Driver, test: impl FnOnce(TcpStream, TcpStream) + Send + 'static) {
-        let ((agent, agent_here), (owner, owner_here)) = (pair(), pair());
+        let (agent, agent_here) = pair();
+        let (owner, owner_here) = pair();
         let outside = std::thread::spawn(move || test(agent, owner));
         driver
             .block_on(async move {
@@ -202,10 +204,12 @@ mod tests {
 
     #[test]
     fn both_ends_of_a_tunnel_to_a_lost_node_are_closed_at_once() {
-        let ((mut agent, agent_here), (_silent, owner_here)) = (pair(), pair());
+        let (mut agent, agent_here) = pair();
+        let (_silent, owner_here) = pair();
         let ended = Driver::choose().unwrap().block_on(async move {
             let socket = |stream: TcpStream| Socket::from_fd(stream.into()).unwrap();
-            let (agent, owner) = (socket(agent_here), socket(owner_here));
+            let agent = socket(agent_here);
+            let owner = socket(owner_here);
             let ends = [agent.closer(), owner.closer()];
             let carried = pin!(carry(&agent, &owner));
             let closed = pin!(async {

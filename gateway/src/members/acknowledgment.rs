@@ -37,7 +37,8 @@ pub(crate) async fn nodes_behind(
     position: &Position,
 ) -> Vec<NodeSlot> {
     let ask = |member: &Member| {
-        let (client, member) = (client.clone(), member.clone());
+        let client = client.clone();
+        let member = member.clone();
         async move {
             let Position {
                 origin,

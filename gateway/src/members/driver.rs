@@ -563,7 +563,8 @@ impl Driver {
     }
 
     fn delivered(&mut self, to: &Member, delivery: &Delivery, now: Instant) {
-        let (node, address) = (to.slot.get(), to.peer_address);
+        let node = to.slot.get();
+        let address = to.peer_address;
         match self.refusals.note(to.session, delivery, now) {
             Some(RefusalChange::Lasts(reason)) => {
                 tracing::warn!(node, %address, reason = &*reason, "another node refuses the messages of this one");
@@ -656,10 +657,8 @@ impl Publications {
     fn applied(&mut self, number: u64, worker: WorkerId) -> Option<(Arc<View>, bool)> {
         let publication = self.open.iter_mut().find(|open| open.number == number)?;
         publication.waiting.remove(&worker.0);
-        let (view, is_last) = (
-            Arc::clone(&publication.view),
-            publication.waiting.is_empty(),
-        );
+        let view = Arc::clone(&publication.view);
+        let is_last = publication.waiting.is_empty();
         if is_last {
             // Each worker uses views in order.
             self.open.retain(|open| open.number > number);

@@ -31,7 +31,9 @@ const BYTES: usize = 1024 * 1024 + limits::LEVELS * limits::LEVEL_BYTES;
 
 /// Sends a message and reports the outcome to `inputs`. Must be called on a tokio runtime.
 pub(super) fn send(client: &NodeClient, to: &Member, message: StateMessage, inputs: &RegionInputs) {
-    let (client, to, inputs) = (client.clone(), to.clone(), inputs.clone());
+    let client = client.clone();
+    let to = to.clone();
+    let inputs = inputs.clone();
     tokio::spawn(async move {
         let delivery = deliver(&client, &to, &message).await;
         inputs.delivered(to, delivery);

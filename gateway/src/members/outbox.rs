@@ -167,7 +167,9 @@ mod tests {
 
     #[test]
     fn one_message_is_under_way_and_the_latest_state_follows() {
-        let (mut outbox, now, to) = (Outbox::new(None), Instant::now(), member(5));
+        let mut outbox = Outbox::new(None);
+        let now = Instant::now();
+        let to = member(5);
         assert_eq!(outbox.message(&to, &state(1), now).unwrap().state, state(1));
         assert!(
             outbox.message(&to, &state(2), now).is_none()
@@ -183,7 +185,9 @@ mod tests {
 
     #[test]
     fn levels_are_sent_until_they_arrive_and_refill_meanwhile() {
-        let (mut outbox, now, to) = (Outbox::new(None), Instant::now(), member(5));
+        let mut outbox = Outbox::new(None);
+        let now = Instant::now();
+        let to = member(5);
         outbox.add_level(5, level(1000), now);
         outbox.add_level(6, level(7), now);
         assert_eq!(
@@ -203,7 +207,9 @@ mod tests {
 
     #[test]
     fn a_node_that_was_reached_and_then_refuses_has_gone() {
-        let (mut outbox, now, to) = (Outbox::new(None), Instant::now(), member(5));
+        let mut outbox = Outbox::new(None);
+        let now = Instant::now();
+        let to = member(5);
         for (delivery, has_gone) in [
             (Delivery::Refused, false),
             (Delivery::Delivered, false),

@@ -66,10 +66,12 @@ impl DeadNodes {
         match max_staleness {
             // Others would fill the map.
             Some(time) if roster.session(session).is_some() => {
-                drop(self.max_staleness.insert(session, time))
+                self.max_staleness.insert(session, time);
             }
             Some(_) => {}
-            None => drop(self.max_staleness.remove(&session)),
+            None => {
+                self.max_staleness.remove(&session);
+            }
         }
     }
 
@@ -185,7 +187,8 @@ mod tests {
     #[test]
     fn nodes_that_this_one_does_not_know_yet_are_asked() {
         use NodeState::{Dead, Joining, Live};
-        let (known, newer) = (roster(&[Live, Live]), roster(&[Live, Dead, Joining, Dead]));
+        let known = roster(&[Live, Live]);
+        let newer = roster(&[Live, Dead, Joining, Dead]);
         let others = DeadNodes::default().others(&known, Some(&newer), OWN, Instant::now());
         assert_eq!(
             others
@@ -215,11 +218,10 @@ mod tests {
 
     #[test]
     fn a_dead_node_is_named_until_it_refuses_requests_by_itself() {
-        let (mut dead, start) = (DeadNodes::default(), Instant::now());
-        let (alive, over) = (
-            roster(&[NodeState::Live, NodeState::Live]),
-            roster(&[NodeState::Live, NodeState::Dead]),
-        );
+        let mut dead = DeadNodes::default();
+        let start = Instant::now();
+        let alive = roster(&[NodeState::Live, NodeState::Live]);
+        let over = roster(&[NodeState::Live, NodeState::Dead]);
         dead.told(OWN + 1, Some(60 * SECOND), &alive);
         dead.told(OWN + 2, Some(60 * SECOND), &alive);
         assert_eq!(dead.max_staleness.len(), 1, "a session without a row");

@@ -115,7 +115,8 @@ impl Probes {
             self.look(now, machine.roster(), machine.slot(), &suspects);
         }
         for to in self.begin(now) {
-            let (client, inputs) = (control.node_client().clone(), inputs.clone());
+            let client = control.node_client().clone();
+            let inputs = inputs.clone();
             tokio::spawn(async move {
                 let verdict = probe(&client, &to).await;
                 inputs.probed(to.session, verdict);

@@ -151,7 +151,8 @@ mod tests {
 
     #[test]
     fn a_refusal_is_logged_once_when_it_lasts_and_once_when_it_has_ended() {
-        let (mut refusals, start) = (Refusals::default(), Instant::now());
+        let mut refusals = Refusals::default();
+        let start = Instant::now();
         assert_eq!(refusals.note(1, &denied("a"), start), None);
         assert_eq!(
             refusals.note(1, &Delivery::Delivered, start + SECOND),
@@ -179,11 +180,9 @@ mod tests {
     #[test]
     fn a_node_is_shut_out_if_all_other_owners_refuse_and_one_of_them_is_accepted() {
         use NodeState::{Dead, Left, Live};
-        let (mut refusals, start, roster) = (
-            Refusals::default(),
-            Instant::now(),
-            roster(&[Live, Live, Live, Dead, Left]),
-        );
+        let mut refusals = Refusals::default();
+        let start = Instant::now();
+        let roster = roster(&[Live, Live, Live, Dead, Left]);
         let later = start + SHUT_OUT_AFTER;
         refusals.note(OWN + 1, &denied("a"), start);
         refusals.heard(OWN + 1, later);
@@ -210,13 +209,15 @@ mod tests {
 
     #[test]
     fn a_node_without_others_is_not_shut_out() {
-        let (refusals, roster) = (Refusals::default(), roster(&[NodeState::Live]));
+        let refusals = Refusals::default();
+        let roster = roster(&[NodeState::Live]);
         assert!(!refusals.is_shut_out(&roster, OWN, Instant::now()));
     }
 
     #[test]
     fn sessions_without_a_row_are_forgotten() {
-        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        let mut refusals = Refusals::default();
+        let now = Instant::now();
         refusals.note(7, &denied("a"), now);
         refusals.heard(7, now);
         refusals.retain(&roster(&[NodeState::Live]));

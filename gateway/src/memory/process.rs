@@ -29,7 +29,8 @@ pub(crate) fn limit() -> usize {
 fn cgroup_limit(membership: &str, read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     let groups = membership.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+        let controllers = parts.next()?;
+        let path = parts.next()?.trim_start_matches('/');
         let (root, file) = match controllers {
             "" => ("/sys/fs/cgroup", "memory.max"),
             _ if controllers

@@ -196,7 +196,8 @@ mod tests {
     fn a_request_without_room_is_refused_with_the_limit_that_it_meets() {
         let memory = memory(1000);
         let text = |refused: Result<Reserved, Error>| refused.err().unwrap().to_string();
-        let (one, two) = ("one".parse().unwrap(), "two".parse().unwrap());
+        let one = "one".parse().unwrap();
+        let two = "two".parse().unwrap();
         let held = memory.reserve(&one, 500).unwrap();
         assert!(text(memory.reserve(&one, 1)).contains("this account"));
         let also = memory.reserve(&two, 250).unwrap();

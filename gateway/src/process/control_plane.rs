@@ -54,8 +54,10 @@ impl Gateway {
         };
         let listener = listeners.admin.try_clone().map_err(ListenError::from)?;
         let tls = self.control.admin_tls().cloned();
-        let (control, request_log) = (Arc::clone(&self.control), Arc::clone(&self.request_log));
-        let (spans, series) = (self.span_counts().cloned(), Arc::clone(&self.series));
+        let control = Arc::clone(&self.control);
+        let request_log = Arc::clone(&self.request_log);
+        let spans = self.span_counts().cloned();
+        let series = Arc::clone(&self.series);
         let draining = Arc::clone(&self.draining);
         let region = self
             .members

@@ -462,12 +462,11 @@ mod tests {
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             params
         };
-        let (root, between) = (authority("root"), authority("between"));
-        let (root_key, between_key, key) = (
-            KeyPair::generate().unwrap(),
-            KeyPair::generate().unwrap(),
-            KeyPair::generate().unwrap(),
-        );
+        let root = authority("root");
+        let between = authority("between");
+        let root_key = KeyPair::generate().unwrap();
+        let between_key = KeyPair::generate().unwrap();
+        let key = KeyPair::generate().unwrap();
         let root_der = root.self_signed(&root_key).unwrap().der().clone();
         let between_der = between
             .signed_by(&between_key, &Issuer::new(root, root_key))
@@ -587,10 +586,8 @@ mod tests {
     #[test]
     fn all_parts_of_a_configuration_are_checked() {
         let folder = tempfile::tempdir().unwrap();
-        let (file, data_dir) = (
-            folder.path().join("gateway.toml"),
-            folder.path().join("data"),
-        );
+        let file = folder.path().join("gateway.toml");
+        let data_dir = folder.path().join("data");
         let minimal = format!(
             "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\n",
             data_dir.display()

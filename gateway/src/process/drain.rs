@@ -29,7 +29,8 @@ impl Gateway {
     /// end their tunnels, then stops.
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
-        let (successor, began) = (self.has_successor, Instant::now());
+        let successor = self.has_successor;
+        let began = Instant::now();
         let tunnels = if self.member_settings.is_some() {
             BTreeMap::new()
         } else {
@@ -96,10 +97,8 @@ impl Gateway {
 
     /// Stores the levels of rate limits and the services with tunnels for the next start.
     fn store_last_stop(&self, tunnels: BTreeMap<String, usize>) {
-        let (path, levels) = (
-            &self.last_stop_path,
-            self.bucket_levels(WorkerMessage::ReportLevels),
-        );
+        let path = &self.last_stop_path;
+        let levels = self.bucket_levels(WorkerMessage::ReportLevels);
         if let Err(error) = (LastStop { levels, tunnels }).store(path, SystemTime::now()) {
             tracing::error!(path = %path.display(), %error, "cannot store state for the next start: rate limits start full");
         }

@@ -319,7 +319,8 @@ impl Gateway {
         inboxes: Vec<Inbox<WorkerMessage>>,
         driver: &Driver,
     ) -> Result<(), StartError> {
-        let (count, failed) = (setups.len(), Arc::clone(&self.workers_failed));
+        let count = setups.len();
+        let failed = Arc::clone(&self.workers_failed);
         let started = Workers::start(&self.control, &self.peers, setups, inboxes, driver, failed);
         let (workers, up) = started.map_err(StartError::Thread)?;
         self.workers = Some(workers);

@@ -139,7 +139,8 @@ impl Listeners {
         if let Some(address) = config.peer_listen {
             bind_queues("peer_listen", &mut peers, address, config.workers)?;
         }
-        let (are_ours, admin_is_ours) = (!from_service_manager, !admin_from_service_manager);
+        let are_ours = !from_service_manager;
+        let admin_is_ours = !admin_from_service_manager;
         Ok(Self {
             callers,
             admin,

@@ -83,10 +83,8 @@ impl Gateway {
         &self,
         archive: Option<(ArchiveSettings, RegionKeys)>,
     ) -> Box<dyn Fn(NodeSlot) + Send> {
-        let (log, apex) = (
-            Arc::clone(&self.request_log),
-            self.control.region().apex().to_owned(),
-        );
+        let log = Arc::clone(&self.request_log);
+        let apex = self.control.region().apex().to_owned();
         Box::new(move |slot| {
             let Some((settings, keys)) = &archive else {
                 return;

@@ -205,7 +205,9 @@ impl Supervisor {
         up: Sender<()>,
         is_first: bool,
     ) -> io::Result<JoinHandle<()>> {
-        let (worker, driver, events) = (setup.id, self.driver.clone(), self.events.clone());
+        let worker = setup.id;
+        let driver = self.driver.clone();
+        let events = self.events.clone();
         spawn(format!("gw-worker-{}", worker.0), move || {
             let has_failed =
                 match catch_unwind(AssertUnwindSafe(|| worker::run(setup, inbox, up, &driver))) {
@@ -244,7 +246,8 @@ mod tests {
 
     #[test]
     fn three_panics_within_a_minute_are_too_many() {
-        let (mut panics, begin) = (RecentPanics::default(), Instant::now());
+        let mut panics = RecentPanics::default();
+        let begin = Instant::now();
         let mut after = |seconds| panics.add(begin + Duration::from_secs(seconds));
         assert!(!after(0) && !after(30) && !after(60) && !after(90));
         assert!(after(119));

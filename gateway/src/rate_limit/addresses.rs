@@ -133,7 +133,9 @@ mod tests {
 
     #[test]
     fn an_address_gets_exactly_its_rate() {
-        let (mut limits, start, client) = (limits(60), Instant::now(), address("192.0.2.1"));
+        let mut limits = limits(60);
+        let start = Instant::now();
+        let client = address("192.0.2.1");
         for _ in 0..60 {
             assert_eq!(limits.is_exhausted(client, start), None);
             limits.take(client, start).unwrap();
@@ -163,7 +165,9 @@ mod tests {
 
     #[test]
     fn a_flood_of_addresses_is_bounded_and_keeps_active_addresses_limited() {
-        let (mut limits, now, stubborn) = (limits(1), Instant::now(), address("192.0.2.1"));
+        let mut limits = limits(1);
+        let now = Instant::now();
+        let stubborn = address("192.0.2.1");
         limits.take(stubborn, now).unwrap();
         let capacity = u32::try_from(limits::ADDRESSES.get()).unwrap();
         for n in 0..capacity * 2 {

@@ -115,7 +115,8 @@ mod tests {
     #[test]
     fn connections_of_an_address_are_bounded_and_released() {
         let arrivals = Arrivals::new(2, Rate::new(100, 100).unwrap());
-        let (now, client) = (Instant::now(), address("192.0.2.1"));
+        let now = Instant::now();
+        let client = address("192.0.2.1");
         let first = arrivals.count_new(client, now).unwrap();
         let second = arrivals.count(client).unwrap();
         assert_eq!(arrivals.count_new(client, now).err(), Some(TooMany::Open));
@@ -130,7 +131,8 @@ mod tests {
     #[test]
     fn new_connections_are_limited_by_rate_and_refused_ones_do_not_count() {
         let arrivals = Arrivals::new(1000, Rate::new(2, 60).unwrap());
-        let (now, client) = (Instant::now(), address("2001:db8::1"));
+        let now = Instant::now();
+        let client = address("2001:db8::1");
         // Addresses of one /64 count as one client.
         let refused = |now| arrivals.count_new(address("2001:db8::2"), now).err();
         let _open = [

@@ -194,7 +194,8 @@ mod tests {
             let mut bucket = Bucket::new(rate(burst, refill), start);
             let interval = u128::from(60_000_000_000 / u64::from(refill));
             let capacity = u128::from(burst) * interval;
-            let (mut level, mut now) = (capacity, start);
+            let mut level = capacity;
+            let mut now = start;
             for gap in gaps {
                 now += Duration::from_nanos(gap);
                 level = (level + u128::from(gap)).min(capacity);

@@ -188,7 +188,8 @@ mod tests {
                 result: done,
             },
         );
-        let (slot, session) = (NodeSlot::new(2).unwrap(), 300);
+        let slot = NodeSlot::new(2).unwrap();
+        let session = 300;
         let stranger = |epoch| PeerState {
             slot,
             session,

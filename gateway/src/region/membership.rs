@@ -582,8 +582,8 @@ impl Membership {
         if now >= self.beat_due {
             // Due again when this call has succeeded or failed.
             self.beat_due = now + BEAT;
-            let (acknowledged, applied_revision) =
-                (self.acknowledgment(now), self.applied_revision);
+            let acknowledged = self.acknowledgment(now);
+            let applied_revision = self.applied_revision;
             self.beats += 1;
             let beat = self.beats;
             return Some(Statement::Beat {

@@ -194,7 +194,8 @@ mod tests {
 
     #[test]
     fn a_node_whose_beat_stands_still_is_suspect_before_it_is_dead() {
-        let (mut observer, start) = (Observer::default(), Instant::now());
+        let mut observer = Observer::default();
+        let start = Instant::now();
         for second in 0..=5 {
             let now = start + Duration::from_secs(second);
             let roster = roster([second, second, 7]);
@@ -221,7 +222,8 @@ mod tests {
 
     #[test]
     fn no_node_is_suspect_because_this_one_could_not_read() {
-        let (mut observer, start) = (Observer::default(), Instant::now());
+        let mut observer = Observer::default();
+        let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let roster = roster([1, 1, 1]);
         observer.read(start, start, &roster);

@@ -234,7 +234,8 @@ mod tests {
 
     #[test]
     fn services_that_another_node_had_before_have_arrived_for_a_while() {
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
         let peering = peering(start);
         let has_arrived = |at| peering.arrived_until("a", 5 * second, at).is_some();
         assert!(!has_arrived(start), "no view yet");

@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn a_lost_node_moves_only_its_own_services() {
-        let (three, two) = (placement(0, &[0, 1, 2]), placement(0, &[0, 1]));
+        let three = placement(0, &[0, 1, 2]);
+        let two = placement(0, &[0, 1]);
         for name in hostnames() {
             match three.owner(&name) {
                 Owner::Peer(member) if member.slot.get() == 2 => {}

@@ -186,7 +186,8 @@ impl Succession {
         if self.history.len() > HISTORY {
             self.history.pop_front();
         }
-        let (next, processes) = (self.next(here), Arc::clone(&self.processes));
+        let next = self.next(here);
+        let processes = Arc::clone(&self.processes);
         self.view = Some(Arc::new(View {
             placement,
             next,

@@ -33,10 +33,8 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
             response,
             opened,
         } = request;
-        let (upgrade, has_upload) = (
-            outbound.upgrade.as_ref().map(|_| Version::Http11),
-            body.is_some(),
-        );
+        let upgrade = outbound.upgrade.as_ref().map(|_| Version::Http11);
+        let has_upload = body.is_some();
         let mut response = PipeSink {
             pipe: &response,
             progress: Progress::default(),

@@ -31,8 +31,11 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
     if request.method == Method::TRACE {
         // The response leaves out credentials (RFC 9110 §9.3.8).
         let kept = fields::end_to_end(request.headers.clone(), fields::is_credential);
-        let (target, authority) = (&request.target, request.authority.as_str().as_bytes());
-        let (method, framing, connection) = (&request.method, Framing::None, Connection::Persists);
+        let target = &request.target;
+        let authority = request.authority.as_str().as_bytes();
+        let method = &request.method;
+        let framing = Framing::None;
+        let connection = Connection::Persists;
         head::write_request(
             response.body_mut(),
             method,

@@ -230,7 +230,8 @@ mod tests {
         };
         // Those of the enrollment may not have been forgotten yet.
         report(|report| report.connections == 0);
-        let (mut bystander, mut victim) = (connect(&demo), connect(&demo));
+        let mut bystander = connect(&demo);
+        let mut victim = connect(&demo);
         assert!(get(&demo, &mut bystander, "/status/204").starts_with("HTTP/1.1 204 "));
         assert_eq!(get(&demo, &mut victim, PANICKING_PATH), "");
         assert!(get(&demo, &mut bystander, "/status/204").starts_with("HTTP/1.1 204 "));

@@ -75,11 +75,9 @@ impl Contents {
                 .account
                 .as_ref()
                 .map_or("", |account| account.as_str());
-            let (number, at, detail) = (
-                number.to_string(),
-                entry.at.0.to_string(),
-                entry.detail.to_string(),
-            );
+            let number = number.to_string();
+            let at = entry.at.0.to_string();
+            let detail = entry.detail.to_string();
             for part in [
                 number.as_str(),
                 &at,

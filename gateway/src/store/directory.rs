@@ -515,7 +515,8 @@ mod tests {
             let mut records = Records::default();
             let mut directory = Directory::new(&records, &region(), WORKERS);
             for steps in changes {
-                let (before, earlier) = (directory.clone(), contents(&directory));
+                let before = directory.clone();
+                let earlier = contents(&directory);
                 steps.iter().for_each(|step| records.apply(step.clone()));
                 directory.apply(&steps, &records, &region(), WORKERS);
                 prop_assert_eq!(contents(&directory), contents(&Directory::new(&records, &region(), WORKERS)));

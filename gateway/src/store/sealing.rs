@@ -149,7 +149,8 @@ mod tests {
     fn a_file_is_sealed_once_and_opens_under_its_name_with_its_key_only() {
         let folder = tempfile::tempdir().unwrap();
         let [file, other] = ["admin.token", "agent-ca.key"].map(|name| folder.path().join(name));
-        let (sealed, plain) = (sealing(folder.path(), 1), Sealing::default());
+        let sealed = sealing(folder.path(), 1);
+        let plain = Sealing::default();
         plain.write_file(&file, "secret\n").unwrap();
         assert_eq!(
             sealed.read_file(&file).unwrap(),

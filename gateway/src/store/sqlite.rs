@@ -346,7 +346,8 @@ impl Store for SqliteStore {
         let mut rows = statement.query([])?;
         let mut records = Records::default();
         while let Some(row) = rows.next()? {
-            let (kind, document): (String, String) = (row.get(0)?, row.get(1)?);
+            let kind: String = row.get(0)?;
+            let document: String = row.get(1)?;
             records.put(
                 self.sealing
                     .open_record(document::read(&kind, &document)?)?,
@@ -741,7 +742,8 @@ mod tests {
     fn a_database_of_the_first_schema_is_migrated() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gw.sqlite");
-        let (key, agent) = (KeyId::random(), AgentId::random());
+        let key = KeyId::random();
+        let agent = AgentId::random();
         let old = Connection::open(&path).unwrap();
         old.execute_batch(MIGRATIONS[0]).unwrap();
         old.execute_batch(&format!(

@@ -378,7 +378,8 @@ mod tests {
             masker: Masker::default(),
         }));
         let request = span(Some(200), None, Ended::Complete);
-        let (id, outer) = (request.id.to_string(), request.context);
+        let id = request.id.to_string();
+        let outer = request.context;
         let attempt = |failure| EndedAttempt {
             agent: Some(AgentId::new("ag_00000000000000000000").unwrap()),
             start: UNIX_EPOCH,

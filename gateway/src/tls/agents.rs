@@ -189,8 +189,10 @@ mod tests {
             .unwrap()
             .pem()
             .unwrap();
-        let (account, agent) = (AccountId::new("acme").unwrap(), AgentId::random());
-        let (region, now) = (Region::new("eu1", "example.com"), Timestamp::now());
+        let account = AccountId::new("acme").unwrap();
+        let agent = AgentId::random();
+        let region = Region::new("eu1", "example.com");
+        let now = Timestamp::now();
         let request = CertificateRequest::parse(&csr).unwrap();
         let until = now.after(Duration::from_hours(1));
         der(&authority

@@ -75,7 +75,8 @@ pub(crate) fn read_pair(
     key: &Path,
     region: Option<&Region>,
 ) -> Result<Pair, Mistakes> {
-    let (chain, private_key) = (read_chain(certificate), read_key(key));
+    let chain = read_chain(certificate);
+    let private_key = read_key(key);
     let mut mistakes = Vec::new();
     if let Err(error) = &chain {
         mistakes.push(format!(

@@ -181,7 +181,8 @@ impl TlsMaterial {
         pair: &Pair,
         authorities: TrustedAuthorities,
     ) -> Result<ServerConfigs, TlsError> {
-        let (chain, key) = (pair.chain.clone(), pair.key.clone_key());
+        let chain = pair.chain.clone();
+        let key = pair.key.clone_key();
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
         let mut public = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?

@@ -250,7 +250,8 @@ mod tests {
                     CertificateDer::from_pem_slice(authority.certificate_pem().as_bytes()).unwrap();
                 NodeTls::new(&[trusted], &authority.issue_node(&region, node).unwrap()).unwrap()
             };
-            let (one, two) = (of_node(0), of_node(1));
+            let one = of_node(0);
+            let two = of_node(1);
             let name = ServerName::try_from("127.0.0.1").unwrap();
             let mut client = ClientConnection::new(Arc::clone(&one.client), name).unwrap();
             let mut server = ServerConnection::new(Arc::clone(&two.server)).unwrap();
@@ -271,7 +272,8 @@ mod tests {
             .serialize_request(&KeyPair::generate().unwrap())
             .unwrap();
         let csr = CertificateRequest::parse(&csr.pem().unwrap()).unwrap();
-        let (account, agent) = (AccountId::new("acme").unwrap(), AgentId::random());
+        let account = AccountId::new("acme").unwrap();
+        let agent = AgentId::random();
         let not_after = now.after(Duration::from_hours(1));
         let leaf = authority
             .issue_agent(&region, &account, &agent, &csr, now, not_after)

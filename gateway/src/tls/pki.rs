@@ -89,10 +89,8 @@ impl Authority {
         name: &str,
         common_name: &str,
     ) -> Result<Self, PkiError> {
-        let (certificate, key) = (
-            data_dir.join(format!("{name}.crt")),
-            data_dir.join(format!("{name}.key")),
-        );
+        let certificate = data_dir.join(format!("{name}.crt"));
+        let key = data_dir.join(format!("{name}.key"));
         if !certificate.exists() {
             // Reuses a key without a certificate: certificates it signed stay valid under a new CA certificate of the
             // same name.
@@ -506,9 +504,11 @@ mod tests {
     fn issue(csr: &str) -> (CertificateDer<'static>, AccountId, AgentId) {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::load_or_create(directory.path(), "agent-ca", "test").unwrap();
-        let (account, agent) = (AccountId::new("acme").unwrap(), AgentId::random());
+        let account = AccountId::new("acme").unwrap();
+        let agent = AgentId::random();
         let request = CertificateRequest::parse(csr).unwrap();
-        let (now, region) = (Timestamp(1_800_000_000), Region::new("eu1", "example.com"));
+        let now = Timestamp(1_800_000_000);
+        let region = Region::new("eu1", "example.com");
         let not_after = now.after(Duration::from_hours(24));
         let pem = authority
             .issue_agent(&region, &account, &agent, &request, now, not_after)
@@ -624,7 +624,8 @@ mod tests {
         );
         // Another key with the same signature.
         let der = CertificateSigningRequestDer::from_pem_slice(good.as_bytes()).unwrap();
-        let (own, foreign) = (pair.public_key_raw(), KeyPair::generate().unwrap());
+        let own = pair.public_key_raw();
+        let foreign = KeyPair::generate().unwrap();
         let at = der
             .windows(own.len())
             .position(|bytes| bytes == own)

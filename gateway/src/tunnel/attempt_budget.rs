@@ -236,8 +236,10 @@ mod tests {
 
     #[test]
     fn each_service_has_its_budget_and_idle_ones_are_forgotten() {
-        let (mut budgets, start) = (AttemptBudgets::default(), Instant::now());
-        let (one, other) = (Arc::from("a--one"), Arc::from("a--other"));
+        let mut budgets = AttemptBudgets::default();
+        let start = Instant::now();
+        let one = Arc::from("a--one");
+        let other = Arc::from("a--other");
         (0..5).for_each(|_| budgets.request(&one, start));
         let mut taken = |label| {
             (0..1000)

@@ -159,7 +159,8 @@ impl Session {
         if !self.candidacy.health.borrow_mut().suspect(is_suspect, now) {
             return;
         }
-        let (agent, service) = (&self.agent, &self.service.label);
+        let agent = &self.agent;
+        let service = &self.service.label;
         if is_suspect {
             tracing::warn!(%agent, %service, "the agent does not answer a PING: new requests go to other agents");
         } else {
@@ -248,7 +249,8 @@ impl InFlight {
     /// A response has begun. `latency` is the time that the agent and its backend took, if it is known.
     pub(crate) fn succeeded(&self, latency: Option<Duration>) {
         if let Some(attempt) = self.attempt.take() {
-            let (mut health, now) = (self.session.candidacy.health.borrow_mut(), Instant::now());
+            let mut health = self.session.candidacy.health.borrow_mut();
+            let now = Instant::now();
             let latency = latency.unwrap_or_else(|| health.latency(now));
             health.succeeded(attempt, latency, now);
         }

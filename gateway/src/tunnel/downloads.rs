@@ -140,7 +140,8 @@ mod tests {
     #[test]
     fn an_agent_has_one_download_and_its_next_one_replaces_it() {
         with_closers(|closer| {
-            let (downloads, agent) = (Rc::new(Downloads::default()), AgentId::random());
+            let downloads = Rc::new(Downloads::default());
+            let agent = AgentId::random();
             let first = downloads.begin(&agent, &account("acme"), closer()).unwrap();
             let second = downloads.begin(&agent, &account("acme"), closer()).unwrap();
             assert_eq!(of(&downloads, "acme"), 1);
@@ -185,7 +186,8 @@ mod tests {
 
     #[test]
     fn a_download_must_keep_up_with_the_time_for_all_of_it() {
-        let (start, size) = (Instant::now(), 10_000_000);
+        let start = Instant::now();
+        let size = 10_000_000;
         let within = |sent| due(start, sent, size).duration_since(start);
         assert_eq!(within(0), limits::PROGRAM_CHUNK_WITHIN);
         assert_eq!(

@@ -87,7 +87,8 @@ mod tests {
         let start = Instant::now();
         let expected = TunnelGrace::new(BTreeMap::from([("a".into(), 2), ("b".into(), 1)]), start);
         let waits = |label, after| expected.wait_until(label, false, start + after).is_some();
-        let (some, all) = (limits::FIRST_TUNNEL_BACK, limits::ALL_TUNNELS_BACK);
+        let some = limits::FIRST_TUNNEL_BACK;
+        let all = limits::ALL_TUNNELS_BACK;
         let moment = Duration::from_millis(1);
         assert!(!waits("unknown", Duration::ZERO));
         assert!(waits("a", some - moment) && !waits("a", some));

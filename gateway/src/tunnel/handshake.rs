@@ -255,8 +255,9 @@ fn refuse_version(
             .agent(identity.agent.as_str())
             .is_some_and(|agent| agent.may_serve(service))
     {
-        let (agent, service_label, agent_version) =
-            (&identity.agent, &service.label, &mismatch.agent);
+        let agent = &identity.agent;
+        let service_label = &service.label;
+        let agent_version = &mismatch.agent;
         if tunnels.may_log_refusal() {
             tracing::warn!(
                 %agent, service = %service_label, agent_version, gateway_version = VERSION,
@@ -318,7 +319,8 @@ async fn write_program(
         header::CONTENT_TYPE,
         HeaderValue::from_static("application/octet-stream"),
     );
-    let (headers, mut out) = (Fields::from_iter([content_type]), Vec::with_capacity(256));
+    let headers = Fields::from_iter([content_type]);
+    let mut out = Vec::with_capacity(256);
     let framing = Framing::Length(program.len() as u64);
     head::write_response(
         &mut out,
@@ -327,7 +329,8 @@ async fn write_program(
         framing,
         Connection::Close,
     );
-    let (start, mut sent) = (Instant::now(), 0);
+    let start = Instant::now();
+    let mut sent = 0;
     for chunk in std::iter::once(out.as_slice()).chain(program.chunks(limits::PROGRAM_CHUNK)) {
         let due = downloads::due(start, sent, program.len());
         guard.expect_by(due.min(Instant::now() + limits::PROGRAM_CHUNK_WITHIN));

@@ -79,7 +79,8 @@ mod tests {
 
     #[test]
     fn the_latest_events_are_kept_within_a_bound() {
-        let (now, service) = (Instant::now(), Arc::from("acme--api"));
+        let now = Instant::now();
+        let service = Arc::from("acme--api");
         let mut latest = Latest::default();
         let first = AgentId::random();
         latest.record(&first, &service, 0, now);
@@ -118,9 +119,11 @@ mod tests {
 
     #[test]
     fn events_end_with_their_time_and_with_their_agent() {
-        let (now, service) = (Instant::now(), Arc::from("acme--api"));
+        let now = Instant::now();
+        let service = Arc::from("acme--api");
         let mut latest = Latest::default();
-        let (deleted, stays) = (AgentId::random(), AgentId::random());
+        let deleted = AgentId::random();
+        let stays = AgentId::random();
         latest.record(&deleted, &service, (), now);
         latest.record(&stays, &service, (), now);
         latest.retain(|agent| *agent == stays);

@@ -54,7 +54,8 @@ mod tests {
 
     #[test]
     fn a_tunnel_is_expected_for_five_seconds_and_old_entries_are_removed() {
-        let (mut lost, start) = (LostServices::default(), Instant::now());
+        let mut lost = LostServices::default();
+        let start = Instant::now();
         let label: Arc<str> = "acme--api".into();
         assert_eq!(lost.until(&label, start), None);
         lost.note(&label, start);

@@ -70,7 +70,8 @@ impl Openings {
         let mut entries = self.entries.borrow_mut();
         end_oldest(&entries, most, |entry| entry.agent == agent);
         self.begun.set(self.begun.get() + 1);
-        let (number, cut) = (self.begun.get(), Cell::new(false));
+        let number = self.begun.get();
+        let cut = Cell::new(false);
         let entry = Entry {
             agent,
             service: None,
@@ -147,10 +148,8 @@ fn may_begin(agent: &AgentId, directory: &Directory, now: Timestamp) -> bool {
 impl Entry {
     fn is_allowed(&self, directory: &Directory, now: Timestamp) -> bool {
         let may_serve = |asked: &Arc<Service>| {
-            let (service, agent) = (
-                directory.service(&asked.label),
-                directory.agent(self.agent.as_str()),
-            );
+            let service = directory.service(&asked.label);
+            let agent = directory.agent(self.agent.as_str());
             service
                 .zip(agent)
                 .is_some_and(|(service, agent)| agent.may_serve(service))
@@ -257,7 +256,8 @@ mod tests {
         let now = Instant::now();
         let mut rates = Rates::new(now);
         let agents: Vec<AgentId> = (0..100).map(|_| AgentId::random()).collect();
-        let (api, web): (Arc<str>, Arc<str>) = ("acme--api".into(), "acme--web".into());
+        let api: Arc<str> = "acme--api".into();
+        let web: Arc<str> = "acme--web".into();
         let burst = limits::TUNNELS_BY_AGENT.burst() as usize;
         let mut taken = |agent: &AgentId, label| {
             (0..1000)
@@ -284,7 +284,8 @@ mod tests {
 
     #[test]
     fn a_refusal_by_the_rate_of_the_service_takes_no_token_of_the_agent() {
-        let (now, label) = (Instant::now(), Arc::from("acme--api"));
+        let now = Instant::now();
+        let label = Arc::from("acme--api");
         let mut rates = Rates::new(now);
         while rates.take(&AgentId::random(), &label, now).is_ok() {}
         let agent = AgentId::random();
@@ -297,7 +298,8 @@ mod tests {
 
     #[test]
     fn all_agents_of_a_service_may_reconnect_at_once() {
-        let (now, label) = (Instant::now(), Arc::from("acme--api"));
+        let now = Instant::now();
+        let label = Arc::from("acme--api");
         let mut rates = Rates::new(now);
         for _ in 0..limits::TUNNELS_PER_SERVICE {
             assert_eq!(rates.take(&AgentId::random(), &label, now), Ok(()));
@@ -306,7 +308,8 @@ mod tests {
 
     #[test]
     fn tables_are_bounded_and_drop_full_buckets() {
-        let (now, mut buckets) = (Instant::now(), HashMap::new());
+        let now = Instant::now();
+        let mut buckets = HashMap::new();
         for number in 0..limits::TUNNEL_BUCKETS {
             bucket(&mut buckets, number, limits::TUNNELS_BY_AGENT, now)
                 .unwrap()

@@ -152,7 +152,8 @@ pub(super) async fn run(
     }
     tunnels.counters.tunnels_ended.increment(reason.as_str());
     {
-        let (mut registry, now) = (tunnels.registry.borrow_mut(), Instant::now());
+        let mut registry = tunnels.registry.borrow_mut();
+        let now = Instant::now();
         registry.remove(&session, reason, now);
         registry.ended(&session, reason, &tunnels.directory.get(), now);
     }
@@ -493,8 +494,11 @@ impl Session {
     }
 
     fn log_end(&self, reason: CutReason, error: Option<TunnelError>) {
-        let (agent, service, generation) = (&self.agent, &self.service.label, self.generation);
-        let (is_warning, reason) = (reason.is_misbehavior(), reason.as_str());
+        let agent = &self.agent;
+        let service = &self.service.label;
+        let generation = self.generation;
+        let is_warning = reason.is_misbehavior();
+        let reason = reason.as_str();
         let error = error.map(|error| error_line(&error));
         if is_warning {
             tracing::warn!(%agent, %service, generation, reason, error, "tunnel ended");

@@ -131,13 +131,17 @@ mod tests {
 
     #[test]
     fn requests_go_in_order_one_at_a_time_as_slots_are_free() {
-        let (waiting, label): (Waiting, Arc<str>) = (Waiting::default(), "acme--api".into());
+        let waiting: Waiting = Waiting::default();
+        let label: Arc<str> = "acme--api".into();
         let slots = Cell::new(0);
         let turn = || Box::pin(waiting.turn(&label, LONG, || slots.get() > 0));
         Driver::choose()
             .unwrap()
             .block_on(async {
-                let (mut first, mut left, mut second, mut third) = (turn(), turn(), turn(), turn());
+                let mut first = turn();
+                let mut left = turn();
+                let mut second = turn();
+                let mut third = turn();
                 for request in [&mut first, &mut left, &mut second, &mut third] {
                     assert!(poll!(request).is_pending());
                 }
@@ -180,7 +184,8 @@ mod tests {
                 self.0.fetch_add(1, Ordering::Relaxed);
             }
         }
-        let (waiting, label): (Waiting, Arc<str>) = (Waiting::default(), "acme--api".into());
+        let waiting: Waiting = Waiting::default();
+        let label: Arc<str> = "acme--api".into();
         Driver::choose()
             .unwrap()
             .block_on(async {
@@ -204,7 +209,8 @@ mod tests {
 
     #[test]
     fn a_request_that_is_left_fails() {
-        let (waiting, label): (Waiting, Arc<str>) = (Waiting::default(), "acme--api".into());
+        let waiting: Waiting = Waiting::default();
+        let label: Arc<str> = "acme--api".into();
         Driver::choose()
             .unwrap()
             .block_on(async {

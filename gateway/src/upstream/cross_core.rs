@@ -30,7 +30,8 @@ impl Upstream {
         request: Authenticated,
         outbound: OutboundRequest,
     ) -> Result<UpstreamRequest, Error> {
-        let (worker, owner) = (self.worker, request.service.owner);
+        let worker = self.worker;
+        let owner = request.service.owner;
         let has_upload = outbound.has_body();
         let pipes = if has_upload { 2 } else { 1 };
         let memory = self

@@ -86,7 +86,8 @@ impl Upstream {
                 .peering
                 .admits(&request.service.hostname, Instant::now())
         {
-            let (upstream, nodes) = (Rc::clone(self), Rc::clone(nodes));
+            let upstream = Rc::clone(self);
+            let nodes = Rc::clone(nodes);
             return Ok(Opening::OnNode(Box::new(CrossNodeRequest {
                 upstream,
                 nodes,

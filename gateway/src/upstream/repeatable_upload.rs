@@ -191,7 +191,8 @@ impl State {
         } else {
             copy.end.clone()
         };
-        let (is_end, before) = (end.is_some(), copy.next.len());
+        let is_end = end.is_some();
+        let before = copy.next.len();
         let polled = poll_send(&self.stream, cx, &mut copy.next, &mut end);
         copy.sent += before - copy.next.len();
         match ready!(polled) {

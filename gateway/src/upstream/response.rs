@@ -247,11 +247,9 @@ impl TunnelResponse {
     /// behind its head is an error: nothing of it was passed on.
     pub(super) fn head(mut self) -> Final {
         let mut progress = self.progress();
-        let (received, attempts, set_cookie) = (
-            self.received.take(),
-            self.attempts.take(),
-            self.set_cookie.take(),
-        );
+        let received = self.received.take();
+        let attempts = self.attempts.take();
+        let set_cookie = self.set_cookie.take();
         let head = match received {
             Some(Ok(part)) => self.receive_head(part, &mut progress),
             Some(Err(error)) => Err(error.into()),

@@ -269,10 +269,12 @@ async fn watch_tunnels(worker: Rc<Worker>) {
 
 /// Publishes CPU time over wall time once an interval, for workers that consider handing connections over.
 async fn publish_busy_share(worker: Rc<Worker>) {
-    let (mut cpu_before, mut wall_before) = (thread_cpu_time(), Instant::now());
+    let mut cpu_before = thread_cpu_time();
+    let mut wall_before = Instant::now();
     loop {
         runtime::sleep(limits::BUSY_INTERVAL).await;
-        let (cpu, wall) = (thread_cpu_time(), Instant::now());
+        let cpu = thread_cpu_time();
+        let wall = Instant::now();
         let share = (cpu - cpu_before).as_micros() * 1000 / (wall - wall_before).as_micros().max(1);
         worker.peers.busy[worker.id.0]
             .store(u32::try_from(share).unwrap_or(1000), Ordering::Relaxed);

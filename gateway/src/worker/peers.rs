@@ -51,7 +51,8 @@ impl Peers {
                 .take(mailboxes.len())
                 .collect()
         };
-        let (busy, restarts) = (zeros(), zeros());
+        let busy = zeros();
+        let restarts = zeros();
         Arc::new(Self {
             mailboxes,
             busy,

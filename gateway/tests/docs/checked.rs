@@ -271,7 +271,8 @@ fn kubectl(arguments: &[&str]) -> Option<String> {
             .any(|it| it.trim_start_matches([' ', '-']) == line)
     };
     let mut mistakes = arguments.windows(2).filter_map(|pair| {
-        let (kind, name) = (pair[0], pair[1].trim_start_matches("service/"));
+        let kind = pair[0];
+        let name = pair[1].trim_start_matches("service/");
         let exists = match kind {
             "--kustomize" => repository().join(name).join("kustomization.yaml").exists(),
             "--namespace" | "namespace" => has(&format!("namespace: {name}")),

@@ -14,7 +14,8 @@ pub(crate) struct Block {
 
 /// Splits a page into the lines outside of code blocks, with their numbers, and the code blocks.
 pub(crate) fn split(page: &str) -> (Vec<(usize, &str)>, Vec<Block>) {
-    let (mut prose, mut blocks) = (Vec::new(), Vec::new());
+    let mut prose = Vec::new();
+    let mut blocks = Vec::new();
     let mut open: Option<(&str, Block)> = None;
     for (line, number) in page.lines().zip(1..) {
         let rest = line.trim_start();
@@ -117,7 +118,8 @@ pub(crate) fn section<'a>(page: &'a str, title: &str) -> &'a str {
 /// Rows of the tables whose first column is headed `first`: their cells.
 pub(crate) fn rows(page: &str, first: &str) -> Vec<Vec<String>> {
     let (prose, _) = split(page);
-    let (mut rows, mut inside) = (Vec::new(), false);
+    let mut rows = Vec::new();
+    let mut inside = false;
     for (_, line) in prose {
         let cells = cells(line);
         match cells.first() {

@@ -101,7 +101,8 @@ fn the_page_has_every_command_and_option_and_no_other() {
                     &[name, verb]
                 };
                 found.extend((!verbs.is_empty()).then(|| verb.to_owned()));
-                let (has, documented) = (options(&help(words)), options(form));
+                let has = options(&help(words));
+                let documented = options(form);
                 let at = format!("{PAGE}: {}", words.join(" "));
                 if form.ends_with('…') {
                     assert!(documented.is_subset(&has), "{at}: {documented:?}");

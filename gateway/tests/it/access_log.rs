@@ -154,10 +154,8 @@ fn ask(prepared: &Prepared, address: SocketAddr) -> String {
 #[test]
 fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
     let prepared = Prepared::new();
-    let (path, rotated) = (
-        prepared.path("access.jsonl"),
-        prepared.path("access.jsonl.1"),
-    );
+    let path = prepared.path("access.jsonl");
+    let rotated = prepared.path("access.jsonl.1");
     let config = format!("{}access_log = \"{}\"\n", prepared.config(), path.display());
     let Served {
         mut process,
@@ -202,13 +200,11 @@ fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
         line(&path, id);
     }
     successor.stop();
-    let (found, ids): (Vec<Value>, BTreeSet<String>) = (
-        lines(&path),
-        lines(&path)
-            .iter()
-            .map(|line| line["id"].to_string())
-            .collect(),
-    );
+    let found: Vec<Value> = lines(&path);
+    let ids: BTreeSet<String> = lines(&path)
+        .iter()
+        .map(|line| line["id"].to_string())
+        .collect();
     assert_eq!(found.len(), ids.len(), "no line is written twice");
 }
 

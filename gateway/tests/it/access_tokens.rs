@@ -43,16 +43,15 @@ fn outcome(response: &Response) -> String {
 #[test]
 fn a_token_is_minted_with_every_allowed_client_authentication() {
     let demo = demo(None);
-    let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
+    let id = &demo.about.client_id;
+    let secret = &demo.about.client_secret;
     let json = format!(
         r#"{{"grant_type":"client_credentials","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#
     );
     let form = format!("scope=service%3Aecho+account%3Ademo&client_id={id}&client_secret={secret}");
     let basic = STANDARD.encode(format!("{id}:{secret}"));
-    let (json_type, form_type) = (
-        "Content-Type: application/json\r\n",
-        "Content-Type: application/x-www-form-urlencoded\r\n",
-    );
+    let json_type = "Content-Type: application/json\r\n";
+    let form_type = "Content-Type: application/x-www-form-urlencoded\r\n";
     for (fields, body) in [
         (json_type.to_owned(), json),
         (form_type.to_owned(), form),
@@ -78,7 +77,8 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
             let part = token.split('.').nth(at).unwrap();
             serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
         };
-        let (header, claims) = (part(0), part(1));
+        let header = part(0);
+        let claims = part(1);
         assert_eq!(
             (&header["alg"], &header["typ"]),
             (&"EdDSA".into(), &"at+jwt".into())
@@ -114,7 +114,8 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
 #[test]
 fn unknown_pairs_of_a_scope_are_not_granted() {
     let demo = demo(None);
-    let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
+    let id = &demo.about.client_id;
+    let secret = &demo.about.client_secret;
     assert_eq!(token(&demo, id, secret, SCOPE).json().get("scope"), None);
     let response = token(
         &demo,

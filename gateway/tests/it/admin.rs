@@ -227,7 +227,8 @@ fn lists_are_paginated() {
     for path in ["/accounts", "/audit-log"] {
         let whole = api.get(&format!("{path}?limit=1000")).body;
         assert!(whole["next_cursor"].is_null());
-        let (mut seen, mut cursor) = (Vec::new(), String::new());
+        let mut seen = Vec::new();
+        let mut cursor = String::new();
         loop {
             let page = api.get(&format!("{path}?limit=3{cursor}")).body;
             seen.extend(page["items"].as_array().unwrap().iter().cloned());
@@ -472,10 +473,8 @@ fn commands_alone_set_up_a_relayed_request_from_an_empty_folder() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (
-        directory.path().join("gateway.toml"),
-        directory.path().join("data"),
-    );
+    let config = directory.path().join("gateway.toml");
+    let data_dir = directory.path().join("data");
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
     let Served {
         process: _gateway,
@@ -648,10 +647,8 @@ fn the_commands_that_a_new_service_prints_relay_a_request() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (
-        directory.path().join("gateway.toml"),
-        directory.path().join("data"),
-    );
+    let config = directory.path().join("gateway.toml");
+    let data_dir = directory.path().join("data");
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
     let Served {
         process: _gateway,

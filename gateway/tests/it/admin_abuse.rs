@@ -160,7 +160,8 @@ fn bodies_are_bounded_before_authentication() {
         form.extend_from_slice(&b"a&".repeat(length / 2));
         let clients: Vec<_> = (0..CONNECTIONS)
             .map(|_| {
-                let (address, form) = (gateway.admin_address, form.clone());
+                let address = gateway.admin_address;
+                let form = form.clone();
                 std::thread::spawn(move || answer(address, &form))
             })
             .collect();

@@ -129,7 +129,8 @@ fn commands_verify_the_listener_and_say_what_to_do() {
         admin_address,
         ..
     } = prepared.serve();
-    let (ca, url) = (prepared.path("ca.crt"), format!("https://{admin_address}"));
+    let ca = prepared.path("ca.crt");
+    let url = format!("https://{admin_address}");
     assert_eq!(
         run(prepared
             .command()

@@ -178,10 +178,8 @@ fn is_accepted(about: &About, identity: &Identity) -> Result<(), String> {
 fn the_authority_is_replaced_while_an_agent_serves_requests() {
     let prepared = Prepared::with_agents(&["agent", "late"]);
     let (served, _agent) = prepared.start(&backend::answering(ANSWER));
-    let (api, about) = (
-        Api::new(served.admin_address, &prepared.path("data")),
-        prepared.about(served.address),
-    );
+    let api = Api::new(served.admin_address, &prepared.path("data"));
+    let about = prepared.about(served.address);
     let first = id(&api.status(), "issuing");
     assert_eq!(api.finish(false).0, 409, "nothing is replaced");
     let before = StateDir::new(prepared.path("agent")).identity().unwrap();
@@ -191,7 +189,8 @@ fn the_authority_is_replaced_while_an_agent_serves_requests() {
                 .unwrap();
         state["agent_id"].as_str().unwrap().to_owned()
     };
-    let (ids, enrollments) = (["agent", "late"].map(enrolled), api.actions());
+    let ids = ["agent", "late"].map(enrolled);
+    let enrollments = api.actions();
     let callers = Callers::start(vec![
         prepared.about(served.address),
         prepared.about(served.address),
@@ -268,7 +267,8 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
         address: served.admin_address,
         token: token.trim().to_owned(),
     };
-    let (api_of, api) = (&api, api(&served));
+    let api_of = &api;
+    let api = api(&served);
     let identity = || StateDir::new(prepared.path("agent")).identity().unwrap();
     let before = identity();
     let issuing = id(&api.replace(), "issuing");
@@ -317,10 +317,8 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
 fn an_agent_recovers_after_two_immediate_replacements() {
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
-    let (api, about) = (
-        Api::new(served.admin_address, &prepared.path("data")),
-        prepared.about(served.address),
-    );
+    let api = Api::new(served.admin_address, &prepared.path("data"));
+    let about = prepared.about(served.address);
     let before = StateDir::new(prepared.path("agent")).identity().unwrap();
     let ended = |view: &Value| {
         let authorities = view["authorities"].as_array().unwrap();

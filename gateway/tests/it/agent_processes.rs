@@ -31,7 +31,8 @@ fn backend_with(status: u16) -> String {
 
 #[test]
 fn a_reload_uses_the_new_configuration_without_a_failed_request() {
-    let (prepared, held) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let held = HeldBackend::start();
     let gateway = prepared.serve_with(&prepared.config());
     let it = Agent {
         prepared: &prepared,
@@ -79,7 +80,8 @@ fn a_reload_uses_the_new_configuration_without_a_failed_request() {
 
 #[test]
 fn a_restart_of_a_lone_agent_fails_no_request() {
-    let (prepared, held) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let held = HeldBackend::start();
     let gateway = prepared.serve_with(&prepared.config());
     let it = Agent {
         prepared: &prepared,
@@ -117,7 +119,8 @@ fn a_restart_of_a_lone_agent_fails_no_request() {
 
 #[test]
 fn a_second_signal_ends_the_worker_with_its_requests() {
-    let (prepared, held) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let held = HeldBackend::start();
     let gateway = prepared.serve_with(&prepared.config());
     let it = Agent {
         prepared: &prepared,
@@ -138,7 +141,8 @@ fn a_second_signal_ends_the_worker_with_its_requests() {
 
 #[test]
 fn a_worker_ends_with_its_requests_when_the_supervisor_is_killed() {
-    let (prepared, held) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let held = HeldBackend::start();
     let gateway = prepared.serve_with(&prepared.config());
     let it = Agent {
         prepared: &prepared,

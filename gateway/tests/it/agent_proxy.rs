@@ -115,10 +115,8 @@ fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
     );
 
     // The password in a file, as in a configuration.
-    let (config, password) = (
-        folder.path().join("agent.toml"),
-        folder.path().join("password"),
-    );
+    let config = folder.path().join("agent.toml");
+    let password = folder.path().join("password");
     fs::write(&password, "p_ss.word\n").unwrap();
     let text = format!(
         "proxy = \"http://agent@{}\"\nproxy_password_file = \"{}\"\n",
@@ -223,8 +221,10 @@ fn proxy_to(gateway: SocketAddr) -> (SocketAddr, Receiver<String>) {
                 .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
                 .unwrap();
             let server = TcpStream::connect(gateway).unwrap();
-            let (from_client, to_client) = (client.try_clone().unwrap(), client);
-            let (from_server, to_server) = (server.try_clone().unwrap(), server);
+            let from_client = client.try_clone().unwrap();
+            let to_client = client;
+            let from_server = server.try_clone().unwrap();
+            let to_server = server;
             thread::spawn(move || carry(from_client, to_server));
             thread::spawn(move || carry(from_server, to_client));
         }
@@ -241,7 +241,8 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
 /// Reads a request head; empty if the peer sends none.
 fn head_of(client: &mut TcpStream) -> String {
     client.set_read_timeout(Some(SOON)).unwrap();
-    let (mut head, mut byte) = (Vec::new(), [0]);
+    let mut head = Vec::new();
+    let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") && matches!(client.read(&mut byte), Ok(1)) {
         head.push(byte[0]);
     }

@@ -194,7 +194,8 @@ fn invalid_responses_are_refused() {
     let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "1")).collect();
     let many_more: Vec<(&str, &str)> = vec![("x", "1"); 1000];
     let large = "x".repeat(response::HEAD.head);
-    let (get, upgrade) = (enrolled.get(), websocket(&enrolled));
+    let get = enrolled.get();
+    let upgrade = websocket(&enrolled);
     type Answer<'a> = Box<dyn Fn(StreamId) -> Vec<u8> + 'a>;
     let text = |head: &'static str| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
     let binary =
@@ -547,7 +548,8 @@ fn bodies_of_bodiless_responses_are_dropped() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let (get, head_request) = (enrolled.get(), enrolled.request("HEAD /", "\r\n"));
+    let get = enrolled.get();
+    let head_request = enrolled.request("HEAD /", "\r\n");
     for (status, request, method) in [
         ("204", &get, Method::GET),
         ("304", &get, Method::GET),

@@ -112,7 +112,8 @@ fn wait_for_stored(agent: &Running, program: &SignedProgram) -> u32 {
 
 #[test]
 fn an_agent_updates_itself_without_a_failed_request() {
-    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
     let release = Release {
         prepared: &prepared,
         key: Ed25519KeyPair::generate().unwrap(),
@@ -173,7 +174,8 @@ fn an_agent_updates_itself_without_a_failed_request() {
 
 #[test]
 fn a_program_that_does_not_serve_is_given_up_without_a_failed_request() {
-    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
     let release = Release {
         prepared: &prepared,
         key: Ed25519KeyPair::generate().unwrap(),
@@ -209,7 +211,8 @@ fn a_program_that_does_not_serve_is_given_up_without_a_failed_request() {
 
 #[test]
 fn programs_by_another_key_are_refused() {
-    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
     let release = Release {
         prepared: &prepared,
         key: Ed25519KeyPair::generate().unwrap(),
@@ -244,7 +247,8 @@ fn programs_by_another_key_are_refused() {
 
 #[test]
 fn a_release_key_is_replaced_by_another_one() {
-    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
     let [old, new] = [(); 2].map(|()| Release {
         prepared: &prepared,
         key: Ed25519KeyPair::generate().unwrap(),
@@ -337,7 +341,8 @@ fn a_release_key_is_replaced_by_another_one() {
 
 #[test]
 fn an_older_program_than_the_release_key_requires_is_not_run() {
-    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
     let release = Release {
         prepared: &prepared,
         key: Ed25519KeyPair::generate().unwrap(),
@@ -428,7 +433,8 @@ fn swap_after_reads(file: &Path, program: PathBuf, times: usize) -> JoinHandle<(
 
 #[test]
 fn a_stored_program_that_is_swapped_after_its_check_is_not_run() {
-    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
     let release = Release {
         prepared: &prepared,
         key: Ed25519KeyPair::generate().unwrap(),
@@ -439,7 +445,8 @@ fn a_stored_program_that_is_swapped_after_its_check_is_not_run() {
         prepared: &prepared,
         gateway: &gateway,
     };
-    let (other, ran) = (prepared.path("other"), prepared.path("ran"));
+    let other = prepared.path("other");
+    let ran = prepared.path("ran");
     fs::write(
         &other,
         format!("#!/bin/sh\ntouch {}\nsleep 100\n", ran.display()),
@@ -485,7 +492,8 @@ fn where_memory_may_not_be_executed_root_uses_a_file_without_a_name() {
     if !usable(&["unshare"]) || !Path::new("/proc/sys/vm/memfd_noexec").exists() {
         return;
     }
-    let (prepared, backend) = (Prepared::new(), HeldBackend::start());
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
     let release = Release {
         prepared: &prepared,
         key: Ed25519KeyPair::generate().unwrap(),

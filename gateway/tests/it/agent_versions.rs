@@ -124,7 +124,8 @@ fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
         ..options(None)
     })
     .unwrap();
-    let (previous, current) = (modified_agent::enroll(&demo), modified_agent::enroll(&demo));
+    let previous = modified_agent::enroll(&demo);
+    let current = modified_agent::enroll(&demo);
     let mut tunnels = [&previous, &current].map(|agent| {
         let version = if agent.agent == previous.agent {
             format!("{PREVIOUS}.0")

@@ -114,7 +114,8 @@ fn tls(config: Arc<ServerConfig>) -> String {
     let url = format!("https://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
         for connection in listener.incoming() {
-            let (connection, config) = (connection.unwrap(), Arc::clone(&config));
+            let connection = connection.unwrap();
+            let config = Arc::clone(&config);
             connection.set_read_timeout(Some(SOON)).unwrap();
             let session = ServerConnection::new(config).unwrap();
             thread::spawn(move || answer_target(Peer::new(StreamOwned::new(session, connection))));
@@ -163,7 +164,8 @@ fn error(demo: &Demo) -> (String, String) {
 
 #[test]
 fn a_tls_backend_is_verified_by_authority_and_name() {
-    let (authority, stranger) = (Authority::new(), Authority::new());
+    let authority = Authority::new();
+    let stranger = Authority::new();
     let url = tls(authority.server(&[b"http/1.1"], false));
     let trusting = demo_with(
         authority.folder.path(),
@@ -278,7 +280,8 @@ fn a_backend_on_a_unix_socket_may_close_between_requests() {
 
 #[test]
 fn requests_go_to_the_reachable_backends() {
-    let (first, second) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let first = Arc::new(AtomicUsize::new(0));
+    let second = Arc::new(AtomicUsize::new(0));
     let counting = |count: &Arc<AtomicUsize>| {
         let count = Arc::clone(count);
         backend::start(move |mut peer| {

@@ -97,11 +97,9 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
         "--admin-token-file",
         token.to_str().unwrap(),
     ];
-    let (created, relayed, is_done) = (
-        AtomicUsize::new(0),
-        AtomicUsize::new(0),
-        AtomicBool::new(false),
-    );
+    let created = AtomicUsize::new(0);
+    let relayed = AtomicUsize::new(0);
+    let is_done = AtomicBool::new(false);
     let (before, after) = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_done.load(Ordering::Relaxed) {
@@ -236,10 +234,8 @@ fn changes_answered_before_a_backup_are_in_it() {
         ),
         201
     );
-    let (url, file) = (
-        format!("http://{}", served.admin_address),
-        prepared.path("backup.tar.zst"),
-    );
+    let url = format!("http://{}", served.admin_address);
+    let file = prepared.path("backup.tar.zst");
     let token = prepared.path("data/admin.token");
     let connection = [
         "--admin-url",
@@ -426,7 +422,8 @@ fn a_gateway_at_another_address_is_never_replaced_by_the_local_folder() {
     let prepared = Prepared::new();
     let (_held, address) = backend::refusing();
     let config = config(&prepared, "data");
-    let (url, file) = (format!("http://{address}"), prepared.path("backup.tar.zst"));
+    let url = format!("http://{address}");
+    let file = prepared.path("backup.tar.zst");
     let connection = ["--config", config.to_str().unwrap(), "--admin-url", &url];
     let (code, _, message) = run(&mut backup(&connection, &file));
     assert!(
@@ -443,11 +440,9 @@ fn a_gateway_at_another_address_is_never_replaced_by_the_local_folder() {
 fn only_a_regular_file_is_replaced() {
     let prepared = Prepared::new();
     let config = config(&prepared, "data");
-    let (file, link, folder) = (
-        prepared.path("file"),
-        prepared.path("link"),
-        prepared.path("folder"),
-    );
+    let file = prepared.path("file");
+    let link = prepared.path("link");
+    let folder = prepared.path("folder");
     fs::write(&file, "").unwrap();
     symlink("/dev/stdout", &link).unwrap();
     fs::create_dir(&folder).unwrap();

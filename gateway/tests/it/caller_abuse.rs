@@ -214,7 +214,9 @@ fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8>
     stream.write_all(first).unwrap();
     stream.flush().unwrap();
     stream.sock.set_nonblocking(true).unwrap();
-    let (mut id, mut received, mut chunk) = (1, Vec::new(), vec![0; 64 * 1024]);
+    let mut id = 1;
+    let mut received = Vec::new();
+    let mut chunk = vec![0; 64 * 1024];
     let mut rest = Vec::new();
     let deadline = std::time::Instant::now() + crate::support::SOON;
     loop {

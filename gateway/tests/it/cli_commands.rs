@@ -24,7 +24,8 @@ impl FakeApi {
     /// Gives the answers in order, each a status and JSON (null for no body). Requires the token `t0ken`.
     fn new(answers: Vec<(u16, Value)>) -> Self {
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let (seen, answers) = (Arc::clone(&asked), Mutex::new(VecDeque::from(answers)));
+        let seen = Arc::clone(&asked);
+        let answers = Mutex::new(VecDeque::from(answers));
         let url = crate::support::backend::start(move |mut peer| {
             while let Ok((head, body, _)) = peer.request() {
                 let header = |name| {
@@ -785,10 +786,8 @@ fn invalid_arguments_exit_with_2() {
 fn the_configuration_file_supplies_address_and_token() {
     let api = FakeApi::new(vec![(200, page(&[]))]);
     let directory = tempfile::tempdir().unwrap();
-    let (path, data_dir) = (
-        directory.path().join("gateway.toml"),
-        directory.path().join("data"),
-    );
+    let path = directory.path().join("gateway.toml");
+    let data_dir = directory.path().join("data");
     let listen = api.url.trim_start_matches("http://");
     let text = format!(
         "region = \"eu1\"\ndomain = \"example.com\"\ndata_dir = {data_dir:?}\nadmin_listen = \"{listen}\"\n"

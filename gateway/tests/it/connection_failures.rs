@@ -234,7 +234,9 @@ fn an_upload_that_nothing_reads_holds_its_slot_until_the_caller_leaves() {
     let response = caller.response();
     // Fills all windows and buffers up to the backend. They are full when nothing more can be written for a while.
     caller.stream.sock.set_nonblocking(true).unwrap();
-    let (piece, mut sent, mut blocked) = (vec![b'x'; 1 << 16], 0, 0);
+    let piece = vec![b'x'; 1 << 16];
+    let mut sent = 0;
+    let mut blocked = 0;
     while blocked < 50 {
         match caller.stream.write(&piece) {
             Ok(written) => (sent, blocked) = (sent + written, 0),
@@ -377,7 +379,9 @@ fn over_http1_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
             assert!(head.headers.contains("x-gw-request-id"));
             if head.status == 502 {
                 let (body, trailers) = caller.body(head.framing).unwrap();
-                let (status, headers, framing) = (head.status, head.headers, head.framing);
+                let status = head.status;
+                let headers = head.headers;
+                let framing = head.framing;
                 is_refusal_of(
                     path,
                     &Response {

@@ -119,7 +119,8 @@ fn abort(
 
 /// Aborts each kind of process.
 fn abort_all(allowed: bool) {
-    let (prepared, folder) = (Prepared::new(), tempfile::tempdir().unwrap());
+    let prepared = Prepared::new();
+    let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let config = format!("{}core_dumps = {allowed}\n", prepared.config());
     fs::write(prepared.path("gateway.toml"), config).unwrap();

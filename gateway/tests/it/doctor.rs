@@ -32,10 +32,8 @@ fn examine(command: &mut Command) -> (impl Fn(&str) -> (String, String) + use<>,
 #[test]
 fn the_ports_of_a_running_gateway_are_not_reported_as_in_use() {
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (
-        directory.path().join("gateway.toml"),
-        directory.path().join("data"),
-    );
+    let config = directory.path().join("gateway.toml");
+    let data_dir = directory.path().join("data");
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
     let Served {
         process: _gateway,
@@ -88,10 +86,8 @@ fn the_ports_of_a_running_gateway_are_not_reported_as_in_use() {
 #[test]
 fn a_gateway_that_requires_a_proxy_header_of_this_machine_is_recognised() {
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (
-        directory.path().join("gateway.toml"),
-        directory.path().join("data"),
-    );
+    let config = directory.path().join("gateway.toml");
+    let data_dir = directory.path().join("data");
     let proxies =
         "trusted_proxies = [{ address = \"127.0.0.1\", proxy_protocol = \"required\" }]\n";
     std::fs::write(&config, config_text(&data_dir, 0) + proxies).unwrap();
@@ -168,17 +164,16 @@ fn doctor_does_not_disturb_a_running_agent() {
 #[test]
 fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (
-        directory.path().join("gateway.toml"),
-        directory.path().join("data"),
-    );
+    let config = directory.path().join("gateway.toml");
+    let data_dir = directory.path().join("data");
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
     let demo = Demo::start(&Options {
         data_dir: Some(data_dir),
         ..options(None)
     })
     .unwrap();
-    let (control, api) = (demo.gateway().control(), Api(&demo.about));
+    let control = demo.gateway().control();
+    let api = Api(&demo.about);
     let admin = demo
         .about
         .admin_url

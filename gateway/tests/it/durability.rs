@@ -64,7 +64,8 @@ impl Api {
 
     /// Every item of a collection.
     fn list(&self, path: &str) -> Vec<Value> {
-        let (mut items, mut cursor) = (Vec::new(), String::new());
+        let mut items = Vec::new();
+        let mut cursor = String::new();
         loop {
             let request = self
                 .agent
@@ -133,12 +134,11 @@ fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop
 fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
     let kills = std::env::var("GW_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap());
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (
-        directory.path().join("gateway.toml"),
-        directory.path().join("data"),
-    );
+    let config = directory.path().join("gateway.toml");
+    let data_dir = directory.path().join("data");
     fs::write(&config, config_text(&data_dir, 0)).unwrap();
-    let (next, acknowledged) = (AtomicUsize::new(0), Mutex::new(Acknowledged::default()));
+    let next = AtomicUsize::new(0);
+    let acknowledged = Mutex::new(Acknowledged::default());
     for kill in 0..kills {
         let Served {
             process,
@@ -194,11 +194,10 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
             .map(|item| item[name].as_str().unwrap().to_owned())
             .collect()
     };
-    let (services, keys) = (
-        api.list("/accounts/acme/services"),
-        api.list("/accounts/acme/service-keys"),
-    );
-    let (services, key_ids) = (ids(&services, "id"), ids(&keys, "key_id"));
+    let services = api.list("/accounts/acme/services");
+    let keys = api.list("/accounts/acme/service-keys");
+    let services = ids(&services, "id");
+    let key_ids = ids(&keys, "key_id");
     assert!(
         services.is_superset(&acknowledged.services),
         "a service is lost"
@@ -210,10 +209,8 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
     );
     // A deleted service is not on the list of its key.
     for key in &keys {
-        let (name, allowed) = (
-            key["name"].as_str().unwrap(),
-            key["allowed_services"].as_array().unwrap(),
-        );
+        let name = key["name"].as_str().unwrap();
+        let allowed = key["allowed_services"].as_array().unwrap();
         assert_eq!(allowed.len() == 1, services.contains(name), "{key}");
     }
     // The audit log has exactly the changes that took effect.
@@ -253,10 +250,8 @@ fn a_full_disk_refuses_changes_but_not_reads() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let (config, data_dir) = (
-        directory.path().join("gateway.toml"),
-        directory.path().join("data"),
-    );
+    let config = directory.path().join("gateway.toml");
+    let data_dir = directory.path().join("data");
     fs::create_dir(&data_dir).unwrap();
     fs::write(&config, config_text(&data_dir, 0)).unwrap();
     // Mounts a file system of 400 KiB in a mount namespace that ends with the process.
@@ -293,7 +288,8 @@ fn a_full_disk_refuses_changes_but_not_reads() {
         api.post("/accounts/acme/services", &json!({ "id": id }))
             .unwrap()
     };
-    let (mut created, mut refused) = (0, None);
+    let mut created = 0;
+    let mut refused = None;
     for number in 0..2_000 {
         let (status, body) = create(number);
         if status != 201 {

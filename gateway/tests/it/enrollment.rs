@@ -123,10 +123,8 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
             );
         }
     }
-    let (first, secret) = (
-        text(&waiting[0], "enrollment_id"),
-        text(&waiting[0], "enrollment_secret"),
-    );
+    let first = text(&waiting[0], "enrollment_id");
+    let secret = text(&waiting[0], "enrollment_secret");
     let limited = (0..1000).find_map(|_| {
         let response = ask(
             &demo,
@@ -176,10 +174,8 @@ fn enrollment_endpoints_report_every_error() {
     assert_eq!(text(&enrolled, "status"), "approved");
     assert!(text(&enrolled, "agent_id").starts_with("ag_"));
     assert!(enrolled["poll_after_seconds"].as_u64().unwrap() >= 1);
-    let (id, secret) = (
-        text(&enrolled, "enrollment_id"),
-        bearer(text(&enrolled, "enrollment_secret")),
-    );
+    let id = text(&enrolled, "enrollment_id");
+    let secret = bearer(text(&enrolled, "enrollment_secret"));
 
     let fresh = setup::enrollment_token(control, "demo", &["echo"]);
     let withdrawn = setup::enrollment_token(control, "demo", &["echo"]);

@@ -83,10 +83,8 @@ fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
     let new = json!({ "services": ["echo"], "uses": 3, "expires_in_seconds": 2_592_000 });
     let created = api.ask("POST", "/accounts/demo/enrollment-tokens", &new);
     assert_eq!(created.status, 201, "{}", created.body);
-    let (id, token) = (
-        created.body["id"].as_str().unwrap(),
-        created.body["token"].as_str().unwrap(),
-    );
+    let id = created.body["id"].as_str().unwrap();
+    let token = created.body["token"].as_str().unwrap();
     let item = format!("/accounts/demo/enrollment-tokens/{id}");
     let shown = || {
         let token = api.get(&item).body;
@@ -153,7 +151,8 @@ fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
         each(&log, "actor"),
         ["admin", "admin", &actor, &actor, &actor, "admin"]
     );
-    let (enrolled, created) = ("agent.enroll", "enrollment_token.create");
+    let enrolled = "agent.enroll";
+    let created = "enrollment_token.create";
     let actions = [
         "enrollment_token.delete",
         "agent.delete",
@@ -319,10 +318,8 @@ fn enrollments_through_different_nodes_never_exceed_the_uses_of_a_token() {
     };
     let path = "/accounts/demo/enrollment-tokens";
     let created = region.post(0, path, &json!({ "services": ["echo"], "uses": 7 }));
-    let (id, token) = (
-        created["id"].as_str().unwrap(),
-        created["token"].as_str().unwrap(),
-    );
+    let id = created["id"].as_str().unwrap();
+    let token = created["token"].as_str().unwrap();
     let item = format!("/api/v1{path}/{id}");
     let abouts = [0, 1, 2].map(|node| region.about(node));
     let statuses: Vec<u16> = thread::scope(|scope| {

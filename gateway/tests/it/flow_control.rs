@@ -68,7 +68,8 @@ fn stalled_downloads(demo: &Demo, callers: usize) -> Vec<Caller> {
 /// Waits until the streams of the callers are full: the held bytes have not changed for a while and are `at_least` this
 /// many. Returns them.
 fn held_once_full(demo: &Demo, at_least: usize) -> usize {
-    let (mut before, mut unchanged) = (0, 0);
+    let mut before = 0;
+    let mut unchanged = 0;
     eventually("streams are full", || {
         let held = tunnels(demo)[0].held_bytes;
         unchanged = if held == before { unchanged + 1 } else { 0 };
@@ -225,14 +226,13 @@ fn race(
     downloads: usize,
     total: usize,
 ) -> (Arc<AtomicUsize>, Vec<thread::JoinHandle<usize>>) {
-    let (all, start) = (
-        Arc::new(AtomicUsize::new(0)),
-        Arc::new(Barrier::new(downloads)),
-    );
+    let all = Arc::new(AtomicUsize::new(0));
+    let start = Arc::new(Barrier::new(downloads));
     let racers = stalled_downloads(demo, downloads)
         .into_iter()
         .map(|mut caller| {
-            let (all, start) = (Arc::clone(&all), Arc::clone(&start));
+            let all = Arc::clone(&all);
+            let start = Arc::clone(&start);
             thread::spawn(move || {
                 start.wait();
                 let mut own = 0;
@@ -255,7 +255,8 @@ fn streams_of_one_tunnel_share_it_evenly() {
         .into_iter()
         .map(|racer| racer.join().unwrap())
         .collect();
-    let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+    let least = shares.iter().min().unwrap();
+    let most = shares.iter().max().unwrap();
     assert!(least * 2 >= *most, "{shares:?}");
 }
 

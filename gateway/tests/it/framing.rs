@@ -123,7 +123,8 @@ fn a_declined_http1_upgrade_does_not_reach_the_next_request() {
         assert_eq!(caller.response().body, b"/next");
     }
     for _ in 0..2 {
-        let (chat, next) = (seen.recv().unwrap(), seen.recv().unwrap());
+        let chat = seen.recv().unwrap();
+        let next = seen.recv().unwrap();
         assert_eq!(
             (chat.target.as_str(), chat.framing),
             ("/chat", vec!["upgrade".to_owned()])

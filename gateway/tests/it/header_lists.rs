@@ -77,7 +77,8 @@ fn answer(demo: &gw_gateway::demo::Demo, head: &[u8]) -> (Vec<u8>, Option<u8>) {
     stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
     // The gateway may close the connection before it has read everything.
     drop(stream.write_all(head).and_then(|()| stream.flush()));
-    let (mut received, mut chunk) = (Vec::new(), vec![0; 64 * KIB]);
+    let mut received = Vec::new();
+    let mut chunk = vec![0; 64 * KIB];
     loop {
         match stream.read(&mut chunk) {
             Ok(0) => break,
@@ -93,7 +94,9 @@ fn answer(demo: &gw_gateway::demo::Demo, head: &[u8]) -> (Vec<u8>, Option<u8>) {
             }
         }
     }
-    let (mut kinds, mut code, mut rest) = (Vec::new(), None, &received[..]);
+    let mut kinds = Vec::new();
+    let mut code = None;
+    let mut rest = &received[..];
     while let [a, b, c, kind, behind @ ..] = rest {
         let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
         kinds.push(*kind);

@@ -163,10 +163,8 @@ async fn refusal(caller: &Connection, request: http::request::Builder) -> String
         body["error"]["request_id"],
         response.header("x-gw-request-id")
     );
-    let (status, code) = (
-        response.header("x-gw-status"),
-        body["error"]["code"].as_str().unwrap(),
-    );
+    let status = response.header("x-gw-status");
+    let code = body["error"]["code"].as_str().unwrap();
     format!("{} {status} {code}", response.status.as_u16())
 }
 
@@ -468,10 +466,8 @@ fn repeated_stream_resets_end_the_connection() {
 #[test]
 fn floods_of_empty_frames_end_the_connection() {
     let demo = demo(None);
-    let (ping, priority) = (
-        frame(PING, 0, 0, &[7; 8]),
-        frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 16]),
-    );
+    let ping = frame(PING, 0, 0, &[7; 8]);
+    let priority = frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 16]);
     for flood in [ping, settings(), priority, frame(UNKNOWN, 0, 0, &[])] {
         on_a_reactor(async {
             let mut stream = tls(&demo.about).await;

@@ -119,7 +119,8 @@ fn three_commands_relay_a_request() {
             .unwrap_or_else(|| panic!("no {prefix}: {created}"));
         format!("{prefix}{}", rest.split(|it| !is_part(it)).next().unwrap())
     };
-    let (key, token) = (secret("gw_sk_"), secret("gw_et_"));
+    let key = secret("gw_sk_");
+    let token = secret("gw_et_");
 
     // The last one is for a program on port 3000.
     let last = line_with(&mut lines, "gw-agent http 3000 ");
@@ -249,11 +250,9 @@ fn an_account_of_a_running_gateway_is_created_by_its_api() {
         ..
     } = serve(&mut command);
     // Another configuration of the same records, with the port that the kernel has chosen.
-    let (config, data_dir, admin) = (
-        folder.path().join("other.toml"),
-        folder.path().join("data"),
-        admin_address.to_string(),
-    );
+    let config = folder.path().join("other.toml");
+    let data_dir = folder.path().join("data");
+    let admin = admin_address.to_string();
     let mut second = gw_gateway();
     second
         .args([

@@ -236,10 +236,8 @@ fn the_demo_prints_one_line_of_json_and_exits_with_0() {
     assert_eq!(found, expected);
     // The curl command that the demo prints.
     if programs::usable(&["curl"]) {
-        let (tenant, key) = (
-            about["tenant_url"].as_str().unwrap(),
-            about["service_key"].as_str().unwrap(),
-        );
+        let tenant = about["tenant_url"].as_str().unwrap();
+        let key = about["service_key"].as_str().unwrap();
         let port = tenant.rsplit(':').next().unwrap();
         let host = tenant.trim_start_matches("https://");
         let curl = Command::new("curl")
@@ -377,7 +375,8 @@ fn a_second_signal_ends_a_drain_at_once() {
     let (mut gateway, address) = prepared.serve(0);
     let _agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
-    let (mut caller, mut idle) = (prepared.connect(address), prepared.connect(address));
+    let mut caller = prepared.connect(address);
+    let mut idle = prepared.connect(address);
     idle.send(prepared.get("/"));
     assert_eq!(idle.response().status, 200);
     caller.send(prepared.get("/for-ever"));

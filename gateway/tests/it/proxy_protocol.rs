@@ -29,7 +29,8 @@ fn tcp4() -> Vec<u8> {
 
 /// A header that announces a connection from [2001:db8::7]:4660, with an extension of 3 bytes.
 fn tcp6() -> Vec<u8> {
-    let (source, destination) = ([&b"\x20\x01\x0d\xb8"[..], &[0; 11], &[7]].concat(), [0; 16]);
+    let source = [&b"\x20\x01\x0d\xb8"[..], &[0; 11], &[7]].concat();
+    let destination = [0; 16];
     let ports_and_extension = b"\x12\x34\x01\xbb\x04\x00\x03abc";
     [
         SIGNATURE,

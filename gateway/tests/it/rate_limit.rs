@@ -39,7 +39,8 @@ fn storm(workers: usize, hand_over: HandOver) {
 
 fn call(demo: &Demo, count: usize) -> (u128, u128) {
     let mut caller = connect(demo);
-    let (mut passed, mut limited) = (0, 0);
+    let mut passed = 0;
+    let mut limited = 0;
     for _ in 0..count {
         caller.send(get(demo, "/"));
         let response = caller.response();
@@ -91,9 +92,7 @@ fn unauthenticated_requests_take_no_tokens() {
     let limited = caller.response();
     assert_eq!(limited.status, 429);
     // Retry-After is the time until the next token.
-    let (seconds, passed): (u64, u64) = (
-        limited.header("retry-after").parse().unwrap(),
-        began.elapsed().as_secs(),
-    );
+    let seconds: u64 = limited.header("retry-after").parse().unwrap();
+    let passed: u64 = began.elapsed().as_secs();
     assert!((59 - passed..=60).contains(&seconds), "{seconds}");
 }

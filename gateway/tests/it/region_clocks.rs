@@ -65,7 +65,8 @@ impl Machine {
     fn restart_refused(&self, region: &mut Region, node: usize) -> String {
         let command = &mut process::serve_command(&region.config(node));
         let (process, log) = start_logged(self.run(command));
-        let (mut addresses, mut refused) = (None, None);
+        let mut addresses = None;
+        let mut refused = None;
         // The two lines are of different threads.
         let ((address, admin_address), refused) = log.find(|line| {
             let address = |name: &str| line[name].as_str()?.parse().ok();

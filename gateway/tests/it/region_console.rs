@@ -50,7 +50,8 @@ fn live_data_of_all_nodes_is_shown_at_each_of_them() {
     };
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
-    let (other, third) = ((owner + 1) % 3, (owner + 2) % 3);
+    let other = (owner + 1) % 3;
+    let third = (owner + 2) % 3;
     let slot = region.status(owner)["node"].clone();
     for node in 0..3 {
         let agents = agents(&region, node);
@@ -152,7 +153,8 @@ fn why_the_tunnel_of_a_killed_agent_ended_is_shown_at_all_nodes() {
             1,
             "at node {node}: {shown}"
         );
-        let (service, reason) = (&shown[0]["service"], &shown[0]["reason"]);
+        let service = &shown[0]["service"];
+        let reason = &shown[0]["reason"];
         assert_eq!(
             (service, reason),
             (&"demo--echo".into(), &"connection_lost".into()),

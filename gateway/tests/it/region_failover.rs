@@ -87,11 +87,10 @@ fn another_node_takes_over_and_the_first_comes_back() {
     };
     let folder = tempfile::tempdir().unwrap();
     let backend = HeldBackend::start();
-    let (first, second) = (
-        serve(&postgres, folder.path(), "a", 0),
-        serve(&postgres, folder.path(), "b", 0),
-    );
-    let (first_address, reserved) = (first.address, hold("127.0.0.1:0".parse().unwrap()));
+    let first = serve(&postgres, folder.path(), "a", 0);
+    let second = serve(&postgres, folder.path(), "b", 0);
+    let first_address = first.address;
+    let reserved = hold("127.0.0.1:0".parse().unwrap());
     let port = reserved.local_addr().unwrap().as_socket().unwrap().port();
     let _balancer = balancer(folder.path(), port, first_address, second.address);
     eventually("the balancer listens", || {
@@ -99,10 +98,8 @@ fn another_node_takes_over_and_the_first_comes_back() {
     });
 
     // The service, a key, and an agent that connects through the balancer.
-    let (ca, state) = (
-        folder.path().join("a/dev-ca.crt"),
-        folder.path().join("agent"),
-    );
+    let ca = folder.path().join("a/dev-ca.crt");
+    let state = folder.path().join("agent");
     let gateway = Gateway::start(&postgres.config(&folder.path().join("setup"))).unwrap();
     setup::service(gateway.control(), "demo", "echo");
     let (_, key) = setup::service_key(gateway.control(), "demo", &["echo"]);

@@ -94,7 +94,8 @@ fn region() -> Option<Postgres> {
 #[test]
 fn rows_that_were_changed_added_swapped_replayed_or_removed_are_refused() {
     let Some(postgres) = region() else { return };
-    let (a, b) = ("a".repeat(16), "b".repeat(16));
+    let a = "a".repeat(16);
+    let b = "b".repeat(16);
     let named = format!("service_key {a}");
     let set = "not those of revision 2";
     let attacks = [
@@ -144,7 +145,8 @@ fn rows_that_were_changed_added_swapped_replayed_or_removed_are_refused() {
 fn changes_that_were_forged_replayed_or_reordered_are_refused() {
     let Some(postgres) = region() else { return };
     let (mut store, second) = open(&postgres);
-    let ((mut follower, _), (mut other, _)) = (open(&postgres), open(&postgres));
+    let (mut follower, _) = open(&postgres);
+    let (mut other, _) = open(&postgres);
     let third = store
         .commit(&second, &[Step::Delete(key("b", true).id())], &entry())
         .unwrap();
@@ -448,7 +450,8 @@ fn nodes_that_start_together_agree_on_the_shared_secrets() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let (postgres, folder) = (&postgres, folder.path());
+    let postgres = &postgres;
+    let folder = folder.path();
     let nodes: Vec<Node> = std::thread::scope(|scope| {
         let starts: Vec<_> = ["a", "b", "c"]
             .into_iter()

@@ -85,16 +85,15 @@ fn requests_that_queued_in_a_freeze_are_refused_if_their_key_was_revoked_meanwhi
     };
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
-    let (key, credential) = (
-        created(&region, "service-keys"),
-        created(&region, "credentials"),
-    );
+    let key = created(&region, "service-keys");
+    let credential = created(&region, "credentials");
     let about = region.about(owner);
     let mut callers: Vec<_> = (0..8).map(|_| region.connect(owner)).collect();
     let mut clients: Vec<_> = (0..4)
         .map(|_| connect_to(&about, APEX, &[b"http/1.1"], None))
         .collect();
-    let (request, token_request) = (get(text(&key, "service_key")), token_request(&credential));
+    let request = get(text(&key, "service_key"));
+    let token_request = token_request(&credential);
     assert!(
         callers
             .iter_mut()

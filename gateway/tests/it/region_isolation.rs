@@ -36,7 +36,8 @@ struct Service {
 
 /// Creates three accounts with three services each, every one with an agent and a backend of its own.
 fn services(region: &Region) -> (Vec<Service>, Vec<Running>) {
-    let (mut services, mut agents) = (Vec::new(), Vec::new());
+    let mut services = Vec::new();
+    let mut agents = Vec::new();
     for account in ["red", "green", "blue"] {
         region.post(0, "/accounts", &json!({ "id": account }));
         for id in ["one", "two", "three"] {
@@ -133,8 +134,8 @@ impl RandomCaller {
         } else {
             service
         };
-        let (Service { host, answer, .. }, key) =
-            (&self.services[service], &self.services[key].key);
+        let Service { host, answer, .. } = &self.services[service];
+        let key = &self.services[key].key;
         let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
         let sent = std::io::Write::write_all(&mut peer.stream, request.as_bytes());
         let response = sent.and_then(|()| peer.try_response(&Method::GET));
@@ -170,11 +171,9 @@ fn no_request_reaches_another_service_while_nodes_come_and_go() {
     eventually("all agents are connected", || {
         (tunnels() >= 9.0).then_some(())
     });
-    let (services, seen, stop) = (
-        Arc::from(services),
-        Arc::<Seen>::default(),
-        Arc::<AtomicBool>::default(),
-    );
+    let services = Arc::from(services);
+    let seen = Arc::<Seen>::default();
+    let stop = Arc::<AtomicBool>::default();
     let nodes: Arc<[SocketAddr]> = (0..3).map(|node| region.node(node).address).collect();
     let callers = (1..=CALLERS).map(|seed| {
         let caller = RandomCaller {

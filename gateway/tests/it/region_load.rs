@@ -109,7 +109,8 @@ pub(crate) struct Load {
 impl Load {
     /// The callers connect to the nodes in turn, and to the next one if a node does not accept.
     pub(crate) fn start(region: &Region, nodes: usize) -> Self {
-        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let stop = Arc::<AtomicBool>::default();
+        let sent = Arc::<AtomicU64>::default();
         let addresses: Arc<[SocketAddr]> =
             (0..nodes).map(|node| region.node(node).address).collect();
         let callers = (0..CALLERS).map(|number| {
@@ -256,7 +257,8 @@ fn no_request_fails_while_all_nodes_are_replaced() {
         .collect();
     assert!(failures.is_empty(), "{failures:?}");
     assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
-    let (slowest, count) = (outcome.percentile(100), outcome.took.len());
+    let slowest = outcome.percentile(100);
+    let count = outcome.took.len();
     eprintln!(
         "{count} requests, slowest {slowest:?}, {} closed before a request",
         outcome.closed_before_request
@@ -310,12 +312,11 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
         );
     }
     assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
-    let (median, p99, slowest) = (
-        outcome.percentile(50),
-        outcome.percentile(99),
-        outcome.percentile(100),
-    );
-    let (count, failed) = (outcome.took.len(), outcome.failures.len());
+    let median = outcome.percentile(50);
+    let p99 = outcome.percentile(99);
+    let slowest = outcome.percentile(100);
+    let count = outcome.took.len();
+    let failed = outcome.failures.len();
     eprintln!(
         "{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest {slowest:?}"
     );

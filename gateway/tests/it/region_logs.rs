@@ -76,7 +76,8 @@ fn body_reads(about: &About) -> usize {
 
 /// Ids on all pages of a search.
 fn search(about: &About, query: &str, limit: usize) -> Vec<String> {
-    let (mut ids, mut cursor) = (Vec::new(), String::new());
+    let mut ids = Vec::new();
+    let mut cursor = String::new();
     loop {
         let page = Api(about).get(&format!("/requests?limit={limit}{query}{cursor}"));
         assert_eq!(page.status, 200, "{page:?}");

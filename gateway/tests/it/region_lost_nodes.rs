@@ -39,7 +39,8 @@ impl World {
         let backend = HeldBackend::start();
         let agent = region.run_agent(&backend.url);
         let owner = region.owner();
-        let (other, third) = ((owner + 1) % 3, (owner + 2) % 3);
+        let other = (owner + 1) % 3;
+        let third = (owner + 2) % 3;
         drop(agent);
         eventually("the tunnel has ended", || {
             (region.metric(owner, "gw_tunnels") == 0.0).then_some(())

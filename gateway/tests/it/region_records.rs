@@ -63,11 +63,10 @@ impl Node {
 
     /// Enrolls an agent at this node and starts it in front of `backend`.
     pub(crate) fn agent(&self, folder: &Path, backend: &str) -> Running {
-        let (control, port) = (self.gateway.control(), self.gateway.address().port());
-        let (ca, state) = (
-            self.data_dir.join("dev-ca.crt"),
-            folder.join(format!("agent-{port}")),
-        );
+        let control = self.gateway.control();
+        let port = self.gateway.address().port();
+        let ca = self.data_dir.join("dev-ca.crt");
+        let state = folder.join(format!("agent-{port}"));
         setup::agent(control, "demo", &["echo"], port, &ca, &state);
         let mut command = process::gw_agent();
         command
@@ -94,10 +93,8 @@ fn a_change_at_one_node_applies_at_all_nodes() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let (first, second) = (
-        Node::start(&postgres, folder.path(), "a"),
-        Node::start(&postgres, folder.path(), "b"),
-    );
+    let first = Node::start(&postgres, folder.path(), "a");
+    let second = Node::start(&postgres, folder.path(), "b");
     for file in [
         "admin.token",
         "agent-ca.crt",
@@ -216,10 +213,8 @@ fn relaying_goes_on_while_postgresql_is_away() {
     eventually("the copy is written", || copy.exists().then_some(()));
     // A copy is at most some seconds old; the next one has all records.
     let written = || fs::metadata(&copy).unwrap().modified().unwrap();
-    let (first, _) = (
-        written(),
-        setup::service(node.gateway.control(), "demo", "other"),
-    );
+    let first = written();
+    let _ = setup::service(node.gateway.control(), "demo", "other");
     eventually("a later copy is written", || {
         (written() > first).then_some(())
     });

@@ -41,7 +41,8 @@ fn a_node_that_was_frozen_is_accepted_again_and_keeps_levels_and_its_lease() {
     };
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
-    let (other, third) = ((owner + 1) % 3, (owner + 2) % 3);
+    let other = (owner + 1) % 3;
+    let third = (owner + 2) % 3;
     region.node(owner).process.signal("STOP");
     wait_until_dead(&region, other);
     region.node(owner).process.signal("CONT");

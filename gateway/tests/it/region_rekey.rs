@@ -107,7 +107,8 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
         .unwrap();
     let before = private(&load(&postgres, "before").unwrap());
     assert_eq!(before.len(), 2);
-    let (stop, made) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let stop = AtomicBool::new(false);
+    let made = AtomicUsize::new(0);
     let wait_for_changes = |count: usize| {
         let until = made.load(Ordering::SeqCst) + count;
         eventually("changes are made", || {
@@ -116,7 +117,9 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
     };
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
-            let (stop, made, postgres) = (&stop, &made, &postgres);
+            let stop = &stop;
+            let made = &made;
+            let postgres = &postgres;
             scope.spawn(move || {
                 let mut store =
                     PostgresStore::new(&postgres.source(&format!("writer{writer}"))).unwrap();
@@ -390,7 +393,8 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
     callers.wait_for(100);
     wait_for_keys(&region, &vec![json!(["in use", "next"]); 3]);
 
-    let (stop, made) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let stop = AtomicBool::new(false);
+    let made = AtomicUsize::new(0);
     let addresses: Vec<_> = (0..3).map(|node| region.node(node).admin_address).collect();
     let authorization = format!("Bearer {}", region.admin_token().trim());
     std::thread::scope(|scope| {

@@ -126,7 +126,8 @@ fn pattern(length: usize) -> Vec<u8> {
 fn a_short_body_is_charged_before_it_arrives() {
     const LENGTH: usize = 60_000;
     let (nodes, _agent, owner, other) = with_agent(&any_path());
-    let (body, mut caller) = (pattern(LENGTH), nodes.connect(other));
+    let body = pattern(LENGTH);
+    let mut caller = nodes.connect(other);
     caller.send(nodes.request("POST /whole", &format!("Content-Length: {LENGTH}\r\n\r\n")));
     caller.send(&body[..1000]);
     eventually("the body is charged", || {
@@ -275,7 +276,8 @@ fn protocols_are_switched_and_each_half_ends_separately() {
 
 #[test]
 fn a_caller_that_leaves_cancels_its_request_at_the_backend() {
-    let ((arrived, arrivals), (left, seen)) = (mpsc::channel(), mpsc::channel());
+    let (arrived, arrivals) = mpsc::channel();
+    let (left, seen) = mpsc::channel();
     let (nodes, _agent, owner, other) = with_agent(&backend::start(move |mut peer| {
         while let Ok(head) = peer.request_head() {
             if head.target.path() == "/hang" {
@@ -511,7 +513,8 @@ fn a_lost_owner_gives_errors_until_the_service_has_moved() {
     eventually("the node is gone", || {
         running.send(nodes.request("GET /", "\r\n"));
         let response = running.response();
-        let (status, code) = (response.status.as_u16(), response.code());
+        let status = response.status.as_u16();
+        let code = response.code();
         assert!(
             [
                 (502, "GW_RELAY_ERROR"),

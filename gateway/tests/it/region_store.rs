@@ -100,7 +100,8 @@ fn a_change_is_stored_with_its_entry_and_its_steps() {
     let Some(postgres) = Postgres::with_region() else {
         return;
     };
-    let (mut first, mut second) = (open(&postgres, "a"), open(&postgres, "b"));
+    let mut first = open(&postgres, "a");
+    let mut second = open(&postgres, "b");
     assert_eq!(
         first
             .commit(
@@ -196,7 +197,8 @@ fn concurrent_writers_lose_and_double_no_change() {
     let start = at(&postgres, 0);
     std::thread::scope(|scope| {
         for writer in ["a", "b", "c"] {
-            let (mut store, start) = (open(&postgres, writer), &start);
+            let mut store = open(&postgres, writer);
+            let start = &start;
             scope.spawn(move || {
                 let mut position = start.clone();
                 for n in 0..EACH {
@@ -250,7 +252,8 @@ fn history_before_the_oldest_change_and_of_a_restored_database_is_lost() {
     let Some(postgres) = Postgres::with_region() else {
         return;
     };
-    let (mut store, mut position) = (open(&postgres, "a"), at(&postgres, 0));
+    let mut store = open(&postgres, "a");
+    let mut position = at(&postgres, 0);
     for id in ["acme1", "acme2", "acme3"] {
         create(&mut store, &mut position, id);
     }
@@ -394,17 +397,19 @@ fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
         return;
     };
     let start = at(&postgres, 0);
-    let (stop, made, unknown) = (
-        AtomicBool::new(false),
-        AtomicUsize::new(0),
-        AtomicUsize::new(0),
-    );
+    let stop = AtomicBool::new(false);
+    let made = AtomicUsize::new(0);
+    let unknown = AtomicUsize::new(0);
     let acknowledged: Vec<String> = std::thread::scope(|scope| {
         let writers = ["a", "b", "c"].map(|writer| {
             let mut store = open(&postgres, writer);
-            let (start, stop, made, unknown) = (&start, &stop, &made, &unknown);
+            let start = &start;
+            let stop = &stop;
+            let made = &made;
+            let unknown = &unknown;
             scope.spawn(move || {
-                let (mut position, mut acknowledged) = (start.clone(), Vec::new());
+                let mut position = start.clone();
+                let mut acknowledged = Vec::new();
                 for number in 0.. {
                     if stop.load(Ordering::Relaxed) {
                         break;
@@ -548,7 +553,8 @@ fn changes_are_refused_soon_while_the_server_is_stopped() {
     let Some(mut postgres) = Postgres::with_region() else {
         return;
     };
-    let (mut store, mut position) = (open(&postgres, "a"), at(&postgres, 0));
+    let mut store = open(&postgres, "a");
+    let mut position = at(&postgres, 0);
     create(&mut store, &mut position, "acme1");
     postgres.stop();
     // A commit waits some time for another primary.

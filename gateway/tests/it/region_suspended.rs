@@ -75,7 +75,8 @@ fn a_suspended_owner_answers_other_nodes_that_it_is_unavailable_and_gets_its_age
     };
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
-    let (other, third) = ((owner + 1) % 3, (owner + 2) % 3);
+    let other = (owner + 1) % 3;
+    let third = (owner + 2) % 3;
     assert_eq!(region.request(other), "200");
     region.postgres.stop();
     // An owner that is not heard any more.

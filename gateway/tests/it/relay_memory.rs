@@ -49,7 +49,8 @@ impl Setup {
         let data_dir = directory.path().join("data");
         let config = config_text(&data_dir, 0);
         let gateway = Gateway::start(&Config::parse(&config, |_| None).unwrap()).unwrap();
-        let (control, port) = (gateway.control(), gateway.address().port());
+        let control = gateway.control();
+        let port = gateway.address().port();
         let key = |account: &&str| {
             setup::service(control, account, "echo");
             let ca = data_dir.join("dev-ca.crt");
@@ -89,7 +90,8 @@ impl Setup {
     }
 
     fn attack(&self, account: usize, protocol: Protocol) -> Attack {
-        let (name, about) = (self.accounts[account], self.about());
+        let name = self.accounts[account];
+        let about = self.about();
         let host = format!("{name}--echo.eu1.gw.localhost");
         let identity = StateDir::new(self.directory.path().join(name))
             .identity()

@@ -20,10 +20,8 @@ use crate::support::{eventually, setup};
 fn enroll(demo: &Demo) -> (AgentId, KeyPair) {
     let control = demo.gateway().control();
     setup::service(control, ACCOUNT, "evil");
-    let (state, port) = (
-        tempfile::tempdir().unwrap(),
-        demo.gateway().address().port(),
-    );
+    let state = tempfile::tempdir().unwrap();
+    let port = demo.gateway().address().port();
     let agent = setup::agent(
         control,
         ACCOUNT,

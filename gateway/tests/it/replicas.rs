@@ -62,7 +62,8 @@ impl Deployment {
 
     /// The command of a pod with an empty volume: that of packaging/kubernetes/agent-replicas.
     fn pod(&self, name: &str, backend: &str) -> Command {
-        let (config, state) = (self.path(&format!("{name}.toml")), self.path(name));
+        let config = self.path(&format!("{name}.toml"));
+        let state = self.path(name);
         fs::write(&config, format!("backend = \"{backend}\"\n")).unwrap();
         fs::create_dir(&state).unwrap();
         let mut command = gw_agent();

@@ -49,10 +49,8 @@ fn bodies_of_requests_that_reached_the_backend_are_captured() {
                 bytes,
                 "{code}: {record}"
             );
-            let (replayed, expected) = (
-                api.ask("POST", &format!("/requests/{id}/replay"), &json!({})),
-                if is_kept { 201 } else { 409 },
-            );
+            let replayed = api.ask("POST", &format!("/requests/{id}/replay"), &json!({}));
+            let expected = if is_kept { 201 } else { 409 };
             assert_eq!(replayed.status, expected, "{code}: {replayed:?}");
         }
     }

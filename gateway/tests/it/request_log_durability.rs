@@ -109,7 +109,8 @@ fn a_killed_process_loses_less_than_a_second_of_records() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (mut pushed, mut committed): (BTreeSet<RequestId>, usize) = (BTreeSet::new(), 0);
+        let mut pushed: BTreeSet<RequestId> = BTreeSet::new();
+        let mut committed: usize = 0;
         let mut note = |line: &str| {
             if let Some((_, ids)) = line.split_once("pushed ") {
                 // The last line may be incomplete.
@@ -153,13 +154,11 @@ fn a_killed_process_loses_less_than_a_second_of_records() {
 
 /// Ids of all records in the log.
 fn everything(log: &RequestLog) -> BTreeSet<RequestId> {
-    let (mut query, mut found) = (
-        SearchQuery {
-            limit: Some(1000),
-            ..SearchQuery::default()
-        },
-        BTreeSet::new(),
-    );
+    let mut query = SearchQuery {
+        limit: Some(1000),
+        ..SearchQuery::default()
+    };
+    let mut found = BTreeSet::new();
     loop {
         let page = log.search(&query).unwrap();
         found.extend(

@@ -368,7 +368,8 @@ fn refused_heads_that_name_a_service_are_recorded() {
 fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
     let demo = demo(None);
     let api = Api(&demo.about);
-    let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
+    let id = &demo.about.client_id;
+    let secret = &demo.about.client_secret;
     let secrets =
         format!("?client_secret={secret}&enrollment_id=en_1&gw_et_a.bcdefgh&token=hidden");
     let token = |secret: &str| {

@@ -117,8 +117,11 @@ fn no_secret_is_logged_at_debug_level() {
             .arg(folder.path().join("data")),
     );
     let of = |name: &str| about[name].as_str().unwrap().to_owned();
-    let (client_id, client_secret, key) = (of("client_id"), of("client_secret"), of("service_key"));
-    let (base, tenant) = (of("base_url"), of("tenant_url"));
+    let client_id = of("client_id");
+    let client_secret = of("client_secret");
+    let key = of("service_key");
+    let base = of("base_url");
+    let tenant = of("tenant_url");
     let curl = |arguments: &[&str]| -> String {
         let mut curl = Command::new("curl");
         curl.args(["--silent", "--show-error", "--cacert", &of("ca_file")]);

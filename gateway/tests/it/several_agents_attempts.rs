@@ -321,9 +321,11 @@ fn a_request_goes_to_three_agents_at_most_and_ends_with_the_last_error() {
 fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serves_at_once() {
     const REQUESTS: usize = 600;
     let several = Several::start(&["one", "two", "three"]);
-    let (scripted, is_well) = (Scripted::new(), Arc::new(AtomicBool::new(false)));
+    let scripted = Scripted::new();
+    let is_well = Arc::new(AtomicBool::new(false));
     for (number, name) in ["one", "two", "three"].into_iter().enumerate() {
-        let (is_well, mut tunnel) = (Arc::clone(&is_well), several.tunnel(name));
+        let is_well = Arc::clone(&is_well);
+        let mut tunnel = several.tunnel(name);
         tunnel.0.send(statistics(128, "unhealthy", false));
         tunnel.until_handled();
         let was_well = AtomicBool::new(false);
@@ -342,7 +344,8 @@ fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serve
         });
     }
     let mut caller = several.connect();
-    let (started, mut attempts) = (Instant::now(), 0);
+    let started = Instant::now();
+    let mut attempts = 0;
     for _ in 0..REQUESTS {
         caller.send(several.get());
         assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
@@ -403,7 +406,8 @@ fn a_long_body_waits_for_the_acceptance_of_an_agent() {
                 tunnel.0.send(interim(attempt.stream, "100", &[]));
             }
             // More than one window.
-            let (mut body, mut is_whole) = (Vec::new(), attempt.is_whole);
+            let mut body = Vec::new();
+            let mut is_whole = attempt.is_whole;
             while !is_whole {
                 let next = tunnel.next().unwrap();
                 if next.kind == Kind::Data && next.stream == attempt.stream {

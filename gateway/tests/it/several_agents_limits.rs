@@ -146,7 +146,8 @@ fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
     let (mut callers, [mut one, mut two], before) = uploads(&prepared, &gateway);
     let growth = gateway.resident().saturating_sub(before);
     let charged = || gateway.metric("gw_relay_memory_bytes", "worker");
-    let (opened, most) = (one.uploads.len() + two.uploads.len(), RELAY_MEMORY / 2);
+    let opened = one.uploads.len() + two.uploads.len();
+    let most = RELAY_MEMORY / 2;
     let figures = format!(
         "{opened} requests, {} KiB charged, grown by {} KiB",
         charged() / KIB,
@@ -159,7 +160,8 @@ fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
     assert!(growth <= most + opened * REQUEST + PROCESS, "{figures}");
 
     // What one agent refuses goes to the other one if a copy was kept. The latest have none, and free memory for the earlier.
-    let (mut repeated, mut tried_once) = (0, 0);
+    let mut repeated = 0;
+    let mut tried_once = 0;
     for upload in std::mem::take(&mut one.uploads).into_iter().rev() {
         assert!(upload.body == body_of(upload.number), "{}", upload.number);
         let before = two.uploads.len();
@@ -228,7 +230,8 @@ fn holding_a_slot(several: &Several, scripted: &Scripted) -> Caller {
 
 #[test]
 fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
-    let (several, scripted) = (Several::start(&["one", "sick"]), Scripted::new());
+    let several = Several::start(&["one", "sick"]);
+    let scripted = Scripted::new();
     for (number, (name, backend)) in [("one", "healthy"), ("sick", "unhealthy")]
         .into_iter()
         .enumerate()
@@ -252,7 +255,8 @@ fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
         several.wait_until_idle();
     }
     let mut held = holding_a_slot(&several, &scripted);
-    let (started, mut refused) = (Instant::now(), several.connect());
+    let started = Instant::now();
+    let mut refused = several.connect();
     refused.send(several.get());
     assert_eq!(refused.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
     let waited = started.elapsed();
@@ -270,7 +274,8 @@ fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
 
 #[test]
 fn a_request_that_was_refused_waits_for_a_slot_of_the_other_agent() {
-    let (several, scripted) = (Several::start(&["one", "two"]), Scripted::new());
+    let several = Several::start(&["one", "two"]);
+    let scripted = Scripted::new();
     let mut tunnels = ["one", "two"].map(|name| several.tunnel(name));
     for (tunnel, backend) in tunnels.iter_mut().zip(["healthy", "unhealthy"]) {
         tunnel.0.send(statistics(1, backend, false));

@@ -43,7 +43,8 @@ fn held_by_one(
 #[test]
 fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
     let several = Several::start(&["one", "two"]);
-    let (mut one, mut two) = (several.tunnel("one"), several.tunnel("two"));
+    let mut one = several.tunnel("one");
+    let mut two = several.tunnel("two");
     let mut callers = held_by_one(&several, &mut one, &mut two, 10);
     let mut post = several.connect();
     two.0.send(statistics(1000, "unhealthy", false));
@@ -53,7 +54,8 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
     two.0.send(statistics(1000, "healthy", false));
     two.until_handled();
     // From now on `one` neither reads nor answers.
-    let (silent_since, scripted) = (Instant::now(), Scripted::new());
+    let silent_since = Instant::now();
+    let scripted = Scripted::new();
     scripted.serve(1, two, |tunnel, attempt| {
         tunnel.0.send(ok(attempt.stream, b"two"));
         true
@@ -89,7 +91,8 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
 fn requests_stay_with_a_silent_agent_if_the_service_has_no_retries() {
     let several = Several::start(&["one", "two"]);
     several.set_retries(false);
-    let (mut one, mut two) = (several.tunnel("one"), several.tunnel("two"));
+    let mut one = several.tunnel("one");
+    let mut two = several.tunnel("two");
     let callers = held_by_one(&several, &mut one, &mut two, 3);
     let scripted = Scripted::new();
     scripted.serve(1, two, |tunnel, attempt| {
@@ -202,7 +205,8 @@ fn a_bounded_number_of_requests_waits_for_the_next_tunnel() {
     /// Requests on each connection.
     const REQUESTS: usize = 100;
     let several = Several::start(&["one"]);
-    let (first, scripted) = (several.tunnel("one"), Scripted::new());
+    let first = several.tunnel("one");
+    let scripted = Scripted::new();
     on_a_reactor(async {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS {

@@ -80,11 +80,9 @@ fn a_request_in_transit_during_a_stop_is_served() {
         },
         _agent,
     ) = prepared.start(&backend.url);
-    let (mut half, mut running, mut idle) = (
-        prepared.connect(address),
-        prepared.connect(address),
-        prepared.connect(address),
-    );
+    let mut half = prepared.connect(address);
+    let mut running = prepared.connect(address);
+    let mut idle = prepared.connect(address);
     for caller in [&mut half, &mut idle] {
         caller.send(prepared.get("/"));
         assert_eq!(caller.response().status, 200);

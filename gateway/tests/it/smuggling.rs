@@ -226,7 +226,8 @@ fn a_request_with_content_length_and_transfer_encoding_is_refused() {
     let smuggled = smuggled(&demo);
     // For a reader of the length the smuggled request is of the body, for a reader of the coding it follows, or the other
     // way round.
-    let (all, some) = (5 + smuggled.len(), 4);
+    let all = 5 + smuggled.len();
+    let some = 4;
     let chunk = format!("{:x}\r\n{smuggled}\r\n0\r\n\r\n", smuggled.len());
     for fields in [
         format!("Content-Length: {all}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"),

@@ -56,11 +56,9 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
         mut agent,
     ) = prepared.start(&backend.url);
     let _port = process::hold(address);
-    let (mut running, mut kept, mut idle) = (
-        prepared.connect(address),
-        prepared.connect(address),
-        prepared.connect(address),
-    );
+    let mut running = prepared.connect(address);
+    let mut kept = prepared.connect(address);
+    let mut idle = prepared.connect(address);
     for caller in [&mut kept, &mut idle] {
         caller.send(prepared.get("/"));
         assert_eq!(caller.response().status, 200);
@@ -197,7 +195,8 @@ fn a_successor_may_have_a_different_number_of_workers() {
         },
         _agent,
     ) = prepared.start(&backend.url);
-    let (mut id, mut successors) = (process.id(), Vec::new());
+    let mut id = process.id();
+    let mut successors = Vec::new();
     for workers in [4, 1, 3] {
         fs::write(
             prepared.path("gateway.toml"),
@@ -238,7 +237,8 @@ fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
         _agent,
     ) = prepared.start(&backend.url);
     let _port = process::hold(address);
-    let (mut running, mut kept) = (prepared.connect(address), prepared.connect(address));
+    let mut running = prepared.connect(address);
+    let mut kept = prepared.connect(address);
     kept.send(prepared.get("/"));
     assert_eq!(kept.response().status, 200);
     running.send(prepared.get("/held"));

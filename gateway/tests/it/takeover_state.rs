@@ -219,10 +219,8 @@ fn revocations_reach_replaced_processes() {
         },
         _agent,
     ) = prepared.start(&backend.url);
-    let (mut running, mut others) = (
-        prepared.connect(address),
-        kept_connections(&prepared, address, 30),
-    );
+    let mut running = prepared.connect(address);
+    let mut others = kept_connections(&prepared, address, 30);
     running.send(prepared.get("/held"));
     let mut kept = others.split_off(15);
     let second = replace(process.id(), &log);
@@ -326,10 +324,8 @@ fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_mes
         },
         _agent,
     ) = prepared.start(&backend.url);
-    let (mut running, mut kept) = (
-        prepared.connect(address),
-        kept_connections(&prepared, address, 30),
-    );
+    let mut running = prepared.connect(address);
+    let mut kept = kept_connections(&prepared, address, 30);
     running.send(prepared.get("/held"));
     let successor = replace(process.id(), &log);
     let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
@@ -361,10 +357,8 @@ fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_one
         },
         _agent,
     ) = prepared.start(&backend.url);
-    let (mut running, mut kept) = (
-        prepared.connect(address),
-        kept_connections(&prepared, address, 10),
-    );
+    let mut running = prepared.connect(address);
+    let mut kept = kept_connections(&prepared, address, 10);
     running.send(prepared.get("/held"));
     let second = replace(process.id(), &log);
     // Changes are passed from one process to the next, so the second successor matters as well.

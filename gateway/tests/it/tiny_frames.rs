@@ -156,7 +156,8 @@ fn a_stalled_caller_of_another_worker_does_not_end_the_tunnel() {
         TINY,
     );
     for _ in 0..100 {
-        let (before, mut slow) = (crossings(&demo), slow_caller(&demo));
+        let before = crossings(&demo);
+        let mut slow = slow_caller(&demo);
         slow.send(get(&demo, "/"));
         assert_eq!(slow.response().body, b"ok");
         if crossings(&demo) > before {

@@ -55,7 +55,8 @@ fn run(command: &mut Command) -> String {
         .output()
         .unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    let stdout = text(&output.stdout);
+    let stderr = text(&output.stderr);
     assert!(
         output.status.success(),
         "{command:?}: {}\n{stdout}\n{stderr}",

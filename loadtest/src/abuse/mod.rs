@@ -75,8 +75,10 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
 fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure> {
     // Warm-up: fills pools and pages in code.
     measure(demo, length / 3)?;
-    let (mut quiet, mut attacked) = (Latency::MAX, Latency::MAX);
-    let (rounds, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+    let mut quiet = Latency::MAX;
+    let mut attacked = Latency::MAX;
+    let rounds = AtomicU64::new(0);
+    let ended = AtomicU64::new(0);
     for _ in 0..ATTEMPTS {
         quiet = quiet.min(measure(demo, length)?);
         let stop = AtomicBool::new(false);
@@ -85,7 +87,9 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
         let beside_it = std::thread::scope(|scope| {
             let attackers: Vec<_> = (0..attack.attackers)
                 .map(|number| {
-                    let (stop, rounds, ended) = (&stop, &rounds, &ended);
+                    let stop = &stop;
+                    let rounds = &rounds;
+                    let ended = &ended;
                     scope.spawn(move || {
                         schedule(gettid(), Class::Leftovers)?;
                         while !stop.load(Ordering::Relaxed) {

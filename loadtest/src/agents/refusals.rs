@@ -19,7 +19,8 @@ const REFUSED_WITHIN: Duration = Duration::from_secs(1);
 const BACK_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) fn run(site: &Site) -> Result<Vec<Row>, Failure> {
-    let (first, second) = (Refusing::new()?, Refusing::new()?);
+    let first = Refusing::new()?;
+    let second = Refusing::new()?;
     let pool = site.pool(vec![Plan::new(first.url()), Plan::new(second.url())])?;
     let calls = pool.call(CALLERS, None, Methods::GetAndPost)?;
     while calls.sent() < REQUESTS {

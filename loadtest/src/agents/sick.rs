@@ -37,7 +37,8 @@ pub(super) fn run(site: &Site, sickness: Sickness, options: &Options) -> Result<
 fn call(site: &Site, sickness: Sickness, callers: u32, requests: usize) -> Result<Row, Failure> {
     let received = Received::default();
     let healthy = received.backend(Duration::ZERO, "healthy")?;
-    let (refusing, hole) = (Refusing::new()?, BlackHole::new()?);
+    let refusing = Refusing::new()?;
+    let hole = BlackHole::new()?;
     let sick = match sickness {
         Sickness::Refuses => refusing.url(),
         Sickness::DoesNotAnswer => hole.url(),
@@ -51,11 +52,13 @@ fn call(site: &Site, sickness: Sickness, callers: u32, requests: usize) -> Resul
     let calls = pool.call(callers, None, Methods::GetAndPost)?;
     let began = Instant::now();
     std::thread::sleep(LEARNED_WITHIN);
-    let (sick_first, all_first) = (sick.requests()?, calls.sent());
+    let sick_first = sick.requests()?;
+    let all_first = calls.sent();
     while calls.sent() < requests || began.elapsed() < LENGTH {
         std::thread::sleep(TICK);
     }
-    let (sick_all, all) = (sick.requests()?, calls.sent());
+    let sick_all = sick.requests()?;
+    let all = calls.sent();
     let outcome = calls.stop()?;
     let share = percent(sick_all - sick_first, (all - all_first) as u64);
     let (posts, twice) = received.posts();

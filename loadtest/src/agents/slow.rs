@@ -25,7 +25,9 @@ pub(super) fn run(site: &Site) -> Result<Vec<Row>, Failure> {
         received.backend(DELAY, "ok")?,
         received.backend(DELAY * SLOWER, "ok")?,
     ];
-    let (mut alone, mut beside, mut share) = (Vec::new(), Vec::new(), 0.0_f64);
+    let mut alone = Vec::new();
+    let mut beside = Vec::new();
+    let mut share = 0.0_f64;
     let mut last = None;
     for _ in 0..ROUNDS {
         alone.push(p50(&call(site, &[&healthy])?));
@@ -38,7 +40,8 @@ pub(super) fn run(site: &Site) -> Result<Vec<Row>, Failure> {
         beside.push(p50(&outcome));
         last = Some(outcome);
     }
-    let (alone, beside) = (median(alone), median(beside));
+    let alone = median(alone);
+    let beside = median(beside);
     let outcome = last.unwrap_or_default();
     Ok(vec![
         Row::new(format!("slow, {CALLERS} callers"), &outcome)

@@ -103,7 +103,8 @@ fn go_on(
     connections: &mut [Connection],
     sessions: &mut [Session],
 ) -> Result<(usize, usize), Failure> {
-    let (mut moved, mut of_others) = (0, 0);
+    let mut moved = 0;
+    let mut of_others = 0;
     for (number, session) in sessions.iter_mut().enumerate() {
         let connection = &mut connections[(number + 1) % connections.len()];
         let answer = connection.ask_with("/hello", &format!("Cookie: {}\r\n", session.cookie))?;

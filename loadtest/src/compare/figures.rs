@@ -101,10 +101,8 @@ impl Sample {
     /// Adds the CPU time of `amount` units of work, if it is known.
     pub(super) fn with_cpu(self, cpu: impl Into<Option<Cpu>>, work: Work, amount: f64) -> Self {
         let Some(cpu) = cpu.into() else { return self };
-        let (user, kernel) = (
-            work.cpu(cpu.user.as_secs_f64()) / amount,
-            work.cpu(cpu.kernel.as_secs_f64()) / amount,
-        );
+        let user = work.cpu(cpu.user.as_secs_f64()) / amount;
+        let kernel = work.cpu(cpu.kernel.as_secs_f64()) / amount;
         self.with(Column::User, user)
             .with(Column::Kernel, kernel)
             .with(Column::Cpu, user + kernel)

@@ -129,7 +129,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         let value = section.to_possible_value();
         let name = value.as_ref().map_or("", |value| value.get_name());
         say(format_args!("measuring {name}"));
-        let (start, others) = (Instant::now(), procfs::cpu_of_others()?);
+        let start = Instant::now();
+        let others = procfs::cpu_of_others()?;
         cases.extend(bench.section(*section)?);
         let others = procfs::cpu_of_others()?
             .saturating_sub(others)

@@ -165,7 +165,8 @@ impl Site {
         // A peer may run several times at once, with different ports.
         let name = format!("{}-{port}", server.name);
         let file = |extension: &str| self.folder.path().join(format!("{name}.{extension}"));
-        let (config, log) = (file("conf"), file("log"));
+        let config = file("conf");
+        let log = file("log");
         fs::write(
             &config,
             self.fill_in(server.template, &name, transport, ports),
@@ -315,7 +316,8 @@ fn write_certificate(folder: &Path) -> Result<(), Failure> {
     let failed = |error| Failure::during("cannot make a certificate", error);
     let rcgen::CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed([HOST.to_owned()]).map_err(failed)?;
-    let (certificate, key) = (cert.pem(), signing_key.serialize_pem());
+    let certificate = cert.pem();
+    let key = signing_key.serialize_pem();
     fs::write(folder.join("server.crt"), &certificate)?;
     fs::write(folder.join("server.key"), &key)?;
     fs::write(folder.join("server.pem"), certificate + &key)?;

@@ -37,7 +37,8 @@ pub(super) fn chart(cases: &[Case]) -> String {
         }
     }
     let mut body = String::new();
-    let (mut left, mut top) = (MARGIN, legend(&mut body, &setups));
+    let mut left = MARGIN;
+    let mut top = legend(&mut body, &setups);
     for cases in cases
         .chunk_by(|a, b| a.section == b.section && a.headline == b.headline && a.work == b.work)
     {
@@ -68,10 +69,8 @@ fn colour(setups: &[&str], setup: &str) -> &'static str {
 fn legend(svg: &mut String, setups: &[&str]) -> usize {
     let per_line = (WIDTH - 2 * MARGIN) / LEGEND_STEP;
     for (index, setup) in setups.iter().enumerate() {
-        let (x, y) = (
-            MARGIN + index % per_line * LEGEND_STEP,
-            MARGIN + index / per_line * LEGEND_LINE,
-        );
+        let x = MARGIN + index % per_line * LEGEND_STEP;
+        let y = MARGIN + index / per_line * LEGEND_LINE;
         let fill = colour(setups, setup);
         line(
             svg,
@@ -136,7 +135,8 @@ fn panel(svg: &mut String, [left, top]: [usize; 2], cases: &[Case], setups: &[&s
         let width = slots(case) * SLOT;
         let first = left + (width - case.rows.len() * SLOT) / 2;
         for (index, row) in case.rows.iter().enumerate() {
-            let (x, width) = ((first + index * SLOT) as f64, SLOT as f64 * 0.85);
+            let x = (first + index * SLOT) as f64;
+            let width = SLOT as f64 * 0.85;
             Bar {
                 x,
                 base: base as f64,
@@ -145,7 +145,8 @@ fn panel(svg: &mut String, [left, top]: [usize; 2], cases: &[Case], setups: &[&s
             }
             .draw(svg, case, row, colour(setups, row.setup));
         }
-        let (middle, name) = (left + width / 2, escaped(&case.name));
+        let middle = left + width / 2;
+        let name = escaped(&case.name);
         line(
             svg,
             format_args!(
@@ -183,11 +184,10 @@ impl Bar {
                 0.0
             }
         };
-        let (full, dark) = (
-            height(value),
-            row.median(Column::Kernel)
-                .filter(|_| case.headline == Column::Cpu),
-        );
+        let full = height(value);
+        let dark = row
+            .median(Column::Kernel)
+            .filter(|_| case.headline == Column::Cpu);
         let opacity = if dark.is_some() { 0.55 } else { 1.0 };
         rectangle(svg, [x, base - full, width, full], fill, opacity);
         if let Some(kernel) = dark {
@@ -202,7 +202,8 @@ impl Bar {
                 1.0,
             );
         }
-        let (middle, y) = (x + width / 2.0, base - full - 4.0);
+        let middle = x + width / 2.0;
+        let y = base - full - 4.0;
         line(
             svg,
             format_args!(

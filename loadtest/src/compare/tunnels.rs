@@ -26,7 +26,8 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let count = bench.options.tunnels as usize;
     let generator = Generator::http1()?;
     let start = || Demo::start(bench.gateway, &product(bench.site.backend_port()));
-    let (few, many) = (start()?, start()?);
+    let few = start()?;
+    let many = start()?;
     // Before the tunnels, so that the memory of services is not counted.
     let services = enrolled::create_services(&many, ACCOUNT, TUNNELS_OF_AGENT + count)?;
     let (of_agent, of_gateway) = services.split_at(TUNNELS_OF_AGENT);

@@ -198,7 +198,8 @@ fn finding(clock: &Clock, folder: &Path) -> Result<(), Failure> {
             )?;
         }
         times.sort();
-        let (p50, p99) = (percentile(&times, 50), percentile(&times, 99));
+        let p50 = percentile(&times, 50);
+        let p99 = percentile(&times, 99);
         say(format_args!(
             "log: {name}: an id: p50 {:.2} ms, p99 {:.2} ms",
             millis(p50),
@@ -303,7 +304,9 @@ fn searching(
 ) -> Result<(), Failure> {
     let all = query.status.is_some() || query.path_prefix.is_some();
     query.limit = all.then_some(1000);
-    let (mut found, mut pages, mut longest) = (0, 0, Duration::ZERO);
+    let mut found = 0;
+    let mut pages = 0;
+    let mut longest = Duration::ZERO;
     let began = Instant::now();
     loop {
         let asked = Instant::now();

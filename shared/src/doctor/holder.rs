@@ -117,7 +117,8 @@ fn locker(line: &str, inode: &str) -> Option<u32> {
 fn listeners(table: &str, port: u16) -> impl Iterator<Item = &str> {
     table.lines().filter_map(move |line| {
         let mut words = line.split_whitespace();
-        let (local, state) = (words.nth(1)?, words.nth(1)?);
+        let local = words.nth(1)?;
+        let state = words.nth(1)?;
         let found = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
         let inode = words.nth(5)?;
         (found == port && state == LISTENING).then_some(inode)

@@ -276,8 +276,10 @@ mod tests {
 
     /// Decodes `input`, given in pieces of `step` bytes.
     fn decode_all(framing: Framing, input: &[u8], step: usize) -> Result<Decoded, InvalidBody> {
-        let (mut decoder, mut buffer, mut data, mut trailers) =
-            (BodyDecoder::new(framing), BytesMut::new(), Vec::new(), None);
+        let mut decoder = BodyDecoder::new(framing);
+        let mut buffer = BytesMut::new();
+        let mut data = Vec::new();
+        let mut trailers = None;
         let mut pieces = input.chunks(step);
         loop {
             match decoder.decode(&mut buffer)? {

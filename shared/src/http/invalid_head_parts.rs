@@ -53,7 +53,8 @@ impl InvalidHeadParts {
             let Some(colon) = memchr::memchr(b':', line) else {
                 break;
             };
-            let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+            let name = &line[..colon];
+            let value = line[colon + 1..].trim_ascii();
             if name.eq_ignore_ascii_case(b"host") {
                 hosts.add(value);
             } else if name.eq_ignore_ascii_case(X_FORWARDED_FOR.as_str().as_bytes())

@@ -26,7 +26,9 @@ impl HeadLimits {
         if target.len() > self.target {
             return Err(InvalidHead::TargetTooLong(self.target));
         }
-        let (mut size, mut cookies, mut others) = (method.as_str().len() + target.len(), 0, 0);
+        let mut size = method.as_str().len() + target.len();
+        let mut cookies = 0;
+        let mut others = 0;
         for (name, value) in fields {
             size += name.as_str().len() + value.len() + FIELD_LINE_EXTRA;
             *(if *name == header::COOKIE {

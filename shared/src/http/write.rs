@@ -91,7 +91,8 @@ enum Host {
 
 /// Appends fields as lines; replaces fields that frame by those of `framing`. Returns whether `TE` is among them.
 fn write_fields(out: &mut Vec<u8>, headers: &Fields, framing: Framing, host: Host) -> bool {
-    let (mut length, mut has_te) = (framing.content_length(), false);
+    let mut length = framing.content_length();
+    let mut has_te = false;
     for (name, value) in headers.iter() {
         if *name == header::CONTENT_LENGTH {
             // At its place in the received head.
@@ -185,7 +186,8 @@ mod tests {
         let websocket = UpgradeProtocol::from_static("websocket");
         let mut headers = hostile();
         headers.append(header::HOST, HeaderValue::from_static("elsewhere"));
-        let (persists, switches) = (Connection::Persists, Connection::Upgrade(&websocket));
+        let persists = Connection::Persists;
+        let switches = Connection::Upgrade(&websocket);
         for (framing, connection, length, rest) in [
             (Framing::None, persists, "", ""),
             (Framing::Length(0), persists, "content-length: 0\r\n", ""),
@@ -206,7 +208,8 @@ mod tests {
             (Framing::Length(7), switches, "", UPGRADES),
             (Framing::Chunked, switches, "", UPGRADES),
         ] {
-            let (mut out, target) = (Vec::new(), PathAndQuery::from_static("/p?q"));
+            let mut out = Vec::new();
+            let target = PathAndQuery::from_static("/p?q");
             write_request(
                 &mut out,
                 &Method::PUT,
@@ -240,7 +243,8 @@ mod tests {
                 "connection: upgrade, TE\r\nupgrade: websocket\r\n",
             ),
         ] {
-            let (mut out, target) = (Vec::new(), PathAndQuery::from_static("/"));
+            let mut out = Vec::new();
+            let target = PathAndQuery::from_static("/");
             write_request(
                 &mut out,
                 &Method::GET,

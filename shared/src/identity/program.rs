@@ -93,8 +93,10 @@ impl SignedProgram {
         program: &[u8],
         key: &Ed25519KeyPair,
     ) -> Self {
-        let (size, sha256) = (program.len() as u64, hex(&digest(&SHA256, program)));
-        let (target, signature) = (target.to_owned(), String::new());
+        let size = program.len() as u64;
+        let sha256 = hex(&digest(&SHA256, program));
+        let target = target.to_owned();
+        let signature = String::new();
         let mut signed = Self {
             version,
             target,
@@ -297,10 +299,8 @@ mod tests {
 
     #[test]
     fn a_changed_program_or_description_is_refused() {
-        let (pair, other) = (
-            Ed25519KeyPair::generate().unwrap(),
-            Ed25519KeyPair::generate().unwrap(),
-        );
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let other = Ed25519KeyPair::generate().unwrap();
         let key = ReleaseKeys::from(ReleaseKey::of(&pair));
         let signed = SignedProgram::sign("1.2.3".parse().unwrap(), TARGET, b"program", &pair);
         assert_eq!(

@@ -118,7 +118,8 @@ mod tests {
 
     /// Sends until the kernel accepts no more; returns the number of bytes.
     fn fill(socket: &Socket) -> usize {
-        let (data, mut taken) = (vec![7; 128 * 1024], 0);
+        let data = vec![7; 128 * 1024];
+        let mut taken = 0;
         while let Ok(sent) = socket.try_send(&[IoSlice::new(&data[..1000]), IoSlice::new(&data)]) {
             taken += sent;
         }

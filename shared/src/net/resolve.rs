@@ -121,7 +121,8 @@ fn alternate_families(addresses: &[IpAddr]) -> Vec<IpAddr> {
         .iter()
         .partition(|address| address.is_ipv6() == addresses[0].is_ipv6());
     let mut ordered = Vec::with_capacity(addresses.len());
-    let (mut first, mut second) = (first.into_iter(), second.into_iter());
+    let mut first = first.into_iter();
+    let mut second = second.into_iter();
     loop {
         match (first.next(), second.next()) {
             (None, None) => return ordered,
@@ -315,7 +316,8 @@ mod tests {
 
     #[test]
     fn cached_answers_expire_and_are_bounded() {
-        let (mut cache, now) = (AddressCache::default(), Instant::now());
+        let mut cache = AddressCache::default();
+        let now = Instant::now();
         let addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
         cache.insert("a", addresses.clone(), now);
         let after = |seconds| now + Duration::from_secs(seconds);

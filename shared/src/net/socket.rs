@@ -295,7 +295,8 @@ impl Socket {
             self.drained.set(false);
             self.reads_in_a_row.set(0);
         }
-        let (filled, room) = (buffer.len(), self.room.get());
+        let filled = buffer.len();
+        let room = self.room.get();
         buffer.resize(filled + room, 0);
         let result = self.poll_recv(cx, &mut buffer[filled..]);
         let received = if let Poll::Ready(Ok(received)) = result {

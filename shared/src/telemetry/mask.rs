@@ -70,7 +70,8 @@ impl Masker {
         }
         found.sort_by_key(|(secret, _)| secret.start);
         let mut masked = Vec::with_capacity(text.len());
-        let (mut copied, mut masked_to) = (0, 0);
+        let mut copied = 0;
+        let mut masked_to = 0;
         for (secret, mask) in found {
             let source = decoded.source(&secret, text.len());
             // A known secret may be part of another secret.
@@ -170,10 +171,8 @@ impl<'a> Decoded<'a> {
                 starts: None,
             };
         }
-        let (mut bytes, mut starts) = (
-            Vec::with_capacity(text.len()),
-            Vec::with_capacity(text.len()),
-        );
+        let mut bytes = Vec::with_capacity(text.len());
+        let mut starts = Vec::with_capacity(text.len());
         for (at, byte) in text.iter().enumerate() {
             bytes.push(*byte);
             starts.push(at);

@@ -153,7 +153,8 @@ pub fn write_refusal(
 pub fn parse_refusal(mut payload: Bytes) -> Option<Refusal> {
     let timing = read_timing(&mut payload);
     let first = payload.try_get_u8().ok()?;
-    let (unsent, length) = (first & UNSENT != 0, usize::from(first & !UNSENT));
+    let unsent = first & UNSENT != 0;
+    let length = usize::from(first & !UNSENT);
     if payload.len() < length {
         return None;
     }
@@ -173,7 +174,8 @@ fn write_timing(out: &mut Vec<u8>, timing: AgentTiming) {
 /// Reads the two durations. The frame's length was checked.
 fn read_timing(payload: &mut Bytes) -> AgentTiming {
     let mut next = || payload.try_get_u32().unwrap_or(NONE);
-    let (agent_us, first_byte) = (next(), next());
+    let agent_us = next();
+    let first_byte = next();
     AgentTiming {
         agent_us,
         backend_first_byte_us: (first_byte != NONE).then_some(first_byte),

@@ -63,7 +63,8 @@ mod tests {
     #[test]
     fn a_silent_tunnel_is_dead_after_25_seconds() {
         let start = Instant::now();
-        let (mut now, mut pings) = (start, Vec::new());
+        let mut now = start;
+        let mut pings = Vec::new();
         loop {
             match beat(now, start) {
                 Beat::Alive(next) => now += next,

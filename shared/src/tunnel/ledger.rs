@@ -93,7 +93,8 @@ mod tests {
     #[test]
     fn a_share_is_half_of_what_others_leave() {
         let ledger = Ledger::new(1000);
-        let (one, two) = (ledger.share(), ledger.share());
+        let one = ledger.share();
+        let two = ledger.share();
         assert_eq!((one.left(), one.left_beyond_least()), (500, 250));
         one.charge(0, 500);
         assert_eq!(

@@ -155,7 +155,8 @@ mod tests {
         let refused = budget.take(StatusCode::PROCESSING, &mut Fields::new());
         assert_eq!(refused, Err(InvalidResponse::TooManyInterim));
 
-        let (mut budget, value) = (InterimBudget::default(), "v".repeat(20_000));
+        let mut budget = InterimBudget::default();
+        let value = "v".repeat(20_000);
         for _ in 0..3 {
             budget
                 .take(StatusCode::EARLY_HINTS, &mut fields(1, &value))

@@ -392,7 +392,8 @@ mod tests {
 
     #[test]
     fn unread_bytes_of_stalled_streams_stay_within_budget_and_smallest_windows() {
-        let (mut unread, mut window) = (Vec::new(), MOST);
+        let mut unread = Vec::new();
+        let mut window = MOST;
         for streams in 1..=2000 {
             window = Demand {
                 streams,

@@ -78,7 +78,8 @@ pub(crate) fn start_with<S: Read + Write + Send + 'static>(
     std::thread::spawn(move || {
         for connection in listener.incoming() {
             let mut stream = BufReader::new(accept(connection.unwrap()));
-            let (sender, answers) = (sender.clone(), Arc::clone(&answers));
+            let sender = sender.clone();
+            let answers = Arc::clone(&answers);
             std::thread::spawn(move || {
                 while let Some(export) = read_export(&mut stream) {
                     // Fails when the test has ended.

@@ -168,10 +168,8 @@ fn http_2_field_values_with_padding_are_malformed() {
     let urls = http2_backend(
         h2::server::Builder::new(),
         |request, mut respond, _| async move {
-            let (path, padded) = (
-                request.uri().path().to_owned(),
-                HeaderValue::from_static("a "),
-            );
+            let path = request.uri().path().to_owned();
+            let padded = HeaderValue::from_static("a ");
             let mut response = Response::new(());
             if path == "/head" {
                 response.headers_mut().insert("x", padded.clone());

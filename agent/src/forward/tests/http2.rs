@@ -101,11 +101,10 @@ fn refused_streams_are_retried_once_on_another_connection() {
 
 #[test]
 fn requests_share_connections_up_to_the_backends_stream_limit() {
-    let (most, held) = (
-        Arc::new(AtomicUsize::new(0)),
-        Arc::new(tokio::sync::Semaphore::new(0)),
-    );
-    let (connections, hold) = (Arc::clone(&most), Arc::clone(&held));
+    let most = Arc::new(AtomicUsize::new(0));
+    let held = Arc::new(tokio::sync::Semaphore::new(0));
+    let connections = Arc::clone(&most);
+    let hold = Arc::clone(&held);
     let mut settings = h2::server::Builder::new();
     let urls = http2_backend(
         settings.max_concurrent_streams(4).clone(),

@@ -47,7 +47,8 @@ fn listen(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {
     let serve = Arc::new(serve);
     thread::spawn(move || {
         for (number, connection) in listener.incoming().enumerate() {
-            let (connection, serve) = (connection.unwrap(), Arc::clone(&serve));
+            let connection = connection.unwrap();
+            let serve = Arc::clone(&serve);
             connection.set_read_timeout(Some(TIME_LIMIT)).unwrap();
             thread::spawn(move || serve(connection, number));
         }

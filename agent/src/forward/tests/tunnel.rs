@@ -28,10 +28,8 @@ pub(super) fn with_tunnel_to<F: Future<Output = ()>>(
     test: impl FnOnce(Gateway) -> F,
 ) {
     let run = async {
-        let (gateway, agent) = (
-            Tunnel::new(Endpoint::gateway()),
-            Tunnel::new(Endpoint::agent(128)),
-        );
+        let gateway = Tunnel::new(Endpoint::gateway());
+        let agent = Tunnel::new(Endpoint::agent(128));
         runtime::spawn(carry(gateway.clone(), agent.clone()));
         runtime::spawn(serve(agent, Rc::new(Pool::new("test", backends, 128))));
         gateway.hello().await.unwrap();
@@ -50,7 +48,8 @@ async fn serve(agent: Tunnel, pool: Rc<Pool>) {
         let Some(mut request) = TunnelRequest::read(halves) else {
             continue;
         };
-        let (pool, slot) = (Rc::clone(&pool), slots.take().unwrap());
+        let pool = Rc::clone(&pool);
+        let slot = slots.take().unwrap();
         let scope = RequestScope::begin(None, &Rc::default(), 0, &mut request.head);
         runtime::spawn(async move { forward(&pool, slot, scope, request).await });
     }

@@ -38,7 +38,8 @@ pub fn ensure_enrolled(
         }
     }
     if options.token.is_some() {
-        let (folder, services) = (state.path().display(), services.join(", "));
+        let folder = state.path().display();
+        let services = services.join(", ");
         tracing::warn!(
             %agent_id,
             "the enrollment token is not used: {folder} has an agent that is enrolled already, for {services}; for another agent \

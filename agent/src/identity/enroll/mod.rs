@@ -185,7 +185,9 @@ async fn begin(
     let key_pem = KeyPair::generate()
         .map_err(UnfitIdentity::Key)?
         .serialize_pem();
-    let (name, host, port) = (&new.gateway_name, &new.gateway_host, new.gateway_port);
+    let name = &new.gateway_name;
+    let host = &new.gateway_host;
+    let port = new.gateway_port;
     let apex = apex_client(name, host, port, &new.proxies, &new.gateway_ca_pem, clock)?;
     let request = EnrollRequest {
         token: new.token.reveal().to_owned(),

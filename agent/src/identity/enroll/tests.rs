@@ -56,7 +56,8 @@ impl Region {
     }
 
     fn answering(mut answer: impl FnMut(&Request, &Authority) -> String + Send + 'static) -> Self {
-        let (authority, directory) = (Arc::new(Authority::new()), tempfile::tempdir().unwrap());
+        let authority = Arc::new(Authority::new());
+        let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("ca.pem"), &authority.pem).unwrap();
         let (seen, requests) = mpsc::channel();
         let port = fake_gateway::serve(&Arc::clone(&authority), move |request| {

@@ -31,7 +31,8 @@ impl Scenario {
 
     /// Starts with the installed program and an update of it. Returns the update and its worker.
     fn updating() -> (Self, SignedProgram, WorkerId) {
-        let (mut it, update) = (Self::installed(), program("9.0.0"));
+        let mut it = Self::installed();
+        let update = program("9.0.0");
         assert_eq!(
             it.event(
                 0,
@@ -229,7 +230,8 @@ fn an_update_that_does_not_serve_is_given_up_and_the_old_program_goes_on() {
 
 #[test]
 fn an_update_waits_until_the_agent_has_tunnels() {
-    let (mut it, update) = (Scenario::installed(), program("9.0.0"));
+    let mut it = Scenario::installed();
+    let update = program("9.0.0");
     it.event(
         0,
         Event::Update {

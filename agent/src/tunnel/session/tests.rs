@@ -103,7 +103,8 @@ fn with_session_to(
     gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>),
 ) -> Result<(), TunnelError> {
     let run = async {
-        let (authority, directory) = (fake_gateway::Authority::new(), tempfile::tempdir().unwrap());
+        let authority = fake_gateway::Authority::new();
+        let directory = tempfile::tempdir().unwrap();
         let agent = fake_gateway::agent(
             directory.path(),
             &authority,
@@ -237,7 +238,8 @@ fn stopping_agent_asks_for_the_end_of_its_tunnel() {
 #[test]
 fn requests_beyond_the_slots_are_refused() {
     let ended = with_session(async |tunnel, session, _stop| {
-        let (first, second) = (get(tunnel), get(tunnel));
+        let first = get(tunnel);
+        let second = get(tunnel);
         let Ok(ReceivedPart::Head(Kind::Refused, payload)) = second.1.receive().await else {
             panic!("not refused")
         };

@@ -162,7 +162,8 @@ pub(crate) fn all(
     query: &SearchQuery,
     search: impl Fn(&SearchQuery) -> Result<Page<RequestView>, ArchiveError>,
 ) -> Vec<RequestView> {
-    let (mut found, mut query) = (Vec::new(), query.clone());
+    let mut found = Vec::new();
+    let mut query = query.clone();
     loop {
         let page = search(&query).unwrap();
         found.extend(page.items);

@@ -75,7 +75,8 @@ fn write_many(node: &Node) -> Vec<RequestId> {
 
 #[test]
 fn the_log_of_a_node_that_is_gone_is_read_from_the_archive() {
-    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
     let node = Node::start(&clock, slot(7), &server.settings());
     let ids = write_many(&node);
     let text = |text: &str| Some(text.to_owned());
@@ -194,7 +195,8 @@ fn the_log_of_a_node_that_is_gone_is_read_from_the_archive() {
 
 #[test]
 fn large_bodies_and_records_of_long_requests_are_archived() {
-    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
     let node = Node::start(&clock, slot(0), &server.settings());
     // Random, so that they are not compressed: more than one upload.
     let body = |number: u64| {
@@ -249,7 +251,8 @@ fn large_bodies_and_records_of_long_requests_are_archived() {
 
 #[test]
 fn an_upload_that_was_interrupted_is_finished_after_a_restart() {
-    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
     let mut node = Node::start(&clock, slot(1), &server.settings());
     node.log.flush_archive().unwrap();
     // Two hours with bodies: four objects, of which one is written.
@@ -299,7 +302,8 @@ fn an_upload_that_was_interrupted_is_finished_after_a_restart() {
 
 #[test]
 fn two_processes_with_the_same_folder_archive_each_record_once() {
-    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
     let node = Node::start(&clock, slot(6), &server.settings());
     let other = node.successor(slot(6), &server.settings());
     thread::scope(|scope| {
@@ -331,10 +335,12 @@ fn two_processes_with_the_same_folder_archive_each_record_once() {
 
 #[test]
 fn records_stay_with_the_slot_that_recorded_them() {
-    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
     let node = Node::start(&clock, slot(1), &server.settings());
     node.log.flush_archive().unwrap();
-    let (before, after) = (id(MORNING_MS, 0), id(MORNING_MS, 1));
+    let before = id(MORNING_MS, 0);
+    let after = id(MORNING_MS, 1);
     // The first record makes the file, and its outbox is made by the flush.
     node.write(LABEL, vec![record(id(MORNING_MS, 2))]);
     node.log.flush_archive().unwrap();
@@ -356,7 +362,8 @@ fn records_stay_with_the_slot_that_recorded_them() {
 
 #[test]
 fn records_wait_while_the_store_is_away() {
-    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
     let node = Node::start(&clock, slot(2), &server.settings());
     node.log.flush_archive().unwrap();
     server.leave();
@@ -395,7 +402,8 @@ fn records_wait_while_the_store_is_away() {
 
 #[test]
 fn wrong_credentials_and_a_missing_bucket_are_named() {
-    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
     let mut settings = server.settings();
     settings.secret_key = Secret::new("another".to_owned());
     let node = Node::start(&clock, slot(0), &settings);
@@ -423,9 +431,11 @@ fn objects_expire_after_seven_days_by_the_clock_of_the_store_too() {
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap()
         .as_millis() as u64;
-    let (server, clock) = (Server::start(), Clock::at(today_ms - 9 * DAY_MS));
+    let server = Server::start();
+    let clock = Clock::at(today_ms - 9 * DAY_MS);
     let node = Node::start(&clock, slot(3), &server.settings());
-    let (old, kept) = (id(today_ms - 9 * DAY_MS, 0), id(today_ms - 6 * DAY_MS, 0));
+    let old = id(today_ms - 9 * DAY_MS, 0);
+    let kept = id(today_ms - 6 * DAY_MS, 0);
     node.write(LABEL, vec![captured(old, b"a", b"b")]);
     node.log.flush_archive().unwrap();
     clock.set(today_ms - 6 * DAY_MS);
@@ -460,9 +470,11 @@ fn objects_expire_after_seven_days_by_the_clock_of_the_store_too() {
 
 #[test]
 fn a_changed_object_is_refused_and_named() {
-    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
     let node = Node::start(&clock, slot(5), &server.settings());
-    let (whole, changed) = (id(MORNING_MS - HOUR_MS, 0), id(MORNING_MS, 0));
+    let whole = id(MORNING_MS - HOUR_MS, 0);
+    let changed = id(MORNING_MS, 0);
     for id in [whole, changed] {
         node.write(LABEL, vec![captured(id, b"request", b"response")]);
     }
@@ -545,7 +557,8 @@ fn a_changed_object_is_refused_and_named() {
 
 #[test]
 fn the_archive_is_reached_by_tls_with_an_authority_of_its_own() {
-    let (server, clock) = (Server::start_tls(), Clock::at(MORNING_MS));
+    let server = Server::start_tls();
+    let clock = Clock::at(MORNING_MS);
     let node = Node::start(&clock, slot(0), &server.settings());
     let recorded = id(MORNING_MS, 0);
     node.write(LABEL, vec![record(recorded)]);
@@ -567,7 +580,8 @@ fn the_archive_is_reached_by_tls_with_an_authority_of_its_own() {
 
 #[test]
 fn uploads_keep_to_their_bandwidth() {
-    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
     let mut settings = server.settings();
     settings.bytes_per_second = 100_000;
     let node = Node::start(&clock, slot(0), &settings);
@@ -589,10 +603,8 @@ fn uploads_keep_to_their_bandwidth() {
 fn doctor_writes_reads_and_deletes_an_object() {
     let server = Server::start();
     let folder = tempfile::tempdir().unwrap();
-    let (file, key_file) = (
-        folder.path().join("gateway.toml"),
-        folder.path().join("region.key"),
-    );
+    let file = folder.path().join("gateway.toml");
+    let key_file = folder.path().join("region.key");
     RegionKey::create(&key_file).unwrap();
     let examine = |secret| {
         let text = format!(
@@ -627,7 +639,8 @@ fn doctor_writes_reads_and_deletes_an_object() {
 fn a_gateway_archives_its_requests_before_it_stops() {
     let server = Server::start();
     let folder = tempfile::tempdir().unwrap();
-    let (data, key_file) = (folder.path().join("data"), folder.path().join("region.key"));
+    let data = folder.path().join("data");
+    let key_file = folder.path().join("region.key");
     let key = RegionKey::create(&key_file).unwrap();
     let text = format!(
         "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:0\"\n\

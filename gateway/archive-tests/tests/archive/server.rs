@@ -74,7 +74,8 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let mut service = S3ServiceBuilder::new(FileSystem::new(folder.path()).unwrap());
         service.set_auth(SimpleAuth::from_single(KEY_ID, SECRET));
-        let (service, writes_left) = (service.build(), Arc::new(AtomicI64::new(i64::MAX)));
+        let service = service.build();
+        let writes_left = Arc::new(AtomicI64::new(i64::MAX));
         let (stop, stopped) = oneshot::channel();
         let (acceptor, authority) = tls.unzip();
         let left = Arc::clone(&writes_left);
@@ -150,7 +151,8 @@ impl Server {
 
     /// Names of all objects of the archive that end with `suffix`.
     pub(crate) fn objects(&self, suffix: &str) -> BTreeSet<String> {
-        let (top, mut names) = (self.objects_folder(), BTreeSet::new());
+        let top = self.objects_folder();
+        let mut names = BTreeSet::new();
         let mut folders = vec![top.clone()];
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(folder).into_iter().flatten() {
@@ -194,7 +196,9 @@ async fn accept(
             accepted = listener.accept() => accepted.unwrap().0,
             _ = &mut stopped => return,
         };
-        let (service, left, tls) = (service.clone(), Arc::clone(&writes_left), tls.clone());
+        let service = service.clone();
+        let left = Arc::clone(&writes_left);
+        let tls = tls.clone();
         tokio::spawn(async move {
             match tls {
                 Some(tls) => {
@@ -215,7 +219,8 @@ async fn serve<C: AsyncRead + AsyncWrite + Unpin>(
     left: Arc<AtomicI64>,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (service, left) = (service.clone(), Arc::clone(&left));
+        let service = service.clone();
+        let left = Arc::clone(&left);
         async move {
             let cost = i64::from(request.method() == Method::PUT);
             let is_away = left.fetch_sub(cost, Ordering::SeqCst) < cost;

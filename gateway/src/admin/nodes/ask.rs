@@ -49,7 +49,8 @@ impl Admin {
         target: &str,
         within: Duration,
     ) -> (Vec<T>, Vec<UnavailableNode>) {
-        let (mut answers, mut missing) = (Vec::new(), Vec::new());
+        let mut answers = Vec::new();
+        let mut missing = Vec::new();
         for answer in join_all(nodes.iter().map(|node| self.ask_node(node, target, within))).await {
             match answer {
                 Ok(answer) => answers.push(answer),

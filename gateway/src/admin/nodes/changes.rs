@@ -24,10 +24,8 @@ pub(in crate::admin) async fn await_all_nodes(
     next: Next,
 ) -> Response {
     let is_change = !request.method().is_safe() && !request.uri().path().ends_with("/replay");
-    let (is_api, before) = (
-        request.uri().path().starts_with("/api/"),
-        admin.control.position(),
-    );
+    let is_api = request.uri().path().starts_with("/api/");
+    let before = admin.control.position();
     let mut response = next.run(request).await;
     let is_made = response.status().is_success() || response.status().is_redirection();
     let position = admin.control.position();

@@ -210,7 +210,8 @@ mod tests {
     fn a_session_is_proved_with_the_admin_token_only() {
         let [token, other] = ["token", "other"].map(|text| Secret::new(text.to_owned()));
         let [key, second] = ["a", "b"].map(|id| SessionKey::of(&id.repeat(43)).unwrap());
-        let (now, expires_at) = (Timestamp(1_000), Timestamp(1_060));
+        let now = Timestamp(1_000);
+        let expires_at = Timestamp(1_060);
         let session = OpenSession::new(key, &token, expires_at);
         assert_eq!(
             session.remaining(key, &token, now),

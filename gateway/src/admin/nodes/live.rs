@@ -185,7 +185,8 @@ impl Admin {
     async fn live_elsewhere(&self, target: &str) -> (Vec<(u16, NodeLive)>, Vec<u16>) {
         let nodes = self.other_nodes();
         let answers = join_all(nodes.iter().map(|node| self.ask_node(node, target, WITHIN))).await;
-        let (mut others, mut missing) = (Vec::new(), Vec::new());
+        let mut others = Vec::new();
+        let mut missing = Vec::new();
         for (node, answer) in nodes.iter().zip(answers) {
             match answer {
                 Ok(live) => others.push((node.slot.get(), live)),

@@ -95,7 +95,8 @@ mod tests {
             all.dedup();
             let of = |node: usize| -> Vec<u32> { all.iter().copied().filter(|id| *id as usize % 3 == node).collect() };
             let nodes = [of(0), of(1), of(2)];
-            let (mut seen, mut cursor) = (Vec::new(), None::<String>);
+            let mut seen = Vec::new();
+            let mut cursor = None::<String>;
             for _ in 0..=all.len() {
                 let pages = nodes.iter().map(|all| page(all, cursor.as_deref(), limit, work)).collect();
                 let merged = merge(pages, limit);

@@ -55,8 +55,8 @@ impl Admin {
         }
         let path = format!("/v1/requests/{id}");
         let slot = id.node_slot();
-        let (mut rest, mut missing): (Vec<Member>, _) =
-            (placement.others().cloned().collect(), Vec::new());
+        let mut rest: Vec<Member> = placement.others().cloned().collect();
+        let mut missing: _ = Vec::new();
         if slot != placement.here().get() {
             let at = rest.iter().position(|node| node.slot.get() == slot);
             match at.map(|at| rest.swap_remove(at)) {
@@ -242,7 +242,8 @@ impl Admin {
     pub(in crate::admin) async fn search(&self, query: SearchQuery) -> Result<RequestPage, Failed> {
         let limit = page::checked_limit(query.limit).map_err(ControlError::from)?;
         let nodes = self.other_nodes();
-        let (target, query) = (target("/v1/requests", &query), Arc::new(query));
+        let target = target("/v1/requests", &query);
+        let query = Arc::new(query);
         let asked = Arc::clone(&query);
         let here = self.read_log(move |log| log.search(&asked));
         let others = self.ask_nodes::<Page<RequestView>>(&nodes, &target, LOG_WITHIN);

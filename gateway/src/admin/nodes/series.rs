@@ -16,7 +16,8 @@ impl Admin {
     ) -> Result<(SeriesCounts, Vec<u16>), Failed> {
         let nodes = self.other_nodes();
         let target = target("/v1/series", plan);
-        let (asked, series) = (plan.clone(), Arc::clone(&self.series));
+        let asked = plan.clone();
+        let series = Arc::clone(&self.series);
         let here = self.clone().run(move |_: &Control| series.counts(&asked));
         let (here, (others, missing)) = tokio::join!(
             here,

@@ -265,7 +265,8 @@ mod tests {
         is_root: bool,
         lines: Option<&str>,
     ) -> (Result<Answers, String>, String) {
-        let (mut input, mut out) = (lines.unwrap_or_default().as_bytes(), Vec::new());
+        let mut input = lines.unwrap_or_default().as_bytes();
+        let mut out = Vec::new();
         let mut dialogue = Dialogue {
             input: &mut input,
             out: &mut out,

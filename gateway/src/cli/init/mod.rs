@@ -73,10 +73,13 @@ impl InitArguments {
         self,
         serve: impl FnOnce(&Path, &dyn Fn(&Gateway) -> Result<(), Failure>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let (force, no_start, foreground) = (self.force, self.no_start, self.serve);
+        let force = self.force;
+        let no_start = self.no_start;
+        let foreground = self.serve;
         let is_root = rustix::process::geteuid().is_root();
         let answers = {
-            let (stdin, stdout) = (io::stdin(), io::stdout());
+            let stdin = io::stdin();
+            let stdout = io::stdout();
             let is_terminal = stdin.is_terminal() && stdout.is_terminal();
             let mut dialogue = Dialogue {
                 input: &mut stdin.lock(),

@@ -151,7 +151,8 @@ impl Systemd {
 
 /// The unit of the package, for a program, a configuration and a data folder elsewhere.
 fn unit_text(program: &Path, config: &Path, data_dir: &Path) -> String {
-    let (program, config) = (program.display().to_string(), config.display().to_string());
+    let program = program.display().to_string();
+    let config = config.display().to_string();
     let text = UNIT
         .replace("/usr/bin/gw-gateway", &program)
         .replace(CONFIG_OF_ROOT, &config);

@@ -91,7 +91,8 @@ impl AboutNodes {
             owner + 1
         )?;
         writeln!(out, "  kill -KILL {}", lost.pid)?;
-        let (ca, key) = (about.ca_file.display(), &about.service_key);
+        let ca = about.ca_file.display();
+        let key = &about.service_key;
         let host = about
             .tenant_url
             .rsplit_once(':')

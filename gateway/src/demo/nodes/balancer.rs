@@ -27,7 +27,8 @@ fn pass(agent: &TcpStream, node: &TcpStream) -> io::Result<()> {
     agent.set_nodelay(true)?;
     node.set_nodelay(true)?;
     for (from, to) in [(agent, node), (node, agent)] {
-        let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
+        let mut from = from.try_clone()?;
+        let mut to = to.try_clone()?;
         spawn(move || {
             // An error of one side ends the connection for both.
             let how = if io::copy(&mut from, &mut to).is_ok() {

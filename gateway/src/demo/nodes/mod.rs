@@ -97,11 +97,9 @@ impl NodesDemo {
         wait_for_members(&mut events, &mut nodes, &admin_token)?;
 
         let first = &nodes[0].place;
-        let (address, admin_address, ca_file) = (
-            first.address,
-            first.admin_address,
-            first.data_dir.join("dev-ca.crt"),
-        );
+        let address = first.address;
+        let admin_address = first.admin_address;
+        let ca_file = first.data_dir.join("dev-ca.crt");
         let settings = AgentSettings {
             nodes: nodes.iter().map(|node| node.place.address).collect(),
             ca_file: ca_file.clone(),
@@ -170,7 +168,8 @@ impl NodesDemo {
     fn log_ended(&mut self) {
         for node in &mut self.nodes {
             if let Some(status) = node.part.newly_ended() {
-                let (name, log) = (&node.part.name, node.place.log.display());
+                let name = &node.part.name;
+                let log = node.place.log.display();
                 tracing::warn!(
                     "{name} has ended ({status}): the other nodes go on; its log is {log}"
                 );

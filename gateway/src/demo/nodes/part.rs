@@ -268,7 +268,8 @@ pub fn become_program(
 ) -> io::Error {
     let prepare = || {
         if let Some(User { id, group }) = user {
-            let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(group));
+            let uid = Uid::from_raw(id);
+            let gid = Gid::from_raw(group);
             set_thread_groups(&[])?;
             set_thread_res_gid(gid, gid, gid)?;
             set_thread_res_uid(uid, uid, uid)?;

@@ -23,7 +23,9 @@ pub(super) struct Ports {
 impl Ports {
     /// Takes `count` ports from each of the two on; free ports in place of 0.
     pub(super) fn hold(count: usize, port: u16, admin_port: u16) -> Result<Self, NodesError> {
-        let (mut callers, mut admin, mut held) = (Vec::new(), Vec::new(), Vec::new());
+        let mut callers = Vec::new();
+        let mut admin = Vec::new();
+        let mut held = Vec::new();
         for (ports, option, first) in [
             (&mut callers, "--port", port),
             (&mut admin, "--admin-port", admin_port),
@@ -36,7 +38,8 @@ impl Ports {
                     first.saturating_add(u16::try_from(number).unwrap_or(u16::MAX))
                 };
                 let (found, socket) = bind(wanted).map_err(|error| {
-                    let (node, port) = (number + 1, wanted);
+                    let node = number + 1;
+                    let port = wanted;
                     NodesError::Port {
                         option,
                         first,

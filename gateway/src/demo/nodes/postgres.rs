@@ -37,7 +37,8 @@ pub(super) struct Server {
 impl Server {
     /// Starts the server. It takes connections when this returns.
     pub(super) fn start(data_dir: &Path, events: &mut Events) -> Result<Self, NodesError> {
-        let (folder, user) = (data_dir.join("postgres"), programs::user());
+        let folder = data_dir.join("postgres");
+        let user = programs::user();
         let data = folder.join("data");
         let wanted = fs::read_to_string(data.join("PG_VERSION"))
             .ok()

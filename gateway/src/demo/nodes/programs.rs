@@ -165,7 +165,8 @@ mod tests {
     fn the_newest_version_is_found_in_the_path_and_in_the_folder_of_the_packages() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().canonicalize().unwrap().join(name);
-        let (installed, linked) = (at("installed"), at("linked"));
+        let installed = at("installed");
+        let linked = at("linked");
         install(&installed.join("9.6/bin"), "9.6.24");
         install(&installed.join("15/bin"), "15.14 (Debian 15.14-0+deb12u1)");
         let find = |path: &Path, wanted| Programs::find(path.as_os_str(), &installed, wanted);

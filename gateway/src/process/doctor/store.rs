@@ -374,7 +374,8 @@ fn other_nodes(out: &mut Examination, own: SocketAddr, roster: &Roster) {
         .collect();
     let mut reached = Vec::new();
     for row in &others {
-        let (slot, address) = (row.slot.get(), row.peer_address);
+        let slot = row.slot.get();
+        let address = row.peer_address;
         match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
             Ok(_) => reached.push(format!("node {slot} at {address}")),
             Err(error) => out.failed(

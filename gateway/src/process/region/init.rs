@@ -59,7 +59,8 @@ pub fn init(config: &Config) -> Result<Created, RegionError> {
     let source = source(config)?;
     PostgresStore::create(&source)?;
     let region = PostgresStore::new(&source)?.check()?;
-    let (name, database) = (config.region.apex().to_owned(), settings.to_string());
+    let name = config.region.apex().to_owned();
+    let database = settings.to_string();
     Ok(Created {
         name,
         database,

@@ -27,7 +27,8 @@ pub struct Repaired {
 /// rights of its owner. `may_discard` allows that changes after those of the folder are lost, if the database does not have all of
 /// them any more.
 pub fn repair(config: &Config, may_discard: bool) -> Result<Repaired, RegionError> {
-    let (folder, source) = (&config.data_dir, source(config)?);
+    let folder = &config.data_dir;
+    let source = source(config)?;
     let (copy, secrets) = as_owner(folder, || read_folder(folder, &source), source_problem)?;
     let entry = AuditEntry {
         at: Timestamp::now(),

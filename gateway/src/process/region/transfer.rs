@@ -177,7 +177,8 @@ impl<'a> Export<'a> {
         let incomplete = self.incomplete();
         let mut new = SqliteStore::open(&incomplete)?;
         new.fill(contents)?;
-        let (source, written) = (contents.summary()?, Contents::read(&mut new)?.summary()?);
+        let source = contents.summary()?;
+        let written = Contents::read(&mut new)?.summary()?;
         if source != written {
             return Err(destination(self.folder, &source.difference(&written)));
         }

@@ -112,7 +112,8 @@ fn receive_from_successor(
     follow: impl Fn(Update) -> Result<(), TakeoverError>,
 ) -> TakeoverError {
     let began = Instant::now();
-    let (mut checked, mut is_followed) = (began, false);
+    let mut checked = began;
+    let mut is_followed = false;
     // Steps of a change so far. The successor has all of them in memory, too.
     let mut change = Vec::new();
     loop {
@@ -205,7 +206,8 @@ mod tests {
     fn answers_apply_to_the_request_of_their_number_and_requests_without_one_are_refused() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut successor = Channel::new(theirs).unwrap();
-        let ((charges, asking), pending) = (SuccessorBuckets::new(), PendingCharges::default());
+        let (charges, asking) = SuccessorBuckets::new();
+        let pending = PendingCharges::default();
         let (alive, ended) = bounded::<Infallible>(0);
         let sender_pending = pending.clone();
         let sending = std::thread::spawn(move || {

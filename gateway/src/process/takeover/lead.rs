@@ -38,7 +38,8 @@ pub(super) fn lead(
     let socket = channel.socket().try_clone()?;
     let (replies, answers) = bounded(limits::CHARGES);
     let (alive, ended) = bounded::<Infallible>(0);
-    let (reading, workers) = (Arc::clone(control), Arc::clone(peers));
+    let reading = Arc::clone(control);
+    let workers = Arc::clone(peers);
     std::thread::Builder::new()
         .name("gw-predecessor".to_owned())
         .spawn(move || {
@@ -46,7 +47,8 @@ pub(super) fn lead(
             tracing::info!(%error, "the predecessor has ended");
             drop(alive);
         })?;
-    let (control, predecessor) = (Arc::clone(control), ended.clone());
+    let control = Arc::clone(control);
+    let predecessor = ended.clone();
     std::thread::Builder::new().name("gw-changes".to_owned()).spawn(move || {
         let mut sender = Sending::new(&socket, &control, answers, position);
         if let Err(error) = sender.run(&predecessor) {
@@ -443,7 +445,8 @@ mod tests {
     #[test]
     fn a_predecessor_of_another_database_ends() {
         let [folder, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let (first, same) = (start(&folder), start(&other));
+        let first = start(&folder);
+        let same = start(&other);
         assert_eq!(first.control.revision(), same.control.revision());
         drop(same);
         let _second = take_over(&first, &other, || ());
@@ -534,7 +537,8 @@ mod tests {
         let (_replies, answers) = bounded(1);
         let receiving = std::thread::spawn(move || {
             let mut channel = Channel::new(theirs).unwrap();
-            let (mut parts, mut received) = (0, 0);
+            let mut parts = 0;
+            let mut received = 0;
             loop {
                 let TakeoverMessage::Change { steps, position } = channel.receive().unwrap() else {
                     panic!()

@@ -165,7 +165,8 @@ mod tests {
         {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let socket = || TcpListener::bind("127.0.0.1:0").unwrap();
-            let (callers, admin) = (vec![socket()], socket());
+            let callers = vec![socket()];
+            let admin = socket();
             send(
                 &ours,
                 &Listeners {

@@ -75,7 +75,8 @@ impl Successor {
         membership: Option<CarriedNode>,
         position: Position,
     ) -> Result<(), TakeoverError> {
-        let (position, clock_ahead_us) = (Some(position), gw_shared::clock::followed());
+        let position = Some(position);
+        let clock_ahead_us = gw_shared::clock::followed();
         self.channel.send(&TakeoverMessage::Store {
             tunnels,
             membership,

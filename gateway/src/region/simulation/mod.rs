@@ -98,8 +98,9 @@ fn run_world(world: &mut World, heal: Duration, restarts: bool) -> Result<Run, S
             .unwrap_or_else(|| format!("converged after {converged_after:?}"));
         return Err(format!("not converged within {limit:?}: {state}"));
     };
-    let (checks, answered, (revoked, pending)) =
-        (world.checks.clone(), world.answered, world.revoked());
+    let checks = world.checks.clone();
+    let answered = world.answered;
+    let (revoked, pending) = world.revoked();
     Ok(Run {
         converged_after,
         has_silent_row,

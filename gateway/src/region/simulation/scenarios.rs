@@ -572,7 +572,8 @@ fn a_false_beat_is_forgotten_with_its_session() {
     let mut now = Instant::now();
     let mut machine = Membership::new(config(), now);
     let mut engine = FakeEngine::new();
-    let (mut is_forged, mut beats) = (false, Vec::new());
+    let mut is_forged = false;
+    let mut beats = Vec::new();
     for _ in 0..20 {
         now += CALL_TIMEOUT;
         let Some(call) = next_call(&mut machine, now) else {

@@ -92,7 +92,8 @@ impl Schedule {
         let hosts = 2 + random.index(4);
         let has_twin = random.percent(10);
         let hosts_in_all = hosts + usize::from(has_twin);
-        let (faults, revocations) = (Vec::new(), Vec::new());
+        let faults = Vec::new();
+        let revocations = Vec::new();
         let mut schedule = Self {
             hosts: hosts_in_all,
             has_twin,
@@ -116,7 +117,8 @@ impl Schedule {
         }
         schedule.push_failover(random);
         if random.percent(25) {
-            let (host, at) = (random.index(hosts), random.millis(0, 12_000));
+            let host = random.index(hosts);
+            let at = random.millis(0, 12_000);
             let error = random.below(4 * 86_400) as i64 - 2 * 86_400;
             let at = if random.percent(50) {
                 Duration::ZERO
@@ -152,10 +154,8 @@ impl Schedule {
                 self.faults
                     .push((at, Fault::LoseChanges(1 + random.index(4))));
                 // A host that knows the lost changes, and reads no later ones.
-                let (host, cut) = (
-                    random.index(self.hosts),
-                    at.saturating_sub(random.millis(10, 500)),
-                );
+                let host = random.index(self.hosts);
+                let cut = at.saturating_sub(random.millis(10, 500));
                 self.faults.push((
                     cut,
                     Fault::CutEngine {

@@ -236,7 +236,8 @@ impl World {
         }
         for _ in 0..20 {
             let at = world.random.millis(1_000, 21_000);
-            let (ingress, service) = (world.random.index(world.hosts.len()), world.random.index(8));
+            let ingress = world.random.index(world.hosts.len());
+            let service = world.random.index(8);
             let request = Request {
                 ingress,
                 process: 0,
@@ -419,7 +420,8 @@ impl World {
         if self.hosts[host].process.is_none() || self.is_refused(host, from, shown, &state) {
             return;
         }
-        let (clock, now) = (self.clock(host), self.now);
+        let clock = self.clock(host);
+        let now = self.now;
         let Some(process) = &mut self.hosts[host].process else {
             return;
         };
@@ -489,7 +491,8 @@ impl World {
             return self.lose_call(host);
         }
         let roster = self.engine.roster();
-        let (at, executed) = (self.now + self.engine_delay(host), self.now);
+        let at = self.now + self.engine_delay(host);
+        let executed = self.now;
         if !self.hosts[host].replies_pass || self.loses() {
             return self.lose_call(host);
         }
@@ -510,7 +513,8 @@ impl World {
     fn refuse_call(&mut self, host: usize, process: u64, call: u64) {
         self.lose_call(host);
         if self.random.percent(30) {
-            let (at, result) = (self.now + Duration::from_millis(1), CallResult::Failed);
+            let at = self.now + Duration::from_millis(1);
+            let result = CallResult::Failed;
             self.push(
                 at,
                 Work::Answer {
@@ -565,7 +569,8 @@ impl World {
         while let Some(process) = &mut self.hosts[host].process
             && let Some(action) = process.machine.poll(clock)
         {
-            let (number, slot) = (process.number, process.machine.slot());
+            let number = process.number;
+            let slot = process.machine.slot();
             self.hosts[host].slot = slot.or(self.hosts[host].slot);
             self.act(host, number, action);
         }
@@ -610,7 +615,8 @@ impl World {
                 if let Some(process) = self.process(host, process) {
                     process.called = now;
                 }
-                let (at, generation) = (self.now + self.engine_delay(host), self.engine.generation);
+                let at = self.now + self.engine_delay(host);
+                let generation = self.engine.generation;
                 if self.loses() {
                     return self.lose_call(host);
                 }
@@ -633,7 +639,8 @@ impl World {
                     return;
                 };
                 process.apply_at = (now + delay).max(process.apply_at + Duration::from_micros(1));
-                let (at, number) = (process.apply_at, process.number);
+                let at = process.apply_at;
+                let number = process.number;
                 self.push(
                     at,
                     Work::Applied {
@@ -720,7 +727,8 @@ impl World {
             Decision::Forward(_) => self.fail("a forwarded request is forwarded again"),
             Decision::Admit | Decision::Wait => self.answered += 1,
             Decision::NotOwner { epoch } => {
-                let (ingress, process) = (request.ingress, request.process);
+                let ingress = request.ingress;
+                let process = request.process;
                 match request.attempts.not_owner(request.epoch, epoch) {
                     Retry::GiveUp => return,
                     Retry::AfterEpoch(epoch) => {

@@ -125,7 +125,8 @@ impl Authenticator {
             revision,
             change,
         } = position;
-        let (revision, sum) = (revision.0.to_be_bytes(), sum.to_be_bytes());
+        let revision = revision.0.to_be_bytes();
+        let sum = sum.to_be_bytes();
         self.sign(&[
             b"region",
             origin.as_bytes(),
@@ -138,7 +139,8 @@ impl Authenticator {
 
     /// Authenticates the identity of a node in `gw.nodes`: the session of a node and the address of its `peer_listen`.
     pub(super) fn node(&self, slot: NodeSlot, session: u128, peer_address: SocketAddr) -> Tag {
-        let (slot, session) = (slot.get().to_be_bytes(), session.to_be_bytes());
+        let slot = slot.get().to_be_bytes();
+        let session = session.to_be_bytes();
         self.sign(&[
             b"node",
             &slot,
@@ -176,7 +178,8 @@ impl Authenticator {
             message.extend(*part);
         }
         let signed = hmac::sign(&self.0, &message);
-        let (mut tag, mut element) = (Tag::default(), [0; size_of::<Element>()]);
+        let mut tag = Tag::default();
+        let mut element = [0; size_of::<Element>()];
         let (first, second) = signed.as_ref().split_at(tag.len());
         tag.copy_from_slice(first);
         element.copy_from_slice(second);
@@ -563,7 +566,8 @@ mod tests {
             assert!(known.lock().set.is_none());
         }
         // A set that is ahead is kept, because the records follow; one that is behind is loaded again.
-        let (ahead, behind) = (with(at(6, "f")), with(at(4, "d")));
+        let ahead = with(at(6, "f"));
+        let behind = with(at(4, "d"));
         for known in [&ahead, &behind, &KnownRecords::default()] {
             assert_eq!(known.sum_after(&at(5, "e"), &[]), None);
         }

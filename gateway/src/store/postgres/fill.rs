@@ -47,7 +47,8 @@ impl PostgresStore {
             RecordColumns::chunks(&contents.records, key.codec(&position.origin), &mut set)?;
         let sealed = key.codec(&position.origin).seal_all(secrets, &mut set)?;
         let tag = key.authenticator.region(&position, set.sum());
-        let (sealer, authenticator) = (&key.sealer, &key.authenticator);
+        let sealer = &key.sealer;
+        let authenticator = &key.authenticator;
         self.engine.call(TRANSFER, async |session: &mut Session| {
             session.take_unreplicated();
             let transaction = session.client.transaction().await?;

@@ -246,7 +246,8 @@ impl PostgresInspector {
 }
 
 fn engine_state(row: &Row) -> EngineState {
-    let (host, port): (Option<String>, Option<i32>) = (row.get(0), row.get(1));
+    let host: Option<String> = row.get(0);
+    let port: Option<i32> = row.get(1);
     let address = host.zip(port).map(|(host, port)| {
         // An IPv6 address has colons.
         if host.contains(':') {
@@ -255,8 +256,11 @@ fn engine_state(row: &Row) -> EngineState {
             format!("{host}:{port}")
         }
     });
-    let (commit, names): (&str, &str) = (row.get(7), row.get(8));
-    let (standbys, known, synchronous): (i64, i64, i64) = (row.get(9), row.get(10), row.get(11));
+    let commit: &str = row.get(7);
+    let names: &str = row.get(8);
+    let standbys: i64 = row.get(9);
+    let known: i64 = row.get(10);
+    let synchronous: i64 = row.get(11);
     let waits = !names.is_empty() && !["off", "local"].contains(&commit);
     EngineState {
         address,

@@ -146,7 +146,8 @@ impl ProvenKeys {
             || StoreError::Corrupt("gw.nodes has a row that no gateway writes".to_owned());
         let (slot, session, _) = nodes::identity(row).ok_or_else(invalid)?;
         let state = NodeState::parse(column(row, 3)?).ok_or_else(invalid)?;
-        let (version, proofs): (&str, Option<&[u8]>) = (column(row, 4)?, column(row, 5)?);
+        let version: &str = column(row, 4)?;
+        let proofs: Option<&[u8]> = column(row, 5)?;
         let proofs: Vec<&[u8]> = proofs
             .unwrap_or_default()
             .chunks(size_of::<Tag>())

@@ -40,7 +40,8 @@ pub(super) async fn read_all(
             return Ok(Err(error));
         }
     }
-    let (newest, most) = (read.position.revision.0, limits::RECENT_CHANGES as i64);
+    let newest = read.position.revision.0;
+    let most = limits::RECENT_CHANGES as i64;
     let recent = transaction.query(RECENT, &[&newest, &most]).await?;
     Ok(read.finish(&region, &recent))
 }
@@ -75,8 +76,9 @@ impl<'a> AuthenticRecords<'a> {
     }
 
     fn add(&mut self, row: &Row) -> Result<(), StoreError> {
-        let (kind, id, document): (&str, &str, &str) =
-            (column(row, 0)?, column(row, 1)?, column(row, 2)?);
+        let kind: &str = column(row, 0)?;
+        let id: &str = column(row, 1)?;
+        let document: &str = column(row, 2)?;
         let (tag, element) = self
             .authenticator
             .record(&self.position.origin, kind, id, document);
@@ -91,7 +93,8 @@ impl<'a> AuthenticRecords<'a> {
     }
 
     fn add_secret(&mut self, row: &Row) -> Result<(), StoreError> {
-        let (name, sealed): (&str, &str) = (column(row, 0)?, column(row, 1)?);
+        let name: &str = column(row, 0)?;
+        let sealed: &str = column(row, 1)?;
         let element = self
             .authenticator
             .secret(&self.position.origin, name, sealed);
@@ -138,7 +141,8 @@ fn history(
     let mut history = vec![newest.clone()];
     let mut at = newest.clone();
     for (row, earlier) in changes.iter().zip(changes.iter().skip(1)) {
-        let (revision, change): (i64, &str) = (column(row, 0)?, column(row, 1)?);
+        let revision: i64 = column(row, 0)?;
+        let change: &str = column(row, 1)?;
         let before = Position {
             origin: at.origin.clone(),
             revision: Revision(column(earlier, 0)?),

@@ -222,7 +222,8 @@ impl PostgresStore {
             revision: Revision(after.revision.0 + 1),
             change: change_id.clone(),
         };
-        let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
+        let changed = steps.to_json()?;
+        let detail = entry.detail.to_string();
         // The records are of another position, or were not loaded: the caller catches up.
         let sum = self
             .source
@@ -482,7 +483,8 @@ impl Store for PostgresStore {
                 revision: Revision(revision),
                 change: column(row, 5)?,
             };
-            let (text, tag): (&str, &[u8]) = (column(row, 6)?, column(row, 7)?);
+            let text: &str = column(row, 6)?;
+            let tag: &[u8] = column(row, 7)?;
             if !is_tag(&key.authenticator.change(&before, &after, text), tag) {
                 // The next call fails; the changes before it are genuine.
                 let genuine = (!changes.is_empty()).then_some(History::Changes(changes));

@@ -189,10 +189,8 @@ impl Replacement<'_> {
             return Err(other_key());
         }
         // A node of another version may have migrated the tables since the check of this connection.
-        let (found, known) = (
-            usize::try_from(column::<i32>(region, 5)?).unwrap_or(0),
-            MIGRATIONS.len(),
-        );
+        let found = usize::try_from(column::<i32>(region, 5)?).unwrap_or(0);
+        let known = MIGRATIONS.len();
         match found.cmp(&known) {
             Ordering::Less => Err(StoreError::OlderSchema { found, known }),
             Ordering::Equal => read_position(region),
@@ -231,12 +229,11 @@ impl Replacement<'_> {
             UPDATE gw.records SET tag = new.tag, document = coalesce(new.document, records.document)
             FROM unnest($1::text[], $2::text[], $3::bytea[], $4::text[]) AS new (kind, id, tag, document)
             WHERE records.kind = new.kind AND records.id = new.id";
-        let (page, update) = (
-            transaction.prepare(PAGE).await?,
-            transaction.prepare(UPDATE).await?,
-        );
+        let page = transaction.prepare(PAGE).await?;
+        let update = transaction.prepare(UPDATE).await?;
         let mut last = (String::new(), String::new());
-        let (mut count, mut refused) = (0, RefusedRows::default());
+        let mut count = 0;
+        let mut refused = RefusedRows::default();
         loop {
             let rows = transaction.query(&page, &[&last.0, &last.1, &ROWS]).await?;
             let Some(end) = rows.last() else { break };
@@ -274,8 +271,9 @@ impl Replacement<'_> {
         columns: &mut Columns<'a>,
         refused: &mut RefusedRows,
     ) -> Result<(), StoreError> {
-        let (kind, id, document): (&str, &str, &str) =
-            (column(row, 0)?, column(row, 1)?, column(row, 2)?);
+        let kind: &str = column(row, 0)?;
+        let id: &str = column(row, 1)?;
+        let document: &str = column(row, 2)?;
         let (tag, element) = self
             .earlier
             .authenticator

@@ -58,7 +58,8 @@ impl PostgresStore {
             .call(TRANSFER, async |session: &mut Session| {
                 session.client.query_one(numbers, &[&bound]).await
             })?;
-        let (found, audited): (i64, Option<i64>) = (column(&numbers, 0)?, column(&numbers, 1)?);
+        let found: i64 = column(&numbers, 0)?;
+        let audited: Option<i64> = column(&numbers, 1)?;
         let revision = Revision(
             known
                 .revision

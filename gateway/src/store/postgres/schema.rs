@@ -288,7 +288,8 @@ async fn authenticate(
         let (mut kinds, mut ids, mut tags): (Vec<&str>, Vec<&str>, Vec<Vec<u8>>) =
             Default::default();
         for row in rows {
-            let (kind, id) = (row.get(0), row.get(1));
+            let kind = row.get(0);
+            let id = row.get(1);
             if let Err(error) = check_name(kind, id, row.get(2)) {
                 return Ok(Err(error));
             }

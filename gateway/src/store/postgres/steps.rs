@@ -125,7 +125,8 @@ pub(super) fn from_json(
     codec: RowCodec<'_>,
 ) -> Result<(Vec<Step>, Vec<Effect>), StoreError> {
     let stored: Vec<StoredStep<'_>> = serde_json::from_str(text).map_err(StoreError::corrupt)?;
-    let (mut steps, mut effects) = (Vec::new(), Vec::new());
+    let mut steps = Vec::new();
+    let mut effects = Vec::new();
     for StoredStep { kind, id, document } in stored {
         if kind == SECRET {
             let element =

@@ -191,7 +191,8 @@ pub fn rally(
     let (to_near, from_far) = pipe_between(&far.mailbox, &near.mailbox);
     let hops_left = Arc::new(AtomicUsize::new(hops.max(1)));
     let (done, wait) = crossbeam_channel::bounded(2);
-    let (left, over) = (Arc::clone(&hops_left), done.clone());
+    let left = Arc::clone(&hops_left);
+    let over = done.clone();
     far.run(move || play(from_near, to_near, left, over));
     let start = Instant::now();
     near.run(move || async move {

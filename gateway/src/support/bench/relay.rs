@@ -71,7 +71,8 @@ impl Gateway {
         let service = directory
             .service("acme--api")
             .ok_or(io::ErrorKind::NotFound)?;
-        let (agent, key) = (AgentId::random(), PublicKeyHash::of(&[]));
+        let agent = AgentId::random();
+        let key = PublicKeyHash::of(&[]);
         let party = Party {
             agent,
             key,
@@ -115,13 +116,11 @@ impl Gateway {
     pub async fn relay_http2(&self, request: Request<()>) -> Option<usize> {
         let (parts, ()) = request.into_parts();
         let head = head::request_of_http2(parts, false, limits::REQUEST_HEAD).ok()?;
-        let (mut buffer, mut sink) = (
-            BytesMut::new(),
-            Http2Sink {
-                bytes: 0,
-                begun: false,
-            },
-        );
+        let mut buffer = BytesMut::new();
+        let mut sink = Http2Sink {
+            bytes: 0,
+            begun: false,
+        };
         let mut body = Body {
             decoder: BodyDecoder::new(Framing::None),
             buffer: &mut buffer,
@@ -139,7 +138,8 @@ impl Gateway {
 fn directory() -> Option<Directory> {
     let account = AccountId::new("acme").ok()?;
     let rate = Rate::new(1_000_000, 1_000_000_000)?;
-    let (mut records, created_at) = (Records::default(), Timestamp::now());
+    let mut records = Records::default();
+    let created_at = Timestamp::now();
     let (key, secret) = SERVICE_KEY.strip_prefix("gw_sk_")?.split_once('.')?;
     for number in 0..SERVICES {
         let (id, key) = match number {

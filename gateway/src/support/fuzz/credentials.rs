@@ -164,7 +164,9 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
         created_at: NOW,
     };
     let client = |number: u8| ClientId::new(&format!("gw_ci_{number:020}")).expect("a client's id");
-    let (allowed, disabled, unknown) = (client(1), client(2), client(3));
+    let allowed = client(1);
+    let disabled = client(2);
+    let unknown = client(3);
     records.put(StoredRecord::Credential(CallerSecretRecord {
         id: allowed.clone(),
         access: access("", true),
@@ -179,7 +181,8 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
         access: access(KEY_SECRET, true),
     }));
     records.put(StoredRecord::SigningKey(signing_key_record(2)));
-    let (published, foreign) = (signing_key(2), signing_key(3));
+    let published = signing_key(2);
+    let foreign = signing_key(3);
     let impostor = SigningKey {
         id: published.id.clone(),
         ..signing_key(3)
@@ -199,7 +202,8 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
             Duration::from_secs(600),
         )
     };
-    let (api, other) = (service("api"), service("other"));
+    let api = service("api");
+    let other = service("other");
     let good = claims(&allowed, &api);
     let elsewhere = Claims {
         iss: Region::new("eu2", "example.com").base_url(),

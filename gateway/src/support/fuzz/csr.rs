@@ -38,10 +38,8 @@ pub fn csr(data: &[u8]) {
         Authority::load_or_create(directory.path(), "agent-ca", "fuzzing").expect("an authority")
     });
     let region = region();
-    let (account, agent) = (
-        account(),
-        AgentId::new("ag_00000000000000000000").expect("an agent's id"),
-    );
+    let account = account();
+    let agent = AgentId::new("ag_00000000000000000000").expect("an agent's id");
     let not_after = NOW.after(Duration::from_hours(24));
     let issued = AUTHORITY.issue_agent(&region, &account, &agent, &request, NOW, not_after);
     let issued =

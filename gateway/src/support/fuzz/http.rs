@@ -11,7 +11,8 @@ use crate::limits;
 
 /// The head at the front of `data`, received in pieces of `step` bytes.
 fn find_head(data: &[u8], step: usize) -> Result<Option<Bytes>, InvalidHead> {
-    let (mut scanner, mut buffer) = (HeadScanner::default(), BytesMut::new());
+    let mut scanner = HeadScanner::default();
+    let mut buffer = BytesMut::new();
     for piece in data.chunks(step) {
         buffer.extend_from_slice(piece);
         if let Some(end) = scanner.find_end(&mut buffer, limits::REQUEST_HEAD)? {
@@ -165,9 +166,12 @@ fn decode(
     data: &[u8],
     step: usize,
 ) -> Result<(Vec<u8>, Option<Fields>, usize), InvalidBody> {
-    let (mut decoder, mut buffer, mut body, mut trailers) =
-        (BodyDecoder::new(framing), BytesMut::new(), Vec::new(), None);
-    let (mut pieces, mut given) = (data.chunks(step), 0);
+    let mut decoder = BodyDecoder::new(framing);
+    let mut buffer = BytesMut::new();
+    let mut body = Vec::new();
+    let mut trailers = None;
+    let mut pieces = data.chunks(step);
+    let mut given = 0;
     loop {
         match decoder.decode(&mut buffer)? {
             Some(Part::Data(piece)) => {
@@ -238,10 +242,8 @@ pub fn header_rules(data: &[u8]) {
             .iter()
             .position(|byte| *byte == b':')
             .unwrap_or(line.len());
-        let (name, value) = (
-            HeaderName::from_bytes(&line[..colon]),
-            line.get(colon + 1..).unwrap_or_default(),
-        );
+        let name = HeaderName::from_bytes(&line[..colon]);
+        let value = line.get(colon + 1..).unwrap_or_default();
         if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.trim_ascii())) {
             headers.append(name, value);
         }

@@ -126,7 +126,8 @@ pub fn scope(data: &[u8]) {
     let Ok(scope) = Scope::parse(text) else {
         return;
     };
-    let (account, service) = (&scope.account, &scope.service);
+    let account = &scope.account;
+    let service = &scope.service;
     for written in [
         format!("account:{account} service:{service}"),
         format!(" service:{service}  account:{account}"),

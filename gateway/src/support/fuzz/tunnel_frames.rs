@@ -112,7 +112,8 @@ fn read(endpoint: &mut Endpoint, key: StreamKey) -> Received {
 
 /// The frames that the end sends.
 fn sent(endpoint: &mut Endpoint) -> Vec<u8> {
-    let (mut out, mut bytes) = (Outgoing::default(), Vec::new());
+    let mut out = Outgoing::default();
+    let mut bytes = Vec::new();
     loop {
         endpoint.transmit(&mut out, 64 * 1024);
         if out.is_empty() {

@@ -301,7 +301,8 @@ mod tests {
 
     #[test]
     fn workers_are_added_and_since_returns_the_difference() {
-        let (one, two) = (ServiceCounters::default(), ServiceCounters::default());
+        let one = ServiceCounters::default();
+        let two = ServiceCounters::default();
         one.ended(&label("b--b"), OK);
         two.ended(&label("a--a"), OK);
         two.ended(&label("b--b"), LIMITED);
@@ -314,7 +315,8 @@ mod tests {
             [("a--a", 1), ("b--b", 2)]
         );
 
-        let (before, now) = (&one.report()[0].stats, &sums[1].stats);
+        let before = &one.report()[0].stats;
+        let now = &sums[1].stats;
         assert_eq!(
             now.since(before),
             two.report()

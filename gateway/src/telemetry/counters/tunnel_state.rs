@@ -94,7 +94,8 @@ pub(crate) fn with_shares(mut tunnels: Vec<TunnelReport>) -> Vec<TunnelReport> {
 
 /// Rounded to the nearest; `None` of nothing.
 fn percent(part: u64, total: u64) -> Option<u8> {
-    let (part, total) = (u128::from(part), u128::from(total));
+    let part = u128::from(part);
+    let total = u128::from(total);
     (part * 100 + total / 2)
         .checked_div(total)
         .and_then(|percent| u8::try_from(percent).ok())

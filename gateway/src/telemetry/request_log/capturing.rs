@@ -98,10 +98,8 @@ impl Capturing {
     /// Ends the capture and returns it. The response is included only if there was one.
     pub(crate) fn finish(&self, has_response: bool) -> Option<Box<Capture>> {
         let Halves { request, response } = *self.0.take()?;
-        let (request, response) = (
-            request.map(Half::finish),
-            response.filter(|_| has_response).map(Half::finish),
-        );
+        let request = request.map(Half::finish);
+        let response = response.filter(|_| has_response).map(Half::finish);
         let is_any = request.is_some() || response.is_some();
         is_any.then(|| Box::new(Capture { request, response }))
     }
@@ -221,7 +219,8 @@ mod tests {
 
     #[test]
     fn nothing_is_captured_unless_wanted() {
-        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
+        let capturing = Capturing::default();
+        let budget = CaptureBudget::new(100);
         capturing.begin(Captures::default(), &budget, &Fields::new());
         capturing.request_data(&Bytes::from_static(b"x"));
         assert!(capturing.finish(true).is_none());
@@ -229,7 +228,8 @@ mod tests {
 
     #[test]
     fn credentials_are_left_out_and_interrupted_bodies_are_marked() {
-        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
+        let capturing = Capturing::default();
+        let budget = CaptureBudget::new(100);
         let sent = headers(&[
             ("authorization", "Bearer x"),
             ("cookie", "a=b"),
@@ -247,7 +247,8 @@ mod tests {
         capturing.response_data(&Bytes::from_static(b"par"));
         assert_eq!(budget.0.get(), 94);
         let capture = capturing.finish(true).unwrap();
-        let (request, response) = (capture.request.unwrap(), capture.response.unwrap());
+        let request = capture.request.unwrap();
+        let response = capture.response.unwrap();
         assert_eq!(request.headers, headers(&[("accept", "text/plain")]));
         assert_eq!(
             (
@@ -268,7 +269,8 @@ mod tests {
 
     #[test]
     fn captures_are_bounded_by_size_and_budget() {
-        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(CAPTURE_MAX + 10));
+        let capturing = Capturing::default();
+        let budget = CaptureBudget::new(CAPTURE_MAX + 10);
         capturing.begin(BOTH, &budget, &Fields::new());
         let piece = Bytes::from(vec![0; CAPTURE_MAX - 1]);
         capturing.request_data(&piece);
@@ -277,10 +279,8 @@ mod tests {
         capturing.response_data(&piece);
         capturing.response_ends();
         let capture = capturing.finish(true).unwrap();
-        let (request, response) = (
-            capture.request.unwrap().body,
-            capture.response.unwrap().body,
-        );
+        let request = capture.request.unwrap().body;
+        let response = capture.response.unwrap().body;
         assert_eq!(
             (request.bytes.len(), request.truncated),
             (CAPTURE_MAX, true)
@@ -295,7 +295,8 @@ mod tests {
 
     #[test]
     fn truncated_capture_has_no_gap_when_memory_is_free_again() {
-        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(4));
+        let capturing = Capturing::default();
+        let budget = CaptureBudget::new(4);
         capturing.begin(
             Captures {
                 requests: true,
@@ -317,7 +318,8 @@ mod tests {
 
     #[test]
     fn request_that_was_not_relayed_leaves_no_capture_and_frees_its_budget() {
-        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(10));
+        let capturing = Capturing::default();
+        let budget = CaptureBudget::new(10);
         capturing.begin(BOTH, &budget, &Fields::new());
         capturing.request_data(&Bytes::from_static(b"abc"));
         capturing.request_not_relayed();
@@ -330,7 +332,8 @@ mod tests {
 
     #[test]
     fn dropped_capture_frees_its_budget() {
-        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(10));
+        let capturing = Capturing::default();
+        let budget = CaptureBudget::new(10);
         capturing.begin(
             Captures {
                 requests: true,

@@ -39,7 +39,9 @@ impl Day {
                 .parse::<u16>()
                 .ok()
         };
-        let (year, month, day) = (next(4)?, next(2)?, next(2)?);
+        let year = next(4)?;
+        let month = next(2)?;
+        let day = next(2)?;
         let month = time::Month::try_from(u8::try_from(month).ok()?).ok()?;
         let date = Date::from_calendar_date(year.into(), month, u8::try_from(day).ok()?).ok()?;
         u32::try_from((date - OffsetDateTime::UNIX_EPOCH.date()).whole_days())

@@ -199,7 +199,8 @@ impl DayFile {
             ..
         } = self;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let (mut new_services, mut new_present) = (Vec::new(), Vec::new());
+        let mut new_services = Vec::new();
+        let mut new_present = Vec::new();
         for arrival in entries.chunk_by(|a, b| a.second() == b.second()) {
             let second_ms = arrival[0].second() * SLOT_MS;
             let second = ((second_ms - day.start_ms()) / SLOT_MS) as i64;
@@ -312,7 +313,8 @@ impl Arrival {
                 "INSERT INTO block VALUES ((SELECT coalesce(max(key) + 1, ?1) FROM block
                  WHERE key BETWEEN ?1 AND ?2), ?3, ?4, ?5)",
             )?;
-            let (last, [bits, longest_us]) = (first + LAST_NUMBER, zone_map.columns());
+            let last = first + LAST_NUMBER;
+            let [bits, longest_us] = zone_map.columns();
             let key = insert.insert(params![first, last, bits, longest_us, data])?;
             self.blocks.push(Arrived {
                 service,
@@ -326,7 +328,8 @@ impl Arrival {
     fn write(self, connection: &Connection) -> Result<(), LogError> {
         let blocks = postcard::to_allocvec(&self.blocks)
             .map_err(|_| LogError::Encode("the list of blocks"))?;
-        let (first, [bits, longest_us]) = (arrival_keys(self.second), self.zone_map.columns());
+        let first = arrival_keys(self.second);
+        let [bits, longest_us] = self.zone_map.columns();
         let mut insert = connection.prepare_cached(
             "INSERT INTO arrival VALUES ((SELECT coalesce(max(key) + 1, ?1) FROM arrival
              WHERE key BETWEEN ?1 AND ?2), ?3, ?4, ?5, ?6)",

@@ -93,7 +93,8 @@ impl Reader {
             .flatten();
         let request = columns.map(|Columns { head, body }| {
             let head = Head::read(&head)?;
-            let (truncated, truncated_by) = (head.truncated, head.truncated_by);
+            let truncated = head.truncated;
+            let truncated_by = head.truncated_by;
             let body = BodyCapture {
                 bytes: head.body(body)?.into(),
                 truncated,

@@ -222,7 +222,8 @@ impl RequestLog {
     ) -> Result<(), ArchiveError> {
         if self.archiving.get().is_none() {
             let archive = Arc::new(Archive::with_clock(settings, keys, apex, self.now.clone())?);
-            let (folder, rate) = (self.folder.clone(), settings.bytes_per_second);
+            let folder = self.folder.clone();
+            let rate = settings.bytes_per_second;
             let uploading = Uploading::start(folder, node, Arc::clone(&archive), rate)
                 .map_err(LogError::from)?;
             // A value set by another thread since stays, and this one is dropped.
@@ -346,7 +347,8 @@ impl RequestLog {
         id: RequestId,
         read: impl FnOnce(&Reader, Found) -> Result<Option<T>, LogError>,
     ) -> Result<Option<T>, LogError> {
-        let (day, kept) = (Day::of_ms(id.unix_ms()), self.now.days());
+        let day = Day::of_ms(id.unix_ms());
+        let kept = self.now.days();
         if !kept.contains(&day) {
             return Ok(None);
         }

@@ -129,7 +129,8 @@ impl LogQueue {
 
     /// As [`Self::push`], for records that only the access log has.
     pub fn push_past_log(&self, batch: Batch) {
-        let (cost, counters) = (Cost::of(&batch), &self.counters);
+        let cost = Cost::of(&batch);
+        let counters = &self.counters;
         let is_sent = counters.reserve(cost) && {
             let sent = self
                 .sender
@@ -325,7 +326,8 @@ mod tests {
         assert_eq!((stats.queued_records, stats.queued_bytes), (0, 0));
 
         // Limit of batches, then a queue without a receiver.
-        let (before, one) = (stats.dropped, 1);
+        let before = stats.dropped;
+        let one = 1;
         for _ in 0..limits::LOG_QUEUE_BATCHES + one {
             queue.push(batch(1, 0));
         }

@@ -49,7 +49,8 @@ struct PageEnd(String);
 
 impl Search<'_> {
     pub(super) fn run(mut self) -> Result<Page<RequestView>, LogError> {
-        let (range, kept) = (self.criteria.range_ms(), self.now.days());
+        let range = self.criteria.range_ms();
+        let kept = self.now.days();
         let newest = Day::of_ms(*range.end()).min(*kept.end());
         let oldest = Day::of_ms(*range.start()).max(*kept.start());
         let mut items = Vec::new();
@@ -177,7 +178,8 @@ impl Search<'_> {
             zone,
             longest_us
         ])?;
-        let (mut second, mut current) = (last, Vec::new());
+        let mut second = last;
+        let mut current = Vec::new();
         loop {
             let row = rows.next()?;
             let key: Option<i64> = row.map(|row| row.get(0)).transpose()?;
@@ -334,10 +336,8 @@ fn windows(mut minutes: &[i64], seconds: RangeInclusive<i64>) -> impl Iterator<I
         Some((group[together - 1], group[0]))
     });
     groups.filter_map(move |(first, last)| {
-        let (from, last) = (
-            (first * 60).max(*seconds.start()),
-            (last * 60 + 59).min(*seconds.end()),
-        );
+        let from = (first * 60).max(*seconds.start());
+        let last = (last * 60 + 59).min(*seconds.end());
         (from <= last).then_some((from, last))
     })
 }

@@ -141,8 +141,10 @@ fn secret_at_the_cut_of_a_target_is_masked() {
 #[test]
 fn request_is_shown_as_recorded_without_secrets() {
     let fixture = Fixture::new();
-    let (client, original) = (ClientId::random(), id(NOON_MS - 9, 0));
-    let (agent, failed) = (AgentId::random(), AgentId::random());
+    let client = ClientId::random();
+    let original = id(NOON_MS - 9, 0);
+    let agent = AgentId::random();
+    let failed = AgentId::random();
     let body = vec![b'x'; 10_000];
     let full = RequestRecord {
         method: Method::from_bytes(b"PURGE").unwrap(),
@@ -288,7 +290,8 @@ fn request_is_shown_as_recorded_without_secrets() {
     );
 
     // A record without captured messages, and an unknown id.
-    let (plain, unknown) = (id(NOON_MS, 2), id(NOON_MS, 3));
+    let plain = id(NOON_MS, 2);
+    let unknown = id(NOON_MS, 3);
     assert_eq!(fixture.log.body(plain, Side::Request).unwrap(), None);
     assert!(
         fixture
@@ -316,10 +319,8 @@ fn request_is_shown_as_recorded_without_secrets() {
 /// Writes records of three services over two days, in no order and in several flushes, and returns them.
 fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)> {
     let labels = [LABEL, "acme--other", "globex--api"];
-    let (client, key) = (
-        ClientId::new("gw_ci_00000000000000000000").unwrap(),
-        KeyId::new("0000000000000000").unwrap(),
-    );
+    let client = ClientId::new("gw_ci_00000000000000000000").unwrap();
+    let key = KeyId::new("0000000000000000").unwrap();
     let failed = RecordedAttempt {
         agent_id: Some(AgentId::random()),
         reason: "silent",
@@ -510,13 +511,11 @@ fn searches_return_matching_records_newest_first_in_pages() {
             if from_ms > 0 {
                 query.since = Some(block::time_text(from_ms));
             }
-            let (mut found, mut query) = (
-                Vec::new(),
-                SearchQuery {
-                    limit: Some(limit),
-                    ..query
-                },
-            );
+            let mut found = Vec::new();
+            let mut query = SearchQuery {
+                limit: Some(limit),
+                ..query
+            };
             loop {
                 let page = fixture.log.search_within(&query, work).unwrap();
                 assert!(page.items.len() <= limit);
@@ -672,7 +671,8 @@ fn day_expires_after_seven_days_and_late_records_are_not_written() {
         None,
         "hidden before its file is removed"
     );
-    let (late, ahead) = (id(NOON_MS + 1, 0), id(NOON_MS + 10 * DAY_MS, 0));
+    let late = id(NOON_MS + 1, 0);
+    let ahead = id(NOON_MS + 10 * DAY_MS, 0);
     fixture.write(
         LABEL,
         vec![
@@ -786,7 +786,8 @@ fn damaged_file_is_renamed_and_a_new_one_created() {
 #[test]
 fn damaged_block_is_reported_and_others_are_found() {
     let fixture = Fixture::new();
-    let (good, bad) = (id(NOON_MS, 0), id(NOON_MS + 5000, 0));
+    let good = id(NOON_MS, 0);
+    let bad = id(NOON_MS + 5000, 0);
     fixture.write(
         LABEL,
         vec![RequestRecord::example(good), RequestRecord::example(bad)],

@@ -361,7 +361,8 @@ mod tests {
     #[test]
     fn points_of_one_step_are_added() {
         let plan = SeriesPlan::new(Selection::All, NOW.0, NOW.0 + 60, 30, Timestamp(NOW.0 + 60));
-        let (mut counts, mut others) = (plan.zeros().unwrap(), plan.zeros().unwrap());
+        let mut counts = plan.zeros().unwrap();
+        let mut others = plan.zeros().unwrap();
         let mut totals = Totals {
             classes: [0, 9, 0, 0, 1, 0],
             bytes_in: 3,

@@ -137,14 +137,16 @@ fn less_loaded_of_two<'a, C: Candidate + 'a>(
         .enumerate()
         .filter(|(nth, _)| *nth == first || *nth == second)
         .map(|(_, member)| member);
-    let (one, other) = (two.next()?, two.next());
+    let one = two.next()?;
+    let other = two.next();
     let load = |candidate: &C| {
         candidate.latency(now).max(LATENCY_MIN).as_secs_f64() * (candidate.in_flight() + 1) as f64
     };
     let Some(other) = other else {
         return Some(one.0);
     };
-    let (load_of_one, load_of_other) = (load(one.1), load(other.1));
+    let load_of_one = load(one.1);
+    let load_of_other = load(other.1);
     // Candidates without a difference get equal shares.
     let takes_one = load_of_one < load_of_other || (load_of_one == load_of_other && first < second);
     Some(if takes_one { one.0 } else { other.0 })

@@ -78,7 +78,9 @@ fn full(tunnel: Tunnel) -> Tunnel {
 
 /// Number of times that each candidate is chosen in 1,000 choices.
 fn shares(candidates: &[Tunnel], wanted: Wanted) -> Vec<usize> {
-    let (mut random, now, mut shares) = (Random::new(7), Instant::now(), vec![0; candidates.len()]);
+    let mut random = Random::new(7);
+    let now = Instant::now();
+    let mut shares = vec![0; candidates.len()];
     for _ in 0..1000 {
         match choose(candidates, |_| true, wanted, now, &mut || random.unit()) {
             Choice::Tunnel(index) => shares[index] += 1,

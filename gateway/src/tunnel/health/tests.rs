@@ -251,7 +251,8 @@ fn outcomes_of_attempts_before_an_opening_do_not_count_after_it() {
     let mut tunnel = Tunnel::new();
     let mut earlier: Vec<BegunAttempt> = (0..10).map(|_| tunnel.health.began(tunnel.now)).collect();
     tunnel.fail(&[Unreachable; 3]);
-    let (late_success, late_failure) = (earlier.pop().unwrap(), earlier.pop().unwrap());
+    let late_success = earlier.pop().unwrap();
+    let late_failure = earlier.pop().unwrap();
     tunnel.end(late_success, None);
     tunnel.end(late_failure, Some(Unreachable));
     assert_eq!(tunnel.tier(), HealthTier::Impaired);

@@ -236,8 +236,10 @@ impl CrossNodeRequest {
             .tunnels
             .relay_memory
             .account(&self.request.service.account);
-        let (sent, counted) = (Instant::now(), link.count());
-        let (outbound, share) = (&self.outbound, Rc::clone(memory.share()));
+        let sent = Instant::now();
+        let counted = link.count();
+        let outbound = &self.outbound;
+        let share = Rc::clone(memory.share());
         let opened = tunnel.open_for(share, window::FIRST as usize, !outbound.has_body(), |out| {
             outbound.write(out)
         });

@@ -361,7 +361,8 @@ mod tests {
 
     #[test]
     fn notices_carry_the_tunnel() {
-        let (agent, now) = (AgentId::random(), Instant::now());
+        let agent = AgentId::random();
+        let now = Instant::now();
         let failed_attempts: Box<[_]> = AttemptFailure::ALL
             .into_iter()
             .take(3)

@@ -82,7 +82,8 @@ impl Restoring {
 #[test]
 fn no_gateway_starts_during_a_restore() {
     let restoring = Restoring::begin();
-    let (target, folder) = (restoring.target.clone(), restoring.folder());
+    let target = restoring.target.clone();
+    let folder = restoring.folder();
     let (code, _, message) = run(&mut serve_command(&target));
     assert!(
         code == 1
@@ -128,7 +129,8 @@ fn a_restore_after_one_that_was_killed_begins_again() {
         "half a file",
     )
     .unwrap();
-    let (target, folder) = (restoring.target.clone(), restoring.folder());
+    let target = restoring.target.clone();
+    let folder = restoring.folder();
     let Restoring {
         prepared, process, ..
     } = restoring;
@@ -183,7 +185,8 @@ fn root_restores_with_the_rights_of_the_owner_of_the_folder() {
 
     // The owner puts a link in place of the folder of unchecked files: it leads nowhere that the owner cannot go.
     let restoring = Restoring::begin_with(owned_folder);
-    let (folder, secret) = (restoring.folder(), restoring.prepared.path("of-root"));
+    let folder = restoring.folder();
+    let secret = restoring.prepared.path("of-root");
     fs::create_dir(&secret).unwrap();
     fs::write(secret.join("admin.token"), "of root").unwrap();
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o700)).unwrap();
@@ -214,10 +217,8 @@ fn root_backs_up_with_the_rights_of_the_owner_of_the_folder() {
     assert_eq!(fs::metadata(&file).unwrap().uid(), 0);
 
     // The owner puts a link to a file of root in place of the token, which is sent to the gateway of the owner.
-    let (token, secret) = (
-        prepared.path("target/admin.token"),
-        prepared.path("of-root"),
-    );
+    let token = prepared.path("target/admin.token");
+    let secret = prepared.path("of-root");
     fs::write(&secret, "secret-of-root\n").unwrap();
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     fs::remove_file(&token).unwrap();
@@ -252,7 +253,8 @@ fn a_signal_ends_a_restore_and_leaves_nothing() {
 #[test]
 fn a_signal_ends_a_backup_and_leaves_no_file() {
     let prepared = Prepared::new();
-    let (token, folder) = (prepared.path("token"), prepared.path("backups"));
+    let token = prepared.path("token");
+    let folder = prepared.path("backups");
     fs::write(&token, "t0ken").unwrap();
     fs::create_dir(&folder).unwrap();
     // A gateway that sends a part of a response, and then nothing more until the caller closes the connection.

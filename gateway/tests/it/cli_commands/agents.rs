@@ -53,7 +53,8 @@ fn agents() {
                  ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  yes      1        draining, ended 7s ago: service_not_assigned  \
                  2 of 128  48 %   0.1.0    held back  t4kjPEvq      -\n";
     assert_eq!(out, table);
-    let (mut absent, mut pending) = (agent.clone(), agent.clone());
+    let mut absent = agent.clone();
+    let mut pending = agent.clone();
     absent["tunnels"] = json!([]);
     pending["status"] = json!("pending");
     let replies = || {
@@ -162,10 +163,8 @@ fn tunnels() {
             .append(more.clone().as_object_mut().unwrap());
         tunnel
     };
-    let (ready, of_node_1) = (
-        json!({ "state": "ready", "state_seconds": 60, "requests": 7, "share_percent": 88, "slots": 8, "slots_in_use": 1 }),
-        json!({ "node": 1 }),
-    );
+    let ready = json!({ "state": "ready", "state_seconds": 60, "requests": 7, "share_percent": 88, "slots": 8, "slots_in_use": 1 });
+    let of_node_1 = json!({ "node": 1 });
     let unhealthy = json!({
         "state": "unhealthy", "state_seconds": 5, "state_reason": "no backend takes connections", "standby": true,
         "requests": 1, "share_percent": 12,

@@ -36,10 +36,8 @@ fn a_server_on_another_port_of_this_machine_does_not_get_the_session() {
         return;
     }
     let demo = demo(None);
-    let (folder, console) = (
-        tempfile::tempdir().unwrap(),
-        demo.about.console_url.as_str(),
-    );
+    let folder = tempfile::tempdir().unwrap();
+    let console = demo.about.console_url.as_str();
     let jar = folder.path().join("cookies");
     let (seen, cookies) = mpsc::channel();
     let thief = backend::start(move |mut peer| {

@@ -12,13 +12,12 @@ use crate::support::{demo, eventually, modified_agent, setup};
 #[test]
 fn every_page_requires_a_session_and_sends_security_headers() {
     let demo = demo(None);
-    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
     let records = control.records();
-    let (agent, client, key) = (
-        records.agents.keys().next().unwrap(),
-        records.credentials.keys().next().unwrap(),
-        records.service_keys.keys().next().unwrap(),
-    );
+    let agent = records.agents.keys().next().unwrap();
+    let client = records.credentials.keys().next().unwrap();
+    let key = records.service_keys.keys().next().unwrap();
     let token = setup::enrollment_token(control, "demo", &["echo"]);
     for (path, holds) in [
         ("/".to_owned(), "demo--echo.eu1.gw.localhost"),
@@ -161,7 +160,8 @@ fn the_overview_lists_the_errors_of_the_last_hour() {
 #[test]
 fn state_of_tunnels_and_lost_redundancy_are_shown() {
     let demo = demo(None);
-    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
     let ready = control.records().agents.into_values().next().unwrap();
     for page in [
         "/tunnels".to_owned(),
@@ -212,7 +212,8 @@ fn state_of_tunnels_and_lost_redundancy_are_shown() {
 #[test]
 fn an_account_is_created_changed_and_deleted_with_forms() {
     let demo = demo(None);
-    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
 
     // The error is shown at its field, and the typed text is kept.
     let wrong = browser.submit("/accounts", "/accounts", &[("id", "NO WAY")]);
@@ -330,10 +331,8 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     assert_eq!(browser.submit(page, page, &[("modes", "jwt")]).status, 422);
 
     for (path, prefix) in [("credentials", "gw_cs_"), ("service-keys", "gw_sk_")] {
-        let (list, new) = (
-            format!("/accounts/acme/{path}"),
-            format!("/accounts/acme/new-{path}"),
-        );
+        let list = format!("/accounts/acme/{path}");
+        let new = format!("/accounts/acme/new-{path}");
         assert_eq!(browser.submit(&new, &list, &[("name", "ci")]).status, 422);
         let made = browser.submit(&new, &list, &[("name", "ci"), ("allowed_services", "api")]);
         let secret = made.between("aria-labelledby=\"secret-title\">", "<");
@@ -441,11 +440,9 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
             .between("id=\"backend_port-error\">", "<")
             .contains("from 1 to 65535")
     );
-    let (uses, lifetime, port) = (
-        ("uses", "50"),
-        ("expires_in", "12h"),
-        ("backend_port", "8080"),
-    );
+    let uses = ("uses", "50");
+    let lifetime = ("expires_in", "12h");
+    let port = ("backend_port", "8080");
     let fields = [
         ("services", "api"),
         ("approval", "manual"),
@@ -548,7 +545,8 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
 #[test]
 fn agents_are_renamed_revoked_and_deleted() {
     let demo = demo(None);
-    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
     let agent = control.records().agents.keys().next().unwrap().to_string();
     let page = format!("/accounts/demo/agents/{agent}");
     let renamed = browser.submit(&page, &page, &[("name", "edge <b>"), ("services", "echo")]);
@@ -637,7 +635,8 @@ fn release_keys_that_an_agent_accepts_are_shown() {
     const RELEASE_KEY: &str = "t4kjPEvqLr7T1xWmcCbXnJ0yDbdUPyDhEdbsVZ2qRpw=";
     let demo = demo(None);
     let agent = modified_agent::enroll(&demo);
-    let (mut tunnel, mut browser) = (agent.tunnel(&demo), Browser::signed_in(&demo));
+    let mut tunnel = agent.tunnel(&demo);
+    let mut browser = Browser::signed_in(&demo);
     let page = format!(
         "/accounts/{}/agents/{}",
         modified_agent::ACCOUNT,
@@ -655,7 +654,8 @@ fn release_keys_that_an_agent_accepts_are_shown() {
 #[test]
 fn the_agents_of_an_enrollment_token_are_listed() {
     let demo = demo(None);
-    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
     let agent = control.records().agents.into_values().next().unwrap();
     let token = agent.enrollment_token.clone().unwrap();
     let page = browser.get("/accounts/demo/agents");
@@ -714,7 +714,8 @@ fn the_agents_of_an_enrollment_token_are_listed() {
 #[test]
 fn items_beyond_the_listed_ones_are_kept_on_save() {
     let demo = demo(None);
-    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
     for number in 0..502 {
         setup::service(control, "many", &format!("s{number:03}"));
     }
@@ -764,7 +765,8 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
 #[test]
 fn names_and_url_values_are_escaped_on_every_page() {
     let demo = demo(None);
-    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
     let name = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
     let new = NewCallerSecret {
         name: Some(name.to_owned()),

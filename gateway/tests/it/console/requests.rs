@@ -18,7 +18,8 @@ use crate::support::{backend, demo, eventually, options};
 #[test]
 fn recorded_requests_are_found_shown_and_replayed() {
     let demo = demo(None);
-    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
     let capture = ServiceChanges {
         capture_request_body: Some(true),
         capture_response_body: Some(true),
@@ -151,8 +152,10 @@ fn a_replay_changes_only_the_edited_parts() {
             peer.send("HTTP/1.1 204 No Content\r\n\r\n");
         }
     })));
-    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
-    let (mut caller, key) = (connect(&demo), demo.about.service_key.clone());
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    let mut caller = connect(&demo);
+    let key = demo.about.service_key.clone();
     let mut call = |browser: &mut Browser| {
         let fields = b"X-Bytes: \xff\xfe\r\nX-A: 1\r\nCookie: a=b\r\nContent-Type: text/plain\r\nContent-Length: 6";
         let head = format!("OPTIONS * HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
@@ -307,7 +310,8 @@ fn a_replay_changes_only_the_edited_parts() {
 #[test]
 fn failed_attempts_are_found_and_shown() {
     let folder = tempfile::tempdir().unwrap();
-    let (ids, agents) = (RequestIds::new(), [AgentId::random(), AgentId::random()]);
+    let ids = RequestIds::new();
+    let agents = [AgentId::random(), AgentId::random()];
     let record = |attempts: &[AgentId]| RequestRecord {
         id: ids.next_id(),
         method: Method::GET,
@@ -335,7 +339,8 @@ fn failed_attempts_are_found_and_shown() {
         trace_id: None,
         capture: None,
     };
-    let (plain, retried) = (record(&[]), record(&agents));
+    let plain = record(&[]);
+    let retried = record(&agents);
     let [plain_id, id] = [plain.id, retried.id].map(|id| id.to_string());
     let log = RequestLog::open(&folder.path().join("requests")).unwrap();
     log.queue().push(Batch {

@@ -94,7 +94,8 @@ impl HostileGateway {
                 .with_single_cert(vec![certificate.into()], PrivateKeyDer::from(key))
                 .unwrap();
         config.alpn_protocols = vec![tunnel::ALPN.to_vec(), b"http/1.1".to_vec()];
-        let (config, listener) = (Arc::new(config), TcpListener::bind("127.0.0.1:0").unwrap());
+        let config = Arc::new(config);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!(
             "https://eu1.gw.localhost:{}",
             listener.local_addr().unwrap().port()

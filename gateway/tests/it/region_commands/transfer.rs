@@ -247,7 +247,8 @@ fn root_imports_and_exports_with_the_rights_of_the_owner_of_the_folder() {
     owned(&data);
 
     // The owner puts a link to a file of root in place of a secret.
-    let (token, secret) = (data.join("admin.token"), old.path().join("of-root"));
+    let token = data.join("admin.token");
+    let secret = old.path().join("of-root");
     fs::write(&secret, "secret-of-root\n").unwrap();
     fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
     fs::rename(&token, data.join("aside")).unwrap();

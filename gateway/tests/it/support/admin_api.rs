@@ -48,11 +48,9 @@ impl Api<'_> {
                 .map_or("", |value| value.to_str().unwrap())
                 .to_owned()
         };
-        let (content_type, location, cache_control) = (
-            header("content-type"),
-            header("location"),
-            header("cache-control"),
-        );
+        let content_type = header("content-type");
+        let location = header("location");
+        let cache_control = header("cache-control");
         let status = response.status().as_u16();
         let body = response.body_mut().read_to_string().unwrap();
         let body = if body.is_empty() {

@@ -14,7 +14,8 @@ pub(crate) fn start(serve: impl Fn(Peer<TcpStream>) + Send + Sync + 'static) -> 
     let serve = Arc::new(serve);
     thread::spawn(move || {
         for connection in listener.incoming() {
-            let (connection, serve) = (connection.unwrap(), Arc::clone(&serve));
+            let connection = connection.unwrap();
+            let serve = Arc::clone(&serve);
             connection.set_nodelay(true).unwrap();
             connection.set_read_timeout(Some(SOON)).unwrap();
             thread::spawn(move || serve(Peer::new(connection)));

@@ -35,7 +35,8 @@ impl Gate {
         let known = Arc::clone(&passage);
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let (target, passage) = (target.clone(), Arc::clone(&known));
+                let target = target.clone();
+                let passage = Arc::clone(&known);
                 std::thread::spawn(move || serve(client, &target, &passage));
             }
         });
@@ -68,7 +69,8 @@ fn serve(
         Target::Tcp(address) => {
             let server = TcpStream::connect(address)?;
             server.set_nodelay(true)?;
-            let (from, to) = (server.try_clone()?, server.try_clone()?);
+            let from = server.try_clone()?;
+            let to = server.try_clone()?;
             carry_both(
                 client,
                 from,
@@ -79,7 +81,8 @@ fn serve(
         }
         Target::Unix(path) => {
             let server = UnixStream::connect(path)?;
-            let (from, to) = (server.try_clone()?, server.try_clone()?);
+            let from = server.try_clone()?;
+            let to = server.try_clone()?;
             carry_both(
                 client,
                 from,
@@ -98,7 +101,8 @@ fn carry_both(
     close_server: impl Fn() -> io::Result<()>,
     passage: &Arc<(Mutex<Passage>, Condvar)>,
 ) -> io::Result<()> {
-    let (mut from_client, mut to_client) = (client.try_clone()?, client);
+    let mut from_client = client.try_clone()?;
+    let mut to_client = client;
     let known = Arc::clone(passage);
     std::thread::spawn(move || {
         let ended = carry(&mut from_server, &mut to_client, &known);

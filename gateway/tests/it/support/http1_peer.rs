@@ -108,8 +108,9 @@ impl<S: Read + Write> Peer<S> {
     }
 
     pub(crate) fn body(&mut self, framing: Framing) -> io::Result<(Vec<u8>, Fields)> {
-        let (mut decoder, mut body, mut trailers) =
-            (BodyDecoder::new(framing), Vec::new(), Fields::new());
+        let mut decoder = BodyDecoder::new(framing);
+        let mut body = Vec::new();
+        let mut trailers = Fields::new();
         loop {
             match decoder.decode(&mut self.buffer).unwrap() {
                 Some(Part::Data(data)) => body.extend_from_slice(&data),

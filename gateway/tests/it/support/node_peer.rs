@@ -46,15 +46,14 @@ pub(crate) fn serve_in_place(
         .with_single_cert(vec![certificate], key)
         .unwrap();
     config.alpn_protocols = vec![ALPN_CONTROL.to_vec()];
-    let (config, answer) = (Arc::new(config), Arc::new(answer));
+    let config = Arc::new(config);
+    let answer = Arc::new(answer);
     let socket = process::hold(address);
     socket.listen(16).unwrap();
     std::thread::spawn(move || {
         for connection in TcpListener::from(socket).incoming().flatten() {
-            let (session, answer) = (
-                ServerConnection::new(Arc::clone(&config)).unwrap(),
-                Arc::clone(&answer),
-            );
+            let session = ServerConnection::new(Arc::clone(&config)).unwrap();
+            let answer = Arc::clone(&answer);
             std::thread::spawn(move || {
                 let mut peer = Peer::new(StreamOwned::new(session, connection));
                 while peer.request().is_ok() {

@@ -365,16 +365,18 @@ pub(crate) struct Proxy {
 impl Proxy {
     fn start(server: PathBuf) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (address, loses_replies) =
-            (listener.local_addr().unwrap(), Arc::<AtomicBool>::default());
+        let address = listener.local_addr().unwrap();
+        let loses_replies = Arc::<AtomicBool>::default();
         let loses = Arc::clone(&loses_replies);
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let Ok(server) = UnixStream::connect(&server) else {
                     continue;
                 };
-                let (mut from_client, mut to_client) = (client.try_clone().unwrap(), client);
-                let (mut to_server, mut from_server) = (server.try_clone().unwrap(), server);
+                let mut from_client = client.try_clone().unwrap();
+                let mut to_client = client;
+                let mut to_server = server.try_clone().unwrap();
+                let mut from_server = server;
                 std::thread::spawn(move || io::copy(&mut from_client, &mut to_server));
                 let loses = Arc::clone(&loses);
                 std::thread::spawn(move || pass_replies(&mut from_server, &mut to_client, &loses));

@@ -43,7 +43,8 @@ impl Prepared {
         setup::service(control, "demo", "echo");
         let (_, service_key) = setup::service_key(control, "demo", &["echo"]);
         for name in names {
-            let (ca, state) = (data_dir.join("dev-ca.crt"), directory.path().join(name));
+            let ca = data_dir.join("dev-ca.crt");
+            let state = directory.path().join(name);
             setup::agent(
                 control,
                 "demo",

@@ -46,10 +46,8 @@ struct Balancer {
 impl Balancer {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (address, nodes) = (
-            listener.local_addr().unwrap(),
-            Arc::<Mutex<Vec<SocketAddr>>>::default(),
-        );
+        let address = listener.local_addr().unwrap();
+        let nodes = Arc::<Mutex<Vec<SocketAddr>>>::default();
         let known = Arc::clone(&nodes);
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -60,10 +58,11 @@ impl Balancer {
                     nodes.iter().find_map(|node| TcpStream::connect(node).ok())
                 };
                 let Some(node) = node else { continue };
-                let (mut from_client, mut to_node) =
-                    (client.try_clone().unwrap(), node.try_clone().unwrap());
+                let mut from_client = client.try_clone().unwrap();
+                let mut to_node = node.try_clone().unwrap();
                 std::thread::spawn(move || carry(&mut from_client, &mut to_node));
-                let (mut from_node, mut to_client) = (node, client);
+                let mut from_node = node;
+                let mut to_client = client;
                 std::thread::spawn(move || carry(&mut from_node, &mut to_client));
             }
         });

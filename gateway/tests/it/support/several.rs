@@ -118,7 +118,8 @@ impl Several {
 
     /// Changes the setting `retries` of the service by the administration API. Returns once it is in force.
     pub(crate) fn set_retries(&self, retries: bool) {
-        let (address, changes) = (self.gateway.admin_address(), json!({ "retries": retries }));
+        let address = self.gateway.admin_address();
+        let changes = json!({ "retries": retries });
         assert_eq!(
             self.prepared
                 .administer(address, "PATCH", "/accounts/demo/services/echo", &changes),
@@ -176,7 +177,8 @@ impl Scripted {
         mut tunnel: Tunnel,
         act: impl Fn(&mut Tunnel, &Attempt) -> bool + Send + 'static,
     ) {
-        let (sender, count) = (self.sender.clone(), Arc::clone(&self.count));
+        let sender = self.sender.clone();
+        let count = Arc::clone(&self.count);
         thread::spawn(move || {
             while let Ok(request) = tunnel.next_of(Kind::Request) {
                 let Frame {
@@ -217,7 +219,9 @@ impl Scripted {
 
 /// Reads the body of a request to its end; returns it with its trailers.
 pub(crate) fn body(tunnel: &mut Tunnel, attempt: &Attempt) -> (Vec<u8>, String) {
-    let (mut body, mut is_whole, mut trailers) = (Vec::new(), attempt.is_whole, String::new());
+    let mut body = Vec::new();
+    let mut is_whole = attempt.is_whole;
+    let mut trailers = String::new();
     while !is_whole {
         let next = tunnel.next().unwrap();
         if next.stream != attempt.stream {
@@ -311,8 +315,8 @@ impl Recording {
                         .to_owned()
                 };
                 let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
-                let (number, trailer) =
-                    (text(&head.headers, "x-number"), text(&trailers, "x-check"));
+                let number = text(&head.headers, "x-number");
+                let trailer = text(&trailers, "x-check");
                 let method = head.method.to_string();
                 known.lock().unwrap().push(Recorded {
                     method,

@@ -17,8 +17,10 @@ pub(crate) struct Stopwatch {
 impl Stopwatch {
     pub(crate) fn start() -> Self {
         const PERIOD: Duration = Duration::from_millis(5);
-        let (busy_us, ended) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let (sum, stop) = (Arc::clone(&busy_us), Arc::clone(&ended));
+        let busy_us = Arc::<AtomicU64>::default();
+        let ended = Arc::<AtomicBool>::default();
+        let sum = Arc::clone(&busy_us);
+        let stop = Arc::clone(&ended);
         thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 let slept = Instant::now();

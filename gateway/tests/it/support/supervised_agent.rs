@@ -71,8 +71,9 @@ impl Agent<'_> {
                 self.0.store(true, Ordering::Relaxed);
             }
         }
-        let (stop, prepared, address) =
-            (AtomicBool::new(false), self.prepared, self.gateway.address);
+        let stop = AtomicBool::new(false);
+        let prepared = self.prepared;
+        let address = self.gateway.address;
         thread::scope(|scope| {
             let callers: Vec<_> = ["/slow", "/"]
                 .into_iter()

@@ -67,7 +67,8 @@ fn freeze(site: &Site, node: usize) -> Result<(), Failure> {
 
 /// Cuts a node off from PostgreSQL until the others have declared it dead, and waits until it has rejoined.
 fn cut_from_engine(site: &Site, node: usize) -> Result<(), Failure> {
-    let (machine, engine) = (Machine::Node(node), Machine::Engine(0));
+    let machine = Machine::Node(node);
+    let engine = Machine::Engine(0);
     site.world.cut(machine, engine)?;
     std::thread::sleep(FROZEN);
     let is_dead = is_dead(site, node);

@@ -242,7 +242,8 @@ impl Site {
             "/accounts/demo/credentials",
             &self.secret_of_all(),
         )?;
-        let (id, secret) = (text(&client, "client_id"), text(&client, "client_secret"));
+        let id = text(&client, "client_id");
+        let secret = text(&client, "client_secret");
         let scope = format!("account%3Ademo%20service%3A{}", self.services[service].id);
         Ok(format!(
             "grant_type=client_credentials&client_id={id}&client_secret={secret}&scope={scope}"

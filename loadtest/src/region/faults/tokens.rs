@@ -23,7 +23,8 @@ pub(super) fn run(gateway: &Path, table: &mut Table) -> Result<(), Failure> {
             ..Plan::default()
         },
     )?;
-    let (node, engine) = (Machine::Node(0), Machine::Engine(0));
+    let node = Machine::Node(0);
+    let engine = Machine::Engine(0);
     let peers: Vec<Machine> = (1..NODES).map(Machine::Node).collect();
     for (name, machines) in [
         ("PostgreSQL", vec![engine]),

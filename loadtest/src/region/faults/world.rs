@@ -84,7 +84,8 @@ impl World {
         ip(&format!("netns add {hub}"))?;
         ip_in(&hub, "link add br0 type bridge\nlink set br0 up")?;
         for machine in Machine::all() {
-            let (name, number) = (machine.namespace(), machine.number());
+            let name = machine.namespace();
+            let number = machine.number();
             ip(&format!(
                 "netns add {name}\nlink add v{number} netns {hub} type veth peer name eth0 address {} netns {name}",
                 machine.link_address()

@@ -620,7 +620,8 @@ mod tests {
     #[test]
     fn options_in_connection_are_bounded() {
         let with = |first: usize, second: usize| {
-            let (first, second) = (vec!["x"; first].join(","), vec!["y"; second].join(", "));
+            let first = vec!["x"; first].join(",");
+            let second = vec!["y"; second].join(", ");
             let fields = format!("Connection: {first}\r\nConnection: {second}\r\n\r\n");
             let request = request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}")).map(drop);
             let response =

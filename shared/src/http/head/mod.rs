@@ -155,8 +155,9 @@ mod tests {
     fn the_end_of_a_head_is_found_in_bytes_split_anywhere() {
         let text = b"\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\nrest";
         for step in 1..text.len() {
-            let (mut scanner, mut buffer, mut found) =
-                (HeadScanner::default(), BytesMut::new(), None);
+            let mut scanner = HeadScanner::default();
+            let mut buffer = BytesMut::new();
+            let mut found = None;
             for piece in text.chunks(step) {
                 buffer.extend_from_slice(piece);
                 found = scanner.find_end(&mut buffer, LIMITS).unwrap();

@@ -120,7 +120,8 @@ impl Session {
         if room == 0 {
             return Ok(0);
         }
-        let (incomplete, outgoing) = (self.incomplete.bytes(), &mut self.outgoing);
+        let incomplete = self.incomplete.bytes();
+        let outgoing = &mut self.outgoing;
         let written = match &mut self.connection {
             Connection::Client(client) => encrypt(client, incomplete, outgoing, pieces, room),
             Connection::Server(server) => encrypt(server, incomplete, outgoing, pieces, room),
@@ -133,7 +134,8 @@ impl Session {
         if self.closed || self.failed.is_some() {
             return;
         }
-        let (incomplete, outgoing) = (self.incomplete.bytes(), &mut self.outgoing);
+        let incomplete = self.incomplete.bytes();
+        let outgoing = &mut self.outgoing;
         let closed = match &mut self.connection {
             Connection::Client(client) => close(client, incomplete, outgoing),
             Connection::Server(server) => close(server, incomplete, outgoing),

@@ -460,7 +460,8 @@ mod tests {
                 // Closing with unread session tickets would reset the connection: wait for the peer to close.
                 drop(read(&client).await);
             });
-            let (mut received, mut small) = (Vec::new(), [0; 1000]);
+            let mut received = Vec::new();
+            let mut small = [0; 1000];
             loop {
                 let mut cx = Context::from_waker(Waker::noop());
                 // A cancelled read, then a completed one.

@@ -197,7 +197,8 @@ mod tests {
 
     /// Returns the lines that `log` writes. `log` gets a function that advances the clock by milliseconds.
     fn written(form: LogFormat, log: impl FnOnce(&dyn Fn(u64))) -> Vec<String> {
-        let (out, start) = (Written::default(), Instant::now());
+        let out = Written::default();
+        let start = Instant::now();
         let passed = Arc::new(AtomicU64::new(0));
         let clock = {
             let passed = Arc::clone(&passed);

@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn add_and_since_are_inverse() {
-        let (first, second) = (of(&[100, 900, 70_000_000]), of(&[100, 3_000]));
+        let first = of(&[100, 900, 70_000_000]);
+        let second = of(&[100, 3_000]);
         let mut whole = first.clone();
         whole.add(&second);
         assert_eq!(whole, of(&[100, 900, 70_000_000, 100, 3_000]));

@@ -50,7 +50,8 @@ impl TraceContext {
         if !is_whole || dashes != *b"---" {
             return None;
         }
-        let (trace_id, span_id) = (hexadecimal(&known[3..35])?, hexadecimal(&known[36..52])?);
+        let trace_id = hexadecimal(&known[3..35])?;
+        let span_id = hexadecimal(&known[36..52])?;
         let [flags] = hexadecimal(&known[53..55])?;
         if trace_id == [0; 16] || span_id == [0; 8] {
             return None;
@@ -66,10 +67,8 @@ impl TraceContext {
     /// Begins a new trace, with ids made from `random`.
     pub fn root(random: [u64; 3], sampled: bool) -> Self {
         let trace_id = u128::from(random[0]) << 64 | u128::from(random[1]);
-        let (trace_id, span_id) = (
-            trace_id.max(1).to_be_bytes(),
-            random[2].max(1).to_be_bytes(),
-        );
+        let trace_id = trace_id.max(1).to_be_bytes();
+        let span_id = random[2].max(1).to_be_bytes();
         Self {
             trace_id,
             span_id,

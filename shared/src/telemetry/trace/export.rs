@@ -411,7 +411,8 @@ mod tests {
 
     #[test]
     fn losses_are_logged_once_a_minute() {
-        let (mut losses, start) = (Losses::default(), Instant::now());
+        let mut losses = Losses::default();
+        let start = Instant::now();
         assert_eq!(losses.due(0, start), None);
         assert_eq!(losses.due(3, start), Some(3));
         assert_eq!(losses.due(9, start + LOSS_LOG_INTERVAL / 2), None);

@@ -46,10 +46,8 @@ impl Span {
         } else {
             TraceFlags::NOT_SAMPLED
         };
-        let (trace_id, span_id) = (
-            TraceId::from_bytes(context.trace_id),
-            SpanId::from_bytes(context.span_id),
-        );
+        let trace_id = TraceId::from_bytes(context.trace_id);
+        let span_id = SpanId::from_bytes(context.span_id);
         let mut events = SpanEvents::default();
         events.events = self
             .events

@@ -48,7 +48,8 @@ impl Credit {
     /// Bytes to grant to a new stream that wants `wanted`: at least the least window, and more while the budget lasts, at
     /// most `beyond_least`.
     pub(super) fn first(&self, wanted: usize, beyond_least: usize) -> usize {
-        let (least, most) = (window::LEAST as usize, window::MOST as usize);
+        let least = window::LEAST as usize;
+        let most = window::MOST as usize;
         wanted
             .min(self.budget.saturating_sub(self.committed))
             .clamp(least, most)

@@ -164,7 +164,8 @@ impl Outgoing {
 
     /// Fills `slices` with the next bytes. Returns the number of slices used.
     pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let (mut used, mut at) = (0, self.written);
+        let mut used = 0;
+        let mut at = self.written;
         let mut push = |bytes: &'a [u8]| {
             if bytes.is_empty() {
                 return true;
@@ -222,7 +223,8 @@ impl Endpoint {
     pub fn transmit(&mut self, out: &mut Outgoing, enough: usize) {
         debug_assert!(out.is_empty());
         self.urgent.drain(out);
-        let (mut data_bytes, mut turns) = (0, 0);
+        let mut data_bytes = 0;
+        let mut turns = 0;
         while (turns == 0 || out.copied.len() + data_bytes < enough)
             && let Some(key) = self.ready.pop_front()
         {
@@ -247,7 +249,8 @@ impl Endpoint {
             return 0;
         }
         let id = stream.id;
-        let (mut not_copied, queued) = (0, stream.queued());
+        let mut not_copied = 0;
+        let queued = stream.queued();
         let data = stream.pop(DATA_MAX);
         let is_last = !stream.has_data();
         if let Some(data) = data {

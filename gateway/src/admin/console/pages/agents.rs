@@ -93,7 +93,8 @@ pub(crate) async fn list(
         tokens,
     }): Query<ListsQuery>,
 ) -> Result<Response, Failure> {
-    let (id, token) = (account.clone(), enrolled_with.clone());
+    let id = account.clone();
+    let token = enrolled_with.clone();
     let look = move |control: &Control| {
         let page = |cursor| PageQuery {
             limit: Some(50),
@@ -115,7 +116,8 @@ pub(crate) async fn list(
         next_cursor: next_token,
     } = tokens;
     let chrome = visit.chrome(Section::Accounts, format!("Agents of {account}"));
-    let (crumbs, now) = (crumbs(&account), Timestamp::now());
+    let crumbs = crumbs(&account);
+    let now = Timestamp::now();
     let missing = agents
         .first()
         .and_then(|agent| format::missing("Tunnels", &agent.missing_nodes));
@@ -196,7 +198,8 @@ pub(crate) async fn change(
 ) -> Result<Response, Failure> {
     let services = form.values("services");
     if services.is_empty() {
-        let (account_id, id) = (account.clone(), agent.clone());
+        let account_id = account.clone();
+        let id = agent.clone();
         if !admin
             .look(move |control| control.agent(&account_id, &id))
             .await?
@@ -215,7 +218,8 @@ pub(crate) async fn change(
             services: Some(services),
             standby: Some(form.is_ticked("standby")),
         };
-        let (account_id, id) = (account.clone(), agent.clone());
+        let account_id = account.clone();
+        let id = agent.clone();
         let change = move |control: &Control| {
             control.change_agent(&Actor::Admin, &account_id, &id, &changes)
         };

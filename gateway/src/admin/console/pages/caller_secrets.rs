@@ -394,7 +394,8 @@ async fn change<K: SecretPages>(
     Path((account, id)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
-    let (account_id, secret_id) = (account.clone(), id.clone());
+    let account_id = account.clone();
+    let secret_id = id.clone();
     let row = admin
         .look(move |control| {
             control
@@ -402,7 +403,8 @@ async fn change<K: SecretPages>(
                 .map(K::row)
         })
         .await?;
-    let (name, allowed_services) = (form.filled("name"), form.values("allowed_services"));
+    let name = form.filled("name");
+    let allowed_services = form.values("allowed_services");
     if name.is_none() && row.name.is_some() {
         form.refuse("name", "can be changed, but not removed");
     }
@@ -454,7 +456,8 @@ async fn changed<K: SecretPages>(
     changes: CallerSecretChanges,
 ) -> Result<Result<String, ControlError>, Failure> {
     let address = format!("{}?note=saved", address::<K>(account, id));
-    let (account, id) = (account.to_owned(), id.to_owned());
+    let account = account.to_owned();
+    let id = id.to_owned();
     let change = move |control: &Control| {
         control
             .change_caller_secret::<K>(&Actor::Admin, &account, &id, &changes)
@@ -484,7 +487,8 @@ async fn delete<K: SecretPages>(
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
     if form.confirms(&id) {
-        let (account_id, id) = (account.clone(), id.clone());
+        let account_id = account.clone();
+        let id = id.clone();
         let delete = move |control: &Control| {
             control.delete_caller_secret::<K>(&Actor::Admin, &account_id, &id)
         };

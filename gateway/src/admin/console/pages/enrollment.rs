@@ -133,7 +133,9 @@ fn token_page(
     chrome.address = format!("/accounts/{account}/agents");
     let made = made.on_port(admin.console.port());
     let command = made.command(backend_port);
-    let (view, token, crumbs) = (made.enrollment_token, made.token, list_crumbs(&account));
+    let view = made.enrollment_token;
+    let token = made.token;
+    let crumbs = list_crumbs(&account);
     render(&TokenPage {
         chrome,
         crumbs,

@@ -305,7 +305,8 @@ fn header_edits(
         .filter(|(typed, recorded, _)| typed != recorded)
         .map(|(typed, _, name)| (name, typed))
         .collect();
-    let (mut all, mut single) = (None, BTreeMap::new());
+    let mut all = None;
+    let mut single = BTreeMap::new();
     if changed.iter().all(|(_, values)| values.len() <= 1) {
         let value = |values: &[&str]| values.first().map(|value| (*value).to_owned());
         single = changed

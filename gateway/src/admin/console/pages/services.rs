@@ -217,7 +217,8 @@ pub(crate) async fn change(
         }
     }
     if !form.is_refused() {
-        let (account, service) = (account.clone(), service.clone());
+        let account = account.clone();
+        let service = service.clone();
         let change = move |control: &Control| {
             control.change_service(&Actor::Admin, &account, &service, &changes)
         };
@@ -241,7 +242,8 @@ pub(crate) async fn delete(
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
     if form.confirms(&service) {
-        let (account_id, id) = (account.clone(), service.clone());
+        let account_id = account.clone();
+        let id = service.clone();
         let delete =
             move |control: &Control| control.delete_service(&Actor::Admin, &account_id, &id);
         match admin.attempt(delete).await? {
@@ -253,7 +255,8 @@ pub(crate) async fn delete(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let (account_id, id) = (account.clone(), service.clone());
+    let account_id = account.clone();
+    let id = service.clone();
     let view = admin
         .look(move |control| control.service(&account_id, &id))
         .await?;

@@ -168,7 +168,8 @@ pub(crate) struct ChartTotals {
 impl From<&ChartColumns> for ChartTotals {
     fn from(columns: &ChartColumns) -> Self {
         let sum = |column: &Vec<u64>| column.iter().sum::<u64>();
-        let (requests, failed) = (sum(&columns.requests), sum(&columns.by_class[3]));
+        let requests = sum(&columns.requests);
+        let failed = sum(&columns.by_class[3]);
         Self {
             requests: format::count(requests),
             failed: if requests == 0 {

@@ -106,7 +106,8 @@ fn decode(bytes: &[u8], codings: &str) -> Result<(Vec<u8>, bool), String> {
         .split(',')
         .map(|coding| coding.trim().to_ascii_lowercase())
         .collect();
-    let (mut bytes, mut whole) = (bytes.to_vec(), true);
+    let mut bytes = bytes.to_vec();
+    let mut whole = true;
     // More than two codings are not used in practice.
     for coding in codings
         .iter()
@@ -162,7 +163,9 @@ fn as_text(bytes: &[u8], is_cut: bool) -> Option<&str> {
 /// values: numbers and the order of members stay as they are.
 fn in_lines(json: &str) -> Option<String> {
     let mut lines = String::with_capacity((json.len() * 2).min(LINES_MAX));
-    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    let mut depth = 0usize;
+    let mut in_string = false;
+    let mut escaped = false;
     let mut characters = json.chars().peekable();
     while let Some(character) = characters.next() {
         if lines.len() > LINES_MAX {

@@ -90,7 +90,8 @@ impl Moves {
         let label = random_base62(LABEL_LENGTH).to_ascii_lowercase();
         let host = format!("{label}.{CONSOLE_NAME}{}", own.port);
         let secret = session::new_id();
-        let (code, expires) = (SecretHash::of(secret.reveal()), now + MOVED_WITHIN);
+        let code = SecretHash::of(secret.reveal());
+        let expires = now + MOVED_WITHIN;
         let mut moves = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         while moves.len() >= MOVES_MAX {
             moves.pop_front();
@@ -166,7 +167,8 @@ mod tests {
 
     #[test]
     fn a_session_is_handed_over_once_at_its_name_and_in_time() {
-        let (moves, now) = (Moves::default(), Instant::now());
+        let moves = Moves::default();
+        let now = Instant::now();
         let own = OwnName {
             port: ":1".to_owned(),
         };

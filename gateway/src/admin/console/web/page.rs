@@ -116,7 +116,8 @@ impl Visit {
             region,
             has_other_nodes,
         } = self;
-        let (title, assets) = (title.into(), assets::version());
+        let title = title.into();
+        let assets = assets::version();
         Chrome {
             title,
             section,

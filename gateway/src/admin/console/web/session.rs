@@ -203,7 +203,8 @@ impl Cookie {
     pub(crate) fn set(self, headers: &HeaderMap, value: &str, lifetime: Duration) -> String {
         let https = is_https(headers);
         let secure = if https { "; Secure" } else { "" };
-        let (name, seconds) = (self.name(https), lifetime.as_secs());
+        let name = self.name(https);
+        let seconds = lifetime.as_secs();
         format!("{name}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}")
     }
 
@@ -234,8 +235,10 @@ mod tests {
 
     #[test]
     fn a_session_ends_when_closed_or_expired() {
-        let (sessions, now) = (Sessions::default(), Instant::now());
-        let (first, second) = (sessions.open(now), sessions.open(now));
+        let sessions = Sessions::default();
+        let now = Instant::now();
+        let first = sessions.open(now);
+        let second = sessions.open(now);
         let last = now + LIFETIME - Duration::from_secs(1);
         assert!(
             is_id(first.reveal()) && !is_id("") && !is_id(&first.reveal().replace(|_| true, "="))
@@ -263,7 +266,9 @@ mod tests {
 
     #[test]
     fn a_session_of_another_node_is_learned_until_it_has_ended() {
-        let (here, there, now) = (Sessions::default(), Sessions::default(), Instant::now());
+        let here = Sessions::default();
+        let there = Sessions::default();
+        let now = Instant::now();
         let key = key(&there.open(now));
         assert_eq!(here.is_open(key, now), None);
         here.learn(key, now, Duration::from_secs(60));
@@ -285,7 +290,8 @@ mod tests {
 
     #[test]
     fn opening_one_session_too_many_ends_the_oldest() {
-        let (sessions, now) = (Sessions::default(), Instant::now());
+        let sessions = Sessions::default();
+        let now = Instant::now();
         let oldest = key(&sessions.open(now));
         let later = now + Duration::from_secs(1);
         let others: Vec<Secret> = (1..SESSIONS_MAX).map(|_| sessions.open(later)).collect();

@@ -84,7 +84,8 @@ mod tests {
             total: 0,
             ..timing
         }) {
-            let (x, width): (f64, f64) = (x.parse().unwrap(), width.parse().unwrap());
+            let x: f64 = x.parse().unwrap();
+            let width: f64 = width.parse().unwrap();
             assert!(
                 x >= 0.0 && width >= LEAST && x + width <= WIDTH,
                 "{x} {width}"

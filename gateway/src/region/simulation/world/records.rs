@@ -218,7 +218,8 @@ impl World {
 
     fn read_changes(&mut self, host: usize, process: u64) {
         if self.reads_engine(host) && !self.records.random.percent(self.loss) {
-            let (began, history) = (self.now, self.records.history.clone());
+            let began = self.now;
+            let history = self.records.history.clone();
             let delay = self.records_delay(0, 8);
             self.push_records(delay, host, process, RecordsEvent::Read { began, history });
         }
@@ -260,22 +261,23 @@ impl World {
         if !is_member || !self.reads_engine(host) || self.engine.mode != Mode::Up {
             return;
         }
-        let (own, known_rows) = (
-            process.machine.session(),
-            process.machine.roster().rows.clone(),
-        );
+        let own = process.machine.session();
+        let known_rows = process.machine.roster().rows.clone();
         // The rows are read after the commit: the host may not know of a node that has just joined.
         let mut rows = self.engine.roster().rows;
         let is_new = |row: &NodeRow| self.engine.roster().session(row.session).is_none();
         rows.extend(known_rows.into_iter().filter(is_new));
         self.records.last_change += 1;
-        let (change, history) = (self.records.last_change, &mut self.records.history);
+        let change = self.records.last_change;
+        let history = &mut self.records.history;
         history.push(change);
-        let (position, history) = (history.len(), history.clone());
+        let position = history.len();
+        let history = history.clone();
         self.note(|| format!("host {host} commits change {change} at {position}"));
         // No read that began before the commit, or at the same time, replaces it.
         self.changes_were_read(host, number, self.now + Duration::from_micros(1), history);
-        let (mut pending, mut known) = (BTreeSet::new(), BTreeSet::new());
+        let mut pending = BTreeSet::new();
+        let mut known = BTreeSet::new();
         for row in rows {
             known.insert(process_of(row.session));
             // A dead node may serve on. It is not asked.
@@ -309,7 +311,8 @@ impl World {
                 );
             }
         }
-        let (by, asked) = ((host, number), self.now);
+        let by = (host, number);
+        let asked = self.now;
         self.records.revocations.push(Revocation {
             change,
             position,

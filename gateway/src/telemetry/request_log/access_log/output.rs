@@ -161,7 +161,8 @@ mod tests {
     fn two_processes_append_to_one_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("access.jsonl");
-        let (mut first, mut second) = (output(&path), output(&path));
+        let mut first = output(&path);
+        let mut second = output(&path);
         first.append(b"1\n2\n").unwrap();
         second.append(b"3\n").unwrap();
         first.append(b"4\n").unwrap();
@@ -187,10 +188,8 @@ mod tests {
     #[test]
     fn a_renamed_file_is_written_until_the_log_is_reopened_and_a_removed_one_is_created() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, old) = (
-            folder.path().join("access.jsonl"),
-            folder.path().join("access.jsonl.1"),
-        );
+        let path = folder.path().join("access.jsonl");
+        let old = folder.path().join("access.jsonl.1");
         let mut output = output(&path);
         output.append(b"1\n").unwrap();
         fs::rename(&path, &old).unwrap();
@@ -222,7 +221,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("access.jsonl");
         fs::write(&path, "1\n{\"par").unwrap();
-        let (mut first, mut other) = (output(&path), output(&path));
+        let mut first = output(&path);
+        let mut other = output(&path);
         assert!(first.is_torn);
         first.append(b"2\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "1\n{\"par\n2\n");

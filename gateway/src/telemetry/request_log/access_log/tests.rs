@@ -141,7 +141,9 @@ fn a_line_has_the_fields_of_the_request_log_without_messages() {
 
 /// Pushes records of almost 8 KiB until `until` holds for the counters; returns their number.
 fn push_until(log: &RequestLog, until: impl Fn(AccessLogStats) -> bool) -> u64 {
-    let (ids, mut pushed, began) = (RequestIds::new(), 0, Instant::now());
+    let ids = RequestIds::new();
+    let mut pushed = 0;
+    let began = Instant::now();
     while !until(log.stats().access_log) {
         assert!(
             began.elapsed() < Duration::from_secs(60),

@@ -129,7 +129,8 @@ impl Archive {
         if let Some(message) = &found.request {
             let head = Head::read(&message.head).map_err(damaged)?;
             let headers = head.header_map().map_err(damaged)?;
-            let (truncated, truncated_by) = (head.truncated, head.truncated_by);
+            let truncated = head.truncated;
+            let truncated_by = head.truncated_by;
             if let Some(bytes) = self.bytes_of(&found.object, message, &head)? {
                 let body = BodyCapture {
                     bytes: Bytes::from(bytes),
@@ -183,7 +184,8 @@ fn read_row(
         .ok_or(LogError::Damaged("a row is missing"))?;
     let mut view = block.view(row, segment.label(*service)?);
     let message = |side| row.capture.and_then(|key| segment.message(key, side));
-    let (request, response) = (message(Side::Request), message(Side::Response));
+    let request = message(Side::Request);
+    let response = message(Side::Response);
     (view.captured_request, view.captured_response) =
         (captured_view(request)?, captured_view(response)?);
     let stored = |message: Message<'_>| StoredMessage {

@@ -53,7 +53,8 @@ impl ObjectName {
                 .ok()
                 .filter(|second| *second < 24 * HOUR)
         };
-        let (first, last) = (second()?, second()?);
+        let first = second()?;
+        let last = second()?;
         let digest = parts.next().filter(|digest| {
             digest.len() == DIGEST_DIGITS
                 && digest
@@ -98,10 +99,8 @@ mod tests {
 
     #[test]
     fn names_contain_day_node_and_seconds() {
-        let (day, slot) = (
-            Day::of_file_name("2026-11-21.").unwrap(),
-            NodeSlot::new(7).unwrap(),
-        );
+        let day = Day::of_file_name("2026-11-21.").unwrap();
+        let slot = NodeSlot::new(7).unwrap();
         let name = ObjectName {
             day,
             slot,

@@ -62,7 +62,8 @@ impl Archive {
 
 impl Search<'_> {
     fn run(&mut self) -> Result<Option<PageEnd>, ArchiveError> {
-        let (range, kept) = (self.criteria.range_ms(), self.archive.now.days());
+        let range = self.criteria.range_ms();
+        let kept = self.archive.now.days();
         let newest = Day::of_ms(*range.end()).min(*kept.end());
         let oldest = Day::of_ms(*range.start()).max(*kept.start());
         for day in (oldest.0..=newest.0).rev().map(Day) {

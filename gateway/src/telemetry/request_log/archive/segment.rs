@@ -162,7 +162,8 @@ impl Bodies {
     /// Takes the body of `message`.
     fn add<'a>(&mut self, message: &'a mut StoredMessage) -> Result<Message<'a>, LogError> {
         let body = std::mem::take(&mut message.body);
-        let (offset, mut length) = (self.end, 0);
+        let offset = self.end;
+        let mut length = 0;
         if !body.is_empty() {
             length = u32::try_from(body.len() + seal::OVERHEAD)
                 .map_err(|_| LogError::Encode("a captured body"))?;

@@ -236,7 +236,8 @@ impl Uploader {
     /// Writes an object, then waits so that no more bytes are written in a second than configured.
     fn put(&self, path: &str, content: Vec<u8>) -> Result<(), ArchiveError> {
         self.go_on()?;
-        let (began, bytes) = (Instant::now(), content.len() as u64);
+        let began = Instant::now();
+        let bytes = content.len() as u64;
         self.archive.bucket.put(path, content)?;
         self.archive
             .counters

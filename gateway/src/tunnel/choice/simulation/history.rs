@@ -83,10 +83,8 @@ impl History {
                 self.agents[agent].health.reported(report, self.now);
             }
             _ => {
-                let (agent, is_suspect) = (
-                    self.random.index(self.agents.len()),
-                    self.random.percent(50),
-                );
+                let agent = self.random.index(self.agents.len());
+                let is_suspect = self.random.percent(50);
                 self.agents[agent].health.suspect(is_suspect, self.now);
             }
         }

@@ -298,7 +298,8 @@ fn one_input_has_many_records_behind_the_rest_of_one() {
 fn the_pieces_of_a_write_share_records() {
     on_each_side_and_version(|side, version| {
         let mut pair = connected(side, version);
-        let (head, body) = (pattern(150), pattern(100));
+        let head = pattern(150);
+        let body = pattern(100);
         assert_eq!(pair.write(&[&head, b"", &body]).unwrap(), 250);
         let sent = pair.sent();
         assert_eq!(records(&sent).len(), 1);
@@ -344,7 +345,8 @@ fn a_writer_gets_no_room_beyond_the_bound() {
         assert!(pair.session.outgoing.capacity() <= SEND_BUFFER + overhead + 4 * 1024);
 
         // Sent in parts that end inside of records.
-        let (mut sent, mut written) = (Vec::new(), SEND_BUFFER);
+        let mut sent = Vec::new();
+        let mut written = SEND_BUFFER;
         while pair.session.has_unsent() {
             let send = |pieces: &[IoSlice<'_>]| {
                 let part = pieces[0].len().min(10_000);
@@ -575,7 +577,8 @@ fn empty_records(peer: rustls::Connection) -> impl Iterator<Item = Vec<u8>> {
         _ => panic!("another cipher suite"),
     };
     let encrypt = move |sequence| {
-        let (typ, version) = (ContentType::ApplicationData, ProtocolVersion::TLSv1_2);
+        let typ = ContentType::ApplicationData;
+        let version = ProtocolVersion::TLSv1_2;
         let record = OutboundPlainMessage {
             typ,
             version,

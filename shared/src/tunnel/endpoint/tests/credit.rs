@@ -60,7 +60,8 @@ fn a_sender_stops_after_its_credit_and_goes_on_when_the_reader_does() {
 fn committed_is_the_sum_of_grants_less_the_relayed_bytes() {
     let mut pair = Pair::new(8);
     pair.gateway.set_credit(MIB, 64 * MIB);
-    let (mut grants, mut relayed) = (0, 0);
+    let mut grants = 0;
+    let mut relayed = 0;
     let mut streams: Vec<(StreamKey, StreamKey)> = Vec::new();
     for _ in 0..4 {
         let at_gateway = pair.gateway.open(100_000, true, |_| {}).unwrap();
@@ -141,10 +142,8 @@ fn no_mix_of_windows_and_budgets_stops_a_stream() {
                 let at_gateway = pair.gateway.open(first, true, |_| {}).unwrap();
                 let other = pair.gateway.open(first, true, |_| {}).unwrap();
                 pair.run();
-                let (at_agent, stalled) = (
-                    accept(&mut pair.agent).unwrap(),
-                    accept(&mut pair.agent).unwrap(),
-                );
+                let at_agent = accept(&mut pair.agent).unwrap();
+                let stalled = accept(&mut pair.agent).unwrap();
                 respond(&mut pair.agent, at_agent, false);
                 respond(&mut pair.agent, stalled, false);
                 send(&mut pair.agent, stalled, &[0; LEAST]);
@@ -174,7 +173,9 @@ fn a_reader_that_relays_byte_by_byte_stops_nothing_and_causes_few_grants() {
     let mut pair = Pair::new(1);
     let (at_gateway, at_agent) = pair.open_with_response(false);
     pair.gateway.set_credit(LEAST, 0);
-    let (mut relayed, mut grants, mut idle) = (0, 0, 0);
+    let mut relayed = 0;
+    let mut grants = 0;
+    let mut idle = 0;
     while relayed < 4 * LEAST {
         send(&mut pair.agent, at_agent, &[0; LEAST]);
         pair.transmit();

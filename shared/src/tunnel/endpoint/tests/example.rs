@@ -36,7 +36,8 @@ fn documented() -> Vec<Vec<u8>> {
 #[test]
 fn the_documented_example_is_what_both_ends_send() {
     let [hello, request, response] = documented().try_into().unwrap();
-    let (mut gateway, mut agent) = (Endpoint::gateway(), Endpoint::agent(128));
+    let mut gateway = Endpoint::gateway();
+    let mut agent = Endpoint::agent(128);
     let mut sent = Vec::new();
     transmit_all(&mut agent, &mut sent);
     assert_eq!(sent, hello);

@@ -77,7 +77,8 @@ fn feed(role: Role, bytes: &[u8], step: usize, reads: bool) {
 /// Bytes that a gateway and an agent have sent each other.
 fn traffic(streams: usize, body: usize) -> (Vec<u8>, Vec<u8>) {
     let mut pair = Pair::new(4);
-    let (mut to_gateway, mut to_agent) = (Vec::new(), Vec::new());
+    let mut to_gateway = Vec::new();
+    let mut to_agent = Vec::new();
     let mut turn = |pair: &mut Pair| {
         pair.transmit();
         to_gateway.extend_from_slice(&pair.to_gateway);

@@ -265,7 +265,8 @@ fn every_stream_gets_the_same_share() {
             send(&mut pair.agent, *at_agent, &[0; LEAST]);
         }
     }
-    let (least, most) = (sent.values().min().unwrap(), sent.values().max().unwrap());
+    let least = sent.values().min().unwrap();
+    let most = sent.values().max().unwrap();
     assert!(
         sent.len() == 50 && most - least <= 2 * DATA_MAX,
         "{least} {most}"

@@ -63,8 +63,10 @@ fn bodies_in_both_directions_in_pieces_of_any_size() {
         let body = &body[..if step < 10 { 5_000 } else { body.len() }];
         let mut pair = Pair::new(4);
         let (at_gateway, at_agent) = pair.open_with_response(false);
-        let (mut up, mut down) = (Vec::new(), Vec::new());
-        let (mut sent_up, mut sent_down) = (0, 0);
+        let mut up = Vec::new();
+        let mut down = Vec::new();
+        let mut sent_up = 0;
+        let mut sent_down = 0;
         while up.len() < body.len() || down.len() < body.len() {
             sent_up += send(&mut pair.gateway, at_gateway, &body[sent_up..]);
             sent_down += send(&mut pair.agent, at_agent, &body[sent_down..]);

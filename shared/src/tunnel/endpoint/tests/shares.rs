@@ -19,10 +19,8 @@ const REQUEST: usize = HEADER + 4 + b"request".len();
 
 /// A tunnel whose gateway's streams are charged to `share`.
 fn pair(share: &Rc<Share>) -> Pair {
-    let (gateway, agent) = (
-        Endpoint::gateway_within(Rc::clone(share)),
-        Endpoint::agent(1000),
-    );
+    let gateway = Endpoint::gateway_within(Rc::clone(share));
+    let agent = Endpoint::agent(1000);
     let mut pair = Pair {
         gateway,
         agent,
@@ -352,7 +350,8 @@ fn response_heads_that_the_gateway_does_not_read_are_charged_at_the_agent() {
 
 #[test]
 fn a_stream_moves_to_another_share_with_all_that_it_holds() {
-    let (first, second) = (Share::alone(MIB), Share::alone(MIB));
+    let first = Share::alone(MIB);
+    let second = Share::alone(MIB);
     let mut pair = pair(&first);
     let (at_gateway, _) = pair.open(true);
     let charged = first.charged();

@@ -27,7 +27,8 @@ pub(super) struct Pair {
 impl Pair {
     /// A tunnel whose gateway has received HELLO.
     pub(super) fn new(streams: usize) -> Self {
-        let (gateway, agent) = (Endpoint::gateway(), Endpoint::agent(streams));
+        let gateway = Endpoint::gateway();
+        let agent = Endpoint::agent(streams);
         let mut pair = Self {
             gateway,
             agent,
@@ -133,7 +134,8 @@ pub(super) fn transmit_all(endpoint: &mut Endpoint, pipe: &mut Vec<u8>) -> bool 
 pub(super) fn transmit_turn(endpoint: &mut Endpoint, pipe: &mut Vec<u8>) -> bool {
     let mut out = Outgoing::default();
     endpoint.transmit(&mut out, TURN);
-    let (length, before) = (out.len(), pipe.len());
+    let length = out.len();
+    let before = pipe.len();
     let mut most = 1;
     while !out.is_empty() {
         let mut slices = [IoSlice::new(&[]); 3];
