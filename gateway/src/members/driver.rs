@@ -19,17 +19,17 @@ use super::messages::StateMessage;
 use super::messenger;
 use super::node_file::NodeFile;
 pub(crate) use super::outbox::Delivery;
-use super::outbox::Outbox;
+use super::outbox::MessageOutbox;
 use super::pending::{DeadNodes, OtherNodes};
-use super::probes::{Probes, Verdict};
-use super::refusals::{RefusalChange, Refusals};
+use super::probes::{ProbeVerdict, Probes};
+use super::refusals::{RefusalChange, SessionRefusals};
 use crate::clock::ClockDifference;
 use crate::control::{Control, ViewApplied};
 use crate::ownership::WorkerId;
 use crate::region::{
-    Action, Call, CallResult, CarriedMembership, Event, Isolation, Member, Membership, NodeConfig,
-    NodeRow, NodeSlot, NodeState, PeerState, RegionSignals, RegionStatus, Roster, Statement,
-    StopReason, View,
+    Call, CallResult, CarriedMembership, Isolation, Member, Membership, MembershipAction,
+    MembershipEvent, NodeConfig, NodeRow, NodeSlot, NodeState, PeerState, RegionSignals,
+    RegionStatus, Roster, Statement, StopReason, View,
 };
 use crate::store::{PostgresStore, StoreError};
 
@@ -55,8 +55,8 @@ pub(crate) struct MembersSetup {
     pub(crate) on_slot: Box<dyn Fn(NodeSlot) + Send>,
 }
 
-enum Input {
-    Event(Event),
+enum RegionInput {
+    Event(MembershipEvent),
     /// A message of a node whose slot and session were checked. The sender is dropped when the levels are in use.
     Message(StateMessage, oneshot::Sender<()>),
     Delivered {
@@ -64,7 +64,7 @@ enum Input {
         delivery: Delivery,
     },
     /// A probe of this session has ended.
-    Probed(u128, Option<Verdict>),
+    Probed(u128, Option<ProbeVerdict>),
     Status(Sender<RegionStatus>),
     Others(Option<Roster>, Sender<OtherNodes>),
     Leave,
@@ -75,29 +75,29 @@ enum Input {
 
 /// Where other threads tell the loop what happened. Cheap to clone; never blocks.
 #[derive(Clone)]
-pub(crate) struct RegionInputs(UnboundedSender<Input>);
+pub(crate) struct RegionInputs(UnboundedSender<RegionInput>);
 
 impl RegionInputs {
     /// Passes on the message of a node whose slot and session were checked. The returned channel ends when the message
     /// was used.
     pub(crate) fn message(&self, message: StateMessage) -> oneshot::Receiver<()> {
         let (used, until_used) = oneshot::channel();
-        self.send(Input::Message(message, used));
+        self.send(RegionInput::Message(message, used));
         until_used
     }
 
     pub(crate) fn delivered(&self, to: Member, delivery: Delivery) {
-        self.send(Input::Delivered { to, delivery });
+        self.send(RegionInput::Delivered { to, delivery });
     }
 
-    pub(super) fn probed(&self, session: u128, verdict: Option<Verdict>) {
-        self.send(Input::Probed(session, verdict));
+    pub(super) fn probed(&self, session: u128, verdict: Option<ProbeVerdict>) {
+        self.send(RegionInput::Probed(session, verdict));
     }
 
     /// The region as this node sees it, without the services of each node; `None` if the loop does not answer.
     pub(crate) fn status(&self) -> Option<RegionStatus> {
         let (reply, answer) = bounded(1);
-        self.send(Input::Status(reply));
+        self.send(RegionInput::Status(reply));
         answer.recv_timeout(ANSWER_WITHIN).ok()
     }
 
@@ -116,11 +116,11 @@ impl RegionInputs {
     /// The other nodes, as far as this node knows, and those that only `newer` has. `None` if the loop does not answer.
     pub(crate) fn others(&self, newer: Option<Roster>) -> Option<OtherNodes> {
         let (reply, answer) = bounded(1);
-        self.send(Input::Others(newer, reply));
+        self.send(RegionInput::Others(newer, reply));
         answer.recv_timeout(ANSWER_WITHIN).ok()
     }
 
-    fn send(&self, input: Input) {
+    fn send(&self, input: RegionInput) {
         // Fails when the loop has ended. Unbounded: each sender waits for its answer before it sends again, or has one
         // input at most under way for each node.
         let _ = self.0.send(input);
@@ -169,7 +169,7 @@ impl Members {
             .spawn(move || serve_calls(store, &waiting, &results))?;
         let (stopped, stop) = bounded(1);
         let ended = Arc::new(Notify::new());
-        let driver = Driver {
+        let driver = MembershipLoop {
             machine,
             file,
             last_told: None,
@@ -183,9 +183,9 @@ impl Members {
             inputs,
             sender: sender.clone(),
             publications: Publications::new(),
-            outbox: Outbox::new(max_staleness),
+            outbox: MessageOutbox::new(max_staleness),
             dead: DeadNodes::default(),
-            refusals: Refusals::default(),
+            refusals: SessionRefusals::default(),
             probes: Probes::default(),
             stopped,
             ended: Arc::clone(&ended),
@@ -231,13 +231,13 @@ impl Members {
     /// admits by the members that it knows.
     pub(crate) fn hand_over(self) -> Option<CarriedMembership> {
         let (reply, answer) = bounded(1);
-        self.inputs.send(Input::HandOver(reply));
+        self.inputs.send(RegionInput::HandOver(reply));
         answer.recv_timeout(ANSWER_WITHIN).ok().flatten()
     }
 
     /// Leaves the region: the services of this node move to other nodes. Returns when they have, or after `within`.
     pub(crate) fn leave(&self, within: Duration) {
-        self.inputs.send(Input::Leave);
+        self.inputs.send(RegionInput::Leave);
         match self.stopped.recv_timeout(within) {
             Ok(_) | Err(RecvTimeoutError::Disconnected) => {}
             Err(RecvTimeoutError::Timeout) => {
@@ -251,7 +251,7 @@ impl Members {
 
 impl Drop for Members {
     fn drop(&mut self) {
-        self.inputs.send(Input::End);
+        self.inputs.send(RegionInput::End);
         self.thread.take().map(JoinHandle::join);
     }
 }
@@ -267,7 +267,7 @@ fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &Regio
                 if !std::mem::replace(&mut has_failed, true) {
                     tracing::warn!(%error, "cannot reach the table of nodes: working with the known members");
                 }
-                results.send(Input::Event(Event::Result {
+                results.send(RegionInput::Event(MembershipEvent::Result {
                     call: id,
                     result: CallResult::Failed,
                 }));
@@ -279,7 +279,10 @@ fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &Regio
             has_failed = false;
             tracing::info!("the table of nodes is reached again");
         }
-        results.send(Input::Event(Event::Result { call: id, result }));
+        results.send(RegionInput::Event(MembershipEvent::Result {
+            call: id,
+            result,
+        }));
     }
 }
 
@@ -298,12 +301,12 @@ fn membership_in(file: &NodeFile, store: &mut PostgresStore) -> Option<CarriedMe
 
 /// What the loop has waited for.
 enum Next {
-    Input(Option<Input>),
+    Input(Option<RegionInput>),
     Applied(ViewApplied),
     LinkBroke,
 }
 
-struct Driver {
+struct MembershipLoop {
     machine: Membership,
     file: NodeFile,
     /// The last message to all nodes, and when it was sent.
@@ -318,24 +321,24 @@ struct Driver {
     /// The engine's last answer was older than what this node knows.
     went_back: bool,
     calls: Sender<Call>,
-    inputs: UnboundedReceiver<Input>,
+    inputs: UnboundedReceiver<RegionInput>,
     sender: RegionInputs,
     publications: Publications,
-    outbox: Outbox,
+    outbox: MessageOutbox,
     dead: DeadNodes,
-    refusals: Refusals,
+    refusals: SessionRefusals,
     probes: Probes,
     stopped: Sender<StopReason>,
     ended: Arc<Notify>,
 }
 
-impl Driver {
+impl MembershipLoop {
     async fn run(mut self) {
         let mut clock_gate = ClockGate::default();
         let mut stop = None;
         loop {
             if clock_gate.opens(ClockDifference::now()) {
-                self.machine.on(Instant::now(), Event::Ready);
+                self.machine.on(Instant::now(), MembershipEvent::Ready);
             }
             let reason = self.act();
             if let Some(reason) = reason {
@@ -372,8 +375,8 @@ impl Driver {
                 }
             };
             match timeout(wait, next).await {
-                Ok(Next::Input(Some(Input::End) | None)) => return self.signals.set(None),
-                Ok(Next::Input(Some(Input::HandOver(reply)))) => {
+                Ok(Next::Input(Some(RegionInput::End) | None)) => return self.signals.set(None),
+                Ok(Next::Input(Some(RegionInput::HandOver(reply)))) => {
                     // The next process has the buckets: it decides for this one, too.
                     self.signals.set_endless();
                     let _ = reply.try_send(self.machine.carry(Instant::now()));
@@ -404,21 +407,23 @@ impl Driver {
     /// Does what the machine asks for. Returns the reason once the membership has ended.
     fn act(&mut self) -> Option<StopReason> {
         let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
-        self.machine.on(Instant::now(), Event::Revision(revision));
+        self.machine
+            .on(Instant::now(), MembershipEvent::Revision(revision));
         let epoch = self.signals.named_epoch();
         if std::mem::replace(&mut self.named_epoch, epoch) != epoch {
-            self.machine.on(Instant::now(), Event::Hint { epoch });
+            self.machine
+                .on(Instant::now(), MembershipEvent::Hint { epoch });
         }
         if self.machine.state() == Some(NodeState::Draining) {
-            self.machine.on(Instant::now(), Event::HandedOver);
+            self.machine.on(Instant::now(), MembershipEvent::HandedOver);
         }
         let mut stop = None;
         while let Some(action) = self.machine.poll(Instant::now()) {
             match action {
-                Action::Call(call) => self.call(call),
-                Action::Publish(view) => self.publish(&view),
-                Action::Tell(state) => self.tell(&state),
-                Action::Stop(reason) => {
+                MembershipAction::Call(call) => self.call(call),
+                MembershipAction::Publish(view) => self.publish(&view),
+                MembershipAction::Tell(state) => self.tell(&state),
+                MembershipAction::Stop(reason) => {
                     tracing::warn!(?reason, "this node has left its region");
                     if let Some(slot) = self.machine.slot() {
                         self.file.keep(slot, None);
@@ -430,11 +435,11 @@ impl Driver {
         stop
     }
 
-    fn on(&mut self, input: Input) {
+    fn on(&mut self, input: RegionInput) {
         let now = Instant::now();
         match input {
-            Input::Event(event) => self.machine.on(now, event),
-            Input::Message(
+            RegionInput::Event(event) => self.machine.on(now, event),
+            RegionInput::Message(
                 StateMessage {
                     state,
                     levels,
@@ -448,12 +453,12 @@ impl Driver {
                 if !levels.is_empty() {
                     self.control.publish_levels(&Arc::new(levels));
                 }
-                self.machine.on(now, Event::Peer(state));
+                self.machine.on(now, MembershipEvent::Peer(state));
                 drop(used);
             }
-            Input::Delivered { to, delivery } => self.delivered(&to, &delivery, now),
-            Input::Probed(session, verdict) => self.probes.ended(now, session, verdict),
-            Input::Status(reply) => {
+            RegionInput::Delivered { to, delivery } => self.delivered(&to, &delivery, now),
+            RegionInput::Probed(session, verdict) => self.probes.ended(now, session, verdict),
+            RegionInput::Status(reply) => {
                 let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
                 let mut status = self.machine.status(now, revision, std::iter::empty());
                 self.refusals.show(
@@ -465,7 +470,7 @@ impl Driver {
                 // Fails if the answer comes too late.
                 let _ = reply.try_send(status);
             }
-            Input::Others(newer, reply) => {
+            RegionInput::Others(newer, reply) => {
                 let others = self.dead.others(
                     self.machine.roster(),
                     newer.as_ref(),
@@ -474,8 +479,8 @@ impl Driver {
                 );
                 let _ = reply.try_send(others);
             }
-            Input::Leave => self.machine.leave(),
-            Input::HandOver(_) | Input::End => {}
+            RegionInput::Leave => self.machine.leave(),
+            RegionInput::HandOver(_) | RegionInput::End => {}
         }
     }
 
@@ -484,10 +489,11 @@ impl Driver {
             self.calls.try_send(call)
         {
             // An earlier call has not ended yet.
-            self.sender.send(Input::Event(Event::Result {
-                call: call.id,
-                result: CallResult::Failed,
-            }));
+            self.sender
+                .send(RegionInput::Event(MembershipEvent::Result {
+                    call: call.id,
+                    result: CallResult::Failed,
+                }));
         }
     }
 
@@ -525,7 +531,7 @@ impl Driver {
         if is_last {
             self.machine.on(
                 now,
-                Event::Applied {
+                MembershipEvent::Applied {
                     epoch: view.epoch(),
                 },
             );
@@ -586,7 +592,7 @@ impl Driver {
             }
             self.machine.on(
                 now,
-                Event::Refused {
+                MembershipEvent::Refused {
                     slot: to.slot,
                     session: to.session,
                 },

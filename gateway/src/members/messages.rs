@@ -22,7 +22,7 @@ pub(crate) struct StateMessage {
 #[derive(Serialize, Deserialize)]
 struct Wire {
     slot: u16,
-    session: Session,
+    session: SessionHex,
     acknowledged: u64,
     epoch: u64,
     nodes: Vec<WireNode>,
@@ -35,7 +35,7 @@ struct Wire {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CarriedNode {
     slot: u16,
-    session: Session,
+    session: SessionHex,
     beats: u64,
     epoch: u64,
     nodes: Vec<WireNode>,
@@ -45,7 +45,7 @@ pub(crate) struct CarriedNode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct WireNode {
     slot: u16,
-    session: Session,
+    session: SessionHex,
     state: String,
     beat: u64,
     acknowledged: u64,
@@ -59,9 +59,9 @@ struct WireNode {
 /// 32 hexadecimal digits: JSON has no integers of 128 bits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-struct Session(u128);
+struct SessionHex(u128);
 
-impl TryFrom<String> for Session {
+impl TryFrom<String> for SessionHex {
     type Error = std::num::ParseIntError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
@@ -69,15 +69,15 @@ impl TryFrom<String> for Session {
     }
 }
 
-impl From<Session> for String {
-    fn from(Session(session): Session) -> Self {
+impl From<SessionHex> for String {
+    fn from(SessionHex(session): SessionHex) -> Self {
         format!("{session:032x}")
     }
 }
 
 /// Why a message is refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum InvalidMessage {
+pub(crate) enum InvalidNodeMessage {
     #[error("not a message between nodes: {0}")]
     Json(#[from] serde_json::Error),
     #[error("{0} is not the slot of a node")]
@@ -100,7 +100,7 @@ impl StateMessage {
         } = &self.state;
         serde_json::to_vec(&Wire {
             slot: slot.get(),
-            session: Session(*session),
+            session: SessionHex(*session),
             acknowledged: *acknowledged,
             epoch: roster.epoch,
             nodes: roster.rows.iter().map(wire_node).collect(),
@@ -111,7 +111,7 @@ impl StateMessage {
         })
     }
 
-    pub(crate) fn parse(json: &[u8]) -> Result<Self, InvalidMessage> {
+    pub(crate) fn parse(json: &[u8]) -> Result<Self, InvalidNodeMessage> {
         let Wire {
             slot,
             session,
@@ -148,7 +148,7 @@ impl From<CarriedMembership> for CarriedNode {
         let nodes = roster.rows.iter().map(wire_node).collect();
         Self {
             slot: slot.get(),
-            session: Session(session),
+            session: SessionHex(session),
             beats,
             epoch: roster.epoch,
             nodes,
@@ -158,9 +158,9 @@ impl From<CarriedMembership> for CarriedNode {
 }
 
 impl TryFrom<CarriedNode> for CarriedMembership {
-    type Error = InvalidMessage;
+    type Error = InvalidNodeMessage;
 
-    fn try_from(carried: CarriedNode) -> Result<Self, InvalidMessage> {
+    fn try_from(carried: CarriedNode) -> Result<Self, InvalidNodeMessage> {
         let CarriedNode {
             slot,
             session,
@@ -180,16 +180,16 @@ impl TryFrom<CarriedNode> for CarriedMembership {
     }
 }
 
-fn roster(epoch: u64, nodes: Vec<WireNode>) -> Result<Roster, InvalidMessage> {
+fn roster(epoch: u64, nodes: Vec<WireNode>) -> Result<Roster, InvalidNodeMessage> {
     let rows = nodes.into_iter().map(row).collect::<Result<_, _>>()?;
     let roster = Roster { epoch, rows };
     if i64::try_from(epoch).is_err() {
-        return Err(InvalidMessage::Number);
+        return Err(InvalidNodeMessage::Number);
     }
     if roster.is_valid() {
         Ok(roster)
     } else {
-        Err(InvalidMessage::Order)
+        Err(InvalidNodeMessage::Order)
     }
 }
 
@@ -207,7 +207,7 @@ fn wire_node(row: &NodeRow) -> WireNode {
     } = *row;
     WireNode {
         slot: slot.get(),
-        session: Session(session),
+        session: SessionHex(session),
         state: state.as_str().to_owned(),
         beat,
         acknowledged,
@@ -218,7 +218,7 @@ fn wire_node(row: &NodeRow) -> WireNode {
     }
 }
 
-fn row(node: WireNode) -> Result<NodeRow, InvalidMessage> {
+fn row(node: WireNode) -> Result<NodeRow, InvalidNodeMessage> {
     let WireNode {
         slot,
         session,
@@ -231,12 +231,12 @@ fn row(node: WireNode) -> Result<NodeRow, InvalidMessage> {
         tag,
     } = node;
     if i64::try_from(beat.max(acknowledged).max(applied_revision)).is_err() {
-        return Err(InvalidMessage::Number);
+        return Err(InvalidNodeMessage::Number);
     }
     Ok(NodeRow {
         slot: parse_slot(slot)?,
         session: session.0,
-        state: NodeState::parse(&state).ok_or(InvalidMessage::State(state))?,
+        state: NodeState::parse(&state).ok_or(InvalidNodeMessage::State(state))?,
         beat,
         acknowledged,
         peer_address,
@@ -246,8 +246,8 @@ fn row(node: WireNode) -> Result<NodeRow, InvalidMessage> {
     })
 }
 
-fn parse_slot(slot: u16) -> Result<NodeSlot, InvalidMessage> {
-    NodeSlot::new(slot).ok_or(InvalidMessage::Slot(slot))
+fn parse_slot(slot: u16) -> Result<NodeSlot, InvalidNodeMessage> {
+    NodeSlot::new(slot).ok_or(InvalidNodeMessage::Slot(slot))
 }
 
 #[cfg(test)]

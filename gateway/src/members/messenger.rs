@@ -70,7 +70,7 @@ pub(crate) fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
     let authenticators = control
         .postgres_source()
         .map(|source| Arc::new(source.keys.derive(Authenticator::new)));
-    let receiver = Receiver {
+    let receiver = MessageIntake {
         inputs,
         authenticators,
     };
@@ -83,17 +83,17 @@ pub(crate) fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
 
 /// Checks messages and passes them to the membership.
 #[derive(Clone)]
-struct Receiver {
+struct MessageIntake {
     inputs: RegionInputs,
     /// One for each region key that this node accepts.
     authenticators: Option<Arc<DerivedKeys<Authenticator>>>,
 }
 
 async fn receive(
-    State(Receiver {
+    State(MessageIntake {
         inputs,
         authenticators,
-    }): State<Receiver>,
+    }): State<MessageIntake>,
     Extension(sender): Extension<NodeIdentity>,
     body: Bytes,
 ) -> Result<StatusCode, (StatusCode, String)> {

@@ -15,11 +15,11 @@ const FILE: &str = "node.json";
 pub(super) struct NodeFile {
     path: PathBuf,
     /// As last written or read.
-    contents: Option<Contents>,
+    contents: Option<NodeFileContents>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Contents {
+struct NodeFileContents {
     slot: u16,
     /// Absent after the node has left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,7 +60,7 @@ impl NodeFile {
             }
             .into()
         });
-        let contents = Contents {
+        let contents = NodeFileContents {
             slot: slot.get(),
             membership,
         };
@@ -77,7 +77,7 @@ impl NodeFile {
     }
 }
 
-fn read(path: &Path) -> io::Result<Contents> {
+fn read(path: &Path) -> io::Result<NodeFileContents> {
     let problem = |error: &dyn std::fmt::Display| {
         let advice = "delete it to join the region as a new node, in another slot";
         io::Error::new(
@@ -85,7 +85,7 @@ fn read(path: &Path) -> io::Result<Contents> {
             format!("{}: {error}; {advice}", path.display()),
         )
     };
-    let contents: Contents =
+    let contents: NodeFileContents =
         serde_json::from_str(&files::read_text(path)?).map_err(|error| problem(&error))?;
     match NodeSlot::new(contents.slot) {
         Some(_) => Ok(contents),

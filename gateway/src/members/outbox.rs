@@ -21,7 +21,7 @@ pub(crate) enum Delivery {
     Failed,
 }
 
-pub(super) struct Outbox {
+pub(super) struct MessageOutbox {
     /// Told with each message, as of this node.
     max_staleness: Option<Duration>,
     parcels: HashMap<u128, Parcel>,
@@ -39,7 +39,7 @@ struct Parcel {
     was_reached: bool,
 }
 
-impl Outbox {
+impl MessageOutbox {
     /// `max_staleness` as in [`StateMessage`], for this node.
     pub(super) fn new(max_staleness: Option<Duration>) -> Self {
         Self {
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn one_message_is_under_way_and_the_latest_state_follows() {
-        let mut outbox = Outbox::new(None);
+        let mut outbox = MessageOutbox::new(None);
         let now = Instant::now();
         let to = member(5);
         assert_eq!(outbox.message(&to, &state(1), now).unwrap().state, state(1));
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn levels_are_sent_until_they_arrive_and_refill_meanwhile() {
-        let mut outbox = Outbox::new(None);
+        let mut outbox = MessageOutbox::new(None);
         let now = Instant::now();
         let to = member(5);
         outbox.add_level(5, level(1000), now);
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_node_that_was_reached_and_then_refuses_has_gone() {
-        let mut outbox = Outbox::new(None);
+        let mut outbox = MessageOutbox::new(None);
         let now = Instant::now();
         let to = member(5);
         for (delivery, has_gone) in [

@@ -55,7 +55,7 @@ const _: () = {
 
 /// What a probe has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum ProbeVerdict {
     /// The process answers, whatever it says.
     Answers,
     /// No answer, or no such process at its address: a process that is dead by the table of nodes is lost.
@@ -74,19 +74,19 @@ pub(super) struct Probes {
 
 struct Watched {
     member: Member,
-    standing: Standing,
+    reason: ProbeReason,
     /// Beginning of the next probe.
     due: Instant,
     /// Beginning of the probe under way.
     began: Option<Instant>,
-    verdict: Option<Verdict>,
+    verdict: Option<ProbeVerdict>,
     /// The workers know the last verdict.
     is_told: bool,
     is_known_lost: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum ProbeReason {
     /// No sign of life, but not declared dead.
     Suspect,
     /// Declared dead.
@@ -146,12 +146,12 @@ impl Probes {
             };
             if row.session == member.session {
                 if row.state == NodeState::Dead && state != NodeState::Dead {
-                    self.watch(now, &member, Standing::Dead { since: now });
+                    self.watch(now, &member, ProbeReason::Dead { since: now });
                 }
             } else if is_rejoin(member.session, row.session) {
                 self.release(member.session);
             } else {
-                self.watch(now, &member, Standing::Replaced { since: now });
+                self.watch(now, &member, ProbeReason::Replaced { since: now });
             }
         }
         let others = roster.rows.iter().filter(|row| Some(row.slot) != here);
@@ -162,27 +162,28 @@ impl Probes {
             let is_suspect = suspects
                 .iter()
                 .any(|suspect| suspect.session == watched.member.session);
-            watched.standing = match watched.standing {
-                Standing::Suspect if !is_suspect => Standing::Released,
-                Standing::Dead { since } | Standing::Replaced { since }
+            watched.reason = match watched.reason {
+                ProbeReason::Suspect if !is_suspect => ProbeReason::Released,
+                ProbeReason::Dead { since } | ProbeReason::Replaced { since }
                     if now.saturating_duration_since(since) >= WATCHED =>
                 {
-                    Standing::Released
+                    ProbeReason::Released
                 }
-                standing => standing,
+                reason => reason,
             };
         }
         suspects
             .iter()
-            .for_each(|suspect| self.watch(now, suspect, Standing::Suspect));
-        self.watched
-            .retain(|_, watched| watched.standing != Standing::Released || watched.began.is_some());
+            .for_each(|suspect| self.watch(now, suspect, ProbeReason::Suspect));
+        self.watched.retain(|_, watched| {
+            watched.reason != ProbeReason::Released || watched.began.is_some()
+        });
     }
 
-    fn watch(&mut self, now: Instant, member: &Member, standing: Standing) {
+    fn watch(&mut self, now: Instant, member: &Member, reason: ProbeReason) {
         let fresh = || Watched {
             member: member.clone(),
-            standing,
+            reason,
             due: now,
             began: None,
             verdict: None,
@@ -190,12 +191,12 @@ impl Probes {
             is_known_lost: false,
         };
         let watched = self.watched.entry(member.session).or_insert_with(fresh);
-        watched.standing = standing;
+        watched.reason = reason;
     }
 
     fn release(&mut self, session: u128) {
         if let Some(watched) = self.watched.get_mut(&session) {
-            watched.standing = Standing::Released;
+            watched.reason = ProbeReason::Released;
         }
     }
 
@@ -207,7 +208,9 @@ impl Probes {
             .filter(|watched| watched.began.is_some())
             .count();
         let is_due = |watched: &&mut Watched| {
-            watched.standing != Standing::Released && watched.began.is_none() && now >= watched.due
+            watched.reason != ProbeReason::Released
+                && watched.began.is_none()
+                && now >= watched.due
         };
         let due = self
             .watched
@@ -222,7 +225,7 @@ impl Probes {
     }
 
     /// The probe of this session has ended; without a verdict if this node could not make it.
-    pub(super) fn ended(&mut self, now: Instant, session: u128, verdict: Option<Verdict>) {
+    pub(super) fn ended(&mut self, now: Instant, session: u128, verdict: Option<ProbeVerdict>) {
         let Some(watched) = self.watched.get_mut(&session) else {
             return;
         };
@@ -231,14 +234,14 @@ impl Probes {
         };
         // This thread did not run for a while, and may have missed the answer.
         let is_late = now.saturating_duration_since(began) > WITHIN + LATE;
-        let verdict = verdict.filter(|verdict| *verdict == Verdict::Answers || !is_late);
+        let verdict = verdict.filter(|verdict| *verdict == ProbeVerdict::Answers || !is_late);
         let pause = match verdict {
-            Some(Verdict::Answers) => EVERY.max(EVERY_PER_NODE * self.nodes),
-            Some(Verdict::Silent) | None => EVERY,
+            Some(ProbeVerdict::Answers) => EVERY.max(EVERY_PER_NODE * self.nodes),
+            Some(ProbeVerdict::Silent) | None => EVERY,
         };
         watched.due = began + pause;
         watched.verdict = verdict.or(watched.verdict);
-        watched.is_told &= verdict != Some(Verdict::Silent);
+        watched.is_told &= verdict != Some(ProbeVerdict::Silent);
     }
 
     /// Processes that are over and silent, again after each probe without an answer: a connection to them may have been
@@ -246,12 +249,12 @@ impl Probes {
     fn lost(&mut self, now: Instant) -> Vec<(LostNode, bool)> {
         let mut lost = Vec::new();
         for watched in self.watched.values_mut() {
-            let until = match watched.standing {
-                Standing::Dead { .. } => now,
-                Standing::Replaced { since } => since,
-                Standing::Suspect | Standing::Released => continue,
+            let until = match watched.reason {
+                ProbeReason::Dead { .. } => now,
+                ProbeReason::Replaced { since } => since,
+                ProbeReason::Suspect | ProbeReason::Released => continue,
             };
-            if watched.verdict == Some(Verdict::Silent) && !watched.is_told {
+            if watched.verdict == Some(ProbeVerdict::Silent) && !watched.is_told {
                 watched.is_told = true;
                 let is_first = !std::mem::replace(&mut watched.is_known_lost, true);
                 let Member { slot, session, .. } = watched.member;
@@ -275,7 +278,7 @@ impl Probes {
             .filter(|watched| watched.began.is_some())
             .count();
         let is_waiting = |watched: &&Watched| {
-            let is_over = watched.standing == Standing::Released;
+            let is_over = watched.reason == ProbeReason::Released;
             !is_over && watched.began.is_none() && under_way < limits::PROBES
         };
         let waiting = self
@@ -288,7 +291,7 @@ impl Probes {
 }
 
 /// Asks a process for an answer, on a new connection. `None` if this node cannot ask.
-async fn probe(client: &NodeClient, to: &Member) -> Option<Verdict> {
+async fn probe(client: &NodeClient, to: &Member) -> Option<ProbeVerdict> {
     let answer = async {
         loop {
             let Ok(request) = Request::get("/v1/alive").body(Bytes::new()) else {
@@ -305,7 +308,7 @@ async fn probe(client: &NodeClient, to: &Member) -> Option<Verdict> {
     };
     timeout(WITHIN, answer)
         .await
-        .unwrap_or(Some(Verdict::Silent))
+        .unwrap_or(Some(ProbeVerdict::Silent))
 }
 
 fn is_without_route(error: &io::Error) -> bool {
@@ -315,22 +318,22 @@ fn is_without_route(error: &io::Error) -> bool {
     )
 }
 
-fn verdict(to: &Member, error: Option<&NodeCallError>) -> Option<Verdict> {
+fn verdict(to: &Member, error: Option<&NodeCallError>) -> Option<ProbeVerdict> {
     match error {
         Some(NodeCallError::NoCertificate) => None,
-        Some(NodeCallError::TimedOut | NodeCallError::Refused) => Some(Verdict::Silent),
+        Some(NodeCallError::TimedOut | NodeCallError::Refused) => Some(ProbeVerdict::Silent),
         Some(NodeCallError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
-            Some(Verdict::Silent)
+            Some(ProbeVerdict::Silent)
         }
         Some(NodeCallError::OtherProcess(Some(other)))
             if other.slot == to.slot && is_rejoin(to.session, other.session) =>
         {
-            Some(Verdict::Answers)
+            Some(ProbeVerdict::Answers)
         }
-        Some(NodeCallError::OtherProcess(_)) => Some(Verdict::Silent),
+        Some(NodeCallError::OtherProcess(_)) => Some(ProbeVerdict::Silent),
         // A connection that was closed, or an answer that is no HTTP, is a sign of life.
         Some(NodeCallError::Io(_) | NodeCallError::Http(_) | NodeCallError::ResponseBody(_))
-        | None => Some(Verdict::Answers),
+        | None => Some(ProbeVerdict::Answers),
     }
 }
 
@@ -425,12 +428,12 @@ mod tests {
         world.look(5 * SECOND, &[]);
         world
             .probes
-            .ended(world.start + 6 * SECOND, 20, Some(Verdict::Silent));
+            .ended(world.start + 6 * SECOND, 20, Some(ProbeVerdict::Silent));
         assert_eq!(world.lost(6 * SECOND), []);
         assert_eq!(world.begin(6 * SECOND), [20]);
         world
             .probes
-            .ended(world.start + 8 * SECOND, 20, Some(Verdict::Silent));
+            .ended(world.start + 8 * SECOND, 20, Some(ProbeVerdict::Silent));
         assert_eq!(world.lost(8 * SECOND), [20]);
     }
 
@@ -444,20 +447,26 @@ mod tests {
         world.look(3 * SECOND, &[20]);
         assert_eq!(world.begin(3 * SECOND), [20]);
         assert_eq!(world.begin(4 * SECOND), []);
-        world.probes.ended(world.start, 20, Some(Verdict::Silent));
+        world
+            .probes
+            .ended(world.start, 20, Some(ProbeVerdict::Silent));
         assert_eq!(
             world.begin(5 * SECOND),
             [20],
             "a second after the beginning of the last one, at the earliest"
         );
-        world.probes.ended(world.start, 20, Some(Verdict::Answers));
+        world
+            .probes
+            .ended(world.start, 20, Some(ProbeVerdict::Answers));
         assert_eq!(
             (world.begin(5 * SECOND), world.begin(6 * SECOND)),
             (vec![], vec![20])
         );
         // It lives. The probe under way keeps its place until it ends.
         world.look(7 * SECOND, &[]);
-        world.probes.ended(world.start, 20, Some(Verdict::Silent));
+        world
+            .probes
+            .ended(world.start, 20, Some(ProbeVerdict::Silent));
         assert_eq!(
             (world.begin(9 * SECOND), world.lost(9 * SECOND)),
             (vec![], vec![])
@@ -469,7 +478,9 @@ mod tests {
         let mut world = World::of(&[10, 20, 30]);
         world.look(3 * SECOND, &[20]);
         world.begin(3 * SECOND);
-        world.probes.ended(world.start, 20, Some(Verdict::Silent));
+        world
+            .probes
+            .ended(world.start, 20, Some(ProbeVerdict::Silent));
         assert_eq!(world.lost(5 * SECOND), [], "not declared dead");
         world.set(1, 20, NodeState::Dead);
         world.look(6 * SECOND, &[]);
@@ -479,7 +490,9 @@ mod tests {
         );
         // Again after each probe: a connection may have been opened meanwhile.
         assert_eq!(world.begin(6 * SECOND), [20]);
-        world.probes.ended(world.start, 20, Some(Verdict::Silent));
+        world
+            .probes
+            .ended(world.start, 20, Some(ProbeVerdict::Silent));
         assert_eq!(world.lost(8 * SECOND), [20]);
         world.look(6 * SECOND + WATCHED, &[]);
         assert_eq!(
@@ -493,7 +506,9 @@ mod tests {
         let mut world = World::of(&[10, 20, 30]);
         world.look(3 * SECOND, &[20]);
         world.begin(3 * SECOND);
-        world.probes.ended(world.start, 20, Some(Verdict::Answers));
+        world
+            .probes
+            .ended(world.start, 20, Some(ProbeVerdict::Answers));
         world.set(1, 20, NodeState::Dead);
         world.look(6 * SECOND, &[]);
         assert_eq!(
@@ -506,7 +521,9 @@ mod tests {
             (world.lost(7 * SECOND), world.begin(7 * SECOND)),
             (vec![], vec![20])
         );
-        world.probes.ended(world.start, 20, Some(Verdict::Silent));
+        world
+            .probes
+            .ended(world.start, 20, Some(ProbeVerdict::Silent));
         assert_eq!(world.lost(9 * SECOND), [20]);
     }
 
@@ -534,7 +551,9 @@ mod tests {
         world.look(SECOND, &[]);
         assert_eq!(world.begin(SECOND), [30]);
         world.set(3, 8, NodeState::Joining);
-        world.probes.ended(world.start, 30, Some(Verdict::Silent));
+        world
+            .probes
+            .ended(world.start, 30, Some(ProbeVerdict::Silent));
         world.look(3 * SECOND, &[]);
         let lost = world.probes.lost(world.start + 3 * SECOND);
         // Tunnels through the slot since then come through the next process.
@@ -565,7 +584,9 @@ mod tests {
         assert_eq!(world.begin(SECOND), [20]);
         world.set(1, 21, NodeState::Joining);
         world.look(2 * SECOND, &[]);
-        world.probes.ended(world.start, 20, Some(Verdict::Silent));
+        world
+            .probes
+            .ended(world.start, 20, Some(ProbeVerdict::Silent));
         assert_eq!(
             (world.lost(3 * SECOND), world.begin(4 * SECOND)),
             (vec![], vec![])
@@ -581,7 +602,7 @@ mod tests {
         for session in &sessions[1..=limits::PROBES] {
             world
                 .probes
-                .ended(world.start, *session, Some(Verdict::Answers));
+                .ended(world.start, *session, Some(ProbeVerdict::Answers));
         }
         assert_eq!(world.begin(4 * SECOND).len(), 5);
         assert_eq!(
@@ -604,27 +625,36 @@ mod tests {
         let io = |kind: io::ErrorKind| NodeCallError::Io(kind.into());
         for (error, expected) in [
             (NodeCallError::NoCertificate, None),
-            (NodeCallError::TimedOut, Some(Verdict::Silent)),
-            (NodeCallError::Refused, Some(Verdict::Silent)),
-            (io(io::ErrorKind::TimedOut), Some(Verdict::Silent)),
-            (io(io::ErrorKind::ConnectionReset), Some(Verdict::Answers)),
-            (io(io::ErrorKind::UnexpectedEof), Some(Verdict::Answers)),
+            (NodeCallError::TimedOut, Some(ProbeVerdict::Silent)),
+            (NodeCallError::Refused, Some(ProbeVerdict::Silent)),
+            (io(io::ErrorKind::TimedOut), Some(ProbeVerdict::Silent)),
+            (
+                io(io::ErrorKind::ConnectionReset),
+                Some(ProbeVerdict::Answers),
+            ),
+            (
+                io(io::ErrorKind::UnexpectedEof),
+                Some(ProbeVerdict::Answers),
+            ),
             (
                 NodeCallError::OtherProcess(other(1, 21)),
-                Some(Verdict::Answers),
+                Some(ProbeVerdict::Answers),
             ),
             (
                 NodeCallError::OtherProcess(other(1, 19)),
-                Some(Verdict::Silent),
+                Some(ProbeVerdict::Silent),
             ),
             (
                 NodeCallError::OtherProcess(other(2, 21)),
-                Some(Verdict::Silent),
+                Some(ProbeVerdict::Silent),
             ),
-            (NodeCallError::OtherProcess(None), Some(Verdict::Silent)),
+            (
+                NodeCallError::OtherProcess(None),
+                Some(ProbeVerdict::Silent),
+            ),
         ] {
             assert_eq!(verdict(&to, Some(&error)), expected, "{error:?}");
         }
-        assert_eq!(verdict(&to, None), Some(Verdict::Answers));
+        assert_eq!(verdict(&to, None), Some(ProbeVerdict::Answers));
     }
 }

@@ -16,13 +16,13 @@ const HEARD_FOR: Duration = Duration::from_secs(5);
 
 /// What other sessions do with the messages of this node, and when theirs came.
 #[derive(Default)]
-pub(super) struct Refusals {
-    refused: HashMap<u128, Refusal>,
+pub(super) struct SessionRefusals {
+    refused: HashMap<u128, RefusedSession>,
     /// When the last message of a session was accepted here.
     heard: HashMap<u128, Instant>,
 }
 
-struct Refusal {
+struct RefusedSession {
     since: Instant,
     reason: Arc<str>,
     is_logged: bool,
@@ -37,7 +37,7 @@ pub(super) enum RefusalChange {
     Ended,
 }
 
-impl Refusals {
+impl SessionRefusals {
     /// A message of this session was accepted.
     pub(super) fn heard(&mut self, session: u128, now: Instant) {
         self.heard.insert(session, now);
@@ -52,7 +52,7 @@ impl Refusals {
     ) -> Option<RefusalChange> {
         match delivery {
             Delivery::Denied(reason) => {
-                let new = || Refusal {
+                let new = || RefusedSession {
                     since: now,
                     reason: Arc::clone(reason),
                     is_logged: false,
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_logged_once_when_it_lasts_and_once_when_it_has_ended() {
-        let mut refusals = Refusals::default();
+        let mut refusals = SessionRefusals::default();
         let start = Instant::now();
         assert_eq!(refusals.note(1, &denied("a"), start), None);
         assert_eq!(
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn a_node_is_shut_out_if_all_other_owners_refuse_and_one_of_them_is_accepted() {
         use NodeState::{Dead, Left, Live};
-        let mut refusals = Refusals::default();
+        let mut refusals = SessionRefusals::default();
         let start = Instant::now();
         let roster = roster(&[Live, Live, Live, Dead, Left]);
         let later = start + SHUT_OUT_AFTER;
@@ -209,14 +209,14 @@ mod tests {
 
     #[test]
     fn a_node_without_others_is_not_shut_out() {
-        let refusals = Refusals::default();
+        let refusals = SessionRefusals::default();
         let roster = roster(&[NodeState::Live]);
         assert!(!refusals.is_shut_out(&roster, OWN, Instant::now()));
     }
 
     #[test]
     fn sessions_without_a_row_are_forgotten() {
-        let mut refusals = Refusals::default();
+        let mut refusals = SessionRefusals::default();
         let now = Instant::now();
         refusals.note(7, &denied("a"), now);
         refusals.heard(7, now);

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::engine::Roster;
 use super::membership::{Membership, NodeConfig};
 use super::placement::NodeSlot;
-use super::succession::Source;
+use super::succession::RosterSource;
 
 /// Membership of an earlier process that this one continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Membership {
         machine.is_ready = true;
         machine.is_resumed = true;
         machine.succession.admit(&roster);
-        machine.install(now, roster, Source::Peer);
+        machine.install(now, roster, RosterSource::Peer);
         if has_lease {
             machine.lease.resume(now);
         }
@@ -71,7 +71,8 @@ mod tests {
     use super::*;
     use crate::region::timing::DEAD_AFTER;
     use crate::region::{
-        Action, Call, CallResult, Event, Isolation, NodeRow, NodeState, PeerState, Statement,
+        Call, CallResult, Isolation, MembershipAction, MembershipEvent, NodeRow, NodeState,
+        PeerState, Statement,
     };
 
     fn row(slot: u16, session: u128) -> NodeRow {
@@ -119,14 +120,14 @@ mod tests {
         let mut call = None;
         while let Some(action) = machine.poll(now) {
             match action {
-                Action::Publish(view) => machine.on(
+                MembershipAction::Publish(view) => machine.on(
                     now,
-                    Event::Applied {
+                    MembershipEvent::Applied {
                         epoch: view.epoch(),
                     },
                 ),
-                Action::Call(next) => call = Some(next),
-                Action::Tell(_) | Action::Stop(_) => {}
+                MembershipAction::Call(next) => call = Some(next),
+                MembershipAction::Tell(_) | MembershipAction::Stop(_) => {}
             }
         }
         call
@@ -152,7 +153,7 @@ mod tests {
         };
         machine.on(
             now,
-            Event::Result {
+            MembershipEvent::Result {
                 call: id,
                 result: done(true),
             },
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(statement, Statement::Tick);
         machine.on(
             now,
-            Event::Result {
+            MembershipEvent::Result {
                 call: id,
                 result: done(true),
             },
@@ -183,7 +184,7 @@ mod tests {
         };
         machine.on(
             now,
-            Event::Result {
+            MembershipEvent::Result {
                 call: call.id,
                 result: done,
             },
@@ -203,7 +204,7 @@ mod tests {
             machine.view().unwrap().knows(slot, session)
         };
         for epoch in [8, 9] {
-            machine.on(now, Event::Peer(stranger(epoch)));
+            machine.on(now, MembershipEvent::Peer(stranger(epoch)));
             act(&mut machine, now);
             assert_eq!(
                 machine.view().unwrap().epoch(),
@@ -220,7 +221,7 @@ mod tests {
                 && !knows(&machine, known, 199)
         );
 
-        machine.on(now + DEAD_AFTER, Event::Peer(stranger(10)));
+        machine.on(now + DEAD_AFTER, MembershipEvent::Peer(stranger(10)));
         assert!(
             knows(&machine, slot, session),
             "the engine is silent: others may know more"
@@ -234,7 +235,7 @@ mod tests {
         let call = act(&mut machine, now).unwrap();
         machine.on(
             now,
-            Event::Result {
+            MembershipEvent::Result {
                 call: call.id,
                 result: CallResult::Failed,
             },
@@ -249,7 +250,7 @@ mod tests {
         let call = act(&mut machine, now).unwrap();
         machine.on(
             now,
-            Event::Result {
+            MembershipEvent::Result {
                 call: call.id,
                 result: CallResult::Failed,
             },
@@ -261,21 +262,21 @@ mod tests {
             acknowledged: 7,
             roster: Arc::new(Roster { epoch, ..roster() }),
         };
-        machine.on(now, Event::Peer(peer(7)));
+        machine.on(now, MembershipEvent::Peer(peer(7)));
         assert!(admits(&machine, now));
 
         let mut late = resumed(false, now);
         let call = act(&mut late, now).unwrap();
         late.on(
             now,
-            Event::Result {
+            MembershipEvent::Result {
                 call: call.id,
                 result: CallResult::Failed,
             },
         );
         let mut dead = peer(8);
         Arc::make_mut(&mut dead.roster).rows[0].state = NodeState::Dead;
-        late.on(now, Event::Peer(dead));
+        late.on(now, MembershipEvent::Peer(dead));
         act(&mut late, now);
         assert!(
             !admits(&late, now),

@@ -8,9 +8,9 @@ use super::RegionKey;
 /// The keys that a node accepts, shared by all parts of the process. The row of the region in PostgreSQL says which of them
 /// is in use; a node without PostgreSQL uses the first.
 #[derive(Clone)]
-pub struct RegionKeys(Arc<Shared>);
+pub struct RegionKeys(Arc<KeyRing>);
 
-struct Shared {
+struct KeyRing {
     /// `region_key`, then `region_key_next`.
     accepted: Vec<RegionKey>,
     /// Opens objects of the archive that were written before a replacement, and nothing else.
@@ -28,7 +28,7 @@ pub(crate) struct DerivedKeys<T> {
 impl RegionKeys {
     pub fn new(key: RegionKey, next: Option<RegionKey>, previous: Option<RegionKey>) -> Self {
         let accepted = std::iter::once(key).chain(next).collect();
-        Self(Arc::new(Shared {
+        Self(Arc::new(KeyRing {
             accepted,
             previous,
             in_use: AtomicUsize::new(0),

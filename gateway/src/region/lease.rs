@@ -25,7 +25,7 @@ pub enum Isolation {
 /// stop the region. A process that was paused has neither a recent beat nor a recent failure: it admits only after a
 /// call that started after the pause.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct OwnerLease {
     isolation: Isolation,
     /// Start of the last successful beat.
     beat: Option<Instant>,
@@ -35,7 +35,7 @@ pub(super) struct Lease {
     failed: Option<Instant>,
 }
 
-impl Lease {
+impl OwnerLease {
     pub(super) fn new(isolation: Isolation) -> Self {
         Self {
             isolation,
@@ -118,8 +118,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn isolated(isolation: Isolation, start: Instant) -> Lease {
-        let mut lease = Lease::new(isolation);
+    fn isolated(isolation: Isolation, start: Instant) -> OwnerLease {
+        let mut lease = OwnerLease::new(isolation);
         lease.beat(start);
         lease.tick();
         lease
@@ -164,7 +164,7 @@ mod tests {
         lease.failed(start + 999 * SECOND, start + 1000 * SECOND);
         assert!(!lease.is_stale(None, start + 1000 * SECOND));
         assert!(
-            !Lease::new(Isolation::Refuse {
+            !OwnerLease::new(Isolation::Refuse {
                 max_staleness: SECOND
             })
             .is_stale(None, start),

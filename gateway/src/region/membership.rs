@@ -29,11 +29,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::engine::{Call, CallResult, Join, NodeRow, NodeState, Replaced, Roster, Statement};
-use super::lease::{Isolation, Lease};
+use super::lease::{Isolation, OwnerLease};
 use super::observer::Observer;
 use super::placement::NodeSlot;
 use super::requests::{OperatorError, Requests};
-use super::succession::{Source, Succession};
+use super::succession::{RosterSource, ViewSuccession};
 use super::timing::{BEAT, CALL_TIMEOUT, DEAD_AFTER, HINT_GAP, JOIN_GAP, LEASE, LEVELS_AHEAD};
 use super::view::View;
 
@@ -51,7 +51,7 @@ pub struct NodeConfig {
 
 /// What happened.
 #[derive(Debug, Clone)]
-pub enum Event {
+pub enum MembershipEvent {
     /// Result of a [`Call`]. A late one extends no lease.
     Result { call: u64, result: CallResult },
     /// A connection to the engine broke, with or without an outstanding call.
@@ -88,11 +88,11 @@ pub struct PeerState {
 
 /// What the caller has to do.
 #[derive(Debug, Clone)]
-pub enum Action {
+pub enum MembershipAction {
     /// Run a statement and report its result. At most one is outstanding. The machine stops waiting after
     /// [`CALL_TIMEOUT`].
     Call(Call),
-    /// Give the view to all workers, then report [`Event::Applied`].
+    /// Give the view to all workers, then report [`MembershipEvent::Applied`].
     Publish(Arc<View>),
     /// Send to all peers. Bucket levels of services that moved go first.
     Tell(PeerState),
@@ -115,9 +115,9 @@ pub struct Membership {
     config: NodeConfig,
     slot: Option<NodeSlot>,
     pub(super) session: u128,
-    pub(super) succession: Succession,
+    pub(super) succession: ViewSuccession,
     pub(super) observer: Observer,
-    pub(super) lease: Lease,
+    pub(super) lease: OwnerLease,
     requests: Requests,
     outstanding: Option<Outstanding>,
     next_call: u64,
@@ -171,9 +171,9 @@ impl Membership {
         Self {
             slot: config.slot,
             session: config.session,
-            succession: Succession::new(config.session),
+            succession: ViewSuccession::new(config.session),
             observer: Observer::default(),
-            lease: Lease::new(config.isolation),
+            lease: OwnerLease::new(config.isolation),
             requests: Requests::default(),
             outstanding: None,
             next_call: 1,
@@ -238,20 +238,20 @@ impl Membership {
     }
 
     /// Takes note of an event.
-    pub fn on(&mut self, now: Instant, event: Event) {
+    pub fn on(&mut self, now: Instant, event: MembershipEvent) {
         match event {
-            Event::Result { call, result } => self.on_result(now, call, result),
-            Event::Disconnected => self.observer.failed(),
-            Event::Peer(state) => self.on_peer(now, state),
-            Event::Refused { slot, session } => {
+            MembershipEvent::Result { call, result } => self.on_result(now, call, result),
+            MembershipEvent::Disconnected => self.observer.failed(),
+            MembershipEvent::Peer(state) => self.on_peer(now, state),
+            MembershipEvent::Refused { slot, session } => {
                 self.observer.refused(now, slot, session);
                 self.read_soon(now);
             }
-            Event::Hint { epoch } => self.hint(now, epoch),
-            Event::Applied { epoch } => self.on_applied(now, epoch),
-            Event::Revision(revision) => self.applied_revision = revision,
-            Event::Ready => self.is_ready = true,
-            Event::HandedOver => self.is_handed_over = true,
+            MembershipEvent::Hint { epoch } => self.hint(now, epoch),
+            MembershipEvent::Applied { epoch } => self.on_applied(now, epoch),
+            MembershipEvent::Revision(revision) => self.applied_revision = revision,
+            MembershipEvent::Ready => self.is_ready = true,
+            MembershipEvent::HandedOver => self.is_handed_over = true,
         }
     }
 
@@ -271,7 +271,7 @@ impl Membership {
     }
 
     /// The next action, until there is none.
-    pub fn poll(&mut self, now: Instant) -> Option<Action> {
+    pub fn poll(&mut self, now: Instant) -> Option<MembershipAction> {
         self.expire(now);
         if let Some(view) = self.succession.view()
             && self
@@ -280,7 +280,7 @@ impl Membership {
                 .is_none_or(|published| !Arc::ptr_eq(published, view))
         {
             self.published = Some(Arc::clone(view));
-            return Some(Action::Publish(Arc::clone(view)));
+            return Some(MembershipAction::Publish(Arc::clone(view)));
         }
         if let Some(slot) = self.slot
             && now >= self.tell_due
@@ -294,11 +294,11 @@ impl Membership {
                 acknowledged: self.applied,
                 roster,
             };
-            return Some(Action::Tell(state));
+            return Some(MembershipAction::Tell(state));
         }
         if let Some(reason) = self.stopped {
             return (!std::mem::replace(&mut self.is_stop_told, true))
-                .then_some(Action::Stop(reason));
+                .then_some(MembershipAction::Stop(reason));
         }
         if self.outstanding.is_some() {
             return None;
@@ -307,7 +307,7 @@ impl Membership {
             // A node without a row leaves at once.
             let reason = self.stopped?;
             self.is_stop_told = true;
-            return Some(Action::Stop(reason));
+            return Some(MembershipAction::Stop(reason));
         };
         let call = Call {
             id: self.next_call,
@@ -319,7 +319,7 @@ impl Membership {
             call: call.clone(),
             sent: now,
         });
-        Some(Action::Call(call))
+        Some(MembershipAction::Call(call))
     }
 
     /// Whether the engine's last answer was older than what this node knows.
@@ -382,7 +382,7 @@ impl Membership {
             Statement::Join(_) | Statement::Read => self.beat_due = now,
             _ => {}
         }
-        self.install(now, roster, Source::Engine);
+        self.install(now, roster, RosterSource::Engine);
     }
 
     /// A call that has timed out proves nothing about the engine, but its rows can be news.
@@ -391,7 +391,7 @@ impl Membership {
             && roster.is_valid()
             && roster.epoch > self.succession.epoch()
         {
-            self.install(now, roster, Source::Peer);
+            self.install(now, roster, RosterSource::Peer);
         }
     }
 
@@ -459,7 +459,7 @@ impl Membership {
             if is_believed && theirs > self.succession.epoch() {
                 self.succession.admit(&state.roster);
             }
-            self.install(now, Arc::unwrap_or_clone(state.roster), Source::Peer);
+            self.install(now, Arc::unwrap_or_clone(state.roster), RosterSource::Peer);
         }
         self.succession.acknowledge(session, acknowledged);
         if self.succession.roster().session(session).is_some() {
@@ -516,12 +516,12 @@ impl Membership {
             .flatten()
     }
 
-    pub(super) fn install(&mut self, now: Instant, roster: Roster, source: Source) {
+    pub(super) fn install(&mut self, now: Instant, roster: Roster, source: RosterSource) {
         let before = self.succession.epoch();
         let owned = self.state().is_some_and(NodeState::may_admit);
         if let Some(row) = roster.session(self.session) {
             self.slot = Some(row.slot);
-            self.has_row |= source == Source::Engine || row.state.may_admit();
+            self.has_row |= source == RosterSource::Engine || row.state.may_admit();
             // An earlier process may have sent more than this one knows of.
             self.beats = self.beats.max(row.beat);
         }
@@ -533,13 +533,13 @@ impl Membership {
         if self.succession.epoch() > before {
             self.tell_due = now;
             // A peer can know a row of this node that is older than the engine's.
-            self.is_refreshed &= source == Source::Engine;
+            self.is_refreshed &= source == RosterSource::Engine;
         }
         self.is_leaving |= matches!(self.state(), Some(NodeState::Draining | NodeState::Leaving));
         match self.state() {
             Some(NodeState::Left) => self.stopped = Some(StopReason::Left),
             Some(NodeState::Dead) => self.fenced(now),
-            None if self.has_row && (source == Source::Engine || owned) => self.fenced(now),
+            None if self.has_row && (source == RosterSource::Engine || owned) => self.fenced(now),
             _ => {}
         }
     }

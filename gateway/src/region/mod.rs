@@ -28,10 +28,12 @@ pub use key::{RegionKey, RegionKeyError};
 pub(crate) use keys::DerivedKeys;
 pub use keys::RegionKeys;
 pub use lease::Isolation;
-pub use membership::{Action, Event, Membership, NodeConfig, PeerState, StopReason};
-pub(crate) use peering::{Destination, Peering};
+pub use membership::{
+    Membership, MembershipAction, MembershipEvent, NodeConfig, PeerState, StopReason,
+};
+pub(crate) use peering::{NextHop, Peering};
 pub use placement::{Member, NodeSlot, Owner, Placement};
 pub use requests::OperatorError;
 pub use signals::RegionSignals;
 pub use status::{NodeStatus, RegionStatus, Standing, StateRefusal};
-pub use view::{Arrival, Attempts, Decision, Retry, View};
+pub use view::{ArrivedFrom, Decision, OwnerAttempts, Retry, View};

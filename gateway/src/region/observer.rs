@@ -23,12 +23,12 @@ struct Seen {
     beat: u64,
     /// When this node first saw the beat.
     since: Instant,
-    refused: Option<Refusal>,
+    refused: Option<NodeRefusal>,
 }
 
 /// A node refused connections.
 #[derive(Debug)]
-struct Refusal {
+struct NodeRefusal {
     at: Instant,
     /// The beat was read again after that. If it changes from then on, the node lives.
     is_confirmed: bool,
@@ -84,7 +84,7 @@ impl Observer {
             .get_mut(&slot)
             .filter(|seen| seen.session == session)
         {
-            seen.refused = Some(Refusal {
+            seen.refused = Some(NodeRefusal {
                 at: now,
                 is_confirmed: false,
             });

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::{
-    AnnouncementKeys, Arrival, Decision, Member, NodeSlot, Owner, Placement, RegionKeys,
+    AnnouncementKeys, ArrivedFrom, Decision, Member, NodeSlot, Owner, Placement, RegionKeys,
     RegionSignals, View,
 };
 
@@ -34,7 +34,7 @@ pub(crate) struct Peering {
 
 /// The node that a request goes to now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Destination {
+pub(crate) enum NextHop {
     /// This node admits it.
     Here,
     /// The owner by the placement of this epoch.
@@ -97,23 +97,23 @@ impl Peering {
     pub(crate) fn admits(&self, hostname: &str, now: Instant) -> bool {
         let view = self.view.borrow();
         let admit = |view: &Rc<Arc<View>>| {
-            view.decide(hostname, Arrival::Caller, self.signals.holds(now)) == Decision::Admit
+            view.decide(hostname, ArrivedFrom::Caller, self.signals.holds(now)) == Decision::Admit
         };
         view.as_ref().is_some_and(admit)
     }
 
     /// Where a request of a caller goes.
-    pub(crate) fn destination(&self, hostname: &str, now: Instant) -> Destination {
+    pub(crate) fn next_hop(&self, hostname: &str, now: Instant) -> NextHop {
         let Some(view) = &*self.view.borrow() else {
-            return Destination::Unknown;
+            return NextHop::Unknown;
         };
-        match view.decide(hostname, Arrival::Caller, self.signals.holds(now)) {
-            Decision::Admit => Destination::Here,
-            Decision::Forward(owner) => Destination::Node {
+        match view.decide(hostname, ArrivedFrom::Caller, self.signals.holds(now)) {
+            Decision::Admit => NextHop::Here,
+            Decision::Forward(owner) => NextHop::Node {
                 owner: owner.clone(),
                 epoch: view.epoch(),
             },
-            Decision::Wait | Decision::NotOwner { .. } => Destination::Unknown,
+            Decision::Wait | Decision::NotOwner { .. } => NextHop::Unknown,
         }
     }
 
@@ -124,7 +124,7 @@ impl Peering {
         let Some(view) = &*view else {
             return Some(Err(0));
         };
-        match view.decide(hostname, Arrival::Peer, self.signals.holds(now)) {
+        match view.decide(hostname, ArrivedFrom::Peer, self.signals.holds(now)) {
             Decision::Admit => Some(Ok(())),
             Decision::NotOwner { epoch } => Some(Err(epoch)),
             Decision::Wait | Decision::Forward(_) => None,
@@ -257,24 +257,24 @@ mod tests {
     fn a_node_admits_while_its_lease_holds() {
         let now = Instant::now();
         let peering = peering(now);
-        assert_eq!(peering.destination("a", now), Destination::Unknown);
+        assert_eq!(peering.next_hop("a", now), NextHop::Unknown);
         assert_eq!(peering.accepts("a", now), Some(Err(0)));
         peering.replace_view(view(1, vec![member(HERE, 5)]), now);
         assert!(!peering.admits("a", now));
         assert_eq!(
-            (peering.destination("a", now), peering.accepts("a", now)),
-            (Destination::Unknown, None)
+            (peering.next_hop("a", now), peering.accepts("a", now)),
+            (NextHop::Unknown, None)
         );
         peering.signals.set(Some(now + Duration::from_secs(1)));
         assert!(peering.admits("a", now) && !peering.admits("a", now + Duration::from_secs(1)));
         assert_eq!(
-            (peering.destination("a", now), peering.accepts("a", now)),
-            (Destination::Here, Some(Ok(())))
+            (peering.next_hop("a", now), peering.accepts("a", now)),
+            (NextHop::Here, Some(Ok(())))
         );
         peering.replace_view(view(2, vec![member(1, 6)]), now);
         assert_eq!(
-            peering.destination("a", now),
-            Destination::Node {
+            peering.next_hop("a", now),
+            NextHop::Node {
                 owner: member(1, 6),
                 epoch: 2
             }

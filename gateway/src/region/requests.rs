@@ -22,18 +22,18 @@ pub enum OperatorError {
 /// Requests in the order of arrival. Each is tried until the row shows its effect or has changed otherwise.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    waiting: Vec<Request>,
+    waiting: Vec<OperatorRequest>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Request {
+struct OperatorRequest {
     slot: NodeSlot,
     session: u128,
-    kind: Kind,
+    kind: RequestKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum RequestKind {
     Drain,
     Remove,
 }
@@ -42,10 +42,10 @@ impl Requests {
     pub(super) fn drain(&mut self, slot: NodeSlot, roster: &Roster) -> Result<(), OperatorError> {
         let row = roster.slot(slot).ok_or(OperatorError::UnknownSlot(slot))?;
         match row.state {
-            NodeState::Live => self.push(Request {
+            NodeState::Live => self.push(OperatorRequest {
                 slot,
                 session: row.session,
-                kind: Kind::Drain,
+                kind: RequestKind::Drain,
             }),
             NodeState::Draining | NodeState::Leaving => Ok(()),
             NodeState::Joining | NodeState::Left | NodeState::Dead => {
@@ -59,14 +59,14 @@ impl Requests {
         if !row.state.is_over() {
             return Err(OperatorError::NotOver(slot));
         }
-        self.push(Request {
+        self.push(OperatorRequest {
             slot,
             session: row.session,
-            kind: Kind::Remove,
+            kind: RequestKind::Remove,
         })
     }
 
-    fn push(&mut self, request: Request) -> Result<(), OperatorError> {
+    fn push(&mut self, request: OperatorRequest) -> Result<(), OperatorError> {
         if self.waiting.contains(&request) {
             return Ok(());
         }
@@ -84,21 +84,21 @@ impl Requests {
                 .slot(request.slot)
                 .filter(|row| row.session == request.session);
             row.is_some_and(|row| match request.kind {
-                Kind::Drain => row.state == NodeState::Live,
-                Kind::Remove => row.state.is_over(),
+                RequestKind::Drain => row.state == NodeState::Live,
+                RequestKind::Remove => row.state.is_over(),
             })
         });
     }
 
     pub(super) fn next(&self) -> Option<Statement> {
-        let Request {
+        let OperatorRequest {
             slot,
             session,
             kind,
         } = *self.waiting.first()?;
         Some(match kind {
-            Kind::Drain => Statement::Drain { slot, session },
-            Kind::Remove => Statement::Remove { slot, session },
+            RequestKind::Drain => Statement::Drain { slot, session },
+            RequestKind::Remove => Statement::Remove { slot, session },
         })
     }
 }

@@ -30,7 +30,7 @@ const HISTORY: usize = 16;
 
 /// The known rows, and the view that follows from them.
 #[derive(Debug)]
-pub(super) struct Succession {
+pub(super) struct ViewSuccession {
     session: u128,
     roster: Arc<Roster>,
     /// Placements of known epochs, the last one current.
@@ -44,12 +44,12 @@ pub(super) struct Succession {
 
 /// Where a roster was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum RosterSource {
     Engine,
     Peer,
 }
 
-impl Succession {
+impl ViewSuccession {
     pub(super) fn new(session: u128) -> Self {
         Self {
             session,
@@ -93,7 +93,7 @@ impl Succession {
     }
 
     /// Uses a roster, if it is not older than the known one. `here` is the slot of this node, if it has one.
-    pub(super) fn install(&mut self, roster: Roster, source: Source, here: Option<NodeSlot>) {
+    pub(super) fn install(&mut self, roster: Roster, source: RosterSource, here: Option<NodeSlot>) {
         let noted: Vec<_> = roster
             .rows
             .iter()
@@ -101,7 +101,7 @@ impl Succession {
             .collect();
         let is_later = roster.epoch > self.roster.epoch;
         // Rows that a peer read at the same epoch can be older than the ones here.
-        if is_later || (roster.epoch == self.roster.epoch && source == Source::Engine) {
+        if is_later || (roster.epoch == self.roster.epoch && source == RosterSource::Engine) {
             self.roster = Arc::new(roster);
             let Self {
                 acknowledged,

@@ -43,7 +43,7 @@ impl Awaited {
 
 /// From where a request arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
+pub enum ArrivedFrom {
     /// From a caller or an agent: this node is the ingress.
     Caller,
     /// Forwarded by a peer. Never forwarded again.
@@ -129,15 +129,15 @@ impl View {
     /// Decides a request. `has_lease` says whether the time is before [`Membership::admit_until`].
     ///
     /// [`Membership::admit_until`]: super::Membership::admit_until
-    pub fn decide(&self, hostname: &str, arrival: Arrival, has_lease: bool) -> Decision<'_> {
+    pub fn decide(&self, hostname: &str, arrival: ArrivedFrom, has_lease: bool) -> Decision<'_> {
         match (self.placement.owner(hostname), arrival) {
             (Owner::Here, _) if self.is_member && has_lease && !self.is_awaiting(hostname) => {
                 Decision::Admit
             }
             // Without members, or with the row of an earlier session of this slot, the owner is not known yet.
             (Owner::Here, _) => Decision::Wait,
-            (Owner::Peer(member), Arrival::Caller) => Decision::Forward(member),
-            (Owner::Peer(_), Arrival::Peer) => Decision::NotOwner {
+            (Owner::Peer(member), ArrivedFrom::Caller) => Decision::Forward(member),
+            (Owner::Peer(_), ArrivedFrom::Peer) => Decision::NotOwner {
                 epoch: self.epoch(),
             },
         }
@@ -161,16 +161,16 @@ impl View {
 
 /// Attempts of an ingress node to reach the owner of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attempts {
+pub struct OwnerAttempts {
     retries_left: u8,
 }
 
 /// What the ingress does after a peer answered that it is not the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
-    /// The peer knows a later epoch: report it as [`Event::Hint`], decide again once the view has it.
+    /// The peer knows a later epoch: report it as [`MembershipEvent::Hint`], decide again once the view has it.
     ///
-    /// [`Event::Hint`]: super::Event::Hint
+    /// [`MembershipEvent::Hint`]: super::MembershipEvent::Hint
     AfterEpoch(u64),
     /// The peer has an earlier view: decide again after a short pause.
     AfterPause,
@@ -178,7 +178,7 @@ pub enum Retry {
     GiveUp,
 }
 
-impl Attempts {
+impl OwnerAttempts {
     /// Most attempts after the first.
     pub const RETRIES_MAX: u8 = 2;
 
@@ -202,7 +202,7 @@ impl Attempts {
     }
 }
 
-impl Default for Attempts {
+impl Default for OwnerAttempts {
     fn default() -> Self {
         Self::new()
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::engine::Statement;
 use super::super::placement::{Member, NodeSlot, Owner, Placement};
 use super::super::view::View;
-use super::engine::{EndKind, Mode};
+use super::engine::{EndKind, EngineMode};
 use super::world::{Process, WORKER_DELAY, World};
 
 /// Longest time for which a node that lives and reaches the engine does not know that its session has ended.
@@ -13,7 +13,7 @@ const UNAWARE_MAX: Duration = Duration::from_millis(1_300);
 
 /// Counts of what the schedules exercised.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Checks {
+pub(super) struct Coverage {
     /// Host and process that last admitted for each service, and its session.
     last_admitted: Vec<Option<(usize, u128)>>,
     /// Services admitted by two hosts, each time with a reason.
@@ -73,7 +73,7 @@ impl World {
     /// For how long the host has been running and connected to the engine.
     fn healthy_for(&self, host: usize) -> Duration {
         let host = &self.hosts[host];
-        let is_up = self.engine.mode == Mode::Up
+        let is_up = self.engine.mode == EngineMode::Up
             && host.requests_pass
             && host.replies_pass
             && !host.is_paused;

@@ -8,7 +8,7 @@ use super::super::placement::NodeSlot;
 
 /// What the engine does with statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum EngineMode {
     Up,
     Down,
     /// Synchronous commits wait for a lost standby.
@@ -34,7 +34,7 @@ pub(super) struct SessionEnd {
 
 #[derive(Debug)]
 pub(super) struct FakeEngine {
-    pub(super) mode: Mode,
+    pub(super) mode: EngineMode,
     /// Grows when connections break: statements sent before are lost.
     pub(super) generation: u64,
     epoch: u64,
@@ -54,7 +54,7 @@ pub(super) struct FakeEngine {
 impl FakeEngine {
     pub(super) fn new() -> Self {
         Self {
-            mode: Mode::Up,
+            mode: EngineMode::Up,
             generation: 0,
             epoch: 0,
             rows: BTreeMap::new(),
@@ -82,13 +82,15 @@ impl FakeEngine {
         self.rows.values()
     }
 
-    pub(super) fn set_mode(&mut self, now: Duration, mode: Mode) {
-        if mode == Mode::Down {
+    pub(super) fn set_mode(&mut self, now: Duration, mode: EngineMode) {
+        if mode == EngineMode::Down {
             self.generation += 1;
         }
         match (self.mode, mode) {
-            (Mode::Up, Mode::Down | Mode::SyncHung) => self.outage_start = Some(now),
-            (Mode::Down | Mode::SyncHung, Mode::Up) => {
+            (EngineMode::Up, EngineMode::Down | EngineMode::SyncHung) => {
+                self.outage_start = Some(now)
+            }
+            (EngineMode::Down | EngineMode::SyncHung, EngineMode::Up) => {
                 let start = self.outage_start.take().unwrap_or(now);
                 if now - start >= Duration::from_secs(3) {
                     self.long_outage_end = Some(now);
@@ -110,7 +112,7 @@ impl FakeEngine {
     /// Runs a statement. Returns whether it was applied.
     pub(super) fn execute(&mut self, now: Duration, statement: &Statement) -> bool {
         let is_applied = self.apply(now, statement);
-        if statement.is_synchronous() && self.mode == Mode::Up {
+        if statement.is_synchronous() && self.mode == EngineMode::Up {
             self.durable.clone_from(&self.beaten);
         }
         is_applied

@@ -13,7 +13,7 @@ mod world;
 
 use std::time::Duration;
 
-use self::checks::Checks;
+use self::checks::Coverage;
 use self::flaws::Flaws;
 use self::random::Random;
 use self::schedule::Schedule;
@@ -33,7 +33,7 @@ const CONVERGENCE_AFTER_DEATH: Duration = Duration::from_secs(14);
 struct Run {
     converged_after: Duration,
     has_silent_row: bool,
-    checks: Checks,
+    checks: Coverage,
     answered: u64,
     revoked: u64,
     pending: u64,
@@ -113,7 +113,7 @@ fn run_world(world: &mut World, heal: Duration, restarts: bool) -> Result<Run, S
 
 /// Counts of several schedules.
 #[derive(Debug, Default)]
-struct Totals {
+struct SimulationTotals {
     overlaps: u64,
     handovers: u64,
     handovers_without_levels: u64,
@@ -126,7 +126,7 @@ struct Totals {
     slowest_after_death: Duration,
 }
 
-impl Totals {
+impl SimulationTotals {
     fn add(&mut self, run: &Run) {
         self.overlaps += run.checks.overlaps;
         self.handovers += run.checks.handovers;
@@ -156,7 +156,7 @@ fn random_schedules_keep_one_owner_and_converge() {
     }
     let schedules = number("GW_REGION_SCHEDULES").unwrap_or(SCHEDULES);
     let first = number("GW_REGION_FIRST").unwrap_or(1);
-    let mut totals = Totals::default();
+    let mut totals = SimulationTotals::default();
     let mut failures = Vec::new();
     for seed in first..first + schedules {
         match run(seed, Flaws::default(), false) {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::super::engine::{Call, CallResult, NodeState, Roster, Statement};
 use super::super::lease::Isolation;
-use super::super::membership::{Action, Event, Membership, NodeConfig};
+use super::super::membership::{Membership, MembershipAction, MembershipEvent, NodeConfig};
 use super::super::placement::NodeSlot;
 use super::super::status::Standing;
 use super::super::timing::CALL_TIMEOUT;
@@ -387,7 +387,7 @@ fn a_false_epoch_causes_few_calls() {
             .as_mut()
             .unwrap()
             .machine
-            .on(clock, Event::Hint { epoch: 1 << 60 });
+            .on(clock, MembershipEvent::Hint { epoch: 1 << 60 });
         world.drive(0);
     }
     assert!(world.calls - before <= 40, "{} calls", world.calls - before);
@@ -417,7 +417,7 @@ fn a_hint_ends_static_stability() {
         .as_mut()
         .unwrap()
         .machine
-        .on(clock, Event::Hint { epoch });
+        .on(clock, MembershipEvent::Hint { epoch });
     world.drive(1);
     assert_eq!(world.admitted(1), 0);
 }
@@ -463,7 +463,7 @@ fn a_failure_before_a_pause_extends_nothing_after_it() {
 /// The next call of a machine without a world.
 fn next_call(machine: &mut Membership, now: Instant) -> Option<Call> {
     std::iter::from_fn(|| machine.poll(now)).find_map(|action| match action {
-        Action::Call(call) => Some(call),
+        MembershipAction::Call(call) => Some(call),
         _ => None,
     })
 }
@@ -484,7 +484,7 @@ fn late_results_are_ignored() {
     };
     machine.on(
         late,
-        Event::Result {
+        MembershipEvent::Result {
             call: first.id,
             result: result.clone(),
         },
@@ -496,7 +496,7 @@ fn late_results_are_ignored() {
     );
     machine.on(
         late,
-        Event::Result {
+        MembershipEvent::Result {
             call: second.id,
             result,
         },
@@ -523,7 +523,7 @@ fn an_engine_that_goes_back_is_not_followed() {
     };
     machine.on(
         now,
-        Event::Result {
+        MembershipEvent::Result {
             call: call.id,
             result,
         },
@@ -557,7 +557,7 @@ fn every_beat_has_another_number() {
         };
         machine.on(
             now,
-            Event::Result {
+            MembershipEvent::Result {
                 call: call.id,
                 result,
             },
@@ -592,7 +592,7 @@ fn a_false_beat_is_forgotten_with_its_session() {
         }
         machine.on(
             now,
-            Event::Result {
+            MembershipEvent::Result {
                 call: call.id,
                 result: CallResult::Done { applied, roster },
             },

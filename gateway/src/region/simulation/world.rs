@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use super::super::carried::CarriedMembership;
 use super::super::engine::{Call, CallResult, NodeState};
 use super::super::lease::Isolation;
-use super::super::membership::{Action, Event, Membership, PeerState};
+use super::super::membership::{Membership, MembershipAction, MembershipEvent, PeerState};
 use super::super::placement::NodeSlot;
-use super::super::view::{Arrival, Attempts, Decision, Retry, View};
-use super::engine::{FakeEngine, Mode};
+use super::super::view::{ArrivedFrom, Decision, OwnerAttempts, Retry, View};
+use super::engine::{EngineMode, FakeEngine};
 use super::flaws::Flaws;
 use super::random::Random;
 use super::schedule::{Fault, Schedule};
 use links::{Certificate, Links};
-use records::{Records, RecordsEvent};
+use records::{RecordsEvent, SimulatedRecords};
 
 /// Longest time until the workers of a host use a new view.
 pub(super) const WORKER_DELAY: Duration = Duration::from_millis(50);
@@ -70,23 +70,23 @@ enum Work {
     Input {
         host: usize,
         process: u64,
-        event: Event,
+        event: MembershipEvent,
     },
     Fault(Fault),
-    Request(Request),
+    Request(SimulatedRequest),
     Forwarded {
         to: u128,
-        request: Request,
+        request: SimulatedRequest,
     },
 }
 
 /// A request on its way to the owner of its service.
 #[derive(Debug, Clone)]
-struct Request {
+struct SimulatedRequest {
     ingress: usize,
     process: u64,
     service: usize,
-    attempts: Attempts,
+    attempts: OwnerAttempts,
     forwards: u32,
     epoch: u64,
 }
@@ -161,7 +161,7 @@ pub(super) struct World {
     processes: u64,
     isolation: Isolation,
     pub(super) flaws: Flaws,
-    records: Records,
+    records: SimulatedRecords,
     pub(super) services: Vec<String>,
     /// Peer messages were lost, delayed or cut at some time.
     pub(super) peers_disturbed: bool,
@@ -170,7 +170,7 @@ pub(super) struct World {
     pub(super) calls: u64,
     pub(super) trace: Option<Vec<String>>,
     pub(super) violation: Option<String>,
-    pub(super) checks: super::checks::Checks,
+    pub(super) checks: super::checks::Coverage,
 }
 
 impl World {
@@ -215,7 +215,7 @@ impl World {
             processes: 0,
             isolation,
             flaws: Flaws::default(),
-            records: Records::new(seed, schedule.hosts),
+            records: SimulatedRecords::new(seed, schedule.hosts),
             services: (0..8)
                 .map(|n| format!("acme{n}--api.eu1.example.com"))
                 .collect(),
@@ -225,7 +225,7 @@ impl World {
             calls: 0,
             trace: trace.then(Vec::new),
             violation: None,
-            checks: super::checks::Checks::default(),
+            checks: super::checks::Coverage::default(),
             random,
         };
         for (at, fault) in &schedule.faults {
@@ -238,11 +238,11 @@ impl World {
             let at = world.random.millis(1_000, 21_000);
             let ingress = world.random.index(world.hosts.len());
             let service = world.random.index(8);
-            let request = Request {
+            let request = SimulatedRequest {
                 ingress,
                 process: 0,
                 service,
-                attempts: Attempts::new(),
+                attempts: OwnerAttempts::new(),
                 forwards: 0,
                 epoch: 0,
             };
@@ -373,7 +373,9 @@ impl World {
                 if matches!(result, CallResult::Done { .. }) {
                     process.last_answer = process.last_answer.max((executed, now));
                 }
-                process.machine.on(clock, Event::Result { call, result });
+                process
+                    .machine
+                    .on(clock, MembershipEvent::Result { call, result });
                 self.check_answer(host);
             }
             Work::Deliver {
@@ -383,7 +385,7 @@ impl World {
             Work::Applied { process, view, .. } => self.apply(host, process, &view),
             Work::Input {
                 process,
-                event: Event::Ready,
+                event: MembershipEvent::Ready,
                 ..
             } if self.clock_is_wrong(host) && !self.flaws.ignores_clock => {
                 self.push(
@@ -391,19 +393,19 @@ impl World {
                     Work::Input {
                         host,
                         process,
-                        event: Event::Ready,
+                        event: MembershipEvent::Ready,
                     },
                 );
             }
             Work::Input { process, event, .. } => {
                 let now = self.now;
-                if matches!(event, Event::Ready) {
+                if matches!(event, MembershipEvent::Ready) {
                     self.hosts[host].links.began_with_wrong_clock = self.clock_is_wrong(host);
                 }
                 let Some(process) = self.process(host, process) else {
                     return;
                 };
-                if let (Event::Hint { epoch }, Some(view)) = (&event, &process.view)
+                if let (MembershipEvent::Hint { epoch }, Some(view)) = (&event, &process.view)
                     && *epoch > view.epoch()
                 {
                     process.hinted.get_or_insert((*epoch, now));
@@ -436,13 +438,16 @@ impl World {
         }
         let levels = process.levels.entry(state.session).or_default();
         *levels = state.acknowledged.max(*levels);
-        process.machine.on(clock, Event::Peer(state));
+        process.machine.on(clock, MembershipEvent::Peer(state));
     }
 
     fn apply(&mut self, host: usize, number: u64, view: &Arc<View>) {
         let clock = self.clock(host);
         let services = self.services.iter().enumerate().filter(|(_, name)| {
-            matches!(view.decide(name, Arrival::Caller, true), Decision::Admit)
+            matches!(
+                view.decide(name, ArrivedFrom::Caller, true),
+                Decision::Admit
+            )
         });
         let services = services.fold(0, |all, (index, _)| all | 1 << index);
         let Some(process) = self.process(host, number) else {
@@ -455,7 +460,7 @@ impl World {
         process.hinted = process.hinted.filter(|(epoch, _)| view.epoch() < *epoch);
         process.machine.on(
             clock,
-            Event::Applied {
+            MembershipEvent::Applied {
                 epoch: view.epoch(),
             },
         );
@@ -473,8 +478,8 @@ impl World {
             return;
         };
         let is_lost = !self.hosts[host].requests_pass || generation != self.engine.generation;
-        let hangs = self.engine.mode == Mode::SyncHung && call.statement.is_synchronous();
-        if is_lost || self.engine.mode == Mode::Down {
+        let hangs = self.engine.mode == EngineMode::SyncHung && call.statement.is_synchronous();
+        if is_lost || self.engine.mode == EngineMode::Down {
             return self.refuse_call(host, process, call.id);
         }
         // A commit that waits for a standby may be visible, without its reply.
@@ -587,7 +592,7 @@ impl World {
                 Work::Input {
                     host,
                     process: number,
-                    event: Event::HandedOver,
+                    event: MembershipEvent::HandedOver,
                 },
             );
         }
@@ -607,9 +612,9 @@ impl World {
         self.check_admission(host);
     }
 
-    fn act(&mut self, host: usize, process: u64, action: Action) {
+    fn act(&mut self, host: usize, process: u64, action: MembershipAction) {
         match action {
-            Action::Call(call) => {
+            MembershipAction::Call(call) => {
                 self.calls += 1;
                 let now = self.now;
                 if let Some(process) = self.process(host, process) {
@@ -630,7 +635,7 @@ impl World {
                     },
                 );
             }
-            Action::Publish(view) => {
+            MembershipAction::Publish(view) => {
                 self.note(|| format!("host {host} publishes {view:?}"));
                 self.certify(host);
                 let delay = self.random.millis(0, 20);
@@ -650,7 +655,7 @@ impl World {
                     },
                 );
             }
-            Action::Tell(state) => {
+            MembershipAction::Tell(state) => {
                 for to in (0..self.hosts.len()).filter(|to| *to != host) {
                     if self.links_cut[host][to] || self.loses() {
                         self.peers_disturbed = true;
@@ -674,14 +679,14 @@ impl World {
                     }
                 }
             }
-            Action::Stop(reason) => {
+            MembershipAction::Stop(reason) => {
                 self.note(|| format!("host {host} stops: {reason:?}"));
                 self.hosts[host].process = None;
             }
         }
     }
 
-    fn request(&mut self, host: usize, mut request: Request) {
+    fn request(&mut self, host: usize, mut request: SimulatedRequest) {
         let service = self.services[request.service].clone();
         let Some(process) = &self.hosts[host].process else {
             return;
@@ -690,11 +695,11 @@ impl World {
         let Some(view) = process.view.clone() else {
             return;
         };
-        match view.decide(&service, Arrival::Caller, true) {
+        match view.decide(&service, ArrivedFrom::Caller, true) {
             Decision::Forward(member) => {
                 request.forwards += 1;
                 request.epoch = view.epoch();
-                if request.forwards > 1 + u32::from(Attempts::RETRIES_MAX) {
+                if request.forwards > 1 + u32::from(OwnerAttempts::RETRIES_MAX) {
                     return self.fail(&format!(
                         "a request was forwarded {} times",
                         request.forwards
@@ -714,7 +719,7 @@ impl World {
         }
     }
 
-    fn forwarded(&mut self, host: usize, mut request: Request) {
+    fn forwarded(&mut self, host: usize, mut request: SimulatedRequest) {
         let service = &self.services[request.service];
         let Some(view) = self.hosts[host]
             .process
@@ -723,7 +728,7 @@ impl World {
         else {
             return;
         };
-        match view.decide(service, Arrival::Peer, true) {
+        match view.decide(service, ArrivedFrom::Peer, true) {
             Decision::Forward(_) => self.fail("a forwarded request is forwarded again"),
             Decision::Admit | Decision::Wait => self.answered += 1,
             Decision::NotOwner { epoch } => {
@@ -732,7 +737,7 @@ impl World {
                 match request.attempts.not_owner(request.epoch, epoch) {
                     Retry::GiveUp => return,
                     Retry::AfterEpoch(epoch) => {
-                        let event = Event::Hint { epoch };
+                        let event = MembershipEvent::Hint { epoch };
                         self.push(
                             self.now,
                             Work::Input {

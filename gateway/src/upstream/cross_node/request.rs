@@ -20,7 +20,7 @@ use crate::error::{Error, Overload};
 use crate::http_message::{AttemptFailure, FailedAttempt};
 use crate::limits;
 use crate::memory::relay::Reserved;
-use crate::region::{Destination, Member};
+use crate::region::{Member, NextHop};
 use crate::tunnel::attempt_budget::{FailedAttempts, Transmission};
 use crate::upstream::attempts::is_safe;
 use crate::upstream::response::{Carrier, RequestTraits, TunnelResponse};
@@ -122,11 +122,11 @@ impl CrossNodeRequest {
         let mut error = Error::NodeUnavailable;
         let mut retries = 0;
         loop {
-            let (owner, epoch) = match self.nodes.peering.destination(hostname, Instant::now()) {
-                Destination::Node { owner, epoch } => (owner, epoch),
-                Destination::Here => return self.send_here(body).await,
-                Destination::Unknown if Instant::now() >= deadline => return Err(error),
-                Destination::Unknown => {
+            let (owner, epoch) = match self.nodes.peering.next_hop(hostname, Instant::now()) {
+                NextHop::Node { owner, epoch } => (owner, epoch),
+                NextHop::Here => return self.send_here(body).await,
+                NextHop::Unknown if Instant::now() >= deadline => return Err(error),
+                NextHop::Unknown => {
                     // The end of a lease can change without a view.
                     let _ =
                         runtime::timeout(limits::LEASE_CHECK, self.nodes.peering.changed()).await;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::super::super::carried::CarriedMembership;
-use super::super::super::membership::{Event, Membership, NodeConfig};
-use super::super::engine::Mode;
+use super::super::super::membership::{Membership, MembershipEvent, NodeConfig};
+use super::super::engine::EngineMode;
 use super::super::schedule::Fault;
 use super::{Process, Work, World};
 
@@ -22,16 +22,16 @@ impl World {
             Fault::Pause(host) => self.pause(host),
             Fault::Resume(host) => self.resume(host),
             Fault::EngineDown { loses_beats } => {
-                self.engine.set_mode(self.now, Mode::Down);
+                self.engine.set_mode(self.now, EngineMode::Down);
                 if loses_beats {
                     self.engine.lose_beats();
                 }
                 self.disconnect();
                 self.disturb_all();
             }
-            Fault::EngineHung => self.engine.set_mode(self.now, Mode::SyncHung),
+            Fault::EngineHung => self.engine.set_mode(self.now, EngineMode::SyncHung),
             Fault::EngineUp => {
-                self.engine.set_mode(self.now, Mode::Up);
+                self.engine.set_mode(self.now, EngineMode::Up);
                 self.disturb_all();
             }
             Fault::CutEngine {
@@ -103,7 +103,7 @@ impl World {
                         Work::Input {
                             host,
                             process,
-                            event: Event::Disconnected,
+                            event: MembershipEvent::Disconnected,
                         },
                     );
                 }
@@ -183,7 +183,7 @@ impl World {
             Work::Input {
                 host,
                 process: number,
-                event: Event::Ready,
+                event: MembershipEvent::Ready,
             },
         );
         if !self.hosts[host].is_paused {
@@ -214,7 +214,7 @@ impl World {
     fn refused(&mut self, by: usize, host: usize, session: u128) {
         let at = self.now + self.random.millis(1, 100);
         if let (Some(slot), Some(process)) = (self.hosts[host].slot, &self.hosts[by].process) {
-            let event = Event::Refused { slot, session };
+            let event = MembershipEvent::Refused { slot, session };
             let process = process.number;
             self.push(
                 at,
@@ -258,7 +258,7 @@ impl World {
             .iter_mut()
             .flatten()
             .for_each(|is_cut| *is_cut = false);
-        if self.engine.mode != Mode::Up {
+        if self.engine.mode != EngineMode::Up {
             self.fault(Fault::EngineUp);
         }
         for host in 0..self.hosts.len() {

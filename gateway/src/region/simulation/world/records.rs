@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::super::engine::{NodeRow, NodeState};
 use super::super::super::placement::NodeSlot;
-use super::super::engine::Mode;
+use super::super::engine::EngineMode;
 use super::super::random::Random;
 use super::{Work, World};
 
@@ -85,7 +85,7 @@ struct HostRecords {
 }
 
 #[derive(Debug)]
-pub(super) struct Records {
+pub(super) struct SimulatedRecords {
     /// The changes in the engine.
     history: Vec<u64>,
     last_change: u64,
@@ -99,7 +99,7 @@ fn process_of(session: u128) -> u128 {
     session >> 32
 }
 
-impl Records {
+impl SimulatedRecords {
     pub(super) fn new(seed: u64, hosts: usize) -> Self {
         let hosts = vec![HostRecords::default(); hosts];
         let random = Random::new(seed ^ 0x07ec_07d5);
@@ -213,7 +213,7 @@ impl World {
 
     fn reads_engine(&self, host: usize) -> bool {
         let host = &self.hosts[host];
-        self.engine.mode != Mode::Down && host.requests_pass && host.replies_pass
+        self.engine.mode != EngineMode::Down && host.requests_pass && host.replies_pass
     }
 
     fn read_changes(&mut self, host: usize, process: u64) {
@@ -258,7 +258,7 @@ impl World {
             return;
         };
         let is_member = process.view.as_ref().is_some_and(|view| view.is_member());
-        if !is_member || !self.reads_engine(host) || self.engine.mode != Mode::Up {
+        if !is_member || !self.reads_engine(host) || self.engine.mode != EngineMode::Up {
             return;
         }
         let own = process.machine.session();
@@ -425,7 +425,7 @@ impl World {
 
     /// The host authenticates requests that queued in a freeze that began at `start`.
     fn authenticate_queued(&mut self, host: usize, start: Duration) {
-        let Records {
+        let SimulatedRecords {
             history,
             hosts,
             revocations,
