@@ -99,7 +99,7 @@ impl CallerSessions {
         take_cookies(headers, name, |value| {
             if found.is_none() && verified < VERIFIED_MAX && value.len() == VALUE {
                 verified += 1;
-                found = Cookie::verified(value, label, &self.key);
+                found = SessionCookie::verified(value, label, &self.key);
             }
         });
         if let Some(cookie) = found {
@@ -113,7 +113,7 @@ impl CallerSessions {
             // The request is relayed all the same, by an agent of the gateway's choice.
             return CallerSession::default();
         }
-        let cookie = Cookie { random };
+        let cookie = SessionCookie { random };
         CallerSession {
             hash: Some(cookie.hash()),
             set_cookie: cookie.set_cookie(name, label, &self.key),
@@ -122,11 +122,11 @@ impl CallerSessions {
 }
 
 /// A session that the gateway has begun.
-struct Cookie {
+struct SessionCookie {
     random: [u8; HALF],
 }
 
-impl Cookie {
+impl SessionCookie {
     /// Parses the value of a cookie; `None` if the gateway has not made it for this service.
     fn verified(value: &[u8], label: &str, key: &AffinityKey) -> Option<Self> {
         // One byte more than the value has: the decoder rounds up.

@@ -16,9 +16,9 @@ pub use overload::Overload;
 
 mod overload;
 
-/// Party that must change something for the request to succeed.
+/// FaultyParty that must change something for the request to succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum FaultyParty {
     Caller,
     /// Credentials, keys or settings of the service.
     Policy,
@@ -191,8 +191,8 @@ impl Error {
     }
 
     /// Status, `X-Gw-Status`, code and fault of the error's response.
-    pub fn outcome(&self) -> (StatusCode, &'static str, ErrorCode, Fault) {
-        use Fault::{Agent, Backend, Caller, Gateway, Policy};
+    pub fn outcome(&self) -> (StatusCode, &'static str, ErrorCode, FaultyParty) {
+        use FaultyParty::{Agent, Backend, Caller, Gateway, Policy};
         const LIMITED: (StatusCode, &str) = (StatusCode::TOO_MANY_REQUESTS, "RateLimited");
         const DENIED: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "AuthDenied");
         const POLICY: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "PolicyDenied");
@@ -356,7 +356,7 @@ impl Error {
     pub(crate) fn is_before_authentication(&self) -> bool {
         let (.., fault) = self.outcome();
         let authenticated = matches!(self, Self::RateLimited { .. } | Self::ServiceDisabled);
-        matches!(fault, Fault::Caller | Fault::Policy) && !authenticated
+        matches!(fault, FaultyParty::Caller | FaultyParty::Policy) && !authenticated
     }
 
     /// Whether authentication has failed.
@@ -389,7 +389,8 @@ impl Error {
         agents_tried: usize,
     ) -> Response<Vec<u8>> {
         let (status, gw_status, code, fault) = self.outcome();
-        let names_agents = agents_tried >= 2 && matches!(fault, Fault::Agent | Fault::Backend);
+        let names_agents =
+            agents_tried >= 2 && matches!(fault, FaultyParty::Agent | FaultyParty::Backend);
         let body = ErrorBody {
             error: ErrorDetail {
                 code: code.as_str().to_owned(),

@@ -144,7 +144,7 @@ impl Progress {
 
 /// Head of a relayed response, fields cleaned for the next hop.
 #[derive(Debug)]
-pub(crate) struct ResponseHead {
+pub(crate) struct RelayedHead {
     pub(crate) status: StatusCode,
     pub(crate) headers: Fields,
     /// Data or trailers follow.
@@ -205,9 +205,9 @@ pub(crate) trait RequestBody {
 /// Writer of the response to one request.
 pub(crate) trait ResponseSink {
     /// Sends an interim response (1xx) at once, if the version of the caller has them.
-    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone>;
-    /// Writes the final head. With [`ResponseHead::upgrade`], later data belongs to the other protocol.
-    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone>;
+    async fn interim(&mut self, head: RelayedHead) -> Result<(), CallerGone>;
+    /// Writes the final head. With [`RelayedHead::upgrade`], later data belongs to the other protocol.
+    async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone>;
     /// Writes a piece of the body; `last` announces that neither data nor trailers follow.
     async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone>;
     /// Completes the response and sends the rest of it.
@@ -240,7 +240,7 @@ pub(crate) trait ResponseSink {
     /// Writes a whole response of the gateway.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
         let (parts, body) = response.into_parts();
-        let head = ResponseHead {
+        let head = RelayedHead {
             status: parts.status,
             headers: parts.headers.into(),
             has_body: !body.is_empty(),

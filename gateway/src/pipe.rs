@@ -23,32 +23,32 @@ pub(crate) trait PipeFrame {
 
 /// The other end is gone.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Closed;
+pub(crate) struct OtherEndGone;
 
 pub(crate) struct Sender<F: PipeFrame> {
     /// `None` only while being dropped.
     queue: Option<crossbeam_channel::Sender<F>>,
-    shared: Arc<Shared>,
+    shared: Arc<PipeState>,
 }
 
 pub(crate) struct Receiver<F: PipeFrame> {
     queue: Option<crossbeam_channel::Receiver<F>>,
     /// Frames received since this task last yielded.
     in_a_row: usize,
-    shared: Arc<Shared>,
+    shared: Arc<PipeState>,
 }
 
-struct Shared {
+struct PipeState {
     /// Bytes sent and not yet received.
     in_flight: AtomicUsize,
     receiver_gone: AtomicBool,
-    sender: End,
-    receiver: End,
+    sender: PipeEnd,
+    receiver: PipeEnd,
     wakes: Arc<dyn Post<Wake>>,
 }
 
 /// How one end is woken.
-struct End {
+struct PipeEnd {
     waiting: AtomicBool,
     waker: AtomicWaker,
     worker: WorkerId,
@@ -56,7 +56,7 @@ struct End {
 
 /// A wake on its way to the worker of one end.
 pub(crate) struct Wake {
-    shared: Arc<Shared>,
+    shared: Arc<PipeState>,
     receiver: bool,
 }
 
@@ -67,12 +67,12 @@ pub(crate) fn pipe<F: PipeFrame>(
     wakes: Arc<dyn Post<Wake>>,
 ) -> (Sender<F>, Receiver<F>) {
     let (queue_in, queue_out) = crossbeam_channel::bounded(limits::PIPE_FRAMES);
-    let end = |worker| End {
+    let end = |worker| PipeEnd {
         waiting: AtomicBool::new(false),
         waker: AtomicWaker::new(),
         worker,
     };
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(PipeState {
         in_flight: AtomicUsize::new(0),
         receiver_gone: AtomicBool::new(false),
         sender: end(sender),
@@ -92,7 +92,7 @@ pub(crate) fn pipe<F: PipeFrame>(
     )
 }
 
-impl End {
+impl PipeEnd {
     /// Registers before the caller checks again: a change after that check raises a wake.
     fn wait(&self, cx: &Context<'_>) {
         self.waker.register(cx.waker());
@@ -105,7 +105,7 @@ impl End {
     }
 }
 
-impl Shared {
+impl PipeState {
     fn wake(self: &Arc<Self>, receiver: bool) {
         let end = if receiver {
             &self.receiver
@@ -138,7 +138,7 @@ impl Wake {
 
 impl<F: PipeFrame> Sender<F> {
     /// Sends a frame once there is credit for it.
-    pub(crate) async fn send(&self, frame: F) -> Result<(), Closed> {
+    pub(crate) async fn send(&self, frame: F) -> Result<(), OtherEndGone> {
         let mut frame = Some(frame);
         std::future::poll_fn(|cx| {
             if let Poll::Ready(result) = self.try_send(&mut frame) {
@@ -167,9 +167,9 @@ impl<F: PipeFrame> Sender<F> {
         .await;
     }
 
-    fn try_send(&self, frame: &mut Option<F>) -> Poll<Result<(), Closed>> {
+    fn try_send(&self, frame: &mut Option<F>) -> Poll<Result<(), OtherEndGone>> {
         let (Some(queue), Some(next)) = (&self.queue, frame.take()) else {
-            return Poll::Ready(Err(Closed));
+            return Poll::Ready(Err(OtherEndGone));
         };
         let bytes = next.bytes();
         let in_flight = if bytes > 0 {
@@ -179,7 +179,7 @@ impl<F: PipeFrame> Sender<F> {
         };
         if in_flight > 0 && in_flight + bytes > limits::PIPE_BYTES {
             if self.shared.receiver_gone.load(Ordering::SeqCst) {
-                return Poll::Ready(Err(Closed));
+                return Poll::Ready(Err(OtherEndGone));
             }
             *frame = Some(next);
             return Poll::Pending;
@@ -196,7 +196,7 @@ impl<F: PipeFrame> Sender<F> {
                 *frame = Some(next);
                 Poll::Pending
             }
-            Err(TrySendError::Disconnected(_)) => Poll::Ready(Err(Closed)),
+            Err(TrySendError::Disconnected(_)) => Poll::Ready(Err(OtherEndGone)),
         }
     }
 }
@@ -210,7 +210,7 @@ impl<F: PipeFrame> Drop for Sender<F> {
 
 impl<F: PipeFrame> Receiver<F> {
     /// The next frame; `Err` once the sender is gone and every frame was received.
-    pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<F, Closed>> {
+    pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<F, OtherEndGone>> {
         if self.in_a_row >= limits::PIPE_FRAMES_PER_TURN {
             // A sender on another core can keep this end busy without an end. The wake goes through this worker's
             // mailbox, behind the other messages.
@@ -235,13 +235,13 @@ impl<F: PipeFrame> Receiver<F> {
         received
     }
 
-    pub(crate) async fn receive(&mut self) -> Result<F, Closed> {
+    pub(crate) async fn receive(&mut self) -> Result<F, OtherEndGone> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
 
-    fn try_receive(&self) -> Poll<Result<F, Closed>> {
+    fn try_receive(&self) -> Poll<Result<F, OtherEndGone>> {
         let Some(queue) = &self.queue else {
-            return Poll::Ready(Err(Closed));
+            return Poll::Ready(Err(OtherEndGone));
         };
         match queue.try_recv() {
             Ok(frame) => {
@@ -252,7 +252,7 @@ impl<F: PipeFrame> Receiver<F> {
                 Poll::Ready(Ok(frame))
             }
             Err(TryRecvError::Empty) => Poll::Pending,
-            Err(TryRecvError::Disconnected) => Poll::Ready(Err(Closed)),
+            Err(TryRecvError::Disconnected) => Poll::Ready(Err(OtherEndGone)),
         }
     }
 }
@@ -371,7 +371,7 @@ mod tests {
         on_a_worker(inbox, move || async move {
             let (sender, mut receiver) = pipe();
             drop(sender);
-            assert_eq!(receiver.receive().await.unwrap_err(), Closed);
+            assert_eq!(receiver.receive().await.unwrap_err(), OtherEndGone);
 
             let (sender, receiver) = pipe();
             runtime::spawn(async move {
@@ -379,7 +379,7 @@ mod tests {
                 drop(receiver);
             });
             sender.closed().await;
-            assert_eq!(sender.send(Body::End).await, Err(Closed));
+            assert_eq!(sender.send(Body::End).await, Err(OtherEndGone));
 
             // Also a sender that waits for credit.
             let (sender, receiver) = pipe();
@@ -391,7 +391,7 @@ mod tests {
                 runtime::yield_now().await;
                 drop(receiver);
             });
-            assert_eq!(sender.send(Body::Data(vec![0])).await, Err(Closed));
+            assert_eq!(sender.send(Body::Data(vec![0])).await, Err(OtherEndGone));
         })
         .join()
         .unwrap();

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use gw_agent::support::CannedBackend;
-use gw_gateway::support::bench::relay::{Gateway, HOST, Http1Caller, SERVICE_KEY};
+use gw_gateway::support::bench::relay::{BenchWorker, HOST, Http1Caller, SERVICE_KEY};
 use gw_shared::runtime::{self, Driver};
 use http::{Request, Version};
 use tokio::sync::oneshot;
@@ -125,7 +125,7 @@ impl Scenario {
         }
     }
 
-    async fn relay_all(&'static self, gateway: &Rc<Gateway>, requests: u32) {
+    async fn relay_all(&'static self, gateway: &Rc<BenchWorker>, requests: u32) {
         let left = Rc::new(Cell::new(self.callers));
         let (done, wait) = oneshot::channel();
         let done = Rc::new(Cell::new(Some(done)));
@@ -145,7 +145,7 @@ impl Scenario {
         wait.await.unwrap();
     }
 
-    async fn call(&self, gateway: &Rc<Gateway>, requests: u32) {
+    async fn call(&self, gateway: &Rc<BenchWorker>, requests: u32) {
         match self.request {
             RequestKind::Http1 { fields, body } => {
                 let request = http1_request(fields, body);

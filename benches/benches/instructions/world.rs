@@ -6,17 +6,17 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use gw_agent::support::CannedBackend;
-use gw_gateway::support::bench::relay::Gateway;
+use gw_gateway::support::bench::relay::BenchWorker;
 use gw_shared::tunnel::transport::Transport;
 
 /// Largest piece that arrives at once: a TLS record.
 const RECORD: usize = 16 * 1024;
 
 /// Starts both ends of a tunnel on the reactor of the calling thread.
-pub(crate) async fn start(backend: &CannedBackend) -> Rc<Gateway> {
+pub(crate) async fn start(backend: &CannedBackend) -> Rc<BenchWorker> {
     let (gateway, agent) = MemoryStream::pair();
     gw_agent::support::serve(agent, backend).unwrap();
-    Gateway::start(gateway).await.unwrap()
+    BenchWorker::start(gateway).await.unwrap()
 }
 
 /// One end of a byte stream in memory.

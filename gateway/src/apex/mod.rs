@@ -19,14 +19,14 @@ use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
 pub(crate) use limits::{ApexCharge, ApexLimits};
-pub(crate) use other_nodes::{NodeQuestions, OtherNodes, routes as routes_between_nodes};
+pub(crate) use other_nodes::{ApexNodes, NodeQuestions, routes as routes_between_nodes};
 
 use crate::control::Executor;
 use crate::current::Current;
 use crate::error::{Error, request_id_value};
 use crate::freeze::Freeze;
 use crate::hostname::Region;
-use crate::http_message::{CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
+use crate::http_message::{CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink};
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
 use crate::request_scope::{RequestScope, Stage, refuse, respond};
@@ -52,7 +52,7 @@ pub(crate) struct Apex {
     /// Mailboxes of the workers that own buckets.
     pub(crate) owners: Arc<dyn Post<Box<ApexCharge>>>,
     /// `None` if this gateway is the only node of its region.
-    pub(crate) other_nodes: Option<OtherNodes>,
+    pub(crate) other_nodes: Option<ApexNodes>,
     pub(crate) counters: Rc<Counters>,
 }
 
@@ -66,7 +66,7 @@ impl Apex {
         response: &mut impl ResponseSink,
     ) -> Outcome {
         // Bodies for the apex are small: they are asked for before any check.
-        let go_on = ResponseHead {
+        let go_on = RelayedHead {
             status: StatusCode::CONTINUE,
             headers: Fields::new(),
             has_body: false,

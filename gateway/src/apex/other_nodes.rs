@@ -35,20 +35,20 @@ const WITHIN: Duration = Duration::from_millis(500);
 
 /// The way to the thread that asks the other nodes. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct NodeQuestions(mpsc::Sender<Question>);
+pub(crate) struct NodeQuestions(mpsc::Sender<NodeQuestion>);
 
 /// The other nodes, as the apex of one worker knows them.
-pub(crate) struct OtherNodes {
+pub(crate) struct ApexNodes {
     peering: Rc<Peering>,
     questions: NodeQuestions,
 }
 
-enum Question {
+enum NodeQuestion {
     Charge {
         owner: Member,
         path: String,
         /// `None` if the owner does not answer.
-        reply: oneshot::Sender<Option<Verdict>>,
+        reply: oneshot::Sender<Option<ChargeVerdict>>,
     },
     /// Whether the nodes keep the change that made a position; answered when they do, or after a second.
     Keep {
@@ -60,7 +60,7 @@ enum Question {
 
 /// Whether a request was taken out of the owner's bucket.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Verdict {
+struct ChargeVerdict {
     /// Milliseconds until one more request is admitted, and until the bucket is full; absent if the request was taken.
     exhausted_for_ms: Option<(u64, u64)>,
 }
@@ -68,7 +68,7 @@ struct Verdict {
 impl NodeQuestions {
     /// Starts the thread. It ends when all clones are dropped.
     pub(crate) fn start(client: NodeClient) -> io::Result<Self> {
-        let (questions, mut asked) = mpsc::channel::<Question>(limits::NODE_CHARGES);
+        let (questions, mut asked) = mpsc::channel::<NodeQuestion>(limits::NODE_CHARGES);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -85,7 +85,7 @@ impl NodeQuestions {
     }
 }
 
-impl OtherNodes {
+impl ApexNodes {
     pub(crate) fn new(peering: Rc<Peering>, questions: NodeQuestions) -> Self {
         Self { peering, questions }
     }
@@ -101,7 +101,7 @@ impl OtherNodes {
         if self
             .questions
             .0
-            .try_send(Question::Charge { owner, path, reply })
+            .try_send(NodeQuestion::Charge { owner, path, reply })
             .is_err()
         {
             return Ok(());
@@ -131,7 +131,7 @@ impl OtherNodes {
         if self
             .questions
             .0
-            .try_send(Question::Keep {
+            .try_send(NodeQuestion::Keep {
                 nodes,
                 position,
                 reply,
@@ -160,7 +160,7 @@ impl OtherNodes {
 /// What may be sent to each owner at the same time.
 type Permits = HashMap<(NodeSlot, u128), Arc<Semaphore>>;
 
-impl Question {
+impl NodeQuestion {
     /// Sends the question from a task of its own. Replies fail when the caller has left.
     fn ask(self, client: &NodeClient, permits: &mut Permits) {
         let client = client.clone();
@@ -201,7 +201,7 @@ impl Question {
     }
 }
 
-async fn charge_at(client: &NodeClient, owner: &Member, path: String) -> Option<Verdict> {
+async fn charge_at(client: &NodeClient, owner: &Member, path: String) -> Option<ChargeVerdict> {
     let request = Request::post(path).body(Bytes::new()).ok()?;
     match client.send(owner, request, WITHIN).await {
         Ok(response) if response.status() == StatusCode::OK => {
@@ -236,7 +236,7 @@ pub(crate) fn routes(mailboxes: Arc<dyn Post<Box<ApexCharge>>>, workers: usize) 
 async fn charge(
     State(owners): State<Owners>,
     Path((kind, client)): Path<(String, String)>,
-) -> Result<Json<Verdict>, StatusCode> {
+) -> Result<Json<ChargeVerdict>, StatusCode> {
     let bucket = ApexBucket::parse(&kind, &client).ok_or(StatusCode::BAD_REQUEST)?;
     let (reply, answer) = oneshot::channel();
     let owner = bucket.owner(owners.workers);
@@ -251,7 +251,7 @@ async fn charge(
              until_full,
          }| (ms(until_one), ms(until_full)),
     );
-    Ok(Json(Verdict { exhausted_for_ms }))
+    Ok(Json(ChargeVerdict { exhausted_for_ms }))
 }
 
 fn ms(time: Duration) -> u64 {

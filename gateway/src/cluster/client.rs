@@ -28,12 +28,12 @@ pub(crate) struct NodeClient(Arc<Inner>);
 
 struct Inner {
     node: Arc<LocalNode>,
-    idle: Mutex<HashMap<Destination, Vec<Idle>>>,
+    idle: Mutex<HashMap<ProcessClient, Vec<Idle>>>,
 }
 
 /// One process, as one runtime connects to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Destination {
+struct ProcessClient {
     runtime: runtime::Id,
     slot: NodeSlot,
     session: u128,
@@ -71,7 +71,7 @@ pub(crate) enum NodeCallError {
 }
 
 /// A request that got no response.
-struct Failed {
+struct NoResponse {
     error: NodeCallError,
     /// The request did not reach the node, or does no harm if it is served twice (RFC 9110 §9.2.2).
     may_repeat: bool,
@@ -129,7 +129,7 @@ impl NodeClient {
         to: &Member,
         request: Request<Bytes>,
     ) -> Result<Response<Bytes>, NodeCallError> {
-        let destination = Destination {
+        let destination = ProcessClient {
             runtime: Handle::current().id(),
             slot: to.slot,
             session: to.session,
@@ -141,10 +141,10 @@ impl NodeClient {
         {
             match self.exchange_on(sender, destination, request.clone()).await {
                 // The node may have closed the connection meanwhile.
-                Err(Failed {
+                Err(NoResponse {
                     may_repeat: true, ..
                 }) => {}
-                Err(Failed { error, .. }) => return Err(error),
+                Err(NoResponse { error, .. }) => return Err(error),
                 Ok(response) => return Ok(response),
             }
         }
@@ -169,9 +169,9 @@ impl NodeClient {
     async fn exchange_on(
         &self,
         mut sender: SendRequest<Body>,
-        destination: Destination,
+        destination: ProcessClient,
         request: Request<Bytes>,
-    ) -> Result<Response<Bytes>, Failed> {
+    ) -> Result<Response<Bytes>, NoResponse> {
         let response = exchange_once(&mut sender, request).await?;
         // The other end does not know the session of the certificate that the connection shows, and will not.
         if response.status() != StatusCode::FORBIDDEN {
@@ -180,7 +180,7 @@ impl NodeClient {
         Ok(response)
     }
 
-    fn take_idle(&self, destination: &Destination) -> Option<SendRequest<Body>> {
+    fn take_idle(&self, destination: &ProcessClient) -> Option<SendRequest<Body>> {
         let mut idle = self.idle();
         let kept = idle.get_mut(destination)?;
         // The last one was used most recently.
@@ -189,7 +189,7 @@ impl NodeClient {
             .map(|idle| idle.sender)
     }
 
-    fn keep(&self, destination: Destination, sender: SendRequest<Body>) {
+    fn keep(&self, destination: ProcessClient, sender: SendRequest<Body>) {
         let mut idle = self.idle();
         idle.retain(|_, kept| {
             kept.retain(Idle::is_usable);
@@ -210,7 +210,7 @@ impl NodeClient {
         self.idle().values().flatten().any(Idle::is_usable)
     }
 
-    fn idle(&self) -> MutexGuard<'_, HashMap<Destination, Vec<Idle>>> {
+    fn idle(&self) -> MutexGuard<'_, HashMap<ProcessClient, Vec<Idle>>> {
         // Any connection can be missing.
         self.0.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -226,21 +226,21 @@ fn name_host(to: &Member, request: &mut Request<Bytes>) {
 async fn exchange_once(
     sender: &mut SendRequest<Body>,
     request: Request<Bytes>,
-) -> Result<Response<Bytes>, Failed> {
+) -> Result<Response<Bytes>, NoResponse> {
     let is_idempotent = request.method().is_idempotent();
     let response: Response<Incoming> = sender
         .try_send_request(request.map(Body::from))
         .await
         .map_err(|mut error| {
             let may_repeat = is_idempotent || error.take_message().is_some();
-            Failed {
+            NoResponse {
                 error: error.into_error().into(),
                 may_repeat,
             }
         })?;
     let (head, body) = response.into_parts();
     let body = to_bytes(Body::new(body), limits::CLUSTER_RESPONSE).await;
-    let cut = |error| Failed {
+    let cut = |error| NoResponse {
         error: NodeCallError::ResponseBody(error),
         may_repeat: false,
     };

@@ -17,12 +17,12 @@ pub(crate) struct LocalNode {
     pub(super) region: Region,
     /// `None` until the first view is published.
     tls: watch::Sender<Option<Arc<NodeTls>>>,
-    latest: Mutex<Latest>,
+    latest: Mutex<LatestView>,
 }
 
 /// `None` until the first view is published.
 #[derive(Default)]
-struct Latest {
+struct LatestView {
     /// Number of TLS configurations so far, each with a certificate of its own.
     certificates_used: u64,
     view: Option<Arc<View>>,
@@ -97,7 +97,7 @@ impl LocalNode {
         latest.view = Some(view);
     }
 
-    fn latest(&self) -> MutexGuard<'_, Latest> {
+    fn latest(&self) -> MutexGuard<'_, LatestView> {
         // No change under the lock can panic.
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -58,7 +58,7 @@ impl Default for ServerLimits {
 
 /// What a connection is served with.
 #[derive(Clone)]
-struct Serving {
+struct NodeServing {
     node: Arc<LocalNode>,
     router: Router,
     limits: ServerLimits,
@@ -82,7 +82,7 @@ pub(crate) async fn serve(
     let (close, closing) = watch::channel(false);
     let connections = Arc::new(Semaphore::new(limits.connections));
     let handshakes = TaskPlaces::new(limits.handshakes, limits.handshakes_per_address);
-    let serving = Serving {
+    let serving = NodeServing {
         node,
         router,
         limits,
@@ -144,7 +144,7 @@ fn check(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-impl Serving {
+impl NodeServing {
     async fn serve(self, connection: NodeConnection, handshake: TaskPlace) {
         let from = connection.from;
         let (stream, node, certificate, _counted) = match self

@@ -19,7 +19,7 @@ use crate::rate_limit::{Claimant, Places};
 pub(crate) struct Discards(RefCell<Places<Rc<Notify>>>);
 
 /// Counts a discard until dropped.
-struct Counted<'a> {
+struct CountedDiscard<'a> {
     discards: &'a Discards,
     number: u64,
     end: Rc<Notify>,
@@ -55,13 +55,13 @@ impl Discards {
         self.0.borrow().holders().for_each(|end| end.notify_one());
     }
 
-    fn begin(&self, client: Claimant) -> Counted<'_> {
+    fn begin(&self, client: Claimant) -> CountedDiscard<'_> {
         let end = Rc::new(Notify::new());
         let (number, older) = self.0.borrow_mut().take(client, Rc::clone(&end));
         if let Some(older) = older {
             older.notify_one();
         }
-        Counted {
+        CountedDiscard {
             discards: self,
             number,
             end,
@@ -69,7 +69,7 @@ impl Discards {
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for CountedDiscard<'_> {
     fn drop(&mut self) {
         self.discards.0.borrow_mut().free(self.number);
     }

@@ -19,9 +19,7 @@ use super::Refusals;
 use crate::client_address::Peer;
 use crate::connections::ConnectionGuard;
 use crate::error::Error;
-use crate::http_message::{
-    BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink,
-};
+use crate::http_message::{BodyError, CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink};
 use crate::http1;
 use crate::limits;
 use crate::route::Router;
@@ -329,7 +327,7 @@ struct H1ResponseSink<'a> {
 }
 
 impl H1ResponseSink<'_> {
-    fn framing_of(&self, head: &ResponseHead) -> Framing {
+    fn framing_of(&self, head: &RelayedHead) -> Framing {
         let announced = match (head::content_length(&head.headers), self.version) {
             (Ok(Some(length)), _) => Framing::Length(length),
             (Ok(None) | Err(_), Version::Http11 | Version::Http2) => Framing::Chunked,
@@ -388,7 +386,7 @@ impl H1ResponseSink<'_> {
 }
 
 impl ResponseSink for H1ResponseSink<'_> {
-    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+    async fn interim(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         // HTTP/1.0 has no interim responses (RFC 9110 §15.2). 101 is written by [`Self::head`].
         if self.version == Version::Http10 || head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(());
@@ -407,7 +405,7 @@ impl ResponseSink for H1ResponseSink<'_> {
         self.flush().await
     }
 
-    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+    async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         self.begun = true;
         if let Some(protocol) = &head.upgrade {
             (self.switched, self.keep_alive, self.framing) = (true, false, Framing::UntilClose);

@@ -30,7 +30,7 @@ use crate::client_address::Peer;
 use crate::connections::ConnectionGuard;
 use crate::error::Error;
 use crate::http_message::{
-    BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink, size_of_fields,
+    BodyError, CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink, size_of_fields,
 };
 use crate::http2::frame_meter::{Meter, Metered};
 use crate::http2::incoming::Incoming;
@@ -74,7 +74,7 @@ pub(crate) fn serve(
             Err(error) => return tracing::debug!(%peer, %error, "HTTP/2 did not begin"),
         };
         guard.idle_until(Instant::now() + limits::IDLE);
-        let connection = Rc::new(Connection {
+        let connection = Rc::new(H2Connection {
             peer: Peer::new(peer, Some(guard.socket_use())),
             guard,
             open: Cell::new(0),
@@ -144,7 +144,7 @@ pub(crate) fn serve(
 }
 
 /// State that the requests of one connection share.
-struct Connection {
+struct H2Connection {
     peer: Peer,
     guard: ConnectionGuard,
     /// Requests being served.
@@ -174,9 +174,9 @@ struct Ending {
 }
 
 /// A counted request.
-struct Open(Rc<Connection>);
+struct Open(Rc<H2Connection>);
 
-impl Connection {
+impl H2Connection {
     fn begin(self: &Rc<Self>) -> Open {
         self.meter.became_request();
         self.open.set(self.open.get() + 1);
@@ -254,7 +254,7 @@ async fn serve_request(
         return connection.0.count_reset();
     }
     let has_body = !body.is_end_stream();
-    let stream = RefCell::new(Stream::Asked(respond));
+    let stream = RefCell::new(ResponseStream::Asked(respond));
     let mut response = H2ResponseSink {
         is_head: parts.method == Method::HEAD,
         ended: false,
@@ -331,13 +331,13 @@ async fn ends_without_data(body: &mut RecvStream) -> bool {
 }
 
 /// The response direction of a stream.
-enum Stream {
+enum ResponseStream {
     /// No final head was sent.
     Asked(SendResponse<Bytes>),
     Answering(SendStream<Bytes>),
 }
 
-impl Stream {
+impl ResponseStream {
     /// Resolves when the caller has reset the stream, or the connection is gone.
     fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
         match self {
@@ -359,7 +359,7 @@ struct H2RequestBody<'a> {
     body: Incoming,
     /// Bytes of the last returned part; released to the caller's window when the next part is requested.
     unreleased: usize,
-    stream: &'a RefCell<Stream>,
+    stream: &'a RefCell<ResponseStream>,
 }
 
 impl H2RequestBody<'_> {
@@ -439,7 +439,7 @@ struct H2ResponseSink<'a> {
     queued: usize,
     /// Id of this stream if [`ResponseSink::end`] waits until h2 has sent the end of the response.
     awaited: Option<u32>,
-    stream: &'a RefCell<Stream>,
+    stream: &'a RefCell<ResponseStream>,
     meter: &'a Meter,
 }
 
@@ -460,7 +460,7 @@ impl H2ResponseSink<'_> {
     fn ended(&mut self) {
         self.ended = true;
         if self.queued > LEFT_IN_H2
-            && let Stream::Answering(stream) = &*self.stream.borrow()
+            && let ResponseStream::Answering(stream) = &*self.stream.borrow()
         {
             let stream = stream.stream_id().as_u32();
             self.meter.end_follows(stream);
@@ -475,16 +475,16 @@ impl H2ResponseSink<'_> {
         last: bool,
     ) -> Poll<Result<(), CallerGone>> {
         match &mut *self.stream.borrow_mut() {
-            Stream::Answering(stream) => {
+            ResponseStream::Answering(stream) => {
                 stream::poll_send(stream, cx, data, last).map_err(|_| CallerGone)
             }
-            Stream::Asked(_) => Poll::Ready(Err(CallerGone)),
+            ResponseStream::Asked(_) => Poll::Ready(Err(CallerGone)),
         }
     }
 }
 
 impl ResponseSink for H2ResponseSink<'_> {
-    async fn interim(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
+    async fn interim(&mut self, mut head: RelayedHead) -> Result<(), CallerGone> {
         // An upgraded stream has no length (RFC 9113 §8.6).
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(());
@@ -494,14 +494,14 @@ impl ResponseSink for H2ResponseSink<'_> {
         self.meter.until_not_blocked().await;
         self.queued += size_of_fields(&head.headers);
         match &mut *self.stream.borrow_mut() {
-            Stream::Asked(respond) => respond
+            ResponseStream::Asked(respond) => respond
                 .send_informational(response(head))
                 .map_err(|_| CallerGone),
-            Stream::Answering(_) => Ok(()),
+            ResponseStream::Answering(_) => Ok(()),
         }
     }
 
-    async fn head(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
+    async fn head(&mut self, mut head: RelayedHead) -> Result<(), CallerGone> {
         let announced = content_length(&head.headers)
             .ok()
             .flatten()
@@ -523,7 +523,7 @@ impl ResponseSink for H2ResponseSink<'_> {
         let ends = !head.has_body || matches!(framing, Framing::None | Framing::Described(_));
         self.queued += size_of_fields(&head.headers);
         let mut stream = self.stream.borrow_mut();
-        let Stream::Asked(respond) = &mut *stream else {
+        let ResponseStream::Asked(respond) = &mut *stream else {
             return Err(CallerGone);
         };
         let request_id = tracing::enabled!(tracing::Level::DEBUG)
@@ -536,7 +536,7 @@ impl ResponseSink for H2ResponseSink<'_> {
                 tracing::debug!(request_id, %error, "response head not sent");
                 CallerGone
             })?;
-        *stream = Stream::Answering(answering);
+        *stream = ResponseStream::Answering(answering);
         drop(stream);
         if ends {
             self.ended();
@@ -561,13 +561,13 @@ impl ResponseSink for H2ResponseSink<'_> {
             self.queued += trailers.as_ref().map_or(0, size_of_fields);
             let has_trailers = trailers.is_some();
             match &mut *self.stream.borrow_mut() {
-                Stream::Answering(stream) => {
+                ResponseStream::Answering(stream) => {
                     stream::finish(stream, trailers).map_err(|_| CallerGone)?;
                     if has_trailers {
                         self.meter.trailers_follow(stream.stream_id().as_u32());
                     }
                 }
-                Stream::Asked(_) => return Err(CallerGone),
+                ResponseStream::Asked(_) => return Err(CallerGone),
             }
             self.ended();
         }
@@ -588,7 +588,7 @@ impl ResponseSink for H2ResponseSink<'_> {
     }
 
     fn has_begun(&self) -> bool {
-        matches!(*self.stream.borrow(), Stream::Answering(_))
+        matches!(*self.stream.borrow(), ResponseStream::Answering(_))
     }
 
     fn begin_own_response(&mut self, _request_is_readable: bool) {}
@@ -596,7 +596,7 @@ impl ResponseSink for H2ResponseSink<'_> {
     /// Does not wait for a caller without an open window.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
         let (parts, body) = response.into_parts();
-        let head = ResponseHead {
+        let head = RelayedHead {
             status: parts.status,
             headers: parts.headers.into(),
             has_body: !body.is_empty(),
@@ -613,7 +613,7 @@ impl ResponseSink for H2ResponseSink<'_> {
     }
 }
 
-fn response(head: ResponseHead) -> Response<()> {
+fn response(head: RelayedHead) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers.into();

@@ -48,12 +48,12 @@ struct FrameMeter {
     /// Weight of the frames of this turn: see [`limits::HTTP2_WEIGHT_PER_TURN`].
     weight: u32,
     /// The header block being read.
-    block: Option<Block>,
+    block: Option<FieldBlock>,
     /// A header block has ended since [`Metered`] last cleared this.
     block_ended: bool,
 }
 
-struct Block {
+struct FieldBlock {
     bytes: u32,
     /// The frame being read is the last one of the block.
     is_last: bool,
@@ -116,7 +116,7 @@ impl FrameMeter {
         const END_HEADERS: u8 = 4;
         if matches!(kind, HEADERS | CONTINUATION) {
             let before = self.block.as_ref().map_or(0, |block| block.bytes);
-            let block = Block {
+            let block = FieldBlock {
                 bytes: before + self.payload,
                 is_last: flags & END_HEADERS != 0,
             };

@@ -17,7 +17,7 @@ use h2::RecvStream;
 pub(crate) struct Incoming {
     stream: RecvStream,
     /// `None` until the next hop was waited for.
-    waiting: Option<Box<Waiting>>,
+    waiting: Option<Box<PendingPieces>>,
 }
 
 impl Incoming {
@@ -79,13 +79,13 @@ impl Incoming {
 
 /// Pieces in order. Small ones are merged, since each needs as much memory as a larger one.
 #[derive(Default)]
-struct Waiting {
+struct PendingPieces {
     pieces: VecDeque<Bytes>,
     /// Merged small pieces after `pieces`.
     last: BytesMut,
 }
 
-impl Waiting {
+impl PendingPieces {
     /// Pieces below this size, in bytes, are merged.
     const SMALL: usize = 1024;
     /// Most bytes of merged pieces.
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn pieces_keep_their_order_and_small_ones_are_merged() {
-        let mut waiting = Waiting::default();
+        let mut waiting = PendingPieces::default();
         let sizes = (0..40_000).map(|number| {
             if number % 10_000 == 5000 {
                 2000
@@ -140,14 +140,14 @@ mod tests {
         let mut received = Vec::new();
         let mut pieces = 0;
         while let Some(piece) = waiting.next() {
-            assert!(!piece.is_empty() && piece.len() <= Waiting::MERGED_MAX);
+            assert!(!piece.is_empty() && piece.len() <= PendingPieces::MERGED_MAX);
             received.extend_from_slice(&piece);
             pieces += 1;
         }
         assert!(received == sent && waiting.is_empty());
         // Each large piece, and the merged pieces between them.
         assert!(
-            pieces <= 4 + 5 + sent.len() / (Waiting::MERGED_MAX - Waiting::SMALL),
+            pieces <= 4 + 5 + sent.len() / (PendingPieces::MERGED_MAX - PendingPieces::SMALL),
             "{pieces}"
         );
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use gw_shared::net::Socket;
 use gw_shared::net::tls::{ClientHello, Greeting};
 
-use super::{Ingress, Origin, is_tunnel};
+use super::{ConnectionOrigin, Ingress, is_tunnel};
 use crate::config::HandOver;
 use crate::hostname::Destination;
 use crate::limits;
@@ -26,7 +26,7 @@ pub(crate) struct HandedOver {
     /// Bytes received so far: the ClientHello.
     received: Bytes,
     hello: ClientHello,
-    origin: Origin,
+    origin: ConnectionOrigin,
 }
 
 impl Ingress {
@@ -54,7 +54,7 @@ impl Ingress {
         self: Rc<Self>,
         owner: WorkerId,
         greeting: Greeting,
-        origin: Origin,
+        origin: ConnectionOrigin,
     ) {
         let Greeting {
             socket,

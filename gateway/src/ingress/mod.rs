@@ -82,14 +82,14 @@ pub(crate) struct Ingress {
 
 /// The other end of a connection.
 #[derive(Debug, Clone, Copy)]
-struct Origin {
+struct ConnectionOrigin {
     /// The client of the TCP connection, or the one that a trusted proxy or a node announced.
     peer: SocketAddr,
     /// Node that splices the connection.
     via: Option<NodeSlot>,
 }
 
-impl Origin {
+impl ConnectionOrigin {
     fn direct(peer: SocketAddr) -> Self {
         Self { peer, via: None }
     }
@@ -136,10 +136,13 @@ impl Ingress {
             return runtime::spawn(self.splice(greeting, peer, guard, to));
         }
         let Some(owner) = self.worker_for(&greeting.hello) else {
-            return self.welcome(greeting, Origin::direct(peer), guard).await;
+            return self
+                .welcome(greeting, ConnectionOrigin::direct(peer), guard)
+                .await;
         };
         drop(guard);
-        self.hand_over(owner, greeting, Origin::direct(peer)).await;
+        self.hand_over(owner, greeting, ConnectionOrigin::direct(peer))
+            .await;
     }
 
     /// Reads the header with which `proxy` announces its client. Returns the client, with the bytes behind the header;
@@ -221,10 +224,10 @@ impl Ingress {
     async fn welcome(
         self: Rc<Self>,
         greeting: Greeting,
-        origin: Origin,
+        origin: ConnectionOrigin,
         mut guard: ConnectionGuard,
     ) {
-        let Origin { peer, via } = origin;
+        let ConnectionOrigin { peer, via } = origin;
         let tunnel = is_tunnel(&greeting.hello);
         let certificates = self.certificates.get();
         let config = if tunnel {

@@ -17,7 +17,7 @@ use gw_shared::net::tls::{ClientHello, Greeting};
 use gw_shared::runtime;
 
 use super::splice::{self, SpliceTo};
-use super::{Ingress, Origin, is_tunnel};
+use super::{ConnectionOrigin, Ingress, is_tunnel};
 use crate::cluster::NodeConnection;
 use crate::connections::ConnectionGuard;
 use crate::hostname::Destination;
@@ -99,7 +99,7 @@ impl Ingress {
                 Some(next) => to = next,
                 None => {
                     return self
-                        .take_tunnel(greeting, Origin::direct(agent), guard)
+                        .take_tunnel(greeting, ConnectionOrigin::direct(agent), guard)
                         .await;
                 }
             }
@@ -238,7 +238,7 @@ impl Ingress {
         ));
         self.take_tunnel(
             greeting,
-            Origin {
+            ConnectionOrigin {
                 peer: agent,
                 via: Some(announced.sender),
             },
@@ -251,7 +251,7 @@ impl Ingress {
     async fn take_tunnel(
         self: Rc<Self>,
         greeting: Greeting,
-        origin: Origin,
+        origin: ConnectionOrigin,
         guard: ConnectionGuard,
     ) {
         let Some(worker) = self.worker_for(&greeting.hello) else {

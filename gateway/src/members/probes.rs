@@ -208,9 +208,7 @@ impl Probes {
             .filter(|watched| watched.began.is_some())
             .count();
         let is_due = |watched: &&mut Watched| {
-            watched.reason != ProbeReason::Released
-                && watched.began.is_none()
-                && now >= watched.due
+            watched.reason != ProbeReason::Released && watched.began.is_none() && now >= watched.due
         };
         let due = self
             .watched

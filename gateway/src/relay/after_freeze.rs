@@ -5,7 +5,7 @@ use std::pin::pin;
 use futures_util::future::{Either, select};
 use gw_shared::http::RequestHead;
 
-use super::{NotOpened, Relay};
+use super::{NotRelayed, Relay};
 use crate::client_address::Peer;
 use crate::error::Error;
 use crate::http_message::{CallerGone, RequestBody};
@@ -25,11 +25,11 @@ impl Relay {
         request: RequestHead,
         peer: &Peer,
         body: &mut impl RequestBody,
-    ) -> Result<Opening, NotOpened> {
+    ) -> Result<Opening, NotRelayed> {
         let charged = self.charge(label, &request)?;
         match select(pin!(self.upstream.tunnels.freeze.over()), pin!(body.gone())).await {
             Either::Left((waited, _)) => waited?,
-            Either::Right((CallerGone, _)) => return Err(NotOpened::TakenBack),
+            Either::Right((CallerGone, _)) => return Err(NotRelayed::TakenBack),
         }
         drop(charged);
         self.open(scope, label, request, peer, body.was_taken_back())

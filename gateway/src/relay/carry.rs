@@ -14,7 +14,7 @@ use gw_shared::runtime;
 
 use crate::error::{Error, request_id_value};
 use crate::http_message::{
-    BodyError, CallerGone, RequestBody, ResponseHead, ResponseSink, set_date,
+    BodyError, CallerGone, RelayedHead, RequestBody, ResponseSink, set_date,
 };
 use crate::limits;
 use crate::rate_limit::Bucket;
@@ -63,7 +63,7 @@ pub(super) async fn carry(
         upload,
         response: pending,
     } = request;
-    let switch = Switch {
+    let switch = ProtocolSwitch {
         upgrade,
         is_switched: Cell::new(None),
         is_answered: Cell::new(false),
@@ -82,7 +82,7 @@ pub(super) async fn carry(
 }
 
 /// The decision of the backend about a request to switch protocols. Both directions run in one task.
-struct Switch {
+struct ProtocolSwitch {
     upgrade: Option<Version>,
     /// `None` until the final head was received.
     is_switched: Cell<Option<bool>>,
@@ -90,7 +90,7 @@ struct Switch {
     is_answered: Cell<bool>,
 }
 
-impl Switch {
+impl ProtocolSwitch {
     /// Waits for the decision. Bytes that the caller sends before are not a body.
     async fn is_accepted(&self, body: &mut impl RequestBody) -> Result<bool, CallerGone> {
         let decided =
@@ -106,7 +106,7 @@ impl Switch {
 async fn send(
     scope: Option<&RequestScope>,
     mut upload: Upload,
-    switch: &Switch,
+    switch: &ProtocolSwitch,
     body: &mut impl RequestBody,
 ) -> BodyError {
     if switch.upgrade.is_some() {
@@ -192,7 +192,7 @@ async fn pace(tiny: &mut Option<Bucket>, body: &mut impl RequestBody) -> Result<
 async fn receive(
     scope: Option<&RequestScope>,
     pending: PendingResponse,
-    switch: &Switch,
+    switch: &ProtocolSwitch,
     response: &mut impl ResponseSink,
 ) -> Result<(), Stopped> {
     let (head, mut download) = receive_head(scope, pending, switch.upgrade, response).await?;
@@ -221,7 +221,7 @@ async fn receive_head(
     mut pending: PendingResponse,
     upgrade: Option<Version>,
     response: &mut impl ResponseSink,
-) -> Result<(ResponseHead, Download), Stopped> {
+) -> Result<(RelayedHead, Download), Stopped> {
     let (progress, received) = loop {
         while let Some(interim) = pending.interim().await {
             response.interim(interim).await?;

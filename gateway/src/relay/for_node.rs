@@ -28,7 +28,7 @@ use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::hostname::Destination;
 use crate::http_message::{
-    BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink,
+    BodyError, CallerGone, Progress, RelayedHead, RequestBody, ResponseSink,
 };
 use crate::limits;
 use crate::tls::node::ALPN_NODE;
@@ -363,7 +363,7 @@ impl From<Closed> for CallerGone {
 }
 
 impl ResponseSink for LinkSink<'_> {
-    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+    async fn interim(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         let write = |out: &mut Vec<u8>| head::write_interim(out, head.status, &head.headers);
         Ok(self.sender.send_head(Kind::Interim, false, write)?)
     }
@@ -372,7 +372,7 @@ impl ResponseSink for LinkSink<'_> {
         self.progress = progress;
     }
 
-    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+    async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         if self.progress.opened().is_some() {
             self.sender.send_head(Kind::Interim, false, |out| {
                 wire::write_notice(out, &self.progress)
@@ -432,7 +432,7 @@ impl ResponseSink for LinkSink<'_> {
 }
 
 /// Framing of a response whose fields were checked.
-fn framing(head: &ResponseHead) -> Framing {
+fn framing(head: &RelayedHead) -> Framing {
     match content_length(&head.headers).ok().flatten() {
         _ if head.upgrade.is_some() => Framing::None,
         Some(length) if head.has_body => Framing::Length(length),

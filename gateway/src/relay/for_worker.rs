@@ -14,10 +14,10 @@ use super::carry::{Stopped, carry};
 use crate::auth::Authenticated;
 use crate::error::{Error, Overload};
 use crate::http_message::{
-    BodyError, CallerGone, Progress, RequestBody, ResponseHead, ResponseSink,
+    BodyError, CallerGone, Progress, RelayedHead, RequestBody, ResponseSink,
 };
 use crate::limits;
-use crate::pipe::{self, Closed};
+use crate::pipe::{self, OtherEndGone};
 use crate::rate_limit;
 use crate::upstream::{CrossCoreRequest, Frame, HeadResult, Upstream, UpstreamRequest};
 
@@ -119,7 +119,10 @@ impl RequestBody for PipeBody<'_> {
         let Some(parts) = &mut self.parts else {
             return Ok(Part::End);
         };
-        let part = parts.receive().await.map_err(|Closed| BodyError::Gone)?;
+        let part = parts
+            .receive()
+            .await
+            .map_err(|OtherEndGone| BodyError::Gone)?;
         if !matches!(part, Part::Data(_)) {
             self.parts = None;
         }
@@ -149,10 +152,13 @@ struct PipeSink<'a> {
 
 impl PipeSink<'_> {
     async fn send(&self, frame: Frame) -> Result<(), CallerGone> {
-        self.pipe.send(frame).await.map_err(|Closed| CallerGone)
+        self.pipe
+            .send(frame)
+            .await
+            .map_err(|OtherEndGone| CallerGone)
     }
 
-    async fn send_head(&mut self, head: Result<ResponseHead, Error>) -> Result<(), CallerGone> {
+    async fn send_head(&mut self, head: Result<RelayedHead, Error>) -> Result<(), CallerGone> {
         let progress = std::mem::take(&mut self.progress);
         self.send(Frame::Head(Box::new(HeadResult { progress, head })))
             .await
@@ -170,7 +176,7 @@ impl PipeSink<'_> {
 }
 
 impl ResponseSink for PipeSink<'_> {
-    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+    async fn interim(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         self.send_head(Ok(head)).await
     }
 
@@ -178,7 +184,7 @@ impl ResponseSink for PipeSink<'_> {
         self.progress = progress;
     }
 
-    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+    async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         self.begun = true;
         self.send_head(Ok(head)).await
     }

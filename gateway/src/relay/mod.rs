@@ -78,9 +78,11 @@ impl Relay {
                 Ok(Opening::OnNode(request)) => {
                     Box::pin(open_on_node(scope, *request, body, response)).await
                 }
-                Err(NotOpened::Refused(error)) => Err(Stopped::Failed(error)),
-                Err(NotOpened::Answered(answer)) => return respond(scope, *answer, response).await,
-                Err(NotOpened::TakenBack) => Err(Stopped::CallerGone),
+                Err(NotRelayed::Refused(error)) => Err(Stopped::Failed(error)),
+                Err(NotRelayed::Answered(answer)) => {
+                    return respond(scope, *answer, response).await;
+                }
+                Err(NotRelayed::TakenBack) => Err(Stopped::CallerGone),
             };
             let carried = match opened {
                 Ok(request) => carry(Some(scope), request, upgrade, body, response).await,
@@ -98,7 +100,7 @@ impl Relay {
         mut request: RequestHead,
         peer: &Peer,
         taken_back: bool,
-    ) -> Result<Opening, NotOpened> {
+    ) -> Result<Opening, NotRelayed> {
         #[cfg(test)]
         assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
         let directory = self.directory.get();
@@ -108,10 +110,10 @@ impl Relay {
         peer.serves(&service.account);
         tracing::debug!(request_id = %scope.id, service = %service.label, by = ?authenticated.by, "admitting");
         if taken_back {
-            return Err(NotOpened::TakenBack);
+            return Err(NotRelayed::TakenBack);
         }
         if let Some(answer) = max_forwards::count_down(&mut request, scope.id) {
-            return Err(NotOpened::Answered(Box::new(answer)));
+            return Err(NotRelayed::Answered(Box::new(answer)));
         }
         Ok(self.admit_and_open(scope, authenticated, request, peer)?)
     }
@@ -171,7 +173,7 @@ impl Relay {
 }
 
 /// Why a request goes no further than to the gateway.
-enum NotOpened {
+enum NotRelayed {
     Refused(Error),
     /// `Max-Forwards` is 0: the gateway answers (RFC 9110 §7.6.2).
     Answered(Box<Response<Vec<u8>>>),
@@ -179,7 +181,7 @@ enum NotOpened {
     TakenBack,
 }
 
-impl From<Error> for NotOpened {
+impl From<Error> for NotRelayed {
     fn from(error: Error) -> Self {
         Self::Refused(error)
     }

@@ -16,7 +16,7 @@ use crate::auth::Authenticated;
 use crate::client_address::Peer;
 use crate::control::{REPLAY_FRAMING, Replay};
 use crate::error::Error;
-use crate::http_message::{BodyError, CallerGone, RequestBody, ResponseHead, ResponseSink};
+use crate::http_message::{BodyError, CallerGone, RelayedHead, RequestBody, ResponseSink};
 use crate::request_scope::{RequestScope, Stage};
 use crate::upstream::Opening;
 
@@ -135,11 +135,11 @@ struct Discard {
 }
 
 impl ResponseSink for Discard {
-    async fn interim(&mut self, _: ResponseHead) -> Result<(), CallerGone> {
+    async fn interim(&mut self, _: RelayedHead) -> Result<(), CallerGone> {
         Ok(())
     }
 
-    async fn head(&mut self, _: ResponseHead) -> Result<(), CallerGone> {
+    async fn head(&mut self, _: RelayedHead) -> Result<(), CallerGone> {
         self.begun = true;
         Ok(())
     }

@@ -20,7 +20,7 @@ use http::{Method, StatusCode};
 pub(crate) use self::response::{refuse, respond};
 use crate::auth::Principal;
 use crate::error::Error;
-use crate::http_message::{AttemptFailure, FailedAttempt, Outcome, Progress, ResponseHead};
+use crate::http_message::{AttemptFailure, FailedAttempt, Outcome, Progress, RelayedHead};
 use crate::lifecycle::Lifecycle;
 use crate::rate_limit::Bucket;
 use crate::store::Service;
@@ -132,7 +132,7 @@ pub(crate) enum Stage<'a> {
     /// The request body was received whole.
     RequestEnd,
     /// The backend has answered.
-    ResponseHead(&'a ResponseHead),
+    ResponseHead(&'a RelayedHead),
     /// A piece of the response body goes to the caller.
     ResponseData(&'a Bytes),
     /// The response was received whole.
@@ -351,7 +351,7 @@ impl RequestScope {
         }
     }
 
-    fn note_response_head(&self, head: &ResponseHead) {
+    fn note_response_head(&self, head: &RelayedHead) {
         self.answered.set(Some(Instant::now()));
         self.status.set(Some(head.status));
         if head.upgrade.is_none() {

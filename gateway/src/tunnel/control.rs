@@ -9,7 +9,7 @@ use gw_shared::tunnel::control::{ToAgent, decode};
 use gw_shared::tunnel::cut_reason::CutReason;
 
 use super::Tunnels;
-use super::openings::Opening;
+use super::openings::TunnelOpening;
 use super::replaced_keys;
 use super::session::Session;
 use crate::clock::Timestamp;
@@ -22,7 +22,7 @@ use crate::store::PublicKeyHash;
 pub(super) async fn serve(
     tunnels: Rc<Tunnels>,
     session: Rc<Session>,
-    opening: Opening,
+    opening: TunnelOpening,
     key: PublicKeyHash,
 ) {
     if let Err(reason) = exchange(&tunnels, &session, opening, key).await {
@@ -34,7 +34,7 @@ pub(super) async fn serve(
 async fn exchange(
     tunnels: &Rc<Tunnels>,
     session: &Rc<Session>,
-    opening: Opening,
+    opening: TunnelOpening,
     key: PublicKeyHash,
 ) -> Result<(), CutReason> {
     let hello = runtime::timeout(limits::HEAD, session.tunnel.hello())

@@ -15,11 +15,11 @@ use crate::limits;
 /// The downloads of one worker, the oldest first.
 #[derive(Default)]
 pub(crate) struct Downloads {
-    under_way: RefCell<Vec<Entry>>,
+    under_way: RefCell<Vec<DownloadEntry>>,
     begun: Cell<u64>,
 }
 
-struct Entry {
+struct DownloadEntry {
     number: u64,
     agent: AgentId,
     account: AccountId,
@@ -27,7 +27,7 @@ struct Entry {
 }
 
 /// A running download. Dropping it frees its place.
-pub(super) struct Download {
+pub(super) struct RunningDownload {
     downloads: Rc<Downloads>,
     number: u64,
 }
@@ -40,7 +40,7 @@ impl Downloads {
         agent: &AgentId,
         account: &AccountId,
         closer: Closer,
-    ) -> Option<Download> {
+    ) -> Option<RunningDownload> {
         let mut under_way = self.under_way.borrow_mut();
         let gives_way = match under_way.iter().position(|entry| entry.agent == *agent) {
             None if under_way.len() >= limits::PROGRAM_DOWNLOADS => {
@@ -53,20 +53,20 @@ impl Downloads {
         }
         let number = self.begun.get();
         self.begun.set(number + 1);
-        under_way.push(Entry {
+        under_way.push(DownloadEntry {
             number,
             agent: agent.clone(),
             account: account.clone(),
             closer,
         });
-        Some(Download {
+        Some(RunningDownload {
             downloads: Rc::clone(self),
             number,
         })
     }
 }
 
-impl Drop for Download {
+impl Drop for RunningDownload {
     fn drop(&mut self) {
         self.downloads
             .under_way
@@ -76,7 +76,7 @@ impl Drop for Download {
 }
 
 /// The latest download of the account that has the most, if those are still as many as the ones of `account` afterwards.
-fn giving_way(under_way: &[Entry], account: &AccountId) -> Option<usize> {
+fn giving_way(under_way: &[DownloadEntry], account: &AccountId) -> Option<usize> {
     let of = |account: &AccountId| {
         under_way
             .iter()

@@ -12,12 +12,12 @@ use crate::limits;
 #[derive(Default)]
 pub(crate) struct TunnelGrace {
     /// Keyed by the label of the service.
-    services: HashMap<String, ServiceTunnels>,
+    services: HashMap<String, AwaitedTunnels>,
     /// Start of the wait; `None` if no tunnels are expected.
     since: Option<Instant>,
 }
 
-struct ServiceTunnels {
+struct AwaitedTunnels {
     before: usize,
     missing: AtomicUsize,
 }
@@ -29,7 +29,7 @@ impl TunnelGrace {
             .map(|(label, before)| {
                 (
                     label,
-                    ServiceTunnels {
+                    AwaitedTunnels {
                         before,
                         missing: AtomicUsize::new(before),
                     },

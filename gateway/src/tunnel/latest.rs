@@ -9,15 +9,15 @@ use gw_shared::id::AgentId;
 use crate::limits;
 
 /// Events of agents that have authenticated, for at most [`limits::LATEST_EVENT_KEPT`].
-pub(super) struct Latest<T>(HashMap<(AgentId, Arc<str>), (T, Instant)>);
+pub(super) struct LatestEvents<T>(HashMap<(AgentId, Arc<str>), (T, Instant)>);
 
-impl<T> Default for Latest<T> {
+impl<T> Default for LatestEvents<T> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<T> Latest<T> {
+impl<T> LatestEvents<T> {
     /// Replaces the event of this agent and service, or the oldest one if there are too many.
     pub(super) fn record(&mut self, agent: &AgentId, label: &Arc<str>, event: T, now: Instant) {
         let key = (agent.clone(), Arc::clone(label));
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    fn agents<T>(latest: &Latest<T>, now: Instant) -> Vec<String> {
+    fn agents<T>(latest: &LatestEvents<T>, now: Instant) -> Vec<String> {
         latest.report(now, |agent, _, _, _| agent)
     }
 
@@ -81,7 +81,7 @@ mod tests {
     fn the_latest_events_are_kept_within_a_bound() {
         let now = Instant::now();
         let service = Arc::from("acme--api");
-        let mut latest = Latest::default();
+        let mut latest = LatestEvents::default();
         let first = AgentId::random();
         latest.record(&first, &service, 0, now);
         for number in 1..=limits::LATEST_EVENTS as u64 {
@@ -121,7 +121,7 @@ mod tests {
     fn events_end_with_their_time_and_with_their_agent() {
         let now = Instant::now();
         let service = Arc::from("acme--api");
-        let mut latest = Latest::default();
+        let mut latest = LatestEvents::default();
         let deleted = AgentId::random();
         let stays = AgentId::random();
         latest.record(&deleted, &service, (), now);

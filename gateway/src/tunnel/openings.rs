@@ -22,13 +22,13 @@ use crate::store::{Directory, Service};
 
 /// The tunnels of one worker that are not registered yet.
 pub(crate) struct Openings {
-    entries: RefCell<Slab<Entry>>,
+    entries: RefCell<Slab<OpeningEntry>>,
     /// Number of openings so far, which numbers the entries.
     begun: Cell<u64>,
     rates: RefCell<Rates>,
 }
 
-struct Entry {
+struct OpeningEntry {
     agent: AgentId,
     /// The service that the agent is admitted to; `None` before.
     service: Option<Arc<Service>>,
@@ -41,7 +41,7 @@ struct Entry {
 }
 
 /// Entry of one tunnel that is being opened; removed on drop.
-pub(crate) struct Opening {
+pub(crate) struct TunnelOpening {
     openings: Rc<Openings>,
     key: usize,
 }
@@ -61,7 +61,7 @@ impl Openings {
         agent: AgentId,
         closer: Closer,
         directory: &Directory,
-    ) -> Opening {
+    ) -> TunnelOpening {
         let services = directory
             .agent(agent.as_str())
             .map_or(0, |agent| agent.services.len());
@@ -72,7 +72,7 @@ impl Openings {
         self.begun.set(self.begun.get() + 1);
         let number = self.begun.get();
         let cut = Cell::new(false);
-        let entry = Entry {
+        let entry = OpeningEntry {
             agent,
             service: None,
             closer,
@@ -80,7 +80,7 @@ impl Openings {
             cut,
             may_begin,
         };
-        Opening {
+        TunnelOpening {
             openings: Rc::clone(self),
             key: entries.insert(entry),
         }
@@ -125,7 +125,7 @@ impl Openings {
 }
 
 /// Ends the oldest entry that `matches` if there are `most` of them.
-fn end_oldest(entries: &Slab<Entry>, most: usize, matches: impl Fn(&Entry) -> bool) {
+fn end_oldest(entries: &Slab<OpeningEntry>, most: usize, matches: impl Fn(&OpeningEntry) -> bool) {
     let same = || {
         entries
             .iter()
@@ -145,7 +145,7 @@ fn may_begin(agent: &AgentId, directory: &Directory, now: Timestamp) -> bool {
     agent.is_some_and(|agent| agent.status == EnrollmentStatus::Approved && !agent.is_expired(now))
 }
 
-impl Entry {
+impl OpeningEntry {
     fn is_allowed(&self, directory: &Directory, now: Timestamp) -> bool {
         let may_serve = |asked: &Arc<Service>| {
             let service = directory.service(&asked.label);
@@ -163,7 +163,7 @@ impl Entry {
     }
 }
 
-impl Opening {
+impl TunnelOpening {
     /// Records that the agent is admitted to `service`. Ends its oldest opening for the service if it has too many.
     pub(super) fn set_service(&self, service: &Arc<Service>) {
         let mut entries = self.openings.entries.borrow_mut();
@@ -184,7 +184,7 @@ impl Opening {
     }
 }
 
-impl Drop for Opening {
+impl Drop for TunnelOpening {
     fn drop(&mut self) {
         self.openings.entries.borrow_mut().try_remove(self.key);
     }

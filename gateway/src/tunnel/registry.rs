@@ -15,7 +15,7 @@ use super::attempt_budget::AttemptBudget;
 use super::choice::{self, Candidate, Choice, Wanted};
 use super::grace::TunnelGrace;
 use super::health::{HealthTier, median_latency};
-use super::latest::Latest;
+use super::latest::LatestEvents;
 use super::lost::LostServices;
 use super::openings::Openings;
 use super::session::Session;
@@ -42,9 +42,9 @@ pub(crate) struct Registry {
     /// Tunnels that are not registered yet.
     openings: Rc<Openings>,
     /// Version of each agent that was refused because of it, until it gets a tunnel.
-    refused_versions: Latest<String>,
+    refused_versions: LatestEvents<String>,
     /// Why the last tunnel ended.
-    ended: Latest<CutReason>,
+    ended: LatestEvents<CutReason>,
 }
 
 /// The live tunnels of one service, one of each agent.
@@ -80,8 +80,8 @@ impl Registry {
             generations: 0,
             tunnel_grace,
             openings,
-            refused_versions: Latest::default(),
-            ended: Latest::default(),
+            refused_versions: LatestEvents::default(),
+            ended: LatestEvents::default(),
         }
     }
 

@@ -33,7 +33,7 @@ use super::candidate::{Candidacy, InFlight};
 use super::control;
 use super::flow_control::FlowControl;
 use super::health::TunnelCondition;
-use super::openings::Opening;
+use super::openings::TunnelOpening;
 use super::waiting::Waiting;
 use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
@@ -117,7 +117,7 @@ pub(super) async fn run(
     tunnels: Rc<Tunnels>,
     stream: TlsStream,
     party: Party,
-    opening: Opening,
+    opening: TunnelOpening,
     via: Option<NodeSlot>,
 ) {
     let last_received = stream.socket().last_received();

@@ -16,18 +16,18 @@ use crate::limits;
 /// The lines of one worker, by the label of the service. A line is removed with its last request.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    lines: RefCell<HashMap<Arc<str>, VecDeque<Rc<Place>>>>,
+    lines: RefCell<HashMap<Arc<str>, VecDeque<Rc<PlaceInLine>>>>,
 }
 
 /// Place of a request in a line.
 #[derive(Default)]
-struct Place(RefCell<Option<Waker>>);
+struct PlaceInLine(RefCell<Option<Waker>>);
 
 /// The turn of a request, which is at the front of its line. The next one has its turn once this is dropped.
 pub(crate) struct Turn<'a> {
     waiting: &'a Waiting,
     label: Arc<str>,
-    place: Rc<Place>,
+    place: Rc<PlaceInLine>,
 }
 
 impl Waiting {
@@ -45,7 +45,7 @@ impl Waiting {
         within: Duration,
         can_open: impl Fn() -> bool,
     ) -> Result<Turn<'_>, Error> {
-        let place = Rc::new(Place::default());
+        let place = Rc::new(PlaceInLine::default());
         {
             let mut lines = self.lines.borrow_mut();
             let line = lines.entry(Arc::clone(label)).or_default();

@@ -34,7 +34,7 @@ use crate::tunnel::{Chosen, InFlight, Tunnels};
 
 /// What further attempts of a request need.
 pub(super) struct Attempts {
-    search: Search,
+    search: TunnelSearch,
     outbound: OutboundRequest,
     /// `None` if the request has no body.
     upload: Option<Rc<RepeatableUpload>>,
@@ -52,7 +52,7 @@ pub(super) struct Attempts {
 }
 
 /// The search for a tunnel of an agent that has not been tried.
-struct Search {
+struct TunnelSearch {
     tunnels: Rc<Tunnels>,
     service: Arc<Service>,
     /// Hash of the caller's session, if the service has an affinity.
@@ -85,7 +85,7 @@ impl Attempts {
         let body = Body::of(&outbound);
         let spare = |bytes| tunnels.relay_memory.spare(&service.account, bytes);
         let memory = spare(size_of_head(&outbound) + size_of::<Self>()).zip(spare(body.kept()));
-        let mut search = Search {
+        let mut search = TunnelSearch {
             tunnels: Rc::clone(tunnels),
             service: Arc::clone(service),
             affinity: caller.hash,
@@ -213,12 +213,12 @@ impl Attempts {
     /// Waits for a slot if the others are full.
     pub(super) async fn again(
         mut self: Box<Self>,
-        failure: Failure,
-    ) -> Result<TunnelResponse, Ended> {
-        let Failure { error, is_unsent } = failure;
+        failure: AttemptError,
+    ) -> Result<TunnelResponse, AttemptsFailed> {
+        let AttemptError { error, is_unsent } = failure;
         let is_silent = self.is_paid || self.session.is_suspect();
         let Some(reason) = reason_of(&error, is_silent) else {
-            return Err(Ended {
+            return Err(AttemptsFailed {
                 error,
                 failed: self.search.failed,
             });
@@ -238,7 +238,7 @@ impl Attempts {
             .rules
             .may_go_on_after(Transmission::of(is_unsent, self.is_passed_on));
         if !is_whole || !may_go_on {
-            return Err(Ended {
+            return Err(AttemptsFailed {
                 error,
                 failed: self.search.failed,
             });
@@ -251,7 +251,7 @@ impl Attempts {
             .search
             .open(&mut self.outbound, self.is_withheld, Some(last));
         if let Err(NotOpened::Full(last)) = opened {
-            let Search {
+            let TunnelSearch {
                 tunnels, service, ..
             } = &self.search;
             let tunnels = Rc::clone(tunnels);
@@ -265,7 +265,7 @@ impl Attempts {
         }
         match opened {
             Ok(opened) => Ok(self.continue_on(opened)),
-            Err(not_opened) => Err(Ended {
+            Err(not_opened) => Err(AttemptsFailed {
                 error: not_opened.into_error(),
                 failed: self.search.failed,
             }),
@@ -293,13 +293,13 @@ impl Attempts {
 }
 
 /// Why an attempt brought no response.
-pub(super) struct Failure {
+pub(super) struct AttemptError {
     pub(super) error: Error,
     /// The agent says that no byte of the request was sent to a backend.
     pub(super) is_unsent: bool,
 }
 
-impl From<Error> for Failure {
+impl From<Error> for AttemptError {
     fn from(error: Error) -> Self {
         Self {
             error,
@@ -332,12 +332,12 @@ impl NotOpened {
 }
 
 /// A request whose last attempt has failed.
-pub(super) struct Ended {
+pub(super) struct AttemptsFailed {
     pub(super) error: Error,
     pub(super) failed: Vec<FailedAttempt>,
 }
 
-impl Search {
+impl TunnelSearch {
     /// Opens a stream on a tunnel of an agent that was not tried, after an attempt that failed with `last`. Fails with the error
     /// of the last attempt.
     fn open(

@@ -3,14 +3,14 @@
 use gw_shared::http::Part;
 
 use crate::error::Error;
-use crate::http_message::{Progress, ResponseHead, size_of_fields};
+use crate::http_message::{Progress, RelayedHead, size_of_fields};
 use crate::pipe;
 
 /// The head of a response, or the error in its place.
 #[derive(Debug)]
 pub(crate) struct HeadResult {
     pub(crate) progress: Progress,
-    pub(crate) head: Result<ResponseHead, Error>,
+    pub(crate) head: Result<RelayedHead, Error>,
 }
 
 #[derive(Debug)]
@@ -64,7 +64,7 @@ mod tests {
         for length in [0, 50_000] {
             let bytes = length + "x-a".len();
             assert!((bytes..bytes + 100).contains(&Part::Trailers(fields(length)).bytes()));
-            let head = ResponseHead {
+            let head = RelayedHead {
                 status: http::StatusCode::OK,
                 headers: fields(length),
                 has_body: true,

@@ -35,13 +35,13 @@ use crate::auth::Authenticated;
 use crate::caller_session::CallerSessions;
 use crate::current::Current;
 use crate::error::Error;
-use crate::http_message::{OpenedStream, Progress, ResponseHead};
+use crate::http_message::{OpenedStream, Progress, RelayedHead};
 use crate::lifecycle::Lifecycle;
 use crate::limits;
 use crate::mailbox::Post;
 use crate::memory::relay::Reserved;
 use crate::ownership::WorkerId;
-use crate::pipe::{self, Closed};
+use crate::pipe::{self, OtherEndGone};
 use crate::rate_limit::Buckets;
 use crate::store::{Directory, Service};
 use crate::telemetry::counters::Counters;
@@ -206,7 +206,7 @@ pub(crate) enum PendingResponse {
 
 /// A response body.
 pub(crate) struct Download {
-    source: Source,
+    source: BodySource,
     /// Part that was received with the head.
     first: Option<Part>,
     /// Bytes that were passed on and not released.
@@ -214,7 +214,7 @@ pub(crate) struct Download {
 }
 
 /// Source of a response body.
-enum Source {
+enum BodySource {
     Tunnel {
         body: ReceivedBody,
         has_body: bool,
@@ -230,9 +230,9 @@ enum Source {
 
 impl Upload {
     /// Sends data as fast as the agent reads it; with `last`, ends the body.
-    pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), Closed> {
+    pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), OtherEndGone> {
         match self {
-            Self::Tunnel(stream) => stream.send(data, last).await.map_err(|_| Closed),
+            Self::Tunnel(stream) => stream.send(data, last).await.map_err(|_| OtherEndGone),
             Self::Repeatable(upload) => upload.send(data, last.then_some(None)).await,
             Self::CrossCore(pipe) => {
                 pipe.send(Part::Data(data)).await?;
@@ -242,18 +242,18 @@ impl Upload {
                     Ok(())
                 }
             }
-            Self::Complete(_) | Self::None => Err(Closed),
+            Self::Complete(_) | Self::None => Err(OtherEndGone),
         }
     }
 
-    pub(crate) async fn finish(&mut self, trailers: Option<Fields>) -> Result<(), Closed> {
+    pub(crate) async fn finish(&mut self, trailers: Option<Fields>) -> Result<(), OtherEndGone> {
         match self {
             Self::Tunnel(stream) => {
                 let finished = match trailers {
                     Some(trailers) => stream.finish_with_trailers(write_trailers(&trailers)),
                     None => stream.finish(),
                 };
-                finished.map_err(|_| Closed)
+                finished.map_err(|_| OtherEndGone)
             }
             Self::Repeatable(upload) => upload.send(Bytes::new(), Some(trailers)).await,
             Self::CrossCore(pipe) => pipe.send(trailers.map_or(Part::End, Part::Trailers)).await,
@@ -302,7 +302,7 @@ impl Upload {
 impl PendingResponse {
     /// The next interim response (1xx); `None` once [`Self::head`] is ready. Without a time limit: the backend decides
     /// how long a request takes.
-    pub(crate) async fn interim(&mut self) -> Option<ResponseHead> {
+    pub(crate) async fn interim(&mut self) -> Option<RelayedHead> {
         match self {
             Self::Tunnel(response) => response.interim().await,
             Self::CrossCore { pipe, head, .. } => match pipe.receive().await {
@@ -315,7 +315,7 @@ impl PendingResponse {
                         None
                     }
                 },
-                Ok(_) | Err(Closed) => None,
+                Ok(_) | Err(OtherEndGone) => None,
             },
         }
     }
@@ -350,7 +350,7 @@ impl PendingResponse {
         let HeadResult { progress, head } = *received;
         let begun = match head {
             Ok(head) => {
-                let mut download = Download::new(Source::CrossCore {
+                let mut download = Download::new(BodySource::CrossCore {
                     pipe,
                     has_upload,
                     _memory: memory,
@@ -364,7 +364,7 @@ impl PendingResponse {
 }
 
 impl Download {
-    fn new(source: Source) -> Self {
+    fn new(source: BodySource) -> Self {
         Self {
             source,
             first: None,
@@ -388,15 +388,19 @@ impl Download {
         }
         match &mut self.source {
             // The stream stays charged until the caller has the head. Dropping it resets it and discards data of the agent.
-            Source::Tunnel {
+            BodySource::Tunnel {
                 has_body: false, ..
             } => Poll::Ready(Ok(Part::End)),
-            Source::Tunnel { body, .. } => response::poll_part(body, cx),
-            Source::CrossCore { pipe, .. } => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
-                Ok(Frame::Part(part)) => Ok(part),
-                Ok(Frame::Broken(error)) => Err(*error),
-                Ok(Frame::Head(_) | Frame::Uploaded(_)) | Err(Closed) => Err(Error::TunnelLost),
-            }),
+            BodySource::Tunnel { body, .. } => response::poll_part(body, cx),
+            BodySource::CrossCore { pipe, .. } => {
+                Poll::Ready(match ready!(pipe.poll_receive(cx)) {
+                    Ok(Frame::Part(part)) => Ok(part),
+                    Ok(Frame::Broken(error)) => Err(*error),
+                    Ok(Frame::Head(_) | Frame::Uploaded(_)) | Err(OtherEndGone) => {
+                        Err(Error::TunnelLost)
+                    }
+                })
+            }
         }
     }
 
@@ -407,25 +411,29 @@ impl Download {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<u64>, Error>> {
         match &mut self.source {
-            Source::Tunnel { body, carrier, .. } => {
+            BodySource::Tunnel { body, carrier, .. } => {
                 body.poll_uploaded(cx).map_err(|_| carrier.lost())
             }
-            Source::CrossCore {
+            BodySource::CrossCore {
                 has_upload: false, ..
             } => Poll::Ready(Ok(None)),
-            Source::CrossCore { pipe, .. } => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
-                Ok(Frame::Uploaded(taken)) => Ok(taken),
-                Ok(Frame::Broken(error)) => Err(*error),
-                Ok(Frame::Head(_) | Frame::Part(_)) | Err(Closed) => Err(Error::TunnelLost),
-            }),
+            BodySource::CrossCore { pipe, .. } => {
+                Poll::Ready(match ready!(pipe.poll_receive(cx)) {
+                    Ok(Frame::Uploaded(taken)) => Ok(taken),
+                    Ok(Frame::Broken(error)) => Err(*error),
+                    Ok(Frame::Head(_) | Frame::Part(_)) | Err(OtherEndGone) => {
+                        Err(Error::TunnelLost)
+                    }
+                })
+            }
         }
     }
 
     /// Whether the part just received was the last one with data, as far as that is known.
     pub(crate) fn is_done(&self) -> bool {
         match &self.source {
-            Source::Tunnel { body, has_body, .. } => !has_body || body.is_done(),
-            Source::CrossCore { .. } => false,
+            BodySource::Tunnel { body, has_body, .. } => !has_body || body.is_done(),
+            BodySource::CrossCore { .. } => false,
         }
     }
 
@@ -439,9 +447,9 @@ impl Download {
         }
         self.unreleased -= released;
         match &mut self.source {
-            Source::Tunnel { body, .. } => body.release(released),
+            BodySource::Tunnel { body, .. } => body.release(released),
             // A pipe gives credit when a frame is received.
-            Source::CrossCore { .. } => {}
+            BodySource::CrossCore { .. } => {}
         }
     }
 }

@@ -11,15 +11,15 @@ use gw_shared::tunnel::endpoint;
 use gw_shared::tunnel::head::write_trailers;
 
 use crate::memory::relay::Reserved;
-use crate::pipe::Closed;
+use crate::pipe::OtherEndGone;
 
 /// The upload of a request and the stream of its current attempt. Two futures of one task share it: one receives the body from
 /// the caller, the other one waits for the response and makes the attempts. The task polls both each time.
-pub(crate) struct RepeatableUpload(RefCell<State>);
+pub(crate) struct RepeatableUpload(RefCell<UploadState>);
 
-struct State {
+struct UploadState {
     stream: StreamSender,
-    mode: Mode,
+    mode: UploadMode,
     /// When this direction of the stream has ended.
     ended: Option<Instant>,
     /// The stream takes no more.
@@ -28,7 +28,7 @@ struct State {
     settled: bool,
 }
 
-enum Mode {
+enum UploadMode {
     /// A short body is sent as it arrives, and a copy is kept for the next attempt.
     Kept(Copy),
     /// The body follows when the agent has accepted the request, or has switched protocols. None of it was received before.
@@ -44,13 +44,13 @@ struct Copy {
     sent: usize,
     /// Bytes behind them, if the stream can take them without another copy.
     next: Bytes,
-    end: Option<End>,
+    end: Option<BodyEnd>,
     /// Charge for `data`.
     _memory: Reserved,
 }
 
 /// End of a body, with its trailers.
-type End = Option<Fields>;
+type BodyEnd = Option<Fields>;
 
 impl RepeatableUpload {
     /// A body of `length` bytes, of which a copy is kept. `memory` is the charge for it.
@@ -58,7 +58,7 @@ impl RepeatableUpload {
         let data = BytesMut::with_capacity(length);
         Self::new(
             stream,
-            Mode::Kept(Copy {
+            UploadMode::Kept(Copy {
                 data,
                 sent: 0,
                 next: Bytes::new(),
@@ -70,11 +70,11 @@ impl RepeatableUpload {
 
     /// A body that follows after [`Self::pass`].
     pub(super) fn withheld(stream: StreamSender) -> Self {
-        Self::new(stream, Mode::Withheld)
+        Self::new(stream, UploadMode::Withheld)
     }
 
-    fn new(stream: StreamSender, mode: Mode) -> Self {
-        Self(RefCell::new(State {
+    fn new(stream: StreamSender, mode: UploadMode) -> Self {
+        Self(RefCell::new(UploadState {
             stream,
             mode,
             ended: None,
@@ -85,11 +85,11 @@ impl RepeatableUpload {
 
     /// Whether another attempt can send the body from its beginning.
     pub(super) fn is_repeatable(&self) -> bool {
-        !matches!(self.0.borrow().mode, Mode::Passing)
+        !matches!(self.0.borrow().mode, UploadMode::Passing)
     }
 
     pub(super) fn is_withheld(&self) -> bool {
-        matches!(self.0.borrow().mode, Mode::Withheld)
+        matches!(self.0.borrow().mode, UploadMode::Withheld)
     }
 
     /// When the whole body was sent on the current stream, if it was.
@@ -100,8 +100,8 @@ impl RepeatableUpload {
     /// Sends a withheld body to the current stream from now on, which makes the attempt the last one.
     pub(super) fn pass(&self) {
         let mut state = self.0.borrow_mut();
-        if matches!(state.mode, Mode::Withheld) {
-            state.mode = Mode::Passing;
+        if matches!(state.mode, UploadMode::Withheld) {
+            state.mode = UploadMode::Passing;
         }
     }
 
@@ -110,7 +110,7 @@ impl RepeatableUpload {
         let mut state = self.0.borrow_mut();
         state.stream = stream;
         (state.ended, state.closed) = (None, false);
-        if let Mode::Kept(copy) = &mut state.mode {
+        if let UploadMode::Kept(copy) = &mut state.mode {
             copy.sent = 0;
             copy.next = Bytes::new();
         }
@@ -126,19 +126,23 @@ impl RepeatableUpload {
 
     /// Sends data, and with `end` the end of the body, as fast as the agent reads. Fails once the stream is closed and there will
     /// be no further attempt.
-    pub(super) async fn send(&self, mut data: Bytes, mut end: Option<End>) -> Result<(), Closed> {
+    pub(super) async fn send(
+        &self,
+        mut data: Bytes,
+        mut end: Option<BodyEnd>,
+    ) -> Result<(), OtherEndGone> {
         let is_kept = self.0.borrow_mut().keep(&data, &end);
         std::future::poll_fn(|cx| {
             let state = &mut *self.0.borrow_mut();
             match &mut state.mode {
                 // What was kept goes first.
-                Mode::Kept(_) if is_kept => state.poll_kept(cx).map(Ok),
-                Mode::Kept(_) | Mode::Withheld => Poll::Pending,
-                Mode::Passing if is_kept => Poll::Ready(Ok(())),
-                Mode::Passing => {
+                UploadMode::Kept(_) if is_kept => state.poll_kept(cx).map(Ok),
+                UploadMode::Kept(_) | UploadMode::Withheld => Poll::Pending,
+                UploadMode::Passing if is_kept => Poll::Ready(Ok(())),
+                UploadMode::Passing => {
                     let is_end = end.is_some();
                     ready!(poll_send(&state.stream, cx, &mut data, &mut end))
-                        .map_err(|_| Closed)?;
+                        .map_err(|_| OtherEndGone)?;
                     if is_end {
                         state.ended = Some(Instant::now());
                     }
@@ -160,10 +164,10 @@ impl RepeatableUpload {
     }
 }
 
-impl State {
+impl UploadState {
     /// Adds to the copy; returns false if none is kept.
-    fn keep(&mut self, data: &Bytes, end: &Option<End>) -> bool {
-        let Mode::Kept(copy) = &mut self.mode else {
+    fn keep(&mut self, data: &Bytes, end: &Option<BodyEnd>) -> bool {
+        let UploadMode::Kept(copy) = &mut self.mode else {
             return false;
         };
         copy.next = if copy.sent == copy.data.len() {
@@ -177,7 +181,7 @@ impl State {
     }
 
     fn poll_kept(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Mode::Kept(copy) = &mut self.mode else {
+        let UploadMode::Kept(copy) = &mut self.mode else {
             return Poll::Ready(());
         };
         if self.closed {
@@ -207,12 +211,12 @@ impl State {
 
     /// Drops the copy once no attempt needs it.
     fn drop_sent_copy(&mut self) {
-        if let Mode::Kept(copy) = &self.mode
+        if let UploadMode::Kept(copy) = &self.mode
             && self.settled
             && (self.closed
                 || copy.sent == copy.data.len() && (copy.end.is_none() || self.ended.is_some()))
         {
-            self.mode = Mode::Passing;
+            self.mode = UploadMode::Passing;
         }
     }
 }
@@ -222,7 +226,7 @@ fn poll_send(
     stream: &StreamSender,
     cx: &mut Context<'_>,
     data: &mut Bytes,
-    end: &mut Option<End>,
+    end: &mut Option<BodyEnd>,
 ) -> Poll<Result<(), endpoint::Closed>> {
     let ends_here = matches!(end, Some(None));
     if !data.is_empty() || ends_here {

@@ -19,11 +19,11 @@ use gw_shared::tunnel::timing::AgentTiming;
 use http::header::{self, HeaderValue};
 use http::{Method, StatusCode};
 
-use super::attempts::{self, Attempts, Ended, Failure};
+use super::attempts::{self, AttemptError, Attempts, AttemptsFailed};
 use super::cross_node::{OnNode, Refused, read_notice, read_refusal, timing};
-use super::{Download, PendingResponse, Source};
+use super::{BodySource, Download, PendingResponse};
 use crate::error::Error;
-use crate::http_message::{OpenedStream, Progress, ResponseHead};
+use crate::http_message::{OpenedStream, Progress, RelayedHead};
 use crate::limits;
 use crate::memory::relay::at_account_limit;
 use crate::tunnel::InFlight;
@@ -88,13 +88,13 @@ impl Carrier {
     }
 
     /// Reports the outcome of the request to the health of its tunnel: the latency of a response if it is known, or the failure.
-    fn observe(&self, outcome: Result<Option<Duration>, &Failure>) {
+    fn observe(&self, outcome: Result<Option<Duration>, &AttemptError>) {
         let Self::Tunnel(in_flight) = self else {
             return;
         };
         match outcome {
             Ok(latency) => in_flight.succeeded(latency),
-            Err(Failure { error, is_unsent }) => {
+            Err(AttemptError { error, is_unsent }) => {
                 let reason = attempts::reason_of(error, false);
                 in_flight.failed(reason.and_then(|reason| attempts::verdict(reason, *is_unsent)));
             }
@@ -153,7 +153,7 @@ pub(crate) struct TunnelResponse {
     reason = "nearly every response is an answer, which costs no allocation"
 )]
 pub(crate) enum Final {
-    Answer(Progress, Result<(ResponseHead, Download), Error>),
+    Answer(Progress, Result<(RelayedHead, Download), Error>),
     /// The attempt has failed, and another one may follow.
     Failed(Box<FailedResponse>),
 }
@@ -191,7 +191,7 @@ impl TunnelResponse {
     }
 
     /// The next interim response; `None` if a final response or an error is next.
-    pub(super) async fn interim(&mut self) -> Option<ResponseHead> {
+    pub(super) async fn interim(&mut self) -> Option<RelayedHead> {
         if self.received.is_some() {
             return None;
         }
@@ -266,18 +266,18 @@ impl TunnelResponse {
             Some(_) => ReceivedBody::upgraded(stream),
             None => ReceivedBody::new(stream, framing),
         };
-        let mut download = Download::new(Source::Tunnel {
+        let mut download = Download::new(BodySource::Tunnel {
             body,
             has_body: head.has_body,
             carrier,
         });
         if let Err(error) = download.begin() {
-            let Source::Tunnel { carrier, .. } = &download.source else {
+            let BodySource::Tunnel { carrier, .. } = &download.source else {
                 return Final::Answer(progress, Err(error));
             };
             return after(error.into(), attempts, carrier, set_cookie, progress);
         }
-        if let Source::Tunnel { carrier, .. } = &download.source {
+        if let BodySource::Tunnel { carrier, .. } = &download.source {
             carrier.observe(Ok(attempts
                 .as_ref()
                 .and_then(|attempts| attempts.latency())));
@@ -295,13 +295,13 @@ impl TunnelResponse {
         &self,
         part: ReceivedPart,
         progress: &mut Progress,
-    ) -> Result<(ResponseHead, Framing), Failure> {
+    ) -> Result<(RelayedHead, Framing), AttemptError> {
         let payload = match part {
             ReceivedPart::Head(Kind::Response, payload) => payload,
             ReceivedPart::Head(Kind::Refused, payload) => {
                 let refusal = head::parse_refusal(payload).ok_or(Error::TunnelProtocol)?;
                 progress.timing = self.carrier.timing(refusal.timing);
-                return Err(Failure {
+                return Err(AttemptError {
                     error: self.refusal(&refusal),
                     is_unsent: refusal.unsent,
                 });
@@ -334,7 +334,7 @@ impl TunnelResponse {
 
 /// What follows a failed attempt: another one if there is more than one tunnel, or the error.
 fn after(
-    failure: Failure,
+    failure: AttemptError,
     attempts: Option<Box<Attempts>>,
     carrier: &Carrier,
     set_cookie: Option<Box<HeaderValue>>,
@@ -354,7 +354,7 @@ fn after(
 
 /// A failed attempt of a request that another one may follow.
 pub(crate) struct FailedResponse {
-    failure: Failure,
+    failure: AttemptError,
     attempts: Box<Attempts>,
     set_cookie: Option<Box<HeaderValue>>,
     progress: Progress,
@@ -374,7 +374,7 @@ impl FailedResponse {
                 set_cookie,
                 ..next
             })),
-            Err(Ended { error, failed }) => {
+            Err(AttemptsFailed { error, failed }) => {
                 progress.failed_attempts = failed.into();
                 Err((progress, error))
             }
@@ -389,13 +389,13 @@ fn malformed() -> Error {
 fn interim_head(
     payload: &Bytes,
     budget: &mut InterimBudget,
-) -> Result<ResponseHead, InvalidResponse> {
+) -> Result<RelayedHead, InvalidResponse> {
     let http1::ResponseHead {
         status, headers, ..
     } = head::parse_interim(payload).map_err(|_| InvalidResponse::Malformed)?;
     let mut headers = fields::end_to_end_response(headers);
     budget.take(status, &mut headers)?;
-    Ok(ResponseHead {
+    Ok(RelayedHead {
         status,
         headers,
         has_body: false,
@@ -408,7 +408,7 @@ fn final_head(
     response: AgentResponse,
     request: &RequestTraits,
     is_whole: bool,
-) -> Result<(ResponseHead, Framing), InvalidResponse> {
+) -> Result<(RelayedHead, Framing), InvalidResponse> {
     let http1::ResponseHead {
         mut status,
         headers,
@@ -441,7 +441,7 @@ fn final_head(
         Framing::Length(_) | Framing::Chunked | Framing::UntilClose => !is_whole,
     };
     Ok((
-        ResponseHead {
+        RelayedHead {
             status,
             headers,
             has_body,
@@ -504,7 +504,7 @@ mod tests {
         head: &str,
         request: &RequestTraits,
         is_whole: bool,
-    ) -> Result<ResponseHead, InvalidResponse> {
+    ) -> Result<RelayedHead, InvalidResponse> {
         let head = [&[0; 8], head.as_bytes(), b"\r\n"].concat();
         let response = head::parse_response(head.into(), request.method())
             .map_err(|_| InvalidResponse::Malformed)?;

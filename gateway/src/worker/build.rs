@@ -10,7 +10,7 @@ use gw_shared::id::RequestIds;
 
 use super::{Peers, Setup, Stop, Worker};
 use crate::agent_releases::AgentReleases;
-use crate::apex::{Apex, ApexLimits, NodeQuestions, OtherNodes};
+use crate::apex::{Apex, ApexLimits, ApexNodes, NodeQuestions};
 use crate::caller_session::CallerSessions;
 use crate::cluster::NodeConnections;
 use crate::config::Config;
@@ -225,7 +225,7 @@ impl Common {
         });
         let asked = self.nodes.as_ref().zip(self.apex_questions.clone());
         let other_nodes =
-            asked.map(|(nodes, questions)| OtherNodes::new(Rc::clone(&nodes.peering), questions));
+            asked.map(|(nodes, questions)| ApexNodes::new(Rc::clone(&nodes.peering), questions));
         let apex = Apex {
             worker: self.id,
             workers: self.peers.mailboxes.len(),

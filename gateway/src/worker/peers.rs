@@ -33,12 +33,12 @@ pub(crate) struct Peers {
     pub(crate) restarts: Vec<AtomicU32>,
     /// Number of workers that have panicked and do not start again.
     pub(crate) lost: AtomicUsize,
-    latest: Mutex<Latest>,
+    latest: Mutex<LatestBroadcast>,
 }
 
 /// What the control plane has told all workers last, for a worker that starts again. Not used by workers.
 #[derive(Default)]
-struct Latest {
+struct LatestBroadcast {
     certificates: Option<Arc<ServerConfigs>>,
     node_tls: Option<Arc<NodeTls>>,
     view: Option<(u64, Arc<View>, UnboundedSender<ViewApplied>)>,
@@ -84,7 +84,7 @@ impl Peers {
             .collect()
     }
 
-    fn latest(&self) -> MutexGuard<'_, Latest> {
+    fn latest(&self) -> MutexGuard<'_, LatestBroadcast> {
         // Every write is a single assignment.
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }

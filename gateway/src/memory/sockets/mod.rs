@@ -100,7 +100,7 @@ pub(crate) struct SocketMemory {
     sockets: RefCell<Slab<Rc<SocketUse>>>,
     /// Accounts with connections that count, or with requests since the last sweep. Key `None`: connections without an
     /// authenticated request.
-    accounts: RefCell<HashMap<Option<AccountId>, Rc<Account>>>,
+    accounts: RefCell<HashMap<Option<AccountId>, Rc<AccountSockets>>>,
     /// Number of accounts with connections that count.
     holding_accounts: Cell<usize>,
     /// Number of sweeps.
@@ -113,7 +113,7 @@ pub(crate) struct SocketMemory {
 
 /// Kernel memory of the connections of one account.
 #[derive(Default)]
-struct Account {
+struct AccountSockets {
     /// Number of connections that count.
     sockets: Cell<usize>,
     /// Number of connections with requests since the last sweep.
@@ -143,13 +143,13 @@ pub(crate) struct SocketUse {
     recent_since: Cell<u64>,
     /// The connection was reset to free memory. Its owner drops it soon.
     is_reset: Cell<bool>,
-    counted: RefCell<Option<Counted>>,
+    counted: RefCell<Option<MeasuredConnection>>,
 }
 
 /// A connection that holds kernel memory, as last measured.
-struct Counted {
+struct MeasuredConnection {
     key: usize,
-    account: Rc<Account>,
+    account: Rc<AccountSockets>,
     account_id: Option<AccountId>,
     held: usize,
     receivable: usize,
@@ -271,7 +271,7 @@ impl SocketMemory {
 
     /// Resets connections of accounts that exceed their allowance.
     fn shed(&self) {
-        let mut excess: Vec<(Rc<Account>, usize)> = Vec::new();
+        let mut excess: Vec<(Rc<AccountSockets>, usize)> = Vec::new();
         for account in self.accounts.borrow().values() {
             let beyond = account.held.get().saturating_sub(self.allowance(account));
             if beyond > 0 {
@@ -304,8 +304,9 @@ impl SocketMemory {
             let Some(counted) = counted.as_ref() else {
                 continue;
             };
-            let of_account =
-                |(account, _): &&mut (Rc<Account>, usize)| Rc::ptr_eq(account, &counted.account);
+            let of_account = |(account, _): &&mut (Rc<AccountSockets>, usize)| {
+                Rc::ptr_eq(account, &counted.account)
+            };
             if let Some((_, beyond)) = excess.iter_mut().find(of_account)
                 && *beyond > 0
             {
@@ -330,7 +331,7 @@ impl SocketMemory {
 
     /// Bytes that an account may hold: what other accounts leave, at most half of the budget, and at least an even
     /// share.
-    fn allowance(&self, account: &Account) -> usize {
+    fn allowance(&self, account: &AccountSockets) -> usize {
         let accounts = self.holding_accounts.get();
         // Memory of other workers is known as of their last sweep.
         let elsewhere =
@@ -345,7 +346,7 @@ impl SocketMemory {
         )
     }
 
-    fn account(&self, id: &Option<AccountId>) -> Rc<Account> {
+    fn account(&self, id: &Option<AccountId>) -> Rc<AccountSockets> {
         Rc::clone(self.accounts.borrow_mut().entry(id.clone()).or_default())
     }
 }
@@ -518,7 +519,7 @@ impl SocketUse {
                 .set(self.memory.holding_accounts.get() + 1);
         }
         let key = self.memory.sockets.borrow_mut().insert(Rc::clone(self));
-        let counted = Counted {
+        let counted = MeasuredConnection {
             key,
             account,
             account_id,

@@ -27,9 +27,7 @@ use crate::affinity::Affinity;
 use crate::client_address::Peer;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
-use crate::http_message::{
-    BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink,
-};
+use crate::http_message::{BodyError, CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink};
 use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
 use crate::ownership::WorkerId;
@@ -50,7 +48,7 @@ pub const SERVICE_KEY: &str = "gw_sk_0123456789abcdef.0123456789abcdefghijABCDEF
 const SERVICES: usize = 1000;
 
 /// A worker with one tunnel.
-pub struct Gateway {
+pub struct BenchWorker {
     worker: Worker,
     session: Rc<Session>,
     peer: Peer,
@@ -58,7 +56,7 @@ pub struct Gateway {
     _inbox: Inbox<WorkerMessage>,
 }
 
-impl Gateway {
+impl BenchWorker {
     /// Starts the gateway's end of a tunnel on the reactor of the calling thread. Waits until the agent takes requests.
     pub async fn start(transport: impl Transport + 'static) -> io::Result<Rc<Self>> {
         let (mailbox, inbox) = mailbox(limits::MAILBOX);
@@ -121,7 +119,7 @@ impl Gateway {
             bytes: 0,
             begun: false,
         };
-        let mut body = Body {
+        let mut body = WholeBody {
             decoder: BodyDecoder::new(Framing::None),
             buffer: &mut buffer,
         };
@@ -194,7 +192,7 @@ fn idle_socket() -> io::Result<Socket> {
 
 /// A connection of HTTP/1.1.
 pub struct Http1Caller {
-    gateway: Rc<Gateway>,
+    gateway: Rc<BenchWorker>,
     /// Bytes that were received and not read yet.
     buffer: BytesMut,
     /// Bytes of the last response.
@@ -202,7 +200,7 @@ pub struct Http1Caller {
 }
 
 impl Http1Caller {
-    pub fn new(gateway: &Rc<Gateway>) -> Self {
+    pub fn new(gateway: &Rc<BenchWorker>) -> Self {
         Self {
             gateway: Rc::clone(gateway),
             buffer: BytesMut::new(),
@@ -225,7 +223,7 @@ impl Http1Caller {
         let head =
             head::parse_request(&buffer.split_to(end).freeze(), limits::REQUEST_HEAD).ok()?;
         let is_head = head.method == Method::HEAD;
-        let mut body = Body {
+        let mut body = WholeBody {
             decoder: BodyDecoder::new(head.framing),
             buffer,
         };
@@ -247,12 +245,12 @@ impl Http1Caller {
 }
 
 /// A request body that has arrived whole.
-struct Body<'a> {
+struct WholeBody<'a> {
     decoder: BodyDecoder,
     buffer: &'a mut BytesMut,
 }
 
-impl RequestBody for Body<'_> {
+impl RequestBody for WholeBody<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
         match self
             .decoder
@@ -288,7 +286,7 @@ struct Http1Sink<'a> {
 }
 
 impl ResponseSink for Http1Sink<'_> {
-    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+    async fn interim(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         head::write_response(
             &mut self.out,
             head.status,
@@ -299,7 +297,7 @@ impl ResponseSink for Http1Sink<'_> {
         self.flush().await
     }
 
-    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+    async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         self.begun = true;
         let announced = match head::content_length(&head.headers) {
             Ok(Some(length)) => Framing::Length(length),
@@ -376,11 +374,11 @@ struct Http2Sink {
 }
 
 impl ResponseSink for Http2Sink {
-    async fn interim(&mut self, _: ResponseHead) -> Result<(), CallerGone> {
+    async fn interim(&mut self, _: RelayedHead) -> Result<(), CallerGone> {
         Ok(())
     }
 
-    async fn head(&mut self, _: ResponseHead) -> Result<(), CallerGone> {
+    async fn head(&mut self, _: RelayedHead) -> Result<(), CallerGone> {
         self.begun = true;
         Ok(())
     }

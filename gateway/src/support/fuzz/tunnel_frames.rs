@@ -28,7 +28,7 @@ pub fn tunnel_frames(data: &[u8]) {
 
 /// Result of one end: received parts of each stream, sent bytes, and its error.
 #[derive(Debug, PartialEq, Eq)]
-struct Outcome {
+struct EndResult {
     violation: Option<Violation>,
     streams: Vec<Received>,
     answers: Vec<u8>,
@@ -42,7 +42,7 @@ struct Received {
     end: Option<Result<(), Closed>>,
 }
 
-fn receive<'a>(is_gateway: bool, pieces: impl IntoIterator<Item = &'a [u8]>) -> Outcome {
+fn receive<'a>(is_gateway: bool, pieces: impl IntoIterator<Item = &'a [u8]>) -> EndResult {
     let mut endpoint = if is_gateway {
         Endpoint::gateway()
     } else {
@@ -81,7 +81,7 @@ fn receive<'a>(is_gateway: bool, pieces: impl IntoIterator<Item = &'a [u8]>) -> 
     }
     assert_eq!((endpoint.committed(), endpoint.unread()), (0, 0));
     answers.extend(sent(&mut endpoint));
-    Outcome {
+    EndResult {
         violation,
         streams: received,
         answers,

@@ -19,7 +19,7 @@ pub(super) const PROBE_PATIENCE: Duration = Duration::from_secs(60);
 /// success ends the row.
 #[derive(Debug)]
 pub(super) struct Breaker {
-    switch: Switch,
+    switch: BreakerSwitch,
     /// Time of the last change of the switch.
     pub(super) since: Instant,
     /// Number of changes. The outcome of an attempt that began before the last one says nothing about the time since.
@@ -31,7 +31,7 @@ pub(super) struct Breaker {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Switch {
+enum BreakerSwitch {
     Closed,
     Open {
         cause: TunnelFailure,
@@ -66,7 +66,7 @@ pub(super) struct Mark {
 impl Breaker {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            switch: Switch::Closed,
+            switch: BreakerSwitch::Closed,
             since: now,
             epoch: 0,
             unreachable: 0,
@@ -78,7 +78,7 @@ impl Breaker {
     /// State for a request. A request that is not `is_repeatable` may be the probe if the last failures reached no
     /// backend: such a failure is repeated whatever the request is.
     pub(super) fn state(&self, is_repeatable: bool, now: Instant) -> BreakerState {
-        let Switch::Open {
+        let BreakerSwitch::Open {
             cause,
             half_open_at,
             next_probe,
@@ -108,7 +108,7 @@ impl Breaker {
             epoch: self.epoch,
             is_probe: false,
         };
-        if let Switch::Open { next_probe, .. } = &mut self.switch
+        if let BreakerSwitch::Open { next_probe, .. } = &mut self.switch
             && now >= *next_probe
         {
             mark.is_probe = true;
@@ -119,7 +119,7 @@ impl Breaker {
 
     /// Whether it is closed and the last attempt did not fail.
     pub(super) fn is_in_order(&self) -> bool {
-        matches!(self.switch, Switch::Closed) && self.failures == 0
+        matches!(self.switch, BreakerSwitch::Closed) && self.failures == 0
     }
 
     /// Records an answer, and returns whether it closed the breaker. Without an eligible tunnel requests go to open ones too:
@@ -134,9 +134,9 @@ impl Breaker {
 
     /// Closes the breaker, and returns whether it was open.
     pub(super) fn close(&mut self, now: Instant) -> bool {
-        let was_open = matches!(self.switch, Switch::Open { .. });
+        let was_open = matches!(self.switch, BreakerSwitch::Open { .. });
         if was_open {
-            self.change(Switch::Closed, now);
+            self.change(BreakerSwitch::Closed, now);
         }
         was_open
     }
@@ -152,22 +152,22 @@ impl Breaker {
         match (failure, self.switch) {
             _ if mark.epoch != self.epoch => {}
             (TunnelFailure::NoSlot, _) => self.without_verdict(mark, now),
-            (_, Switch::Closed) => {
+            (_, BreakerSwitch::Closed) => {
                 self.failures += 1;
                 self.unreachable += u32::from(failure == TunnelFailure::Unreachable);
                 if self.unreachable >= UNREACHABLE_MAX || self.failures >= FAILURES_MAX {
                     self.open(failure, now, random);
                 }
             }
-            (_, Switch::Open { .. }) if mark.is_probe => self.open(failure, now, random),
-            (_, Switch::Open { .. }) => {}
+            (_, BreakerSwitch::Open { .. }) if mark.is_probe => self.open(failure, now, random),
+            (_, BreakerSwitch::Open { .. }) => {}
         }
     }
 
     /// Records that an attempt ended and says nothing of the backend. If it was the probe, another may follow, after a
     /// pause: a backend that does not answer would otherwise get one request after the other.
     pub(super) fn without_verdict(&mut self, mark: Mark, now: Instant) {
-        if let Switch::Open { next_probe, .. } = &mut self.switch
+        if let BreakerSwitch::Open { next_probe, .. } = &mut self.switch
             && mark.is_probe
             && mark.epoch == self.epoch
         {
@@ -181,7 +181,7 @@ impl Breaker {
         let half_open_at = now + doubled.min(LONGEST_OPENING).mul_f64(0.5 + random());
         self.openings = self.openings.saturating_add(1);
         self.change(
-            Switch::Open {
+            BreakerSwitch::Open {
                 cause,
                 half_open_at,
                 next_probe: half_open_at,
@@ -190,7 +190,7 @@ impl Breaker {
         );
     }
 
-    fn change(&mut self, switch: Switch, now: Instant) {
+    fn change(&mut self, switch: BreakerSwitch, now: Instant) {
         self.switch = switch;
         self.since = now;
         self.epoch = self.epoch.wrapping_add(1);

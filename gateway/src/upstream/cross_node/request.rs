@@ -54,10 +54,10 @@ pub(in crate::upstream) struct OnNode {
 }
 
 /// Why a request was not served.
-enum Failed {
+enum CrossNodeFailure {
     Refused(Error),
     /// Nothing of the request has reached a tunnel.
-    Retry(Retry),
+    Retry(RetryCause),
     /// The link was lost before an answer.
     Lost {
         after: Duration,
@@ -65,7 +65,7 @@ enum Failed {
 }
 
 #[derive(Debug)]
-enum Retry {
+enum RetryCause {
     Unreachable,
     /// The process ends; another one may listen there.
     Ending,
@@ -135,9 +135,9 @@ impl CrossNodeRequest {
             };
             let retry = match self.attempt(&owner, body.as_ref(), deadline).await {
                 Ok(request) => return Ok(request),
-                Err(Failed::Refused(error)) => return Err(error),
-                Err(Failed::Retry(retry)) => retry,
-                Err(Failed::Lost { after }) => {
+                Err(CrossNodeFailure::Refused(error)) => return Err(error),
+                Err(CrossNodeFailure::Retry(retry)) => retry,
+                Err(CrossNodeFailure::Lost { after }) => {
                     on_lost(FailedAttempt {
                         agent: None,
                         reason: AttemptFailure::NodeLost,
@@ -161,7 +161,7 @@ impl CrossNodeRequest {
                 return Err(error);
             }
             // A node that cannot be reached is about to be replaced as the owner, which takes its time.
-            retries += usize::from(matches!(retry, Retry::NotOwner { .. }));
+            retries += usize::from(matches!(retry, RetryCause::NotOwner { .. }));
             self.upstream.counters.node_retries.increment();
             self.wait(&retry, epoch, deadline).await;
         }
@@ -190,14 +190,14 @@ impl CrossNodeRequest {
     }
 
     /// Waits for a later placement, but not long: the other node may be the one that is late.
-    async fn wait(&self, retry: &Retry, epoch: u64, deadline: Instant) {
-        if let Retry::NotOwner { epoch: theirs } = retry {
+    async fn wait(&self, retry: &RetryCause, epoch: u64, deadline: Instant) {
+        if let RetryCause::NotOwner { epoch: theirs } = retry {
             self.nodes.peering.signals.name_epoch(*theirs);
         }
         let pause = match retry {
-            Retry::NotOwner { epoch: theirs } if *theirs <= epoch => limits::NODE_IS_LATE,
-            Retry::Ending => limits::LEASE_CHECK,
-            Retry::NotOwner { .. } | Retry::Unreachable => limits::PLACEMENT_IS_LATE,
+            RetryCause::NotOwner { epoch: theirs } if *theirs <= epoch => limits::NODE_IS_LATE,
+            RetryCause::Ending => limits::LEASE_CHECK,
+            RetryCause::NotOwner { .. } | RetryCause::Unreachable => limits::PLACEMENT_IS_LATE,
         };
         let pause = pause.min(deadline.saturating_duration_since(Instant::now()));
         // Tries again in any case.
@@ -223,13 +223,13 @@ impl CrossNodeRequest {
         owner: &Member,
         body: Option<&ShortBody>,
         deadline: Instant,
-    ) -> Result<UpstreamRequest, Failed> {
+    ) -> Result<UpstreamRequest, CrossNodeFailure> {
         let link = self.nodes.link(owner);
         let within = deadline.saturating_duration_since(Instant::now());
         let Ok(Ok(tunnel)) =
             runtime::timeout(within.max(Duration::from_millis(1)), link.tunnel()).await
         else {
-            return Err(Failed::Retry(Retry::Unreachable));
+            return Err(CrossNodeFailure::Retry(RetryCause::Unreachable));
         };
         let memory = self
             .upstream
@@ -245,19 +245,19 @@ impl CrossNodeRequest {
         });
         let (sender, receiver) = opened.map_err(|error| match error {
             OpenError::StreamLimit | OpenError::Congested => {
-                Failed::Refused(Error::Overloaded(Overload::QueueFull))
+                CrossNodeFailure::Refused(Error::Overloaded(Overload::QueueFull))
             }
-            OpenError::HeadTooLarge => Failed::Refused(Error::HeadersTooLarge(
+            OpenError::HeadTooLarge => CrossNodeFailure::Refused(Error::HeadersTooLarge(
                 InvalidHead::HeadTooLarge(REQUEST_HEAD.head),
             )),
-            OpenError::Memory => Failed::Refused(memory.refusal()),
-            OpenError::Lost => Failed::Retry(Retry::Unreachable),
+            OpenError::Memory => CrossNodeFailure::Refused(memory.refusal()),
+            OpenError::Lost => CrossNodeFailure::Retry(RetryCause::Unreachable),
         })?;
         if let Some(body) = body {
             send_short(&sender, body).await;
         }
         let first = first_part(&receiver, sent).await.inspect_err(|failed| {
-            if matches!(failed, Failed::Retry(Retry::Ending)) {
+            if matches!(failed, CrossNodeFailure::Retry(RetryCause::Ending)) {
                 self.nodes.forget(&link);
                 link.retire();
             }
@@ -294,21 +294,27 @@ async fn send_short(sender: &StreamSender, body: &ShortBody) {
 }
 
 /// Waits for the first part of the answer, without a time limit: it may be the backend's.
-async fn first_part(receiver: &StreamReceiver, sent: Instant) -> Result<ReceivedPart, Failed> {
+async fn first_part(
+    receiver: &StreamReceiver,
+    sent: Instant,
+) -> Result<ReceivedPart, CrossNodeFailure> {
     match receiver.receive().await {
         Ok(ReceivedPart::Head(Kind::Refused, payload)) => {
-            let refusal = parse_refusal(payload).ok_or(Failed::Refused(Error::TunnelProtocol))?;
+            let refusal =
+                parse_refusal(payload).ok_or(CrossNodeFailure::Refused(Error::TunnelProtocol))?;
             Err(match wire::read_refusal(&refusal) {
-                Refused::NotOwner { epoch } => Failed::Retry(Retry::NotOwner { epoch }),
-                Refused::Ending => Failed::Retry(Retry::Ending),
-                Refused::Error(error) => Failed::Refused(error),
+                Refused::NotOwner { epoch } => {
+                    CrossNodeFailure::Retry(RetryCause::NotOwner { epoch })
+                }
+                Refused::Ending => CrossNodeFailure::Retry(RetryCause::Ending),
+                Refused::Error(error) => CrossNodeFailure::Refused(error),
             })
         }
         Ok(part) => Ok(part),
         // The owner may have passed the request on before the link was lost.
-        Err(Closed::Lost) => Err(Failed::Lost {
+        Err(Closed::Lost) => Err(CrossNodeFailure::Lost {
             after: sent.elapsed(),
         }),
-        Err(Closed::Reset(_) | Closed::Here) => Err(Failed::Refused(Error::NodeLost)),
+        Err(Closed::Reset(_) | Closed::Here) => Err(CrossNodeFailure::Refused(Error::NodeLost)),
     }
 }

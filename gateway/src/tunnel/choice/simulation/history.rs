@@ -7,11 +7,11 @@ use gw_shared::tunnel::control::BackendHealth;
 const HISTORIES: u64 = 100_000;
 
 /// A service of random agents, to which random things happen.
-struct History {
+struct ServiceHistory {
     random: Random,
     start: Instant,
     now: Instant,
-    agents: Vec<Agent>,
+    agents: Vec<SimulatedAgent>,
     /// Attempts without an outcome, with the index of their agent and whether they probe it.
     open: Vec<(usize, bool, Request, BegunAttempt)>,
     budget: AttemptBudget,
@@ -19,7 +19,7 @@ struct History {
     further_attempts: usize,
 }
 
-impl History {
+impl ServiceHistory {
     fn new(seed: u64) -> Self {
         let start = Instant::now();
         let budget = AttemptBudget::new(start);
@@ -40,7 +40,7 @@ impl History {
         let agents = 1 + self.random.below(4);
         let slots = 1 + self.random.index(3);
         self.agents = (0..agents)
-            .map(|key| Agent::new(slots, key, self.now))
+            .map(|key| SimulatedAgent::new(slots, key, self.now))
             .collect();
         for at in 0..self.agents.len() {
             self.agents[at].is_standby = self.random.percent(20);
@@ -132,9 +132,9 @@ impl History {
 
     /// Checks a choice against the rules.
     fn check(&self, request: &Request, chosen: Choice) {
-        let is_untried = |agent: &&Agent| request.tried & 1 << agent.key == 0;
-        let is_free = |agent: &Agent| agent.in_flight < agent.slots;
-        let tier = |agent: &Agent| agent.tier(request.wanted.is_repeatable, self.now);
+        let is_untried = |agent: &&SimulatedAgent| request.tried & 1 << agent.key == 0;
+        let is_free = |agent: &SimulatedAgent| agent.in_flight < agent.slots;
+        let tier = |agent: &SimulatedAgent| agent.tier(request.wanted.is_repeatable, self.now);
         let untried = || self.agents.iter().filter(is_untried);
         let eligible = || untried().filter(|agent| tier(agent) != HealthTier::Impaired);
         assert!(request.tried.count_ones() < 3, "more than three agents");
@@ -208,7 +208,7 @@ impl History {
 fn random_histories_keep_the_rules() {
     let per_thread = HISTORIES / 2;
     let run = |seed| {
-        let mut history = History::new(seed);
+        let mut history = ServiceHistory::new(seed);
         for number in 0..per_thread {
             history.run();
             let tens_of_seconds = (history.now - history.start).as_secs() as usize / 10 + 1;

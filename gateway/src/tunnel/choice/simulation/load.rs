@@ -6,23 +6,23 @@ use std::collections::BTreeMap;
 use super::*;
 
 #[derive(Debug, Clone, Copy)]
-enum Backend {
+enum BackendBehavior {
     Answers { millis: u64 },
     Fails { failure: TunnelFailure, millis: u64 },
 }
 
-use Backend::{Answers, Fails};
+use BackendBehavior::{Answers, Fails};
 
-const REFUSES: Backend = Fails {
+const REFUSES: BackendBehavior = Fails {
     failure: TunnelFailure::Unreachable,
     millis: 1,
 };
-const BREAKS: Backend = Fails {
+const BREAKS: BackendBehavior = Fails {
     failure: TunnelFailure::Broken,
     millis: 2,
 };
 /// A connect that ends when the agent's limit of time is over.
-const HANGS: Backend = Fails {
+const HANGS: BackendBehavior = Fails {
     failure: TunnelFailure::Unreachable,
     millis: 3000,
 };
@@ -31,8 +31,8 @@ struct Load {
     random: Random,
     start: Instant,
     now: Instant,
-    backends: Vec<Backend>,
-    agents: Vec<Agent>,
+    backends: Vec<BackendBehavior>,
+    agents: Vec<SimulatedAgent>,
     budget: AttemptBudget,
     /// Attempts by the time at which they end. The number makes the keys unique.
     running: BTreeMap<(Instant, u64), (usize, Request, BegunAttempt, Instant)>,
@@ -51,12 +51,12 @@ struct Load {
 }
 
 impl Load {
-    fn new(seed: u64, callers: usize, backends: &[Backend], slots: &[usize]) -> Self {
+    fn new(seed: u64, callers: usize, backends: &[BackendBehavior], slots: &[usize]) -> Self {
         let now = Instant::now();
         let agents = slots
             .iter()
             .enumerate()
-            .map(|(key, slots)| Agent::new(*slots, key as u64, now))
+            .map(|(key, slots)| SimulatedAgent::new(*slots, key as u64, now))
             .collect();
         Self {
             random: Random::new(seed),

@@ -9,7 +9,7 @@ use crate::tunnel::attempt_budget::{AttemptBudget, FailedAttempts, Transmission}
 use crate::tunnel::health::{BegunAttempt, TunnelFailure, TunnelHealth};
 
 /// An agent with its tunnel.
-struct Agent {
+struct SimulatedAgent {
     health: TunnelHealth,
     is_standby: bool,
     in_flight: usize,
@@ -17,7 +17,7 @@ struct Agent {
     key: u64,
 }
 
-impl Candidate for Agent {
+impl Candidate for SimulatedAgent {
     fn tier(&self, is_repeatable: bool, now: Instant) -> HealthTier {
         self.health.tier(is_repeatable, now)
     }
@@ -43,7 +43,7 @@ impl Candidate for Agent {
     }
 }
 
-impl Agent {
+impl SimulatedAgent {
     fn new(slots: usize, key: u64, now: Instant) -> Self {
         Self {
             health: TunnelHealth::new(None, now),
@@ -94,7 +94,7 @@ impl Request {
         }
     }
 
-    fn choose(&mut self, agents: &[Agent], now: Instant, random: &mut Random) -> Choice {
+    fn choose(&mut self, agents: &[SimulatedAgent], now: Instant, random: &mut Random) -> Choice {
         let tried = self.tried;
         choose(
             agents,
