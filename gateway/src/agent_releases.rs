@@ -84,7 +84,7 @@ struct OfferedProgram {
 
 /// Why a program is not offered.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
+enum UnusableRelease {
     #[error("cannot read it: {0}")]
     Io(#[from] io::Error),
     #[error("its description is invalid: {0}")]
@@ -217,18 +217,18 @@ impl AgentReleases {
 
 impl OfferedProgram {
     /// Reads the program that the file `description` describes.
-    fn read(folder: &Path, description: &Path) -> Result<Self, Unusable> {
+    fn read(folder: &Path, description: &Path) -> Result<Self, UnusableRelease> {
         let file = description;
         let description: SignedProgram = serde_json::from_slice(&fs::read(file)?)?;
         let (program, expected) = program_files(folder, &description.target);
         if expected != file || description.target.len() > TARGET_MAX {
-            return Err(Unusable::Target);
+            return Err(UnusableRelease::Target);
         }
         if description.version.line != Version::own().line {
-            return Err(Unusable::OtherLine(description.version));
+            return Err(UnusableRelease::OtherLine(description.version));
         }
         if fs::metadata(&program)?.len() > SIZE_MAX {
-            return Err(Unusable::TooLarge);
+            return Err(UnusableRelease::TooLarge);
         }
         let content = Bytes::from(fs::read(program)?);
         description.verify_content(&content)?;

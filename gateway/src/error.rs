@@ -16,7 +16,7 @@ pub use overload::Overload;
 
 mod overload;
 
-/// FaultyParty that must change something for the request to succeed.
+/// Party that must change something for the request to succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultyParty {
     Caller,

@@ -16,7 +16,7 @@ use gw_gateway::store::{
     CallerSecretRecord, Directory, Modes, Records, SecretAccess, ServiceRecord, SigningKey,
     StoredRecord,
 };
-use gw_gateway::support::bench::ServiceCounts;
+use gw_gateway::support::bench::LabelCounts;
 use gw_shared::http::Fields;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
@@ -47,7 +47,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
         bencher.iter(|| bucket.take(black_box(now)).unwrap_err());
     });
 
-    let counts = ServiceCounts::new(SERVICES);
+    let counts = LabelCounts::new(SERVICES);
     let mut number = 0;
     group.bench_function("count a request of one of 1000 services", |bencher| {
         bencher.iter(|| {

@@ -60,18 +60,18 @@ pub(crate) struct Admin {
 struct Panicked;
 
 /// Why a request has no result.
-enum Failed {
+enum NoResult {
     Refused(ControlError),
     Panicked(Panicked),
 }
 
-impl From<ControlError> for Failed {
+impl From<ControlError> for NoResult {
     fn from(error: ControlError) -> Self {
         Self::Refused(error)
     }
 }
 
-impl From<Panicked> for Failed {
+impl From<Panicked> for NoResult {
     fn from(panicked: Panicked) -> Self {
         Self::Panicked(panicked)
     }
@@ -140,7 +140,7 @@ impl Admin {
     async fn read_log<T: Send + 'static>(
         &self,
         read: impl FnOnce(&RequestLog) -> Result<T, LogError> + Send + 'static,
-    ) -> Result<T, Failed> {
+    ) -> Result<T, NoResult> {
         let log = Arc::clone(&self.request_log);
         Ok(self
             .clone()
@@ -151,7 +151,7 @@ impl Admin {
 
     /// Replays a captured request of any node, waits for its end and returns the new request, which is in the log of this
     /// node.
-    async fn replay(&self, id: RequestId, edits: ReplayEdits) -> Result<RequestView, Failed> {
+    async fn replay(&self, id: RequestId, edits: ReplayEdits) -> Result<RequestView, NoResult> {
         let kept = self.captured(id).await?.ok_or_else(|| not_logged(id))?;
         let begin = move |control: &Control| control.replay(&Actor::Admin, kept, &edits);
         let ended = self.clone().run(begin).await??;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoResponses, ToSchema};
 
-use super::{Failed, Panicked};
+use super::{NoResult, Panicked};
 use crate::control::ControlError;
 use crate::store::StoreError;
 use crate::strict_json::Object;
@@ -171,11 +171,11 @@ impl From<ControlError> for Problem {
     }
 }
 
-impl From<Failed> for Problem {
-    fn from(failed: Failed) -> Self {
+impl From<NoResult> for Problem {
+    fn from(failed: NoResult) -> Self {
         match failed {
-            Failed::Refused(error) => error.into(),
-            Failed::Panicked(panicked) => panicked.into(),
+            NoResult::Refused(error) => error.into(),
+            NoResult::Panicked(panicked) => panicked.into(),
         }
     }
 }

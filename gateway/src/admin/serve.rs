@@ -32,7 +32,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
 /// What connections are served with.
 #[derive(Clone)]
-struct Serving {
+struct AdminServing {
     router: Router,
     tls: Option<Arc<AdminTls>>,
     /// Becomes `true` when connections are to end after their running request.
@@ -41,7 +41,7 @@ struct Serving {
 
 /// Why a connection has no session.
 #[derive(Debug, thiserror::Error)]
-enum NotServed {
+enum NoSession {
     #[error("plain HTTP on a listener with TLS")]
     PlainHttp,
     #[error("no handshake in time")]
@@ -65,7 +65,7 @@ pub(crate) async fn serve(
         router = router.layer(map_request(over_https));
     }
     let (close, closing) = watch::channel(false);
-    let serving = Serving {
+    let serving = AdminServing {
         router,
         tls,
         closing,
@@ -114,7 +114,7 @@ fn check(ended: Result<(), JoinError>) {
     }
 }
 
-impl Serving {
+impl AdminServing {
     /// Serves a connection until it ends or has to give way. Requests of an administrator keep its place.
     async fn serve(self, stream: TcpStream, from: SocketAddr, place: TaskPlace) {
         let place = Arc::new(place);
@@ -145,7 +145,7 @@ impl Serving {
                     accepted = timeout(limits::HANDSHAKE, handshake(stream, &tls)) => accepted,
                     _ = stopping.wait_for(|is_closing| *is_closing) => return,
                 };
-                match accepted.unwrap_or(Err(NotServed::TimedOut)) {
+                match accepted.unwrap_or(Err(NoSession::TimedOut)) {
                     Ok(stream) => {
                         http_server::serve_connection(stream, router, head, idle, closing).await
                     }
@@ -170,11 +170,11 @@ fn set_options(stream: &TcpStream) -> io::Result<()> {
 async fn handshake(
     mut stream: TcpStream,
     tls: &AdminTls,
-) -> Result<TlsStream<TcpStream>, NotServed> {
+) -> Result<TlsStream<TcpStream>, NoSession> {
     let mut first = [0];
     if stream.peek(&mut first).await? == 1 && first[0] != TLS_HANDSHAKE {
         refuse_plain_http(&mut stream).await?;
-        return Err(NotServed::PlainHttp);
+        return Err(NoSession::PlainHttp);
     }
     Ok(TlsAcceptor::from(tls.config()).accept(stream).await?)
 }

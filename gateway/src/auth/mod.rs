@@ -21,10 +21,10 @@ use crate::store::{Directory, Service};
 pub struct Authenticated {
     pub(crate) service: Arc<Service>,
     pub(crate) by: Principal,
-    _proof: Proof,
+    _proof: AuthProof,
 }
 
-struct Proof;
+struct AuthProof;
 
 /// Kinds of credentials, as errors name them.
 pub(crate) const TOKENS: &str = "access tokens";
@@ -52,7 +52,7 @@ impl Authenticated {
         Ok(Self {
             service: Arc::clone(service),
             by,
-            _proof: Proof,
+            _proof: AuthProof,
         })
     }
 
@@ -61,7 +61,7 @@ impl Authenticated {
         Self {
             service: Arc::clone(service),
             by: Principal::Admin,
-            _proof: Proof,
+            _proof: AuthProof,
         }
     }
 }
@@ -134,7 +134,7 @@ pub fn authenticate(
     Ok(Authenticated {
         service: Arc::clone(service),
         by,
-        _proof: Proof,
+        _proof: AuthProof,
     })
 }
 

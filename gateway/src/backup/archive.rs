@@ -22,13 +22,13 @@ const END_MAX: u64 = 64 * 1024;
 const WINDOW_LOG_MAX: u32 = 24;
 
 /// Writes an archive.
-pub(super) struct Writer<W: Write> {
+pub(super) struct ArchiveWriter<W: Write> {
     tar: tar::Builder<zstd::Encoder<'static, W>>,
     /// Time of all files, seconds since the Unix epoch.
     time: u64,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> ArchiveWriter<W> {
     pub(super) fn begin(out: W, time: u64) -> io::Result<Self> {
         let mut encoder = zstd::Encoder::new(out, LEVEL)?;
         encoder.include_checksum(true)?;

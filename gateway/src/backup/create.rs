@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use gw_shared::files;
 use zeroize::Zeroizing;
 
-use super::archive::Writer;
+use super::archive::ArchiveWriter;
 use super::{BackupError, DATABASE, FORMAT, IN_POSTGRES, MANIFEST, Manifest};
 use crate::clock::Timestamp;
 use crate::config::{Config, StoreSettings};
@@ -183,7 +183,7 @@ impl PreparedBackup {
 
     /// Writes the archive.
     pub(crate) fn write(&self, out: impl Write) -> io::Result<()> {
-        let mut writer = Writer::begin(out, u64::try_from(self.created_at.0).unwrap_or(0))?;
+        let mut writer = ArchiveWriter::begin(out, u64::try_from(self.created_at.0).unwrap_or(0))?;
         let manifest = serde_json::to_vec(&self.manifest)?;
         writer.add(MANIFEST, manifest.len() as u64, &manifest[..])?;
         for (name, contents) in &self.secrets {

@@ -54,7 +54,7 @@ fn restore_files(
     input: impl Read,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Restored, BackupError> {
-    let destination = Destination::begin(&config.data_dir)?;
+    let destination = UnfinishedFolder::begin(&config.data_dir)?;
     let manifest = unpack(input, &destination.staging)?;
     if manifest.region != config.region.apex() {
         let configured = config.region.apex().to_owned();
@@ -135,7 +135,7 @@ fn check_authority(folder: &Path, name: &str) -> Result<(), BackupError> {
 }
 
 /// A data folder that is not complete yet. A drop before [`Self::keep`] deletes what was written.
-struct Destination<'a> {
+struct UnfinishedFolder<'a> {
     folder: &'a Path,
     /// Folder for the files that are not checked yet. While it exists, no gateway starts with the data folder.
     staging: PathBuf,
@@ -145,7 +145,7 @@ struct Destination<'a> {
     is_new: bool,
 }
 
-impl<'a> Destination<'a> {
+impl<'a> UnfinishedFolder<'a> {
     fn begin(folder: &'a Path) -> Result<Self, BackupError> {
         let is_new = !folder.exists();
         if !is_new {
@@ -191,7 +191,7 @@ impl<'a> Destination<'a> {
     }
 }
 
-impl Drop for Destination<'_> {
+impl Drop for UnfinishedFolder<'_> {
     /// Removes the folder of unchecked files, and the data folder if it is new and empty. A failure to do so is of no use
     /// to report beside the reason.
     fn drop(&mut self) {

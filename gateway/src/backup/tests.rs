@@ -3,7 +3,7 @@
 use std::io::{Cursor, Write};
 use std::path::PathBuf;
 
-use super::archive::Writer;
+use super::archive::ArchiveWriter;
 use super::*;
 use crate::config::{Config, StoreSettings};
 use crate::hostname::Region;
@@ -53,7 +53,7 @@ impl Folder {
 
 fn archive(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut writer = Writer::begin(&mut bytes, 0).unwrap();
+    let mut writer = ArchiveWriter::begin(&mut bytes, 0).unwrap();
     for (name, contents) in files {
         writer
             .add(name, contents.len() as u64, &contents[..])

@@ -13,7 +13,7 @@ use super::table;
 
 /// Counts of approved agents.
 #[derive(Debug, Default, Serialize)]
-struct Progress {
+struct AgentProgress {
     agents: usize,
     /// Agents without a tunnel, by `account/agent`: nothing is known of the keys that they accept.
     not_connected: Vec<String>,
@@ -28,14 +28,14 @@ struct Progress {
 }
 
 #[derive(Deserialize)]
-struct Account {
+struct ListedAccount {
     id: String,
 }
 
 pub(crate) fn print(output: &mut Output) -> Result<(), CommandError> {
-    let mut progress = Progress::default();
+    let mut progress = AgentProgress::default();
     for account in output.api.list("/accounts", &[], None)?.items {
-        let Account { id } = serde_json::from_value(account).map_err(ApiError::from)?;
+        let ListedAccount { id } = serde_json::from_value(account).map_err(ApiError::from)?;
         let listing = output
             .api
             .list(&format!("/accounts/{id}/agents"), &[], None)?;
@@ -56,7 +56,7 @@ pub(crate) fn print(output: &mut Output) -> Result<(), CommandError> {
     output.write(|out| table::write(out, &progress.rows()))
 }
 
-impl Progress {
+impl AgentProgress {
     fn add(&mut self, agent: &AgentView) {
         if agent.status != EnrollmentStatus::Approved {
             return;

@@ -31,7 +31,7 @@ pub(crate) struct Api {
 }
 
 /// A successful response of the API.
-pub(crate) struct Reply {
+pub(crate) struct ApiReply {
     status: StatusCode,
     /// JSON; empty for a response without a body.
     pub(crate) text: String,
@@ -129,7 +129,7 @@ impl Api {
     }
 
     /// Sends a request without a body to `path`, for example `/accounts/acme`.
-    pub(crate) fn request(&self, method: Method, path: &str) -> Result<Reply, ApiError> {
+    pub(crate) fn request(&self, method: Method, path: &str) -> Result<ApiReply, ApiError> {
         self.send(method, path, None, Some(TIMEOUT))
     }
 
@@ -139,7 +139,7 @@ impl Api {
         method: Method,
         path: &str,
         within: Duration,
-    ) -> Result<Reply, ApiError> {
+    ) -> Result<ApiReply, ApiError> {
         self.send(method, path, None, Some(within))
     }
 
@@ -149,7 +149,7 @@ impl Api {
         method: Method,
         path: &str,
         body: &Value,
-    ) -> Result<Reply, ApiError> {
+    ) -> Result<ApiReply, ApiError> {
         self.send(method, path, Some(body), Some(TIMEOUT))
     }
 
@@ -159,7 +159,7 @@ impl Api {
         method: Method,
         path: &str,
         body: &Value,
-    ) -> Result<Reply, ApiError> {
+    ) -> Result<ApiReply, ApiError> {
         self.send(method, path, Some(body), None)
     }
 
@@ -216,9 +216,9 @@ impl Api {
         path: &str,
         body: Option<&Value>,
         timeout: Option<Duration>,
-    ) -> Result<Reply, ApiError> {
+    ) -> Result<ApiReply, ApiError> {
         let (status, _, bytes) = self.ask(method, path, body, timeout)?;
-        Ok(Reply {
+        Ok(ApiReply {
             status,
             text: String::from_utf8_lossy(&bytes).into_owned(),
         })
@@ -350,7 +350,7 @@ impl Api {
     }
 }
 
-impl Reply {
+impl ApiReply {
     /// Whether the request created the record.
     pub(crate) fn created(&self) -> bool {
         self.status == StatusCode::CREATED

@@ -78,7 +78,7 @@ impl Interrupt {
     pub(super) fn open<R: Read, E: Send + 'static>(
         &self,
         open: impl FnOnce() -> Result<R, E> + Send + 'static,
-    ) -> io::Result<Result<Source, E>> {
+    ) -> io::Result<Result<InterruptibleSource, E>> {
         let (opened, is_open) = bounded(1);
         let (sender, chunks) = bounded(CHUNKS);
         thread::Builder::new()
@@ -96,7 +96,7 @@ impl Interrupt {
             recv(is_open) -> opened => opened.map_err(|RecvError| io::Error::other("the thread that opens it has ended"))?,
             recv(self.signal) -> _ => return Err(interrupted()),
         };
-        Ok(opened.map(|()| Source {
+        Ok(opened.map(|()| InterruptibleSource {
             chunks,
             chunk: io::Cursor::default(),
             is_at_end: false,
@@ -105,8 +105,8 @@ impl Interrupt {
     }
 
     /// A writer that fails after a signal.
-    pub(super) fn writer<W: Write>(&self, out: W) -> Output<W> {
-        Output {
+    pub(super) fn writer<W: Write>(&self, out: W) -> InterruptibleOutput<W> {
+        InterruptibleOutput {
             out,
             interrupt: self.clone(),
         }
@@ -153,14 +153,14 @@ fn read_all(mut source: impl Read, chunks: &Sender<io::Result<Vec<u8>>>) {
 
 /// A source that is read in another thread.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct InterruptibleSource {
     chunks: Receiver<io::Result<Vec<u8>>>,
     chunk: io::Cursor<Vec<u8>>,
     is_at_end: bool,
     interrupt: Interrupt,
 }
 
-impl Read for Source {
+impl Read for InterruptibleSource {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.interrupt.check()?;
         if self.chunk.position() == self.chunk.get_ref().len() as u64 && !self.is_at_end {
@@ -177,12 +177,12 @@ impl Read for Source {
 
 /// A writer that fails after a signal.
 #[derive(Debug)]
-pub(super) struct Output<W> {
+pub(super) struct InterruptibleOutput<W> {
     out: W,
     interrupt: Interrupt,
 }
 
-impl<W: Write> Write for Output<W> {
+impl<W: Write> Write for InterruptibleOutput<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.interrupt.check()?;
         self.out.write(bytes)

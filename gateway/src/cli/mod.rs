@@ -51,25 +51,25 @@ use tunnel::TunnelCommand;
 #[derive(Subcommand)]
 pub(crate) enum Administration {
     /// Accounts: owners of all other records.
-    Account(Family<AccountCommand>),
+    Account(CommandFamily<AccountCommand>),
     /// Services: each has a hostname, a rate limit and agents.
-    Service(Family<ServiceCommand>),
+    Service(CommandFamily<ServiceCommand>),
     /// Credentials: OAuth clients that get access tokens with their secret.
-    Credential(Family<CallerSecretCommand<ClientId>>),
+    Credential(CommandFamily<CallerSecretCommand<ClientId>>),
     /// Service keys: keys that callers send with each request.
-    Key(Family<CallerSecretCommand<KeyId>>),
+    Key(CommandFamily<CallerSecretCommand<KeyId>>),
     /// Enrollment tokens: each lets one agent enroll, or several.
-    EnrollmentToken(Family<EnrollmentTokenCommand>),
+    EnrollmentToken(CommandFamily<EnrollmentTokenCommand>),
     /// Agents: connectors that run beside the backends.
-    Agent(Family<AgentCommand>),
+    Agent(CommandFamily<AgentCommand>),
     /// The authority that issues the certificates of agents and nodes, and its replacement.
-    AgentCa(Family<AgentCaCommand>),
+    AgentCa(CommandFamily<AgentCaCommand>),
     /// Tunnels: connections of agents, one for each service.
-    Tunnel(Family<TunnelCommand>),
+    Tunnel(CommandFamily<TunnelCommand>),
     /// Signing keys: keys that sign access tokens.
-    SigningKey(Family<SigningKeyCommand>),
+    SigningKey(CommandFamily<SigningKeyCommand>),
     /// Requests: the request log of the last 7 days.
-    Request(Family<RequestCommand>),
+    Request(CommandFamily<RequestCommand>),
     /// The audit log of all changes, the newest first.
     Audit {
         #[command(flatten)]
@@ -80,7 +80,7 @@ pub(crate) enum Administration {
 }
 
 #[derive(Args)]
-pub(crate) struct Family<C: Subcommand> {
+pub(crate) struct CommandFamily<C: Subcommand> {
     #[command(subcommand)]
     command: C,
     #[command(flatten)]
@@ -90,43 +90,43 @@ pub(crate) struct Family<C: Subcommand> {
 impl Administration {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let done = match self {
-            Self::Account(Family {
+            Self::Account(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::Service(Family {
+            Self::Service(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::Credential(Family {
+            Self::Credential(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::Key(Family {
+            Self::Key(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::EnrollmentToken(Family {
+            Self::EnrollmentToken(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::Agent(Family {
+            Self::Agent(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::AgentCa(Family {
+            Self::AgentCa(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::Tunnel(Family {
+            Self::Tunnel(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::SigningKey(Family {
+            Self::SigningKey(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::Request(Family {
+            Self::Request(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),

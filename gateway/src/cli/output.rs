@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::api::{Api, ApiError, Reply};
+use super::api::{Api, ApiError, ApiReply};
 use super::table;
 
 /// Connects the API with standard output.
@@ -212,7 +212,7 @@ impl Output {
     /// Writes a reply: its JSON for a script, with `in_words` for a person.
     pub(crate) fn tell<T: DeserializeOwned>(
         &mut self,
-        reply: &Reply,
+        reply: &ApiReply,
         in_words: impl FnOnce(T, &mut StdoutLock<'static>) -> io::Result<()>,
     ) -> Result<(), CommandError> {
         if self.json {

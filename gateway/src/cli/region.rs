@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use gw_gateway::config::Config;
 use gw_gateway::process::region::{
-    self, Created, Drained, KeyFile, Moved, ReplaceableSecret, Replaced, Status,
+    self, Created, Drained, KeyFileResult, Moved, ReplaceableSecret, ReplacedKey,
+    StoredRegionStatus,
 };
 use gw_gateway::store::{ContentsSummary, Replication};
 use gw_shared::command::Failure;
@@ -222,8 +223,8 @@ fn write_facts(out: &mut impl Write, facts: &[(&str, String)]) -> io::Result<()>
 fn write_created(out: &mut impl Write, created: &Created, config: &Path) -> io::Result<()> {
     let key = created.key.display();
     let made = match created.key_file {
-        KeyFile::Created => "created with mode 0600",
-        KeyFile::Kept => "existed, unchanged",
+        KeyFileResult::Created => "created with mode 0600",
+        KeyFileResult::Kept => "existed, unchanged",
     };
     writeln!(
         out,
@@ -265,8 +266,8 @@ fn write_created(out: &mut impl Write, created: &Created, config: &Path) -> io::
     )
 }
 
-fn write_replaced(out: &mut impl Write, replaced: &Replaced) -> io::Result<()> {
-    let Replaced { revision, records } = replaced;
+fn write_replaced(out: &mut impl Write, replaced: &ReplacedKey) -> io::Result<()> {
+    let ReplacedKey { revision, records } = replaced;
     writeln!(
         out,
         "Replaced the region key, as revision {}; {records} records were written again.",
@@ -282,8 +283,8 @@ fn write_replaced(out: &mut impl Write, replaced: &Replaced) -> io::Result<()> {
     )
 }
 
-fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
-    let Status {
+fn write_status(out: &mut impl Write, status: &StoredRegionStatus) -> io::Result<()> {
+    let StoredRegionStatus {
         database,
         engine,
         region,

@@ -57,23 +57,23 @@ pub(crate) struct StoreStatus {
 
 /// Whether PostgreSQL answers, as far as this node knows.
 #[derive(Default)]
-pub(super) struct EngineHealth(Mutex<Option<Failure>>);
+pub(super) struct EngineHealth(Mutex<Option<FeedFailure>>);
 
 /// Why changes of other nodes cannot be followed.
-struct Failure {
+struct FeedFailure {
     since: Instant,
     /// Rows that are not authentic; 0 if PostgreSQL does not answer.
     refused_rows: usize,
 }
 
 impl EngineHealth {
-    fn lock(&self) -> MutexGuard<'_, Option<Failure>> {
+    fn lock(&self) -> MutexGuard<'_, Option<FeedFailure>> {
         // Every write is a single assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn answered(&self, revision: Revision) {
-        if let Some(Failure { since, .. }) = self.lock().take() {
+        if let Some(FeedFailure { since, .. }) = self.lock().take() {
             tracing::info!(
                 revision = revision.0,
                 seconds = since.elapsed().as_secs(),
@@ -102,7 +102,7 @@ impl EngineHealth {
                 tracing::error!(%error, "records are not authentic: relaying goes on from memory");
             }
         }
-        *failure = Some(Failure {
+        *failure = Some(FeedFailure {
             since,
             refused_rows,
         });

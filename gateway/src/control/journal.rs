@@ -31,7 +31,7 @@ pub(super) struct Journal {
     path: PathBuf,
     sealer: Sealer,
     /// Changes that wait. Locked after `owns_files`, the records and `file`.
-    queue: Mutex<Queue>,
+    queue: Mutex<JournalQueue>,
     /// Open once the first copy is written.
     file: Mutex<Option<JournalFile>>,
     /// Whether this process writes the files: it has the store. Locked while a copy is written, before the others.
@@ -43,8 +43,8 @@ pub(super) struct Journal {
 
 /// Changes that are not written yet.
 #[derive(Default)]
-struct Queue {
-    entries: Vec<Entry>,
+struct JournalQueue {
+    entries: Vec<JournalEntry>,
     /// Number of their steps, and of the changes themselves.
     steps: usize,
     base: Base,
@@ -70,7 +70,7 @@ struct JournalFile {
 
 /// A change, as a line has it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct JournalEntry {
     before: Position,
     pub(super) after: Position,
     pub(super) steps: Vec<Step>,
@@ -80,8 +80,8 @@ pub(super) struct Entry {
 #[derive(Debug)]
 pub(super) struct NotStored;
 
-impl Queue {
-    fn push(&mut self, entry: Entry) {
+impl JournalQueue {
+    fn push(&mut self, entry: JournalEntry) {
         self.steps += 1 + entry.steps.len();
         if self.steps > limits::JOURNAL_STEPS {
             return self.break_off();
@@ -93,7 +93,7 @@ impl Queue {
         *self = Self::default();
     }
 
-    fn take(&mut self) -> Result<Vec<Entry>, NotStored> {
+    fn take(&mut self) -> Result<Vec<JournalEntry>, NotStored> {
         if self.base != Base::Stored {
             return Err(NotStored);
         }
@@ -124,7 +124,7 @@ impl Journal {
     pub(super) fn push(&self, before: &Position, after: &Position, steps: &[Step]) {
         let mut queue = lock(&self.queue);
         if queue.base != Base::Missing {
-            queue.push(Entry {
+            queue.push(JournalEntry {
                 before: before.clone(),
                 after: after.clone(),
                 steps: steps.to_vec(),
@@ -173,7 +173,7 @@ impl Journal {
     fn append(
         &self,
         file: &mut Option<JournalFile>,
-        entries: &[Entry],
+        entries: &[JournalEntry],
     ) -> Result<bool, ControlError> {
         let Some(JournalFile { file, length }) = file else {
             return Ok(false);
@@ -325,7 +325,11 @@ pub(super) fn read(data_dir: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// The changes that follow `position` in a file.
-pub(super) fn changes_after(sealer: &Sealer, stored: &[u8], position: &Position) -> Vec<Entry> {
+pub(super) fn changes_after(
+    sealer: &Sealer,
+    stored: &[u8],
+    position: &Position,
+) -> Vec<JournalEntry> {
     chain(sealer, stored, position)
         .into_iter()
         .map(|(_, entry)| entry)
@@ -347,7 +351,11 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 
 /// The entries that follow `position` without a gap, with their lines. Ends at the first line that is no entry: a crash has left
 /// it, or something else than a gateway of this region.
-fn chain<'a>(sealer: &Sealer, stored: &'a [u8], position: &Position) -> Vec<(&'a [u8], Entry)> {
+fn chain<'a>(
+    sealer: &Sealer,
+    stored: &'a [u8],
+    position: &Position,
+) -> Vec<(&'a [u8], JournalEntry)> {
     let mut chain = Vec::new();
     let mut at = position.clone();
     for line in stored.split_inclusive(|byte| *byte == b'\n') {
@@ -369,7 +377,7 @@ fn chain<'a>(sealer: &Sealer, stored: &'a [u8], position: &Position) -> Vec<(&'a
     chain
 }
 
-fn open(sealer: &Sealer, line: &[u8]) -> Result<Entry, StoreError> {
+fn open(sealer: &Sealer, line: &[u8]) -> Result<JournalEntry, StoreError> {
     let sealed = line
         .strip_suffix(b"\n")
         .and_then(|line| str::from_utf8(line).ok());

@@ -19,10 +19,10 @@ const BATCH: usize = 10_000;
 
 /// Cheap to clone; the clones share the numbers.
 #[derive(Clone, Default)]
-pub(super) struct ServiceCounts(Arc<(Mutex<Counts>, Condvar)>);
+pub(super) struct ServiceCounts(Arc<(Mutex<SlotCounts>, Condvar)>);
 
 #[derive(Default)]
-struct Counts {
+struct SlotCounts {
     /// Members that own services.
     slots: Arc<[NodeSlot]>,
     /// Number of services of each member. Until all are counted, only those that came since, less those that went.
@@ -53,7 +53,7 @@ impl Control {
 }
 
 impl ServiceCounts {
-    fn lock(&self) -> MutexGuard<'_, Counts> {
+    fn lock(&self) -> MutexGuard<'_, SlotCounts> {
         // Every change is of one number, or is followed by a new count.
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -65,7 +65,7 @@ impl ServiceCounts {
         let count = {
             let mut counts = self.lock();
             let services = vec![0; slots.len()];
-            *counts = Counts {
+            *counts = SlotCounts {
                 slots,
                 services,
                 count: counts.count + 1,
@@ -163,7 +163,7 @@ impl ServiceCounts {
     }
 }
 
-impl Counts {
+impl SlotCounts {
     fn is_known(&self) -> bool {
         self.is_complete || self.slots.is_empty()
     }

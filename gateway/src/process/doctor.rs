@@ -24,7 +24,7 @@ use crate::limits;
 use crate::memory::sockets::TcpMemory;
 use crate::store::{Sealing, StoreError};
 use crate::telemetry::request_log::AccessLogTarget;
-use crate::tls::certificate::{self, PairKeys, TENANT, Validity};
+use crate::tls::certificate::{self, ChainValidity, PairKeys, TENANT};
 use crate::tls::{CertificateFiles, CertificateSource};
 
 /// Open files that a busy gateway needs.
@@ -375,25 +375,25 @@ fn server_certificate(
     }
     const RENEW: &str = "renew it, then send SIGHUP (systemctl reload) to the gateway";
     match certificate::validity(chain, now) {
-        Validity::Unreadable => {
+        ChainValidity::Unreadable => {
             out.failed(
                 &time_check,
                 "cannot be parsed",
                 format!("{} must be X.509 in PEM", keys.certificate),
             );
         }
-        Validity::Expired { at } => out.failed(&time_check, format!("expired on {at}"), RENEW),
-        Validity::NotYet { from } => {
+        ChainValidity::Expired { at } => out.failed(&time_check, format!("expired on {at}"), RENEW),
+        ChainValidity::NotYet { from } => {
             out.failed(
                 &time_check,
                 format!("not valid before {from}"),
                 "set the clock, or wait until then",
             );
         }
-        Validity::Until(until) if until.since(now) < EXPIRES_SOON => {
+        ChainValidity::Until(until) if until.since(now) < EXPIRES_SOON => {
             out.warning(&time_check, format!("expires on {until}"), RENEW);
         }
-        Validity::Until(until) => out.ok(&time_check, format!("valid until {until}")),
+        ChainValidity::Until(until) => out.ok(&time_check, format!("valid until {until}")),
     }
 }
 

@@ -24,11 +24,11 @@ use crate::worker::{self, Peers, Setup, WorkerMessage};
 
 /// The workers of a process. They end by [`WorkerMessage::Stop`].
 pub(super) struct Workers {
-    events: Sender<Event>,
+    events: Sender<WorkerEvent>,
     thread: JoinHandle<()>,
 }
 
-enum Event {
+enum WorkerEvent {
     /// The thread of a worker has ended.
     Ended { worker: WorkerId, has_failed: bool },
     /// The process drains: workers do not start again, and the listening sockets are closed here.
@@ -43,7 +43,7 @@ struct Seed {
     inbox: Inbox<WorkerMessage>,
 }
 
-struct Supervisor {
+struct WorkerSupervisor {
     control: Arc<Control>,
     peers: Arc<Peers>,
     driver: Driver,
@@ -51,7 +51,7 @@ struct Supervisor {
     /// that other threads do not wait for it.
     seeds: Vec<Option<Seed>>,
     threads: Vec<Option<JoinHandle<()>>>,
-    events: Sender<Event>,
+    events: Sender<WorkerEvent>,
     panics: RecentPanics,
     is_stopping: bool,
     failed: Arc<Notify>,
@@ -85,7 +85,7 @@ impl Workers {
         // Room for the end of each worker, and for the two events of a drain.
         let (events, ended) = bounded(setups.len() + 2);
         let (up, ups) = bounded(setups.len());
-        let mut supervisor = Supervisor {
+        let mut supervisor = WorkerSupervisor {
             control: Arc::clone(control),
             peers: Arc::clone(peers),
             driver: driver.clone(),
@@ -115,12 +115,12 @@ impl Workers {
     /// Closes the listening sockets here. A worker that panics from now on does not start again.
     pub(super) fn drain(&self) {
         // Fails if all workers have ended.
-        let _ = self.events.send(Event::Draining);
+        let _ = self.events.send(WorkerEvent::Draining);
     }
 
     /// Called before the workers are told to stop.
     pub(super) fn stopping(&self) {
-        let _ = self.events.send(Event::Stopping);
+        let _ = self.events.send(WorkerEvent::Stopping);
     }
 
     /// Waits for the end of the workers.
@@ -129,12 +129,12 @@ impl Workers {
     }
 }
 
-impl Supervisor {
-    fn run(mut self, events: &Receiver<Event>) {
+impl WorkerSupervisor {
+    fn run(mut self, events: &Receiver<WorkerEvent>) {
         let mut running = self.threads.len();
         while running > 0 {
             match events.recv() {
-                Ok(Event::Ended { worker, has_failed }) => {
+                Ok(WorkerEvent::Ended { worker, has_failed }) => {
                     self.threads[worker.0].take().map(joined);
                     running -= 1;
                     let seed = self.seeds[worker.0].take();
@@ -142,10 +142,10 @@ impl Supervisor {
                         running += 1;
                     }
                 }
-                Ok(Event::Draining) => {
+                Ok(WorkerEvent::Draining) => {
                     self.seeds.fill_with(|| None);
                 }
-                Ok(Event::Stopping) => self.is_stopping = true,
+                Ok(WorkerEvent::Stopping) => self.is_stopping = true,
                 Err(_) => return,
             }
         }
@@ -220,7 +220,7 @@ impl Supervisor {
                     Err(_) => true,
                 };
             // Fails if the supervisor has ended.
-            let _ = events.send(Event::Ended { worker, has_failed });
+            let _ = events.send(WorkerEvent::Ended { worker, has_failed });
         })
     }
 }

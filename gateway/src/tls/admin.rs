@@ -12,10 +12,10 @@ use crate::clock::Timestamp;
 /// The TLS configuration of the admin listener, which a reload replaces.
 pub(crate) struct AdminTls {
     files: CertificateFiles,
-    latest: Mutex<Latest>,
+    latest: Mutex<AdminCertificate>,
 }
 
-struct Latest {
+struct AdminCertificate {
     config: Arc<ServerConfig>,
     certificate: CertificateDer<'static>,
     /// Expiry of the certificate or of an authority in its chain, whichever comes first.
@@ -30,7 +30,7 @@ impl AdminTls {
         for warning in pair.warnings(PairKeys::ADMIN, &files.certificate, Timestamp::now()) {
             tracing::warn!("{warning}");
         }
-        let latest = Mutex::new(Latest::new(pair)?);
+        let latest = Mutex::new(AdminCertificate::new(pair)?);
         Ok(Self { files, latest })
     }
 
@@ -45,7 +45,7 @@ impl AdminTls {
             )])
             .into());
         }
-        let latest = Latest::new(pair)?;
+        let latest = AdminCertificate::new(pair)?;
         *self.latest() = latest;
         Ok(())
     }
@@ -63,7 +63,7 @@ impl AdminTls {
         self.latest().not_after
     }
 
-    fn latest(&self) -> MutexGuard<'_, Latest> {
+    fn latest(&self) -> MutexGuard<'_, AdminCertificate> {
         // Each change under the lock is one assignment.
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,7 +74,7 @@ fn read(files: &CertificateFiles) -> Result<Pair, Mistakes> {
     read_pair(PairKeys::ADMIN, &files.certificate, &files.key, None)
 }
 
-impl Latest {
+impl AdminCertificate {
     fn new(Pair { chain, key }: Pair) -> Result<Self, TlsError> {
         let not_after = chain.iter().filter_map(pki::not_after).min();
         let certificate = chain

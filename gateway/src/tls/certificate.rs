@@ -60,7 +60,7 @@ impl std::error::Error for Mistakes {}
 
 /// The validity of a chain: the common validity of all of its certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Validity {
+pub(crate) enum ChainValidity {
     Unreadable,
     NotYet { from: Timestamp },
     Expired { at: Timestamp },
@@ -147,12 +147,12 @@ impl Pair {
     /// Why the chain is not valid at `now`, if it is not.
     pub(crate) fn untimely(&self, now: Timestamp) -> Option<String> {
         match validity(&self.chain, now) {
-            Validity::Until(_) => None,
-            Validity::Unreadable => Some("its validity cannot be read".to_owned()),
-            Validity::NotYet { from } => Some(format!(
+            ChainValidity::Until(_) => None,
+            ChainValidity::Unreadable => Some("its validity cannot be read".to_owned()),
+            ChainValidity::NotYet { from } => Some(format!(
                 "not valid before {from}, and the clock says {now}; set the clock if that is wrong, or wait"
             )),
-            Validity::Expired { at } => Some(format!(
+            ChainValidity::Expired { at } => Some(format!(
                 "expired on {at}, and the clock says {now}; renew it, or set the clock if that is wrong"
             )),
         }
@@ -292,7 +292,7 @@ pub(crate) fn first_out_of_order(chain: &[CertificateDer<'_>]) -> Option<usize> 
 }
 
 /// The validity of `chain` at `now`.
-pub(crate) fn validity(chain: &[CertificateDer<'_>], now: Timestamp) -> Validity {
+pub(crate) fn validity(chain: &[CertificateDer<'_>], now: Timestamp) -> ChainValidity {
     let of = |certificate: &CertificateDer<'_>| {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let validity = certificate.validity();
@@ -302,14 +302,14 @@ pub(crate) fn validity(chain: &[CertificateDer<'_>], now: Timestamp) -> Validity
         ))
     };
     let Some(times) = chain.iter().map(of).collect::<Option<Vec<_>>>() else {
-        return Validity::Unreadable;
+        return ChainValidity::Unreadable;
     };
     let from = times.iter().map(|(from, _)| *from).max();
     let until = times.iter().map(|(_, until)| *until).min();
     match (from, until) {
-        (_, Some(at)) if at <= now => Validity::Expired { at },
-        (Some(from), _) if from > now => Validity::NotYet { from },
-        (_, Some(until)) => Validity::Until(until),
-        (_, None) => Validity::Unreadable,
+        (_, Some(at)) if at <= now => ChainValidity::Expired { at },
+        (Some(from), _) if from > now => ChainValidity::NotYet { from },
+        (_, Some(until)) => ChainValidity::Until(until),
+        (_, None) => ChainValidity::Unreadable,
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Filter {
+struct AgentFilter {
     /// Only agents that enrolled with the token of this id, which may no longer exist.
     enrollment_token: Option<String>,
     /// Most items on the page.
@@ -43,17 +43,17 @@ struct Filter {
 /// List the agents of an account, with their live tunnels.
 #[utoipa::path(
     get, path = "/accounts/{account}/agents", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), Filter),
+    params(("account" = String, Path, description = "Account id"), AgentFilter),
     responses((status = 200, description = "A page", body = Page<AgentView>), ReadProblems),
 )]
 async fn list_agents(
     State(admin): State<Admin>,
     Path(account): Path<String>,
-    Query(Filter {
+    Query(AgentFilter {
         enrollment_token,
         limit,
         cursor,
-    }): Query<Filter>,
+    }): Query<AgentFilter>,
 ) -> Result<Json<Page<AgentView>>, Problem> {
     let query = PageQuery { limit, cursor };
     let look =

@@ -26,7 +26,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Filter {
+struct AuditLogFilter {
     /// Entries of this account only.
     account: Option<String>,
     /// Most items on the page.
@@ -37,7 +37,7 @@ struct Filter {
     cursor: Option<String>,
 }
 
-impl Filter {
+impl AuditLogFilter {
     fn check(self) -> Result<AuditQuery, ControlError> {
         let limit = page::checked_limit(self.limit).map_err(ControlError::from)?;
         let before = self.cursor.map(|cursor| cursor.parse()).transpose();
@@ -53,12 +53,12 @@ impl Filter {
 
 /// Show the audit log, the newest entry first.
 #[utoipa::path(
-    get, path = "/audit-log", tag = "audit-log", params(Filter),
+    get, path = "/audit-log", tag = "audit-log", params(AuditLogFilter),
     responses((status = 200, description = "A page", body = Page<AuditEntryView>), ReadProblems),
 )]
 async fn list_audit_log(
     State(admin): State<Admin>,
-    Query(query): Query<Filter>,
+    Query(query): Query<AuditLogFilter>,
 ) -> Result<Json<Page<AuditEntryView>>, Problem> {
     let query = query.check()?;
     admin

@@ -13,7 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::problem::{Problem, ReadProblems, WriteProblems};
-use crate::admin::{Admin, Failed, Panicked};
+use crate::admin::{Admin, NoResult, Panicked};
 use crate::backup;
 use crate::control::ControlError;
 
@@ -60,7 +60,7 @@ async fn make_backup(State(admin): State<Admin>) -> Result<Response, Problem> {
     // Dropped without a message by a panic.
     prepared
         .await
-        .map_err(|_| Problem::from(Failed::Panicked(Panicked)))??;
+        .map_err(|_| Problem::from(NoResult::Panicked(Panicked)))??;
     let mut response = Body::from_stream(stream::unfold(received, next_chunk)).into_response();
     let headers = response.headers_mut();
     headers.insert(

@@ -21,7 +21,7 @@ use pages::{
     accounts, agents, audit, caller_secrets, enrollment, overview, region, replay, requests,
     services, sign_in, traffic, tunnels,
 };
-use web::failure::Failure;
+use web::failure::ErrorPage;
 use web::own_name::Moves;
 use web::session::Sessions;
 pub(super) use web::session::{LIFETIME, SessionKey};
@@ -80,7 +80,7 @@ impl Admin {
     async fn look<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ErrorPage> {
         Ok(self.attempt(work).await??)
     }
 
@@ -88,8 +88,8 @@ impl Admin {
     async fn attempt<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
-    ) -> Result<Result<T, ControlError>, Failure> {
-        self.clone().run(work).await.map_err(Failure::from)
+    ) -> Result<Result<T, ControlError>, ErrorPage> {
+        self.clone().run(work).await.map_err(ErrorPage::from)
     }
 }
 
@@ -167,8 +167,8 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(sign_in)
         .route("/sign-in/finish", get(sign_in::finish))
         .route("/assets/{version}/{name}", get(assets::serve))
-        .method_not_allowed_fallback(async || Failure::method_not_allowed())
-        .fallback(async || Failure::nothing_here())
+        .method_not_allowed_fallback(async || ErrorPage::method_not_allowed())
+        .fallback(async || ErrorPage::nothing_here())
         .layer(DefaultBodyLimit::max(limits::ADMIN_BODY))
         .layer(from_fn(guard::own_origin))
         .layer(from_fn(guard::hardened))

@@ -8,7 +8,7 @@ use gw_shared::id::RequestId;
 use super::ask::{LOG_WITHIN, target};
 use super::merge::merge;
 use super::serve::{WireBody, WireCaptured};
-use crate::admin::{Admin, Failed};
+use crate::admin::{Admin, NoResult};
 use crate::cluster::UnavailableNode;
 use crate::control::{Actor, Control, ControlError};
 use crate::page::{self, Page};
@@ -22,11 +22,11 @@ use crate::telemetry::request_log::{
 pub(in crate::admin) struct Located {
     pub(in crate::admin) view: RequestView,
     id: RequestId,
-    place: Place,
+    place: RecordPlace,
 }
 
 /// Where the record of a request is.
-enum Place {
+enum RecordPlace {
     Here,
     Node(Member),
     /// In the archive, as the node in this slot recorded it.
@@ -39,12 +39,15 @@ impl Admin {
     ///
     /// A node that has started again in another slot still has the requests of its old slot. Hence this node looks into
     /// its own log first, and asks all nodes before it says that there is no such request.
-    pub(in crate::admin) async fn locate(&self, id: RequestId) -> Result<Option<Located>, Failed> {
+    pub(in crate::admin) async fn locate(
+        &self,
+        id: RequestId,
+    ) -> Result<Option<Located>, NoResult> {
         if let Some(view) = self.read_log(move |log| log.show(id)).await? {
             return Ok(Some(Located {
                 view,
                 id,
-                place: Place::Here,
+                place: RecordPlace::Here,
             }));
         }
         let Some(placement) = self.control.local_node().placement() else {
@@ -69,7 +72,7 @@ impl Admin {
                         return Ok(Some(Located {
                             view,
                             id,
-                            place: Place::Node(node),
+                            place: RecordPlace::Node(node),
                         }));
                     }
                     Ok(None) => {}
@@ -87,7 +90,7 @@ impl Admin {
                 return Ok(Some(Located {
                     view,
                     id,
-                    place: Place::Node(node),
+                    place: RecordPlace::Node(node),
                 }));
             }
         }
@@ -101,7 +104,7 @@ impl Admin {
             return Ok(Some(Located {
                 view,
                 id,
-                place: Place::Archive(slot),
+                place: RecordPlace::Archive(slot),
             }));
         }
         if missing.is_empty() {
@@ -116,7 +119,7 @@ impl Admin {
     async fn read_archive<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Archive) -> Result<T, ArchiveError> + Send + 'static,
-    ) -> Result<Option<T>, Failed> {
+    ) -> Result<Option<T>, NoResult> {
         let Some(archive) = self.request_log.archive().cloned() else {
             return Ok(None);
         };
@@ -135,7 +138,7 @@ impl Admin {
         &self,
         request: &Located,
         side: Side,
-    ) -> Result<Option<BodyView>, Failed> {
+    ) -> Result<Option<BodyView>, NoResult> {
         let body = self.recorded_body(request, side).await?;
         if body.is_some() {
             let view = request.view.clone();
@@ -150,16 +153,16 @@ impl Admin {
         &self,
         request: &Located,
         side: Side,
-    ) -> Result<Option<BodyView>, Failed> {
+    ) -> Result<Option<BodyView>, NoResult> {
         let id = request.id;
         let node = match &request.place {
-            Place::Here => return self.read_log(move |log| log.body(id, side)).await,
-            Place::Archive(slot) => {
+            RecordPlace::Here => return self.read_log(move |log| log.body(id, side)).await,
+            RecordPlace::Archive(slot) => {
                 return self
                     .archived(*slot, move |archive, slot| archive.body(slot, id, side))
                     .await;
             }
-            Place::Node(node) => node,
+            RecordPlace::Node(node) => node,
         };
         let path = format!("/v1/requests/{id}/body/{}", side.as_str());
         let body: Option<WireBody> = self
@@ -174,18 +177,18 @@ impl Admin {
     pub(in crate::admin) async fn captured(
         &self,
         id: RequestId,
-    ) -> Result<Option<CapturedRequest>, Failed> {
+    ) -> Result<Option<CapturedRequest>, NoResult> {
         let Some(request) = self.locate(id).await? else {
             return Ok(None);
         };
         let node = match &request.place {
-            Place::Here => return self.read_log(move |log| log.captured(id)).await,
-            Place::Archive(slot) => {
+            RecordPlace::Here => return self.read_log(move |log| log.captured(id)).await,
+            RecordPlace::Archive(slot) => {
                 return self
                     .archived(*slot, move |archive, slot| archive.captured(slot, id))
                     .await;
             }
-            Place::Node(node) => node,
+            RecordPlace::Node(node) => node,
         };
         let path = format!("/v1/requests/{id}/captured");
         let captured: Option<WireCaptured> = self
@@ -204,7 +207,7 @@ impl Admin {
         &self,
         slot: NodeSlot,
         read: impl FnOnce(&Archive, NodeSlot) -> Result<Option<T>, ArchiveError> + Send + 'static,
-    ) -> Result<Option<T>, Failed> {
+    ) -> Result<Option<T>, NoResult> {
         let found = self
             .read_archive(move |archive| read(archive, slot))
             .await?;
@@ -221,7 +224,7 @@ impl Admin {
     async fn search_archive(
         &self,
         query: Arc<SearchQuery>,
-    ) -> Result<Vec<Page<RequestView>>, Failed> {
+    ) -> Result<Vec<Page<RequestView>>, NoResult> {
         let Some(placement) = self.control.local_node().placement() else {
             return Ok(Vec::new());
         };
@@ -239,7 +242,10 @@ impl Admin {
     }
 
     /// Searches the logs of all nodes, and those of lost nodes in the archive, the newest request first. A page may be short or empty and still have a next one.
-    pub(in crate::admin) async fn search(&self, query: SearchQuery) -> Result<RequestPage, Failed> {
+    pub(in crate::admin) async fn search(
+        &self,
+        query: SearchQuery,
+    ) -> Result<RequestPage, NoResult> {
         let limit = page::checked_limit(query.limit).map_err(ControlError::from)?;
         let nodes = self.other_nodes();
         let target = target("/v1/requests", &query);
@@ -263,6 +269,6 @@ impl Admin {
     }
 }
 
-fn unavailable(node: UnavailableNode) -> Failed {
+fn unavailable(node: UnavailableNode) -> NoResult {
     ControlError::NodesUnavailable(vec![node]).into()
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::ask::{LOG_WITHIN, target};
-use crate::admin::{Admin, Failed};
+use crate::admin::{Admin, NoResult};
 use crate::control::{Control, ControlError};
 use crate::telemetry::timeseries::{SeriesCounts, SeriesPlan};
 
@@ -13,7 +13,7 @@ impl Admin {
         &self,
         plan: &SeriesPlan,
         partial: bool,
-    ) -> Result<(SeriesCounts, Vec<u16>), Failed> {
+    ) -> Result<(SeriesCounts, Vec<u16>), NoResult> {
         let nodes = self.other_nodes();
         let target = target("/v1/series", plan);
         let asked = plan.clone();

@@ -18,7 +18,7 @@ use gw_shared::command::Failure;
 use gw_shared::id::AccountId;
 
 use self::answers::{Answers, Dialogue, domain, region};
-use self::next_steps::{Stage, next_steps};
+use self::next_steps::{SetupStage, next_steps};
 use self::systemd::Systemd;
 use super::account::AccountCommand;
 use super::connection::AdminConnection;
@@ -100,19 +100,19 @@ impl InitArguments {
             systemd.install(&config)?;
             if no_start {
                 add_account(&config, &answers, &systemd::user()?)?;
-                return say_next(Stage::StoppedService);
+                return say_next(SetupStage::StoppedService);
             }
             systemd.start(&config, written.is_change())?;
             add_account_by_api(&answers)?;
-            return say_next(Stage::Service);
+            return say_next(SetupStage::Service);
         }
         let owner = FileOwner::of(&config.data_dir).map_err(at_data_dir(&config))?;
         add_account(&config, &answers, &owner)?;
         if !foreground {
-            return say_next(Stage::Stopped);
+            return say_next(SetupStage::Stopped);
         }
         let started = |gateway: &Gateway| {
-            say_next(Stage::Foreground {
+            say_next(SetupStage::Foreground {
                 listen: gateway.address(),
                 admin_listen: gateway.admin_address(),
             })

@@ -11,7 +11,7 @@ use super::answers::Answers;
 
 /// Where the gateway is when the text is printed.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Stage {
+pub(super) enum SetupStage {
     /// To be started by a command.
     Stopped,
     /// Runs in this process, at these addresses.
@@ -26,31 +26,31 @@ pub(super) enum Stage {
 }
 
 /// The text, with commands that work as they are.
-pub(super) fn next_steps(answers: &Answers, config: &Config, stage: Stage) -> String {
+pub(super) fn next_steps(answers: &Answers, config: &Config, stage: SetupStage) -> String {
     let name = std::env::args()
         .next()
         .unwrap_or_else(|| "gw-gateway".to_owned());
     let program = format!("{}{}", sudo(), quoted(&name));
     let file = quoted(&answers.config.display().to_string());
     let start = match stage {
-        Stage::Stopped => {
+        SetupStage::Stopped => {
             format!(
                 "Start the gateway:\n\n  {program} serve --config {file}\n\nThen, in another terminal:\n"
             )
         }
-        Stage::StoppedService => {
+        SetupStage::StoppedService => {
             format!(
                 "Start the gateway:\n\n  {}systemctl enable --now gw-gateway\n\nThen:\n",
                 sudo()
             )
         }
-        Stage::Foreground { .. } => {
+        SetupStage::Foreground { .. } => {
             "The gateway runs until Ctrl-C. In another terminal:\n".to_owned()
         }
-        Stage::Service => "The gateway runs. Next:\n".to_owned(),
+        SetupStage::Service => "The gateway runs. Next:\n".to_owned(),
     };
     let (listen, admin_listen) = match stage {
-        Stage::Foreground {
+        SetupStage::Foreground {
             listen,
             admin_listen,
         } => (listen, admin_listen),
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::cli::arguments::Arguments;
 
-    fn text(domain: &str, admin_listen: &str, stage: Stage) -> String {
+    fn text(domain: &str, admin_listen: &str, stage: SetupStage) -> String {
         let answers = Answers {
             domain: domain.to_owned(),
             region: "eu1".to_owned(),
@@ -165,14 +165,14 @@ mod tests {
     #[test]
     fn printed_commands_are_understood() {
         let at = |text: &str| text.parse().unwrap();
-        let foreground = Stage::Foreground {
+        let foreground = SetupStage::Foreground {
             listen: at("127.0.0.1:7777"),
             admin_listen: at("127.0.0.1:8888"),
         };
         for (stage, count) in [
-            (Stage::Stopped, 2),
-            (Stage::Service, 1),
-            (Stage::StoppedService, 1),
+            (SetupStage::Stopped, 2),
+            (SetupStage::Service, 1),
+            (SetupStage::StoppedService, 1),
             (foreground, 1),
         ] {
             let text = text("gw.localhost", "127.0.0.1:9080", stage);
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn public_names_need_records_and_a_certificate_for_both() {
-        let text = text("example.com", "127.0.0.1:9080", Stage::Service);
+        let text = text("example.com", "127.0.0.1:9080", SetupStage::Service);
         for part in [
             "  eu1.example.com.    A",
             "  *.eu1.example.com.  A",

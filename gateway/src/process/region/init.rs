@@ -18,11 +18,11 @@ pub struct Created {
     /// UUID of the region.
     pub id: String,
     pub key: PathBuf,
-    pub key_file: KeyFile,
+    pub key_file: KeyFileResult,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeyFile {
+pub enum KeyFileResult {
     Created,
     /// It existed and was not changed.
     Kept,
@@ -48,10 +48,10 @@ pub fn init(config: &Config) -> Result<Created, RegionError> {
         });
     }
     let key_file = match loaded {
-        Ok(_) => KeyFile::Kept,
+        Ok(_) => KeyFileResult::Kept,
         Err(RegionKeyError::Io { error, .. }) if error.kind() == std::io::ErrorKind::NotFound => {
             RegionKey::create(path)?;
-            KeyFile::Created
+            KeyFileResult::Created
         }
         Err(error) => return Err(error.into()),
     };

@@ -12,11 +12,11 @@ use std::path::Path;
 use gw_shared::command::Failure;
 use gw_shared::doctor::Examination;
 
-pub use self::init::{Created, KeyFile, init};
+pub use self::init::{Created, KeyFileResult, init};
 pub use self::nodes::{Drained, ListedNode, drain, remove};
-pub use self::rekey::{Replaced, rekey};
+pub use self::rekey::{ReplacedKey, rekey};
 pub use self::repair::{Repaired, ReplaceableSecret, forget, repair};
-pub use self::status::{ChangeStatus, Status, status};
+pub use self::status::{ChangeStatus, StoredRegionStatus, status};
 pub use self::transfer::{Moved, export, import};
 
 use super::doctor;

@@ -7,7 +7,7 @@ use crate::store::{AuditEntry, Rekeyed, Revision};
 
 /// A region key that was replaced.
 #[derive(Debug)]
-pub struct Replaced {
+pub struct ReplacedKey {
     /// The revision of the region from now on.
     pub revision: Revision,
     /// Number of records that were written again.
@@ -16,7 +16,7 @@ pub struct Replaced {
 
 /// Writes everything in the database with `region_key_next`, which all nodes use from then on. Nodes may run. Refuses if a node
 /// that runs does not have that key, unless it `is_forced`.
-pub fn rekey(config: &Config, is_forced: bool) -> Result<Replaced, RegionError> {
+pub fn rekey(config: &Config, is_forced: bool) -> Result<ReplacedKey, RegionError> {
     let entry = AuditEntry {
         at: Timestamp::now(),
         actor: "operator".to_owned(),
@@ -26,7 +26,7 @@ pub fn rekey(config: &Config, is_forced: bool) -> Result<Replaced, RegionError> 
         detail: serde_json::json!({ "forced": is_forced }),
     };
     match store(config)?.rekey(is_forced, &entry) {
-        Ok(Rekeyed::Done(revision, records)) => Ok(Replaced { revision, records }),
+        Ok(Rekeyed::Done(revision, records)) => Ok(ReplacedKey { revision, records }),
         Ok(Rekeyed::Unready(nodes)) => {
             let nodes: Vec<String> = nodes.iter().map(|slot| slot.get().to_string()).collect();
             Err(RegionError::KeyNotKnown {

@@ -12,7 +12,7 @@ use crate::store::{
 
 /// What is known about a region without asking its nodes.
 #[derive(Debug, Serialize)]
-pub struct Status {
+pub struct StoredRegionStatus {
     /// URL without the password.
     pub database: String,
     pub engine: EngineState,
@@ -39,7 +39,7 @@ pub struct ChangeStatus {
 }
 
 /// Reads the state of the region. Changes nothing, and does not need the region key.
-pub fn status(config: &Config) -> Result<Status, RegionError> {
+pub fn status(config: &Config) -> Result<StoredRegionStatus, RegionError> {
     let settings = postgres(config)?;
     let mut inspector = PostgresInspector::connect(settings, &node_name())?;
     let region = inspector
@@ -65,7 +65,7 @@ pub fn status(config: &Config) -> Result<Status, RegionError> {
                 .for_each(|node| node.keys = key_names(&proven, *in_use));
         }
     }
-    Ok(Status {
+    Ok(StoredRegionStatus {
         database: settings.to_string(),
         engine: inspector.engine()?,
         nodes,

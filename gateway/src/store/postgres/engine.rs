@@ -47,12 +47,12 @@ pub(super) struct Session {
     statements: HashMap<&'static str, Statement>,
     /// The session asked for notifications.
     is_listening: bool,
-    events: Arc<Events>,
+    events: Arc<ServerEvents>,
 }
 
 /// What the server sent besides results.
 #[derive(Default)]
-struct Events {
+struct ServerEvents {
     /// A commit is not confirmed by the synchronous standby.
     is_unreplicated: AtomicBool,
     /// A notification arrived, or the connection has ended.
@@ -201,7 +201,7 @@ impl Engine {
                 Err(_) => return Err(format!("cannot connect within {within:.1?}")),
             };
             let answer_within = self.left(CALL);
-            let events = Arc::<Events>::default();
+            let events = Arc::<ServerEvents>::default();
             tokio::spawn(run(connection, Arc::clone(&events)));
             match timeout(answer_within, client.batch_execute(SESSION)).await {
                 Ok(Ok(())) => Ok(Session {
@@ -241,7 +241,7 @@ impl Drop for Engine {
 }
 
 /// Carries the bytes of one connection until it ends.
-async fn run<S, T>(mut connection: Connection<S, T>, events: Arc<Events>)
+async fn run<S, T>(mut connection: Connection<S, T>, events: Arc<ServerEvents>)
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,

@@ -97,16 +97,16 @@ pub struct PostgresStore {
 }
 
 /// Sets a deadline for all calls of a store. The drop removes the deadline, also after a panic.
-struct Limited<'a>(&'a mut PostgresStore);
+struct WithDeadline<'a>(&'a mut PostgresStore);
 
-impl<'a> Limited<'a> {
+impl<'a> WithDeadline<'a> {
     fn until(deadline: Instant, store: &'a mut PostgresStore) -> Self {
         store.engine.end_by(Some(deadline));
         Self(store)
     }
 }
 
-impl Drop for Limited<'_> {
+impl Drop for WithDeadline<'_> {
     fn drop(&mut self) {
         self.0.engine.end_by(None);
     }
@@ -418,7 +418,7 @@ impl Store for PostgresStore {
         let key = self.keys.in_use();
         let steps = FinalSteps::of(steps, key.codec(&after.origin))?;
         let deadline = Instant::now() + COMMIT;
-        let committed = Limited::until(deadline, self)
+        let committed = WithDeadline::until(deadline, self)
             .0
             .commit_by(deadline, after, steps, &key, entry);
         if matches!(committed, Err(StoreError::Postgres(_))) {
@@ -509,7 +509,7 @@ impl Store for PostgresStore {
 
     fn nodes(&mut self) -> Result<Option<Roster>, StoreError> {
         // A change waits for the answer.
-        let read = Limited::until(Instant::now() + CALL / 2, self)
+        let read = WithDeadline::until(Instant::now() + CALL / 2, self)
             .0
             .run(&Statement::Read);
         read.map(|(_, roster)| Some(roster))

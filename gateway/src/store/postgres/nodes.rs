@@ -93,11 +93,11 @@ fn run(
     keys: Option<&StoreKeys>,
     statement: &Statement,
 ) -> Result<(bool, Roster), StoreError> {
-    let change = Change::of(statement, keys);
+    let change = RowChange::of(statement, keys);
     let (changed, rows, is_unreplicated) = engine.call(CALL, async |session: &mut Session| {
         session.take_unreplicated();
         let roster = session.prepare(ROSTER).await?;
-        let Some(Change { sql, parameters }) = &change else {
+        let Some(RowChange { sql, parameters }) = &change else {
             return Ok((0, session.client.query(&roster, &[]).await?, false));
         };
         let change = session.prepare(sql).await?;
@@ -124,12 +124,12 @@ fn run(
 type Parameter = Box<dyn ToSql + Sync + Send>;
 
 /// SQL that changes at most one row of `gw.nodes`.
-struct Change {
+struct RowChange {
     sql: &'static str,
     parameters: Vec<Parameter>,
 }
 
-impl Change {
+impl RowChange {
     /// `None` if the statement only reads.
     fn of(statement: &Statement, keys: Option<&StoreKeys>) -> Option<Self> {
         use NodeState::{Draining, Joining, Leaving, Live};

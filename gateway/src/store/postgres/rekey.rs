@@ -241,7 +241,7 @@ impl Replacement<'_> {
                 Ok(last) => last,
                 Err(error) => return Ok(Err(error)),
             };
-            let mut columns = Columns::default();
+            let mut columns = RekeyColumns::default();
             for row in &rows {
                 if let Err(error) =
                     self.rewrite_record(row, before, sums, &mut columns, &mut refused)
@@ -250,7 +250,7 @@ impl Replacement<'_> {
                 }
             }
             count += rows.len();
-            let Columns {
+            let RekeyColumns {
                 kinds,
                 ids,
                 tags,
@@ -268,7 +268,7 @@ impl Replacement<'_> {
         row: &'a Row,
         before: &Position,
         sums: &mut Sums,
-        columns: &mut Columns<'a>,
+        columns: &mut RekeyColumns<'a>,
         refused: &mut RefusedRows,
     ) -> Result<(), StoreError> {
         let kind: &str = column(row, 0)?;
@@ -440,7 +440,7 @@ impl Replacement<'_> {
 
 /// Rows of `gw.records`, as parameters of a statement. A document that stays is `None`.
 #[derive(Default)]
-struct Columns<'a> {
+struct RekeyColumns<'a> {
     kinds: Vec<&'a str>,
     ids: Vec<&'a str>,
     tags: Vec<Vec<u8>>,

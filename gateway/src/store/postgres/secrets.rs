@@ -6,7 +6,7 @@ use super::super::{AuditEntry, Position, Store, StoreError};
 use super::authenticity::{SetMember, forged_secret};
 use super::engine::{CALL, Session};
 use super::steps::FinalSteps;
-use super::{COMMIT, Limited, PostgresStore, column, read_position};
+use super::{COMMIT, PostgresStore, WithDeadline, column, read_position};
 use crate::clock::Timestamp;
 
 /// Attempts to store a secret while other nodes make changes.
@@ -108,7 +108,7 @@ impl PostgresStore {
         };
         let steps = FinalSteps::of_secret(name, sealed, key.codec(&after.origin));
         let deadline = Instant::now() + COMMIT;
-        Limited::until(deadline, self)
+        WithDeadline::until(deadline, self)
             .0
             .commit_by(deadline, &after, steps, &key, &entry)
             .map(drop)

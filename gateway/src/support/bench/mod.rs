@@ -272,12 +272,12 @@ impl LocalPipe {
 }
 
 /// Request counters of the services of a worker.
-pub struct ServiceCounts {
+pub struct LabelCounts {
     services: ServiceCounters,
     labels: Vec<Arc<str>>,
 }
 
-impl ServiceCounts {
+impl LabelCounts {
     /// Counters of `services` services with one request each.
     pub fn new(services: usize) -> Self {
         let labels = (0..services)

@@ -36,10 +36,10 @@ const ALL: &str = "";
 /// Time series of one gateway.
 pub struct Series {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<SeriesState>,
 }
 
-struct State {
+struct SeriesState {
     counter_diff: CounterDiff,
     /// Open file; `None` while it cannot be opened.
     file: Option<SeriesFile>,
@@ -88,7 +88,7 @@ impl Selection {
 impl Series {
     /// Opens or creates the file at `path`. If that fails, points are kept in memory and the file is tried again.
     pub fn open(path: &Path) -> Self {
-        let state = State {
+        let state = SeriesState {
             counter_diff: CounterDiff::default(),
             file: None,
             reopen: false,
@@ -140,13 +140,13 @@ impl Series {
         Ok(counts)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SeriesState> {
         // A panic while the lock was held can only have lost points.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl SeriesState {
     /// Writes pending points; keeps them on failure.
     fn save(&mut self, path: &Path, now: Timestamp) {
         match self.try_save(path, now) {

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use crate::admin::Admin;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
@@ -79,7 +79,7 @@ pub(crate) async fn list(
     State(admin): State<Admin>,
     visit: Visit,
     Query(query): Query<ListQuery>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     page(&admin, visit, query, Form::default()).await
 }
 
@@ -88,7 +88,7 @@ async fn page(
     visit: Visit,
     query: ListQuery,
     form: Form,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let accounts = admin
         .look(move |control| control.accounts(&query.into()))
         .await?;
@@ -103,7 +103,7 @@ pub(crate) async fn create(
     State(admin): State<Admin>,
     visit: Visit,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let capture_allowed = Some(form.is_ticked("capture_allowed"));
     let new = NewAccount {
         id: form.value("id").trim().to_owned(),
@@ -129,7 +129,7 @@ pub(crate) async fn settings(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     settings_page(&admin, visit, account, None).await
 }
 
@@ -139,7 +139,7 @@ async fn settings_page(
     visit: Visit,
     account: String,
     typed: Option<&Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let account = admin.look(move |control| control.account(&account)).await?;
     let mut form = Form::default().with_box("capture_allowed", account.capture_allowed);
     if let Some(typed) = typed {
@@ -161,7 +161,7 @@ pub(crate) async fn change(
     State(admin): State<Admin>,
     Path(account): Path<String>,
     Extension(form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let changes = AccountChanges {
         capture_allowed: Some(form.is_ticked("capture_allowed")),
     };
@@ -176,7 +176,7 @@ pub(crate) async fn delete(
     visit: Visit,
     Path(account): Path<String>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     if form.confirms(&account) {
         let id = account.clone();
         match admin

@@ -12,7 +12,7 @@ use super::accounts::{Tab, crumbs};
 use super::caller_secrets::Offered;
 use super::tunnels::TunnelRow;
 use crate::admin::Admin;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
@@ -92,7 +92,7 @@ pub(crate) async fn list(
         enrolled_with,
         tokens,
     }): Query<ListsQuery>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let id = account.clone();
     let token = enrolled_with.clone();
     let look = move |control: &Control| {
@@ -140,7 +140,7 @@ pub(crate) async fn show(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, agent)): Path<(String, String)>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     page(&admin, visit, account, agent, as_it_is).await
 }
 
@@ -150,7 +150,7 @@ async fn page(
     account: String,
     id: String,
     form: impl FnOnce(&AgentView) -> Form,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let look = move |control: &Control| {
         let agent = control.agent(&account, &id)?;
         let services = Offered::new(
@@ -195,7 +195,7 @@ pub(crate) async fn change(
     visit: Visit,
     Path((account, agent)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let services = form.values("services");
     if services.is_empty() {
         let account_id = account.clone();
@@ -235,7 +235,7 @@ pub(crate) async fn change(
 pub(crate) async fn approve(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let agent = admin
         .look(move |control| control.approve_agent(&Actor::Admin, &account, &agent))
         .await?;
@@ -247,7 +247,7 @@ pub(crate) async fn revoke(
     visit: Visit,
     Path((account, agent)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     if form.confirms(&agent) {
         let agent = admin
             .look(move |control| control.revoke_agent(&Actor::Admin, &account, &agent))
@@ -262,7 +262,7 @@ pub(crate) async fn delete(
     visit: Visit,
     Path((account, agent)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     if form.confirms(&agent) {
         let list = format!("/accounts/{account}/agents?note=deleted");
         admin
@@ -280,7 +280,7 @@ async fn refused(
     account: String,
     agent: String,
     form: &Form,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let typed = |agent: &AgentView| {
         as_it_is(agent)
             .with("confirm", form.value("confirm"))

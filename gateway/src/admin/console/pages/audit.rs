@@ -6,7 +6,7 @@ use axum::response::Response;
 use serde::Deserialize;
 
 use crate::admin::Admin;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::control::AuditEntryView;
@@ -35,7 +35,7 @@ pub(crate) async fn list(
     State(admin): State<Admin>,
     visit: Visit,
     Query(filter): Query<AuditFilter>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let account = filter
         .account
         .map(|account| account.trim().to_owned())

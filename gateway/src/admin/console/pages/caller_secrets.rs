@@ -12,7 +12,7 @@ use gw_shared::id::{ClientId, KeyId};
 
 use super::accounts::{ListQuery, Tab, crumbs};
 use crate::admin::Admin;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
@@ -189,7 +189,7 @@ async fn list<K: SecretPages>(
     visit: Visit,
     Path(account): Path<String>,
     Query(query): Query<ListQuery>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let id = account.clone();
     let Page { items, next_cursor } = admin
         .look(move |control| control.caller_secrets::<K>(&id, &query.into()))
@@ -248,7 +248,7 @@ async fn new<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     new_page::<K>(&admin, visit, account, Form::default()).await
 }
 
@@ -257,7 +257,7 @@ async fn new_page<K: SecretPages>(
     visit: Visit,
     account: String,
     form: Form,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let id = account.clone();
     let services = admin
         .look(move |control| Offered::new(control, &id, []))
@@ -279,7 +279,7 @@ async fn create<K: SecretPages>(
     visit: Visit,
     Path(account): Path<String>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let allowed_services = form.values("allowed_services");
     if allowed_services.is_empty() {
         form.refuse("allowed_services", AT_LEAST_ONE);
@@ -318,7 +318,7 @@ async fn secret_page<K: SecretPages>(
     account: &str,
     row: SecretRow,
     secret: String,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let words = K::WORDS;
     let gateway = admin.gateway_address().await?;
     let commands = row.services.first().map(|service| {
@@ -346,7 +346,7 @@ async fn show<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, id)): Path<(String, String)>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     page::<K>(&admin, visit, account, id, as_it_is).await
 }
 
@@ -356,7 +356,7 @@ async fn page<K: SecretPages>(
     account: String,
     id: String,
     form: impl FnOnce(&SecretRow) -> Form,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let account_id = account.clone();
     let look = move |control: &Control| {
         let row = K::row(control.caller_secret::<K>(&account_id, &id)?);
@@ -393,7 +393,7 @@ async fn change<K: SecretPages>(
     visit: Visit,
     Path((account, id)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let account_id = account.clone();
     let secret_id = id.clone();
     let row = admin
@@ -429,7 +429,7 @@ async fn change<K: SecretPages>(
 async fn enable<K: SecretPages>(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let changes = CallerSecretChanges {
         enabled: Some(true),
         ..CallerSecretChanges::default()
@@ -440,7 +440,7 @@ async fn enable<K: SecretPages>(
 async fn disable<K: SecretPages>(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let changes = CallerSecretChanges {
         enabled: Some(false),
         ..CallerSecretChanges::default()
@@ -454,7 +454,7 @@ async fn changed<K: SecretPages>(
     account: &str,
     id: &str,
     changes: CallerSecretChanges,
-) -> Result<Result<String, ControlError>, Failure> {
+) -> Result<Result<String, ControlError>, ErrorPage> {
     let address = format!("{}?note=saved", address::<K>(account, id));
     let account = account.to_owned();
     let id = id.to_owned();
@@ -470,13 +470,13 @@ async fn rotate<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, id)): Path<(String, String)>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let account_id = account.clone();
     let rotate =
         move |control: &Control| control.rotate_secret::<K>(&Actor::Admin, &account_id, &id);
     match K::secret(admin.look(rotate).await?) {
         (row, Some(secret)) => secret_page::<K>(&admin, visit, &account, row, secret).await,
-        (_, None) => Err(Failure::broken()),
+        (_, None) => Err(ErrorPage::broken()),
     }
 }
 
@@ -485,7 +485,7 @@ async fn delete<K: SecretPages>(
     visit: Visit,
     Path((account, id)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     if form.confirms(&id) {
         let account_id = account.clone();
         let id = id.clone();

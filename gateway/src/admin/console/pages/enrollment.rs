@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use super::accounts::crumbs;
 use super::caller_secrets::Offered;
 use crate::admin::Admin;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
@@ -49,7 +49,7 @@ pub(crate) async fn new(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let form = Form::default()
         .with("approval", "auto")
         .with("expires_in", "10m")
@@ -63,7 +63,7 @@ async fn page(
     visit: Visit,
     account: String,
     form: Form,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let id = account.clone();
     let services = admin
         .look(move |control| Offered::new(control, &id, []))
@@ -83,7 +83,7 @@ pub(crate) async fn create(
     visit: Visit,
     Path(account): Path<String>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let lifetime = form
         .filled("expires_in")
         .map(|text| NewEnrollmentToken::parse_lifetime(&text))
@@ -127,7 +127,7 @@ fn token_page(
     account: String,
     made: NewEnrollmentTokenView,
     backend_port: u16,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let mut chrome = visit.chrome(Section::Accounts, "Enrollment token");
     // The link back must lead to the list, because the address of this page accepts only POST.
     chrome.address = format!("/accounts/{account}/agents");
@@ -149,7 +149,7 @@ fn token_page(
 pub(crate) async fn delete(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let list = format!("/accounts/{account}/agents?note=deleted");
     admin
         .look(move |control| control.delete_enrollment_token(&Actor::Admin, &account, &id))

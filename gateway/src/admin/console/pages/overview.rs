@@ -8,11 +8,11 @@ use axum::response::Response;
 
 use super::requests::RequestRow;
 use super::traffic::Range;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::admin::nodes::{Live, LiveQuery};
-use crate::admin::{Admin, Failed};
+use crate::admin::{Admin, NoResult};
 use crate::clock::Timestamp;
 use crate::control::{Control, WarningView};
 use crate::store::ServiceRecord;
@@ -78,7 +78,7 @@ impl ServiceRow {
     }
 }
 
-pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
+pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, ErrorPage> {
     let live = admin.live(LiveQuery::default()).await?;
     let missing = format::missing("Tunnels and connections", &live.missing);
     let glance = admin
@@ -87,11 +87,11 @@ pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Res
     // The rest of the page is shown even without the errors.
     let errors = match errors(&admin, Timestamp::now()).await {
         Ok(errors) => Some(errors),
-        Err(Failed::Refused(error)) => {
+        Err(NoResult::Refused(error)) => {
             tracing::error!(%error, "cannot read recent errors from the log");
             None
         }
-        Err(Failed::Panicked(_)) => None,
+        Err(NoResult::Panicked(_)) => None,
     };
     let chrome = visit.chrome(Section::Overview, "Overview");
     render(&OverviewPage {
@@ -144,7 +144,7 @@ fn glance(control: &Control, live: &Live) -> Glance {
     }
 }
 
-async fn errors(admin: &Admin, now: Timestamp) -> Result<Errors, Failed> {
+async fn errors(admin: &Admin, now: Timestamp) -> Result<Errors, NoResult> {
     let failed = SearchQuery {
         status: Some("5xx".to_owned()),
         since: Some(Timestamp(now.0 - ERRORS_SECONDS).to_string()),

@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::response::Response;
 
 use crate::admin::Admin;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::admin::nodes::{Live, LiveQuery, NodeLive};
@@ -26,11 +26,11 @@ struct RegionSummary {
     engine: String,
     /// Conditions that an operator must know of.
     warnings: Vec<&'static str>,
-    nodes: Vec<NodeRow>,
+    nodes: Vec<NodeTableRow>,
 }
 
 /// A node as a table row.
-struct NodeRow {
+struct NodeTableRow {
     slot: u16,
     is_here: bool,
     state: NodeState,
@@ -39,20 +39,20 @@ struct NodeRow {
     /// Text and style.
     health: (String, &'static str),
     /// `None` if the node does not answer.
-    live: Option<Counts>,
+    live: Option<NodeCounts>,
     behind: String,
     last_sign: String,
 }
 
-struct Counts {
+struct NodeCounts {
     tunnels: usize,
     in_flight: usize,
     connections: String,
 }
 
-pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
+pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, ErrorPage> {
     let Some(inputs) = admin.region.clone() else {
-        return Err(Failure::nothing_here());
+        return Err(ErrorPage::nothing_here());
     };
     let live = admin
         .live(LiveQuery {
@@ -87,7 +87,7 @@ impl RegionSummary {
         };
         let row = |node: &NodeStatus| {
             let slot = node.slot.get();
-            NodeRow::new(
+            NodeTableRow::new(
                 node,
                 Some(slot) == here,
                 of_node(slot),
@@ -135,7 +135,7 @@ fn warnings(status: &RegionStatus) -> Vec<&'static str> {
         .collect()
 }
 
-impl NodeRow {
+impl NodeTableRow {
     fn new(node: &NodeStatus, is_here: bool, live: Option<&NodeLive>, is_missing: bool) -> Self {
         let health = match live {
             _ if node.refusal.is_some() => ("refuses the messages of this node".to_owned(), "bad"),
@@ -165,7 +165,7 @@ impl NodeRow {
                 .services
                 .map_or_else(|| "–".to_owned(), |services| services.to_string()),
             health,
-            live: live.map(Counts::from),
+            live: live.map(NodeCounts::from),
             behind,
             last_sign: match node.silence {
                 None => "–".to_owned(),
@@ -187,7 +187,7 @@ impl NodeRow {
     }
 }
 
-impl From<&NodeLive> for Counts {
+impl From<&NodeLive> for NodeCounts {
     fn from(live: &NodeLive) -> Self {
         Self {
             tunnels: live.tunnels,

@@ -11,11 +11,11 @@ use gw_shared::id::RequestId;
 
 use super::requests::{locate, target};
 use crate::admin::console::web::body::{self, BodyKind};
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::admin::{Admin, Failed};
+use crate::admin::{Admin, NoResult};
 use crate::control::{ControlError, REPLAY_FRAMING, ReplayEdits, ReplayField, not_captured};
 use crate::telemetry::request_log::{BodyView, RequestView, Side};
 
@@ -155,14 +155,14 @@ pub(crate) async fn form(
     State(admin): State<Admin>,
     visit: Visit,
     Path(id): Path<String>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let recorded = recorded(&admin, &id, true).await?;
     let form = recorded.form();
     page(visit, recorded, form, None)
 }
 
 /// Reads a captured request. If the body is shown, the read is recorded in the audit log.
-async fn recorded(admin: &Admin, id: &str, is_shown: bool) -> Result<Recorded, Failure> {
+async fn recorded(admin: &Admin, id: &str, is_shown: bool) -> Result<Recorded, ErrorPage> {
     let located = locate(admin, id).await?;
     let body = if is_shown {
         admin.read_body(&located, Side::Request).await?
@@ -177,7 +177,7 @@ fn page(
     recorded: Recorded,
     form: Form,
     preview: Option<Preview>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let chrome = visit.chrome(Section::Requests, "Replay");
     let crumbs = vec![
         crumb("Requests", "/requests"),
@@ -197,10 +197,10 @@ pub(crate) async fn replay(
     visit: Visit,
     Path(id): Path<String>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let is_preview = form.has("action", "preview");
     let recorded = recorded(&admin, &id, is_preview).await?;
-    let id: RequestId = recorded.id.parse().map_err(|_| Failure::broken())?;
+    let id: RequestId = recorded.id.parse().map_err(|_| ErrorPage::broken())?;
     let edits = edits(&mut form, &recorded);
     if edits.body.is_some() {
         // Select the edited body when the form is shown again.
@@ -217,8 +217,8 @@ pub(crate) async fn replay(
                     Redirect::to(&format!("/requests/{}?note=replayed", new.id)).into_response()
                 );
             }
-            Err(Failed::Refused(error)) => form.refused_by(error)?,
-            Err(Failed::Panicked(panicked)) => return Err(panicked.into()),
+            Err(NoResult::Refused(error)) => form.refused_by(error)?,
+            Err(NoResult::Panicked(panicked)) => return Err(panicked.into()),
         }
     }
     Ok((

@@ -8,13 +8,13 @@ use gw_shared::id::RequestId;
 use serde::Deserialize;
 
 use crate::admin::console::web::body::{self, ShownBody};
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::console::web::waterfall::{self, Bar};
 use crate::admin::nodes::Located;
-use crate::admin::{Admin, Failed};
+use crate::admin::{Admin, NoResult};
 use crate::telemetry::request_log::{CapturedView, RequestPage, RequestView, SearchQuery, Side};
 
 const ROWS: usize = 50;
@@ -116,7 +116,7 @@ pub(crate) async fn search(
     State(admin): State<Admin>,
     visit: Visit,
     Query(query): Query<Vec<(String, String)>>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let mut form = query
         .into_iter()
         .fold(Form::default(), |form, (name, value)| {
@@ -149,8 +149,8 @@ pub(crate) async fn search(
     if !form.is_refused() {
         match admin.search(wanted).await {
             Ok(found) => page = found,
-            Err(Failed::Refused(error)) => form.refused_by(error)?,
-            Err(Failed::Panicked(panicked)) => return Err(panicked.into()),
+            Err(NoResult::Refused(error)) => form.refused_by(error)?,
+            Err(NoResult::Panicked(panicked)) => return Err(panicked.into()),
         }
     }
     let status = if form.is_refused() {
@@ -221,7 +221,7 @@ pub(crate) async fn show(
     State(admin): State<Admin>,
     visit: Visit,
     Path(id): Path<String>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let located = locate(&admin, id.trim()).await?;
     let mut messages = Vec::new();
     for (name, side, captured) in [
@@ -261,7 +261,7 @@ pub(crate) async fn show(
 }
 
 /// Finds a request at any node. A malformed id is treated as an unknown request.
-pub(crate) async fn locate(admin: &Admin, id: &str) -> Result<Located, Failure> {
+pub(crate) async fn locate(admin: &Admin, id: &str) -> Result<Located, ErrorPage> {
     let Ok(parsed) = id.parse() else {
         return Err(not_kept(id));
     };
@@ -277,9 +277,9 @@ pub(crate) fn target(request: &RequestView) -> String {
     format!("{}{query}", request.path)
 }
 
-fn not_kept(id: &str) -> Failure {
+fn not_kept(id: &str) -> ErrorPage {
     let id: String = id.chars().take(80).collect();
-    Failure::not_found(format!(
+    ErrorPage::not_found(format!(
         "Request {id} is not in the log. The log keeps requests for seven days, for services with request logging."
     ))
 }
@@ -295,7 +295,7 @@ pub(crate) enum SideWord {
 pub(crate) async fn body(
     State(admin): State<Admin>,
     Path((id, side)): Path<(String, SideWord)>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let side = match side {
         SideWord::Request => Side::Request,
         SideWord::Response => Side::Response,
@@ -303,7 +303,7 @@ pub(crate) async fn body(
     let located = locate(&admin, &id).await?;
     let id = &located.view.id;
     let not_captured = || {
-        Failure::not_found(format!(
+        ErrorPage::not_found(format!(
             "This body of request {id} was not captured: capture was off, or there was no body."
         ))
     };

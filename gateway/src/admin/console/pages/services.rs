@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use super::accounts::{ListQuery, Tab, crumbs};
 use super::traffic::Range;
 use crate::admin::Admin;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render};
@@ -63,7 +63,7 @@ pub(crate) async fn list(
     visit: Visit,
     Path(account): Path<String>,
     Query(query): Query<ListQuery>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let id = account.clone();
     let services = admin
         .look(move |control| control.services(&id, &query.into()))
@@ -82,7 +82,7 @@ pub(crate) async fn new(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     // The defaults of the control plane.
     let form = Form::default()
         .with("modes", "jwt")
@@ -98,7 +98,7 @@ async fn new_page(
     visit: Visit,
     account: String,
     form: Form,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let id = account.clone();
     let capture_allowed = admin
         .look(move |control| control.account(&id))
@@ -121,7 +121,7 @@ pub(crate) async fn create(
     visit: Visit,
     Path(account): Path<String>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let settings = ServiceChanges {
         enabled: None,
         ..settings(&mut form)
@@ -153,7 +153,7 @@ pub(crate) async fn show(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, service)): Path<(String, String)>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     page(&admin, visit, account, service, None).await
 }
 
@@ -164,7 +164,7 @@ async fn page(
     account: String,
     service: String,
     typed: Option<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let live = admin
         .live(LiveQuery {
             account: Some(account.clone()),
@@ -209,7 +209,7 @@ pub(crate) async fn change(
     visit: Visit,
     Path((account, service)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let changes = settings(&mut form);
     for field in ["burst", "refill_per_minute"] {
         if form.filled(field).is_none() {
@@ -240,7 +240,7 @@ pub(crate) async fn delete(
     visit: Visit,
     Path((account, service)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     if form.confirms(&service) {
         let account_id = account.clone();
         let id = service.clone();

@@ -14,7 +14,7 @@ use gw_shared::identity::secret::{Secret, SecretHash};
 use crate::admin::Admin;
 use crate::admin::console::web::address;
 use crate::admin::console::web::assets;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::guard;
 use crate::admin::console::web::own_name::{self, OwnName};
@@ -41,7 +41,7 @@ pub(crate) async fn form(
     State(admin): State<Admin>,
     headers: HeaderMap,
     uri: Uri,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let query = Form::parse(uri.query().unwrap_or_default().as_bytes());
     let next = address::checked(query.value("next"));
     if is_signed_in(&admin, &headers).await {
@@ -63,7 +63,7 @@ fn refused(
     headers: &HeaderMap,
     next: &str,
     error: &str,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     page(admin, headers, next, false, Some(error))
 }
 
@@ -74,7 +74,7 @@ fn page(
     next: &str,
     has_ended: bool,
     error: Option<&str>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     // Reuses the existing id, which forms in other tabs depend on.
     let id = SIGN_IN
         .of(headers)
@@ -106,9 +106,9 @@ pub(crate) async fn sign_in(
     ConnectInfo(client): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let Ok(body) = body else {
-        return Err(Failure::too_large());
+        return Err(ErrorPage::too_large());
     };
     let form = Form::parse(&body);
     let next = address::checked(form.value("next"));

@@ -9,7 +9,7 @@ use gw_shared::id::{AccountId, ServiceId};
 use serde::{Deserialize, Serialize};
 
 use crate::admin::Admin;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::clock::Timestamp;
@@ -207,7 +207,7 @@ pub(crate) async fn show(
     State(admin): State<Admin>,
     visit: Visit,
     Query(query): Query<TrafficQuery>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ErrorPage> {
     let list = |control: &Control| -> Vec<String> {
         let label = |(account, service): &(AccountId, ServiceId)| format!("{account}--{service}");
         control.look_at(|records| records.services.keys().map(label).collect())
@@ -232,12 +232,15 @@ pub(crate) async fn show(
 pub(crate) async fn series(
     State(admin): State<Admin>,
     Query(query): Query<TrafficQuery>,
-) -> Result<Json<ChartColumns>, Failure> {
+) -> Result<Json<ChartColumns>, ErrorPage> {
     Ok(Json(columns(&admin, query).await?.0))
 }
 
 /// Counts of all nodes that answer, and the slots of the others.
-async fn columns(admin: &Admin, query: TrafficQuery) -> Result<(ChartColumns, Vec<u16>), Failure> {
+async fn columns(
+    admin: &Admin,
+    query: TrafficQuery,
+) -> Result<(ChartColumns, Vec<u16>), ErrorPage> {
     let span = ChartSpan::new(query.range, timeseries::recorded_until(clock::now()));
     let ChartSpan {
         since,

@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::response::Response;
 
 use crate::admin::Admin;
-use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::admin::nodes::{Live, LiveQuery};
@@ -27,7 +27,7 @@ pub(crate) struct TunnelRow {
     pub(crate) last_byte: String,
     pub(crate) in_flight: usize,
     /// `None` until the agent has reported them.
-    pub(crate) slots: Option<Slots>,
+    pub(crate) slots: Option<SlotUse>,
     pub(crate) window: String,
     pub(crate) held: String,
     /// Expiry of the agent's certificate.
@@ -44,7 +44,7 @@ pub(crate) struct TunnelRow {
     pub(crate) node: Option<u16>,
 }
 
-pub(crate) struct Slots {
+pub(crate) struct SlotUse {
     pub(crate) in_use: u32,
     pub(crate) all: u32,
 }
@@ -55,7 +55,7 @@ impl From<&TunnelReport> for TunnelRow {
             .service
             .split_once("--")
             .unwrap_or((&report.service, ""));
-        let slots = report.slots.map(|all| Slots {
+        let slots = report.slots.map(|all| SlotUse {
             in_use: report.slots_in_use.unwrap_or(0),
             all,
         });
@@ -116,7 +116,7 @@ struct TunnelsPage {
     missing: Option<String>,
 }
 
-pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
+pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, ErrorPage> {
     let live = admin.live(LiveQuery::default()).await?;
     let chrome = visit.chrome(Section::Tunnels, "Live tunnels");
     render(&TunnelsPage {

@@ -7,7 +7,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use gw_shared::identity::secret::SecretHash;
 
-use super::failure::Failure;
+use super::failure::ErrorPage;
 
 struct Asset {
     name: &'static str,
@@ -60,7 +60,7 @@ pub(crate) fn version() -> &'static str {
 
 pub(crate) async fn serve(Path((asked, name)): Path<(String, String)>) -> Response {
     let Some(asset) = ASSETS.iter().find(|asset| asset.name == name) else {
-        return Failure::nothing_here().into_response();
+        return ErrorPage::nothing_here().into_response();
     };
     // Other versions get the current assets, uncached, for a page that is being reloaded.
     let caching = if asked == version() {

@@ -6,13 +6,13 @@ use axum::response::{IntoResponse, Response};
 
 use super::assets;
 use super::page::render;
-use crate::admin::{Failed, Panicked};
+use crate::admin::{NoResult, Panicked};
 use crate::control::ControlError;
 use crate::store::StoreError;
 
 /// The error that is shown instead of a page.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct ErrorPage {
     status: StatusCode,
     title: &'static str,
     detail: String,
@@ -27,7 +27,7 @@ struct FailurePage<'a> {
     detail: &'a str,
 }
 
-impl Failure {
+impl ErrorPage {
     fn new(status: StatusCode, title: &'static str, detail: impl Into<String>) -> Self {
         Self {
             status,
@@ -69,22 +69,22 @@ impl Failure {
     }
 }
 
-impl From<Failed> for Failure {
-    fn from(failed: Failed) -> Self {
+impl From<NoResult> for ErrorPage {
+    fn from(failed: NoResult) -> Self {
         match failed {
-            Failed::Refused(error) => error.into(),
-            Failed::Panicked(panicked) => panicked.into(),
+            NoResult::Refused(error) => error.into(),
+            NoResult::Panicked(panicked) => panicked.into(),
         }
     }
 }
 
-impl From<Panicked> for Failure {
+impl From<Panicked> for ErrorPage {
     fn from(_: Panicked) -> Self {
         Self::broken()
     }
 }
 
-impl From<ControlError> for Failure {
+impl From<ControlError> for ErrorPage {
     fn from(error: ControlError) -> Self {
         let detail = error.to_string();
         match error {
@@ -111,7 +111,7 @@ impl From<ControlError> for Failure {
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for ErrorPage {
     fn into_response(self) -> Response {
         let Self {
             status,

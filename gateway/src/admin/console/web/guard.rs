@@ -9,7 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::address;
-use super::failure::Failure;
+use super::failure::ErrorPage;
 use super::form::Form;
 use super::own_name::OwnName;
 use super::session::{self, SESSION};
@@ -63,7 +63,7 @@ pub(crate) async fn hardened(request: Request, next: Next) -> Response {
 pub(crate) async fn own_origin(request: Request, next: Next) -> Response {
     let host = text(request.headers(), &header::HOST);
     if !request.method().is_safe() && !is_from_us(request.headers(), host) {
-        return Failure::forged().into_response();
+        return ErrorPage::forged().into_response();
     }
     next.run(request).await
 }
@@ -98,7 +98,7 @@ pub(crate) async fn signed_in(
         let (parts, body) = request.with_limited_body().into_parts();
         // Bounded by the limit of the route.
         let Ok(body) = to_bytes(body, usize::MAX).await else {
-            return Failure::too_large().into_response();
+            return ErrorPage::too_large().into_response();
         };
         let form = Form::parse(&body);
         let sent = match text(&parts.headers, &FORM_TOKEN) {
@@ -106,7 +106,7 @@ pub(crate) async fn signed_in(
             sent => sent,
         };
         if !session::is_form_token(&form_token, sent) {
-            return Failure::forged().into_response();
+            return ErrorPage::forged().into_response();
         }
         request = Request::from_parts(parts, axum::body::Body::empty());
         request.extensions_mut().insert(form);

@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 use axum::response::{Html, IntoResponse, Response};
 
 use super::assets;
-use super::failure::Failure;
+use super::failure::ErrorPage;
 use super::guard::SignedIn;
 use super::session::THEME;
 use super::theme::Theme;
@@ -49,15 +49,15 @@ pub(crate) struct Visit {
 }
 
 impl FromRequestParts<Admin> for Visit {
-    type Rejection = Failure;
+    type Rejection = ErrorPage;
 
-    async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, ErrorPage> {
         // The guard sets it on every request.
         let signed_in = parts
             .extensions
             .get::<SignedIn>()
             .cloned()
-            .ok_or_else(Failure::forged)?;
+            .ok_or_else(ErrorPage::forged)?;
         let query =
             Query::<Vec<(String, String)>>::try_from_uri(&parts.uri).map(|Query(query)| query);
         let note = query
@@ -143,12 +143,12 @@ impl Chrome {
     }
 }
 
-pub(crate) fn render(page: &impl Template) -> Result<Response, Failure> {
+pub(crate) fn render(page: &impl Template) -> Result<Response, ErrorPage> {
     match page.render() {
         Ok(text) => Ok(Html(text).into_response()),
         Err(error) => {
             tracing::error!(%error, "cannot render a page of the console");
-            Err(Failure::broken())
+            Err(ErrorPage::broken())
         }
     }
 }

@@ -27,14 +27,14 @@ pub(crate) struct SessionKey([u8; 32]);
 
 /// A session of the last twelve hours.
 #[derive(Clone, Copy)]
-struct Session {
+struct ConsoleSession {
     expires: Instant,
     /// Ended sessions are kept too, so that another node that was not told cannot open them again.
     is_ended: bool,
 }
 
 #[derive(Default)]
-pub(crate) struct Sessions(Mutex<HashMap<SessionKey, Session>>);
+pub(crate) struct Sessions(Mutex<HashMap<SessionKey, ConsoleSession>>);
 
 impl SessionKey {
     /// `None` if `id` does not have the form of an id.
@@ -75,7 +75,7 @@ impl Sessions {
         put(
             &mut self.lock(),
             key,
-            Session {
+            ConsoleSession {
                 expires: now + LIFETIME,
                 is_ended: false,
             },
@@ -91,7 +91,7 @@ impl Sessions {
             put(
                 &mut sessions,
                 key,
-                Session {
+                ConsoleSession {
                     expires: now + remaining,
                     is_ended: false,
                 },
@@ -119,7 +119,7 @@ impl Sessions {
         put(
             &mut self.lock(),
             key,
-            Session {
+            ConsoleSession {
                 expires: now + LIFETIME,
                 is_ended: true,
             },
@@ -127,7 +127,7 @@ impl Sessions {
         );
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, Session>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, ConsoleSession>> {
         // Consistent even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -135,9 +135,9 @@ impl Sessions {
 
 /// Adds or replaces a session. Beyond the limit, ended sessions are forgotten first, and then the oldest.
 fn put(
-    sessions: &mut HashMap<SessionKey, Session>,
+    sessions: &mut HashMap<SessionKey, ConsoleSession>,
     key: SessionKey,
-    session: Session,
+    session: ConsoleSession,
     now: Instant,
 ) {
     sessions.retain(|_, session| session.expires > now);
@@ -178,16 +178,16 @@ pub(crate) fn is_form_token(expected: &str, sent: &str) -> bool {
 /// A cookie of the console. Over https its name has the prefix `__Host-`, which only this host can set over https (RFC
 /// 6265bis §4.1.3).
 #[derive(Clone, Copy)]
-pub(crate) struct Cookie(&'static str);
+pub(crate) struct ConsoleCookie(&'static str);
 
 /// The session id.
-pub(crate) const SESSION: Cookie = Cookie("gw_session");
+pub(crate) const SESSION: ConsoleCookie = ConsoleCookie("gw_session");
 /// Ties the sign-in form to the browser that requested it.
-pub(crate) const SIGN_IN: Cookie = Cookie("gw_sign_in");
+pub(crate) const SIGN_IN: ConsoleCookie = ConsoleCookie("gw_sign_in");
 /// The colour theme.
-pub(crate) const THEME: Cookie = Cookie("gw_theme");
+pub(crate) const THEME: ConsoleCookie = ConsoleCookie("gw_theme");
 
-impl Cookie {
+impl ConsoleCookie {
     pub(crate) fn of(self, headers: &HeaderMap) -> Option<&str> {
         let name = self.name(is_https(headers));
         let cookies = headers
