@@ -6,8 +6,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use gw_agent::identity::enroll::{EnrollError, Options, TokenSource, ensure_enrolled};
-use gw_agent::process::Source;
+use gw_agent::identity::enroll::{EnrollError, EnrollmentOptions, TokenSource, ensure_enrolled};
+use gw_agent::process::ConfigSource;
 use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
 
@@ -109,7 +109,7 @@ impl RunEnrolledArguments {
 
     /// Enrolls the agent of the folder unless it is enrolled. Returns whether it can enroll again.
     pub(crate) fn enroll(self, state_dir: PathBuf) -> Result<bool, Failure> {
-        let options = Options {
+        let options = EnrollmentOptions {
             force: self.enroll_again,
             ..self.enrollment.options(state_dir)
         };
@@ -136,7 +136,7 @@ impl EnrollmentArguments {
     }
 
     /// The options of an enrollment in `state_dir`. Arguments take precedence over GW_ENROLLMENT_TOKEN.
-    pub(crate) fn options(self, state_dir: PathBuf) -> Options {
+    pub(crate) fn options(self, state_dir: PathBuf) -> EnrollmentOptions {
         let of_environment = || {
             std::env::var("GW_ENROLLMENT_TOKEN")
                 .ok()
@@ -148,13 +148,13 @@ impl EnrollmentArguments {
                 .or_else(of_environment)
                 .map(|token| TokenSource::Text(Secret::new(token))),
         };
-        Options {
+        EnrollmentOptions {
             state_dir,
             gateway: self.gateway,
             token,
             name: self.name,
             ca_file: self.ca_file,
-            ..Options::default()
+            ..EnrollmentOptions::default()
         }
     }
 }
@@ -186,8 +186,8 @@ pub(crate) struct RunArguments {
 }
 
 impl RunArguments {
-    pub(crate) fn source(&self) -> Source {
-        Source {
+    pub(crate) fn source(&self) -> ConfigSource {
+        ConfigSource {
             file: self.config.clone(),
             state_dir: self.state_dir.clone(),
         }

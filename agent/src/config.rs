@@ -9,7 +9,7 @@ use gw_shared::config::{ConfigErrors, Keys, parse_table, unknown_in_environment}
 use gw_shared::core_dump;
 use gw_shared::identity::program::ReleaseKeys;
 use gw_shared::telemetry::logging::LogFormat;
-use gw_shared::telemetry::trace::Settings;
+use gw_shared::telemetry::trace::CollectorSettings;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
 
 use crate::backend::{Backends, HealthCheck};
@@ -37,7 +37,7 @@ pub struct Config {
     /// Requests are for other agents while one of them can serve them.
     pub(crate) standby: bool,
     /// `None` without a trace collector.
-    pub(crate) traces: Option<Settings>,
+    pub(crate) traces: Option<CollectorSettings>,
     /// Address of `/metrics`, `/readyz` and `/healthz`, if they are served.
     pub(crate) metrics_listen: Option<SocketAddr>,
     pub log_format: LogFormat,
@@ -98,7 +98,7 @@ impl Config {
         let health_check = keys
             .text("health_check", HealthCheck::FORMS, HealthCheck::parse)
             .unwrap_or_default();
-        let traces = Settings::take(&mut keys);
+        let traces = CollectorSettings::take(&mut keys);
         // The supervisor uses them.
         let _ = release_keys(&mut keys);
         let metrics_listen = listen_address(

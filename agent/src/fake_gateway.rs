@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::identity::state::{Enrollment, StateDir};
-use crate::tunnel::Agent;
+use crate::tunnel::AgentContext;
 
 pub(crate) const APEX: &str = "eu1.gw.localhost";
 /// The service of the tests' agents.
@@ -170,7 +170,7 @@ pub(crate) fn agent(
     authority: &Authority,
     identity_pem: &str,
     port: u16,
-) -> Agent {
+) -> AgentContext {
     let state = StateDir::new(state_dir);
     let enrollment = Enrollment {
         agent_id: AgentId::random(),
@@ -189,5 +189,5 @@ pub(crate) fn agent(
         |_| None,
     )
     .unwrap();
-    Agent::alone(config)
+    AgentContext::alone(config)
 }

@@ -56,7 +56,7 @@ mod tls;
 mod tunnel;
 mod update;
 
-pub use apex_client::error::{GatewayError, Refusal};
+pub use apex_client::error::{ErrorReply, GatewayError};
 pub use config::Config;
 pub use forward::slots::VARIABLE as SLOTS_VARIABLE;
 pub use lifecycle::{AgentHandle, StartError, start};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::future::select;
 use gw_shared::identity::program::{ReleaseKeys, SignedProgram};
 use gw_shared::runtime::{self, Driver, DriverError};
-use gw_shared::telemetry::trace::{Exporter, Identity};
+use gw_shared::telemetry::trace::{Exporter, ProgramIdentity};
 use tokio::sync::{mpsc, watch};
 
 use crate::admin::{self, AdminListener};
@@ -21,10 +21,10 @@ use crate::config::Config;
 use crate::identity::state::{Enrollment, StateError, StateLock};
 use crate::program::Updates;
 use crate::program::stored::UpdateRecord;
-use crate::succession::{Command, Event, Events, Succession};
+use crate::succession::{AgentEvent, AgentEvents, LifecycleCommand, Succession};
 use crate::telemetry::trace::Tracing;
 use crate::tunnel::service::{self, unless_stopped};
-use crate::tunnel::{Agent, RelayedService};
+use crate::tunnel::{AgentContext, RelayedService};
 use crate::update;
 
 /// A running agent. Dropping it stops the agent without waiting for its requests to end.
@@ -32,7 +32,7 @@ pub struct AgentHandle {
     /// `None` only while draining.
     thread: Option<JoinHandle<()>>,
     stop: watch::Sender<bool>,
-    commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::UnboundedSender<LifecycleCommand>,
     metrics_address: Option<SocketAddr>,
     /// Exporter of trace spans. Stopped after the agent's thread, which produces them.
     exporter: Option<Exporter>,
@@ -48,7 +48,7 @@ pub enum StartError {
     #[error("cannot start the agent's thread: {0}")]
     Thread(#[from] io::Error),
     #[error(transparent)]
-    Traces(#[from] gw_shared::telemetry::trace::StartError),
+    Traces(#[from] gw_shared::telemetry::trace::ExporterError),
     /// The state folder is in use by another process.
     #[error(transparent)]
     State(#[from] StateError),
@@ -58,7 +58,7 @@ pub enum StartError {
 /// of its gateway.
 pub fn start(config: Config) -> Result<AgentHandle, StartError> {
     let lock = config.state.lock()?;
-    let (events, _) = Events::new();
+    let (events, _) = AgentEvents::new();
     let (commands, link) = ProcessLink::new(events);
     start_thread(config, Some(lock), commands, link)
 }
@@ -66,7 +66,7 @@ pub fn start(config: Config) -> Result<AgentHandle, StartError> {
 /// What a supervisor tells its worker at the start.
 #[derive(Debug, Default)]
 pub(crate) struct Supervised {
-    /// Services for which the predecessor has tunnels: they have to be ready before [`Event::Ready`].
+    /// Services for which the predecessor has tunnels: they have to be ready before [`AgentEvent::Ready`].
     pub(crate) required: Vec<String>,
     /// The stored program that runs; `None` for the installed one.
     pub(crate) program: Option<SignedProgram>,
@@ -80,8 +80,8 @@ pub(crate) fn start_supervised(
     config: Config,
     relayed: Option<Sender<RelayedService>>,
     supervised: Supervised,
-) -> Result<(AgentHandle, mpsc::UnboundedReceiver<Event>), StartError> {
-    let (events, received) = Events::new();
+) -> Result<(AgentHandle, mpsc::UnboundedReceiver<AgentEvent>), StartError> {
+    let (events, received) = AgentEvents::new();
     let (commands, link) = ProcessLink::new(events);
     let link = ProcessLink {
         relayed,
@@ -94,7 +94,7 @@ pub(crate) fn start_supervised(
 fn start_thread(
     config: Config,
     lock: Option<StateLock>,
-    commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::UnboundedSender<LifecycleCommand>,
     link: ProcessLink,
 ) -> Result<AgentHandle, StartError> {
     let driver = Driver::choose()?;
@@ -134,7 +134,7 @@ fn start_thread(
 }
 
 /// The agent as a trace collector identifies it.
-fn identity(config: &Config) -> Identity {
+fn identity(config: &Config) -> ProgramIdentity {
     let Enrollment {
         agent_id,
         gateway_name,
@@ -145,7 +145,7 @@ fn identity(config: &Config) -> Identity {
         .next()
         .unwrap_or_default()
         .to_owned();
-    Identity {
+    ProgramIdentity {
         service_name: "gw-agent",
         instance_id: agent_id.to_string(),
         region,
@@ -159,7 +159,7 @@ impl AgentHandle {
     }
 
     /// Tells the agent's thread about its successor.
-    pub(crate) fn command(&self, command: Command) {
+    pub(crate) fn command(&self, command: LifecycleCommand) {
         // Fails if the thread has ended.
         let _ = self.commands.send(command);
     }
@@ -195,8 +195,8 @@ async fn run(
 ) {
     config.warn();
     let updates = updates(&config, &link);
-    let agent = Agent::new(config, tracing, updates, link.events.clone());
-    let agent = Rc::new(Agent {
+    let agent = AgentContext::new(config, tracing, updates, link.events.clone());
+    let agent = Rc::new(AgentContext {
         relayed: link.relayed.clone(),
         ..agent
     });
@@ -234,8 +234,8 @@ async fn run(
 
 /// The ends of the agent's thread.
 struct ProcessLink {
-    commands: mpsc::UnboundedReceiver<Command>,
-    events: Events,
+    commands: mpsc::UnboundedReceiver<LifecycleCommand>,
+    events: AgentEvents,
     /// Receives each service once its first tunnel is ready, if a receiver is interested.
     relayed: Option<Sender<RelayedService>>,
     /// Nothing of these in a process without a supervisor.
@@ -244,7 +244,7 @@ struct ProcessLink {
 
 impl ProcessLink {
     /// A link of a process without a supervisor, and its sender of commands.
-    fn new(events: Events) -> (mpsc::UnboundedSender<Command>, Self) {
+    fn new(events: AgentEvents) -> (mpsc::UnboundedSender<LifecycleCommand>, Self) {
         let (sender, commands) = mpsc::unbounded_channel();
         (
             sender,
@@ -276,7 +276,7 @@ fn updates(config: &Config, link: &ProcessLink) -> Updates {
 const SUCCESSION_TICK: Duration = Duration::from_millis(20);
 
 /// Follows the commands of the process and reports what it waits for. Ends with the process's end of the channel.
-async fn obey(agent: Rc<Agent>, link: ProcessLink) {
+async fn obey(agent: Rc<AgentContext>, link: ProcessLink) {
     let ProcessLink {
         mut commands,
         events,
@@ -301,11 +301,11 @@ async fn obey(agent: Rc<Agent>, link: ProcessLink) {
     loop {
         if awaits_ready && is_ready() {
             awaits_ready = false;
-            events.send(Event::Ready);
+            events.send(AgentEvent::Ready);
         }
         if awaits_displacement && serving(&agent).is_empty() {
             awaits_displacement = false;
-            events.send(Event::Displaced);
+            events.send(AgentEvent::Displaced);
         }
         let command = if awaits_ready || awaits_displacement {
             runtime::timeout(SUCCESSION_TICK, commands.recv()).await
@@ -316,19 +316,19 @@ async fn obey(agent: Rc<Agent>, link: ProcessLink) {
             // The time is up: look again.
             Err(_) => {}
             Ok(None) => return,
-            Ok(Some(Command::ExpectSuccessor)) => {
+            Ok(Some(LifecycleCommand::ExpectSuccessor)) => {
                 agent.succession.set(Succession::Expected);
-                events.send(Event::Serving {
+                events.send(AgentEvent::Serving {
                     hostnames: serving(&agent),
                 });
                 awaits_displacement = true;
             }
-            Ok(Some(Command::Resume)) => {
+            Ok(Some(LifecycleCommand::Resume)) => {
                 agent.succession.set(Succession::None);
                 awaits_displacement = false;
             }
-            Ok(Some(Command::Succeeded)) => agent.succession.set(Succession::Done),
-            Ok(Some(Command::UpdateFailed {
+            Ok(Some(LifecycleCommand::Succeeded)) => agent.succession.set(Succession::Done),
+            Ok(Some(LifecycleCommand::UpdateFailed {
                 program,
                 error,
                 is_refused,
@@ -340,7 +340,7 @@ async fn obey(agent: Rc<Agent>, link: ProcessLink) {
 }
 
 /// Hostnames of the services that have a tunnel.
-fn serving(agent: &Agent) -> Vec<String> {
+fn serving(agent: &AgentContext) -> Vec<String> {
     agent
         .registry
         .services()
@@ -351,7 +351,7 @@ fn serving(agent: &Agent) -> Vec<String> {
 }
 
 /// Keeps a tunnel for each service that the gateway assigns to this agent, until the agent stops.
-async fn keep_services(agent: &Rc<Agent>, stop: watch::Receiver<bool>) {
+async fn keep_services(agent: &Rc<AgentContext>, stop: watch::Receiver<bool>) {
     let mut services = agent.gateway_events.services();
     // Stop senders of the running services.
     let mut running: BTreeMap<String, watch::Sender<bool>> = BTreeMap::new();
@@ -399,7 +399,7 @@ async fn keep_services(agent: &Rc<Agent>, stop: watch::Receiver<bool>) {
 }
 
 /// Stores the services in the state folder, for the next start.
-fn store_services(agent: &Agent, services: Vec<String>) {
+fn store_services(agent: &AgentContext, services: Vec<String>) {
     tracing::info!(
         services = services.join(", "),
         "the services of this agent have changed"
@@ -424,7 +424,7 @@ mod tests {
     use crate::tunnel::reconnect::Reconnects;
 
     /// An agent whose gateway refuses every tunnel as overloaded, and the hostnames of the requested tunnels.
-    fn refused_agent(state_dir: &Path) -> (Agent, mpsc::UnboundedReceiver<String>) {
+    fn refused_agent(state_dir: &Path) -> (AgentContext, mpsc::UnboundedReceiver<String>) {
         let authority = Authority::new();
         let (sender, hosts) = mpsc::unbounded_channel();
         let port = fake_gateway::serve(&authority, move |request| {

@@ -13,9 +13,9 @@ use std::sync::mpsc::{self, Receiver};
 
 use clap::{CommandFactory, Parser};
 use gw_agent::doctor::{self, DoctorOptions};
-use gw_agent::identity::enroll::{Enrolled, Options, enroll};
+use gw_agent::identity::enroll::{Enrolled, EnrollmentOptions, enroll};
 use gw_agent::identity::state::DEFAULT;
-use gw_agent::process::{self, Ended, Hangup};
+use gw_agent::process::{self, AgentExit, Hangup};
 use gw_agent::{Config, RelayedService};
 use gw_shared::command::{self, Failure};
 use gw_shared::core_dump;
@@ -60,7 +60,7 @@ fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
         state_dir,
         force,
     } = arguments;
-    let options = Options {
+    let options = EnrollmentOptions {
         force,
         ..enrollment.options(state_dir)
     };
@@ -103,8 +103,8 @@ fn supervise(arguments: &RunArguments, hangup: Hangup, can_enroll: bool) -> Resu
         hangup,
         can_enroll,
     )? {
-        Ended::Exit(code) => Ok(code),
-        Ended::Deleted => Err(Failure::run(format!(
+        AgentExit::Exit(code) => Ok(code),
+        AgentExit::Deleted => Err(Failure::run(format!(
             "cannot start again to enroll: {}",
             start_again()
         ))),

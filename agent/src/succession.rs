@@ -19,7 +19,7 @@ pub(crate) enum Succession {
 /// Event in the agent's thread.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(crate) enum Event {
+pub(crate) enum AgentEvent {
     /// Answer to the announcement of a successor: hostnames of the services that have a tunnel.
     Serving { hostnames: Vec<String> },
     /// The services that the predecessor served have a tunnel here.
@@ -36,8 +36,8 @@ pub(crate) enum Event {
 
 /// Command to the agent's thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Command {
-    /// A successor starts. Answered with [`Event::Serving`], and with [`Event::Displaced`] once no tunnel is left.
+pub(crate) enum LifecycleCommand {
+    /// A successor starts. Answered with [`AgentEvent::Serving`], and with [`AgentEvent::Displaced`] once no tunnel is left.
     ExpectSuccessor,
     /// The successor has failed: serve again.
     Resume,
@@ -53,15 +53,15 @@ pub(crate) enum Command {
 
 /// Sends events to the process. Without a receiver they are dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct Events(mpsc::UnboundedSender<Event>);
+pub(crate) struct AgentEvents(mpsc::UnboundedSender<AgentEvent>);
 
-impl Events {
-    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Event>) {
+impl AgentEvents {
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<AgentEvent>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Self(sender), receiver)
     }
 
-    pub(crate) fn send(&self, event: Event) {
+    pub(crate) fn send(&self, event: AgentEvent) {
         // Fails if the process is ending.
         let _ = self.0.send(event);
     }

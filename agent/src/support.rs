@@ -15,10 +15,10 @@ use gw_shared::tunnel::transport::Transport;
 use tokio::sync::watch;
 
 use crate::backend::canned::Canned;
-use crate::backend::{Backends, Pool, Stream};
+use crate::backend::{BackendStream, Backends, Pool};
 use crate::config::Config;
 use crate::forward::slots::Slots;
-use crate::tunnel::Agent;
+use crate::tunnel::AgentContext;
 use crate::tunnel::session::{self, Phase, Session};
 
 /// A backend in memory.
@@ -41,7 +41,7 @@ pub fn serve(transport: impl Transport + 'static, backend: &CannedBackend) -> io
             .ok_or_else(|| io::Error::other(mistakes.concat()))?;
     let pool = Rc::new(Pool::new("bench", &backends, backend.connections));
     for _ in 0..backend.connections {
-        pool.add_idle(Stream::Canned(Canned::new(
+        pool.add_idle(BackendStream::Canned(Canned::new(
             idle_socket()?,
             backend.response.clone(),
             backend.body_length,
@@ -51,7 +51,7 @@ pub fn serve(transport: impl Transport + 'static, backend: &CannedBackend) -> io
     // Only a drain, which does not take place, looks at these channels.
     let (_, stop) = watch::channel(false);
     let session = Rc::new(Session {
-        agent: Rc::new(Agent::alone(config)),
+        agent: Rc::new(AgentContext::alone(config)),
         pool,
         slots: Slots::new(backend.connections),
         counts: Rc::default(),

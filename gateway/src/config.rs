@@ -88,7 +88,7 @@ pub struct Config {
     /// Where the request log is copied to; `None` if it is kept on this node only.
     pub archive: Option<ArchiveSettings>,
     /// `None` without a collector of spans.
-    pub traces: Option<trace::Settings>,
+    pub traces: Option<trace::CollectorSettings>,
 }
 
 /// Where the records are stored.
@@ -285,7 +285,7 @@ impl Config {
         let drain = keys.integer("drain_seconds", 0..=86_400);
         let access_log = AccessLogTarget::take(&mut keys);
         let archive = ArchiveSettings::take(&mut keys);
-        let traces = trace::Settings::take(&mut keys);
+        let traces = trace::CollectorSettings::take(&mut keys);
         region_keys.check(
             &mut keys,
             matches!(store, Some(StoreSettings::Postgres(_))),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::head::{self, Framing, HeadLimits, RequestHead};
-use gw_shared::http::{Connection, InvalidHead};
+use gw_shared::http::{ConnectionField, InvalidHead};
 use gw_shared::net::TlsStream;
 use http::Response;
 
@@ -71,7 +71,7 @@ pub(crate) async fn read_head_or_refuse(
 pub(crate) async fn write_response(
     stream: &TlsStream,
     response: Response<Vec<u8>>,
-    connection: Connection<'_>,
+    connection: ConnectionField<'_>,
 ) -> io::Result<()> {
     let (head, body) = encoded(response, connection);
     stream
@@ -82,12 +82,12 @@ pub(crate) async fn write_response(
 
 /// The bytes of a whole response after which the connection closes.
 pub(crate) fn closing_response(response: Response<Vec<u8>>) -> Vec<u8> {
-    let (mut head, body) = encoded(dated(response), Connection::Close);
+    let (mut head, body) = encoded(dated(response), ConnectionField::Close);
     head.extend_from_slice(&body);
     head
 }
 
-fn encoded(response: Response<Vec<u8>>, connection: Connection<'_>) -> (Vec<u8>, Vec<u8>) {
+fn encoded(response: Response<Vec<u8>>, connection: ConnectionField<'_>) -> (Vec<u8>, Vec<u8>) {
     let (parts, body) = response.into_parts();
     let mut out = Vec::new();
     let framing = Framing::Length(body.len() as u64);

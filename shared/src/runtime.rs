@@ -314,7 +314,7 @@ pub fn spawn_essential(task: impl Future<Output = ()> + 'static) {
 fn start(task: impl Future<Output = ()> + 'static, is_essential: bool) {
     drop(monoio::spawn(Task {
         future: AssertUnwindSafe(task).catch_unwind(),
-        place: Place(None),
+        place: TaskKey(None),
         is_essential,
     }));
 }
@@ -324,13 +324,13 @@ pin_project_lite::pin_project! {
     struct Task<F> {
         #[pin]
         future: CatchUnwind<AssertUnwindSafe<F>>,
-        place: Place,
+        place: TaskKey,
         is_essential: bool,
     }
 }
 
 /// Key of a task in `TASKS`, once it has begun.
-struct Place(Option<usize>);
+struct TaskKey(Option<usize>);
 
 impl<F: Future<Output = ()>> Future for Task<F> {
     type Output = ();
@@ -358,7 +358,7 @@ impl<F: Future<Output = ()>> Future for Task<F> {
     }
 }
 
-impl Drop for Place {
+impl Drop for TaskKey {
     fn drop(&mut self) {
         if let Some(key) = self.0 {
             // Fails at the end of the thread.

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 use collector::{Collector, TAKEN};
 use gw_shared::http::Fields;
 use gw_shared::telemetry::trace::{
-    Endpoint, Exporter, Finished, Identity, Queue, Settings, Span, SpanContext, SpanCounts,
-    SpanKind, Tracer,
+    CollectorSettings, CollectorUrl, Exporter, Finished, ProgramIdentity, Span, SpanContext,
+    SpanCounts, SpanKind, SpanQueue, Tracer,
 };
 
 const SOON: Duration = Duration::from_secs(30);
@@ -39,12 +39,12 @@ impl Finished for Named {
     }
 }
 
-fn exporter(url: &str) -> (Exporter, Queue<Named>) {
-    let settings = Settings {
-        endpoint: Endpoint::below(url).unwrap(),
+fn exporter(url: &str) -> (Exporter, SpanQueue<Named>) {
+    let settings = CollectorSettings {
+        endpoint: CollectorUrl::below(url).unwrap(),
         sample_ratio: 1.0,
     };
-    let identity = Identity {
+    let identity = ProgramIdentity {
         service_name: "gw-test",
         instance_id: "instance".to_owned(),
         region: "eu1".to_owned(),
@@ -53,7 +53,7 @@ fn exporter(url: &str) -> (Exporter, Queue<Named>) {
 }
 
 /// Queues a span of this name and waits until it is exported alone.
-fn send(queue: &Queue<Named>, name: &'static str) {
+fn send(queue: &SpanQueue<Named>, name: &'static str) {
     let tracer = Tracer::new(queue.clone(), 1.0);
     tracer.end(Named(name, tracer.begin(&Fields::new())));
     tracer.flush();

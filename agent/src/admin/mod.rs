@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use futures_util::future::join_all;
-use gw_shared::http::{Connection, Fields, Framing, HeadLimits, head};
+use gw_shared::http::{ConnectionField, Fields, Framing, HeadLimits, head};
 use gw_shared::net::{Listener, Socket};
 use gw_shared::runtime;
 use gw_shared::telemetry::metrics::exposition;
 use http::header::{self, HeaderValue};
 use http::{Method, StatusCode};
 
-use crate::tunnel::Agent;
+use crate::tunnel::AgentContext;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const HEAD_LIMITS: HeadLimits = HeadLimits {
@@ -62,7 +62,7 @@ impl AdminListener {
 }
 
 /// Serves the admin endpoints. Never returns.
-pub(crate) async fn serve(agent: Rc<Agent>, listener: AdminListener) {
+pub(crate) async fn serve(agent: Rc<AgentContext>, listener: AdminListener) {
     let AdminListener {
         address,
         mut listener,
@@ -127,13 +127,13 @@ impl Drop for CountedConnection {
 }
 
 /// Looks whether every service can be served, with a new attempt at backends that are down.
-async fn ready(agent: &Agent) -> Result<(), String> {
+async fn ready(agent: &AgentContext) -> Result<(), String> {
     let services = agent.registry.services();
     join_all(services.values().map(|service| service.pool.recheck())).await;
     page::readiness(agent, agent.clock.now())
 }
 
-async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
+async fn answer(agent: &AgentContext, socket: &Socket) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     // An error of the connection is an end, too.
     let head = head::read_head(&mut buffer, HEAD_LIMITS, |cx, buffer| {
@@ -185,7 +185,7 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
         status,
         &headers,
         Framing::Length(body.len() as u64),
-        Connection::Close,
+        ConnectionField::Close,
     );
     if !request.is_ok_and(|request| request.method == Method::HEAD) {
         out.extend_from_slice(body.as_bytes());

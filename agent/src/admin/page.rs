@@ -9,11 +9,11 @@ use gw_shared::version;
 use crate::backend::BackendState;
 use crate::identity::manager::CertificateManager;
 use crate::telemetry::counts::Counts;
-use crate::tunnel::Agent;
+use crate::tunnel::AgentContext;
 use crate::tunnel::registry::RegisteredService;
 
 /// Writes the agent's metrics as Prometheus text.
-pub(super) fn metrics(agent: &Agent) -> String {
+pub(super) fn metrics(agent: &AgentContext) -> String {
     let mut out = Exposition::default();
     out.family(
         "gw_agent_build_info",
@@ -41,7 +41,7 @@ pub(super) fn metrics(agent: &Agent) -> String {
     out.into_text()
 }
 
-fn tunnels(out: &mut Exposition, agent: &Agent, services: &[(&str, &RegisteredService)]) {
+fn tunnels(out: &mut Exposition, agent: &AgentContext, services: &[(&str, &RegisteredService)]) {
     let mut family = out.family(
         "gw_agent_tunnel_up",
         Kind::Gauge,
@@ -206,7 +206,7 @@ fn certificate(out: &mut Exposition, certificates: &CertificateManager) {
 
 /// Checks that every service has a tunnel and a backend that is not known to be down. The error names the reason, or the
 /// services and backends.
-pub(super) fn readiness(agent: &Agent, now: SystemTime) -> Result<(), String> {
+pub(super) fn readiness(agent: &AgentContext, now: SystemTime) -> Result<(), String> {
     if agent.registry.stopping.get() {
         return Err("stopping".to_owned());
     }

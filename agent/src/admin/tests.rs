@@ -11,7 +11,7 @@ use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW};
 
 /// Runs `request` on another thread while an agent without a tunnel serves its admin endpoints.
 fn with_agent<T: Send + 'static>(
-    prepare: impl FnOnce(&Agent),
+    prepare: impl FnOnce(&AgentContext),
     request: impl FnOnce(SocketAddr) -> T + Send + 'static,
 ) -> T {
     let authority = Authority::new();
@@ -96,7 +96,7 @@ fn only_get_and_head_are_allowed() {
 
 #[test]
 fn metrics_contain_the_counters() {
-    let prepare = |agent: &Agent| {
+    let prepare = |agent: &AgentContext| {
         let backends =
             Backends::from_urls("test", &["http://127.0.0.1:1".to_owned()], &mut Vec::new())
                 .unwrap();

@@ -20,7 +20,7 @@ use rustls::ClientConfig;
 use rustls::client::{Resumption, UnbufferedClientConnection};
 use rustls_pki_types::{CertificateDer, ServerName};
 
-use super::error::{GatewayError, Refusal};
+use super::error::{ErrorReply, GatewayError};
 use super::{CONNECT_LIMIT, RESOLVE_LIMIT};
 use crate::clock;
 use crate::proxy::ProxySettings;
@@ -48,8 +48,8 @@ pub(crate) async fn open(
     let at = format!("{host}:{port}");
     let error = match connect(proxies, host, port, name, &config).await {
         Ok(stream) => return Ok(stream),
-        Err(OpenError::Gateway(error)) => return Err(error),
-        Err(OpenError::Handshake(error)) => error,
+        Err(ConnectionError::Gateway(error)) => return Err(error),
+        Err(ConnectionError::Handshake(error)) => error,
     };
     let mut error = GatewayError::handshake(&at, error);
     if let GatewayError::NotValidNow { reason, ahead, .. } = &mut error
@@ -72,12 +72,12 @@ pub(crate) async fn open(
 }
 
 /// Why there is no TLS connection.
-enum OpenError {
+enum ConnectionError {
     Gateway(GatewayError),
     Handshake(io::Error),
 }
 
-impl From<GatewayError> for OpenError {
+impl From<GatewayError> for ConnectionError {
     fn from(error: GatewayError) -> Self {
         Self::Gateway(error)
     }
@@ -89,7 +89,7 @@ async fn connect(
     port: u16,
     name: &str,
     config: &Arc<ClientConfig>,
-) -> Result<TlsStream, OpenError> {
+) -> Result<TlsStream, ConnectionError> {
     let name = ServerName::try_from(name.to_owned())
         .map_err(|error| GatewayError::Certificates(format!("{name}: {error}")))?;
     let session = UnbufferedClientConnection::new(Arc::clone(config), name)
@@ -102,7 +102,10 @@ async fn connect(
         None => connect_directly(host, port).await?,
     };
     let stream = TlsStream::new(socket, session);
-    stream.handshake().await.map_err(OpenError::Handshake)?;
+    stream
+        .handshake()
+        .await
+        .map_err(ConnectionError::Handshake)?;
     Ok(stream)
 }
 
@@ -230,7 +233,7 @@ impl Reply {
     }
 
     /// Reads the answer as a refusal.
-    pub(crate) fn refusal(&self) -> Refusal {
+    pub(crate) fn refusal(&self) -> ErrorReply {
         let (code, text) = match serde_json::from_slice::<ErrorBody>(&self.body) {
             Ok(ErrorBody { error }) if !error.code.is_empty() => (
                 ErrorCode::parse(&error.code),
@@ -243,7 +246,7 @@ impl Reply {
             .get(header::RETRY_AFTER)
             .and_then(|value| value.to_str().ok()?.trim().parse().ok());
         let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
-        Refusal {
+        ErrorReply {
             status: self.status,
             code,
             text,

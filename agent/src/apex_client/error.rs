@@ -90,7 +90,7 @@ pub enum GatewayError {
     )]
     NotUnderstood(#[from] serde_json::Error),
     #[error("{}", refused(.0))]
-    Refused(Refusal),
+    Refused(ErrorReply),
     /// The identity, the authorities or the server name cannot be used for TLS.
     #[error("TLS with the gateway cannot be configured: {0}")]
     Certificates(String),
@@ -98,7 +98,7 @@ pub enum GatewayError {
 
 /// An answer with an error status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct ErrorReply {
     pub status: StatusCode,
     /// Code of the gateway's error body; `None` if there is no such body or this version does not know the code.
     pub code: Option<ErrorCode>,
@@ -145,7 +145,7 @@ impl GatewayError {
     }
 
     /// The gateway's refusal, if the gateway answered.
-    pub(crate) fn refusal(&self) -> Option<&Refusal> {
+    pub(crate) fn refusal(&self) -> Option<&ErrorReply> {
         match self {
             Self::Refused(refusal) => Some(refusal),
             _ => None,
@@ -218,7 +218,7 @@ fn clock_advice(ahead: Option<i64>) -> String {
     }
 }
 
-fn refused(refusal: &Refusal) -> String {
+fn refused(refusal: &ErrorReply) -> String {
     if refusal.text.is_empty() {
         return format!(
             "the server at the gateway's address answered {refusal}, and not as a Gw gateway does; check host and port of the \
@@ -228,7 +228,7 @@ fn refused(refusal: &Refusal) -> String {
     format!("the gateway refused the request: {refusal}")
 }
 
-impl Refusal {
+impl ErrorReply {
     /// Whether the gateway rejected the request for lack of capacity, without processing it.
     pub(crate) fn is_overload(&self) -> bool {
         matches!(
@@ -249,7 +249,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ErrorReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.status)?;
         if self.text.is_empty() {
@@ -270,7 +270,7 @@ mod tests {
 
     fn refused(status: u16, code: Option<ErrorCode>) -> GatewayError {
         let status = StatusCode::from_u16(status).unwrap();
-        GatewayError::Refused(Refusal {
+        GatewayError::Refused(ErrorReply {
             status,
             code,
             text: String::new(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
-use gw_shared::http::{Connection, Fields, Framing, head};
+use gw_shared::http::{ConnectionField, Fields, Framing, head};
 use gw_shared::id::EnrollmentId;
 use gw_shared::identity::enrollment::{
     CSR_PATH, CertificateReply, CsrRequest, ENROLL_PATH, EnrollReply, EnrollRequest, STATUS_PATH,
@@ -167,7 +167,7 @@ impl<'a> ApexClient<'a> {
             self.name.as_bytes(),
             headers,
             framing,
-            Connection::Close,
+            ConnectionField::Close,
         );
         request.extend_from_slice(body);
         let exchange = async {

@@ -14,13 +14,13 @@ const UP_AFTER: u32 = 3;
 
 /// Verdict of the health checks of a backend.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Checks {
+struct HealthVerdict {
     is_down: bool,
     /// Results in a row that contradict the verdict.
     contrary: u32,
 }
 
-impl Checks {
+impl HealthVerdict {
     #[must_use]
     fn after(self, is_good: bool) -> Self {
         let needed = if self.is_down { UP_AFTER } else { DOWN_AFTER };
@@ -51,7 +51,7 @@ pub(super) struct Health {
     ejected_until: Option<Instant>,
     /// An attempt has succeeded.
     has_succeeded: bool,
-    checks: Checks,
+    checks: HealthVerdict,
 }
 
 impl Health {

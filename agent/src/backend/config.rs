@@ -22,7 +22,7 @@ pub(super) const HTTP_1_1: &[u8] = b"http/1.1";
 #[derive(Debug, Clone)]
 pub(crate) struct Backends {
     /// Never empty.
-    pub(super) endpoints: Vec<Endpoint>,
+    pub(super) endpoints: Vec<BackendEndpoint>,
     pub(super) host: HostHeader,
     /// `None` if the service has no setting of its own.
     pub(super) health_check: Option<HealthCheck>,
@@ -76,7 +76,7 @@ pub(super) enum HostHeader {
 
 /// Address and protocol of a backend.
 #[derive(Debug, Clone)]
-pub(super) struct Endpoint {
+pub(super) struct BackendEndpoint {
     pub(super) address: Address,
     pub(super) protocol: BackendProtocol,
     /// The authority for [`HostHeader::Rewrite`].
@@ -245,7 +245,7 @@ impl Backends {
         });
         let mut endpoints = Vec::new();
         for url in &table.urls {
-            match Endpoint::parse(url, configs.as_ref(), server_name.as_ref()) {
+            match BackendEndpoint::parse(url, configs.as_ref(), server_name.as_ref()) {
                 // The TLS settings are invalid and reported already.
                 Ok(None) => {}
                 Ok(Some(endpoint)) => endpoints.push(endpoint),
@@ -304,7 +304,7 @@ fn texts(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Vec<Stri
 #[error("{0:?} is not the URL of a backend; {FORMS}")]
 struct InvalidUrl(String);
 
-impl Endpoint {
+impl BackendEndpoint {
     /// Parses the URL of a backend. Returns `None` for an https URL if `configs` is `None`.
     fn parse(
         url: &str,
@@ -377,7 +377,7 @@ impl Endpoint {
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for BackendEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = match self.protocol {
             BackendProtocol::Http1 => "http",

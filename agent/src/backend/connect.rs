@@ -10,8 +10,8 @@ use rustls::client::UnbufferedClientConnection;
 use rustls::{AlertDescription, CertificateError};
 
 use super::buffers;
-use super::config::{Address, BackendProtocol, Backends, Endpoint, H2};
-use super::stream::Stream;
+use super::config::{Address, BackendEndpoint, BackendProtocol, Backends, H2};
+use super::stream::BackendStream;
 use crate::tls::rustls_error;
 
 /// The HTTP versions that a new connection offers.
@@ -40,20 +40,23 @@ pub(crate) enum ConnectError {
 
 /// A new connection to a backend.
 pub(super) struct Dialled {
-    pub(super) stream: Stream,
+    pub(super) stream: BackendStream,
     pub(super) is_http2: bool,
     /// Limit of the receive buffer, set when the socket connected.
     pub(super) receive_limit: Option<usize>,
 }
 
 /// Connects, including the TLS handshake. No time limit.
-pub(super) async fn dial(endpoint: &Endpoint, offer: Offer) -> Result<Dialled, ConnectError> {
+pub(super) async fn dial(
+    endpoint: &BackendEndpoint,
+    offer: Offer,
+) -> Result<Dialled, ConnectError> {
     let (socket, receive_limit) = connect(&endpoint.address)
         .await
         .map_err(|error| ConnectError::Unreachable(error.to_string()))?;
     let plain = |socket, is_http2| {
         Ok(Dialled {
-            stream: Stream::Plain(socket),
+            stream: BackendStream::Plain(socket),
             is_http2,
             receive_limit,
         })
@@ -77,7 +80,7 @@ pub(super) async fn dial(endpoint: &Endpoint, offer: Offer) -> Result<Dialled, C
         .map_err(|error| ConnectError::tls(&error))?;
     let is_http2 = stream.speaks(H2);
     Ok(Dialled {
-        stream: Stream::Tls(stream),
+        stream: BackendStream::Tls(stream),
         is_http2,
         receive_limit,
     })
@@ -140,7 +143,7 @@ impl ConnectError {
     }
 
     /// Adds the backend's URL to the message.
-    pub(super) fn at(self, endpoint: &Endpoint) -> Self {
+    pub(super) fn at(self, endpoint: &BackendEndpoint) -> Self {
         let name = |message| format!("the backend {endpoint} cannot be reached: {message}");
         match self {
             Self::Unreachable(message) => Self::Unreachable(name(message)),

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use ::h2::SendStream;
 use bytes::Bytes;
 use gw_shared::http::{
-    BodyDecoder, Connection, Fields, Framing, Part, RequestHead, ResponseHead, UpgradeProtocol,
+    BodyDecoder, ConnectionField, Fields, Framing, Part, RequestHead, ResponseHead, UpgradeProtocol,
 };
 use gw_shared::http2::stream as streams;
 use http::uri::Authority;
@@ -35,7 +35,7 @@ pub(crate) enum ResponseHalf<'a> {
 }
 
 /// An interim or final response head.
-pub(crate) struct Head {
+pub(crate) struct BackendHead {
     pub(crate) status: StatusCode,
     /// Includes fields that frame the message.
     pub(crate) headers: Fields,
@@ -60,7 +60,7 @@ impl RequestHalf<'_> {
             return Ok(());
         };
         let host = authority.as_str().as_bytes();
-        let kind = upgrade.map_or(Connection::Persists, Connection::Upgrade);
+        let kind = upgrade.map_or(ConnectionField::Persists, ConnectionField::Upgrade);
         connection
             .send_head(
                 &request.method,
@@ -116,7 +116,7 @@ impl RequestHalf<'_> {
 
 impl ResponseHalf<'_> {
     /// Reads the next head, interim (1xx) or final.
-    pub(crate) async fn head(&mut self, method: &Method) -> Result<Head, ResponseError> {
+    pub(crate) async fn head(&mut self, method: &Method) -> Result<BackendHead, ResponseError> {
         match self {
             Self::Http1(connection, decoder) => {
                 let ResponseHead {
@@ -127,7 +127,7 @@ impl ResponseHalf<'_> {
                     ..
                 } = connection.response_head(method).await?;
                 *decoder = BodyDecoder::new(framing);
-                Ok(Head {
+                Ok(BackendHead {
                     status,
                     headers,
                     framing,

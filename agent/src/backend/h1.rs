@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self as heads, Framing, HeadScanner, ResponseHead};
-use gw_shared::http::{Connection, Fields, Part};
+use gw_shared::http::{ConnectionField, Fields, Part};
 use gw_shared::net::Acknowledger;
 use gw_shared::tunnel::response::HEAD as HEAD_LIMITS;
 use http::header;
@@ -17,11 +17,11 @@ use http::{Method, StatusCode};
 
 use super::ResponseError;
 use super::buffers::BoundedBuffers;
-use super::stream::Stream;
+use super::stream::BackendStream;
 
 /// A connection that serves one request at a time. The request body can be sent while the response is read.
 pub(crate) struct Http1Connection {
-    stream: Stream,
+    stream: BackendStream,
     buffer: RefCell<BytesMut>,
     /// A byte of the current response has arrived.
     answered: Cell<bool>,
@@ -35,7 +35,7 @@ pub(crate) struct Http1Connection {
 
 impl Http1Connection {
     /// `receive_limit` is the limit of the receive buffer, set when the socket connected.
-    pub(super) fn new(stream: Stream, receive_limit: Option<usize>) -> Self {
+    pub(super) fn new(stream: BackendStream, receive_limit: Option<usize>) -> Self {
         let buffers = BoundedBuffers::new(stream.socket(), receive_limit);
         let acknowledger = stream.socket().acknowledger();
         Self {
@@ -97,7 +97,7 @@ impl Http1Connection {
         host: &[u8],
         headers: &Fields,
         framing: Framing,
-        connection: Connection<'_>,
+        connection: ConnectionField<'_>,
     ) -> io::Result<()> {
         let mut out = Vec::with_capacity(1024);
         heads::write_request(&mut out, method, target, host, headers, framing, connection);
@@ -210,7 +210,7 @@ mod tests {
                 .await
                 .unwrap();
             test(
-                Http1Connection::new(Stream::Plain(socket), None),
+                Http1Connection::new(BackendStream::Plain(socket), None),
                 listener.accept().unwrap().0,
             )
             .await;

@@ -22,8 +22,8 @@ use http::{Method, Request, Uri, Version};
 
 use super::ResponseError;
 use super::connect::{ConnectError, explain_tls};
-use super::exchange::Head;
-use super::stream::Stream;
+use super::exchange::BackendHead;
+use super::stream::BackendStream;
 use crate::tls::rustls_error;
 
 /// Bytes that a stream can buffer at the agent while its caller does not read. The number of slots bounds the streams.
@@ -56,8 +56,8 @@ pub(crate) struct Http2Connection {
 
 impl Http2Connection {
     /// Starts HTTP/2 and waits for the backend's SETTINGS, so that its limits apply from the first request on.
-    pub(super) async fn start(stream: Stream) -> Result<Rc<Self>, ConnectError> {
-        let scheme = if matches!(stream, Stream::Tls(_)) {
+    pub(super) async fn start(stream: BackendStream) -> Result<Rc<Self>, ConnectError> {
+        let scheme = if matches!(stream, BackendStream::Tls(_)) {
             Scheme::HTTPS
         } else {
             Scheme::HTTP
@@ -249,12 +249,12 @@ impl Http2Connections {
     pub(super) async fn reserve_or_open<T>(
         &self,
         is_shared: impl Fn() -> bool,
-        open: impl Future<Output = Result<Opened<T>, ConnectError>>,
-    ) -> Result<Opened<T>, ConnectError> {
+        open: impl Future<Output = Result<NewConnection<T>, ConnectError>>,
+    ) -> Result<NewConnection<T>, ConnectError> {
         let arrived = Instant::now();
         let opening = self.opening.lock().await;
         if let Some(stream) = self.reserve() {
-            return Ok(Opened::Http2(stream));
+            return Ok(NewConnection::Http2(stream));
         }
         if let Some((when, error)) = &*self.failed.borrow()
             && *when >= arrived
@@ -306,7 +306,7 @@ impl Http2Connections {
 }
 
 /// A new connection, by the HTTP version it speaks.
-pub(super) enum Opened<T> {
+pub(super) enum NewConnection<T> {
     Http1(T),
     Http2(ReservedStream),
 }
@@ -331,13 +331,13 @@ impl Http2Response {
     }
 
     /// Reads the next head, interim (1xx) or final, of the response to a request with `method`.
-    pub(super) async fn head(&mut self, method: &Method) -> Result<Head, ResponseError> {
+    pub(super) async fn head(&mut self, method: &Method) -> Result<BackendHead, ResponseError> {
         if let Some(interim) = std::future::poll_fn(|cx| self.response.poll_informational(cx)).await
         {
             let (parts, ()) = interim.map_err(ResponseError::of_http2)?.into_parts();
             let headers = Fields::from(parts.headers);
             framing::check_values_of_http2(&headers)?;
-            return Ok(Head {
+            return Ok(BackendHead {
                 status: parts.status,
                 headers,
                 framing: Framing::None,
@@ -360,7 +360,7 @@ impl Http2Response {
         // Dropping the stream resets it if DATA follows a response without a body.
         self.is_done = matches!(framing, Framing::None | Framing::Described(_));
         self.body = Some(body);
-        Ok(Head {
+        Ok(BackendHead {
             status: parts.status,
             headers,
             framing,
@@ -443,7 +443,7 @@ mod tests {
                 .await
                 .unwrap();
             let backend =
-                Stream::Plain(Socket::from_fd(listener.accept().unwrap().0.into()).unwrap());
+                BackendStream::Plain(Socket::from_fd(listener.accept().unwrap().0.into()).unwrap());
             let (accepted, mut responds) = mpsc::unbounded_channel();
             runtime::spawn(async move {
                 let mut backend = h2::server::handshake(backend).await.unwrap();
@@ -451,7 +451,9 @@ mod tests {
                     accepted.send(respond).unwrap();
                 }
             });
-            let connection = Http2Connection::start(Stream::Plain(socket)).await.unwrap();
+            let connection = Http2Connection::start(BackendStream::Plain(socket))
+                .await
+                .unwrap();
             let request = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n");
             let request = gw_shared::tunnel::head::parse_request(&request, true).unwrap();
             let authority = Authority::from_static("localhost");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use gw_shared::http::{Framing, Part, RequestHead, Version};
+use gw_shared::http::{Framing, HttpVersion, Part, RequestHead};
 use gw_shared::runtime;
 use http::header::{self, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
@@ -141,7 +141,7 @@ fn request(service: &str, path: &PathAndQuery) -> RequestHead {
         authority: service
             .parse()
             .unwrap_or_else(|_| Authority::from_static("localhost")),
-        version: Version::Http11,
+        version: HttpVersion::Http11,
         headers: fields.into_iter().collect(),
         framing: Framing::None,
         keep_alive: true,
@@ -166,7 +166,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
-    use crate::backend::{Backends, Stream};
+    use crate::backend::{BackendStream, Backends};
     use crate::telemetry::request_scope::RequestScope;
 
     const SERVICE: &str = "acme--api.eu1.gw.localhost";
@@ -309,8 +309,9 @@ mod tests {
         });
         thread::spawn(move || {
             let serve = async {
-                let socket =
-                    Stream::Plain(Socket::from_fd(http2.accept().unwrap().0.into()).unwrap());
+                let socket = BackendStream::Plain(
+                    Socket::from_fd(http2.accept().unwrap().0.into()).unwrap(),
+                );
                 let mut backend = ::h2::server::handshake(socket).await.unwrap();
                 while let Some(Ok((request, mut respond))) = backend.accept().await {
                     assert_eq!(

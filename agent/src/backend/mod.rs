@@ -23,10 +23,10 @@ use crate::tls::rustls_error;
 
 pub(crate) use config::{Backends, HealthCheck};
 pub(crate) use connect::{ConnectError, Offer};
-pub(crate) use exchange::{Head, RequestHalf, ResponseHalf};
+pub(crate) use exchange::{BackendHead, RequestHalf, ResponseHalf};
 pub(crate) use pool::{BackendState, Lease, Pool};
 #[cfg(any(test, feature = "bench_support"))]
-pub(crate) use stream::Stream;
+pub(crate) use stream::BackendStream;
 
 /// Why there is no complete response.
 #[derive(Debug, thiserror::Error)]

@@ -13,11 +13,11 @@ use tokio::sync::watch;
 
 use super::ResponseError;
 use super::balance::{Health, joint_health, least_loaded};
-use super::config::{Address, BackendProtocol, Backends, Endpoint, HealthCheck, HostHeader};
+use super::config::{Address, BackendEndpoint, BackendProtocol, Backends, HealthCheck, HostHeader};
 use super::connect::{self, ConnectError, Dialled, Offer};
 use super::exchange::{RequestHalf, ResponseHalf};
 use super::h1::Http1Connection;
-use super::h2::{Http2Connection, Http2Connections, Opened, ReservedStream};
+use super::h2::{Http2Connection, Http2Connections, NewConnection, ReservedStream};
 use super::health_check::CheckError;
 use crate::telemetry::request_scope::RequestScope;
 use crate::telemetry::trace::BackendConnection;
@@ -50,7 +50,7 @@ pub(crate) struct Pool {
 
 /// One backend and its connections.
 pub(super) struct Backend {
-    pub(super) endpoint: Endpoint,
+    pub(super) endpoint: BackendEndpoint,
     health: Cell<Health>,
     connects: Cell<u64>,
     failed_connects: Cell<u64>,
@@ -106,7 +106,7 @@ impl Drop for ActiveRequest<'_> {
 impl Pool {
     pub(crate) fn new(service: &str, backends: &Backends, idle_max: u32) -> Self {
         let idle_max = usize::try_from(idle_max).unwrap_or(usize::MAX);
-        let backend = |endpoint: &Endpoint| Backend {
+        let backend = |endpoint: &BackendEndpoint| Backend {
             endpoint: endpoint.clone(),
             health: Cell::default(),
             connects: Cell::default(),
@@ -321,7 +321,7 @@ impl Pool {
 
     /// Adds an idle connection to the first backend.
     #[cfg(feature = "bench_support")]
-    pub(crate) fn add_idle(&self, stream: super::Stream) {
+    pub(crate) fn add_idle(&self, stream: super::BackendStream) {
         if let Some(backend) = self.backends.first() {
             let connection = Box::new(Http1Connection::new(stream, None));
             backend.idle.borrow_mut().push((Instant::now(), connection));
@@ -423,19 +423,22 @@ impl Backend {
             self.open_shared().await
         }?;
         Ok(match opened {
-            Opened::Http1(connection) => LeasedConnection::Http1(connection),
-            Opened::Http2(stream) => LeasedConnection::Http2(stream),
+            NewConnection::Http1(connection) => LeasedConnection::Http1(connection),
+            NewConnection::Http2(stream) => LeasedConnection::Http2(stream),
         })
     }
 
-    async fn open_shared(&self) -> Result<Opened<Box<Http1Connection>>, ConnectError> {
+    async fn open_shared(&self) -> Result<NewConnection<Box<Http1Connection>>, ConnectError> {
         // The first connection shows whether the backend speaks HTTP/2.
         self.shared
             .reserve_or_open(|| !self.speaks_http1.get(), self.open(Offer::Any))
             .await
     }
 
-    async fn open(&self, offer: Offer) -> Result<Opened<Box<Http1Connection>>, ConnectError> {
+    async fn open(
+        &self,
+        offer: Offer,
+    ) -> Result<NewConnection<Box<Http1Connection>>, ConnectError> {
         let Dialled {
             stream,
             is_http2,
@@ -445,13 +448,13 @@ impl Backend {
             self.speaks_http1.set(!is_http2);
         }
         if !is_http2 {
-            return Ok(Opened::Http1(Box::new(Http1Connection::new(
+            return Ok(NewConnection::Http1(Box::new(Http1Connection::new(
                 stream,
                 receive_limit,
             ))));
         }
         let connection = Http2Connection::start(stream).await?;
-        Ok(Opened::Http2(self.shared.add(&connection)))
+        Ok(NewConnection::Http2(self.shared.add(&connection)))
     }
 }
 

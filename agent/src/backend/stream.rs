@@ -11,14 +11,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 #[cfg(feature = "bench_support")]
 use super::canned::Canned;
 
-pub(crate) enum Stream {
+pub(crate) enum BackendStream {
     Plain(Socket),
     Tls(TlsStream),
     #[cfg(feature = "bench_support")]
     Canned(Canned),
 }
 
-impl Stream {
+impl BackendStream {
     pub(super) fn socket(&self) -> &Socket {
         match self {
             Self::Plain(socket) => socket,
@@ -81,7 +81,7 @@ impl Stream {
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for BackendStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -99,7 +99,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for BackendStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

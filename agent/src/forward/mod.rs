@@ -19,7 +19,7 @@ use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, 
 use http::{Method, StatusCode};
 
 use crate::backend::{
-    ConnectError, Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf,
+    BackendHead, ConnectError, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf,
 };
 use crate::forward::slots::Slot;
 use crate::telemetry::request_scope::RequestScope;
@@ -27,7 +27,7 @@ use crate::telemetry::request_scope::RequestScope;
 /// A request of the gateway.
 pub(crate) struct TunnelRequest {
     pub(crate) head: RequestHead,
-    delivery: Delivery,
+    delivery: RequestDelivery,
     pub(crate) sender: StreamSender,
     receiver: StreamReceiver,
 }
@@ -45,9 +45,9 @@ impl TunnelRequest {
                 // Only a body can wait for the acceptance.
                 let has_body = !receiver.ended_with_head();
                 let delivery = if has_body {
-                    Delivery::begin(&mut head.headers)
+                    RequestDelivery::begin(&mut head.headers)
                 } else {
-                    Delivery::Unsent
+                    RequestDelivery::Unsent
                 };
                 Some(Self {
                     head,
@@ -68,7 +68,7 @@ impl TunnelRequest {
 /// How far a request has come towards a backend. A refusal tells it to the gateway, which gives a request that was not sent
 /// to another agent, whatever its method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Delivery {
+pub(crate) enum RequestDelivery {
     /// Nothing was sent, and the gateway asks for a notice of acceptance before that.
     AwaitsAcceptance,
     /// Nothing was sent.
@@ -77,7 +77,7 @@ pub(crate) enum Delivery {
     MaybeSent,
 }
 
-impl Delivery {
+impl RequestDelivery {
     /// The state of a request that has arrived. Removes the field that asks for a notice.
     fn begin(headers: &mut Fields) -> Self {
         if headers.remove(head::AWAIT_ACCEPTANCE).is_some() {
@@ -102,7 +102,7 @@ impl Delivery {
 pub(crate) struct ForwardError {
     code: AgentErrorCode,
     message: String,
-    delivery: Delivery,
+    delivery: RequestDelivery,
 }
 
 impl ForwardError {
@@ -112,12 +112,12 @@ impl ForwardError {
         Self {
             code: AgentErrorCode::ConcurrencyLimit,
             message,
-            delivery: Delivery::Unsent,
+            delivery: RequestDelivery::Unsent,
         }
     }
 
     /// No connection to a backend could be opened. An earlier connection may have received the request.
-    pub(crate) fn no_connection(error: &ConnectError, delivery: Delivery) -> Self {
+    pub(crate) fn no_connection(error: &ConnectError, delivery: RequestDelivery) -> Self {
         Self {
             code: error.code(),
             message: error.to_string(),
@@ -126,7 +126,7 @@ impl ForwardError {
     }
 
     /// The backend gave no response.
-    pub(crate) fn no_response(error: &ResponseError, delivery: Delivery) -> Self {
+    pub(crate) fn no_response(error: &ResponseError, delivery: RequestDelivery) -> Self {
         Self {
             code: error.code(),
             message: error.message(),
@@ -148,7 +148,7 @@ pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, reques
         // The backend has not seen the request yet.
         return;
     }
-    let upload = Upload::default();
+    let upload = RequestUpload::default();
     // Boxed, like connecting, so that rare cases do not enlarge the task of every request.
     let (ended, _body) = if request.upgrade.is_some() {
         let mut body = ReceivedBody::upgraded(receiver);
@@ -185,7 +185,7 @@ pub(crate) struct Failed;
 
 /// Progress of a request body.
 #[derive(Default)]
-pub(crate) struct Upload {
+pub(crate) struct RequestUpload {
     /// Part of the body has been read from the tunnel, so the request cannot be sent again.
     is_consumed: Cell<bool>,
     /// Bytes that the connection to the backend took.
@@ -196,10 +196,10 @@ async fn forward_message(
     pool: &Pool,
     scope: &RequestScope,
     request: &RequestHead,
-    mut delivery: Delivery,
+    mut delivery: RequestDelivery,
     body: &mut ReceivedBody,
     sender: &StreamSender,
-    upload: &Upload,
+    upload: &RequestUpload,
 ) -> Result<Complete, Failed> {
     let mut reused = pool.reuse();
     let mut is_retry = false;
@@ -233,7 +233,7 @@ async fn forward_message(
             }
             Err(ExchangeError::NotBegun(error)) => error,
             Err(ExchangeError::NoResponse(error)) => {
-                delivery = Delivery::MaybeSent;
+                delivery = RequestDelivery::MaybeSent;
                 error
             }
         };
@@ -249,7 +249,7 @@ async fn forward_message(
 }
 
 /// Whether the request can be sent again if the backend has not processed it.
-fn may_retry(lease: &Lease<'_>, request: &RequestHead, upload: &Upload) -> bool {
+fn may_retry(lease: &Lease<'_>, request: &RequestHead, upload: &RequestUpload) -> bool {
     if lease.is_http2() {
         // The backend reports unprocessed requests explicitly.
         !upload.is_consumed.get()
@@ -274,7 +274,7 @@ pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &Forwar
     let timing = scope.failed(error.code);
     // Fails only if the stream is closed, in which case the caller is gone.
     let _ = sender.send_head(Kind::Refused, true, |out| {
-        let unsent = error.delivery != Delivery::MaybeSent;
+        let unsent = error.delivery != RequestDelivery::MaybeSent;
         head::write_refusal(out, timing, unsent, error.code.as_str(), &error.message);
     });
     Failed
@@ -300,7 +300,7 @@ async fn exchange(
     body: &mut ReceivedBody,
     sender: &StreamSender,
     scope: &RequestScope,
-    upload: &Upload,
+    upload: &RequestUpload,
 ) -> Result<Reusable, ExchangeError> {
     let (up, down) = lease.exchange(request).map_err(ExchangeError::NotBegun)?;
     let up = pin!(send_request(up, lease, request, body, scope, upload));
@@ -348,7 +348,7 @@ async fn send_request(
     request: &RequestHead,
     body: &mut ReceivedBody,
     scope: &RequestScope,
-    upload: &Upload,
+    upload: &RequestUpload,
 ) -> Result<Sent, RequestReset> {
     // A backend may answer without reading the whole request. Errors are reported when the response is read.
     if up.head(request, lease.authority(request)).await.is_err() {
@@ -366,7 +366,7 @@ pub(crate) async fn send_body(
     request: &mut RequestHalf<'_>,
     body: &mut ReceivedBody,
     scope: &RequestScope,
-    upload: &Upload,
+    upload: &RequestUpload,
 ) -> Result<Sent, RequestReset> {
     let mut trailers = None;
     loop {
@@ -424,7 +424,7 @@ pub(crate) async fn final_head(
     response: &mut ResponseHalf<'_>,
     method: &Method,
     sender: &StreamSender,
-) -> Result<Head, ExchangeError> {
+) -> Result<BackendHead, ExchangeError> {
     let mut budget = InterimBudget::default();
     let invalid = |error: InvalidResponse| ExchangeError::NoResponse(error.into());
     loop {
@@ -454,7 +454,7 @@ pub(crate) async fn final_head(
 /// Relays a final response. If the beginning of the body is already available and invalid, nothing has been relayed and
 /// the result is [`ExchangeError::NoResponse`].
 pub(crate) async fn relay_final(
-    head: Head,
+    head: BackendHead,
     mut response: ResponseHalf<'_>,
     sender: &StreamSender,
     scope: &RequestScope,

@@ -16,10 +16,10 @@ use gw_shared::tunnel::head;
 use http::header::{HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE};
 use http::{Method, StatusCode};
 
-use crate::backend::{Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
+use crate::backend::{BackendHead, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
 use crate::forward::{
-    Complete, Delivery, ExchangeError, Failed, ForwardError, Sent, Upload, final_head, refuse,
-    relay_body, relay_final, send_body, unless_reset,
+    Complete, ExchangeError, Failed, ForwardError, RequestDelivery, RequestUpload, Sent,
+    final_head, refuse, relay_body, relay_final, send_body, unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
 
@@ -31,10 +31,10 @@ pub(crate) async fn forward(
     pool: &Pool,
     scope: &RequestScope,
     mut request: RequestHead,
-    mut delivery: Delivery,
+    mut delivery: RequestDelivery,
     body: &mut ReceivedBody,
     sender: &StreamSender,
-    upload: &Upload,
+    upload: &RequestUpload,
 ) -> Result<Complete, Failed> {
     let protocol = request.upgrade.take().ok_or(Failed)?;
     let lease = match unless_reset(sender, pool.connect(Offer::Http1, scope)).await {
@@ -58,7 +58,7 @@ pub(crate) async fn forward(
         }
         Err(ExchangeError::NotBegun(error)) => ForwardError::no_response(&error, delivery),
         Err(ExchangeError::NoResponse(error)) => {
-            ForwardError::no_response(&error, Delivery::MaybeSent)
+            ForwardError::no_response(&error, RequestDelivery::MaybeSent)
         }
     };
     Err(refuse(sender, scope, &error))
@@ -71,7 +71,7 @@ async fn exchange(
     body: &mut ReceivedBody,
     sender: &StreamSender,
     scope: &RequestScope,
-    upload: &Upload,
+    upload: &RequestUpload,
 ) -> Result<(), ExchangeError> {
     let (upgrade, websocket) = if lease.is_http2() {
         (
@@ -130,7 +130,7 @@ enum UpgradeMethod {
 
 /// Checks that the backend has upgraded as requested. Returns the header fields for the tunnel.
 fn check_upgrade(
-    head: Head,
+    head: BackendHead,
     upgrade: UpgradeMethod,
     protocol: &UpgradeProtocol,
     websocket: &WebSocketKey,
@@ -223,7 +223,7 @@ async fn relay_both(
     body: &mut ReceivedBody,
     sender: &StreamSender,
     scope: &RequestScope,
-    upload: &Upload,
+    upload: &RequestUpload,
 ) -> Result<(), ExchangeError> {
     request.upgraded();
     response.upgraded();

@@ -25,7 +25,7 @@ pub struct Identity {
 
 /// The validity period of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Validity {
+pub(crate) struct ValidityPeriod {
     pub(crate) not_before: SystemTime,
     pub(crate) not_after: SystemTime,
 }
@@ -85,14 +85,14 @@ impl Identity {
         })
     }
 
-    pub(crate) fn validity(&self) -> Result<Validity, UnfitIdentity> {
+    pub(crate) fn validity(&self) -> Result<ValidityPeriod, UnfitIdentity> {
         let (_, certificate) = X509Certificate::from_der(&self.certificate)?;
         let time = |time: x509_parser::time::ASN1Time| {
             SystemTime::UNIX_EPOCH
                 + Duration::from_secs(time.timestamp().try_into().unwrap_or_default())
         };
         let validity = certificate.validity();
-        Ok(Validity {
+        Ok(ValidityPeriod {
             not_before: time(validity.not_before),
             not_after: time(validity.not_after),
         })

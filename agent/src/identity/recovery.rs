@@ -6,7 +6,7 @@ use gw_shared::error_code::ErrorCode;
 use gw_shared::identity::enrollment::CsrRequest;
 
 use crate::apex_client::ApexClient;
-use crate::apex_client::error::{GatewayError, Refusal};
+use crate::apex_client::error::{ErrorReply, GatewayError};
 use crate::identity::certificate::{self, Identity, UnfitIdentity};
 use crate::identity::manager::CertificateManager;
 use crate::identity::state::StateError;
@@ -23,7 +23,7 @@ pub(crate) enum RecoveryError {
         "the agent's certificate has expired and the gateway issues no other ({0}): enroll this agent again with \
          `gw-agent enroll --force`"
     )]
-    Refused(Refusal),
+    Refused(ErrorReply),
     #[error("the agent's certificate has expired and cannot be replaced now: {0}")]
     Gateway(#[from] GatewayError),
     #[error("the agent's certificate has expired and the new one cannot be used: {0}")]

@@ -12,7 +12,7 @@ use gw_shared::text::error_line;
 use rcgen::KeyPair;
 
 use crate::backoff::{Backoff, random};
-use crate::identity::certificate::{self, UnfitIdentity, Validity};
+use crate::identity::certificate::{self, UnfitIdentity, ValidityPeriod};
 use crate::identity::manager::CertificateManager;
 use crate::identity::state::StateError;
 
@@ -40,7 +40,7 @@ pub(super) struct WantedRenewal {
     at: Instant,
 }
 
-enum Outcome {
+enum RenewalOutcome {
     NotDue(Duration),
     Renewed(CertificateReply),
 }
@@ -71,11 +71,11 @@ impl CertificateManager {
         let mut backoff = Backoff::default();
         loop {
             match self.renew_if_due(jitter, &mut key).await {
-                Ok(Outcome::NotDue(wait)) => {
+                Ok(RenewalOutcome::NotDue(wait)) => {
                     let wait = pin!(runtime::sleep(wait.min(CHECK_INTERVAL)));
                     select(wait, pin!(self.look_again.notified())).await;
                 }
-                Ok(Outcome::Renewed(reply)) => {
+                Ok(RenewalOutcome::Renewed(reply)) => {
                     tracing::info!(not_after = reply.not_after, "certificate renewed");
                     self.renewals.set(self.renewals.get() + 1);
                     self.gateway_events.set_services(reply.services);
@@ -96,7 +96,7 @@ impl CertificateManager {
         &self,
         jitter: f64,
         key: &mut Option<KeyPair>,
-    ) -> Result<Outcome, RenewalError> {
+    ) -> Result<RenewalOutcome, RenewalError> {
         // Read each time, because recovery may have replaced it.
         let identity = self.state.identity()?;
         let validity = identity.validity()?;
@@ -117,7 +117,7 @@ impl CertificateManager {
         // The rate limit applies as well, in case the gateway's clock is wrong.
         let wait = due.max(self.issuance.wait());
         if !wait.is_zero() {
-            return Ok(Outcome::NotDue(wait));
+            return Ok(RenewalOutcome::NotDue(wait));
         }
         let key = match key {
             Some(key) => key,
@@ -136,13 +136,13 @@ impl CertificateManager {
         let identity = self.state.identity()?;
         self.issuance.record(identity.time_left(&self.clock)?);
         self.expiry.set(Some(identity.validity()?.not_after));
-        Ok(Outcome::Renewed(reply))
+        Ok(RenewalOutcome::Renewed(reply))
     }
 }
 
 /// The time to renew a certificate: after 60 to 73 % of its lifetime, depending on `random` (0 to 1), so that agents that
 /// were enrolled together do not renew together.
-fn due(validity: Validity, random: f64) -> SystemTime {
+fn due(validity: ValidityPeriod, random: f64) -> SystemTime {
     let lifetime = validity
         .not_after
         .duration_since(validity.not_before)
@@ -162,7 +162,7 @@ mod tests {
     fn renewal_is_due_after_about_two_thirds_of_the_lifetime() {
         let not_before = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let day = Duration::from_secs(24 * 3600);
-        let validity = Validity {
+        let validity = ValidityPeriod {
             not_before,
             not_after: not_before + day,
         };
@@ -179,7 +179,7 @@ mod tests {
                 && close(share(0.0), 0.6)
                 && close(share(7.0), 0.6 + 2.0 / 15.0)
         );
-        let backwards = Validity {
+        let backwards = ValidityPeriod {
             not_before,
             not_after: not_before - day,
         };
@@ -224,7 +224,7 @@ mod tests {
         certificates
             .clock
             .set(issued + Duration::from_hours(1), SystemTime::now());
-        assert!(matches!(outcome(), Some(Outcome::NotDue(_))));
+        assert!(matches!(outcome(), Some(RenewalOutcome::NotDue(_))));
         assert_eq!(certificates.gateway_events.take_certificate_request(), None);
         // Expired by the gateway's clock too.
         certificates.clock.set(SystemTime::now(), SystemTime::now());
@@ -237,7 +237,7 @@ mod tests {
         );
         // A certificate has just been issued.
         certificates.issuance.record(None);
-        assert!(matches!(outcome(), Some(Outcome::NotDue(_))));
+        assert!(matches!(outcome(), Some(RenewalOutcome::NotDue(_))));
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
             });
             match select(renewal, answer).await {
                 futures_util::future::Either::Left((outcome, _)) => {
-                    matches!(outcome.unwrap(), Outcome::Renewed(_))
+                    matches!(outcome.unwrap(), RenewalOutcome::Renewed(_))
                 }
                 futures_util::future::Either::Right(_) => false,
             }
@@ -340,10 +340,10 @@ mod tests {
                     futures_util::join!(certificates.renew_if_due(0.5, &mut key), async {
                         answer(false)
                     });
-                assert!(matches!(renewed, Ok(Outcome::Renewed(_))));
+                assert!(matches!(renewed, Ok(RenewalOutcome::Renewed(_))));
                 assert!(matches!(
                     certificates.renew_if_due(0.5, &mut key).await,
-                    Ok(Outcome::NotDue(_))
+                    Ok(RenewalOutcome::NotDue(_))
                 ));
             })
             .unwrap();

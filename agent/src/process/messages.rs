@@ -50,9 +50,9 @@ pub(super) async fn send(link: &mut OwnedWriteHalf, message: &impl Serialize) ->
 }
 
 /// Receives messages.
-pub(super) struct Receiver(tokio::io::Lines<BufReader<OwnedReadHalf>>);
+pub(super) struct MessageReceiver(tokio::io::Lines<BufReader<OwnedReadHalf>>);
 
-impl Receiver {
+impl MessageReceiver {
     pub(super) fn new(link: OwnedReadHalf) -> Self {
         Self(BufReader::new(link).lines())
     }

@@ -17,34 +17,34 @@ use gw_shared::core_dump;
 use gw_shared::telemetry::logging;
 use tokio::runtime::Builder;
 
-use self::settings::Settings;
-pub use self::settings::Source;
-use self::supervisor::{Arguments, Supervisor};
-pub use self::supervisor::{Ended, Hangup};
+pub use self::settings::ConfigSource;
+use self::settings::SupervisorSettings;
+pub use self::supervisor::{AgentExit, Hangup};
+use self::supervisor::{Invocation, Supervisor};
 use self::worker::WorkError;
 use crate::config::Config;
 use crate::lifecycle::StartError;
 use crate::tunnel::RelayedService;
 
 /// The state folder of an agent with this configuration. Also starts the log of this process.
-pub fn state_folder(source: &Source) -> Result<PathBuf, Failure> {
+pub fn state_folder(source: &ConfigSource) -> Result<PathBuf, Failure> {
     let settings = settings(source)?;
     logging::start(settings.log_format, "info");
     Ok(settings.state.path().to_owned())
 }
 
-fn settings(source: &Source) -> Result<Settings, Failure> {
-    Settings::load(source, environment).map_err(|error| Failure::Usage(error.to_string()))
+fn settings(source: &ConfigSource) -> Result<SupervisorSettings, Failure> {
+    SupervisorSettings::load(source, environment).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// Runs the agent in a worker process until a signal stops it, or until its record was deleted if it `can_enroll` again.
-/// `arguments` make this program a worker with the configuration of `source`.
+/// `invocation` make this program a worker with the configuration of `source`.
 pub fn supervise(
-    source: Source,
-    arguments: Vec<OsString>,
+    source: ConfigSource,
+    invocation: Vec<OsString>,
     hangup: Hangup,
     can_enroll: bool,
-) -> Result<Ended, Failure> {
+) -> Result<AgentExit, Failure> {
     let usage = |error: &dyn std::error::Error| Failure::Usage(error.to_string());
     let settings = settings(&source)?;
     core_dump::allow(settings.core_dumps).map_err(Failure::run)?;
@@ -55,14 +55,14 @@ pub fn supervise(
         .enable_all()
         .build()
         .map_err(Failure::run)?;
-    let arguments = Arguments {
+    let invocation = Invocation {
         source,
-        of_worker: arguments,
+        of_worker: invocation,
         hangup,
         can_enroll,
     };
     runtime
-        .block_on(async { Supervisor::new(settings, arguments)?.run().await })
+        .block_on(async { Supervisor::new(settings, invocation)?.run().await })
         .map_err(Failure::run)
 }
 

@@ -13,7 +13,7 @@ use crate::identity::state::{self, StateDir};
 
 /// Where the configuration of an agent is.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct ConfigSource {
     /// The configuration file.
     pub file: Option<PathBuf>,
     /// Takes precedence over `state_dir` in the file.
@@ -22,7 +22,7 @@ pub struct Source {
 
 /// Settings of the supervisor.
 #[derive(Debug)]
-pub(super) struct Settings {
+pub(super) struct SupervisorSettings {
     pub(super) state: StateDir,
     /// Release keys that the agent accepts; `None` if it does not update itself.
     pub(super) release_keys: Option<ReleaseKeys>,
@@ -31,9 +31,9 @@ pub(super) struct Settings {
     pub(super) core_dumps: bool,
 }
 
-impl Settings {
+impl SupervisorSettings {
     pub(super) fn load(
-        source: &Source,
+        source: &ConfigSource,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
         let table = source
@@ -73,8 +73,8 @@ mod tests {
         let file = folder.path().join("agent.toml");
         let load = |text: &str| {
             std::fs::write(&file, text).unwrap();
-            Settings::load(
-                &Source {
+            SupervisorSettings::load(
+                &ConfigSource {
                     file: Some(file.clone()),
                     state_dir: None,
                 },

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use gw_shared::identity::program::SignedProgram;
 
 use super::messages::ToWorker;
-use crate::succession::Event;
+use crate::succession::AgentEvent;
 
 /// Number of a worker, in the order in which they start.
-pub(super) type WorkerId = u32;
+pub(super) type WorkerNumber = u32;
 
 /// Time in which a successor has to get its tunnels, and in which an updated program must not end by itself.
 pub(super) const TRIAL: Duration = Duration::from_secs(60);
@@ -35,17 +35,17 @@ pub(super) enum Cause {
 #[derive(Debug)]
 pub(super) enum Input {
     Event {
-        worker: WorkerId,
-        event: Event,
+        worker: WorkerNumber,
+        event: AgentEvent,
     },
     /// `code` is `None` if a signal ended the worker.
     Exited {
-        worker: WorkerId,
+        worker: WorkerNumber,
         code: Option<u8>,
     },
     /// `blame` is about the program of the worker.
     NotStarted {
-        worker: WorkerId,
+        worker: WorkerNumber,
         error: String,
         blame: Blame,
     },
@@ -65,16 +65,16 @@ pub(super) enum Input {
 pub(super) enum Action {
     /// Start a worker with this stored program, or with the installed one.
     Start {
-        worker: WorkerId,
+        worker: WorkerNumber,
         program: Option<SignedProgram>,
         required: Vec<String>,
     },
     Tell {
-        worker: WorkerId,
+        worker: WorkerNumber,
         message: ToWorker,
     },
     Kill {
-        worker: WorkerId,
+        worker: WorkerNumber,
     },
     /// Use this stored program at the next start; `None` for the installed one. A proven program has no trial then.
     Choose {
@@ -88,7 +88,7 @@ pub(super) enum Action {
         program: SignedProgram,
         error: String,
         blame: Blame,
-        worker: Option<WorkerId>,
+        worker: Option<WorkerNumber>,
     },
     Exit {
         code: u8,
@@ -108,9 +108,9 @@ pub(super) enum Blame {
 
 /// The workers of a supervisor.
 pub(super) struct Supervision {
-    started: WorkerId,
-    current: Current,
-    step: Step,
+    started: WorkerNumber,
+    current: CurrentWorker,
+    step: ReplacementStep,
     /// Replacement because of a signal that waits for the present one. Comes before `next_update`.
     next_signal: Option<Option<SignedProgram>>,
     /// Update that waits.
@@ -121,20 +121,20 @@ pub(super) struct Supervision {
 }
 
 struct Leaving {
-    worker: WorkerId,
+    worker: WorkerNumber,
     /// What is done to a successor that has failed, and when.
-    then: Option<(Instant, End)>,
+    then: Option<(Instant, WorkerEnd)>,
 }
 
 #[derive(Clone, Copy)]
-enum End {
+enum WorkerEnd {
     Stop,
     Kill,
 }
 
 /// The worker that serves.
-struct Current {
-    worker: WorkerId,
+struct CurrentWorker {
+    worker: WorkerNumber,
     program: Option<SignedProgram>,
     /// `None` for the installed program, and once a stored one is proven.
     trial: Option<Trial>,
@@ -150,7 +150,7 @@ struct Trial {
     fallback: Option<SignedProgram>,
 }
 
-enum Step {
+enum ReplacementStep {
     Steady,
     /// The current worker was told to expect a successor.
     Announced {
@@ -158,7 +158,7 @@ enum Step {
         until: Instant,
     },
     Starting {
-        candidate: WorkerId,
+        candidate: WorkerNumber,
         cause: Cause,
         until: Instant,
     },
@@ -185,14 +185,14 @@ impl Supervision {
         };
         let supervision = Self {
             started: 1,
-            current: Current {
+            current: CurrentWorker {
                 worker: 0,
                 program,
                 trial,
                 is_connected: false,
                 has_exited: false,
             },
-            step: Step::Steady,
+            step: ReplacementStep::Steady,
             next_signal: None,
             next_update: None,
             leaving: Vec::new(),
@@ -204,10 +204,10 @@ impl Supervision {
     /// When [`Input::Time`] is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let step = match &self.step {
-            Step::Steady => None,
-            Step::Announced { until, .. }
-            | Step::Starting { until, .. }
-            | Step::Detaching { until } => Some(*until),
+            ReplacementStep::Steady => None,
+            ReplacementStep::Announced { until, .. }
+            | ReplacementStep::Starting { until, .. }
+            | ReplacementStep::Detaching { until } => Some(*until),
         };
         let trial = self.current.trial.as_ref().map(|trial| trial.until);
         self.leaving
@@ -242,14 +242,22 @@ impl Supervision {
         actions
     }
 
-    fn event(&mut self, worker: WorkerId, event: Event, now: Instant, actions: &mut Vec<Action>) {
+    fn event(
+        &mut self,
+        worker: WorkerNumber,
+        event: AgentEvent,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
         match (event, &self.step) {
-            (Event::Serving { .. }, Step::Detaching { .. }) if worker == self.current.worker => {
+            (AgentEvent::Serving { .. }, ReplacementStep::Detaching { .. })
+                if worker == self.current.worker =>
+            {
                 actions.push(Action::Exit { code: 0 });
             }
             (
-                Event::Serving { hostnames },
-                Step::Announced {
+                AgentEvent::Serving { hostnames },
+                ReplacementStep::Announced {
                     cause: Cause::Update(_),
                     ..
                 },
@@ -257,7 +265,7 @@ impl Supervision {
                 let error = "the agent has no tunnel at the moment, so it cannot be seen whether the new program gets one";
                 self.give_up(error, Blame::Other, now, actions);
             }
-            (Event::Serving { hostnames }, Step::Announced { cause, .. })
+            (AgentEvent::Serving { hostnames }, ReplacementStep::Announced { cause, .. })
                 if worker == self.current.worker =>
             {
                 let cause = cause.clone();
@@ -268,19 +276,21 @@ impl Supervision {
                     program,
                     required: hostnames,
                 });
-                self.step = Step::Starting {
+                self.step = ReplacementStep::Starting {
                     candidate,
                     cause,
                     until: now + TRIAL,
                 };
             }
-            (Event::Ready, Step::Starting { candidate, .. }) if worker == *candidate => {
+            (AgentEvent::Ready, ReplacementStep::Starting { candidate, .. })
+                if worker == *candidate =>
+            {
                 self.promote(now, actions);
             }
-            (Event::Connected, _) if worker == self.current.worker => {
+            (AgentEvent::Connected, _) if worker == self.current.worker => {
                 self.current.is_connected = true
             }
-            (Event::Update { program }, _) if worker == self.current.worker => {
+            (AgentEvent::Update { program }, _) if worker == self.current.worker => {
                 self.next_update = Some(program);
                 self.begin_next(now, actions);
             }
@@ -290,9 +300,9 @@ impl Supervision {
 
     /// The candidate serves from now on.
     fn promote(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let Step::Starting {
+        let ReplacementStep::Starting {
             candidate, cause, ..
-        } = std::mem::replace(&mut self.step, Step::Steady)
+        } = std::mem::replace(&mut self.step, ReplacementStep::Steady)
         else {
             return;
         };
@@ -321,7 +331,7 @@ impl Supervision {
         }
         // An update is ready only with tunnels.
         let is_connected = matches!(cause, Cause::Update(_)) || self.current.is_connected;
-        let current = Current {
+        let current = CurrentWorker {
             worker: candidate,
             program,
             trial,
@@ -344,8 +354,8 @@ impl Supervision {
 
     /// The candidate does not serve: the current worker goes on.
     fn give_up(&mut self, error: &str, blame: Blame, now: Instant, actions: &mut Vec<Action>) {
-        let (Step::Starting { cause, .. } | Step::Announced { cause, .. }) =
-            std::mem::replace(&mut self.step, Step::Steady)
+        let (ReplacementStep::Starting { cause, .. } | ReplacementStep::Announced { cause, .. }) =
+            std::mem::replace(&mut self.step, ReplacementStep::Steady)
         else {
             return;
         };
@@ -392,17 +402,17 @@ impl Supervision {
             .trial
             .take()
             .filter(|_| program == self.current.program);
-        self.current = Current {
+        self.current = CurrentWorker {
             worker,
             program,
             trial,
             is_connected: false,
             has_exited: false,
         };
-        self.step = Step::Steady;
+        self.step = ReplacementStep::Steady;
     }
 
-    fn next_worker(&mut self) -> WorkerId {
+    fn next_worker(&mut self) -> WorkerNumber {
         let worker = self.started;
         self.started += 1;
         worker
@@ -410,7 +420,7 @@ impl Supervision {
 
     fn exited(
         &mut self,
-        worker: WorkerId,
+        worker: WorkerNumber,
         code: Option<u8>,
         now: Instant,
         actions: &mut Vec<Action>,
@@ -423,11 +433,12 @@ impl Supervision {
             if self.current.has_exited && self.leaving.is_empty() {
                 actions.push(Action::Exit { code: 0 });
             }
-        } else if matches!(self.step, Step::Detaching { .. }) {
+        } else if matches!(self.step, ReplacementStep::Detaching { .. }) {
             if self.current.has_exited {
                 actions.push(Action::Exit { code: 0 });
             }
-        } else if matches!(&self.step, Step::Starting { candidate, .. } if *candidate == worker) {
+        } else if matches!(&self.step, ReplacementStep::Starting { candidate, .. } if *candidate == worker)
+        {
             let (error, blame) = match code {
                 // The configuration is wrong, whatever the program.
                 Some(2) => (
@@ -454,7 +465,7 @@ impl Supervision {
     }
 
     fn current_exited(&mut self, code: Option<u8>, now: Instant, actions: &mut Vec<Action>) {
-        if matches!(self.step, Step::Starting { .. }) {
+        if matches!(self.step, ReplacementStep::Starting { .. }) {
             return tracing::error!(
                 code,
                 "the agent's process ended by itself, while another one starts in its place"
@@ -485,13 +496,14 @@ impl Supervision {
 
     fn not_started(
         &mut self,
-        worker: WorkerId,
+        worker: WorkerNumber,
         error: &str,
         blame: Blame,
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        if matches!(&self.step, Step::Starting { candidate, .. } if *candidate == worker) {
+        if matches!(&self.step, ReplacementStep::Starting { candidate, .. } if *candidate == worker)
+        {
             self.give_up(error, blame, now, actions);
         } else if worker != self.current.worker || self.is_stopping {
             self.exited(worker, None, now, actions);
@@ -507,7 +519,7 @@ impl Supervision {
         if self.is_stopping {
             return;
         }
-        if !matches!(self.step, Step::Steady) || self.leaving.len() >= LEAVING_MAX {
+        if !matches!(self.step, ReplacementStep::Steady) || self.leaving.len() >= LEAVING_MAX {
             if self.next_signal.is_some() || self.next_update.is_some() {
                 tracing::warn!(
                     "the agent's process is replaced again once earlier ones have finished their requests"
@@ -521,7 +533,7 @@ impl Supervision {
                 worker: self.current.worker,
                 message: ToWorker::ExpectSuccessor,
             });
-            self.step = Step::Announced {
+            self.step = ReplacementStep::Announced {
                 cause,
                 until: now + ANSWER_WITHIN,
             };
@@ -529,12 +541,14 @@ impl Supervision {
     }
 
     fn stop(&mut self, actions: &mut Vec<Action>) {
-        let mut workers: Vec<WorkerId> =
+        let mut workers: Vec<WorkerNumber> =
             self.leaving.iter().map(|leaving| leaving.worker).collect();
         if !self.current.has_exited {
             workers.push(self.current.worker);
         }
-        if let Step::Starting { candidate, .. } = std::mem::replace(&mut self.step, Step::Steady) {
+        if let ReplacementStep::Starting { candidate, .. } =
+            std::mem::replace(&mut self.step, ReplacementStep::Steady)
+        {
             workers.push(candidate);
             self.leaving.push(Leaving {
                 worker: candidate,
@@ -557,12 +571,12 @@ impl Supervision {
     fn detach(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let current = (!self.current.has_exited).then_some(self.current.worker);
         // It may have replaced tunnels of the current worker already.
-        let candidate = if let Step::Starting { candidate, .. } = self.step {
+        let candidate = if let ReplacementStep::Starting { candidate, .. } = self.step {
             Some(candidate)
         } else {
             None
         };
-        let serving: Vec<WorkerId> = current.into_iter().chain(candidate).collect();
+        let serving: Vec<WorkerNumber> = current.into_iter().chain(candidate).collect();
         if self.is_stopping || serving.is_empty() {
             return actions.push(Action::Exit { code: 0 });
         }
@@ -571,7 +585,7 @@ impl Supervision {
             message: ToWorker::Detach,
         };
         actions.extend(serving.into_iter().map(detach));
-        self.step = Step::Detaching {
+        self.step = ReplacementStep::Detaching {
             until: now + DETACH_WITHIN,
         };
     }
@@ -581,14 +595,14 @@ impl Supervision {
         for leaving in &mut self.leaving {
             let worker = leaving.worker;
             match leaving.then {
-                Some((at, End::Stop)) if at <= now => {
+                Some((at, WorkerEnd::Stop)) if at <= now => {
                     actions.push(Action::Tell {
                         worker,
                         message: ToWorker::Stop,
                     });
-                    leaving.then = Some((now + FAILED_ENDS_WITHIN, End::Kill));
+                    leaving.then = Some((now + FAILED_ENDS_WITHIN, WorkerEnd::Kill));
                 }
-                Some((at, End::Kill)) if at <= now => {
+                Some((at, WorkerEnd::Kill)) if at <= now => {
                     actions.push(Action::Kill { worker });
                     leaving.then = None;
                 }
@@ -596,8 +610,10 @@ impl Supervision {
             }
         }
         match &self.step {
-            Step::Detaching { until } if *until <= now => actions.push(Action::Exit { code: 0 }),
-            Step::Announced { until, .. } if *until <= now => {
+            ReplacementStep::Detaching { until } if *until <= now => {
+                actions.push(Action::Exit { code: 0 })
+            }
+            ReplacementStep::Announced { until, .. } if *until <= now => {
                 self.give_up(
                     "the agent's process does not answer",
                     Blame::Other,
@@ -605,7 +621,7 @@ impl Supervision {
                     actions,
                 );
             }
-            Step::Starting {
+            ReplacementStep::Starting {
                 candidate, until, ..
             } if *until <= now => {
                 let candidate = *candidate;
@@ -616,7 +632,7 @@ impl Supervision {
                 });
                 self.leaving.push(Leaving {
                     worker: candidate,
-                    then: Some((now + RESUMED_WITHIN, End::Stop)),
+                    then: Some((now + RESUMED_WITHIN, WorkerEnd::Stop)),
                 });
                 let error = format!(
                     "the new process did not have all tunnels within {} s",

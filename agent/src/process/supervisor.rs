@@ -22,12 +22,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::environment;
-use super::messages::{Receiver, ToWorker, send};
-use super::settings::{Settings, Source};
-use super::supervision::{Action, Blame, Input, Supervision, WorkerId};
+use super::messages::{MessageReceiver, ToWorker, send};
+use super::settings::{ConfigSource, SupervisorSettings};
+use super::supervision::{Action, Blame, Input, Supervision, WorkerNumber};
 use crate::program::executable::execute;
 use crate::program::stored::{self, UpdateRecord};
-use crate::succession::Event;
+use crate::succession::AgentEvent;
 
 /// Time in which the installed program prints its version.
 const VERSION_WITHIN: Duration = Duration::from_secs(5);
@@ -46,18 +46,18 @@ pub enum Hangup {
 }
 
 /// How the agent was started.
-pub(super) struct Arguments {
-    pub(super) source: Source,
+pub(super) struct Invocation {
+    pub(super) source: ConfigSource,
     /// Arguments of a worker.
     pub(super) of_worker: Vec<OsString>,
     pub(super) hangup: Hangup,
-    /// Whether the supervisor ends with [`Ended::Deleted`].
+    /// Whether the supervisor ends with [`AgentExit::Deleted`].
     pub(super) can_enroll: bool,
 }
 
 /// How an agent has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum AgentExit {
     /// With this exit code.
     Exit(u8),
     /// The gateway has deleted its record: it can serve again after another enrollment.
@@ -66,11 +66,11 @@ pub enum Ended {
 
 /// Starts workers and stores what becomes of updates.
 pub(super) struct Supervisor {
-    settings: Settings,
-    arguments: Arguments,
+    settings: SupervisorSettings,
+    invocation: Invocation,
     /// The installed program. Its file may have been replaced since this process started.
     installed: PathBuf,
-    links: BTreeMap<WorkerId, Link>,
+    links: BTreeMap<WorkerNumber, WorkerLink>,
     /// The agent stops because its record was deleted.
     is_deleted: bool,
     inputs: mpsc::UnboundedSender<Input>,
@@ -78,7 +78,7 @@ pub(super) struct Supervisor {
 }
 
 /// A worker, for its supervisor.
-struct Link {
+struct WorkerLink {
     messages: OwnedWriteHalf,
     kill: oneshot::Sender<()>,
     /// Ends with the worker.
@@ -87,19 +87,19 @@ struct Link {
 
 /// A program that is to run.
 #[derive(Default)]
-struct Chosen {
+struct ChosenProgram {
     /// `None` for the installed program.
     program: Option<SignedProgram>,
     is_proven: bool,
 }
 
 impl Supervisor {
-    pub(super) fn new(settings: Settings, arguments: Arguments) -> io::Result<Self> {
+    pub(super) fn new(settings: SupervisorSettings, invocation: Invocation) -> io::Result<Self> {
         let (inputs, received) = mpsc::unbounded_channel();
         let installed = std::env::current_exe()?;
         Ok(Self {
             settings,
-            arguments,
+            invocation,
             installed,
             links: BTreeMap::new(),
             is_deleted: false,
@@ -109,17 +109,17 @@ impl Supervisor {
     }
 
     /// Runs the agent in a worker until it ends.
-    pub(super) async fn run(mut self) -> io::Result<Ended> {
-        let mut signals = listen(self.arguments.hangup)?;
-        let Chosen { program, is_proven } = self.choose(Version::own());
+    pub(super) async fn run(mut self) -> io::Result<AgentExit> {
+        let mut signals = listen(self.invocation.hangup)?;
+        let ChosenProgram { program, is_proven } = self.choose(Version::own());
         let (mut supervision, mut actions) = Supervision::new(program, is_proven, Instant::now());
         loop {
             for action in actions {
                 if let Some(code) = self.act(action).await {
                     return Ok(if self.is_deleted {
-                        Ended::Deleted
+                        AgentExit::Deleted
                     } else {
-                        Ended::Exit(code)
+                        AgentExit::Exit(code)
                     });
                 }
             }
@@ -157,10 +157,10 @@ impl Supervisor {
         if !matches!(
             input,
             Input::Event {
-                event: Event::Deleted,
+                event: AgentEvent::Deleted,
                 ..
             }
-        ) || !self.arguments.can_enroll
+        ) || !self.invocation.can_enroll
             || self.is_deleted
         {
             return input;
@@ -176,7 +176,7 @@ impl Supervisor {
         match signal {
             Some(ReceivedSignal::Stop) | None => {
                 self.is_deleted = false;
-                self.arguments.can_enroll = false;
+                self.invocation.can_enroll = false;
                 tracing::warn!(
                     "stopping after running requests have ended; a second signal aborts them"
                 );
@@ -184,14 +184,14 @@ impl Supervisor {
             }
             Some(ReceivedSignal::Hangup) => {
                 self.is_deleted = false;
-                self.arguments.can_enroll = false;
+                self.invocation.can_enroll = false;
                 tracing::warn!("SIGHUP: stopping after running requests have ended");
                 Input::Hangup
             }
             Some(ReceivedSignal::Replace(why)) => {
                 tracing::info!("{why}");
-                match Settings::load(&self.arguments.source, environment) {
-                    Ok(Settings {
+                match SupervisorSettings::load(&self.invocation.source, environment) {
+                    Ok(SupervisorSettings {
                         release_keys,
                         core_dumps,
                         ..
@@ -251,9 +251,9 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
 
 impl Supervisor {
     /// The program that is to run. Removes stored programs that are not newer than the installed one.
-    fn choose(&self, installed: Version) -> Chosen {
+    fn choose(&self, installed: Version) -> ChosenProgram {
         let Some(keys) = &self.settings.release_keys else {
-            return Chosen::default();
+            return ChosenProgram::default();
         };
         let record = self.settings.state.updates().unwrap_or_else(|error| {
             tracing::error!(%error, "cannot read the record of updates: using the installed program");
@@ -263,7 +263,7 @@ impl Supervisor {
             if program.version > installed {
                 match self.read(&program, keys) {
                     Ok(_) => {
-                        return Chosen {
+                        return ChosenProgram {
                             program: Some(program),
                             is_proven: record.is_proven,
                         };
@@ -284,7 +284,7 @@ impl Supervisor {
                 "the installed program is older than this agent's signed programs may be; install a newer package"
             );
         }
-        Chosen::default()
+        ChosenProgram::default()
     }
 
     /// Reads and checks a stored program. Raises the lowest version that may run to the minimum of this program.
@@ -344,7 +344,7 @@ impl Supervisor {
             }
             Action::Tell { worker, message } => self.tell(worker, &message).await,
             Action::Kill { worker } => {
-                if let Some(Link { kill, ended, .. }) = self.links.remove(&worker) {
+                if let Some(WorkerLink { kill, ended, .. }) = self.links.remove(&worker) {
                     // Fails if the worker has ended.
                     let _ = kill.send(());
                     let _ = tokio::time::timeout(KILLED_WITHIN, ended).await;
@@ -399,7 +399,7 @@ impl Supervisor {
         None
     }
 
-    async fn tell(&mut self, worker: WorkerId, message: &ToWorker) {
+    async fn tell(&mut self, worker: WorkerNumber, message: &ToWorker) {
         if let Some(link) = self.links.get_mut(&worker)
             && let Err(error) = send(&mut link.messages, message).await
         {
@@ -422,7 +422,7 @@ impl Supervisor {
     /// Starts a worker and the tasks that report its events and its end.
     async fn start(
         &mut self,
-        worker: WorkerId,
+        worker: WorkerNumber,
         program: Option<&SignedProgram>,
         required: Vec<String>,
     ) -> Result<(), (String, Blame)> {
@@ -445,8 +445,8 @@ impl Supervisor {
         let inputs = self.inputs.clone();
         // Both tasks end with the worker. Sending fails if the supervisor is ending.
         tokio::spawn(async move {
-            let mut events = Receiver::new(reader);
-            while let Some(event) = events.next::<Event>().await {
+            let mut events = MessageReceiver::new(reader);
+            while let Some(event) = events.next::<AgentEvent>().await {
                 let _ = inputs.send(Input::Event { worker, event });
             }
         });
@@ -457,7 +457,7 @@ impl Supervisor {
         });
         self.links.insert(
             worker,
-            Link {
+            WorkerLink {
                 messages: writer,
                 kill,
                 ended,
@@ -502,7 +502,7 @@ impl Supervisor {
         // A group of its own: Ctrl-C in a terminal reaches the supervisor only.
         command
             .arg0(name)
-            .args(&self.arguments.of_worker)
+            .args(&self.invocation.of_worker)
             .stdin(Stdio::from(OwnedFd::from(other)))
             .process_group(0);
         let child = command.spawn()?;
@@ -555,23 +555,23 @@ mod tests {
             state.write_updates(&record).unwrap();
         };
         let release_keys = Some(ReleaseKey::of(&pair).into());
-        let settings = Settings {
+        let settings = SupervisorSettings {
             state: state.clone(),
             release_keys,
             log_format: Default::default(),
             core_dumps: false,
         };
-        let source = Source {
+        let source = ConfigSource {
             file: None,
             state_dir: None,
         };
-        let arguments = Arguments {
+        let invocation = Invocation {
             source,
             of_worker: Vec::new(),
             hangup: Hangup::Stop,
             can_enroll: false,
         };
-        let mut supervisor = Supervisor::new(settings, arguments).unwrap();
+        let mut supervisor = Supervisor::new(settings, invocation).unwrap();
         let chosen = |supervisor: &Supervisor, version: &str| {
             stored(version);
             supervisor

@@ -10,10 +10,10 @@ use futures_util::future::{Either, select};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::messages::{Receiver, ToWorker, send};
+use super::messages::{MessageReceiver, ToWorker, send};
 use crate::config::Config;
 use crate::lifecycle::{self, AgentHandle, StartError, Supervised};
-use crate::succession::{Command, Event};
+use crate::succession::{AgentEvent, LifecycleCommand};
 use crate::tunnel::RelayedService;
 
 /// Time in which the next supervisor has to start a successor of a detached worker.
@@ -27,7 +27,7 @@ pub(super) async fn work(
     let link = std::os::unix::net::UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     link.set_nonblocking(true)?;
     let (reader, mut writer) = UnixStream::from_std(link)?.into_split();
-    let mut messages = Receiver::new(reader);
+    let mut messages = MessageReceiver::new(reader);
     let Some(ToWorker::Start {
         required,
         program,
@@ -56,29 +56,29 @@ pub(super) async fn work(
             Either::Right((None, _)) => return Err(WorkError::AgentEnded),
         };
         match message {
-            Some(ToWorker::ExpectSuccessor) => agent.command(Command::ExpectSuccessor),
-            Some(ToWorker::Resume) => agent.command(Command::Resume),
+            Some(ToWorker::ExpectSuccessor) => agent.command(LifecycleCommand::ExpectSuccessor),
+            Some(ToWorker::Resume) => agent.command(LifecycleCommand::Resume),
             Some(ToWorker::UpdateFailed {
                 program,
                 error,
                 is_refused,
             }) => {
-                agent.command(Command::UpdateFailed {
+                agent.command(LifecycleCommand::UpdateFailed {
                     program,
                     error,
                     is_refused,
                 });
             }
             Some(ToWorker::Succeeded) => {
-                agent.command(Command::Succeeded);
+                agent.command(LifecycleCommand::Succeeded);
                 return drain(agent).await;
             }
             Some(ToWorker::Detach) => {
-                agent.command(Command::ExpectSuccessor);
+                agent.command(LifecycleCommand::ExpectSuccessor);
                 while let Some(event) = events.recv().await {
                     // Fails if the supervisor has ended.
                     let _ = send(&mut writer, &event).await;
-                    if matches!(event, Event::Serving { .. }) {
+                    if matches!(event, AgentEvent::Serving { .. }) {
                         break;
                     }
                 }
@@ -106,7 +106,7 @@ pub(super) enum WorkError {
 /// Serves until another process of this agent has replaced all tunnels, for a limited time.
 async fn serve_until_displaced(
     agent: AgentHandle,
-    mut events: UnboundedReceiver<Event>,
+    mut events: UnboundedReceiver<AgentEvent>,
 ) -> Result<(), WorkError> {
     tracing::info!(
         "the agent is restarted: this process serves until the next one has its tunnels"
@@ -115,7 +115,7 @@ async fn serve_until_displaced(
         while events
             .recv()
             .await
-            .is_some_and(|event| event != Event::Displaced)
+            .is_some_and(|event| event != AgentEvent::Displaced)
         {}
     };
     if tokio::time::timeout(SUCCEEDED_WITHIN, displaced)

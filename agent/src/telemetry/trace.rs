@@ -7,7 +7,7 @@ use gw_shared::http::RequestHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::AgentId;
 use gw_shared::telemetry::trace::{
-    self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer,
+    self, Finished, KeyValue, Span, SpanContext, SpanKind, SpanQueue, Tracer,
 };
 use http::header::HeaderValue;
 use http::uri::Authority;
@@ -20,7 +20,7 @@ pub(crate) struct Tracing {
 }
 
 impl Tracing {
-    pub(crate) fn new(queue: Queue<AgentSpan>, sample_ratio: f64, agent_id: AgentId) -> Self {
+    pub(crate) fn new(queue: SpanQueue<AgentSpan>, sample_ratio: f64, agent_id: AgentId) -> Self {
         Self {
             tracer: Rc::new(Tracer::new(queue, sample_ratio)),
             agent_id,

@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::identity::recovery::RecoveryError;
 use crate::identity::state::StateError;
 use crate::identity::{Identity, UnfitIdentity};
-use crate::tunnel::Agent;
+use crate::tunnel::AgentContext;
 
 /// Time limit from name resolution to the accepted upgrade.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
@@ -44,7 +44,7 @@ pub(crate) enum DialError {
 /// Opens a tunnel for the service at `hostname`. Every call resolves the gateway's name and reads the identity again.
 ///
 /// The gateway decides whether the certificate has expired, because the local clock may be wrong.
-pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, DialError> {
+pub(crate) async fn dial(agent: &AgentContext, hostname: &str) -> Result<TlsStream, DialError> {
     let identity = agent.certificates.identity_for_tunnel()?;
     match open(&agent.config, hostname, &identity, &agent.clock).await {
         Err(DialError::Gateway(error)) if error.is_certificate_expired() => {

@@ -19,13 +19,13 @@ use crate::identity::manager::CertificateManager;
 use crate::program::Updates;
 #[cfg(any(test, feature = "bench_support"))]
 use crate::program::stored::UpdateRecord;
-use crate::succession::{Events, SuccessionWatch};
+use crate::succession::{AgentEvents, SuccessionWatch};
 use crate::telemetry::trace::Tracing;
 use crate::tunnel::reconnect::Reconnects;
 use crate::tunnel::registry::ServiceRegistry;
 
 /// State that all tasks of one agent share.
-pub(crate) struct Agent {
+pub(crate) struct AgentContext {
     pub(crate) config: Config,
     pub(crate) gateway_events: Rc<GatewayEvents>,
     pub(crate) clock: Rc<GatewayClock>,
@@ -35,7 +35,7 @@ pub(crate) struct Agent {
     pub(crate) updates: Updates,
     pub(crate) succession: SuccessionWatch,
     /// To the process.
-    pub(crate) events: Events,
+    pub(crate) events: AgentEvents,
     /// `None` without a trace collector.
     pub(crate) tracing: Option<Tracing>,
     /// Receives each service once its first tunnel is ready, if a receiver is interested.
@@ -57,7 +57,7 @@ impl fmt::Display for RelayedService {
     }
 }
 
-impl Agent {
+impl AgentContext {
     /// An agent in a process that nothing replaces.
     #[cfg(any(test, feature = "bench_support"))]
     pub(crate) fn alone(config: Config) -> Self {
@@ -65,7 +65,7 @@ impl Agent {
             config,
             None,
             Updates::new(None, None, &UpdateRecord::default()),
-            Events::new().0,
+            AgentEvents::new().0,
         )
     }
 
@@ -73,7 +73,7 @@ impl Agent {
         config: Config,
         tracing: Option<Tracing>,
         updates: Updates,
-        events: Events,
+        events: AgentEvents,
     ) -> Self {
         let clock = Rc::new(GatewayClock::default());
         let gateway_events = Rc::new(GatewayEvents::new(

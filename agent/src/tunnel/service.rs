@@ -13,12 +13,12 @@ use tokio::sync::watch;
 use crate::backend::{Backends, Pool};
 use crate::backoff::{Backoff, random};
 use crate::forward::slots::Slots;
-use crate::succession::{Event, Succession};
+use crate::succession::{AgentEvent, Succession};
 use crate::tunnel::dial::{self, DialError};
 use crate::tunnel::reconnect::{Successes, displaced_pause};
 use crate::tunnel::registry::RegisteredService;
 use crate::tunnel::session::{self, Phase, Session};
-use crate::tunnel::{Agent, RelayedService};
+use crate::tunnel::{AgentContext, RelayedService};
 
 /// Longest pause after a refusal by a node that cannot serve for the moment: the next attempt may reach another node.
 const OTHER_NODE_WITHIN: Duration = Duration::from_secs(10);
@@ -27,13 +27,13 @@ const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 
 /// Keeps a tunnel for the service at `hostname` until `stop` is true; returns when the last request has ended.
 pub(crate) async fn keep_tunnel(
-    agent: Rc<Agent>,
+    agent: Rc<AgentContext>,
     hostname: String,
     backends: Backends,
     stop: watch::Receiver<bool>,
 ) {
     let pool = Rc::new(Pool::new(&hostname, &backends, agent.config.slots()));
-    let service = Service {
+    let service = ServiceTask {
         unannounced: Some(agent.relayed_service(&hostname, &backends)),
         registered: agent.registry.add(&hostname, &pool),
         successes: agent.reconnects.successes(),
@@ -50,8 +50,8 @@ pub(crate) async fn keep_tunnel(
 }
 
 /// A service and its tunnels.
-struct Service {
-    agent: Rc<Agent>,
+struct ServiceTask {
+    agent: Rc<AgentContext>,
     hostname: String,
     pool: Rc<Pool>,
     registered: Rc<RegisteredService>,
@@ -64,7 +64,7 @@ struct Service {
     stop: watch::Receiver<bool>,
 }
 
-impl Service {
+impl ServiceTask {
     /// Keeps a tunnel until the service stops, and waits for the end of the last request.
     async fn run(mut self) {
         let agent = Rc::clone(&self.agent);
@@ -113,7 +113,7 @@ impl Service {
     fn dial_failed(&mut self, error: &DialError) -> Pause {
         self.registered.failed();
         if error.is_deleted() {
-            self.agent.events.send(Event::Deleted);
+            self.agent.events.send(AgentEvent::Deleted);
         }
         let retry_after = error.retry_after().unwrap_or_default();
         let delay = self.backoff.next_delay(random());
@@ -160,7 +160,7 @@ impl Service {
         let was_ready = follow(&mut watched, &self.stop, displaced, || {
             self.backoff.reset();
             if self.agent.reconnects.record_success() {
-                self.agent.events.send(Event::Connected);
+                self.agent.events.send(AgentEvent::Connected);
             }
             self.successes.ignore_past();
             if let (Some(service), Some(relayed)) = (self.unannounced.take(), &self.agent.relayed) {
@@ -200,9 +200,9 @@ impl Service {
                 runtime::sleep(at_least).await;
                 let rest = retry_in.saturating_sub(at_least);
                 match wait_for_gateway(&mut self.successes, &mut self.ending, rest).await {
-                    Wake::Timeout => {}
-                    Wake::OtherTunnelReady => self.backoff.reset(),
-                    Wake::DrainedTunnelEnded => {
+                    PauseEnd::Timeout => {}
+                    PauseEnd::OtherTunnelReady => self.backoff.reset(),
+                    PauseEnd::DrainedTunnelEnded => {
                         self.backoff.reset();
                         runtime::sleep(self.backoff.next_delay(random())).await;
                     }
@@ -227,7 +227,7 @@ enum Pause {
     For(Duration),
     /// The successor of this process has replaced the tunnel: none is opened unless the successor fails.
     Succeeded,
-    /// The gateway cannot be reached or has no capacity. A [`Wake`] event ends the pause early, but not before
+    /// The gateway cannot be reached or has no capacity. A [`PauseEnd`] event ends the pause early, but not before
     /// `at_least`, which the gateway requested.
     Unreachable {
         retry_in: Duration,
@@ -237,7 +237,7 @@ enum Pause {
 
 /// Why a pause ended.
 #[derive(Debug, PartialEq, Eq)]
-enum Wake {
+enum PauseEnd {
     Timeout,
     /// A tunnel of another service is ready.
     OtherTunnelReady,
@@ -251,7 +251,7 @@ async fn wait_for_gateway(
     successes: &mut Successes,
     ending: &mut [watch::Receiver<Phase>],
     delay: Duration,
-) -> Wake {
+) -> PauseEnd {
     let has_tunnels = !ending.is_empty();
     let all_ended = async {
         for phase in ending {
@@ -263,9 +263,9 @@ async fn wait_for_gateway(
         }
     };
     match select(pin!(successes.pause(delay, random())), pin!(all_ended)).await {
-        Either::Left((true, _)) => Wake::OtherTunnelReady,
-        Either::Left((false, _)) => Wake::Timeout,
-        Either::Right(_) => Wake::DrainedTunnelEnded,
+        Either::Left((true, _)) => PauseEnd::OtherTunnelReady,
+        Either::Left((false, _)) => PauseEnd::Timeout,
+        Either::Right(_) => PauseEnd::DrainedTunnelEnded,
     }
 }
 
@@ -344,11 +344,11 @@ mod tests {
                 let mut ending = [watched];
                 assert_eq!(
                     wait_for_gateway(&mut successes, &mut ending, Duration::from_millis(20)).await,
-                    Wake::Timeout
+                    PauseEnd::Timeout
                 );
                 assert_eq!(
                     wait_for_gateway(&mut successes, &mut [], Duration::from_millis(20)).await,
-                    Wake::Timeout
+                    PauseEnd::Timeout
                 );
                 let (wake, ()) = futures_util::join!(
                     wait_for_gateway(&mut successes, &mut ending, LONG),
@@ -356,7 +356,7 @@ mod tests {
                         phase.send_replace(Phase::Ended);
                     }
                 );
-                assert_eq!(wake, Wake::DrainedTunnelEnded);
+                assert_eq!(wake, PauseEnd::DrainedTunnelEnded);
             })
             .unwrap();
     }

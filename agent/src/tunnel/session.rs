@@ -21,7 +21,7 @@ use crate::forward::slots::{Slot, Slots};
 use crate::forward::{self, ForwardError, TunnelRequest};
 use crate::telemetry::counts::Counts;
 use crate::telemetry::request_scope::RequestScope;
-use crate::tunnel::{Agent, control_messages};
+use crate::tunnel::{AgentContext, control_messages};
 
 /// Life-cycle phase of a tunnel. Later phases compare as greater. Only a [reserve](Self::Reserve) goes back, to
 /// [`Self::Ready`].
@@ -49,7 +49,7 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// State of an open tunnel.
 pub(crate) struct Session {
-    pub(crate) agent: Rc<Agent>,
+    pub(crate) agent: Rc<AgentContext>,
     pub(crate) pool: Rc<Pool>,
     pub(crate) slots: Slots,
     pub(crate) counts: Rc<Counts>,

@@ -7,11 +7,14 @@ use gw_shared::tunnel::{self, handshake};
 
 use crate::apex_client::connection;
 use crate::apex_client::error::GatewayError;
-use crate::tunnel::Agent;
+use crate::tunnel::AgentContext;
 use crate::tunnel::dial::{self, DialError};
 
 /// Downloads a program. Its content remains to be checked.
-pub(super) async fn download(agent: &Agent, program: &SignedProgram) -> Result<Vec<u8>, DialError> {
+pub(super) async fn download(
+    agent: &AgentContext,
+    program: &SignedProgram,
+) -> Result<Vec<u8>, DialError> {
     let state = &agent.config.state;
     let to = &agent.config.enrollment;
     let identity = state.identity()?;

@@ -16,8 +16,8 @@ use tokio::sync::oneshot;
 use crate::backoff::{Backoff, random};
 use crate::identity::state::StateDir;
 use crate::program::stored::{self, ReservedFile};
-use crate::succession::{Event, Succession};
-use crate::tunnel::Agent;
+use crate::succession::{AgentEvent, Succession};
+use crate::tunnel::AgentContext;
 use crate::tunnel::dial::DialError;
 
 /// Agents that get the offer at the same time begin their downloads spread over this time.
@@ -43,7 +43,7 @@ enum UpdateError {
 }
 
 /// Downloads each offered program and tells the supervisor, which runs it. Returns when a successor serves.
-pub(crate) async fn keep_updated(agent: &Rc<Agent>) {
+pub(crate) async fn keep_updated(agent: &Rc<AgentContext>) {
     select(
         pin!(agent.succession.wait_for(Succession::Done)),
         pin!(follow_offers(agent)),
@@ -51,7 +51,7 @@ pub(crate) async fn keep_updated(agent: &Rc<Agent>) {
     .await;
 }
 
-async fn follow_offers(agent: &Rc<Agent>) {
+async fn follow_offers(agent: &Rc<AgentContext>) {
     let mut offers = agent.updates.offer.subscribe();
     let mut retries = retries();
     loop {
@@ -82,7 +82,7 @@ async fn follow_offers(agent: &Rc<Agent>) {
             agent.updates.begin(&program);
             let error = match fetch(agent, &program).await {
                 Ok(()) => {
-                    agent.events.send(Event::Update { program });
+                    agent.events.send(AgentEvent::Update { program });
                     break;
                 }
                 Err(UpdateError::Invalid(error)) => {
@@ -107,7 +107,7 @@ fn retries() -> Backoff {
 }
 
 /// Downloads, checks and stores a program, unless it was stored before.
-async fn fetch(agent: &Agent, program: &SignedProgram) -> Result<(), UpdateError> {
+async fn fetch(agent: &AgentContext, program: &SignedProgram) -> Result<(), UpdateError> {
     let reserved = {
         let program = program.clone();
         let state = agent.config.state.clone();

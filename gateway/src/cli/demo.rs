@@ -13,7 +13,7 @@ use gw_shared::command::Failure;
 use gw_shared::config::Keys;
 use gw_shared::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
-use gw_shared::telemetry::trace::Settings;
+use gw_shared::telemetry::trace::CollectorSettings;
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -141,9 +141,10 @@ fn core_dumps_of_environment() -> Result<bool, Failure> {
 }
 
 /// Settings of the export of spans, likewise.
-fn traces_of_environment() -> Result<Option<Settings>, Failure> {
+fn traces_of_environment() -> Result<Option<CollectorSettings>, Failure> {
     let mut errors = Vec::new();
-    let settings = Settings::resolve(None, None, &|name| std::env::var(name).ok(), &mut errors);
+    let settings =
+        CollectorSettings::resolve(None, None, &|name| std::env::var(name).ok(), &mut errors);
     if errors.is_empty() {
         Ok(settings)
     } else {

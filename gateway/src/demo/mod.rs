@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use gw_agent::AgentHandle;
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
-use gw_shared::telemetry::trace::Settings;
+use gw_shared::telemetry::trace::CollectorSettings;
 use serde::Serialize;
 
 use crate::admin_client::console_url;
@@ -46,7 +46,7 @@ pub struct Options {
     /// Value of `GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS`.
     pub slots: Option<u32>,
     /// Where gateway and agent export spans.
-    pub traces: Option<Settings>,
+    pub traces: Option<CollectorSettings>,
     /// Adjusts the rest of the configuration.
     pub adjust: fn(&mut Config),
 }
@@ -192,7 +192,7 @@ fn enroll(
     state_dir: &Path,
     token: Secret,
 ) -> Result<(), DemoError> {
-    let options = gw_agent::identity::enroll::Options {
+    let options = gw_agent::identity::enroll::EnrollmentOptions {
         gateway: Some(format!("{}:{port}", region.base_url())),
         token: Some(gw_agent::identity::enroll::TokenSource::Text(token)),
         state_dir: state_dir.to_owned(),

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
-use gw_shared::http::head::{self, Framing, RequestHead, Version};
-use gw_shared::http::{Connection, Fields, InvalidHeadParts, Part};
+use gw_shared::http::head::{self, Framing, HttpVersion, RequestHead};
+use gw_shared::http::{ConnectionField, Fields, InvalidHeadParts, Part};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use http::{Method, StatusCode};
@@ -172,7 +172,7 @@ async fn refuse_invalid_head(
     let head = InvalidHeadParts::of_http1(&refused.received);
     let mut response = H1ResponseSink {
         stream,
-        version: Version::Http11,
+        version: HttpVersion::Http11,
         is_head: false,
         keep_alive: false,
         framing: Framing::None,
@@ -310,7 +310,7 @@ impl RequestBody for H1RequestBody<'_> {
 /// The response to one request.
 struct H1ResponseSink<'a> {
     stream: &'a TlsStream,
-    version: Version,
+    version: HttpVersion,
     is_head: bool,
     /// The connection can take another request after this response.
     keep_alive: bool,
@@ -330,8 +330,8 @@ impl H1ResponseSink<'_> {
     fn framing_of(&self, head: &RelayedHead) -> Framing {
         let announced = match (head::content_length(&head.headers), self.version) {
             (Ok(Some(length)), _) => Framing::Length(length),
-            (Ok(None) | Err(_), Version::Http11 | Version::Http2) => Framing::Chunked,
-            (Ok(None) | Err(_), Version::Http10) => Framing::UntilClose,
+            (Ok(None) | Err(_), HttpVersion::Http11 | HttpVersion::Http2) => Framing::Chunked,
+            (Ok(None) | Err(_), HttpVersion::Http10) => Framing::UntilClose,
         };
         let framing = announced.of_response(
             head.status,
@@ -388,7 +388,7 @@ impl H1ResponseSink<'_> {
 impl ResponseSink for H1ResponseSink<'_> {
     async fn interim(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         // HTTP/1.0 has no interim responses (RFC 9110 §15.2). 101 is written by [`Self::head`].
-        if self.version == Version::Http10 || head.status == StatusCode::SWITCHING_PROTOCOLS {
+        if self.version == HttpVersion::Http10 || head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(());
         }
         if head.status == StatusCode::CONTINUE && self.rest.get() == Rest::Withheld {
@@ -399,7 +399,7 @@ impl ResponseSink for H1ResponseSink<'_> {
             head.status,
             &head.headers,
             Framing::None,
-            Connection::Persists,
+            ConnectionField::Persists,
         );
         drop(head);
         self.flush().await
@@ -410,7 +410,7 @@ impl ResponseSink for H1ResponseSink<'_> {
         if let Some(protocol) = &head.upgrade {
             (self.switched, self.keep_alive, self.framing) = (true, false, Framing::UntilClose);
             let status = StatusCode::SWITCHING_PROTOCOLS;
-            let connection = Connection::Upgrade(protocol);
+            let connection = ConnectionField::Upgrade(protocol);
             head::write_response(
                 &mut self.out,
                 status,
@@ -427,9 +427,9 @@ impl ResponseSink for H1ResponseSink<'_> {
         self.keep_alive &=
             self.framing != Framing::UntilClose && !self.has_withheld_body() && !is_drained;
         let connection = match (self.keep_alive, self.version) {
-            (false, _) => Connection::Close,
-            (true, Version::Http10) => Connection::KeepAlive,
-            (true, Version::Http11 | Version::Http2) => Connection::Persists,
+            (false, _) => ConnectionField::Close,
+            (true, HttpVersion::Http10) => ConnectionField::KeepAlive,
+            (true, HttpVersion::Http11 | HttpVersion::Http2) => ConnectionField::Persists,
         };
         self.out.reserve(512);
         head::write_response(

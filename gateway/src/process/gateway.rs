@@ -13,7 +13,7 @@ use crossbeam_channel::Receiver;
 use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::mask::Masker;
-use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
+use gw_shared::telemetry::trace::{Exporter, ProgramIdentity, SpanCounts};
 use tokio::sync::Notify;
 
 use crate::admin_client::console_url;
@@ -112,7 +112,7 @@ pub enum StartError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     #[error(transparent)]
-    Traces(#[from] gw_shared::telemetry::trace::StartError),
+    Traces(#[from] gw_shared::telemetry::trace::ExporterError),
     #[error("cannot take over from the running process: {0}")]
     Takeover(#[from] TakeoverError),
     #[error(transparent)]
@@ -490,7 +490,7 @@ fn start_exporter(
         .unwrap_or_default()
         .to_owned();
     let instance_id = RequestIds::new().next_id().to_string();
-    let identity = Identity {
+    let identity = ProgramIdentity {
         service_name: "gw-gateway",
         instance_id,
         region,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use futures_util::future::{Either, select};
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields::{self, X_GW_REQUEST_ID};
-use gw_shared::http::{Part, Version};
+use gw_shared::http::{HttpVersion, Part};
 use gw_shared::runtime;
 
 use crate::error::{Error, request_id_value};
@@ -55,7 +55,7 @@ impl From<CallerGone> for Stopped {
 pub(super) async fn carry(
     scope: Option<&RequestScope>,
     request: UpstreamRequest,
-    upgrade: Option<Version>,
+    upgrade: Option<HttpVersion>,
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Result<(), Stopped> {
@@ -83,7 +83,7 @@ pub(super) async fn carry(
 
 /// The decision of the backend about a request to switch protocols. Both directions run in one task.
 struct ProtocolSwitch {
-    upgrade: Option<Version>,
+    upgrade: Option<HttpVersion>,
     /// `None` until the final head was received.
     is_switched: Cell<Option<bool>>,
     /// The caller has the whole response to a request that did not switch.
@@ -219,7 +219,7 @@ async fn receive(
 async fn receive_head(
     scope: Option<&RequestScope>,
     mut pending: PendingResponse,
-    upgrade: Option<Version>,
+    upgrade: Option<HttpVersion>,
     response: &mut impl ResponseSink,
 ) -> Result<(RelayedHead, Download), Stopped> {
     let (progress, received) = loop {
@@ -240,7 +240,7 @@ async fn receive_head(
         None => response.progress(progress),
     }
     let (mut head, download) = received.map_err(Stopped::Failed)?;
-    if upgrade == Some(Version::Http2) && head.upgrade.is_none() && head.status.is_success() {
+    if upgrade == Some(HttpVersion::Http2) && head.upgrade.is_none() && head.status.is_success() {
         // An HTTP/2 caller would take a 2xx for a completed upgrade (RFC 8441 §5).
         let code = Some(AgentErrorCode::BackendInvalidResponse);
         return Err(Stopped::Failed(Error::from_agent(

@@ -11,7 +11,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_shared::http::framing::content_length;
-use gw_shared::http::{Fields, Framing, Part, RequestHead, Version, fields};
+use gw_shared::http::{Fields, Framing, HttpVersion, Part, RequestHead, fields};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::text::error_line;
@@ -169,7 +169,7 @@ async fn serve(
         begun: false,
         ended: false,
     };
-    let upgrade = is_upgrade.then_some(Version::Http11);
+    let upgrade = is_upgrade.then_some(HttpVersion::Http11);
     if let Err(Stopped::Failed(error)) =
         carry(None, request, upgrade, &mut body, &mut response).await
     {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use gw_shared::http::{Fields, Part, Version};
+use gw_shared::http::{Fields, HttpVersion, Part};
 use gw_shared::runtime;
 use gw_shared::tunnel::head::OutboundRequest;
 
@@ -33,7 +33,7 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
             response,
             opened,
         } = request;
-        let upgrade = outbound.upgrade.as_ref().map(|_| Version::Http11);
+        let upgrade = outbound.upgrade.as_ref().map(|_| HttpVersion::Http11);
         let has_upload = body.is_some();
         let mut response = PipeSink {
             pipe: &response,

@@ -1,7 +1,7 @@
 //! `Max-Forwards` of TRACE and OPTIONS (RFC 9110 §7.6.2).
 
 use gw_shared::http::fields::X_GW_REQUEST_ID;
-use gw_shared::http::{Connection, Framing, RequestHead, fields, head};
+use gw_shared::http::{ConnectionField, Framing, RequestHead, fields, head};
 use gw_shared::id::RequestId;
 use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
@@ -35,7 +35,7 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
         let authority = request.authority.as_str().as_bytes();
         let method = &request.method;
         let framing = Framing::None;
-        let connection = Connection::Persists;
+        let connection = ConnectionField::Persists;
         head::write_request(
             response.body_mut(),
             method,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use gw_shared::http::fields::{
     self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_REQUEST_ID,
 };
-use gw_shared::http::{Fields, Framing, RequestHead, Version};
+use gw_shared::http::{Fields, Framing, HttpVersion, RequestHead};
 use gw_shared::id::RequestId;
 use gw_shared::tunnel::head::OutboundRequest;
 use http::header::{self, HeaderName, HeaderValue};
@@ -37,16 +37,16 @@ pub(super) fn outbound(
     };
     let ends_here = |name: &HeaderName| *name == header::HOST || is_forged(name);
     let mut headers = fields::end_to_end(headers, ends_here);
-    if version == Version::Http10 {
+    if version == HttpVersion::Http10 {
         // Trailers of the response would not reach the caller.
         headers.remove(header::TE);
     }
     fields::join_cookies(&mut headers);
     append_to_list(&mut headers, X_FORWARDED_FOR, peer.forwarded.clone());
     let via = match version {
-        Version::Http10 => "1.0 gw",
-        Version::Http11 => "1.1 gw",
-        Version::Http2 => "2 gw",
+        HttpVersion::Http10 => "1.0 gw",
+        HttpVersion::Http11 => "1.1 gw",
+        HttpVersion::Http2 => "2 gw",
     };
     append_to_list(&mut headers, header::VIA, HeaderValue::from_static(via));
     headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("https"));

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
-use gw_shared::http::{Fields, Framing, Part, RequestHead, Version};
+use gw_shared::http::{Fields, Framing, HttpVersion, Part, RequestHead};
 use gw_shared::id::RequestId;
 use http::Response;
 use http::header::{self, HeaderValue};
@@ -53,7 +53,7 @@ impl Relay {
             method,
             target,
             authority: hostname,
-            version: Version::Http11,
+            version: HttpVersion::Http11,
             headers,
             framing,
             keep_alive: true,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use gw_shared::http::{Fields, InvalidHeadParts, RequestHead, Version};
+use gw_shared::http::{Fields, HttpVersion, InvalidHeadParts, RequestHead};
 use gw_shared::id::{RequestId, RequestIds};
 use gw_shared::telemetry::trace::{SpanContext, TraceContext};
 use http::uri::{Authority, PathAndQuery};
@@ -417,11 +417,11 @@ fn is_of_lost_node(attempt: &FailedAttempt) -> bool {
     attempt.reason == AttemptFailure::NodeLost
 }
 
-fn protocol_of(version: Version) -> Protocol {
+fn protocol_of(version: HttpVersion) -> Protocol {
     match version {
-        Version::Http10 => Protocol::Http10,
-        Version::Http11 => Protocol::Http11,
-        Version::Http2 => Protocol::Http2,
+        HttpVersion::Http10 => Protocol::Http10,
+        HttpVersion::Http11 => Protocol::Http11,
+        HttpVersion::Http2 => Protocol::Http2,
     }
 }
 

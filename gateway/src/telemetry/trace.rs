@@ -10,7 +10,7 @@ use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, RequestId};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{
-    self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer,
+    self, Finished, KeyValue, Span, SpanContext, SpanKind, SpanQueue, Tracer,
 };
 use http::Method;
 use http::uri::Authority;
@@ -21,7 +21,7 @@ use crate::telemetry::request_log::{Ended, Protocol, Timing};
 /// Destination of a worker's spans, and the share of traces that begin here that is recorded.
 #[derive(Clone)]
 pub(crate) struct SpanDestination {
-    pub(crate) queue: Queue<FinishedSpan>,
+    pub(crate) queue: SpanQueue<FinishedSpan>,
     pub(crate) sample_ratio: f64,
     pub(crate) masker: Masker,
 }
@@ -292,7 +292,7 @@ mod tests {
             http::HeaderName::from_static("traceparent"),
             TraceContext::root([1, 2, 3], true).to_value(),
         );
-        let (queue, _) = Queue::bounded(1);
+        let (queue, _) = SpanQueue::bounded(1);
         let tracing = Tracing::new(Some(SpanDestination {
             queue,
             sample_ratio: 0.0,
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn attempts_have_spans_within_the_span_of_the_request() {
-        let (queue, batches) = Queue::bounded(1);
+        let (queue, batches) = SpanQueue::bounded(1);
         let tracing = Tracing::new(Some(SpanDestination {
             queue,
             sample_ratio: 0.0,

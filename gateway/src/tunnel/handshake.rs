@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
-use gw_shared::http::{Connection, Fields, Framing, RequestHead, head};
+use gw_shared::http::{ConnectionField, Fields, Framing, RequestHead, head};
 use gw_shared::id::{AccountId, AgentId, AuthorityId, random_base62};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::net::TlsStream;
@@ -60,7 +60,7 @@ pub(crate) async fn serve(
     let mut admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, None));
     if let Err(challenged @ Error::AgentChallenge { challenge }) = &admitted {
         let response = dated(challenged.response(tunnels.ids.next_id()));
-        if http1::write_response(&stream, response, Connection::Persists)
+        if http1::write_response(&stream, response, ConnectionField::Persists)
             .await
             .is_err()
         {
@@ -156,7 +156,7 @@ async fn refuse(tunnels: &Tunnels, stream: &TlsStream, error: &Error, guard: &Co
     guard.expect_by(Instant::now() + limits::LINGER);
     let response = dated(error.response(tunnels.ids.next_id()));
     // Fails if the agent has closed the connection. The connection closes in any case.
-    let _ = http1::write_response(stream, response, Connection::Close).await;
+    let _ = http1::write_response(stream, response, ConnectionField::Close).await;
     http1::linger(stream, guard).await;
 }
 
@@ -327,7 +327,7 @@ async fn write_program(
         StatusCode::OK,
         &headers,
         framing,
-        Connection::Close,
+        ConnectionField::Close,
     );
     let start = Instant::now();
     let mut sent = 0;

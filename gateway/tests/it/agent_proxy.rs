@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 
-use gw_agent::identity::enroll::{Options, TokenSource, enroll};
+use gw_agent::identity::enroll::{EnrollmentOptions, TokenSource, enroll};
 use gw_gateway::demo::Demo;
 use gw_shared::identity::secret::Secret;
 use serde_json::Value;
@@ -32,13 +32,13 @@ fn gateway() -> (Demo, String) {
 /// Enrolls an agent for `proxied` into `state`; the gateway's address is 127.0.0.1.
 fn enroll_with(demo: &Demo, state: &Path, variables: &[(&str, &str)]) {
     let port = demo.gateway().address().port();
-    let options = Options {
+    let options = EnrollmentOptions {
         state_dir: state.to_owned(),
         gateway: Some(format!("https://eu1.gw.localhost:{port}")),
         token: Some(TokenSource::Text(Secret::new(token(demo)))),
         ca_file: Some(demo.about.ca_file.clone()),
         connect_to: Some(("127.0.0.1".to_owned(), port)),
-        ..Options::default()
+        ..EnrollmentOptions::default()
     };
     let look = |name: &str| {
         variables

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
-use gw_shared::telemetry::trace::{Endpoint, Settings};
+use gw_shared::telemetry::trace::{CollectorSettings, CollectorUrl};
 use serde_json::Value;
 
 use crate::support::caller::{connect, get, request};
@@ -17,8 +17,8 @@ use crate::support::{backend, eventually, options};
 fn scrape() -> (Demo, String) {
     // Export to a collector that does not exist: its metrics appear nevertheless.
     let with_traces: fn(&mut Config) = |config| {
-        let endpoint = Endpoint::below("http://127.0.0.1:9").unwrap();
-        config.traces = Some(Settings {
+        let endpoint = CollectorUrl::below("http://127.0.0.1:9").unwrap();
+        config.traces = Some(CollectorSettings {
             endpoint,
             sample_ratio: 0.0,
         });

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver};
 
 use gw_gateway::demo::{About, Demo, Options};
 use gw_shared::http::Fields;
-use gw_shared::telemetry::trace::{Endpoint, Settings, TraceContext};
+use gw_shared::telemetry::trace::{CollectorSettings, CollectorUrl, TraceContext};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -23,8 +23,8 @@ const CALLER: &str = "00f067aa0ba902b7";
 /// A demo that exports spans to `collector`, in front of a backend that reports the fields it receives.
 fn traced(collector: &Collector, sample_ratio: f64) -> (Demo, Receiver<Fields>) {
     let (url, seen) = telling_backend();
-    let traces = Settings {
-        endpoint: Endpoint::below(&collector.url()).unwrap(),
+    let traces = CollectorSettings {
+        endpoint: CollectorUrl::below(&collector.url()).unwrap(),
         sample_ratio,
     };
     (
@@ -156,8 +156,8 @@ fn the_agents_span_is_the_parent_of_the_backend() {
 fn failures_and_upgrades_have_spans() {
     let mut collector = collector::start();
     let (_closed, nobody) = backend::refusing();
-    let traces = Settings {
-        endpoint: Endpoint::below(&collector.url()).unwrap(),
+    let traces = CollectorSettings {
+        endpoint: CollectorUrl::below(&collector.url()).unwrap(),
         sample_ratio: 1.0,
     };
     let options = Options {
@@ -266,8 +266,8 @@ fn without_a_collector_trace_fields_pass_unchanged() {
 #[test]
 fn an_unreachable_collector_does_not_affect_requests() {
     let (_closed, nobody) = backend::refusing();
-    let traces = Settings {
-        endpoint: Endpoint::below(&format!("http://{nobody}")).unwrap(),
+    let traces = CollectorSettings {
+        endpoint: CollectorUrl::below(&format!("http://{nobody}")).unwrap(),
         sample_ratio: 1.0,
     };
     let demo = Demo::start(&Options {

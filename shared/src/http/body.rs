@@ -38,10 +38,10 @@ pub enum InvalidBody {
 
 /// Decodes one body.
 #[derive(Debug)]
-pub struct BodyDecoder(State);
+pub struct BodyDecoder(DecoderState);
 
 #[derive(Debug)]
-enum State {
+enum DecoderState {
     Length(u64),
     UntilClose,
     ChunkSize,
@@ -54,35 +54,35 @@ enum State {
 impl BodyDecoder {
     pub fn new(framing: Framing) -> Self {
         Self(match framing {
-            Framing::None | Framing::Described(_) | Framing::Length(0) => State::Done,
-            Framing::Length(length) => State::Length(length),
-            Framing::Chunked => State::ChunkSize,
-            Framing::UntilClose => State::UntilClose,
+            Framing::None | Framing::Described(_) | Framing::Length(0) => DecoderState::Done,
+            Framing::Length(length) => DecoderState::Length(length),
+            Framing::Chunked => DecoderState::ChunkSize,
+            Framing::UntilClose => DecoderState::UntilClose,
         })
     }
 
     pub fn is_done(&self) -> bool {
-        matches!(self.0, State::Done)
+        matches!(self.0, DecoderState::Done)
     }
 
     /// Takes the next part off the front of `buffer`; `None` if it needs more bytes.
     pub fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Part>, InvalidBody> {
         loop {
             match self.0 {
-                State::Done => return Ok(Some(Part::End)),
+                DecoderState::Done => return Ok(Some(Part::End)),
                 _ if buffer.is_empty() => return Ok(None),
-                State::UntilClose => return Ok(Some(Part::Data(buffer.split().freeze()))),
-                State::Length(remaining) => {
+                DecoderState::UntilClose => return Ok(Some(Part::Data(buffer.split().freeze()))),
+                DecoderState::Length(remaining) => {
                     let data = take(buffer, remaining);
                     let remaining = remaining - data.len() as u64;
                     self.0 = if remaining == 0 {
-                        State::Done
+                        DecoderState::Done
                     } else {
-                        State::Length(remaining)
+                        DecoderState::Length(remaining)
                     };
                     return Ok(Some(Part::Data(data)));
                 }
-                State::ChunkSize => {
+                DecoderState::ChunkSize => {
                     let Some(line) =
                         take_line(buffer, SIZE_LINE_MAX, InvalidBody::Chunk("size line"))?
                     else {
@@ -90,22 +90,22 @@ impl BodyDecoder {
                     };
                     let size = parse_chunk_size(&line)?;
                     self.0 = if size == 0 {
-                        State::Trailers
+                        DecoderState::Trailers
                     } else {
-                        State::ChunkData(size)
+                        DecoderState::ChunkData(size)
                     };
                 }
-                State::ChunkData(remaining) => {
+                DecoderState::ChunkData(remaining) => {
                     let data = take(buffer, remaining);
                     let remaining = remaining - data.len() as u64;
                     self.0 = if remaining == 0 {
-                        State::ChunkDataEnd
+                        DecoderState::ChunkDataEnd
                     } else {
-                        State::ChunkData(remaining)
+                        DecoderState::ChunkData(remaining)
                     };
                     return Ok(Some(Part::Data(data)));
                 }
-                State::ChunkDataEnd => {
+                DecoderState::ChunkDataEnd => {
                     if buffer.len() < 2 {
                         return if buffer[0] == b'\r' {
                             Ok(None)
@@ -117,12 +117,12 @@ impl BodyDecoder {
                         return Err(BAD_CHUNK_END);
                     }
                     buffer.advance(2);
-                    self.0 = State::ChunkSize;
+                    self.0 = DecoderState::ChunkSize;
                 }
-                State::Trailers => {
+                DecoderState::Trailers => {
                     if buffer.starts_with(b"\r\n") {
                         buffer.advance(2);
-                        self.0 = State::Done;
+                        self.0 = DecoderState::Done;
                         continue;
                     }
                     let Some(end) = memchr::memmem::find(buffer, b"\r\n\r\n") else {
@@ -137,7 +137,7 @@ impl BodyDecoder {
                     }
                     let section = buffer.split_to(end + 4).freeze();
                     let trailers = parse_trailers::<TRAILER_FIELDS_MAX>(&section)?;
-                    self.0 = State::Done;
+                    self.0 = DecoderState::Done;
                     return Ok(Some(Part::Trailers(trailers)));
                 }
             }
@@ -147,8 +147,8 @@ impl BodyDecoder {
     /// Handles the end of the connection; an error if the body is incomplete.
     pub fn finish(&mut self) -> Result<(), InvalidBody> {
         match self.0 {
-            State::UntilClose | State::Done => {
-                self.0 = State::Done;
+            DecoderState::UntilClose | DecoderState::Done => {
+                self.0 = DecoderState::Done;
                 Ok(())
             }
             _ => Err(InvalidBody::CutShort),

@@ -8,7 +8,7 @@ use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 
 use super::limits::InvalidHead;
-use super::version::Version;
+use super::version::HttpVersion;
 use crate::http::Fields;
 
 /// Framing of a message body (RFC 9112 §6.3).
@@ -144,7 +144,7 @@ pub fn set_content_length(headers: &mut Fields, framing: Framing) {
 /// Returns the framing that the fields of a message announce; refuses fields that contradict each other.
 pub(super) fn announced(
     headers: &Fields,
-    version: Version,
+    version: HttpVersion,
 ) -> Result<Option<Framing>, InvalidHead> {
     let length = content_length(headers)?;
     if !headers.contains(header::TRANSFER_ENCODING) {
@@ -155,7 +155,7 @@ pub(super) fn announced(
             "both Transfer-Encoding and Content-Length",
         ));
     }
-    if version == Version::Http10 {
+    if version == HttpVersion::Http10 {
         return Err(InvalidHead::Syntax("Transfer-Encoding in HTTP/1.0"));
     }
     check_chunked(headers)?;

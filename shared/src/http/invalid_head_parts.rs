@@ -9,7 +9,7 @@ use http::uri::{Authority, PathAndQuery};
 
 use super::fields::X_FORWARDED_FOR;
 use super::head;
-use super::version::Version;
+use super::version::HttpVersion;
 use crate::http::Fields;
 
 /// Longest kept target, in received bytes.
@@ -18,7 +18,7 @@ const TARGET_MAX: usize = 8 * 1024;
 /// Parts of an invalid request head that could be read.
 #[derive(Debug)]
 pub struct InvalidHeadParts {
-    pub version: Version,
+    pub version: HttpVersion,
     pub method: Option<Method>,
     /// Target as received; bytes other than visible ASCII are percent-encoded.
     pub target: Box<str>,
@@ -42,11 +42,11 @@ impl InvalidHeadParts {
             .and_then(|method| Method::from_bytes(method).ok());
         let target = words.next().unwrap_or_default();
         let version = if words.next() == Some(b"HTTP/1.0") {
-            Version::Http10
+            HttpVersion::Http10
         } else {
-            Version::Http11
+            HttpVersion::Http11
         };
-        let mut hosts = Hosts::default();
+        let mut hosts = HostValue::default();
         let mut headers = Fields::new();
         for line in lines.filter_map(|line| line.strip_suffix(b"\n")) {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -78,7 +78,7 @@ impl InvalidHeadParts {
         let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
         let headers = Fields::from(parts.headers);
         Self {
-            version: Version::Http2,
+            version: HttpVersion::Http2,
             target: visible(target.as_bytes()),
             authority: head::authority_of_http2(&parts.uri, &headers).ok(),
             method: Some(parts.method),
@@ -89,12 +89,12 @@ impl InvalidHeadParts {
 
 /// Value of `Host`; none if there are several different ones.
 #[derive(Default)]
-struct Hosts {
+struct HostValue {
     only: Option<Authority>,
     contradict: bool,
 }
 
-impl Hosts {
+impl HostValue {
     fn add(&mut self, value: &[u8]) {
         let host = authority(value);
         self.contradict |= host.is_none()
@@ -156,7 +156,7 @@ mod tests {
         );
         assert_eq!(
             (head.method, head.version),
-            (Some(Method::PUT), Version::Http10)
+            (Some(Method::PUT), HttpVersion::Http10)
         );
         assert_eq!(&*head.target, "/a?b=%C3%A4\"#");
         assert_eq!(head.authority.unwrap(), "a--b.eu1.example.com:443");
@@ -164,7 +164,7 @@ mod tests {
         let lines = read("GET / HTTP/1.1\nHost: a.example\n\n");
         assert_eq!(
             (lines.authority.unwrap().as_str(), lines.version),
-            ("a.example", Version::Http11)
+            ("a.example", HttpVersion::Http11)
         );
         let nonsense = read("\x16\x03\x01 nonsense\r\n\r\n");
         assert_eq!(

@@ -21,5 +21,5 @@ pub use head::{HeadScanner, RequestHead, ResponseHead};
 pub use invalid_head_parts::InvalidHeadParts;
 pub use limits::{HeadLimits, InvalidHead};
 pub use upgrade::UpgradeProtocol;
-pub use version::Version;
-pub use write::Connection;
+pub use version::HttpVersion;
+pub use write::ConnectionField;

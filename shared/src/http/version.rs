@@ -1,7 +1,7 @@
 //! HTTP versions.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum HttpVersion {
     Http10,
     Http11,
     Http2,

@@ -1,6 +1,6 @@
 //! Writing of HTTP/1.1 heads. All relayed HTTP/1.1 messages, in both directions, are written here.
 //!
-//! Only [`Framing`] and [`Connection`] determine the framing. Fields of the map that frame or belong to a connection
+//! Only [`Framing`] and [`ConnectionField`] determine the framing. Fields of the map that frame or belong to a connection
 //! ([`is_framing`]) are never written, so a peer's framing fields cannot reach the next hop.
 
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::http::Fields;
 
 /// The `Connection` field of a head (RFC 9110 §7.6.1).
 #[derive(Debug, Clone, Copy)]
-pub enum Connection<'a> {
+pub enum ConnectionField<'a> {
     /// No field: an HTTP/1.1 connection persists.
     Persists,
     /// `keep-alive`: the connection persists after a response to HTTP/1.0.
@@ -34,7 +34,7 @@ pub fn write_request(
     host: &[u8],
     headers: &Fields,
     framing: Framing,
-    connection: Connection<'_>,
+    connection: ConnectionField<'_>,
 ) {
     out.extend_from_slice(method.as_str().as_bytes());
     out.push(b' ');
@@ -42,12 +42,12 @@ pub fn write_request(
     out.extend_from_slice(b" HTTP/1.1\r\n");
     write_line(out, b"host", host);
     // A request to switch protocols has no body, so that the connection stays usable if the server declines.
-    let framing = if matches!(connection, Connection::Upgrade(_)) {
+    let framing = if matches!(connection, ConnectionField::Upgrade(_)) {
         Framing::None
     } else {
         framing
     };
-    let has_te = write_fields(out, headers, framing, Host::Skip);
+    let has_te = write_fields(out, headers, framing, HostField::Skip);
     write_connection(out, connection, has_te);
     out.extend_from_slice(b"\r\n");
 }
@@ -58,7 +58,7 @@ pub fn write_response(
     status: StatusCode,
     headers: &Fields,
     framing: Framing,
-    connection: Connection<'_>,
+    connection: ConnectionField<'_>,
 ) {
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(status.as_str().as_bytes());
@@ -69,7 +69,7 @@ pub fn write_response(
         out,
         headers,
         framing.of_response(status, &Method::GET),
-        Host::Write,
+        HostField::Write,
     );
     write_connection(out, connection, false);
     out.extend_from_slice(b"\r\n");
@@ -77,12 +77,12 @@ pub fn write_response(
 
 /// Appends the fields of a trailer section as lines.
 pub(crate) fn write_trailers(out: &mut Vec<u8>, trailers: &Fields) {
-    write_fields(out, trailers, Framing::None, Host::Skip);
+    write_fields(out, trailers, Framing::None, HostField::Skip);
 }
 
 /// Treatment of `Host` in a map of fields.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Host {
+enum HostField {
     /// Already written, or not allowed.
     Skip,
     /// Written like any other field.
@@ -90,7 +90,7 @@ enum Host {
 }
 
 /// Appends fields as lines; replaces fields that frame by those of `framing`. Returns whether `TE` is among them.
-fn write_fields(out: &mut Vec<u8>, headers: &Fields, framing: Framing, host: Host) -> bool {
+fn write_fields(out: &mut Vec<u8>, headers: &Fields, framing: Framing, host: HostField) -> bool {
     let mut length = framing.content_length();
     let mut has_te = false;
     for (name, value) in headers.iter() {
@@ -100,7 +100,7 @@ fn write_fields(out: &mut Vec<u8>, headers: &Fields, framing: Framing, host: Hos
                 .take()
                 .into_iter()
                 .for_each(|length| write_length(out, length));
-        } else if !is_framing(name) && (host == Host::Write || *name != header::HOST) {
+        } else if !is_framing(name) && (host == HostField::Write || *name != header::HOST) {
             let name = name.as_str();
             has_te |= name == "te";
             write_line(out, name.as_bytes(), value.as_bytes());
@@ -129,12 +129,12 @@ fn write_length(out: &mut Vec<u8>, length: u64) {
 
 /// Appends `Connection`, and `Upgrade`. `has_te` tells whether the head has `TE`, which belongs to the connection too and
 /// is named for that (RFC 9110 §10.1.4). One line: some recipients read the first `Connection` only.
-fn write_connection(out: &mut Vec<u8>, connection: Connection<'_>, has_te: bool) {
+fn write_connection(out: &mut Vec<u8>, connection: ConnectionField<'_>, has_te: bool) {
     let option: &[u8] = match connection {
-        Connection::Persists => b"",
-        Connection::KeepAlive => b"keep-alive",
-        Connection::Close => b"close",
-        Connection::Upgrade(_) => b"upgrade",
+        ConnectionField::Persists => b"",
+        ConnectionField::KeepAlive => b"keep-alive",
+        ConnectionField::Close => b"close",
+        ConnectionField::Upgrade(_) => b"upgrade",
     };
     match (option, has_te) {
         (b"", false) => {}
@@ -142,7 +142,7 @@ fn write_connection(out: &mut Vec<u8>, connection: Connection<'_>, has_te: bool)
         (option, false) => write_line(out, b"connection", option),
         (option, true) => write_line(out, b"connection", &[option, b", TE"].concat()),
     }
-    if let Connection::Upgrade(protocol) = connection {
+    if let ConnectionField::Upgrade(protocol) = connection {
         write_line(out, b"upgrade", protocol.as_value().as_bytes());
     }
 }
@@ -186,8 +186,8 @@ mod tests {
         let websocket = UpgradeProtocol::from_static("websocket");
         let mut headers = hostile();
         headers.append(header::HOST, HeaderValue::from_static("elsewhere"));
-        let persists = Connection::Persists;
-        let switches = Connection::Upgrade(&websocket);
+        let persists = ConnectionField::Persists;
+        let switches = ConnectionField::Upgrade(&websocket);
         for (framing, connection, length, rest) in [
             (Framing::None, persists, "", ""),
             (Framing::Length(0), persists, "content-length: 0\r\n", ""),
@@ -200,7 +200,7 @@ mod tests {
             ),
             (
                 Framing::Length(7),
-                Connection::Close,
+                ConnectionField::Close,
                 "content-length: 7\r\n",
                 "connection: close\r\n",
             ),
@@ -236,10 +236,10 @@ mod tests {
         let te: Fields =
             std::iter::once((header::TE, HeaderValue::from_static("trailers"))).collect();
         for (connection, expected) in [
-            (Connection::Persists, "connection: TE\r\n"),
-            (Connection::Close, "connection: close, TE\r\n"),
+            (ConnectionField::Persists, "connection: TE\r\n"),
+            (ConnectionField::Close, "connection: close, TE\r\n"),
             (
-                Connection::Upgrade(&websocket),
+                ConnectionField::Upgrade(&websocket),
                 "connection: upgrade, TE\r\nupgrade: websocket\r\n",
             ),
         ] {
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn received_framing_fields_do_not_reach_a_written_response() {
         let websocket = UpgradeProtocol::from_static("websocket");
-        let persists = Connection::Persists;
+        let persists = ConnectionField::Persists;
         for (status, framing, connection, length, rest) in [
             (
                 200,
@@ -281,21 +281,21 @@ mod tests {
             (
                 200,
                 Framing::Chunked,
-                Connection::Close,
+                ConnectionField::Close,
                 "",
                 "transfer-encoding: chunked\r\nconnection: close\r\n",
             ),
             (
                 200,
                 Framing::UntilClose,
-                Connection::Close,
+                ConnectionField::Close,
                 "",
                 "connection: close\r\n",
             ),
             (
                 200,
                 Framing::Length(3),
-                Connection::KeepAlive,
+                ConnectionField::KeepAlive,
                 "content-length: 3\r\n",
                 "connection: keep-alive\r\n",
             ),
@@ -313,7 +313,7 @@ mod tests {
             (
                 101,
                 Framing::UntilClose,
-                Connection::Upgrade(&websocket),
+                ConnectionField::Upgrade(&websocket),
                 "",
                 UPGRADES,
             ),

@@ -52,16 +52,16 @@ pub struct Tunnel(Rc<Shared>);
 struct Shared {
     endpoint: RefCell<Endpoint>,
     outgoing: RefCell<Outgoing>,
-    pause: Pause,
+    pause: YieldTurn,
 }
 
 /// Turn of other tasks that receiving waits for.
 #[derive(Default)]
-struct Pause(RefCell<Option<Pin<Box<dyn Future<Output = ()>>>>>);
+struct YieldTurn(RefCell<Option<Pin<Box<dyn Future<Output = ()>>>>>);
 
-impl fmt::Debug for Pause {
+impl fmt::Debug for YieldTurn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pause")
+        f.debug_tuple("YieldTurn")
             .field(&self.0.borrow().is_some())
             .finish()
     }
@@ -72,7 +72,7 @@ impl Tunnel {
         Self(Rc::new(Shared {
             endpoint: RefCell::new(endpoint),
             outgoing: RefCell::default(),
-            pause: Pause::default(),
+            pause: YieldTurn::default(),
         }))
     }
 

@@ -87,16 +87,16 @@ pub enum BackendHealth {
 }
 
 /// A message to one end of a tunnel.
-pub trait Message: Serialize + DeserializeOwned {
+pub trait ControlMessage: Serialize + DeserializeOwned {
     /// Longest encoded message, in bytes.
     const LONGEST: usize;
 }
 
-impl Message for ToAgent {
+impl ControlMessage for ToAgent {
     const LONGEST: usize = MESSAGE_MAX;
 }
 
-impl Message for ToGateway {
+impl ControlMessage for ToGateway {
     const LONGEST: usize = TO_GATEWAY_MAX;
 }
 
@@ -111,7 +111,7 @@ pub enum InvalidMessage {
 }
 
 /// Encodes a message. Fails if it is too long to be sent.
-pub fn encode<M: Message>(message: &M) -> Result<Bytes, InvalidMessage> {
+pub fn encode<M: ControlMessage>(message: &M) -> Result<Bytes, InvalidMessage> {
     let bytes = serde_json::to_vec(message)?;
     if bytes.len() > M::LONGEST {
         Err(InvalidMessage::TooLong(M::LONGEST))
@@ -121,7 +121,7 @@ pub fn encode<M: Message>(message: &M) -> Result<Bytes, InvalidMessage> {
 }
 
 /// Decodes a message.
-pub fn decode<M: Message>(bytes: &[u8]) -> Result<M, InvalidMessage> {
+pub fn decode<M: ControlMessage>(bytes: &[u8]) -> Result<M, InvalidMessage> {
     if bytes.len() > M::LONGEST {
         return Err(InvalidMessage::TooLong(M::LONGEST));
     }

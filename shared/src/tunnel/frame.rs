@@ -157,7 +157,7 @@ impl StreamId {
 
 /// Frame header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct FrameHeader {
     pub kind: Kind,
     /// Last frame of this direction of the stream.
     pub end: bool,
@@ -168,7 +168,7 @@ pub struct Header {
 
 /// Header that no peer may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidHeader {
+pub enum InvalidFrameHeader {
     #[error("unknown frame type {0:#04x}")]
     Type(u8),
     #[error("{0:?} with a payload of {1} bytes")]
@@ -179,7 +179,7 @@ pub enum InvalidHeader {
     End(Kind),
 }
 
-impl Header {
+impl FrameHeader {
     pub fn encode(self) -> [u8; HEADER] {
         let [_, high, middle, low] = (self.length as u32).to_be_bytes();
         let [a, b, c, d] = self.stream.0.to_be_bytes();
@@ -188,17 +188,17 @@ impl Header {
     }
 
     /// Parses a header and checks everything that does not depend on the stream's state.
-    pub fn decode(bytes: [u8; HEADER]) -> Result<Self, InvalidHeader> {
+    pub fn decode(bytes: [u8; HEADER]) -> Result<Self, InvalidFrameHeader> {
         let [kind, high, middle, low, a, b, c, d] = bytes;
         let end = kind & END != 0;
-        let kind = Kind::parse(kind & !END).ok_or(InvalidHeader::Type(kind))?;
+        let kind = Kind::parse(kind & !END).ok_or(InvalidFrameHeader::Type(kind))?;
         let length = u32::from_be_bytes([0, high, middle, low]) as usize;
         let (least, most) = kind.payload();
         if !(least..=most).contains(&length) {
-            return Err(InvalidHeader::Length(kind, length));
+            return Err(InvalidFrameHeader::Length(kind, length));
         }
         if !kind.allows_end(end) {
-            return Err(InvalidHeader::End(kind));
+            return Err(InvalidFrameHeader::End(kind));
         }
         let stream = StreamId(u32::from_be_bytes([a, b, c, d]));
         let is_valid = if kind.is_of_tunnel() {
@@ -207,11 +207,11 @@ impl Header {
             stream.generation() > 0
         };
         if !is_valid {
-            return Err(InvalidHeader::Stream(kind, stream.0));
+            return Err(InvalidFrameHeader::Stream(kind, stream.0));
         }
         // An empty frame carries nothing.
         if kind == Kind::Data && length == 0 && !end {
-            return Err(InvalidHeader::Length(kind, 0));
+            return Err(InvalidFrameHeader::Length(kind, 0));
         }
         Ok(Self {
             kind,
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn headers_that_no_peer_may_send_are_refused() {
         let header = |kind: Kind, end, length, stream| {
-            Header {
+            FrameHeader {
                 kind,
                 end,
                 length,
@@ -248,11 +248,14 @@ mod tests {
             }
             .encode()
         };
-        let refused = |bytes| Header::decode(bytes).unwrap_err();
-        assert_eq!(refused([0, 0, 0, 0, 0, 1, 0, 0]), InvalidHeader::Type(0));
+        let refused = |bytes| FrameHeader::decode(bytes).unwrap_err();
+        assert_eq!(
+            refused([0, 0, 0, 0, 0, 1, 0, 0]),
+            InvalidFrameHeader::Type(0)
+        );
         assert_eq!(
             refused([0x0f, 0, 0, 0, 0, 1, 0, 0]),
-            InvalidHeader::Type(0x0f)
+            InvalidFrameHeader::Type(0x0f)
         );
         let stream = 0x0001_0000;
         for (kind, end) in [
@@ -263,7 +266,7 @@ mod tests {
         ] {
             assert_eq!(
                 refused(header(kind, end, 9, stream)),
-                InvalidHeader::End(kind)
+                InvalidFrameHeader::End(kind)
             );
         }
         for (kind, length) in [
@@ -275,24 +278,24 @@ mod tests {
         ] {
             assert_eq!(
                 refused(header(kind, false, length, stream)),
-                InvalidHeader::Length(kind, length)
+                InvalidFrameHeader::Length(kind, length)
             );
         }
         assert_eq!(
             refused(header(Kind::Data, false, 1, 5)),
-            InvalidHeader::Stream(Kind::Data, 5)
+            InvalidFrameHeader::Stream(Kind::Data, 5)
         );
         assert_eq!(
             refused(header(Kind::Ping, false, 8, stream)),
-            InvalidHeader::Stream(Kind::Ping, stream)
+            InvalidFrameHeader::Stream(Kind::Ping, stream)
         );
-        assert!(Header::decode(header(Kind::Data, true, 0, stream)).is_ok());
+        assert!(FrameHeader::decode(header(Kind::Data, true, 0, stream)).is_ok());
     }
 
     proptest! {
         #[test]
         fn valid_headers_encode_back(bytes: [u8; HEADER]) {
-            if let Ok(header) = Header::decode(bytes) {
+            if let Ok(header) = FrameHeader::decode(bytes) {
                 prop_assert_eq!(header.encode(), bytes);
             }
         }

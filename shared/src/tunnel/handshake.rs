@@ -9,7 +9,7 @@ use http::{Method, StatusCode};
 use crate::clock;
 use crate::http::fields::X_GW_VERSION;
 use crate::http::head::{self, HeadLimits, RequestHead};
-use crate::http::{Connection, Fields, Framing, UpgradeProtocol};
+use crate::http::{ConnectionField, Fields, Framing, UpgradeProtocol};
 use crate::identity::program;
 use crate::text::printable;
 use crate::version::{AgentVersions, VERSION, Version, VersionMismatch};
@@ -111,7 +111,7 @@ pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
     write(
         host,
         &PathAndQuery::from_static(PATH),
-        Connection::Upgrade(&UPGRADE),
+        ConnectionField::Upgrade(&UPGRADE),
         proof,
     )
 }
@@ -121,13 +121,13 @@ pub fn program_request(host: &str, sha256: &str, proof: Option<&Proof>) -> Vec<u
     let path = format!("{}{sha256}", program::PATH);
     let path =
         PathAndQuery::try_from(path).unwrap_or_else(|_| PathAndQuery::from_static(program::PATH));
-    write(host, &path, Connection::Persists, proof)
+    write(host, &path, ConnectionField::Persists, proof)
 }
 
 fn write(
     host: &str,
     path: &PathAndQuery,
-    connection: Connection<'_>,
+    connection: ConnectionField<'_>,
     proof: Option<&Proof>,
 ) -> Vec<u8> {
     let mut headers = Fields::new();
@@ -202,7 +202,7 @@ pub fn acceptance() -> Vec<u8> {
     let date = HeaderValue::try_from(httpdate::fmt_http_date(clock::now()));
     headers.extend(date.ok().map(|date| (header::DATE, date)));
     let mut out = Vec::with_capacity(160);
-    let connection = Connection::Upgrade(&UPGRADE);
+    let connection = ConnectionField::Upgrade(&UPGRADE);
     head::write_response(
         &mut out,
         StatusCode::SWITCHING_PROTOCOLS,

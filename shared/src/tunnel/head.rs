@@ -12,7 +12,7 @@ use http::{Method, StatusCode};
 use super::frame::{CODE_MAX, MESSAGE_TEXT_MAX, REQUEST_HEAD, RESPONSE_HEAD};
 use super::timing::AgentTiming;
 use crate::http::head::{self, InvalidHead, RequestHead, ResponseHead};
-use crate::http::{Connection, Fields, Framing, UpgradeProtocol, write};
+use crate::http::{ConnectionField, Fields, Framing, UpgradeProtocol, write};
 
 /// Absent duration.
 const NONE: u32 = u32::MAX;
@@ -39,7 +39,7 @@ impl OutboundRequest {
         let connection = self
             .upgrade
             .as_ref()
-            .map_or(Connection::Persists, Connection::Upgrade);
+            .map_or(ConnectionField::Persists, ConnectionField::Upgrade);
         let host = self.authority.as_str().as_bytes();
         head::write_request(
             out,
@@ -90,7 +90,7 @@ fn write_response_head(
     framing: Framing,
     upgrade: Option<&UpgradeProtocol>,
 ) {
-    let connection = upgrade.map_or(Connection::Persists, Connection::Upgrade);
+    let connection = upgrade.map_or(ConnectionField::Persists, ConnectionField::Upgrade);
     head::write_response(out, status, headers, framing, connection);
 }
 

@@ -57,7 +57,7 @@ async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
     let mut settings = h2::server::Builder::new();
     let settings = settings.enable_connect_protocol();
     let mut connection = settings
-        .handshake::<_, Bytes>(Stream::Tls(stream))
+        .handshake::<_, Bytes>(BackendStream::Tls(stream))
         .await
         .unwrap();
     while let Some(Ok((request, mut respond))) = connection.accept().await {

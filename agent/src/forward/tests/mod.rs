@@ -34,7 +34,7 @@ use rustls_pki_types::PrivateKeyDer;
 
 use self::tunnel::{get, post, upgrade, with_field, with_tunnel, with_tunnel_to};
 use super::*;
-use crate::backend::{Backends, Stream};
+use crate::backend::{BackendStream, Backends};
 use crate::forward::upgrade::accept_of;
 
 const TIME_LIMIT: Duration = Duration::from_secs(20);
@@ -68,7 +68,7 @@ fn http2_backend<F: Future<Output = ()> + 'static>(
 ) -> Vec<String> {
     let address = listen(move |connection, number| {
         let serve = async {
-            let socket = Stream::Plain(Socket::from_fd(connection.into()).unwrap());
+            let socket = BackendStream::Plain(Socket::from_fd(connection.into()).unwrap());
             let mut connection = settings.handshake::<_, Bytes>(socket).await.unwrap();
             while let Some(Ok((request, respond))) = connection.accept().await {
                 runtime::spawn(serve(request, respond, number));

@@ -1,14 +1,14 @@
 //! Enrollment of an agent that may be enrolled already.
 
 use super::options::parse_gateway;
-use super::{EnrollError, Options, enroll};
+use super::{EnrollError, EnrollmentOptions, enroll};
 use crate::identity::state::{Enrollment, StateDir};
 
 /// Enrolls an agent, or resumes an interrupted enrollment, unless the state folder contains an enrolled agent. That agent
 /// must be enrolled at `options.gateway`, if given; the token is not used then. With `options.force`, that agent is replaced by
 /// another one at the same gateway. `environment` is that of [`enroll`].
 pub fn ensure_enrolled(
-    options: Options,
+    options: EnrollmentOptions,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Result<(), EnrollError> {
     let state = StateDir::new(&options.state_dir);
@@ -50,7 +50,10 @@ pub fn ensure_enrolled(
 }
 
 /// Options of another enrollment at the gateway of the enrolled agent, unless they name one.
-fn at_same_gateway(options: Options, state: &StateDir) -> Result<Options, EnrollError> {
+fn at_same_gateway(
+    options: EnrollmentOptions,
+    state: &StateDir,
+) -> Result<EnrollmentOptions, EnrollError> {
     if options.gateway.is_some() {
         return Ok(options);
     }
@@ -60,7 +63,7 @@ fn at_same_gateway(options: Options, state: &StateDir) -> Result<Options, Enroll
         gateway_port,
         ..
     } = state.enrollment()?;
-    Ok(Options {
+    Ok(EnrollmentOptions {
         gateway: Some(format!("https://{gateway_name}:{gateway_port}")),
         connect_to: Some((gateway_host, gateway_port)),
         ca_file: options.ca_file.or_else(|| state.gateway_authorities_file()),

@@ -18,11 +18,11 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
 pub use ensure::ensure_enrolled;
+pub use options::{EnrollmentOptions, TokenSource};
 use options::{NewEnrollment, Start};
-pub use options::{Options, TokenSource};
 
 use crate::apex_client::ApexClient;
-use crate::apex_client::error::{GatewayError, Refusal};
+use crate::apex_client::error::{ErrorReply, GatewayError};
 use crate::backoff::{Backoff, random};
 use crate::clock::GatewayClock;
 use crate::identity::certificate::{self, UnfitIdentity};
@@ -57,9 +57,9 @@ pub enum EnrollError {
         "the gateway refused the enrollment token ({0}): a token is valid for a limited time and number of agents; ask \
          an administrator for a new one"
     )]
-    Token(Refusal),
+    Token(ErrorReply),
     #[error("the gateway refused to continue the enrollment ({0}): enroll again with a new token")]
-    Refused(Refusal),
+    Refused(ErrorReply),
     #[error("an administrator has rejected this enrollment")]
     Rejected,
     /// URLs of the gateway at which the agent is enrolled, and of the one in the options.
@@ -93,7 +93,7 @@ pub enum EnrollError {
 ///
 /// `environment` looks up the variables of the proxy. Runs a reactor on the calling thread: see [`Driver::block_on`].
 pub fn enroll(
-    options: Options,
+    options: EnrollmentOptions,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Result<Enrolled, EnrollError> {
     for unknown in unknown_in_environment() {

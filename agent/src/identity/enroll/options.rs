@@ -17,7 +17,7 @@ use crate::tls;
 
 /// Options of an enrollment. To resume one, the state folder is enough.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct EnrollmentOptions {
     pub state_dir: PathBuf,
     /// The region's apex: `https://HOST` or `https://HOST:PORT`.
     pub gateway: Option<String>,
@@ -60,13 +60,13 @@ pub(super) struct NewEnrollment {
 /// Longest name of an agent, in characters.
 const NAME_MAX: usize = 100;
 
-impl Options {
+impl EnrollmentOptions {
     /// Locks the state folder and decides where to start, or reports all mistakes.
     pub(super) fn check(
         self,
         proxies: &ProxySettings,
     ) -> Result<(StateDir, StateLock, Start), EnrollError> {
-        let mut mistakes = Mistakes::default();
+        let mut mistakes = OptionMistakes::default();
         let state = StateDir::new(self.state_dir);
         let folder = state.path().display();
         let token = self
@@ -160,9 +160,9 @@ impl Options {
 
 /// All mistakes, each prefixed with its option.
 #[derive(Default)]
-struct Mistakes(Vec<String>);
+struct OptionMistakes(Vec<String>);
 
-impl Mistakes {
+impl OptionMistakes {
     fn note(&mut self, option: &str, mistake: impl Display) {
         self.0.push(format!("{option}: {mistake}"));
     }
@@ -253,16 +253,16 @@ mod tests {
 
     const TOKEN: &str = "gw_et_0123456789abcdef.secret";
 
-    fn options(state_dir: &Path) -> Options {
-        Options {
+    fn options(state_dir: &Path) -> EnrollmentOptions {
+        EnrollmentOptions {
             state_dir: state_dir.into(),
             gateway: Some("https://EU1.example.com".into()),
             token: Some(TokenSource::Text(Secret::new(format!("{TOKEN}\n")))),
-            ..Options::default()
+            ..EnrollmentOptions::default()
         }
     }
 
-    fn mistakes(options: Options) -> Vec<String> {
+    fn mistakes(options: EnrollmentOptions) -> Vec<String> {
         match options.check(&ProxySettings::default()) {
             Err(EnrollError::Usage(mistakes)) => mistakes,
             Err(other) => panic!("{other}"),
@@ -311,7 +311,7 @@ mod tests {
             ("eu1.example.com", TOKEN)
         );
         assert!(!new.name.is_empty());
-        let elsewhere = Options {
+        let elsewhere = EnrollmentOptions {
             connect_to: Some(("127.0.0.1".into(), 1)),
             ..options(directory.path())
         };
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn all_mistakes_are_reported_without_secrets() {
         let directory = tempfile::tempdir().unwrap();
-        let wrong = Options {
+        let wrong = EnrollmentOptions {
             gateway: Some("http://eu1.example.com".into()),
             token: Some(TokenSource::Text(Secret::new("hunter2".into()))),
             name: Some(String::new()),
@@ -343,7 +343,7 @@ mod tests {
             "{found:?}"
         );
         assert_eq!(
-            mistakes(Options {
+            mistakes(EnrollmentOptions {
                 gateway: None,
                 token: None,
                 ..options(directory.path())
@@ -354,7 +354,7 @@ mod tests {
         fs::write(directory.path().join("agent.json"), "{}").unwrap();
         assert!(mistakes(options(directory.path()))[0].contains("--force"));
         assert!(
-            Options {
+            EnrollmentOptions {
                 force: true,
                 ..options(directory.path())
             }
@@ -363,7 +363,7 @@ mod tests {
         );
         // A running agent is not replaced.
         let _running = StateDir::new(directory.path()).lock().unwrap();
-        let found = mistakes(Options {
+        let found = mistakes(EnrollmentOptions {
             force: true,
             ..options(directory.path())
         });

@@ -10,11 +10,11 @@ use crate::fake_gateway::{self, APEX, Authority, HOSTNAME, NOW, Request, json, r
 
 const TOKEN: &str = "gw_et_0123456789abcdef.secret";
 
-fn enroll(options: Options) -> Result<Enrolled, EnrollError> {
+fn enroll(options: EnrollmentOptions) -> Result<Enrolled, EnrollError> {
     super::enroll(options, |_| None)
 }
 
-fn ensure_enrolled(options: Options) -> Result<(), EnrollError> {
+fn ensure_enrolled(options: EnrollmentOptions) -> Result<(), EnrollError> {
     super::ensure_enrolled(options, |_| None)
 }
 
@@ -76,14 +76,14 @@ impl Region {
         self.directory.path().join("state")
     }
 
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> EnrollmentOptions {
+        EnrollmentOptions {
             state_dir: self.state_dir(),
             gateway: Some(format!("https://{APEX}")),
             token: Some(TokenSource::Text(Secret::new(TOKEN.into()))),
             ca_file: Some(self.directory.path().join("ca.pem")),
             connect_to: Some(("127.0.0.1".into(), self.port)),
-            ..Options::default()
+            ..EnrollmentOptions::default()
         }
     }
 
@@ -162,9 +162,9 @@ fn interrupted_enrollment_is_resumed_with_and_without_its_token() {
     };
     assert!(!understood(&enroll(region.options())));
     assert_eq!(files(&region.state_dir()), ["enrollment.json"]);
-    let state_dir_only = Options {
+    let state_dir_only = EnrollmentOptions {
         state_dir: region.state_dir(),
-        ..Options::default()
+        ..EnrollmentOptions::default()
     };
     assert!(!understood(&enroll(state_dir_only)));
     assert_eq!(
@@ -204,7 +204,7 @@ fn refusals_are_errors_with_a_remedy() {
     let older = Region::answering(|_, _| refusal(426, "", "GW_VERSION_MISMATCH"));
     let error = enroll(older.options()).unwrap_err().to_string();
     assert!(error.contains("GW_VERSION_MISMATCH"), "{error}");
-    let unknown = enroll(Options {
+    let unknown = enroll(EnrollmentOptions {
         ca_file: None,
         ..used.options()
     })
@@ -226,7 +226,7 @@ fn refusals_are_errors_with_a_remedy() {
 #[test]
 fn requests_are_repeated_only_if_that_is_safe_and_useful() {
     let refused = |status: u16, retry_after: Option<u64>| {
-        GatewayError::Refused(Refusal {
+        GatewayError::Refused(ErrorReply {
             status: StatusCode::from_u16(status).unwrap(),
             code: None,
             text: String::new(),
@@ -280,13 +280,13 @@ fn an_enrolled_agent_is_kept_unless_it_is_of_another_gateway() {
 
     // Neither the token nor the URL is needed any more.
     ensure_enrolled(region.options()).unwrap();
-    ensure_enrolled(Options {
+    ensure_enrolled(EnrollmentOptions {
         state_dir: region.state_dir(),
-        ..Options::default()
+        ..EnrollmentOptions::default()
     })
     .unwrap();
     for other in ["https://us1.gw.localhost", "https://eu1.gw.localhost:1"] {
-        let options = Options {
+        let options = EnrollmentOptions {
             gateway: Some(other.into()),
             connect_to: None,
             ..region.options()

@@ -30,13 +30,13 @@ impl Scenario {
     }
 
     /// Starts with the installed program and an update of it. Returns the update and its worker.
-    fn updating() -> (Self, SignedProgram, WorkerId) {
+    fn updating() -> (Self, SignedProgram, WorkerNumber) {
         let mut it = Self::installed();
         let update = program("9.0.0");
         assert_eq!(
             it.event(
                 0,
-                Event::Update {
+                AgentEvent::Update {
                     program: update.clone()
                 }
             ),
@@ -50,7 +50,7 @@ impl Scenario {
         self.supervision.handle(input, self.now)
     }
 
-    fn event(&mut self, worker: WorkerId, event: Event) -> Vec<Action> {
+    fn event(&mut self, worker: WorkerNumber, event: AgentEvent) -> Vec<Action> {
         self.input(Input::Event { worker, event })
     }
 
@@ -61,10 +61,10 @@ impl Scenario {
     }
 
     /// `current` announces what it serves, and the successor starts.
-    fn begin(&mut self, current: WorkerId, program: Option<&SignedProgram>) -> WorkerId {
+    fn begin(&mut self, current: WorkerNumber, program: Option<&SignedProgram>) -> WorkerNumber {
         let actions = self.event(
             current,
-            Event::Serving {
+            AgentEvent::Serving {
                 hostnames: vec!["a".into()],
             },
         );
@@ -95,7 +95,7 @@ fn program(version: &str) -> SignedProgram {
     )
 }
 
-fn tell(worker: WorkerId, message: ToWorker) -> Action {
+fn tell(worker: WorkerNumber, message: ToWorker) -> Action {
     Action::Tell { worker, message }
 }
 
@@ -107,8 +107,11 @@ fn a_replaced_worker_finishes_after_its_successor_has_tunnels() {
         [tell(0, ToWorker::ExpectSuccessor)]
     );
     let next = it.begin(0, None);
-    assert_eq!(it.event(0, Event::Ready), [], "not of the candidate");
-    assert_eq!(it.event(next, Event::Ready), [tell(0, ToWorker::Succeeded)]);
+    assert_eq!(it.event(0, AgentEvent::Ready), [], "not of the candidate");
+    assert_eq!(
+        it.event(next, AgentEvent::Ready),
+        [tell(0, ToWorker::Succeeded)]
+    );
     assert_eq!(
         it.input(Input::Exited {
             worker: 0,
@@ -171,7 +174,7 @@ fn a_replacement_that_fails_leaves_the_worker_serving() {
 }
 
 /// The only failure among `actions`: its error, and what it says about `program`.
-fn failure(actions: &[Action], program: &SignedProgram) -> (String, Blame, Option<WorkerId>) {
+fn failure(actions: &[Action], program: &SignedProgram) -> (String, Blame, Option<WorkerNumber>) {
     let failures = actions.iter().filter_map(|action| match action {
         Action::Fail {
             program: failed,
@@ -234,13 +237,13 @@ fn an_update_waits_until_the_agent_has_tunnels() {
     let update = program("9.0.0");
     it.event(
         0,
-        Event::Update {
+        AgentEvent::Update {
             program: update.clone(),
         },
     );
     let actions = it.event(
         0,
-        Event::Serving {
+        AgentEvent::Serving {
             hostnames: Vec::new(),
         },
     );
@@ -250,7 +253,7 @@ fn an_update_waits_until_the_agent_has_tunnels() {
     it.input(Input::Replace(None));
     let actions = it.event(
         0,
-        Event::Serving {
+        AgentEvent::Serving {
             hostnames: Vec::new(),
         },
     );
@@ -268,14 +271,14 @@ fn an_updated_program_that_crashes_within_its_trial_is_replaced_by_the_one_befor
         is_proven: false,
     };
     assert_eq!(
-        it.event(next, Event::Ready),
+        it.event(next, AgentEvent::Ready),
         [chosen, tell(0, ToWorker::Succeeded)]
     );
     // A new configuration does not end the trial.
     it.input(Input::Replace(Some(update.clone())));
     let again = it.begin(next, Some(&update));
     assert_eq!(
-        it.event(again, Event::Ready),
+        it.event(again, AgentEvent::Ready),
         [tell(next, ToWorker::Succeeded)]
     );
     let actions = it.input(Input::Exited {
@@ -300,7 +303,7 @@ fn a_program_is_proven_by_a_minute_with_tunnels() {
     let update = program("9.0.0");
     let mut it = Scenario::new(Some(update.clone()), false);
     assert_eq!(it.wait(), [], "it had no tunnel");
-    it.event(0, Event::Connected);
+    it.event(0, AgentEvent::Connected);
     assert_eq!(it.wait(), [Action::Prove]);
     assert_eq!(it.supervision.deadline(), None);
     // After that, a crash ends the supervisor, and the service manager starts it again.
@@ -372,7 +375,7 @@ fn a_worker_that_crashes_while_its_successor_starts_is_followed_by_it() {
         }),
         []
     );
-    assert_eq!(it.event(next, Event::Ready), []);
+    assert_eq!(it.event(next, AgentEvent::Ready), []);
     assert_eq!(
         it.input(Input::Exited {
             worker: next,
@@ -387,7 +390,7 @@ fn a_worker_that_crashes_while_its_successor_starts_is_followed_by_it() {
         match &cause {
             Some(update) => it.event(
                 0,
-                Event::Update {
+                AgentEvent::Update {
                     program: update.clone(),
                 },
             ),
@@ -423,7 +426,7 @@ fn replacements_wait_for_the_one_under_way_and_for_workers_that_finish() {
         assert_eq!(it.input(Input::Replace(None)), [], "one is under way");
         it.supervision.next_signal = None;
         let next = it.begin(current, None);
-        it.event(next, Event::Ready);
+        it.event(next, AgentEvent::Ready);
         current = next;
     }
     assert_eq!(it.input(Input::Replace(None)), [], "too many have requests");
@@ -477,7 +480,7 @@ fn a_detached_worker_is_left_to_the_next_supervisor() {
     assert_eq!(
         it.event(
             0,
-            Event::Serving {
+            AgentEvent::Serving {
                 hostnames: Vec::new()
             }
         ),
@@ -499,12 +502,12 @@ fn a_reload_and_an_update_that_wait_are_both_done_with_the_new_program() {
     let (mut it, update, next) = Scenario::updating();
     let later = program("9.0.1");
     assert_eq!(it.input(Input::Replace(None)), [], "an update is under way");
-    let actions = it.event(next, Event::Ready);
+    let actions = it.event(next, AgentEvent::Ready);
     assert_eq!(actions.last(), Some(&tell(next, ToWorker::ExpectSuccessor)));
     assert_eq!(
         it.event(
             next,
-            Event::Update {
+            AgentEvent::Update {
                 program: later.clone()
             }
         ),
@@ -512,7 +515,7 @@ fn a_reload_and_an_update_that_wait_are_both_done_with_the_new_program() {
         "a reload is under way"
     );
     let reloaded = it.begin(next, Some(&update));
-    let actions = it.event(reloaded, Event::Ready);
+    let actions = it.event(reloaded, AgentEvent::Ready);
     assert_eq!(
         actions.last(),
         Some(&tell(reloaded, ToWorker::ExpectSuccessor))
@@ -523,7 +526,7 @@ fn a_reload_and_an_update_that_wait_are_both_done_with_the_new_program() {
 #[test]
 fn a_program_that_has_crashed_is_not_proven() {
     let (mut it, update, next) = Scenario::updating();
-    it.event(next, Event::Ready);
+    it.event(next, AgentEvent::Ready);
     it.input(Input::Exited {
         worker: 0,
         code: Some(0),

@@ -14,7 +14,7 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HeadScanner};
-use gw_shared::http::{Connection, Fields, Part};
+use gw_shared::http::{ConnectionField, Fields, Part};
 use gw_shared::id::{AccountId, AgentId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
 use gw_shared::net::Socket;
@@ -292,7 +292,7 @@ impl ResponseSink for Http1Sink<'_> {
             head.status,
             &head.headers,
             Framing::None,
-            Connection::Persists,
+            ConnectionField::Persists,
         );
         self.flush().await
     }
@@ -322,7 +322,7 @@ impl ResponseSink for Http1Sink<'_> {
             head.status,
             &head.headers,
             self.framing,
-            Connection::Persists,
+            ConnectionField::Persists,
         );
         Ok(())
     }

@@ -2,7 +2,9 @@
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{CHUNK_END, chunk_start, write_last_chunk};
-use gw_shared::http::head::{self, Connection, Framing, HeadScanner, RequestHead, ResponseHead};
+use gw_shared::http::head::{
+    self, ConnectionField, Framing, HeadScanner, RequestHead, ResponseHead,
+};
 use gw_shared::http::{BodyDecoder, Fields, InvalidBody, InvalidHead, Part, fields};
 use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
@@ -110,7 +112,7 @@ pub fn request_head(data: &[u8]) {
         host,
         &headers,
         framing,
-        Connection::Persists,
+        ConnectionField::Persists,
     );
     let again = head::parse_request(&out.into(), limits::REQUEST_HEAD);
     // The fields that the writer adds can exceed the limit.
@@ -152,7 +154,13 @@ pub fn response_head(data: &[u8]) {
         assert_framing(&text, framing);
     }
     let mut out = Vec::new();
-    head::write_response(&mut out, status, &headers, framing, Connection::Persists);
+    head::write_response(
+        &mut out,
+        status,
+        &headers,
+        framing,
+        ConnectionField::Persists,
+    );
     let again = head::parse_response(&out.into(), &method, limits::REQUEST_HEAD);
     let Ok(again) = again.map_err(|error| assert!(error.is_too_large(), "{error}")) else {
         return;

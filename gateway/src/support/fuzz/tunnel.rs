@@ -4,7 +4,9 @@ use ::http::header;
 use bytes::Bytes;
 use gw_shared::http::head;
 use gw_shared::identity::program;
-use gw_shared::tunnel::control::{InvalidMessage, Message, ToAgent, ToGateway, decode, encode};
+use gw_shared::tunnel::control::{
+    ControlMessage, InvalidMessage, ToAgent, ToGateway, decode, encode,
+};
 use gw_shared::tunnel::handshake::{self, Purpose};
 use gw_shared::version::{AgentVersions, Version};
 
@@ -77,7 +79,7 @@ pub fn control_message(data: &[u8]) {
     assert_encodes_back::<ToGateway>(data);
 }
 
-fn assert_encodes_back<M: Message + PartialEq + std::fmt::Debug>(data: &[u8]) {
+fn assert_encodes_back<M: ControlMessage + PartialEq + std::fmt::Debug>(data: &[u8]) {
     let Ok(message) = decode::<M>(data) else {
         return;
     };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gw_gateway::demo::{About, Demo};
 use gw_gateway::telemetry::counters::TunnelReport;
 use gw_shared::id::AgentId;
-use gw_shared::tunnel::frame::{HEADER, Header, Kind, StreamId};
+use gw_shared::tunnel::frame::{FrameHeader, HEADER, Kind, StreamId};
 use gw_shared::tunnel::{self, handshake};
 use http::Method;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -168,12 +168,12 @@ impl Tunnel {
     /// The next frame. A PING is answered, a RESET is not.
     pub(crate) fn next(&mut self) -> io::Result<Frame> {
         let header = self.0.bytes(HEADER)?;
-        let Header {
+        let FrameHeader {
             kind,
             end,
             length,
             stream,
-        } = Header::decode(header.try_into().unwrap()).unwrap();
+        } = FrameHeader::decode(header.try_into().unwrap()).unwrap();
         let payload = self.0.bytes(length)?;
         if kind == Kind::Ping {
             self.try_send(&frame(Kind::Pong, false, stream, &payload))?;

@@ -96,13 +96,13 @@ pub(crate) fn agent_with(
     ca_file: &Path,
     state_dir: &Path,
 ) -> AgentId {
-    let options = gw_agent::identity::enroll::Options {
+    let options = gw_agent::identity::enroll::EnrollmentOptions {
         state_dir: state_dir.to_owned(),
         gateway: Some(gateway.to_owned()),
         token: Some(TokenSource::Text(Secret::new(token))),
         name: Some("test".to_owned()),
         ca_file: Some(ca_file.to_owned()),
-        ..gw_agent::identity::enroll::Options::default()
+        ..gw_agent::identity::enroll::EnrollmentOptions::default()
     };
     gw_agent::identity::enroll::enroll(options, |_| None)
         .unwrap()

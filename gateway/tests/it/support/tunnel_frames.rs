@@ -1,6 +1,6 @@
 //! Frames that an agent sends on its tunnel (`docs/tunnel.md`), valid or not.
 
-use gw_shared::tunnel::frame::{Header, Kind, StreamId};
+use gw_shared::tunnel::frame::{FrameHeader, Kind, StreamId};
 
 /// Duration in a head that means that there is none.
 const NO_DURATION: [u8; 4] = [0xff; 4];
@@ -9,7 +9,7 @@ const NO_DURATION: [u8; 4] = [0xff; 4];
 pub(crate) const CHUNKED: (&str, &str) = ("transfer-encoding", "chunked");
 
 pub(crate) fn frame(kind: Kind, end: bool, stream: StreamId, payload: &[u8]) -> Vec<u8> {
-    let mut frame = Header {
+    let mut frame = FrameHeader {
         kind,
         end,
         length: payload.len(),

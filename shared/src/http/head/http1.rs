@@ -8,8 +8,8 @@ use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
 use super::{
-    BARE_LINE_FEED, CONNECT, Framing, HeadLimits, InvalidHead, RequestHead, ResponseHead, USERINFO,
-    Version, expects_continue,
+    BARE_LINE_FEED, CONNECT, Framing, HeadLimits, HttpVersion, InvalidHead, RequestHead,
+    ResponseHead, USERINFO, expects_continue,
 };
 use crate::http::Fields;
 use crate::http::fields::has_too_many_connection_options;
@@ -56,7 +56,7 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
     let headers = collect_fields(head, others)?;
     let host = match (hosts.next(), hosts.next()) {
         (Some(host), None) => Some(head.slice_ref(host.value)),
-        (None, _) if version == Version::Http10 && target_authority.is_some() => None,
+        (None, _) if version == HttpVersion::Http10 && target_authority.is_some() => None,
         (None, _) => return Err(InvalidHead::Syntax("no Host field")),
         (Some(_), Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
     };
@@ -72,10 +72,11 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
 
     let framing = announced(&headers, version)?.unwrap_or(Framing::None);
     // In HTTP/1.0, bytes behind a request without a length may be meant as its body (RFC 1945 §7.2.2).
-    let is_unframed = version == Version::Http10 && framing == Framing::None && !method.is_safe();
+    let is_unframed =
+        version == HttpVersion::Http10 && framing == Framing::None && !method.is_safe();
     let keep_alive = keeps_alive(&headers, version) && !is_unframed;
-    let expects_continue = version == Version::Http11 && expects_continue(&headers, framing);
-    let upgrade = if version == Version::Http11 && !framing.has_body() {
+    let expects_continue = version == HttpVersion::Http11 && expects_continue(&headers, framing);
+    let upgrade = if version == HttpVersion::Http11 && !framing.has_body() {
         upgrade(&headers)
     } else {
         None
@@ -197,11 +198,11 @@ fn as_http11(head: &[u8], at: usize) -> Option<Bytes> {
     Some(head.into())
 }
 
-fn version_of(minor: u8) -> Version {
+fn version_of(minor: u8) -> HttpVersion {
     if minor == 0 {
-        Version::Http10
+        HttpVersion::Http10
     } else {
-        Version::Http11
+        HttpVersion::Http11
     }
 }
 
@@ -305,10 +306,10 @@ fn collect_fields<'a, 'b: 'a>(
     Ok(headers)
 }
 
-fn keeps_alive(headers: &Fields, version: Version) -> bool {
+fn keeps_alive(headers: &Fields, version: HttpVersion) -> bool {
     match version {
-        Version::Http11 | Version::Http2 => !has_connection_option(headers, "close"),
-        Version::Http10 => {
+        HttpVersion::Http11 | HttpVersion::Http2 => !has_connection_option(headers, "close"),
+        HttpVersion::Http10 => {
             has_connection_option(headers, "keep-alive") && !has_connection_option(headers, "close")
         }
     }
@@ -338,7 +339,7 @@ fn upgrade(headers: &Fields) -> Option<UpgradeProtocol> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::write::{Connection, write_request, write_response};
+    use crate::http::write::{ConnectionField, write_request, write_response};
 
     const LIMITS: HeadLimits = HeadLimits {
         head: 1024,
@@ -640,14 +641,14 @@ mod tests {
             let head = request(&text).unwrap();
             assert_eq!(
                 (head.version, head.target.as_str()),
-                (Version::Http11, "/a?b")
+                (HttpVersion::Http11, "/a?b")
             );
             assert_eq!((head.framing, head.keep_alive), (Framing::Length(3), true));
             let text = format!("HTTP/{version} 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
             let head = response(&text, &Method::GET).unwrap();
             assert_eq!(
                 (head.version, head.framing, head.keep_alive),
-                (Version::Http11, Framing::Chunked, true)
+                (HttpVersion::Http11, Framing::Chunked, true)
             );
         }
     }
@@ -666,7 +667,7 @@ mod tests {
             b"h",
             &headers,
             Framing::Chunked,
-            Connection::Persists,
+            ConnectionField::Persists,
         );
         let head = parse_request(&Bytes::from(out), LIMITS).unwrap();
         assert_eq!(
@@ -679,7 +680,7 @@ mod tests {
             StatusCode::OK,
             &headers,
             Framing::Length(3),
-            Connection::Close,
+            ConnectionField::Close,
         );
         let head = parse_response(&Bytes::from(out), &Method::GET, LIMITS).unwrap();
         assert_eq!((head.framing, head.keep_alive), (Framing::Length(3), false));

@@ -7,7 +7,7 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 
 use super::{
-    CONNECT, Framing, HeadLimits, InvalidHead, RequestHead, USERINFO, Version, expects_continue,
+    CONNECT, Framing, HeadLimits, HttpVersion, InvalidHead, RequestHead, USERINFO, expects_continue,
 };
 use crate::http::Fields;
 use crate::http::framing::check_values_of_http2;
@@ -47,7 +47,7 @@ pub fn request_of_http2(
         },
         target,
         authority,
-        version: Version::Http2,
+        version: HttpVersion::Http2,
         headers,
         framing,
         keep_alive: true,
@@ -148,7 +148,7 @@ mod tests {
         );
         assert_eq!(
             (head.framing, head.version, head.upgrade),
-            (Framing::None, Version::Http2, None)
+            (Framing::None, HttpVersion::Http2, None)
         );
         assert_eq!(
             request_2(http::Request::get("/p").header("host", "h"))

@@ -15,8 +15,8 @@ use memchr::memmem;
 pub use super::framing::{Framing, content_length, set_content_length};
 pub use super::limits::{HeadLimits, InvalidHead};
 use super::upgrade::UpgradeProtocol;
-pub use super::version::Version;
-pub use super::write::{Connection, write_request, write_response};
+pub use super::version::HttpVersion;
+pub use super::write::{ConnectionField, write_request, write_response};
 use crate::http::Fields;
 pub use http1::{parse_request, parse_response};
 pub(super) use http2::authority_of_http2;
@@ -31,7 +31,7 @@ pub struct RequestHead {
     pub target: PathAndQuery,
     /// Host and optional port: from an absolute-form target, else from `Host` (RFC 9112 §3.2.2).
     pub authority: Authority,
-    pub version: Version,
+    pub version: HttpVersion,
     /// Fields in order of arrival, without `Host` in HTTP/1.1. Includes fields that frame the message;
     /// [`write_request`] skips them.
     pub headers: Fields,
@@ -49,7 +49,7 @@ pub struct RequestHead {
 #[derive(Debug)]
 pub struct ResponseHead {
     pub status: StatusCode,
-    pub version: Version,
+    pub version: HttpVersion,
     /// Fields in order of arrival; see [`RequestHead::headers`].
     pub headers: Fields,
     pub framing: Framing,

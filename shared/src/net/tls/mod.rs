@@ -10,5 +10,5 @@ mod session;
 mod stream;
 
 pub use client_hello::{CLIENT_HELLO_MAX, ClientHello, Greeting, SPEAK_TLS};
-pub use session::{SEND_BUFFER, Session};
+pub use session::{SEND_BUFFER, TlsSession};
 pub use stream::TlsStream;

@@ -15,7 +15,7 @@ use rustls::unbuffered::{
 };
 
 use self::incomplete::Incomplete;
-use self::outgoing::Outgoing;
+use self::outgoing::OutgoingRecords;
 
 mod incomplete;
 mod outgoing;
@@ -33,10 +33,10 @@ thread_local! {
 }
 
 /// State of a TLS connection, client or server, from the ClientHello on.
-pub struct Session {
+pub struct TlsSession {
     connection: Connection,
     incomplete: Incomplete,
-    outgoing: Outgoing,
+    outgoing: OutgoingRecords,
     /// The peer's `close_notify` (RFC 8446 §6.1) was read: the end of the stream is authentic.
     closed_by_peer: bool,
     /// `close_notify` is among the outgoing bytes, or was sent.
@@ -50,25 +50,25 @@ enum Connection {
     Server(UnbufferedServerConnection),
 }
 
-impl From<UnbufferedClientConnection> for Session {
+impl From<UnbufferedClientConnection> for TlsSession {
     /// Creates a client's session; its ClientHello is ready to be sent.
     fn from(connection: UnbufferedClientConnection) -> Self {
         Self::new(Connection::Client(connection))
     }
 }
 
-impl From<UnbufferedServerConnection> for Session {
+impl From<UnbufferedServerConnection> for TlsSession {
     fn from(connection: UnbufferedServerConnection) -> Self {
         Self::new(Connection::Server(connection))
     }
 }
 
-impl Session {
+impl TlsSession {
     fn new(connection: Connection) -> Self {
         let mut session = Self {
             connection,
             incomplete: Incomplete::default(),
-            outgoing: Outgoing::default(),
+            outgoing: OutgoingRecords::default(),
             closed_by_peer: false,
             closed: false,
             failed: None,
@@ -257,7 +257,7 @@ impl Unbuffered for UnbufferedServerConnection {
 fn process<C: Unbuffered>(
     connection: &mut C,
     input: &mut [u8],
-    outgoing: &mut Outgoing,
+    outgoing: &mut OutgoingRecords,
     sink: &mut dyn FnMut(&[u8]),
 ) -> (usize, Result<bool, rustls::Error>) {
     let mut done = 0;
@@ -324,7 +324,7 @@ fn read<S>(
 /// Appends a record of the handshake, an alert or a key update to `outgoing`.
 fn encode<S>(
     mut record: EncodeTlsData<'_, S>,
-    outgoing: &mut Outgoing,
+    outgoing: &mut OutgoingRecords,
 ) -> Result<(), rustls::Error> {
     outgoing.append(0, |room| match record.encode(room) {
         Ok(written) => Ok(written),
@@ -337,7 +337,7 @@ fn encode<S>(
 fn encrypt<C: Unbuffered>(
     connection: &mut C,
     incomplete: &mut [u8],
-    outgoing: &mut Outgoing,
+    outgoing: &mut OutgoingRecords,
     pieces: &[IoSlice<'_>],
     room: usize,
 ) -> Result<usize, rustls::Error> {
@@ -365,7 +365,7 @@ fn encrypt<C: Unbuffered>(
 fn close<C: Unbuffered>(
     connection: &mut C,
     incomplete: &mut [u8],
-    outgoing: &mut Outgoing,
+    outgoing: &mut OutgoingRecords,
 ) -> Result<(), rustls::Error> {
     let mut traffic = traffic(connection, incomplete)?;
     outgoing.append(2 + RECORD_OVERHEAD, |room| traffic.queue_close_notify(room))

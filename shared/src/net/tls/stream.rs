@@ -9,7 +9,7 @@ use bytes::{Buf, BytesMut};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::session::{self, Session};
+use super::session::{self, TlsSession};
 use crate::net::socket::{Closer, Socket};
 
 /// Most ciphertext received in one system call, in bytes.
@@ -27,7 +27,7 @@ thread_local! {
 pub struct TlsStream {
     socket: Socket,
     /// Boxed, since it is large and every future that the stream moves through would contain it.
-    session: Box<RefCell<Session>>,
+    session: Box<RefCell<TlsSession>>,
     /// Plaintext of the last receive that its reader had no room for; at most `SCRATCH` bytes, empty while idle.
     surplus: RefCell<BytesMut>,
     /// The peer's records are mostly overhead: it gets one small receive per turn.
@@ -38,7 +38,7 @@ pub struct TlsStream {
 
 impl TlsStream {
     /// Creates a stream; call [`Self::handshake`] before any other method.
-    pub fn new(socket: Socket, session: impl Into<Session>) -> Self {
+    pub fn new(socket: Socket, session: impl Into<TlsSession>) -> Self {
         Self {
             socket,
             session: Box::new(RefCell::new(session.into())),

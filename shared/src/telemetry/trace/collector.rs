@@ -13,8 +13,8 @@ use opentelemetry_sdk::trace::SpanExporter as _;
 use rustls::crypto::aws_lc_rs;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-use super::export::{Identity, StartError};
-use super::settings::Endpoint;
+use super::export::{ExporterError, ProgramIdentity};
+use super::settings::CollectorUrl;
 
 /// Time limit for one batch, retries included.
 const EXPORT_WITHIN: Duration = Duration::from_secs(10);
@@ -25,11 +25,11 @@ const ANSWER_MAX: u64 = 64 * 1024;
 
 /// Builds the exporter. It connects when the first batch is sent.
 pub(super) fn connect(
-    endpoint: &Endpoint,
-    identity: &Identity,
-) -> Result<(SpanExporter, Arc<Answers>), StartError> {
-    let answers = Arc::new(Answers::default());
-    let client = Client {
+    endpoint: &CollectorUrl,
+    identity: &ProgramIdentity,
+) -> Result<(SpanExporter, Arc<LastAnswer>), ExporterError> {
+    let answers = Arc::new(LastAnswer::default());
+    let client = CollectorClient {
         http: agent(endpoint),
         answers: Arc::clone(&answers),
     };
@@ -40,13 +40,13 @@ pub(super) fn connect(
         .with_endpoint(endpoint.as_str())
         .with_timeout(EXPORT_WITHIN)
         .build()
-        .map_err(|error| StartError::Exporter(error.to_string()))?;
+        .map_err(|error| ExporterError::Exporter(error.to_string()))?;
     exporter.set_resource(&resource(identity));
     Ok((exporter, answers))
 }
 
 /// Resource attributes of this program. OpenTelemetry's environment variables add to them and override them.
-fn resource(identity: &Identity) -> Resource {
+fn resource(identity: &ProgramIdentity) -> Resource {
     let ours = [
         KeyValue::new("service.name", identity.service_name),
         KeyValue::new("service.version", crate::version::VERSION),
@@ -65,7 +65,7 @@ fn resource(identity: &Identity) -> Resource {
     }
 }
 
-fn agent(endpoint: &Endpoint) -> ureq::Agent {
+fn agent(endpoint: &CollectorUrl) -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(EXPORT_WITHIN))
         .http_status_as_error(false)
@@ -91,7 +91,7 @@ fn agent(endpoint: &Endpoint) -> ureq::Agent {
 
 /// The collector's last answer, written by the HTTP client and read by the exporting thread.
 #[derive(Debug, Default)]
-pub(super) struct Answers(Mutex<Answer>);
+pub(super) struct LastAnswer(Mutex<Answer>);
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Answer {
@@ -101,7 +101,7 @@ pub(super) struct Answer {
     pub(super) hold_until: Option<Instant>,
 }
 
-impl Answers {
+impl LastAnswer {
     pub(super) fn last(&self) -> Answer {
         self.0
             .lock()
@@ -115,13 +115,13 @@ impl Answers {
 }
 
 #[derive(Debug)]
-struct Client {
+struct CollectorClient {
     http: ureq::Agent,
-    answers: Arc<Answers>,
+    answers: Arc<LastAnswer>,
 }
 
 #[async_trait::async_trait]
-impl HttpClient for Client {
+impl HttpClient for CollectorClient {
     /// Blocks. Only the exporting thread calls this.
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let sent = self.send(request);
@@ -141,7 +141,7 @@ impl HttpClient for Client {
     }
 }
 
-impl Client {
+impl CollectorClient {
     fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, ureq::Error> {
         let (parts, body) = request.into_parts();
         let (parts, mut body) = self

@@ -24,7 +24,7 @@ use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 
 use super::collector::{self, Answer};
-use super::settings::Settings;
+use super::settings::CollectorSettings;
 use super::span::Finished;
 
 /// Batches that wait for the exporting thread, of 128 spans each: about 4 MiB with short paths and at most 8 MiB, since
@@ -37,7 +37,7 @@ const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Identity of the running program, exported as resource attributes.
 #[derive(Debug, Clone)]
-pub struct Identity {
+pub struct ProgramIdentity {
     pub service_name: &'static str,
     /// Unique among running programs of this name.
     pub instance_id: String,
@@ -45,7 +45,7 @@ pub struct Identity {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum ExporterError {
     #[error("traces: {0}")]
     Exporter(String),
     #[error("traces: cannot start a thread: {0}")]
@@ -76,12 +76,12 @@ impl SpanCounts {
 }
 
 /// Sending end of the queue to the exporting thread. Each thread has its own clone.
-pub struct Queue<T> {
+pub struct SpanQueue<T> {
     batches: Sender<Vec<T>>,
     counts: Arc<SpanCounts>,
 }
 
-impl<T> Clone for Queue<T> {
+impl<T> Clone for SpanQueue<T> {
     fn clone(&self) -> Self {
         Self {
             batches: self.batches.clone(),
@@ -90,7 +90,7 @@ impl<T> Clone for Queue<T> {
     }
 }
 
-impl<T> Queue<T> {
+impl<T> SpanQueue<T> {
     /// Creates a queue with room for `batches`, and its receiving end.
     pub fn bounded(batches: usize) -> (Self, Receiver<Vec<T>>) {
         let (sender, receiver) = bounded(batches);
@@ -126,9 +126,9 @@ pub struct Exporter {
 impl Exporter {
     /// Starts the thread. It connects to the collector when the first spans are sent.
     pub fn start<T: Finished>(
-        settings: &Settings,
-        identity: &Identity,
-    ) -> Result<(Self, Queue<T>), StartError> {
+        settings: &CollectorSettings,
+        identity: &ProgramIdentity,
+    ) -> Result<(Self, SpanQueue<T>), ExporterError> {
         let (exporter, answers) = collector::connect(&settings.endpoint, identity)?;
         let endpoint = settings.endpoint.to_string();
         tracing::info!(endpoint, sample_ratio = settings.sample_ratio, "traces");
@@ -139,8 +139,8 @@ impl Exporter {
         exporter: impl SpanExporter + 'static,
         scope: &'static str,
         last_answer: impl Fn() -> Answer + Send + 'static,
-    ) -> Result<(Self, Queue<T>), StartError> {
-        let (queue, batches) = Queue::bounded(QUEUED_BATCHES);
+    ) -> Result<(Self, SpanQueue<T>), ExporterError> {
+        let (queue, batches) = SpanQueue::bounded(QUEUED_BATCHES);
         let (stop, stopped) = bounded(0);
         let (alive, ended) = bounded(0);
         let counts = Arc::clone(&queue.counts);
@@ -285,7 +285,7 @@ mod tests {
 
     impl Finished for Named {
         fn into_span(self) -> Span {
-            let (queue, _) = Queue::<()>::bounded(1);
+            let (queue, _) = SpanQueue::<()>::bounded(1);
             let context = Tracer::new(queue, 1.0).begin(&crate::http::Fields::new());
             Span {
                 context,
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn span_data_keeps_trace_and_parent() {
-        let (queue, _) = Queue::<()>::bounded(1);
+        let (queue, _) = SpanQueue::<()>::bounded(1);
         let mut headers = crate::http::Fields::new();
         let caller = TraceContext::root([1, 2, 3], true);
         headers.insert(

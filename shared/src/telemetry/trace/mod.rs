@@ -12,9 +12,9 @@ mod span;
 mod tracer;
 
 pub use context::TraceContext;
-pub use export::{Exporter, Identity, Queue, SpanCounts, StartError};
+pub use export::{Exporter, ExporterError, ProgramIdentity, SpanCounts, SpanQueue};
 pub use opentelemetry::KeyValue;
 pub use opentelemetry::trace::SpanKind;
-pub use settings::{Collector, Endpoint, Settings};
+pub use settings::{Collector, CollectorSettings, CollectorUrl};
 pub use span::{Finished, Span, http_method, masked_path, path, server};
 pub use tracer::{SpanContext, Tracer};

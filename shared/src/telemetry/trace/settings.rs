@@ -17,22 +17,22 @@ const RATIO_FORM: &str = "a number from 0 to 1";
 
 /// Settings of a program with a collector.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
-    pub endpoint: Endpoint,
+pub struct CollectorSettings {
+    pub endpoint: CollectorUrl,
     /// Share of recorded traces, 0 to 1, among those that begin here. For others their creator decides.
     pub sample_ratio: f64,
 }
 
 /// URL that spans are posted to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint(String);
+pub struct CollectorUrl(String);
 
 /// Setting of the collector in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collector {
     /// No collector, regardless of OpenTelemetry's variables.
     Nowhere,
-    At(Endpoint),
+    At(CollectorUrl),
 }
 
 impl Collector {
@@ -41,12 +41,12 @@ impl Collector {
         if text.is_empty() {
             Some(Self::Nowhere)
         } else {
-            Endpoint::below(text).map(Self::At)
+            CollectorUrl::below(text).map(Self::At)
         }
     }
 }
 
-impl Endpoint {
+impl CollectorUrl {
     /// Makes `{base}/v1/traces`; a base that ends in this path stays as it is.
     pub fn below(base: &str) -> Option<Self> {
         let base = base.trim_end_matches('/');
@@ -77,13 +77,13 @@ impl Endpoint {
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for CollectorUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Settings {
+impl CollectorSettings {
     /// Parses a share of traces, 0 to 1.
     pub fn parse_ratio(text: &str) -> Option<f64> {
         text.parse()
@@ -120,13 +120,13 @@ impl Settings {
                 .read(
                     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
                     ENDPOINT_FORM,
-                    Endpoint::exactly,
+                    CollectorUrl::exactly,
                 )
                 .or_else(|| {
                     variables.read(
                         "OTEL_EXPORTER_OTLP_ENDPOINT",
                         ENDPOINT_FORM,
-                        Endpoint::below,
+                        CollectorUrl::below,
                     )
                 })?,
         };
@@ -179,7 +179,7 @@ mod tests {
                 .map(|(_, value)| (*value).to_owned())
         };
         let collector = collector.map(|text| Collector::parse(text).unwrap());
-        let settings = Settings::resolve(collector, ratio, &environment, &mut errors);
+        let settings = CollectorSettings::resolve(collector, ratio, &environment, &mut errors);
         let settings =
             settings.map(|settings| (settings.endpoint.to_string(), settings.sample_ratio));
         if errors.is_empty() {
@@ -244,7 +244,7 @@ mod tests {
             assert_eq!(Collector::parse(bad), None, "{bad}");
         }
         for bad in ["-0.1", "1.1", "NaN", "a tenth", "1%"] {
-            assert_eq!(Settings::parse_ratio(bad), None, "{bad}");
+            assert_eq!(CollectorSettings::parse_ratio(bad), None, "{bad}");
         }
         let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")];
         let errors = resolve(None, None, &variables).unwrap_err();
@@ -269,7 +269,7 @@ mod tests {
             &environment,
         )
         .unwrap();
-        let settings = Settings::take(&mut keys).unwrap();
+        let settings = CollectorSettings::take(&mut keys).unwrap();
         keys.refuse_unknown();
         assert_eq!(
             (settings.endpoint.as_str(), settings.sample_ratio),

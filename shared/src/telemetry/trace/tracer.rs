@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::context::{TRACEPARENT, TRACESTATE, TraceContext};
-use super::export::Queue;
+use super::export::SpanQueue;
 use crate::http::Fields;
 use crate::runtime;
 
@@ -68,12 +68,12 @@ pub struct Tracer<T> {
     sample_ratio: f64,
     random: RefCell<SmallRng>,
     finished: RefCell<Vec<T>>,
-    queue: Queue<T>,
+    queue: SpanQueue<T>,
 }
 
 impl<T> Tracer<T> {
     /// Creates a tracer that records `sample_ratio` of the traces that begin here.
-    pub fn new(queue: Queue<T>, sample_ratio: f64) -> Self {
+    pub fn new(queue: SpanQueue<T>, sample_ratio: f64) -> Self {
         let mut seed = [0; 32];
         // The system's generator does not fail once the process has started. Ids must not repeat.
         if aws_lc_rs::rand::fill(&mut seed).is_err() {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     fn tracer(ratio: f64) -> (Tracer<u32>, crossbeam_channel::Receiver<Vec<u32>>) {
-        let (queue, batches) = Queue::bounded(1);
+        let (queue, batches) = SpanQueue::bounded(1);
         (Tracer::new(queue, ratio), batches)
     }
 

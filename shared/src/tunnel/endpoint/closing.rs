@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use slab::Slab;
 
-use super::stream::{Stream, Upload};
+use super::stream::{Stream, UploadReport};
 use super::{Closed, Endpoint, Role, StreamKey, UNKNOWN, set_waker, wake};
 use crate::tunnel::frame::{Kind, StreamId};
 
@@ -61,7 +61,7 @@ impl Endpoint {
         let stream = &self.streams[key.0];
         let is_unwanted = match self.role {
             // The gateway has no use for its request without the response.
-            Role::Gateway => stream.received_end.is_none() || stream.upload == Upload::Due,
+            Role::Gateway => stream.received_end.is_none() || stream.upload == UploadReport::Due,
             Role::Agent => stream.sent_end && stream.is_read_on(),
         };
         if is_unwanted {
@@ -108,7 +108,7 @@ impl Endpoint {
 
     /// Whether this end, the agent's, has to report the request body.
     fn owes_report(&self, stream: &Stream) -> bool {
-        self.role == Role::Agent && stream.upload == Upload::Due
+        self.role == Role::Agent && stream.upload == UploadReport::Due
     }
 
     /// Frees the slot once both ends have sent their last frame.
@@ -158,10 +158,10 @@ impl Endpoint {
     pub fn report_upload(&mut self, key: StreamKey, bytes: Option<u64>) {
         debug_assert_eq!(self.role, Role::Agent);
         let stream = &mut self.streams[key.0];
-        if stream.upload != Upload::Due || stream.sent_reset || stream.is_reset() {
+        if stream.upload != UploadReport::Due || stream.sent_reset || stream.is_reset() {
             return;
         }
-        stream.upload = Upload::Reported(bytes);
+        stream.upload = UploadReport::Reported(bytes);
         self.urgent.frame(
             Kind::Uploaded,
             false,

@@ -5,12 +5,12 @@ use std::rc::Rc;
 use bytes::Bytes;
 
 use super::credit::GRANT_LEAST;
-use super::stream::{Ended, Stream, Upload};
+use super::stream::{FinalFrame, Stream, UploadReport};
 use super::{Endpoint, Role, StreamKey, UNKNOWN, wake};
 use crate::tunnel::control;
 use crate::tunnel::frame::{
-    DATA_MAX, HEADER, Header, InvalidHeader, Kind, REQUEST_PREFIX, RESPONSE_HEAD, RESPONSE_PREFIX,
-    StreamId,
+    DATA_MAX, FrameHeader, HEADER, InvalidFrameHeader, Kind, REQUEST_PREFIX, RESPONSE_HEAD,
+    RESPONSE_PREFIX, StreamId,
 };
 use crate::tunnel::response::{INTERIM_BYTES, INTERIM_MAX};
 use crate::tunnel::window;
@@ -33,7 +33,7 @@ const MESSAGES_MAX: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     #[error(transparent)]
-    Header(#[from] InvalidHeader),
+    Header(#[from] InvalidFrameHeader),
     #[error("{0:?} is not sent by this end of a tunnel")]
     Role(Kind),
     #[error("{0:?} on stream {1:#010x}, which is not open")]
@@ -58,10 +58,10 @@ pub enum Violation {
 
 /// Frame that is being received.
 #[derive(Debug)]
-pub(super) struct Input {
+pub(super) struct FrameInput {
     header: [u8; HEADER],
     filled: usize,
-    frame: Option<Frame>,
+    frame: Option<PartialFrame>,
     /// Payload of a frame other than DATA that did not arrive in one piece.
     pub(super) payload: Vec<u8>,
     /// Frames that carry nothing of a request or response, since the last [`Endpoint::take_overhead`].
@@ -69,15 +69,15 @@ pub(super) struct Input {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Frame {
-    header: Header,
+struct PartialFrame {
+    header: FrameHeader,
     /// Bytes of the payload still to come.
     left: usize,
     /// The payload is a head that nothing reads: its bytes are discarded as they arrive.
     is_discarded: bool,
 }
 
-impl Default for Input {
+impl Default for FrameInput {
     fn default() -> Self {
         Self {
             header: [0; HEADER],
@@ -101,7 +101,7 @@ impl Endpoint {
                 bytes = &bytes[taken..];
                 if self.input.filled == HEADER {
                     self.input.filled = 0;
-                    self.begin_frame(Header::decode(self.input.header)?)?;
+                    self.begin_frame(FrameHeader::decode(self.input.header)?)?;
                 }
                 continue;
             };
@@ -118,7 +118,7 @@ impl Endpoint {
         std::mem::take(&mut self.input.overhead)
     }
 
-    fn begin_frame(&mut self, header: Header) -> Result<(), Violation> {
+    fn begin_frame(&mut self, header: FrameHeader) -> Result<(), Violation> {
         self.check_role(header.kind)?;
         if header.kind == Kind::Data {
             let key = self.find(header)?;
@@ -138,7 +138,7 @@ impl Endpoint {
         if header.length == 0 {
             return self.end_frame(header, &[]);
         }
-        self.input.frame = Some(Frame {
+        self.input.frame = Some(PartialFrame {
             header,
             left: header.length,
             is_discarded,
@@ -148,7 +148,7 @@ impl Endpoint {
 
     /// Checks and charges a head before its payload arrives. Resets the stream if its share has no room. Returns whether
     /// anything reads the head.
-    fn admit_head(&mut self, header: Header) -> Result<bool, Violation> {
+    fn admit_head(&mut self, header: FrameHeader) -> Result<bool, Violation> {
         let key = self.find(header)?;
         let stream = &mut self.streams[key];
         // Heads come before data, and trailers after the final head.
@@ -166,9 +166,9 @@ impl Endpoint {
         Ok(!self.streams[key].discards)
     }
 
-    fn receive_payload(&mut self, frame: Frame, bytes: &[u8]) -> Result<(), Violation> {
+    fn receive_payload(&mut self, frame: PartialFrame, bytes: &[u8]) -> Result<(), Violation> {
         let left = frame.left - bytes.len();
-        self.input.frame = (left > 0).then_some(Frame { left, ..frame });
+        self.input.frame = (left > 0).then_some(PartialFrame { left, ..frame });
         if frame.header.kind == Kind::Data {
             // The stream stays open meanwhile: only a frame of the peer, or its answer to a RESET, closes it.
             let key = self.find(frame.header)?;
@@ -199,7 +199,7 @@ impl Endpoint {
     }
 
     /// Handles a frame whose payload is complete.
-    fn end_frame(&mut self, header: Header, payload: &[u8]) -> Result<(), Violation> {
+    fn end_frame(&mut self, header: FrameHeader, payload: &[u8]) -> Result<(), Violation> {
         match header.kind {
             Kind::Hello => self.receive_hello(payload),
             Kind::Request => self.receive_request(header, payload),
@@ -259,7 +259,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn receive_request(&mut self, header: Header, payload: &[u8]) -> Result<(), Violation> {
+    fn receive_request(&mut self, header: FrameHeader, payload: &[u8]) -> Result<(), Violation> {
         let slot = header.stream.slot();
         if slot >= self.streams_max {
             return Err(Violation::Slot(slot));
@@ -282,7 +282,7 @@ impl Endpoint {
             stream.receive_end();
         } else {
             if self.reports_uploads {
-                stream.upload = Upload::Due;
+                stream.upload = UploadReport::Due;
             }
             stream.receive_credit = window::LEAST as usize;
             self.credit.opened(&stream);
@@ -304,11 +304,11 @@ impl Endpoint {
         Ok(())
     }
 
-    fn receive_head(&mut self, header: Header, payload: &[u8]) -> Result<(), Violation> {
+    fn receive_head(&mut self, header: FrameHeader, payload: &[u8]) -> Result<(), Violation> {
         let key = self.find(header)?;
         let stream = &mut self.streams[key];
         if header.kind == Kind::Refused {
-            stream.upload = Upload::Unreported;
+            stream.upload = UploadReport::Unreported;
         }
         stream.receive_head(header.kind, payload);
         if header.end {
@@ -318,7 +318,7 @@ impl Endpoint {
         }
     }
 
-    fn receive_reset(&mut self, header: Header, payload: &[u8]) -> Result<(), Violation> {
+    fn receive_reset(&mut self, header: FrameHeader, payload: &[u8]) -> Result<(), Violation> {
         // A RESET after the end of its own direction may cross the end of the other direction.
         let Some(key) = self.find_open(header.stream) else {
             self.input.overhead += 1;
@@ -341,24 +341,24 @@ impl Endpoint {
         Ok(())
     }
 
-    fn receive_uploaded(&mut self, header: Header, payload: &[u8]) -> Result<(), Violation> {
+    fn receive_uploaded(&mut self, header: FrameHeader, payload: &[u8]) -> Result<(), Violation> {
         // The report may cross a RESET.
         let Some(key) = self.find_open(header.stream) else {
             self.input.overhead += 1;
             return self.check_was_open(header);
         };
         let stream = &mut self.streams[key];
-        if stream.upload != Upload::Due {
+        if stream.upload != UploadReport::Due {
             return Err(Violation::Order(header.kind, header.stream.0));
         }
         let bytes = payload.try_into().map_or(UNKNOWN, u64::from_be_bytes);
-        stream.upload = Upload::Reported(Some(bytes).filter(|bytes| *bytes != UNKNOWN));
+        stream.upload = UploadReport::Reported(Some(bytes).filter(|bytes| *bytes != UNKNOWN));
         wake(&mut stream.receive_task);
         if !stream.sent_end {
             // The agent reads no more of the body. What is queued, and how it would have ended, is dropped: a frame with END
             // closes this direction.
             stream.discard_queue();
-            stream.finish = Some(Ended::End);
+            stream.finish = Some(FinalFrame::End);
             stream.settle();
             wake(&mut stream.send_task);
             self.schedule(key);
@@ -367,7 +367,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn receive_credit(&mut self, header: Header, payload: &[u8]) -> Result<(), Violation> {
+    fn receive_credit(&mut self, header: FrameHeader, payload: &[u8]) -> Result<(), Violation> {
         // Credit may cross the end of the direction that it is for.
         let Some(key) = self.find_open(header.stream) else {
             self.input.overhead += 1;
@@ -411,7 +411,7 @@ impl Endpoint {
     }
 
     /// The stream of a frame that only an open direction may carry.
-    fn find(&self, header: Header) -> Result<usize, Violation> {
+    fn find(&self, header: FrameHeader) -> Result<usize, Violation> {
         let key = self
             .find_open(header.stream)
             .ok_or(Violation::NotOpen(header.kind, header.stream.0))?;
@@ -429,7 +429,7 @@ impl Endpoint {
     }
 
     /// Fails for a stream that was never open.
-    fn check_was_open(&self, header: Header) -> Result<(), Violation> {
+    fn check_was_open(&self, header: FrameHeader) -> Result<(), Violation> {
         let was_open = self
             .slots
             .get(header.stream.slot())

@@ -39,13 +39,13 @@ use bytes::Bytes;
 use slab::Slab;
 
 use self::credit::Credit;
-use self::input::Input;
+use self::input::FrameInput;
 pub use self::input::Violation;
 pub use self::opening::OpenError;
 use self::output::Urgent;
 pub use self::output::{Outgoing, OutgoingFull};
 pub use self::stream::{Closed, ReceivedPart};
-use self::stream::{Ended, Stream, Upload};
+use self::stream::{FinalFrame, Stream, UploadReport};
 use super::frame::{DATA_MAX, Kind, StreamId};
 use super::ledger::Share;
 use super::window;
@@ -98,7 +98,7 @@ pub struct Endpoint {
     open: usize,
     /// Streams that the agent serves at once; 0 until the gateway has received HELLO.
     streams_max: usize,
-    input: Input,
+    input: FrameInput,
     urgent: Urgent,
     /// Streams with frames to send, each once.
     ready: VecDeque<usize>,
@@ -170,7 +170,7 @@ impl Endpoint {
             free: VecDeque::new(),
             open: 0,
             streams_max,
-            input: Input::default(),
+            input: FrameInput::default(),
             urgent: Urgent::default(),
             ready: VecDeque::new(),
             credit: Credit::default(),
@@ -347,7 +347,7 @@ impl Endpoint {
         debug_assert!(data.len() <= stream.capacity());
         stream.push(data);
         if end {
-            stream.finish = Some(Ended::End);
+            stream.finish = Some(FinalFrame::End);
             stream.wake_for_end();
         }
         stream.settle_queue(0);
@@ -362,24 +362,24 @@ impl Endpoint {
             self.break_off(key, "")?;
             return Err(Closed::Here);
         }
-        self.finish(key, Ended::Trailers(lines))
+        self.finish(key, FinalFrame::Trailers(lines))
     }
 
     /// Queues a RESET with a code behind the data: the body breaks off there.
     pub fn break_off(&mut self, key: StreamKey, code: &'static str) -> Result<(), Closed> {
-        self.finish(key, Ended::Reset(code))
+        self.finish(key, FinalFrame::Reset(code))
     }
 
-    fn finish(&mut self, key: StreamKey, ended: Ended) -> Result<(), Closed> {
+    fn finish(&mut self, key: StreamKey, ended: FinalFrame) -> Result<(), Closed> {
         let stream = &mut self.streams[key.0];
         if let Some(closed) = stream.send_closed() {
             return Err(closed);
         }
-        let needs_room = matches!(ended, Ended::Trailers(_));
+        let needs_room = matches!(ended, FinalFrame::Trailers(_));
         stream.finish = Some(ended);
         let has_room = !needs_room || stream.settle_within_share();
         if !has_room {
-            stream.finish = Some(Ended::Reset(""));
+            stream.finish = Some(FinalFrame::Reset(""));
         }
         stream.wake_for_end();
         self.schedule(key.0);
@@ -409,7 +409,7 @@ impl Endpoint {
             return Err(Closed::Here);
         }
         if kind == Kind::Refused {
-            stream.upload = Upload::Unreported;
+            stream.upload = UploadReport::Unreported;
         }
         if end {
             stream.sent_end = true;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::stream::{Stream, Upload};
+use super::stream::{Stream, UploadReport};
 use super::{Endpoint, HEADS_AHEAD, Role, Slot, StreamKey};
 use crate::tunnel::frame::{Kind, StreamId};
 use crate::tunnel::ledger::Share;
@@ -80,7 +80,7 @@ impl Endpoint {
         let mut stream = Stream::new(id, window::LEAST as usize, share);
         stream.sent_end = end;
         if !end && self.reports_uploads {
-            stream.upload = Upload::Due;
+            stream.upload = UploadReport::Due;
         }
         stream.sent_head_bytes = (self.urgent.len() - before) as u32;
         stream.receive_credit = credit;

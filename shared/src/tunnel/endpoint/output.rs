@@ -5,9 +5,9 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes};
 
-use super::stream::Ended;
+use super::stream::FinalFrame;
 use super::{Endpoint, wake};
-use crate::tunnel::frame::{DATA_MAX, HEADER, Header, Kind, StreamId};
+use crate::tunnel::frame::{DATA_MAX, FrameHeader, HEADER, Kind, StreamId};
 
 /// Data up to this size, in bytes, is copied beside its header; larger data is sent from where it is.
 const COPIED_MAX: usize = 2048;
@@ -70,7 +70,7 @@ impl Urgent {
             return false;
         }
         self.frames[at..at + HEADER].copy_from_slice(
-            &Header {
+            &FrameHeader {
                 kind,
                 end,
                 length,
@@ -128,7 +128,7 @@ impl Urgent {
 
 fn write_frame(out: &mut Vec<u8>, kind: Kind, end: bool, stream: StreamId, payload: &[u8]) {
     out.extend_from_slice(
-        &Header {
+        &FrameHeader {
             kind,
             end,
             length: payload.len(),
@@ -254,9 +254,9 @@ impl Endpoint {
         let data = stream.pop(DATA_MAX);
         let is_last = !stream.has_data();
         if let Some(data) = data {
-            let end = is_last && matches!(stream.finish, Some(Ended::End));
+            let end = is_last && matches!(stream.finish, Some(FinalFrame::End));
             stream.sent_end = end;
-            let header = Header {
+            let header = FrameHeader {
                 kind: Kind::Data,
                 end,
                 length: data.len(),
@@ -277,11 +277,11 @@ impl Endpoint {
         {
             stream.sent_end = true;
             match finish {
-                Ended::End => write_frame(&mut out.copied, Kind::Data, true, id, b""),
-                Ended::Trailers(lines) => {
+                FinalFrame::End => write_frame(&mut out.copied, Kind::Data, true, id, b""),
+                FinalFrame::Trailers(lines) => {
                     write_frame(&mut out.copied, Kind::Trailers, true, id, &lines)
                 }
-                Ended::Reset(code) => {
+                FinalFrame::Reset(code) => {
                     stream.sent_reset = true;
                     write_frame(&mut out.copied, Kind::Reset, false, id, code.as_bytes());
                 }

@@ -40,7 +40,7 @@ pub enum Closed {
 
 /// Last frame of the own direction, queued behind the data.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum FinalFrame {
     End,
     Trailers(Bytes),
     Reset(&'static str),
@@ -63,7 +63,7 @@ pub(super) struct Stream {
     /// Bytes that the peer allows beyond the queued ones.
     pub(super) send_credit: usize,
     /// How this direction ends once the queue is empty. Nothing can be queued after it is set.
-    pub(super) finish: Option<Ended>,
+    pub(super) finish: Option<FinalFrame>,
     /// The last frame of this direction was sent.
     pub(super) sent_end: bool,
     pub(super) sent_reset: bool,
@@ -83,7 +83,7 @@ pub(super) struct Stream {
     pub(super) received_end: Option<Closing>,
     /// It ended with the head of a request.
     pub(super) ended_with_head: bool,
-    pub(super) upload: Upload,
+    pub(super) upload: UploadReport,
     /// Code of the peer's RESET, which may follow its END.
     reset: Option<Bytes>,
     /// Nothing reads the received parts: they are discarded.
@@ -102,7 +102,7 @@ pub(super) struct Stream {
 
 /// The agent's report of the request body (UPLOADED).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Upload {
+pub(super) enum UploadReport {
     /// The agent sends no report: the request has no body or was refused, or the agent is of an earlier release line.
     Unreported,
     Due,
@@ -144,7 +144,7 @@ impl Stream {
             has_head: false,
             received_end: None,
             ended_with_head: false,
-            upload: Upload::Unreported,
+            upload: UploadReport::Unreported,
             reset: None,
             discards: false,
             is_truncated: false,
@@ -193,7 +193,7 @@ impl Stream {
 
     /// Bytes of trailers that wait for sending.
     fn trailer_bytes(&self) -> usize {
-        if let Some(Ended::Trailers(lines)) = &self.finish {
+        if let Some(FinalFrame::Trailers(lines)) = &self.finish {
             lines.len()
         } else {
             0
@@ -383,34 +383,35 @@ impl Stream {
 
     /// Whether both ends have sent their last frame. The report of the request body is one; a RESET replaces it.
     pub(super) fn has_ended(&self) -> bool {
-        let is_reported = self.upload != Upload::Due || self.sent_reset || self.reset.is_some();
+        let is_reported =
+            self.upload != UploadReport::Due || self.sent_reset || self.reset.is_some();
         self.sent_end && self.received_end.is_some() && is_reported
     }
 
     /// Whether the peer may still send parts that are to be read.
     pub(super) fn is_read_on(&self) -> bool {
-        self.received_end.is_none() && !matches!(self.upload, Upload::Reported(_))
+        self.received_end.is_none() && !matches!(self.upload, UploadReport::Reported(_))
     }
 
     /// The agent's report of the request body: bytes that the backend took, if known. Without a report, the upload has ended
     /// with an unknown number once this end has sent the body or the peer has reset the stream.
     pub(super) fn poll_uploaded(&self) -> Poll<Result<Option<u64>, Closed>> {
         match (&self.reset, self.upload) {
-            (_, Upload::Reported(bytes)) => Poll::Ready(Ok(bytes)),
-            (Some(_), Upload::Unreported) => Poll::Ready(Ok(None)),
-            (None, Upload::Unreported) if self.sent_end || self.finish.is_some() => {
+            (_, UploadReport::Reported(bytes)) => Poll::Ready(Ok(bytes)),
+            (Some(_), UploadReport::Unreported) => Poll::Ready(Ok(None)),
+            (None, UploadReport::Unreported) if self.sent_end || self.finish.is_some() => {
                 Poll::Ready(Ok(None))
             }
             _ if self.is_lost => Poll::Ready(Err(Closed::Lost)),
-            (Some(code), Upload::Due) => Poll::Ready(Err(Closed::Reset(code.clone()))),
-            (None, Upload::Due) if self.sent_reset => Poll::Ready(Err(Closed::Here)),
-            (None, Upload::Due | Upload::Unreported) => Poll::Pending,
+            (Some(code), UploadReport::Due) => Poll::Ready(Err(Closed::Reset(code.clone()))),
+            (None, UploadReport::Due) if self.sent_reset => Poll::Ready(Err(Closed::Here)),
+            (None, UploadReport::Due | UploadReport::Unreported) => Poll::Pending,
         }
     }
 
     /// Wakes the task that waits for the end of the upload, if the end of this direction is that end.
     pub(super) fn wake_for_end(&mut self) {
-        if self.upload == Upload::Unreported {
+        if self.upload == UploadReport::Unreported {
             super::wake(&mut self.receive_task);
         }
     }

@@ -12,7 +12,7 @@ const CHUNKS_AT_ONCE: usize = 32;
 
 /// Records in the order of sending. Has no memory while empty.
 #[derive(Default)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingRecords {
     /// Chunks of whole records. A full record has its own chunk, so no growth copies it.
     chunks: VecDeque<Vec<u8>>,
     /// Bytes of the first chunk that are sent.
@@ -21,7 +21,7 @@ pub(super) struct Outgoing {
     unsent: usize,
 }
 
-impl Outgoing {
+impl OutgoingRecords {
     pub(super) fn len(&self) -> usize {
         self.unsent
     }

@@ -23,7 +23,7 @@ enum Side {
 }
 
 struct Pair {
-    session: Session,
+    session: TlsSession,
     /// The other side.
     peer: rustls::Connection,
 }
@@ -54,7 +54,7 @@ fn unconnected(
         .with_no_client_auth();
     client.alpn_protocols = vec![b"p".to_vec()];
     let name = "h".try_into().unwrap();
-    let (session, mut peer): (Session, rustls::Connection) = match side {
+    let (session, mut peer): (TlsSession, rustls::Connection) = match side {
         Side::Client => {
             server.max_fragment_size = fragment;
             server.enable_secret_extraction = true;

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use bytes::Bytes;
 
 use crate::tunnel::endpoint::{Closed, Endpoint, Outgoing, ReceivedPart, StreamKey, Violation};
-use crate::tunnel::frame::{HEADER, Header, Kind, RESPONSE_PREFIX, StreamId};
+use crate::tunnel::frame::{FrameHeader, HEADER, Kind, RESPONSE_PREFIX, StreamId};
 use crate::tunnel::window;
 
 pub(super) const LEAST: usize = window::LEAST as usize;
@@ -269,7 +269,7 @@ impl Wake for Wakes {
 
 /// A frame made by hand.
 pub(super) fn frame(kind: Kind, end: bool, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let header = Header {
+    let header = FrameHeader {
         kind,
         end,
         length: payload.len(),
@@ -282,7 +282,7 @@ pub(super) fn frame(kind: Kind, end: bool, stream: u32, payload: &[u8]) -> Vec<u
 pub(super) fn frames(mut bytes: &[u8]) -> Vec<(Kind, bool, u32, Vec<u8>)> {
     let mut frames = Vec::new();
     while let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() {
-        let header = Header::decode(*header).unwrap();
+        let header = FrameHeader::decode(*header).unwrap();
         let (payload, rest) = rest.split_at(header.length);
         frames.push((header.kind, header.end, header.stream.0, payload.to_vec()));
         bytes = rest;

@@ -3,7 +3,7 @@
 use super::util::*;
 use crate::tunnel::control;
 use crate::tunnel::endpoint::{Endpoint, Violation};
-use crate::tunnel::frame::{InvalidHeader, Kind, RESPONSE_HEAD};
+use crate::tunnel::frame::{InvalidFrameHeader, Kind, RESPONSE_HEAD};
 use crate::tunnel::window;
 
 const STREAM: u32 = 0x0001_0000;
@@ -37,7 +37,7 @@ fn frames_of_the_other_end_are_refused() {
 fn headers_are_checked_before_their_payload() {
     let (mut gateway, _) = gateway_with_a_stream(false);
     let unknown = violation(&mut gateway, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
-    assert_eq!(unknown, Violation::Header(InvalidHeader::Type(0x7f)));
+    assert_eq!(unknown, Violation::Header(InvalidFrameHeader::Type(0x7f)));
     let (mut gateway, _) = gateway_with_a_stream(false);
     let long = violation(
         &mut gateway,
@@ -45,7 +45,7 @@ fn headers_are_checked_before_their_payload() {
     );
     assert_eq!(
         long,
-        Violation::Header(InvalidHeader::Length(Kind::Data, 0xff_ffff))
+        Violation::Header(InvalidFrameHeader::Length(Kind::Data, 0xff_ffff))
     );
 }
 
