@@ -44,6 +44,7 @@ pub mod region;
 mod relay;
 mod request_scope;
 mod route;
+mod sqlite_file;
 pub mod store;
 mod strict_json;
 #[doc(hidden)]

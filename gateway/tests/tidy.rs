@@ -69,6 +69,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "strict_json",
             "current",
             "file_owner",
+            "sqlite_file",
             "lifecycle",
         ],
     ),

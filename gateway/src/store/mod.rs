@@ -41,6 +41,7 @@ pub use sqlite::SqliteStore;
 
 use crate::clock::Timestamp;
 use crate::region::Roster;
+use crate::sqlite_file::OpenError;
 
 /// Durable storage of records and of the audit log.
 pub trait Store: Send {
@@ -196,6 +197,20 @@ impl From<rusqlite::Error> for StoreError {
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => Self::Full,
             _ => Self::Sqlite(error),
+        }
+    }
+}
+
+impl From<OpenError> for StoreError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Sqlite(error) => match error.sqlite_error_code() {
+                Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::InUse,
+                _ => error.into(),
+            },
+            OpenError::Io(error) => Self::Io(error),
+            OpenError::NewerSchema { found, known } => Self::NewerSchema { found, known },
+            OpenError::OlderSchema { found, known } => Self::OlderSchema { found, known },
         }
     }
 }

@@ -1,21 +1,22 @@
 //! The store on SQLite: write-ahead log, every commit synced, one process at a time.
 
 use std::borrow::Cow;
-use std::fs::OpenOptions;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use gw_shared::id::AccountId;
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::{
     AuditEntry, AuditQuery, Contents, History, NumberedEntry, Position, Records, Revision, Sealing,
     Snapshot, Step, Store, StoreError, StoredRecord, document,
 };
 use crate::clock::Timestamp;
+use crate::sqlite_file::FileKind;
 
-/// Migrations: the entry at index N upgrades the schema from version N to N + 1. Append only.
-const MIGRATIONS: &[&str] = &[
+/// The database of the records.
+const DATABASE: FileKind = FileKind {
+    migrations: &[
     "
     CREATE TABLE accounts (id TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
     CREATE TABLE services (
@@ -84,7 +85,17 @@ const MIGRATIONS: &[&str] = &[
     DROP TABLE services;
     DROP TABLE accounts;
 ",
-];
+    ],
+    set_up: |connection| {
+        // Also keeps the index of the log in memory instead of in a memory-mapped file, where a full disk would cause
+        // SIGBUS.
+        connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        // The private keys of records that are deleted or replaced do not stay in the file.
+        connection.pragma_update(None, "secure_delete", "ON")
+    },
+};
 
 /// A store in one SQLite file.
 pub struct SqliteStore {
@@ -98,9 +109,7 @@ pub struct SqliteStore {
 impl SqliteStore {
     /// Opens or creates the database at `path` (mode 0600) and migrates its schema.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let mut store = Self::connect(path)?;
-        store.migrate()?;
-        Ok(store)
+        Self::new(DATABASE.open(path)?, path)
     }
 
     /// As [`Self::open`], but fails if there is no database at `path`.
@@ -112,39 +121,11 @@ impl SqliteStore {
     /// As [`Self::open_existing`], but fails if the schema is of another version, and never changes it.
     pub fn open_unmigrated(path: &Path) -> Result<Self, StoreError> {
         check_exists(path)?;
-        let store = Self::connect(path)?;
-        let found: u32 = store
-            .connection
-            .pragma_query_value(None, "user_version", |row| row.get(0))?;
-        match (found as usize, MIGRATIONS.len()) {
-            (found, known) if found < known => Err(StoreError::OlderSchema { found, known }),
-            (found, known) if found > known => Err(StoreError::NewerSchema { found, known }),
-            _ => Ok(store),
-        }
+        Self::new(DATABASE.open_unmigrated(path)?, path)
     }
 
-    fn connect(path: &Path) -> Result<Self, StoreError> {
-        // SQLite gives its other files the same permissions.
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?
-            .metadata()?;
-        let connection = Connection::open(path)?;
-        // Also keeps the index of the log in memory instead of in a memory-mapped file, where a full disk would cause
-        // SIGBUS.
-        connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-        connection
-            .pragma_update(None, "journal_mode", "WAL")
-            .map_err(|error| match error.sqlite_error_code() {
-                Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::InUse,
-                _ => error.into(),
-            })?;
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        // The private keys of records that are deleted or replaced do not stay in the file.
-        connection.pragma_update(None, "secure_delete", "ON")?;
+    fn new(connection: Connection, path: &Path) -> Result<Self, StoreError> {
+        let file = path.metadata()?;
         Ok(Self {
             connection,
             origin: format!("{}:{}", file.dev(), file.ino()),
@@ -202,31 +183,6 @@ impl SqliteStore {
         Ok(())
     }
 
-    fn migrate(&mut self) -> Result<(), StoreError> {
-        let transaction = self
-            .connection
-            .transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let found: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
-        let found = found as usize;
-        let Some(missing) = MIGRATIONS.get(found..) else {
-            return Err(StoreError::NewerSchema {
-                found,
-                known: MIGRATIONS.len(),
-            });
-        };
-        if missing.is_empty() {
-            return Ok(());
-        }
-        for migration in missing {
-            transaction.execute_batch(migration)?;
-        }
-        transaction.pragma_update(None, "user_version", MIGRATIONS.len() as u32)?;
-        transaction.commit()?;
-        Ok(())
-    }
-}
-
-impl SqliteStore {
     /// The position of the records in the database.
     fn newest(&self) -> Result<Position, StoreError> {
         let newest = "SELECT coalesce(max(number), 0) FROM audit";
@@ -745,7 +701,7 @@ mod tests {
         let key = KeyId::random();
         let agent = AgentId::random();
         let old = Connection::open(&path).unwrap();
-        old.execute_batch(MIGRATIONS[0]).unwrap();
+        old.execute_batch(DATABASE.migrations[0]).unwrap();
         old.execute_batch(&format!(
             "PRAGMA user_version = 1;
              INSERT INTO accounts VALUES ('acme');

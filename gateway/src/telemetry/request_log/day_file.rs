@@ -4,15 +4,14 @@
 //! [`DayFile::checkpoint`]).
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gw_shared::telemetry::mask::Masker;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 use zstd::bulk::Compressor;
 
@@ -22,6 +21,7 @@ use super::capture;
 use super::day::Day;
 use super::record::{Capture, RequestRecord};
 use super::zone_map::ZoneMap;
+use crate::sqlite_file::{FileKind, OpenError};
 
 /// Bits of the block's number in a key. A key is service · second of the day · number.
 const NUMBER_BITS: u32 = 26;
@@ -45,7 +45,8 @@ const SERVICES_MAX: i64 = 1 << (63 - NUMBER_BITS - SECOND_BITS);
 ///   share one: with a thousand services, a row for each costs ten times as much as its records.
 /// - `present`: minutes in which a service has records.
 /// - `capture`: captured messages.
-const SCHEMA: &str = "
+const DAY_FILE: FileKind = FileKind {
+    migrations: &["
     CREATE TABLE service (number INTEGER PRIMARY KEY, label TEXT NOT NULL UNIQUE) STRICT;
     CREATE TABLE block (
         key INTEGER PRIMARY KEY, zone INTEGER NOT NULL, longest_us INTEGER NOT NULL, data BLOB NOT NULL
@@ -58,9 +59,25 @@ const SCHEMA: &str = "
     CREATE TABLE capture (
         key INTEGER PRIMARY KEY, request BLOB, response BLOB, request_body BLOB, response_body BLOB
     ) STRICT;
-    PRAGMA user_version = 1;
-";
-const SCHEMA_VERSION: u32 = 1;
+"],
+    set_up: |connection| {
+        connection.busy_timeout(BUSY)?;
+        connection.pragma_update(None, "page_size", PAGE_BYTES)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        connection.pragma_update(None, "wal_autocheckpoint", WAL_BYTES / PAGE_BYTES)?;
+        connection.pragma_update(None, "journal_size_limit", WAL_KEPT_BYTES)?;
+        connection.pragma_update(None, "cache_size", -CACHE_KIB)
+    },
+};
+/// A day's file for all but its writer.
+const READ_DAY_FILE: FileKind = FileKind {
+    set_up: |connection| {
+        connection.busy_timeout(BUSY)?;
+        connection.pragma_update(None, "cache_size", -READER_CACHE_KIB)
+    },
+    ..DAY_FILE
+};
 
 /// Page size. A page holds several blocks of a gateway with little traffic.
 const PAGE_BYTES: u32 = 8192;
@@ -153,28 +170,7 @@ impl DayFile {
     /// Opens or creates the file of `day` (mode 0600).
     pub(super) fn open(folder: &Path, day: Day) -> Result<Self, LogError> {
         let path = folder.join(day.file_name());
-        // SQLite creates the WAL and shared-memory files with the permissions of this file.
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)?;
-        let mut connection = Connection::open_with_flags(&path, flags())?;
-        connection.busy_timeout(BUSY)?;
-        connection.pragma_update(None, "page_size", PAGE_BYTES)?;
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
-        connection.pragma_update(None, "wal_autocheckpoint", WAL_BYTES / PAGE_BYTES)?;
-        connection.pragma_update(None, "journal_size_limit", WAL_KEPT_BYTES)?;
-        connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        match transaction.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0))? {
-            0 => transaction.execute_batch(SCHEMA)?,
-            SCHEMA_VERSION => {}
-            _ => return Err(LogError::OtherSchema),
-        }
-        transaction.commit()?;
+        let connection = DAY_FILE.open(&path)?;
         Ok(Self {
             path,
             connection,
@@ -406,19 +402,10 @@ pub(super) fn open_to_change(folder: &Path, day: Day) -> Result<Option<Connectio
     if !path.try_exists()? {
         return Ok(None);
     }
-    let connection = Connection::open_with_flags(&path, flags())?;
-    connection.busy_timeout(BUSY)?;
-    connection.pragma_update(None, "cache_size", -READER_CACHE_KIB)?;
-    match connection.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0))? {
-        0 => Ok(None),
-        SCHEMA_VERSION => Ok(Some(connection)),
-        _ => Err(LogError::OtherSchema),
+    match READ_DAY_FILE.open_unmigrated(&path) {
+        Err(OpenError::OlderSchema { found: 0, .. }) => Ok(None),
+        opened => Ok(Some(opened?)),
     }
-}
-
-/// Flags without `CREATE`: readers must not create an empty file, and the writer creates it with mode 0600 first.
-fn flags() -> OpenFlags {
-    OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX
 }
 
 /// Renames a damaged file together with its WAL and shared-memory files. Returns the new name.

@@ -49,6 +49,7 @@ use self::writer::Writer;
 use crate::clock::Timestamp;
 use crate::page::Page;
 use crate::region::{NodeSlot, RegionKeys};
+use crate::sqlite_file::OpenError;
 
 pub use access_log::{AccessLogStats, AccessLogTarget};
 pub(crate) use capturing::{CaptureBudget, Capturing};
@@ -394,6 +395,16 @@ impl fmt::Debug for RequestLog {
             .field("folder", &self.folder)
             .field("stats", &self.stats())
             .finish_non_exhaustive()
+    }
+}
+
+impl From<OpenError> for LogError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Sqlite(error) => Self::Sqlite(error),
+            OpenError::Io(error) => Self::Io(error),
+            OpenError::NewerSchema { .. } | OpenError::OlderSchema { .. } => Self::OtherSchema,
+        }
     }
 }
 

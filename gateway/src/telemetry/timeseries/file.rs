@@ -2,9 +2,8 @@
 //! to seven days. Then they are deleted.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +13,10 @@ use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, params};
 use super::totals::Totals;
 use super::{ALL, STEP, Selection};
 use crate::clock::Timestamp;
+use crate::sqlite_file::{FileKind, OpenError};
 
-/// The entry at index n migrates a file from schema version n to n + 1. Append only.
-const MIGRATIONS: &[&str] = &["
+const SERIES_FILE: FileKind = FileKind {
+    migrations: &["
     CREATE TABLE services (id INTEGER PRIMARY KEY, label TEXT NOT NULL UNIQUE) STRICT;
     CREATE TABLE points (
         service INTEGER NOT NULL,
@@ -26,7 +26,14 @@ const MIGRATIONS: &[&str] = &["
         PRIMARY KEY (service, at, step)
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX points_by_age ON points (step, at);
-"];
+"],
+    set_up: |connection| {
+        connection.busy_timeout(BUSY)?;
+        // No write-ahead log: its shared-memory file is mapped, and an access to it on a full disk can raise SIGBUS.
+        connection.pragma_update(None, "journal_mode", "TRUNCATE")?;
+        connection.pragma_update(None, "synchronous", "NORMAL")
+    },
+};
 
 /// Longest wait for a lock that another process holds.
 const BUSY: Duration = Duration::from_secs(1);
@@ -88,6 +95,16 @@ pub enum FileError {
     Point(#[from] serde_json::Error),
 }
 
+impl From<OpenError> for FileError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Sqlite(error) => Self::Sqlite(error),
+            OpenError::Io(error) => Self::Io(error),
+            OpenError::NewerSchema { .. } | OpenError::OlderSchema { .. } => Self::Newer,
+        }
+    }
+}
+
 pub(super) struct SeriesFile(Connection);
 
 impl SeriesFile {
@@ -107,26 +124,7 @@ impl SeriesFile {
     }
 
     fn try_open(path: &Path) -> Result<Self, FileError> {
-        // SQLite creates its journal with the permissions of this file.
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?;
-        let mut connection = Connection::open(path)?;
-        connection.busy_timeout(BUSY)?;
-        // No write-ahead log: its shared-memory file is mapped, and an access to it on a full disk can raise SIGBUS.
-        connection.pragma_update(None, "journal_mode", "TRUNCATE")?;
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let found: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
-        for migration in MIGRATIONS.get(found as usize..).ok_or(FileError::Newer)? {
-            transaction.execute_batch(migration)?;
-        }
-        transaction.pragma_update(None, "user_version", MIGRATIONS.len() as u32)?;
-        transaction.commit()?;
-        Ok(Self(connection))
+        Ok(Self(SERIES_FILE.open(path)?))
     }
 
     /// Adds `points` to the points in the file.
