@@ -17,7 +17,7 @@ use crate::clock::Timestamp;
 use crate::config::{Config, StoreSettings};
 use crate::control::{Actor, INCOMPLETE_RESTORE};
 use crate::file_owner::FileOwner;
-use crate::store::{AuditEntry, RecordId, Snapshot, SqliteStore, Step, Store};
+use crate::store::{AuditEntry, NotRestored, Snapshot, SqliteStore, Step, Store};
 use crate::tls::certificate;
 
 /// Directory that file systems have of their own.
@@ -29,8 +29,8 @@ pub struct Restored {
     pub manifest: Manifest,
     /// Number of records in the database.
     pub records: usize,
-    /// Number of enrollment tokens in the backup, which were deleted.
-    pub enrollment_tokens: usize,
+    /// Numbers of records in the backup that were deleted, with a notice for each kind.
+    pub deleted: Vec<(usize, &'static str)>,
 }
 
 /// Restores the archive `input` into `data_dir`, which must be empty or missing. On an error the folder is as before.
@@ -79,7 +79,7 @@ fn restore_files(
         return Err(BackupError::Refused(refused));
     }
     let records = snapshot.records.clone().into_vec().len();
-    let enrollment_tokens = delete_enrollment_tokens(&mut store, &snapshot, &manifest)?;
+    let deleted = delete_not_restored(&mut store, &snapshot, &manifest)?;
     // Moves the write-ahead log into the database.
     drop(store);
     if is_cancelled() {
@@ -88,36 +88,37 @@ fn restore_files(
     destination.keep()?;
     Ok(Restored {
         manifest,
-        records: records - enrollment_tokens,
-        enrollment_tokens,
+        records: records - deleted.iter().map(|(count, _)| count).sum::<usize>(),
+        deleted,
     })
 }
 
-/// Deletes enrollment tokens, which may have been used or deleted since the backup, and notes the restore in the audit log.
-/// Returns the number of tokens.
-fn delete_enrollment_tokens(
+/// Deletes records that may have been used or deleted since the backup, and notes the restore in the audit log. Returns
+/// their numbers and notices.
+fn delete_not_restored(
     store: &mut SqliteStore,
     restored: &Snapshot,
     manifest: &Manifest,
-) -> Result<usize, BackupError> {
-    let tokens: Vec<_> = restored.records.enrollment_tokens.keys().cloned().collect();
+) -> Result<Vec<(usize, &'static str)>, BackupError> {
+    let mut detail = json!({ "created_at": manifest.created_at, "revision": manifest.revision });
+    let mut steps = Vec::new();
+    let mut deleted = Vec::new();
+    for NotRestored { kind, notice, ids } in restored.records.not_restored() {
+        let names = ids.iter().map(|id| id.columns().1);
+        detail[format!("deleted_{kind}s")] = names.collect();
+        if !ids.is_empty() {
+            deleted.push((ids.len(), notice));
+        }
+        steps.extend(ids.into_iter().map(Step::Delete));
+    }
     let entry = AuditEntry {
         at: Timestamp::now(),
         actor: Actor::Admin.to_string(),
         action: "backup.restore".into(),
         account: None,
         target: manifest.region.clone(),
-        detail: json!({
-            "created_at": manifest.created_at,
-            "revision": manifest.revision,
-            "deleted_enrollment_tokens": tokens,
-        }),
+        detail,
     };
-    let deleted = tokens.len();
-    let steps: Vec<Step> = tokens
-        .into_iter()
-        .map(|id| Step::Delete(RecordId::EnrollmentToken(id)))
-        .collect();
     store.commit(&restored.position, &steps, &entry)?;
     Ok(deleted)
 }

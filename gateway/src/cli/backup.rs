@@ -207,14 +207,12 @@ impl RestoreArguments {
         let backup::Restored {
             manifest,
             records,
-            enrollment_tokens,
+            deleted,
         } = restored;
-        let deleted = match enrollment_tokens {
-            0 => String::new(),
-            count => format!(
-                "\nDeleted {count} enrollment tokens, which may have been used since. Create others for new agents."
-            ),
-        };
+        let deleted: String = deleted
+            .iter()
+            .map(|(count, notice)| format!("\nDeleted {count} {notice}"))
+            .collect();
         let told = writeln!(
             io::stdout(),
             "Restored {records} records of {}, up to change {}, of {}, into {}.{deleted}\nStart it: gw-gateway serve --config {}",

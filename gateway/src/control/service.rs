@@ -13,7 +13,9 @@ use crate::affinity::{Affinity, InvalidAffinity};
 use crate::hostname::Region;
 use crate::page::{Page, PageQuery};
 use crate::rate::Rate;
-use crate::store::{Modes, RecordId, Records, ServiceRecord, Step, StoredRecord};
+use crate::store::{
+    Modes, RecordId, RecordKind, Records, ServicePath, ServiceRecord, Step, StoredRecord,
+};
 
 /// A way for callers to authenticate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
@@ -271,7 +273,10 @@ impl Control {
                 );
                 return Err(ControlError::Conflict(message));
             }
-            if let Some(existing) = records.services.get(&(account.clone(), id.clone())) {
+            if let Some(existing) = records
+                .services
+                .get(&ServicePath(account.clone(), id.clone()))
+            {
                 if settings.applied_to(existing)? != *existing {
                     let message =
                         format!("service {id} exists with other settings; change it instead");
@@ -367,7 +372,7 @@ impl Control {
             let service = find(records, account, id)?;
             let account = &service.account;
             let id = &service.id;
-            let mut steps = vec![Step::Delete(RecordId::Service(account.clone(), id.clone()))];
+            let mut steps = vec![Step::Delete(RecordId::Service(service.id()))];
             for mut record in records
                 .credentials
                 .values()
@@ -430,7 +435,7 @@ fn find<'a>(
     let id = ServiceId::new(id).map_err(|_| missing())?;
     records
         .services
-        .get(&(account.clone(), id))
+        .get(&ServicePath(account.clone(), id))
         .ok_or_else(missing)
 }
 
@@ -452,7 +457,7 @@ pub(super) fn checked_list(
             let id = ServiceId::new(id).map_err(ControlError::bad_id(field))?;
             if records
                 .services
-                .contains_key(&(account.clone(), id.clone()))
+                .contains_key(&ServicePath(account.clone(), id.clone()))
             {
                 Ok(id)
             } else {

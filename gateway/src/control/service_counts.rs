@@ -12,7 +12,7 @@ use super::Control;
 use crate::hostname::Region;
 use crate::ownership::owner_node;
 use crate::region::{NodeSlot, Placement};
-use crate::store::{Directory, RecordId, Records, Step, StoredRecord};
+use crate::store::{Directory, RecordId, RecordKind, Records, Step, StoredRecord};
 
 /// Services between two looks whether the members have changed again.
 const BATCH: usize = 10_000;
@@ -122,12 +122,8 @@ impl ServiceCounts {
         let mut exists = BTreeMap::new();
         for step in steps {
             let (key, comes) = match step {
-                Step::Put(StoredRecord::Service(record)) => {
-                    ((record.account.clone(), record.id.clone()), true)
-                }
-                Step::Delete(RecordId::Service(account, id)) => {
-                    ((account.clone(), id.clone()), false)
-                }
+                Step::Put(StoredRecord::Service(record)) => (record.id(), true),
+                Step::Delete(RecordId::Service(path)) => (path.clone(), false),
                 _ => continue,
             };
             let Some(hostname) = region.tenant_hostname(&key.0, &key.1) else {

@@ -134,6 +134,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::store::ServicePath;
 
     fn agent(number: usize) -> AgentRecord {
         let record = json!({
@@ -211,7 +212,7 @@ mod tests {
             serde_json::from_value(record).unwrap()
         };
         let suspect = tunnel(1, "suspect");
-        let key = ("acme".parse().unwrap(), "api".parse().unwrap());
+        let key: ServicePath = "acme/api".parse().unwrap();
         let count = |enabled, revoked: bool, tunnels: &[&TunnelReport]| {
             let mut records = Records::default();
             records.services.insert(key.clone(), service(enabled));

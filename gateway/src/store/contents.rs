@@ -6,7 +6,7 @@ use std::fmt::Write;
 use aws_lc_rs::digest::{Context, SHA256};
 use serde::Serialize;
 
-use super::{AuditQuery, NumberedEntry, Revision, Store, StoreError, StoredRecord, document};
+use super::{AuditQuery, NumberedEntry, Revision, Store, StoreError, StoredRecord};
 
 /// Entries of the audit log that are read at once.
 const PAGE: usize = 5_000;
@@ -59,8 +59,8 @@ impl Contents {
         let mut digest = Digest(Context::new(&SHA256));
         let mut documents = Vec::with_capacity(self.records.len());
         for record in &self.records {
-            let (kind, id) = document::key(&record.id());
-            documents.push((kind, id, document::write(record)?));
+            let (kind, id) = record.id().columns();
+            documents.push((kind, id, record.document()?));
         }
         documents.sort_unstable();
         let mut records = BTreeMap::new();

@@ -2,13 +2,10 @@
 //! workers read instead of a database.
 
 mod contents;
-mod directory;
-mod document;
 mod postgres;
 mod records;
 mod sealed;
 mod sealing;
-mod signing_key;
 mod source;
 mod sqlite;
 
@@ -20,22 +17,22 @@ use rusqlite::ErrorCode;
 use serde::{Deserialize, Serialize};
 
 pub use contents::{Contents, ContentsSummary};
-pub use directory::{Agent, Captures, Directory, Service};
 pub(crate) use postgres::Rekeyed;
 pub(crate) use postgres::{Authenticator, NamedSecret};
 pub use postgres::{
     EngineState, KnownRecords, LastChange, PostgresInspector, PostgresSettings, PostgresStore,
     PostgresUrlError, ProvenKeys, RecordsOfKind, RegionIdentity, RegionState, Replication,
 };
+pub(crate) use records::NotRestored;
 pub use records::{
-    AccountRecord, AgentRecord, Approval, AuthorityRecord, AuthorityRole, CallerSecretRecord,
-    EnrollmentRecord, EnrollmentTokenRecord, Modes, PublicKeyHash, RecordId, Records, SecretAccess,
-    ServiceRecord, SigningKeyRecord, Step, StoredRecord,
+    AccountRecord, Agent, AgentRecord, Approval, AuthorityRecord, AuthorityRole,
+    CallerSecretRecord, Captures, Directory, EnrollmentRecord, EnrollmentTokenRecord, Indexing,
+    Modes, PublicKeyHash, RecordId, RecordKind, Records, SecretAccess, Service, ServicePath,
+    ServiceRecord, SigningKey, SigningKeyRecord, Step, StoredRecord,
 };
 pub(crate) use sealed::Sealer;
 pub(crate) use sealing::CREDENTIAL as SEAL_KEY_CREDENTIAL;
 pub use sealing::Sealing;
-pub use signing_key::SigningKey;
 pub use source::{PostgresSource, StoreSource};
 pub use sqlite::SqliteStore;
 

@@ -1,5 +1,8 @@
 //! The store on SQLite: write-ahead log, every commit synced, one process at a time.
 
+#[cfg(test)]
+mod tests;
+
 use std::borrow::Cow;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -9,7 +12,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, pa
 
 use super::{
     AuditEntry, AuditQuery, Contents, History, NumberedEntry, Position, Records, Revision, Sealing,
-    Snapshot, Step, Store, StoreError, StoredRecord, document,
+    Snapshot, Step, Store, StoreError, StoredRecord,
 };
 use crate::clock::Timestamp;
 use crate::sqlite_file::FileKind;
@@ -148,16 +151,17 @@ impl SqliteStore {
     }
 
     fn seal_stored(&mut self) -> Result<(), StoreError> {
-        let select =
-            "SELECT kind, document FROM records WHERE kind IN ('signing_key', 'authority')";
-        let mut statement = self.connection.prepare(select)?;
-        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        let rows = rows.collect::<Result<Vec<(String, String)>, _>>()?;
-        drop(statement);
-        let records = rows
-            .iter()
-            .map(|(kind, document)| document::read(kind, document));
-        let mut plain = records.collect::<Result<Vec<StoredRecord>, _>>()?;
+        let mut plain = Vec::new();
+        for kind in StoredRecord::kinds_with_secret() {
+            let mut select = self
+                .connection
+                .prepare("SELECT document FROM records WHERE kind = ?1")?;
+            let mut rows = select.query([kind])?;
+            while let Some(row) = rows.next()? {
+                let document: String = row.get(0)?;
+                plain.push(StoredRecord::read(kind, &document)?);
+            }
+        }
         plain.retain_mut(Sealing::is_plain);
         if plain.is_empty() {
             return Ok(());
@@ -168,8 +172,8 @@ impl SqliteStore {
             .connection
             .transaction_with_behavior(TransactionBehavior::Immediate)?;
         for record in &plain {
-            let (kind, id) = document::key(&record.id());
-            let document = document::write(&self.sealing.seal_record(record)?)?;
+            let (kind, id) = record.id().columns();
+            let document = self.sealing.seal_record(record)?.document()?;
             let update = "UPDATE records SET document = ?3 WHERE kind = ?1 AND id = ?2";
             transaction.execute(update, params![kind, id, document])?;
         }
@@ -264,10 +268,10 @@ fn check_exists(path: &Path) -> Result<(), StoreError> {
 
 fn insert_records(connection: &Connection, records: &[StoredRecord]) -> Result<(), StoreError> {
     for record in records {
-        let (kind, id) = document::key(&record.id());
+        let (kind, id) = record.id().columns();
         connection
             .prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3)")?
-            .execute(params![kind, id, document::write(record)?])?;
+            .execute(params![kind, id, record.document()?])?;
     }
     Ok(())
 }
@@ -306,7 +310,7 @@ impl Store for SqliteStore {
             let document: String = row.get(1)?;
             records.put(
                 self.sealing
-                    .open_record(document::read(&kind, &document)?)?,
+                    .open_record(StoredRecord::read(&kind, &document)?)?,
             );
         }
         Ok(Snapshot {
@@ -329,17 +333,17 @@ impl Store for SqliteStore {
         for step in steps {
             match step {
                 Step::Put(record) => {
-                    let (kind, id) = document::key(&record.id());
+                    let (kind, id) = record.id().columns();
                     transaction
                         .prepare_cached("INSERT OR REPLACE INTO records VALUES (?1, ?2, ?3)")?
                         .execute(params![
                             kind,
                             id,
-                            document::write(&self.sealing.seal_record(record)?)?
+                            self.sealing.seal_record(record)?.document()?
                         ])?;
                 }
                 Step::Delete(record) => {
-                    let (kind, id) = document::key(record);
+                    let (kind, id) = record.columns();
                     transaction
                         .prepare_cached("DELETE FROM records WHERE kind = ?1 AND id = ?2")?
                         .execute(params![kind, id])?;
@@ -393,363 +397,5 @@ impl Store for SqliteStore {
             });
         }
         Ok(entries)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use gw_shared::id::{
-        AgentId, AuthorityId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId,
-        SigningKeyId,
-    };
-    use gw_shared::identity::enrollment::EnrollmentStatus;
-    use gw_shared::identity::secret::{Secret, SecretHash};
-
-    use super::super::*;
-    use super::*;
-    use crate::rate::Rate;
-
-    fn entry(action: &'static str) -> AuditEntry {
-        AuditEntry {
-            at: Timestamp(7),
-            actor: "admin".into(),
-            action: action.into(),
-            account: Some(AccountId::new("acme").unwrap()),
-            target: "x".into(),
-            detail: serde_json::json!({"a": [1, "it's"]}),
-        }
-    }
-
-    /// One record of each kind.
-    fn samples() -> Vec<StoredRecord> {
-        let account = AccountId::new("acme").unwrap();
-        let services = BTreeSet::from([
-            ServiceId::new("api").unwrap(),
-            ServiceId::new("b--c").unwrap(),
-        ]);
-        let access = SecretAccess {
-            account: account.clone(),
-            name: Some("it's \"mine\"".into()),
-            secret: SecretHash::of("x"),
-            allowed_services: services.clone(),
-            enabled: false,
-            created_at: Timestamp(5),
-        };
-        vec![
-            StoredRecord::Account(AccountRecord {
-                id: account.clone(),
-                capture_allowed: true,
-                created_at: Timestamp(1),
-            }),
-            StoredRecord::Service(ServiceRecord {
-                account: account.clone(),
-                id: ServiceId::new("api").unwrap(),
-                modes: Modes {
-                    jwt: true,
-                    service_key: false,
-                },
-                enabled: true,
-                rate: Rate::new(1000, 300).unwrap(),
-                request_logging: true,
-                capture_request_body: false,
-                capture_response_body: true,
-                retries: false,
-                affinity: "cookie:sid".parse().unwrap(),
-                created_at: Timestamp(2),
-            }),
-            StoredRecord::Credential(CallerSecretRecord {
-                id: ClientId::random(),
-                access: access.clone(),
-            }),
-            StoredRecord::ServiceKey(CallerSecretRecord {
-                id: KeyId::random(),
-                access,
-            }),
-            StoredRecord::EnrollmentToken(EnrollmentTokenRecord {
-                id: EnrollmentTokenId::random(),
-                account: account.clone(),
-                secret: SecretHash::of("y"),
-                services: services.clone(),
-                approval: Approval::Manual,
-                ephemeral: true,
-                created_at: Timestamp(3),
-                expires_at: Timestamp(4),
-                uses: 50,
-                used: 3,
-                used_by: Some(AgentId::random()),
-            }),
-            StoredRecord::Agent(AgentRecord {
-                id: AgentId::random(),
-                account,
-                name: "a".into(),
-                services,
-                status: EnrollmentStatus::Pending,
-                standby: true,
-                ephemeral: true,
-                absent_since: Some(Timestamp(7)),
-                enrollment_token: Some(EnrollmentTokenId::random()),
-                version: Some("0.1.0".into()),
-                enrollment: Some(Box::new(EnrollmentRecord {
-                    id: EnrollmentId::random(),
-                    secret: SecretHash::of("z"),
-                    expires_at: Timestamp(9),
-                })),
-                key: Some(PublicKeyHash::of(b"key")),
-                previous_key: None,
-                certificate_not_after: Some(Timestamp(10)),
-                authority: Some(AuthorityId::new(&"a".repeat(40)).unwrap()),
-                created_at: Timestamp(6),
-            }),
-            StoredRecord::SigningKey(SigningKeyRecord {
-                id: SigningKeyId::new(&"k".repeat(43)).unwrap(),
-                private_key: Secret::new("private".into()),
-                created_at: Timestamp(1),
-                active_from: Timestamp(2),
-            }),
-            StoredRecord::Authority(AuthorityRecord {
-                id: AuthorityId::new(&"b".repeat(40)).unwrap(),
-                role: AuthorityRole::Issuing,
-                certificate: "certificate".into(),
-                private_key: Some(Secret::new("private".into())),
-                created_at: Timestamp(1),
-            }),
-        ]
-    }
-
-    /// All records of a store as comparable text, secrets included.
-    fn contents(store: &mut SqliteStore) -> Vec<String> {
-        let records = store.load().unwrap().records;
-        let mut all: Vec<StoredRecord> = Vec::new();
-        all.extend(records.accounts.into_values().map(StoredRecord::Account));
-        all.extend(records.services.into_values().map(StoredRecord::Service));
-        all.extend(
-            records
-                .credentials
-                .into_values()
-                .map(StoredRecord::Credential),
-        );
-        all.extend(
-            records
-                .service_keys
-                .into_values()
-                .map(StoredRecord::ServiceKey),
-        );
-        all.extend(
-            records
-                .enrollment_tokens
-                .into_values()
-                .map(StoredRecord::EnrollmentToken),
-        );
-        all.extend(records.agents.into_values().map(StoredRecord::Agent));
-        all.extend(
-            records
-                .signing_keys
-                .into_values()
-                .map(StoredRecord::SigningKey),
-        );
-        all.extend(
-            records
-                .authorities
-                .into_values()
-                .map(StoredRecord::Authority),
-        );
-        all.iter()
-            .map(|record| document::write(record).unwrap())
-            .collect()
-    }
-
-    fn all() -> AuditQuery {
-        AuditQuery {
-            account: None,
-            before: None,
-            limit: 100,
-        }
-    }
-
-    #[test]
-    fn records_survive_reopening_until_deleted() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("gw.sqlite");
-        let mut store = SqliteStore::open(&path).unwrap();
-        let samples = samples();
-        let expected: Vec<String> = samples
-            .iter()
-            .map(|record| document::write(record).unwrap())
-            .collect();
-        let puts: Vec<Step> = samples.iter().cloned().map(Step::Put).collect();
-        store
-            .commit(&Position::default(), &puts, &entry("first"))
-            .unwrap();
-        store
-            .commit(&Position::default(), &puts, &entry("second"))
-            .unwrap();
-        assert_eq!(contents(&mut store), expected);
-        drop(store);
-        let mut store = SqliteStore::open(&path).unwrap();
-        assert_eq!(contents(&mut store), expected);
-        let deletes: Vec<Step> = samples
-            .iter()
-            .map(|record| Step::Delete(record.id()))
-            .collect();
-        store
-            .commit(&Position::default(), &deletes, &entry("third"))
-            .unwrap();
-        assert_eq!(contents(&mut store), Vec::<String>::new());
-        let actions: Vec<_> = store
-            .audit_log(&all())
-            .unwrap()
-            .into_iter()
-            .map(|row| row.entry.action)
-            .collect();
-        assert_eq!(actions, ["third", "second", "first"]);
-        assert_eq!(
-            store
-                .audit_log(&AuditQuery {
-                    before: Some(2),
-                    ..all()
-                })
-                .unwrap()[0]
-                .entry
-                .detail,
-            entry("").detail
-        );
-        assert!(
-            store
-                .audit_log(&AuditQuery {
-                    account: Some("other".to_owned()),
-                    ..all()
-                })
-                .unwrap()
-                .is_empty()
-        );
-    }
-
-    #[test]
-    fn a_deleted_key_does_not_stay_in_the_file() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("gw.sqlite");
-        let mut store = SqliteStore::open(&path).unwrap();
-        let samples = samples();
-        let StoredRecord::Authority(authority) = samples.last().unwrap().clone() else {
-            panic!("an authority")
-        };
-        let secret = "a private key that is gone";
-        let with_key = AuthorityRecord {
-            private_key: Some(Secret::new(secret.repeat(10))),
-            ..authority.clone()
-        };
-        let put = |record| [Step::Put(StoredRecord::Authority(record))];
-        store
-            .commit(&Position::default(), &put(with_key), &entry("first"))
-            .unwrap();
-        let ended = AuthorityRecord {
-            private_key: None,
-            role: AuthorityRole::Ended,
-            ..authority
-        };
-        store
-            .commit(&Position::default(), &put(ended), &entry("second"))
-            .unwrap();
-        // Writes the log back, and deletes it.
-        drop(store);
-        let file = std::fs::read(&path).unwrap();
-        assert_eq!(memchr::memmem::find(&file, secret.as_bytes()), None);
-    }
-
-    #[test]
-    fn a_full_disk_refuses_a_change_as_a_whole() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut store = SqliteStore::open(&directory.path().join("gw.sqlite")).unwrap();
-        store
-            .commit(
-                &Position::default(),
-                &samples().into_iter().map(Step::Put).collect::<Vec<_>>(),
-                &entry("first"),
-            )
-            .unwrap();
-        let before = contents(&mut store);
-        let pages: u32 = store
-            .connection
-            .pragma_query_value(None, "page_count", |row| row.get(0))
-            .unwrap();
-        store
-            .connection
-            .pragma_update(None, "max_page_count", pages)
-            .unwrap();
-        let many: Vec<Step> = (0..100).flat_map(|_| samples()).map(Step::Put).collect();
-        assert!(matches!(
-            store.commit(&Position::default(), &many, &entry("second")),
-            Err(StoreError::Full)
-        ));
-        assert_eq!(contents(&mut store), before);
-        assert_eq!(store.audit_log(&all()).unwrap().len(), 1);
-        store
-            .connection
-            .pragma_update(None, "max_page_count", 1_000_000)
-            .unwrap();
-        store
-            .commit(&Position::default(), &many, &entry("third"))
-            .unwrap();
-    }
-
-    #[test]
-    fn a_database_of_the_first_schema_is_migrated() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("gw.sqlite");
-        let key = KeyId::random();
-        let agent = AgentId::random();
-        let old = Connection::open(&path).unwrap();
-        old.execute_batch(DATABASE.migrations[0]).unwrap();
-        old.execute_batch(&format!(
-            "PRAGMA user_version = 1;
-             INSERT INTO accounts VALUES ('acme');
-             INSERT INTO services VALUES ('acme', 'api', 1, 0, 1, 10, 20);
-             INSERT INTO service_keys VALUES ('{key}', 'acme', zeroblob(32), 'api b', 1);
-             INSERT INTO agents VALUES ('{agent}', 'acme', 'a', 'api', 1);"
-        ))
-        .unwrap();
-        drop(old);
-        let records = SqliteStore::open(&path).unwrap().load().unwrap().records;
-        let service = records.services.values().next().unwrap();
-        assert_eq!(
-            (service.rate, service.modes),
-            (
-                Rate::new(10, 20).unwrap(),
-                Modes {
-                    jwt: true,
-                    service_key: false
-                }
-            )
-        );
-        let access = &records.service_keys[&key].access;
-        assert_eq!(
-            (
-                access.enabled,
-                access.allowed_services.len(),
-                access.secret.as_bytes()
-            ),
-            (true, 2, &[0; 32][..])
-        );
-        assert_eq!(records.agents[&agent].status, EnrollmentStatus::Revoked);
-        assert_eq!(records.accounts.len(), 1);
-    }
-
-    #[test]
-    fn a_second_process_and_a_newer_schema_are_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("gw.sqlite");
-        let store = SqliteStore::open(&path).unwrap();
-        assert!(matches!(SqliteStore::open(&path), Err(StoreError::InUse)));
-        store
-            .connection
-            .pragma_update(None, "user_version", 999)
-            .unwrap();
-        drop(store);
-        assert!(matches!(
-            SqliteStore::open(&path),
-            Err(StoreError::NewerSchema { found: 999, .. })
-        ));
     }
 }

@@ -19,7 +19,7 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::hmac;
 use gw_shared::text::printable;
 
-use super::super::{Position, RecordId, Revision, Sealer, StoreError, StoredRecord, document};
+use super::super::{Position, RecordId, Revision, Sealer, StoreError, StoredRecord};
 use crate::region::{NodeRow, NodeSlot, RegionKey};
 
 /// Name of the derived key.
@@ -194,8 +194,8 @@ pub(super) fn is_tag(expected: &Tag, found: &[u8]) -> bool {
 impl RowCodec<'_> {
     /// The row of a record, with its secrets sealed.
     pub(super) fn write(&self, record: &StoredRecord) -> Result<RecordRow, StoreError> {
-        let (kind, id) = document::key(&record.id());
-        let document = document::write(&self.sealer.seal_record(record)?)?;
+        let (kind, id) = record.id().columns();
+        let document = self.sealer.seal_record(record)?.document()?;
         let (tag, element) = self.authenticator.record(self.origin, kind, &id, &document);
         Ok(RecordRow {
             kind,
@@ -208,7 +208,7 @@ impl RowCodec<'_> {
 
     /// Reads a document that is authentic.
     pub(super) fn open(&self, kind: &str, document: &str) -> Result<StoredRecord, StoreError> {
-        self.sealer.open_record(document::read(kind, document)?)
+        self.sealer.open_record(StoredRecord::read(kind, document)?)
     }
 }
 

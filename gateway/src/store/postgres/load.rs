@@ -3,7 +3,7 @@
 use futures_util::TryStreamExt;
 use tokio_postgres::{Row, Transaction};
 
-use super::super::{Position, Records, Revision, Sealer, Snapshot, StoreError, document};
+use super::super::{Position, Records, Revision, Sealer, Snapshot, StoreError, StoredRecord};
 use super::authenticity::{Authenticator, RecordSet, RefusedRows, SetMember, forged_set, is_tag};
 use super::column;
 use crate::limits;
@@ -86,7 +86,9 @@ impl<'a> AuthenticRecords<'a> {
             self.refused.add(kind, id);
             return Ok(());
         }
-        let record = self.sealer.open_record(document::read(kind, document)?)?;
+        let record = self
+            .sealer
+            .open_record(StoredRecord::read(kind, document)?)?;
         self.set.add(SetMember::Record(record.id()), element);
         self.records.put(record);
         Ok(())

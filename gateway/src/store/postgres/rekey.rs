@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 
 use tokio_postgres::{Error, Row, Transaction};
 
-use super::super::{AuditEntry, Position, Revision, StoreError, document};
+use super::super::{AuditEntry, Position, Revision, StoreError, StoredRecord};
 use super::authenticity::{Element, RefusedRows, forged_node, forged_secret, forged_set, is_tag};
 use super::engine::Session;
 use super::fill::TRANSFER;
@@ -283,11 +283,11 @@ impl Replacement<'_> {
             return Ok(());
         }
         sums.earlier ^= element;
-        let mut stored = document::read(kind, document)?;
+        let mut stored = StoredRecord::read(kind, document)?;
         // Documents without secrets stay as they are, with members that only a later version knows.
         let sealed = stored.secret_mut().is_some().then(|| {
             let opened = self.earlier.sealer.open_record(stored)?;
-            document::write(&self.next.sealer.seal_record(&opened)?)
+            self.next.sealer.seal_record(&opened)?.document()
         });
         let sealed = sealed.transpose()?;
         let document = sealed.as_deref().unwrap_or(document);

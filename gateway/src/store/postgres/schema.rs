@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use tokio_postgres::{Error, Row, Transaction};
 
-use super::super::{Position, Revision, StoreError, document};
+use super::super::{Position, Revision, StoreError, StoredRecord};
 use super::authenticity::Authenticator;
 use super::column;
 use super::engine::{CALL, Engine, Session};
@@ -249,8 +249,8 @@ fn version_of_own_region<'a>(
 
 /// Fails if the record of a row has another name than the row: it would come back after it was deleted.
 fn check_name(kind: &str, id: &str, document: &str) -> Result<(), StoreError> {
-    let record = document::read(kind, document)?;
-    let (_, named) = document::key(&record.id());
+    let record = StoredRecord::read(kind, document)?;
+    let (_, named) = record.id().columns();
     if named == id {
         return Ok(());
     }

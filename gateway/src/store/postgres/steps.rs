@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::{RecordId, Step, StoreError, document};
+use super::super::{RecordId, Step, StoreError};
 use super::authenticity::{Effect, RecordRow, RowCodec, SetMember};
 
 /// Rows of `gw.records`, as parameters of a statement.
@@ -68,7 +68,7 @@ impl FinalSteps {
             if let Some(row) = row {
                 all.put.push(row);
             } else {
-                let (kind, id) = document::key(&id);
+                let (kind, id) = id.columns();
                 all.deleted_kinds.push(kind);
                 all.deleted_ids.push(id);
             }
@@ -135,7 +135,7 @@ pub(super) fn from_json(
             continue;
         }
         let Some(document) = document else {
-            let id = record_id(kind, &id)?;
+            let id = RecordId::read(kind, &id)?;
             effects.push((SetMember::Record(id.clone()), None));
             steps.push(Step::Delete(id));
             continue;
@@ -148,30 +148,4 @@ pub(super) fn from_json(
         steps.push(Step::Put(record));
     }
     Ok((steps, effects))
-}
-
-fn record_id(kind: &str, id: &str) -> Result<RecordId, StoreError> {
-    fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(id: &str) -> Result<T, StoreError> {
-        id.parse().map_err(StoreError::corrupt)
-    }
-    Ok(match kind {
-        "account" => RecordId::Account(parse(id)?),
-        "service" => {
-            let (account, service) = id
-                .split_once('/')
-                .ok_or_else(|| StoreError::Corrupt(format!("service {id}")))?;
-            RecordId::Service(parse(account)?, parse(service)?)
-        }
-        "credential" => RecordId::Credential(parse(id)?),
-        "service_key" => RecordId::ServiceKey(parse(id)?),
-        "enrollment_token" => RecordId::EnrollmentToken(parse(id)?),
-        "agent" => RecordId::Agent(parse(id)?),
-        "signing_key" => RecordId::SigningKey(parse(id)?),
-        "authority" => RecordId::Authority(parse(id)?),
-        other => {
-            return Err(StoreError::Corrupt(format!(
-                "unknown kind of record {other:?}"
-            )));
-        }
-    })
 }

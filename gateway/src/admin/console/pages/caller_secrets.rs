@@ -234,7 +234,7 @@ impl Offered {
             records
                 .services
                 .keys()
-                .filter(|(of, _)| of.as_str() == account)
+                .filter(|path| path.0.as_str() == account)
                 .count()
         });
         Ok(Self {

@@ -5,7 +5,6 @@ use axum::Json;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use gw_shared::clock;
-use gw_shared::id::{AccountId, ServiceId};
 use serde::{Deserialize, Serialize};
 
 use crate::admin::Admin;
@@ -14,6 +13,7 @@ use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::clock::Timestamp;
 use crate::control::Control;
+use crate::store::ServicePath;
 use crate::telemetry::timeseries::{self, Point, Selection, SeriesPlan};
 
 /// Length of the charts and of their steps.
@@ -209,7 +209,7 @@ pub(crate) async fn show(
     Query(query): Query<TrafficQuery>,
 ) -> Result<Response, ErrorPage> {
     let list = |control: &Control| -> Vec<String> {
-        let label = |(account, service): &(AccountId, ServiceId)| format!("{account}--{service}");
+        let label = |ServicePath(account, service): &ServicePath| format!("{account}--{service}");
         control.look_at(|records| records.services.keys().map(label).collect())
     };
     let services = admin.look(move |control| Ok(list(control))).await?;

@@ -1,4 +1,7 @@
-//! Keys that sign access tokens, parsed from their records.
+//! Keys that sign access tokens, and their parsed form.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use aws_lc_rs::digest;
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
@@ -8,9 +11,114 @@ use bytes::Bytes;
 use gw_shared::id::SigningKeyId;
 use gw_shared::identity::secret::Secret;
 use jsonwebtoken::{DecodingKey, EncodingKey};
+use serde::{Deserialize, Serialize};
 
-use super::SigningKeyRecord;
+use super::{Directory, Indexing, RecordKind};
 use crate::clock::Timestamp;
+
+/// A key that signs access tokens, from its `active_from` to that of the next key.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SigningKeyRecord {
+    pub id: SigningKeyId,
+    /// Ed25519, PKCS #8, base64url. As sensitive as the authority's key in the data folder.
+    #[serde(with = "gw_shared::identity::secret::revealed")]
+    pub private_key: Secret,
+    pub created_at: Timestamp,
+    pub active_from: Timestamp,
+}
+
+/// The signing keys, ready for use.
+#[derive(Clone, Default)]
+pub struct SigningKeys {
+    pub(super) keys: Arc<HashMap<SigningKeyId, SigningKey>>,
+    /// Number of keys that are stored, and not used because they are not what their id says.
+    refused: usize,
+    jwks: Bytes,
+}
+
+impl RecordKind for SigningKeyRecord {
+    type Id = SigningKeyId;
+    type Index = SigningKeys;
+
+    const HAS_SECRET: bool = true;
+
+    fn id(&self) -> SigningKeyId {
+        self.id.clone()
+    }
+
+    fn secret_mut(&mut self) -> Option<&mut Secret> {
+        Some(&mut self.private_key)
+    }
+
+    fn put_into(&self, directory: &mut Directory, all: &Indexing<'_>) {
+        Self::fill(&all.records.signing_keys, directory, all);
+    }
+
+    fn remove_from(_: &SigningKeyId, directory: &mut Directory, all: &Indexing<'_>) {
+        Self::fill(&all.records.signing_keys, directory, all);
+    }
+
+    fn fill(all: &BTreeMap<SigningKeyId, Self>, directory: &mut Directory, _: &Indexing<'_>) {
+        directory.signing_keys = SigningKeys::of(all);
+    }
+
+    #[cfg(test)]
+    fn sample() -> Self {
+        Self {
+            id: SigningKeyId::new(&"k".repeat(43)).unwrap(),
+            private_key: Secret::new("private".into()),
+            created_at: Timestamp(1),
+            active_from: Timestamp(2),
+        }
+    }
+}
+
+impl SigningKeys {
+    fn of(records: &BTreeMap<SigningKeyId, SigningKeyRecord>) -> Self {
+        let usable = |record| match SigningKey::from_record(record) {
+            Ok(key) => Some(key),
+            Err(reason) => {
+                tracing::error!(kid = %record.id, %reason, "a signing key is not used; `gw-gateway signing-key delete` removes it");
+                None
+            }
+        };
+        let keys: Vec<SigningKey> = records.values().filter_map(usable).collect();
+        Self {
+            refused: records.len() - keys.len(),
+            jwks: key_set(&keys),
+            keys: Arc::new(keys.into_iter().map(|key| (key.id.clone(), key)).collect()),
+        }
+    }
+}
+
+impl Directory {
+    pub fn signing_key(&self, id: &str) -> Option<&SigningKey> {
+        self.signing_keys.keys.get(id)
+    }
+
+    /// The latest of the keys that may sign at `now`. If none may sign yet, because the clock was set back, the
+    /// earliest.
+    pub fn active_signing_key(&self, now: Timestamp) -> Option<&SigningKey> {
+        let order = |key: &&SigningKey| (key.active_from, key.id.clone());
+        let active = self
+            .signing_keys
+            .keys
+            .values()
+            .filter(|key| key.active_from <= now)
+            .max_by_key(order);
+        active.or_else(|| self.signing_keys.keys.values().min_by_key(order))
+    }
+
+    /// Number of signing keys that are stored, and not used because they are not what their id says.
+    pub(crate) fn refused_signing_keys(&self) -> usize {
+        self.signing_keys.refused
+    }
+
+    /// The public keys as JSON of a JWK Set (RFC 7517 §5).
+    pub fn jwks(&self) -> &Bytes {
+        &self.signing_keys.jwks
+    }
+}
 
 /// A signing key, ready for use.
 pub struct SigningKey {
@@ -91,7 +199,7 @@ fn thumbprint(x: &str) -> String {
 }
 
 /// The public keys as a JWK Set (RFC 7517 §5).
-pub(super) fn key_set(keys: &[SigningKey]) -> Bytes {
+fn key_set(keys: &[SigningKey]) -> Bytes {
     let keys: Vec<_> = keys
         .iter()
         .map(|key| {
@@ -105,7 +213,9 @@ pub(super) fn key_set(keys: &[SigningKey]) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Records, StoredRecord};
     use super::*;
+    use crate::hostname::Region;
 
     #[test]
     fn a_record_is_used_only_under_the_thumbprint_of_its_private_key() {
@@ -145,5 +255,25 @@ mod tests {
             SigningKey::from_record(&read).unwrap().x,
             SigningKey::from_record(&own).unwrap().x
         );
+    }
+
+    #[test]
+    fn a_signing_key_that_is_not_what_its_id_says_is_neither_used_nor_published() {
+        let [good, bad] =
+            [(); 2].map(|()| SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap());
+        let swapped = SigningKeyRecord {
+            private_key: good.private_key.clone(),
+            ..bad
+        };
+        let records = Records::from_iter([good.clone(), swapped].map(StoredRecord::SigningKey));
+        let directory = Directory::new(&records, &Region::new("eu1", "example.com"), 1);
+        assert_eq!(
+            directory.signing_keys.keys.keys().collect::<Vec<_>>(),
+            [&good.id]
+        );
+        assert_eq!(directory.refused_signing_keys(), 1);
+        let published: serde_json::Value = serde_json::from_slice(directory.jwks()).unwrap();
+        assert_eq!(published["keys"].as_array().unwrap().len(), 1);
+        assert_eq!(published["keys"][0]["kid"], good.id.as_str());
     }
 }
