@@ -9,34 +9,47 @@ use serde::{Deserialize, Serialize};
 use zstd::bulk::Compressor;
 
 use super::LogError;
-use super::record::{CAPTURE_MAX, MessageCapture, Truncation};
-use super::view::CapturedView;
+use super::record::{BodyCapture, CAPTURE_MAX, MessageCapture, Truncation};
+use super::view::{BodyView, CapturedView};
 
 /// Size in bytes from which bodies are compressed.
 const COMPRESSED_FROM: usize = 128;
 
+/// Captured message as it is stored.
+pub(super) struct StoredMessage {
+    pub(super) head: Vec<u8>,
+    pub(super) body: Vec<u8>,
+}
+
+/// Captured messages of one request as they are stored.
+#[derive(Default)]
+pub(super) struct StoredCapture {
+    pub(super) request: Option<StoredMessage>,
+    pub(super) response: Option<StoredMessage>,
+}
+
 /// Captured message without its body.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Head<'a> {
+struct Head<'a> {
     /// Names and values in order.
     #[serde(borrow)]
     headers: Vec<(Cow<'a, str>, Cow<'a, [u8]>)>,
     /// Length of the stored part of the body.
     bytes: u64,
-    pub(super) truncated: bool,
+    truncated: bool,
     /// The body column is compressed with zstd.
     packed: bool,
     /// Appended to the other fields, for truncated bodies only. Earlier versions neither write nor read it.
     #[serde(skip)]
-    pub(super) truncated_by: Option<Truncation>,
+    truncated_by: Option<Truncation>,
 }
 
 /// Encodes `message` as its head and body columns.
-pub(super) fn pack<'a>(
-    message: &'a MessageCapture,
+pub(super) fn pack(
+    message: &MessageCapture,
     masker: &Masker,
     compressor: &mut Compressor<'_>,
-) -> Result<(Vec<u8>, Cow<'a, [u8]>), LogError> {
+) -> Result<StoredMessage, LogError> {
     let body = &message.body.bytes[..message.body.bytes.len().min(CAPTURE_MAX)];
     let encoded = message
         .headers
@@ -73,11 +86,46 @@ pub(super) fn pack<'a>(
     if let Some(truncated_by) = truncated_by {
         head = postcard::to_extend(&truncated_by, head).map_err(encode)?;
     }
-    Ok((head, packed.map_or(Cow::Borrowed(body), Cow::Owned)))
+    Ok(StoredMessage {
+        head,
+        body: packed.unwrap_or_else(|| body.to_vec()),
+    })
+}
+
+/// Decodes the stored head of a captured message.
+pub(super) fn view(head: &[u8]) -> Result<CapturedView, LogError> {
+    Ok(Head::read(head)?.view())
+}
+
+impl StoredMessage {
+    /// Decodes the body, with the content coding of the message.
+    pub(super) fn body(self) -> Result<BodyView, LogError> {
+        let head = Head::read(&self.head)?;
+        Ok(BodyView {
+            content_type: head.header(&header::CONTENT_TYPE),
+            content_encoding: head.header(&header::CONTENT_ENCODING),
+            truncated: head.truncated,
+            truncated_by: head.truncated_by,
+            bytes: head.body(self.body)?,
+        })
+    }
+
+    /// Decodes the message as it was captured.
+    pub(super) fn unpack(self) -> Result<MessageCapture, LogError> {
+        let head = Head::read(&self.head)?;
+        Ok(MessageCapture {
+            headers: head.header_map()?,
+            body: BodyCapture {
+                bytes: head.body(self.body)?.into(),
+                truncated: head.truncated,
+                truncated_by: head.truncated_by,
+            },
+        })
+    }
 }
 
 impl<'a> Head<'a> {
-    pub(super) fn read(column: &'a [u8]) -> Result<Self, LogError> {
+    fn read(column: &'a [u8]) -> Result<Self, LogError> {
         let damaged = |_| LogError::Damaged("the head of a captured message");
         let (mut head, rest) = postcard::take_from_bytes::<Self>(column).map_err(damaged)?;
         if !rest.is_empty() {
@@ -86,7 +134,7 @@ impl<'a> Head<'a> {
         Ok(head)
     }
 
-    pub(super) fn body(&self, column: Vec<u8>) -> Result<Vec<u8>, LogError> {
+    fn body(&self, column: Vec<u8>) -> Result<Vec<u8>, LogError> {
         let bytes = usize::try_from(self.bytes)
             .ok()
             .filter(|bytes| *bytes <= CAPTURE_MAX);
@@ -98,7 +146,7 @@ impl<'a> Head<'a> {
             .ok_or(LogError::Damaged("a captured body"))
     }
 
-    pub(super) fn view(&self) -> CapturedView {
+    fn view(&self) -> CapturedView {
         let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
         CapturedView {
             headers: self
@@ -113,7 +161,7 @@ impl<'a> Head<'a> {
     }
 
     /// First value of a field, as text.
-    pub(super) fn header(&self, wanted: &HeaderName) -> Option<String> {
+    fn header(&self, wanted: &HeaderName) -> Option<String> {
         let (_, value) = self
             .headers
             .iter()
@@ -121,7 +169,7 @@ impl<'a> Head<'a> {
         Some(String::from_utf8_lossy(value).into_owned())
     }
 
-    pub(super) fn header_map(&self) -> Result<Fields, LogError> {
+    fn header_map(&self) -> Result<Fields, LogError> {
         let mut map = Fields::with_capacity(self.headers.len());
         for (name, value) in &self.headers {
             let name = HeaderName::from_bytes(name.as_bytes()).ok();
@@ -139,7 +187,6 @@ impl<'a> Head<'a> {
 mod tests {
     use bytes::Bytes;
 
-    use super::super::record::BodyCapture;
     use super::*;
 
     /// Head of the versions before `truncated_by`.
@@ -167,7 +214,7 @@ mod tests {
             &mut Compressor::new(1).unwrap(),
         )
         .unwrap()
-        .0
+        .head
     }
 
     #[test]

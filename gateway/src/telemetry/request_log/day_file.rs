@@ -17,9 +17,9 @@ use zstd::bulk::Compressor;
 
 use super::LogError;
 use super::block::{Encoder, SLOT_MS};
-use super::capture;
+use super::capture::{self, StoredMessage};
 use super::day::Day;
-use super::record::{Capture, RequestRecord};
+use super::record::{Capture, MessageCapture, RequestRecord};
 use super::zone_map::ZoneMap;
 use crate::sqlite_file::{FileKind, OpenError};
 
@@ -349,10 +349,16 @@ fn write_capture(
     masker: &Masker,
     compressor: &mut Compressor<'static>,
 ) -> Result<i64, LogError> {
-    let mut pack = |side: &'_ Option<_>| match side {
-        Some(message) => capture::pack(message, masker, compressor)
-            .map(|(head, body)| (Some(head), Some(body.into_owned()))),
-        None => Ok((None, None)),
+    let mut pack = |message: &Option<MessageCapture>| {
+        let packed = message
+            .as_ref()
+            .map(|message| capture::pack(message, masker, compressor))
+            .transpose()?;
+        Ok::<_, LogError>(
+            packed
+                .map(|StoredMessage { head, body }| (head, body))
+                .unzip(),
+        )
     };
     let (request, request_body) = pack(&capture.request)?;
     let (response, response_body) = pack(&capture.response)?;

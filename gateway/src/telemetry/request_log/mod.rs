@@ -9,6 +9,7 @@ mod capture;
 mod capturing;
 mod day;
 mod day_file;
+mod day_search;
 mod expiry;
 mod lookup;
 mod query;
@@ -39,11 +40,13 @@ use rusqlite::ErrorCode;
 
 use self::access_log::AccessLog;
 use self::archive::{Archive, ArchiveError, ArchiveSettings, Uploading};
+use self::capture::StoredMessage;
 use self::day::{Day, Now};
-use self::lookup::{Found, Reader};
+use self::day_search::DayFiles;
+use self::lookup::Found;
 use self::query::Criteria;
 use self::queue::{LogCommand, LogCounters};
-use self::readers::Readers;
+use self::readers::{Reader, Readers};
 use self::search::{Search, WORK_MAX};
 use self::writer::Writer;
 use crate::clock::Timestamp;
@@ -320,27 +323,29 @@ impl RequestLog {
     }
 
     fn search_within(&self, query: &SearchQuery, work: u64) -> Result<Page<RequestView>, LogError> {
-        let criteria = Criteria::check(query)?;
-        Search {
+        let kept = self.now.days();
+        let files = DayFiles {
             readers: &self.readers,
-            now: &self.now,
+            kept: kept.clone(),
             counters: &self.counters,
-            criteria,
-            work,
-        }
-        .run()
+        };
+        Search::new(Criteria::check(query)?, work).run(&files, &kept)
     }
 
     /// Returns a captured body; `None` if it was not captured.
     pub fn body(&self, id: RequestId, side: Side) -> Result<Option<BodyView>, LogError> {
         self.with_found(id, |reader, found| {
-            found.capture.map_or(Ok(None), |key| reader.body(key, side))
+            let message = read_message(reader, &found, side)?;
+            message.map(StoredMessage::body).transpose()
         })
     }
 
     /// Returns the request with this id and its captured message; `None` if it is not in the log or has expired.
     pub fn captured(&self, id: RequestId) -> Result<Option<CapturedRequest>, LogError> {
-        self.with_found(id, |reader, found| reader.captured_request(found).map(Some))
+        self.with_found(id, |reader, found| {
+            let request = read_message(reader, &found, Side::Request)?;
+            found.with_request(request).map(Some)
+        })
     }
 
     fn with_found<T>(
@@ -353,22 +358,22 @@ impl RequestLog {
         if !kept.contains(&day) {
             return Ok(None);
         }
-        let result = self.readers.take(day).and_then(|open| {
-            let Some(mut open) = open else {
-                return Ok(None);
-            };
-            let found = open.reader.find(id)?;
-            let result = found.map_or(Ok(None), |found| read(&open.reader, found));
-            self.readers.put(open, &kept);
-            result
-        });
-        // The file may have expired during the read.
-        if result.is_err() && !self.readers.has(day) {
-            Ok(None)
-        } else {
-            result
-        }
+        let found = self.readers.read(day, &kept, |reader| {
+            let found = reader.find(id)?;
+            found.map_or(Ok(None), |found| read(reader, found))
+        })?;
+        Ok(found.flatten())
     }
+}
+
+fn read_message(
+    reader: &Reader,
+    found: &Found,
+    side: Side,
+) -> Result<Option<StoredMessage>, LogError> {
+    found
+        .capture
+        .map_or(Ok(None), |key| reader.message(key, side))
 }
 
 /// Decodes `data` as a block of a file and returns all its records.

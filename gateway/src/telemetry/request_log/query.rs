@@ -23,7 +23,7 @@ pub(super) struct Criteria {
     retried: Option<bool>,
     min_us: u64,
     /// Unix time in milliseconds, inclusive.
-    pub(super) since_ms: u64,
+    since_ms: u64,
     /// Unix time in milliseconds, exclusive.
     until_ms: u64,
     /// Exclusive upper limit of ids, from the cursor.
@@ -122,8 +122,8 @@ impl Criteria {
         }
     }
 
-    /// Bits that a matching zone map has, and the least value of its longest duration.
-    pub(super) fn zone(&self) -> (u64, u64) {
+    /// Bits that a matching zone map has, and the least value of its longest duration, as [`ZoneMap::columns`] has them.
+    pub(super) fn zone(&self) -> [i64; 2] {
         let status = match self.status {
             None => 0,
             Some(Status::Missing) => ZoneMap::NO_STATUS,
@@ -140,7 +140,11 @@ impl Criteria {
         } else {
             0
         };
-        (status | code | attempts, self.min_us)
+        let zone_map = ZoneMap {
+            bits: status | code | attempts,
+            longest_us: self.min_us,
+        };
+        zone_map.columns()
     }
 
     /// Whether a record matches.
@@ -171,6 +175,18 @@ impl Criteria {
             && self
                 .before
                 .is_none_or(|before| block.id(row) < *before.as_bytes())
+    }
+}
+
+impl ServiceFilter {
+    /// Whether the service with this label is searched.
+    pub(super) fn includes(&self, label: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Account(prefix) => label.starts_with(prefix.as_str()),
+            Self::Label(wanted) => label == wanted,
+            Self::NotApex => label != APEX_LABEL,
+        }
     }
 }
 

@@ -33,8 +33,12 @@ use lru::LruCache;
 use self::name::{Kind, ObjectName, day_folder};
 use self::s3::Bucket;
 use self::seal::Sealing;
+use self::search::ArchivedNode;
 use self::stats::ArchiveCounters;
+use super::capture::StoredMessage;
 use super::day::{Day, Now};
+use super::query::Criteria;
+use super::search::{Search, WORK_MAX};
 use super::view::{BodyView, RequestView, SearchQuery, Side};
 use super::{CapturedRequest, LogError};
 use crate::clock::Timestamp;
@@ -145,7 +149,7 @@ impl Archive {
 
     /// Returns the request with this id as `node` recorded it; `None` if it is not in the archive or has expired.
     pub fn show(&self, node: NodeSlot, id: RequestId) -> Result<Option<RequestView>, ArchiveError> {
-        Ok(self.find(node, id)?.map(|found| found.view))
+        Ok(self.find(node, id)?.map(|(_, found)| found.view))
     }
 
     /// Returns a captured body; `None` if it was not captured.
@@ -155,8 +159,12 @@ impl Archive {
         id: RequestId,
         side: Side,
     ) -> Result<Option<BodyView>, ArchiveError> {
-        self.find(node, id)?
-            .map_or(Ok(None), |found| self.body_of(&found, side))
+        let Some((object, found)) = self.find(node, id)? else {
+            return Ok(None);
+        };
+        let message = self.message(&object, &found, side)?;
+        let body = message.map(StoredMessage::body).transpose();
+        body.map_err(|error| self.damaged(&object, error))
     }
 
     /// Returns the request with this id and its captured message, as needed to replay it.
@@ -165,9 +173,12 @@ impl Archive {
         node: NodeSlot,
         id: RequestId,
     ) -> Result<Option<CapturedRequest>, ArchiveError> {
-        self.find(node, id)?
-            .map(|found| self.captured_of(found))
-            .transpose()
+        let Some((object, found)) = self.find(node, id)? else {
+            return Ok(None);
+        };
+        let request = self.message(&object, &found, Side::Request)?;
+        let captured = found.with_request(request).map(Some);
+        captured.map_err(|error| self.damaged(&object, error))
     }
 
     /// Returns a page of the requests that `node` recorded and that match `query`, the newest first.
@@ -179,7 +190,11 @@ impl Archive {
         node: NodeSlot,
         query: &SearchQuery,
     ) -> Result<Page<RequestView>, ArchiveError> {
-        self.search_within(node, query, search::WORK_MAX)
+        let node = ArchivedNode {
+            archive: self,
+            node,
+        };
+        Search::new(Criteria::check(query)?, WORK_MAX).run(&node, &self.now.days())
     }
 
     /// Returns the nodes with records in the archive, in the order of their slots.

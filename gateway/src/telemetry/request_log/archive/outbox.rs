@@ -10,15 +10,17 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use super::super::LogError;
 use super::super::block::{DecodedBlock, Unpacker};
+use super::super::capture::{StoredCapture, StoredMessage};
 use super::super::day::Day;
 use super::super::day_file::{open_to_change, second_of_key};
-use super::super::lookup::read_arrived;
+use super::super::lookup::References;
+use super::super::readers::read_arrived;
 use super::name::HOUR;
-use super::segment::{Draft, StoredBlock, StoredCapture, StoredMessage};
+use super::segment::{Block, Draft};
 use crate::region::NodeSlot;
 
 const TABLES: &str = "
@@ -242,7 +244,6 @@ fn add_block(
     };
     let draft = claim.drafts.entry(second / HOUR).or_default();
     let mut size = data.len();
-    let mut label = connection.prepare_cached("SELECT label FROM service WHERE number = ?1")?;
     let mut length = connection.prepare_cached(
         "SELECT coalesce(length(request) + length(request_body), 0) + coalesce(length(response) + length(response_body), 0)
          FROM capture WHERE key = ?1",
@@ -250,28 +251,21 @@ fn add_block(
     let services: BTreeSet<i64> = decoded.rows.iter().map(|(service, _)| *service).collect();
     for service in services {
         if let Entry::Vacant(vacant) = draft.services.entry(service) {
-            let label: Option<String> = label.query_row([service], |row| row.get(0)).optional()?;
-            vacant.insert(label.ok_or(LogError::Damaged("a service is missing"))?);
+            vacant.insert(connection.label(service)?.into_owned());
         }
     }
     for capture in decoded.rows.iter().filter_map(|(_, row)| row.capture) {
         size += length
-            .query_row(params![capture], |row| row.get::<_, i64>(0))
+            .query_row([capture], |row| row.get::<_, i64>(0))
             .optional()?
             .unwrap_or(0) as usize;
-        draft.captures.insert(
-            capture,
-            StoredCapture {
-                request: None,
-                response: None,
-            },
-        );
+        draft.captures.insert(capture, StoredCapture::default());
     }
-    draft.blocks.push(StoredBlock {
+    draft.blocks.push(Block {
         second,
         zone,
         longest_us,
-        data,
+        data: data.into(),
     });
     Ok(size)
 }

@@ -1,15 +1,16 @@
 //! Content of an archived object: blocks as they are in the file of the day, labels of their services, and heads of captured
 //! messages. Bodies are in an object beside it.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use aws_lc_rs::digest::{self, SHA256};
-use gw_shared::id::RequestId;
 use serde::{Deserialize, Serialize};
 
 use super::super::LogError;
-use super::super::block::{DecodedBlock, Unpacker};
-use super::super::view::Side;
+use super::super::capture::{self, StoredCapture, StoredMessage};
+use super::super::lookup::References;
+use super::super::view::{CapturedView, Side};
 use super::name::DIGEST_DIGITS;
 use super::seal;
 
@@ -35,7 +36,8 @@ pub(super) struct Block<'a> {
     pub(super) second: u32,
     pub(super) zone: i64,
     pub(super) longest_us: i64,
-    pub(super) data: &'a [u8],
+    #[serde(borrow)]
+    pub(super) data: Cow<'a, [u8]>,
 }
 
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -55,30 +57,11 @@ pub(super) struct Message<'a> {
     pub(super) length: u32,
 }
 
-/// Rows of one second as read from the file of a day.
-pub(super) struct StoredBlock {
-    pub(super) second: u32,
-    pub(super) zone: i64,
-    pub(super) longest_us: i64,
-    pub(super) data: Vec<u8>,
-}
-
-/// Head and body of a captured message, as in the file of a day.
-pub(super) struct StoredMessage {
-    pub(super) head: Vec<u8>,
-    pub(super) body: Vec<u8>,
-}
-
-pub(super) struct StoredCapture {
-    pub(super) request: Option<StoredMessage>,
-    pub(super) response: Option<StoredMessage>,
-}
-
 /// Everything that goes into one object with records and the object of its bodies.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) services: BTreeMap<i64, String>,
-    pub(super) blocks: Vec<StoredBlock>,
+    pub(super) blocks: Vec<Block<'static>>,
     pub(super) captures: BTreeMap<i64, StoredCapture>,
 }
 
@@ -130,7 +113,7 @@ impl Draft {
                 .iter()
                 .map(|(number, label)| (*number, label.as_str()))
                 .collect(),
-            blocks: self.blocks.iter().map(StoredBlock::view).collect(),
+            blocks: self.blocks,
             captures,
         };
         let content = postcard::to_extend(&segment, vec![VERSION])
@@ -144,17 +127,6 @@ impl Draft {
             content,
             bodies: bodies.all,
         }))
-    }
-}
-
-impl StoredBlock {
-    fn view(&self) -> Block<'_> {
-        Block {
-            second: self.second,
-            zone: self.zone,
-            longest_us: self.longest_us,
-            data: &self.data,
-        }
     }
 }
 
@@ -206,41 +178,31 @@ impl<'a> Segment<'a> {
             .map_err(|_| LogError::Damaged("the contents of an archived object"))
     }
 
-    /// Calls `visit` with each decoded block of the second in which `id` began.
-    pub(super) fn find<T>(
-        &self,
-        id: RequestId,
-        second: u32,
-        unpacker: &mut Unpacker,
-        visit: impl Fn(&Self, &DecodedBlock<'_>, usize) -> Result<T, LogError>,
-    ) -> Result<Option<T>, LogError> {
-        for block in self.blocks.iter().filter(|block| block.second == second) {
-            let raw = unpacker.unpack(block.data)?;
-            let decoded = DecodedBlock::read(&raw, |_| true)?;
-            if let Some(index) = decoded
-                .rows
-                .iter()
-                .position(|(_, row)| decoded.id(row) == *id.as_bytes())
-            {
-                return visit(self, &decoded, index).map(Some);
-            }
-        }
-        Ok(None)
-    }
-
-    pub(super) fn label(&self, service: i64) -> Result<&'a str, LogError> {
-        self.services
-            .get(&service)
-            .copied()
-            .ok_or(LogError::Damaged("a service is missing"))
-    }
-
     pub(super) fn message(&self, key: i64, side: Side) -> Option<Message<'a>> {
         let captured = self.captures.get(&key)?;
         match side {
             Side::Request => captured.request,
             Side::Response => captured.response,
         }
+    }
+}
+
+impl References for Segment<'_> {
+    fn label(&self, service: i64) -> Result<Cow<'_, str>, LogError> {
+        let label = self.services.get(&service);
+        label
+            .map(|label| Cow::Borrowed(*label))
+            .ok_or(LogError::Damaged("a service is missing"))
+    }
+
+    fn captured(&self, key: i64) -> Result<(Option<CapturedView>, Option<CapturedView>), LogError> {
+        let view = |side| {
+            let message = self.message(key, side);
+            message
+                .map(|message| capture::view(message.head))
+                .transpose()
+        };
+        Ok((view(Side::Request)?, view(Side::Response)?))
     }
 }
 
@@ -257,11 +219,11 @@ mod tests {
                 body: body.to_vec(),
             })
         };
-        let block = |second| StoredBlock {
+        let block = |second| Block {
             second,
             zone: 3,
             longest_us: 9,
-            data: vec![second as u8; 5],
+            data: vec![second as u8; 5].into(),
         };
         Draft {
             services: [(1, "acme--api".to_owned())].into(),
@@ -284,7 +246,7 @@ mod tests {
         assert_eq!(encoded.bodies, [(0, b"abc".to_vec())]);
         let segment = Segment::read(&encoded.content).unwrap();
         assert_eq!(
-            (segment.label(1).unwrap(), segment.blocks.len()),
+            (&*segment.label(1).unwrap(), segment.blocks.len()),
             ("acme--api", 2)
         );
         let message = segment.message(4, Side::Request).unwrap();
