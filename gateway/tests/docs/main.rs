@@ -13,6 +13,7 @@ mod files;
 mod links;
 mod markdown;
 mod names;
+mod not_run;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;
 mod session;

@@ -1,19 +1,18 @@
 //! Responses of a modified agent. The gateway checks every part of a response before it reaches a caller.
 
-use std::io::Write;
+mod interim;
+mod slots;
 
-use gw_gateway::config::HandOver;
-use gw_gateway::demo::{Demo, Options};
+use gw_gateway::demo::Demo;
 use gw_shared::tunnel::frame::{Kind, StreamId};
 use gw_shared::tunnel::response;
 use http::{Method, StatusCode};
 
 use crate::support::demo;
 use crate::support::http1_peer::Response;
-use crate::support::http2_frames::{self, END_HEADERS, END_STREAM, HEADERS, SETTINGS};
-use crate::support::modified_agent::{self, Enrolled, Tunnel, enroll};
+use crate::support::modified_agent::{Enrolled, Tunnel, enroll};
 use crate::support::tunnel_frames::{
-    CHUNKED, begun, credit, data, frame, head, interim, last_data, last_head, ok, refused, reset,
+    CHUNKED, begun, data, frame, head, interim, last_data, last_head, ok, refused, reset,
     response as framed, trailers,
 };
 
@@ -44,134 +43,6 @@ fn answered(
             });
         }
     }
-}
-
-#[test]
-fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    for settings in [&[][..], &[0, 4, 0, 0, 0, 0]] {
-        let mut tunnel = enrolled.tunnel(&demo);
-        // Neither the HTTP/1.1 caller nor the HTTP/2 caller, which opens no window, reads.
-        let mut caller = enrolled.caller(&demo);
-        let mut http2 = enrolled.http2_caller(&demo);
-        if settings.is_empty() {
-            caller.send(enrolled.get());
-        } else {
-            http2.write_all(http2_frames::PREFACE).unwrap();
-            http2
-                .write_all(&http2_frames::frame(SETTINGS, 0, 0, settings))
-                .unwrap();
-            let mut block = http2_frames::block(&[
-                (":method", "GET"),
-                (":scheme", "https"),
-                (":path", "/"),
-                (":authority", modified_agent::HOST),
-            ]);
-            block.extend(http2_frames::block(&[("x-gw-service-key", enrolled.key())]));
-            http2
-                .write_all(&http2_frames::frame(
-                    HEADERS,
-                    END_HEADERS | END_STREAM,
-                    1,
-                    &block,
-                ))
-                .unwrap();
-            http2.flush().unwrap();
-        }
-        let stream = tunnel.request();
-        let hint = interim(stream, "103", &[("link", &"x".repeat(200))]);
-        // More bytes than a request may have, and less than a tunnel accepts on one stream.
-        tunnel.0.send(hint.repeat(response::INTERIM_BYTES / 200));
-        let reset = tunnel.next_of(Kind::Reset).unwrap();
-        assert_eq!(reset.stream, stream);
-        if settings.is_empty() {
-            let mut interims = 0;
-            let last = loop {
-                let head = caller.response_head(&Method::GET).unwrap();
-                if !head.status.is_informational() {
-                    break head;
-                }
-                interims += 1;
-            };
-            assert!(interims * 200 <= response::INTERIM_BYTES, "{interims}");
-            let (body, trailers) = caller.body(last.framing).unwrap();
-            let response = Response {
-                status: last.status,
-                headers: last.headers,
-                body,
-                trailers,
-                framing: last.framing,
-            };
-            assert_eq!(
-                (response.header("x-gw-status"), &*response.code()),
-                ("AgentError", "GW_BACKEND_INVALID_RESPONSE")
-            );
-        }
-        // Further interim responses, before the agent has answered the RESET, end the tunnel.
-        let sent = tunnel.sent_until_cut(&hint, 100_000);
-        assert!(sent < 50_000, "{sent}");
-    }
-}
-
-#[test]
-fn small_interim_responses_are_bounded() {
-    // Requests accepted by the other worker cross workers.
-    let demo = Demo::start(&Options {
-        hand_over: HandOver::Never,
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let crossings = || -> u64 {
-        demo.gateway()
-            .control()
-            .reports()
-            .iter()
-            .map(|report| report.totals["requests_crossing"])
-            .sum()
-    };
-    let mut requests = 0;
-    while crossings() == 0 || crossings() == requests {
-        let mut caller = enrolled.caller(&demo);
-        caller.send(enrolled.get());
-        requests += 1;
-        assert!(requests < 100, "all connections reach the same worker");
-        let stream = tunnel.request();
-        tunnel
-            .0
-            .send(interim(stream, "102", &[]).repeat(response::INTERIM_MAX as usize));
-        for _ in 0..response::INTERIM_MAX {
-            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 102);
-        }
-        tunnel.0.send(interim(stream, "102", &[]));
-        assert_eq!(caller.response().code(), "GW_BACKEND_INVALID_RESPONSE");
-    }
-}
-
-#[test]
-fn framing_fields_of_interim_responses_are_ignored() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
-    let fields = [
-        ("content-length", "2"),
-        ("connection", "close"),
-        ("link", "</a>"),
-        ("x-gw-status", "x"),
-    ];
-    tunnel.0.send(interim(stream, "103", &fields));
-    let interim = caller.response_head(&Method::GET).unwrap();
-    let names: Vec<&str> = interim
-        .headers
-        .names()
-        .map(http::HeaderName::as_str)
-        .collect();
-    assert_eq!((interim.status.as_u16(), names), (103, vec!["link"]));
-    tunnel.0.send(ok(stream, b"ok"));
-    assert_eq!(caller.response().body, b"ok");
 }
 
 /// A request to switch to WebSocket.
@@ -691,149 +562,4 @@ fn error_codes_of_an_agent_are_known_and_messages_are_cleaned() {
         frame(Kind::Refused, true, id, &payload)
     });
     assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"));
-}
-
-#[test]
-fn early_answers_resets_and_open_streams_release_their_slot() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
-    let is_free = || {
-        crate::support::eventually("no request is left", || {
-            crate::support::tunnels(&demo)
-                .iter()
-                .all(|tunnel| tunnel.in_flight == 0)
-                .then_some(())
-        });
-    };
-    // Answers before the request is complete.
-    let early = |id| ok(id, b"ok");
-    assert_eq!(
-        answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early)
-            .unwrap()
-            .body,
-        b"ok"
-    );
-    is_free();
-    // Answers before the request is complete, and takes no more of it.
-    let early_and_stops = |id| [ok(id, b"ok"), reset(id, b"")].concat();
-    assert_eq!(
-        answered(
-            &enrolled,
-            &mut tunnel,
-            &demo,
-            &post,
-            &Method::POST,
-            &early_and_stops
-        )
-        .unwrap()
-        .body,
-        b"ok"
-    );
-    is_free();
-    // Resets before and after the head.
-    let reset_first = |id| reset(id, b"");
-    let response = answered(
-        &enrolled,
-        &mut tunnel,
-        &demo,
-        &post,
-        &Method::POST,
-        &reset_first,
-    )
-    .unwrap();
-    assert_eq!(
-        (response.status.as_u16(), &*response.code()),
-        (502, "GW_RELAY_ERROR")
-    );
-    is_free();
-    let cut = |id| {
-        [
-            begun(id),
-            data(id, b"begun"),
-            reset(id, b"GW_BACKEND_RESET"),
-        ]
-        .concat()
-    };
-    answered(
-        &enrolled,
-        &mut tunnel,
-        &demo,
-        &enrolled.get(),
-        &Method::GET,
-        &cut,
-    )
-    .unwrap_err();
-    is_free();
-    // Ends the stream, grants credit and resets it.
-    let ended = |id| [ok(id, b"ok"), credit(id, 9), reset(id, b"")].concat();
-    assert_eq!(
-        answered(
-            &enrolled,
-            &mut tunnel,
-            &demo,
-            &enrolled.get(),
-            &Method::GET,
-            &ended
-        )
-        .unwrap()
-        .body,
-        b"ok"
-    );
-    is_free();
-    // Sends no answer: the caller gives up.
-    let (caller, stream) = enrolled.send_get(&demo, &mut tunnel);
-    drop(caller);
-    tunnel.answer_reset(stream);
-    is_free();
-    assert!(enrolled.report(&demo).is_some());
-}
-
-#[test]
-fn an_upgraded_request_is_in_flight_until_both_halves_end() {
-    for hand_over in [HandOver::Always, HandOver::Never] {
-        let demo = Demo::start(&Options {
-            hand_over,
-            ..crate::support::options(None)
-        })
-        .unwrap();
-        let enrolled = enroll(&demo);
-        let mut tunnel = enrolled.tunnel(&demo);
-        let in_flight = || {
-            crate::support::tunnels(&demo)
-                .iter()
-                .map(|tunnel| tunnel.in_flight)
-                .sum::<usize>()
-        };
-        // Some of these requests arrive on a worker that does not own the tunnel.
-        for _ in 0..8 {
-            let mut caller = enrolled.caller(&demo);
-            caller.send(enrolled.request("GET /", "Connection: upgrade\r\nUpgrade: other\r\n\r\n"));
-            let stream = tunnel.request();
-            // The agent ends its half at once.
-            tunnel.0.send(head(
-                stream,
-                "101",
-                &[("connection", "upgrade"), ("upgrade", "other")],
-            ));
-            tunnel.0.send(last_data(stream, b""));
-            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
-            assert!(caller.is_closed());
-            // The caller's half stays open.
-            caller.send("more");
-            let data = tunnel.next_of(Kind::Data).unwrap();
-            assert_eq!((data.stream, &*data.payload), (stream, &b"more"[..]));
-            assert_eq!(in_flight(), 1);
-            caller.stream.conn.send_close_notify();
-            caller.stream.flush().unwrap();
-            caller
-                .stream
-                .sock
-                .shutdown(std::net::Shutdown::Write)
-                .unwrap();
-            assert!(tunnel.next_of(Kind::Data).unwrap().end);
-            crate::support::eventually("no request is left", || (in_flight() == 0).then_some(()));
-        }
-    }
 }

@@ -2,6 +2,7 @@
 
 mod access;
 pub(crate) mod browser;
+mod forms;
 mod own_name;
 mod pages;
 mod requests;

@@ -1,0 +1,147 @@
+//! Blocks that no test can run, with what they need.
+
+const REGION: &str =
+    "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
+
+/// Every block marked `sh norun`: its page, how it begins, and what it needs.
+pub(crate) const NOT_RUN: [(&str, &str, &str); 43] = [
+    ("README.md", "./test", "it would run itself"),
+    (
+        "docs/agent.md",
+        "gw-agent http",
+        "the page enrolls the machine by other commands; docs/quickstart.md runs it",
+    ),
+    (
+        "docs/backup.md",
+        "set -o pipefail",
+        "age, and the key of a reader",
+    ),
+    (
+        "docs/deployment.md",
+        "sudo gw-gateway init",
+        "systemd; gateway/tests/packages boots it",
+    ),
+    (
+        "docs/deployment.md",
+        "sudo certbot",
+        "a certificate authority",
+    ),
+    ("docs/deployment.md", "ssh -L", "another machine"),
+    (
+        "docs/packages.md",
+        "packaging/build deb",
+        "release builds; gateway/tests/packages builds packages",
+    ),
+    (
+        "docs/packages.md",
+        "apt install ./gw-gateway",
+        "a package; gateway/tests/packages installs it",
+    ),
+    (
+        "docs/packages.md",
+        "apt install ./gw-agent",
+        "a package; gateway/tests/packages installs it",
+    ),
+    (
+        "docs/packages.md",
+        "skopeo copy",
+        "an image and a registry; gateway/tests/packages runs images",
+    ),
+    (
+        "docs/packages.md",
+        "podman run",
+        "podman and images; gateway/tests/packages runs these commands by runc",
+    ),
+    ("docs/packages.md", "cd packaging", "Docker"),
+    ("docs/packages.md", "kubectl apply", "Kubernetes"),
+    ("docs/packages.md", "kubectl create namespace", "Kubernetes"),
+    (
+        "docs/packages.md",
+        "gw-gateway enrollment-token create",
+        "Kubernetes",
+    ),
+    (
+        "docs/performance.md",
+        "cargo build --release -p",
+        "a release build and minutes",
+    ),
+    (
+        "docs/performance.md",
+        "cargo install rathole",
+        "minutes, for an optional peer of a comparison",
+    ),
+    (
+        "docs/recipes.md",
+        "websocat",
+        "a program that is not in Debian",
+    ),
+    (
+        "docs/recipes.md",
+        "grpcurl",
+        "a program that is not in Debian",
+    ),
+    (
+        "docs/region.md",
+        "gw-gateway demo --nodes 3",
+        "PostgreSQL, which may not be installed; another test runs it",
+    ),
+    ("docs/region.md", "sudo apt install postgresql", REGION),
+    ("docs/region.md", "sudo pg_ctlcluster", REGION),
+    ("docs/region.md", "sudo -u postgres psql -c", REGION),
+    ("docs/region.md", "sudo gw-gateway region init", REGION),
+    ("docs/region.md", "sudo apt install ./gw-gateway", REGION),
+    ("docs/region.md", "sudo scp -p -r /etc/gw root@gw2", REGION),
+    ("docs/region.md", "sudo scp -p -r /etc/gw root@gw3", REGION),
+    (
+        "docs/region.md",
+        "sudo --user gw-gateway gw-gateway region status",
+        REGION,
+    ),
+    ("docs/region.md", "echo \"disable health", REGION),
+    ("docs/region.md", "ssh root@gw3 systemctl start", REGION),
+    (
+        "docs/region.md",
+        "sudo --user gw-gateway gw-gateway region drain",
+        REGION,
+    ),
+    (
+        "docs/region.md",
+        "sudo --user gw-gateway gw-gateway region remove",
+        REGION,
+    ),
+    (
+        "docs/region.md",
+        "sudo --user gw-gateway gw-gateway region repair",
+        REGION,
+    ),
+    (
+        "docs/region.md",
+        "   openssl rand -hex 32 | sudo install",
+        REGION,
+    ),
+    (
+        "docs/region.md",
+        "   sudo --user gw-gateway gw-gateway region rekey",
+        REGION,
+    ),
+    ("docs/region.md", "sudo systemctl kill", REGION),
+    (
+        "docs/region.md",
+        "   sudo --user gw-gateway gw-gateway region forget",
+        REGION,
+    ),
+    ("docs/region.md", "sudo -u postgres pg_dump", REGION),
+    ("docs/region.md", "sudo -u postgres dropdb", REGION),
+    ("docs/region.md", "sudo systemctl stop", REGION),
+    ("docs/region.md", "sudo install", REGION),
+    (
+        "docs/security.md",
+        "sudo gw-gateway agent-ca replace",
+        "agents that renew; gateway/tests/it/agent_ca runs the commands",
+    ),
+    (
+        "docs/upgrade.md",
+        "gw-gateway agent-program",
+        "two programs; gateway/tests/it/agent_updates signs programs",
+    ),
+];
