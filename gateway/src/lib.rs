@@ -8,6 +8,7 @@ pub mod affinity;
 pub mod agent_releases;
 mod apex;
 pub mod auth;
+pub mod background;
 pub mod backup;
 pub mod caller_session;
 mod client_address;

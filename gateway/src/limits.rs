@@ -151,6 +151,12 @@ pub(crate) const LOG_QUEUE_RECORDS: usize = 128 * KIB;
 pub(crate) const LOG_QUEUE_BATCHES: usize = 8 * KIB;
 /// Bytes of records that wait for the thread of the access log. More are dropped and counted.
 pub(crate) const ACCESS_LOG_QUEUE_BYTES: usize = 32 * MIB;
+/// Time at a stop for the last point of the time series.
+pub(crate) const SERIES_END: Duration = Duration::from_secs(5);
+/// Time at a stop for helpers that keep nothing.
+pub(crate) const HELPERS_END: Duration = Duration::from_secs(1);
+/// Time at a stop for the last records of the request log.
+pub(crate) const REQUEST_LOG_END: Duration = Duration::from_secs(30);
 /// Time at a stop for the last lines of the access log, whose reader may have stopped.
 pub(crate) const ACCESS_LOG_END: Duration = Duration::from_secs(2);
 

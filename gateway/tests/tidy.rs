@@ -52,6 +52,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "auth",
             "store",
             "tls",
+            "background",
             "freeze",
             "pipe",
             "mailbox",

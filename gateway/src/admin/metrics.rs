@@ -7,6 +7,7 @@ use gw_shared::telemetry::metrics::{Exposition, Kind, process};
 use gw_shared::telemetry::trace::SpanCounts;
 use gw_shared::version;
 
+use crate::background;
 use crate::clock::ClockDifference;
 use crate::control::{Inventory, StoreStatus};
 use crate::limits;
@@ -579,6 +580,13 @@ fn log(out: &mut Exposition) {
         Kind::Counter,
         help,
         logging::suppressed(),
+    );
+    let help = "Panics outside of the workers: of the control plane, the membership or a log. Each is a bug.";
+    out.single(
+        "gw_background_panics_total",
+        Kind::Counter,
+        help,
+        background::panics(),
     );
 }
 

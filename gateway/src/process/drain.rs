@@ -71,9 +71,7 @@ impl Gateway {
             self.store_last_stop(tunnels);
         }
         // Before the workers stop, so that their last counts are recorded.
-        if let Some(sampler) = self.sampler.take() {
-            sampler.stop();
-        }
+        self.recording.stop(limits::SERIES_END);
         if let Some(workers) = &self.workers {
             workers.stopping();
         }
@@ -93,6 +91,7 @@ impl Gateway {
         }
         self.jobs.take().map(joined);
         self.request_log.close();
+        self.helpers.stop(limits::HELPERS_END);
     }
 
     /// Stores the levels of rate limits and the services with tunnels for the next start.

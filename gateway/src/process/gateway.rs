@@ -19,13 +19,14 @@ use tokio::sync::Notify;
 use crate::admin_client::console_url;
 use crate::agent_releases::AgentReleases;
 use crate::apex::NodeQuestions;
+use crate::background::{Background, Tasks};
 use crate::cluster::{self, NodeConnections, WaitingConnections};
 use crate::config::Config;
 use crate::control::{self, Control, ControlError, Executor, Feed, JobQueue};
 use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
 use crate::members::Members;
-use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
+use crate::memory::sockets::{self, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::Level;
 use crate::region::{
@@ -33,7 +34,7 @@ use crate::region::{
 };
 use crate::telemetry::request_log::archive::ArchiveError;
 use crate::telemetry::request_log::{LogError, RequestLog};
-use crate::telemetry::timeseries::{Sampler, Series};
+use crate::telemetry::timeseries::{self, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
 use crate::worker::{Peers, RegionSetup, Setup, WorkerMessage};
@@ -52,8 +53,10 @@ pub struct Gateway {
     pub(super) peers: Arc<Peers>,
     pub(super) request_log: Arc<RequestLog>,
     pub(super) series: Arc<Series>,
-    /// Thread that records `series`; `None` only while draining.
-    pub(super) sampler: Option<Sampler>,
+    /// Records `series`.
+    pub(super) recording: Tasks,
+    /// What ends last, in no order: the watch of TCP memory.
+    pub(super) helpers: Tasks,
     pub(super) address: SocketAddr,
     pub(super) admin_address: SocketAddr,
     /// `None` without a listener for other nodes.
@@ -89,8 +92,8 @@ pub struct Gateway {
     pub(super) has_successor: bool,
     /// `None` in a demo.
     config_file: Option<ConfigFile>,
-    /// `None` if the kernel does not show its limits on TCP memory.
-    _pressure_watch: Option<PressureWatch>,
+    /// Last, so that it ends after what runs on it.
+    pub(super) background: Background,
 }
 
 /// State that the workers continue from an earlier process.
@@ -164,7 +167,7 @@ impl Gateway {
             &nodes,
         )?;
         gateway.start_workers(setups, inboxes, &driver)?;
-        gateway.start_sampler()?;
+        gateway.record_series();
         gateway.feed =
             Feed::start(&gateway.control, &config.data_dir).map_err(StartError::Thread)?;
         gateway.member_settings = MemberSettings::of(config, gateway.peer_address);
@@ -191,10 +194,12 @@ impl Gateway {
         peers: Arc<Peers>,
         socket_budget: &Arc<SocketBudget>,
     ) -> Result<(Self, Option<trace::SpanDestination>), StartError> {
+        let background = Background::start().map_err(StartError::Thread)?;
         let control = Arc::new(Control::open(config, peers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let requests = config.data_dir.join("requests");
-        let request_log = Arc::new(RequestLog::open_with(
+        let request_log = Arc::new(RequestLog::open_on(
+            &background,
             &requests,
             masker.clone(),
             config.access_log.as_ref(),
@@ -207,13 +212,16 @@ impl Gateway {
             request_log.archive_to(settings, keys, config.region.apex(), NodeSlot::default())?;
         }
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
+        let helpers = background.tasks();
+        watch_tcp_memory(&helpers, socket_budget);
         let (executor, jobs) = control::executor();
         let mut gateway = Self {
             control,
             peers,
             request_log,
             series: Arc::new(Series::open(&config.data_dir.join("series.sqlite"))),
-            sampler: None,
+            recording: background.tasks(),
+            helpers,
             address: listeners.address().map_err(ListenError::from)?,
             admin_address: listeners.admin_address().map_err(ListenError::from)?,
             peer_address: listeners.peer_address().map_err(ListenError::from)?,
@@ -236,7 +244,7 @@ impl Gateway {
             predecessor: None,
             has_successor: false,
             config_file: None,
-            _pressure_watch: watch_tcp_memory(socket_budget)?,
+            background,
         };
         gateway.serve_jobs(jobs)?;
         Ok((gateway, traces))
@@ -331,12 +339,10 @@ impl Gateway {
         }
     }
 
-    fn start_sampler(&mut self) -> Result<(), StartError> {
+    fn record_series(&self) {
         let control = Arc::clone(&self.control);
         let reports = move || control.reports_with_services();
-        self.sampler =
-            Some(Sampler::start(Arc::clone(&self.series), reports).map_err(StartError::Thread)?);
-        Ok(())
+        timeseries::record(&self.recording, Arc::clone(&self.series), reports);
     }
 
     fn log_start(&self, config: &Config) {
@@ -506,24 +512,22 @@ fn start_exporter(
     )))
 }
 
-/// Starts a thread that tells the workers when the TCP memory of the machine runs short.
-fn watch_tcp_memory(budget: &Arc<SocketBudget>) -> Result<Option<PressureWatch>, StartError> {
+/// Starts to tell the workers when the TCP memory of the machine runs short.
+fn watch_tcp_memory(tasks: &Tasks, budget: &Arc<SocketBudget>) {
     let held_mib = budget.total() >> 20;
     let Some(memory) = TcpMemory::of_machine() else {
         tracing::warn!(
             held_mib,
             "cannot read the kernel's limits on TCP memory (net.ipv4.tcp_mem)"
         );
-        return Ok(None);
+        return;
     };
     tracing::info!(
         held_mib,
         pressure_mib = memory.pressure >> 20,
         "limits on kernel memory for connections of callers"
     );
-    PressureWatch::start(memory, Arc::clone(budget))
-        .map(Some)
-        .map_err(StartError::Thread)
+    sockets::watch(tasks, memory, Arc::clone(budget));
 }
 
 /// Connections of one worker, so that all workers together do not run out of descriptors.

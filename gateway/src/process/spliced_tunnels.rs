@@ -27,15 +27,8 @@ impl Gateway {
         let Some(placement) = self.control.local_node().placement() else {
             return;
         };
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-        else {
-            return;
-        };
-        runtime.block_on(join_all(
-            placement.others().map(|owner| self.ask_to_move(owner)),
-        ));
+        let asked = placement.others().map(|owner| self.ask_to_move(owner));
+        self.background.block_on(join_all(asked));
     }
 
     async fn ask_to_move(&self, owner: &Member) {

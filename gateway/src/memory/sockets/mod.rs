@@ -20,7 +20,7 @@ use gw_shared::net::{Buffers, Socket};
 use gw_shared::runtime;
 use slab::Slab;
 
-pub(crate) use self::pressure::{PressureWatch, TcpMemory};
+pub(crate) use self::pressure::{TcpMemory, watch};
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::telemetry::counters::Counter;

@@ -3,10 +3,12 @@
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tokio::time::sleep;
+
 use super::SocketBudget;
+use crate::background::Tasks;
 
 /// Interval between measurements.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -68,48 +70,23 @@ fn parse_used(sockstat: &str) -> Option<usize> {
     )
 }
 
-/// A thread that tells the workers when the TCP memory of the machine runs short. Ends on drop.
-pub(crate) struct PressureWatch {
-    stop: Option<crossbeam_channel::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl PressureWatch {
-    pub(crate) fn start(memory: TcpMemory, budget: Arc<SocketBudget>) -> std::io::Result<Self> {
-        let (stop, stopped) = crossbeam_channel::bounded::<()>(0);
-        let watch = move || {
-            while stopped.recv_timeout(INTERVAL)
-                == Err(crossbeam_channel::RecvTimeoutError::Timeout)
-            {
-                let is_pressed = TcpMemory::used().is_some_and(|used| used >= memory.mark());
-                if budget.is_pressed.swap(is_pressed, Ordering::Relaxed) != is_pressed && is_pressed
-                {
-                    let limit_mib = memory.pressure >> 20;
-                    tracing::warn!(
-                        limit_mib,
-                        "TCP memory of the machine is nearly used up: resetting large connections; raise net.ipv4.tcp_mem"
-                    );
-                }
+/// Starts to tell the workers when the TCP memory of the machine runs short.
+pub(crate) fn watch(tasks: &Tasks, memory: TcpMemory, budget: Arc<SocketBudget>) {
+    let watch = async move {
+        loop {
+            sleep(INTERVAL).await;
+            // The kernel answers from memory, so this does not block.
+            let is_pressed = TcpMemory::used().is_some_and(|used| used >= memory.mark());
+            if budget.is_pressed.swap(is_pressed, Ordering::Relaxed) != is_pressed && is_pressed {
+                let limit_mib = memory.pressure >> 20;
+                tracing::warn!(
+                    limit_mib,
+                    "TCP memory of the machine is nearly used up: resetting large connections; raise net.ipv4.tcp_mem"
+                );
             }
-        };
-        let thread = std::thread::Builder::new()
-            .name("tcp-memory".into())
-            .spawn(watch)?;
-        Ok(Self {
-            stop: Some(stop),
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for PressureWatch {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread is already reported.
-            let _ = thread.join();
         }
-    }
+    };
+    tasks.spawn_until_stopped("the watch of TCP memory", watch);
 }
 
 #[cfg(test)]

@@ -28,8 +28,8 @@ mod zone_map;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gw_shared::files;
@@ -49,7 +49,9 @@ use self::queue::{LogCommand, LogCounters};
 use self::readers::{Reader, Readers};
 use self::search::{Search, WORK_MAX};
 use self::writer::Writer;
+use crate::background::{Background, Tasks};
 use crate::clock::Timestamp;
+use crate::limits;
 use crate::page::Page;
 use crate::region::{NodeSlot, RegionKeys};
 use crate::sqlite_file::OpenError;
@@ -82,17 +84,20 @@ pub struct RequestLog {
     readers: Readers,
     queue: LogQueue,
     counters: Arc<LogCounters>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// The thread of the log, `gw-log`.
+    tasks: Tasks,
     archiving: OnceLock<Archiving>,
     access_log: Option<AccessLog>,
+    is_closed: AtomicBool,
+    /// Runtime of a log without a gateway.
+    _background: Option<Background>,
 }
 
 /// Copies of the log in object storage.
 #[derive(Debug)]
 struct Archiving {
     archive: Arc<Archive>,
-    /// `None` after the log was closed.
-    uploading: Mutex<Option<Uploading>>,
+    uploading: Uploading,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -139,16 +144,22 @@ pub struct CapturedRequest {
 impl RequestLog {
     /// Opens or creates the log in `folder` (mode 0700, files 0600) and starts its thread, `gw-log`.
     pub fn open(folder: &Path) -> Result<Self, LogError> {
-        Self::open_with(folder, Masker::default(), None)
+        let background = Background::start()?;
+        let log = Self::open_on(&background, folder, Masker::default(), None)?;
+        Ok(log.keeping(background))
     }
 
-    /// Like [`Self::open`], and masks the secrets known to `masker` in records. With `access_log`, also starts that log.
-    pub fn open_with(
+    /// Like [`Self::open`], on a runtime that is there, and masks the secrets known to `masker` in records. With
+    /// `access_log`, also starts that log.
+    pub fn open_on(
+        background: &Background,
         folder: &Path,
         masker: Masker,
         access_log: Option<&AccessLogTarget>,
     ) -> Result<Self, LogError> {
-        Self::with_clock(folder, Timestamp::now, SETTLES_WITHIN, masker, access_log)
+        let now = Timestamp::now;
+        let tasks = background.tasks();
+        Self::with_clock(tasks, folder, now, SETTLES_WITHIN, masker, access_log)
     }
 
     /// Like [`Self::open`], with another clock, which is trusted at once.
@@ -156,10 +167,19 @@ impl RequestLog {
         folder: &Path,
         now: impl Fn() -> Timestamp + Send + Sync + 'static,
     ) -> Result<Self, LogError> {
-        Self::with_clock(folder, now, Duration::ZERO, Masker::default(), None)
+        let background = Background::start()?;
+        let tasks = background.tasks();
+        let log = Self::with_clock(tasks, folder, now, Duration::ZERO, Masker::default(), None)?;
+        Ok(log.keeping(background))
+    }
+
+    fn keeping(mut self, background: Background) -> Self {
+        self._background = Some(background);
+        self
     }
 
     fn with_clock(
+        tasks: Tasks,
         folder: &Path,
         now: impl Fn() -> Timestamp + Send + Sync + 'static,
         settles_within: Duration,
@@ -168,7 +188,7 @@ impl RequestLog {
     ) -> Result<Self, LogError> {
         files::create_private_dir(folder)?;
         let access_log = access_log
-            .map(|target| AccessLog::start(target, masker.clone()))
+            .map(|target| AccessLog::start(target, masker.clone(), tasks.sibling()))
             .transpose()?;
         let (access_log, access_queue) = access_log.unzip();
         let access_counters = access_log.as_ref().map(|log| Arc::clone(log.counters()));
@@ -183,9 +203,8 @@ impl RequestLog {
             masker,
             access_queue,
         )?;
-        let thread = Builder::new()
-            .name("gw-log".to_owned())
-            .spawn(move || writer.run(&receiver))?;
+        // A thread of its own: requests to the admin listener, which wait for it, may use up those for blocking work.
+        tasks.thread("gw-log", move || writer.run(&receiver))?;
         let readers = Readers::new(folder.to_owned());
         Ok(Self {
             folder: folder.to_owned(),
@@ -193,9 +212,11 @@ impl RequestLog {
             readers,
             queue,
             counters,
-            thread: Mutex::new(Some(thread)),
+            tasks,
             archiving: OnceLock::new(),
             access_log,
+            is_closed: AtomicBool::default(),
+            _background: None,
         })
     }
 
@@ -228,13 +249,10 @@ impl RequestLog {
             let archive = Arc::new(Archive::with_clock(settings, keys, apex, self.now.clone())?);
             let folder = self.folder.clone();
             let rate = settings.bytes_per_second;
-            let uploading = Uploading::start(folder, node, Arc::clone(&archive), rate)
-                .map_err(LogError::from)?;
-            // A value set by another thread since stays, and this one is dropped.
-            let _ = self.archiving.set(Archiving {
-                archive,
-                uploading: Mutex::new(Some(uploading)),
-            });
+            let tasks = self.tasks.sibling();
+            let uploading = Uploading::start(folder, node, Arc::clone(&archive), rate, tasks);
+            // Called by one thread at a time.
+            let _ = self.archiving.set(Archiving { archive, uploading });
         }
         Ok(())
     }
@@ -250,13 +268,7 @@ impl RequestLog {
         let Some(archiving) = self.archiving.get() else {
             return Ok(());
         };
-        let uploading = archiving
-            .uploading
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        uploading
-            .as_ref()
-            .map_or(Err(ArchiveError::Stopped), Uploading::flush)
+        archiving.uploading.flush()
     }
 
     /// Makes the access log open its file again, after the file was renamed. Has no effect without one.
@@ -275,32 +287,21 @@ impl RequestLog {
         }
     }
 
-    /// Writes all queued records, archives them within a few seconds if possible, and ends the threads. Reading stays possible. Records pushed later are dropped and counted.
+    /// Writes all queued records, archives them within a few seconds if possible, and ends the tasks, each within a time.
+    /// Reading stays possible. Records pushed later are dropped and counted.
     pub fn close(&self) {
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread {
-            let _ = self.queue.send(LogCommand::Close);
-            if thread.join().is_err() {
-                tracing::error!("request log: the thread panicked");
-            }
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return;
         }
+        // The thread does not look whether its tasks stop, but writes what was queued before this.
+        let _ = self.queue.send(LogCommand::Close);
+        self.tasks.stop(limits::REQUEST_LOG_END);
         if let Some(access_log) = &self.access_log {
             access_log.close();
         }
         // After all records are in the files.
-        let archiving = self.archiving.get().map(|archiving| &archiving.uploading);
-        let uploading = archiving.and_then(|uploading| {
-            uploading
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take()
-        });
-        if let Some(uploading) = uploading {
-            uploading.stop();
+        if let Some(archiving) = self.archiving.get() {
+            archiving.uploading.stop();
         }
     }
 

@@ -115,7 +115,9 @@ fn secret_at_the_cut_of_a_target_is_masked() {
     let directory = tempfile::tempdir().unwrap();
     let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
     let now = || Timestamp((NOON_MS / 1000) as i64);
+    let background = Background::start().unwrap();
     let log = RequestLog::with_clock(
+        background.tasks(),
         &directory.path().join("requests"),
         now,
         Duration::ZERO,

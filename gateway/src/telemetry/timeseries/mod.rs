@@ -1,6 +1,6 @@
 //! Time series for the console's charts: counts of each service every ten seconds, kept for seven days.
 //!
-//! A thread of the control plane reads the workers' counters and adds the differences to a SQLite file. During an upgrade
+//! A task of the control plane reads the workers' counters and adds the differences to a SQLite file. During an upgrade
 //! two processes have the file open, and points of both for the same time are added. If the file cannot be written, the
 //! latest points are kept in memory until it can.
 
@@ -10,20 +10,19 @@ mod totals;
 mod view;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{RecvTimeoutError, Sender};
 use gw_shared::clock;
+use tokio::time::sleep;
 
 use self::counter_diff::CounterDiff;
 pub use self::file::FileError;
 use self::file::SeriesFile;
 use self::totals::Totals;
 pub use self::view::{Point, PointView, SeriesCounts, SeriesPlan, SeriesQuery, SeriesView};
+use crate::background::Tasks;
 use crate::clock::Timestamp;
 use crate::limits;
 use crate::telemetry::counters::WorkerReport;
@@ -182,41 +181,29 @@ impl SeriesState {
     }
 }
 
-/// Thread that takes a point every [`STEP`] seconds. It ends when this value is dropped.
-pub(crate) struct Sampler {
-    stop: Sender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl Sampler {
-    /// Starts the thread. `reports` returns the counters of all workers that answer, those of services included.
-    pub(crate) fn start(
-        series: Arc<Series>,
-        reports: impl Fn() -> Vec<WorkerReport> + Send + 'static,
-    ) -> io::Result<Self> {
-        let (stop, stopped) = crossbeam_channel::bounded::<()>(1);
-        let thread = Builder::new().name("gw-series".to_owned()).spawn(move || {
-            loop {
-                let ended = stopped.recv_timeout(until_next(clock::now()));
-                if ended != Err(RecvTimeoutError::Disconnected) {
-                    series.take(reports(), Timestamp::now());
-                }
-                if ended != Err(RecvTimeoutError::Timeout) {
-                    return;
-                }
+/// Starts to take a point every [`STEP`] seconds. Takes a last one when `tasks` stop, for which the workers must still
+/// answer. `reports` returns the counters of all workers that answer, those of services included.
+pub(crate) fn record(
+    tasks: &Tasks,
+    series: Arc<Series>,
+    reports: impl Fn() -> Vec<WorkerReport> + Send + Sync + 'static,
+) {
+    let of_task = tasks.clone();
+    let reports = Arc::new(reports);
+    tasks.spawn("the time series", async move {
+        loop {
+            let until_next = sleep(until_next(clock::now()));
+            let stopping = of_task.stopping();
+            let is_last = stopping.run_until_cancelled(until_next).await.is_none();
+            let series = Arc::clone(&series);
+            let reports = Arc::clone(&reports);
+            let take = move || series.take(reports(), Timestamp::now());
+            of_task.blocking("a point of the time series", take).await;
+            if is_last {
+                return;
             }
-        })?;
-        Ok(Self { stop, thread })
-    }
-
-    /// Takes a last point, for which the workers must still answer, and ends the thread.
-    pub(crate) fn stop(self) {
-        // Fails only if the thread has ended already.
-        let _ = self.stop.send(());
-        if self.thread.join().is_err() {
-            tracing::error!("time series: the thread panicked");
         }
-    }
+    });
 }
 
 /// Milliseconds before the end of its interval at which a point is taken, so that its counts belong to that interval.

@@ -1,7 +1,7 @@
 //! Access log: every ended request as a line of JSON, in a file or on standard output, for programs that ship logs.
 //!
-//! The log thread passes records on, and a thread of its own encodes and writes them: a pipe that is not read must not
-//! hold up the request log. Nothing waits for it. Records without room are dropped and counted.
+//! The log thread passes records on, and a task encodes and writes them: a pipe that is not read must not hold up the
+//! request log. Nothing waits for it. Records without room are dropped and counted.
 
 mod line;
 mod output;
@@ -10,20 +10,20 @@ mod tests;
 mod writer;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Builder;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use gw_shared::config::Keys;
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::metrics::{Exposition, Kind};
+use tokio::sync::{Notify, mpsc};
 
 use self::output::Output;
 use self::writer::LineWriter;
 use super::LogError;
 use super::queue::Cost;
 use super::record::Batch;
+use crate::background::Tasks;
 use crate::limits;
 
 /// Where the access log goes.
@@ -44,17 +44,16 @@ pub struct AccessLogStats {
     pub failing: bool,
 }
 
-/// The access log of this process. Its thread, `gw-access-log`, ends after all [`AccessLogQueue`]s are dropped.
+/// The access log of this process. Its task ends after all [`AccessLogQueue`]s are dropped.
 #[derive(Debug)]
 pub(super) struct AccessLog {
     counters: Arc<AccessLogCounters>,
-    /// Disconnects when the thread has ended; `None` after the log was closed.
-    ended: Mutex<Option<Receiver<()>>>,
+    tasks: Tasks,
 }
 
 /// Sending end of the access log, for the log thread.
 pub(super) struct AccessLogQueue {
-    sender: Sender<Accepted>,
+    sender: mpsc::Sender<Accepted>,
     counters: Arc<AccessLogCounters>,
 }
 
@@ -71,7 +70,7 @@ pub(super) struct AccessLogCounters {
     failing: AtomicBool,
     queued_bytes: AtomicUsize,
     /// The file has to be opened again.
-    reopen: AtomicBool,
+    reopen: Notify,
 }
 
 impl AccessLogTarget {
@@ -90,41 +89,30 @@ impl AccessLogTarget {
 }
 
 impl AccessLog {
-    /// Opens the output and starts the thread. `masker` masks secrets in lines.
+    /// Opens the output and starts the task in `tasks`. `masker` masks secrets in lines.
     pub(super) fn start(
         target: &AccessLogTarget,
         masker: Masker,
+        tasks: Tasks,
     ) -> Result<(Self, AccessLogQueue), LogError> {
         let output = Output::open(target).map_err(|error| LogError::AccessLog {
             target: target.clone(),
             error,
         })?;
         let counters = Arc::<AccessLogCounters>::default();
-        let (sender, receiver) = bounded(limits::LOG_QUEUE_BATCHES);
-        let (running, ended) = bounded(0);
+        let (sender, receiver) = mpsc::channel(limits::LOG_QUEUE_BATCHES);
         let writer = LineWriter::new(output, masker, Arc::clone(&counters));
-        Builder::new()
-            .name("gw-access-log".to_owned())
-            .spawn(move || {
-                writer.run(&receiver);
-                drop(running);
-            })?;
+        tasks.spawn("the access log", writer.run(tasks.clone(), receiver));
         let queue = AccessLogQueue {
             sender,
             counters: Arc::clone(&counters),
         };
-        Ok((
-            Self {
-                counters,
-                ended: Mutex::new(Some(ended)),
-            },
-            queue,
-        ))
+        Ok((Self { counters, tasks }, queue))
     }
 
-    /// Makes the thread open the file again, so that a renamed one is left alone.
+    /// Makes the task open the file again, so that a renamed one is left alone.
     pub(super) fn reopen(&self) {
-        self.counters.reopen.store(true, Ordering::Relaxed);
+        self.counters.reopen.notify_one();
     }
 
     pub(super) fn counters(&self) -> &Arc<AccessLogCounters> {
@@ -134,14 +122,7 @@ impl AccessLog {
     /// Waits until all lines are written, within a bound: the reader of a pipe may have stopped. The queue must have been
     /// dropped before.
     pub(super) fn close(&self) {
-        let ended = self
-            .ended
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(ended) = ended
-            && ended.recv_timeout(limits::ACCESS_LOG_END) == Err(RecvTimeoutError::Timeout)
-        {
+        if !self.tasks.stop(limits::ACCESS_LOG_END) {
             tracing::warn!(
                 "access log: the last lines are not written: its reader does not take them"
             );
@@ -150,7 +131,7 @@ impl AccessLog {
 }
 
 impl AccessLogQueue {
-    /// Leaves `batch` to the thread, without its captured messages, or drops and counts it.
+    /// Leaves `batch` to the task, without its captured messages, or drops and counts it.
     pub(super) fn push(&self, mut batch: Batch) {
         for record in batch.services.iter_mut().flat_map(|(_, records)| records) {
             record.capture = None;

@@ -15,15 +15,19 @@ use super::super::record::{
 use super::super::timing::Timing;
 use super::super::{LogStats, RequestLog};
 use super::*;
+use crate::background::Background;
 
 fn log(folder: &Path, target: &Path) -> RequestLog {
     let masker = Masker::new([&Secret::new("0123456789abcdef".to_owned())]);
-    RequestLog::open_with(
+    let background = Background::start().unwrap();
+    RequestLog::open_on(
+        &background,
         &folder.join("requests"),
         masker,
         Some(&AccessLogTarget::File(target.to_owned())),
     )
     .unwrap()
+    .keeping(background)
 }
 
 fn batch(label: &str, records: Vec<RequestRecord>) -> Batch {
@@ -267,7 +271,8 @@ fn failing_writes_are_counted_and_the_rest_of_the_log_goes_on() {
 fn a_file_that_cannot_be_opened_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let target = AccessLogTarget::File(folder.path().join("no/access.jsonl"));
-    let error = RequestLog::open_with(
+    let error = RequestLog::open_on(
+        &Background::start().unwrap(),
         &folder.path().join("requests"),
         Masker::default(),
         Some(&target),

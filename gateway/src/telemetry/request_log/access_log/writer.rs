@@ -1,18 +1,15 @@
-//! Thread of the access log: encodes records and writes them in pieces of whole lines.
+//! Task of the access log: encodes records and writes them in pieces of whole lines.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
 use gw_shared::telemetry::mask::Masker;
+use tokio::sync::mpsc::Receiver;
 
 use super::super::alarm::Alarm;
 use super::output::{Output, Unwritten};
 use super::{Accepted, AccessLogCounters, line};
-
-/// Interval at which a thread without records looks whether it has to open the file again.
-const IDLE: Duration = Duration::from_millis(200);
+use crate::background::{self, Tasks};
 
 pub(super) struct LineWriter {
     output: Output,
@@ -38,22 +35,39 @@ impl LineWriter {
     }
 
     /// Runs until all senders are dropped.
-    pub(super) fn run(mut self, batches: &Receiver<Accepted>) {
+    pub(super) async fn run(mut self, tasks: Tasks, mut batches: Receiver<Accepted>) {
         loop {
-            match batches.recv_timeout(IDLE) {
-                Ok(Accepted { batch, bytes }) => {
-                    for (label, records) in &batch.services {
-                        records.iter().for_each(|record| self.add(label, record));
-                    }
-                    self.flush();
-                    self.counters
-                        .queued_bytes
-                        .fetch_sub(bytes, Ordering::Relaxed);
-                }
-                Err(RecvTimeoutError::Timeout) => self.reopen_if_asked(),
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
+            let accepted = tokio::select! {
+                biased;
+                () = self.counters.reopen.notified() => None,
+                accepted = batches.recv() => match accepted {
+                    Some(accepted) => Some(accepted),
+                    None => return,
+                },
+            };
+            let work = move || {
+                background::contained("the access log", || self.work(accepted));
+                self
+            };
+            let Some(writer) = tasks.blocking("a write of the access log", work).await else {
+                return;
+            };
+            self = writer;
         }
+    }
+
+    /// Writes the lines of a batch; without one, opens the file again.
+    fn work(&mut self, accepted: Option<Accepted>) {
+        let Some(Accepted { batch, bytes }) = accepted else {
+            return self.reopen();
+        };
+        for (label, records) in &batch.services {
+            records.iter().for_each(|record| self.add(label, record));
+        }
+        self.flush();
+        self.counters
+            .queued_bytes
+            .fetch_sub(bytes, Ordering::Relaxed);
     }
 
     fn add(&mut self, label: &str, record: &super::super::RequestRecord) {
@@ -72,7 +86,6 @@ impl LineWriter {
     }
 
     fn flush(&mut self) {
-        self.reopen_if_asked();
         let result = self.output.append(&self.lines);
         let written = result
             .as_ref()
@@ -96,10 +109,7 @@ impl LineWriter {
         self.count = 0;
     }
 
-    fn reopen_if_asked(&mut self) {
-        if !self.counters.reopen.swap(false, Ordering::Relaxed) {
-            return;
-        }
+    fn reopen(&mut self) {
         match self.output.reopen() {
             Ok(()) => tracing::info!(target = %self.output.target(), "access log reopened"),
             Err(error) => {

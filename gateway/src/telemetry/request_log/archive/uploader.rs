@@ -1,21 +1,20 @@
-//! Thread that copies the log to the archive, and deletes expired objects there.
+//! Task that copies the log to the archive, and deletes expired objects there.
 
-use std::convert::Infallible;
-use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select_biased};
+use crossbeam_channel::{Sender, bounded};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 use super::super::day::{Day, Now};
 use super::name::{Kind, ObjectName, day_folder};
 use super::outbox::{Claim, Outbox};
 use super::segment::{Draft, Encoded};
 use super::{Archive, ArchiveError};
+use crate::background::{self, Tasks};
 use crate::clock::Timestamp;
 use crate::region::NodeSlot;
 
@@ -38,11 +37,8 @@ const STOPS_WITHIN: Duration = Duration::from_secs(5);
 /// Running uploader. It ends when this is dropped.
 #[derive(Debug)]
 pub(in super::super) struct Uploading {
-    commands: Sender<Command>,
-    /// Dropped to interrupt waiting.
-    stop: Option<Sender<Infallible>>,
-    /// Disconnects when the thread has ended.
-    ended: Receiver<Infallible>,
+    commands: mpsc::Sender<Command>,
+    tasks: Tasks,
 }
 
 /// Do a pass now, then reply with its result.
@@ -54,7 +50,7 @@ struct Uploader {
     now: Now,
     archive: Arc<Archive>,
     bytes_per_second: u64,
-    stop: Receiver<Infallible>,
+    tasks: Tasks,
     /// End of the last pass of a process that stops.
     deadline: Option<Instant>,
     /// Passes that failed since the last successful one.
@@ -69,47 +65,37 @@ impl Uploading {
         slot: NodeSlot,
         archive: Arc<Archive>,
         bytes_per_second: u64,
-    ) -> io::Result<Self> {
-        let (commands, commanded) = bounded(1);
-        let (stop, stopped) = bounded(0);
-        let (ending, ended) = bounded(0);
+        tasks: Tasks,
+    ) -> Self {
+        let (commands, commanded) = mpsc::channel(1);
         let uploader = Uploader {
             folder,
             slot,
             now: archive.now.clone(),
             archive,
             bytes_per_second,
-            stop: stopped,
+            tasks: tasks.clone(),
             deadline: None,
             failures: 0,
             expired_at: None,
         };
-        let run = move || {
-            let _ending: Sender<Infallible> = ending;
-            uploader.run(&commanded);
-        };
-        Builder::new().name("gw-archive".to_owned()).spawn(run)?;
-        Ok(Self {
-            commands,
-            stop: Some(stop),
-            ended,
-        })
+        tasks.spawn("the archive", uploader.run(commanded));
+        Self { commands, tasks }
     }
 
-    /// Uploads all rows of the files now.
+    /// Uploads all rows of the files now. Blocks.
     pub(in super::super) fn flush(&self) -> Result<(), ArchiveError> {
         let (done, wait) = bounded(1);
         self.commands
-            .send(done)
+            .blocking_send(done)
             .map_err(|_| ArchiveError::Stopped)?;
         wait.recv().unwrap_or(Err(ArchiveError::Stopped))
     }
 
-    /// Uploads the last rows within a few seconds and ends the thread. A request that lasts longer is abandoned with the
+    /// Uploads the last rows within a few seconds and ends the task. A request that lasts longer is abandoned with the
     /// process.
-    pub(in super::super) fn stop(mut self) {
-        self.stop.take();
-        if self.ended.recv_timeout(2 * STOPS_WITHIN) == Err(RecvTimeoutError::Timeout) {
+    pub(in super::super) fn stop(&self) {
+        if !self.tasks.stop(2 * STOPS_WITHIN) {
             tracing::warn!(
                 "archive: the store does not answer; the last records are archived at the next start"
             );
@@ -118,18 +104,28 @@ impl Uploading {
 }
 
 impl Uploader {
-    fn run(mut self, commands: &Receiver<Command>) {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut wait = Duration::ZERO;
+        let tasks = self.tasks.clone();
         loop {
-            let command = select_biased! {
-                recv(self.stop) -> _ => {
+            let command = tokio::select! {
+                biased;
+                () = tasks.stopping().cancelled() => {
                     self.deadline = Some(Instant::now() + STOPS_WITHIN);
                     None
                 }
-                recv(commands) -> command => command.ok(),
-                default(wait) => None,
+                Some(command) = commands.recv() => Some(command),
+                () = sleep(wait) => None,
             };
-            let result = self.pass_or_panic();
+            let pass = move || {
+                let result = background::contained("the archive", || self.pass());
+                (self, result.unwrap_or(Err(ArchiveError::Panicked)))
+            };
+            let Some((uploader, result)) = tasks.blocking("a pass of the archive", pass).await
+            else {
+                return;
+            };
+            self = uploader;
             self.note(result.as_ref().err());
             if let Some(done) = command {
                 // The waiting thread may have ended.
@@ -145,10 +141,6 @@ impl Uploader {
                     .min(RETRY_MAX),
             };
         }
-    }
-
-    fn pass_or_panic(&mut self) -> Result<(), ArchiveError> {
-        catch_unwind(AssertUnwindSafe(|| self.pass())).unwrap_or(Err(ArchiveError::Panicked))
     }
 
     /// Uploads all rows that are not archived, the oldest day first. Then deletes expired objects.
@@ -250,8 +242,7 @@ impl Uploader {
         let pause = Duration::from_micros(bytes.saturating_mul(1_000_000) / self.bytes_per_second);
         let pause = pause.saturating_sub(began.elapsed());
         if self.deadline.is_none() {
-            // No message is ever sent: the wait ends early when the process stops.
-            let _: Result<Infallible, RecvTimeoutError> = self.stop.recv_timeout(pause);
+            self.tasks.pause(pause);
         }
         Ok(())
     }
