@@ -286,7 +286,9 @@ mod tests {
         let tasks = background.tasks();
         let (release, released) = crossbeam_channel::bounded::<()>(0);
         tasks
-            .thread("stuck", move || drop(released.recv()))
+            .thread("stuck", move || {
+                let _ = released.recv();
+            })
             .unwrap();
         assert!(!tasks.stop(Duration::from_millis(1)));
         assert_eq!(*tasks.running.lock(), ["stuck"]);
