@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum, value_parser};
 use gw_gateway::control::ReplayEdits;
 use gw_gateway::telemetry::request_log::{AttemptView, CapturedView, RequestView, SearchQuery};
 use gw_shared::id::{AccountId, RequestId, ServiceId};
-use serde_json::json;
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -103,7 +103,7 @@ impl RequestCommand {
                 let filter = search.filter();
                 let filter: Vec<(&str, &str)> = filter
                     .iter()
-                    .map(|(key, value)| (*key, value.as_str()))
+                    .map(|(key, value)| (key.as_str(), value.as_str()))
                     .collect();
                 output.list::<RequestView>("/requests", &filter, Some(limit))
             }
@@ -125,7 +125,7 @@ impl RequestCommand {
 
 impl SearchArguments {
     /// Query parameters of the API.
-    fn filter(self) -> Vec<(&'static str, String)> {
+    fn filter(self) -> Vec<(String, String)> {
         let query = SearchQuery {
             account: self.account.map(String::from),
             service: self.service.map(String::from),
@@ -142,23 +142,17 @@ impl SearchArguments {
             cursor: None,
             partial: self.partial.then_some(true),
         };
-        let values = [
-            ("account", query.account),
-            ("service", query.service),
-            ("apex", query.apex.map(|apex| apex.to_string())),
-            ("status", query.status),
-            ("code", query.code),
-            ("path_prefix", query.path_prefix),
-            ("caller_id", query.caller_id),
-            ("retried", query.retried.map(|retried| retried.to_string())),
-            ("partial", query.partial.map(|partial| partial.to_string())),
-            ("since", query.since),
-            ("until", query.until),
-            ("min_ms", query.min_ms.map(|ms| ms.to_string())),
-        ];
-        values
+        let Value::Object(parameters) = json!(query) else {
+            return Vec::new();
+        };
+        let value = |value| match value {
+            Value::Null => None,
+            Value::String(text) => Some(text),
+            other => Some(other.to_string()),
+        };
+        parameters
             .into_iter()
-            .filter_map(|(key, value)| Some((key, value?)))
+            .filter_map(|(key, parameter)| Some((key, value(parameter)?)))
             .collect()
     }
 }
@@ -249,13 +243,16 @@ impl Shown for RequestView {
             ("bytes taken", or_dash(self.bytes_taken.as_ref())),
             ("bytes out", self.bytes_out.to_string()),
             ("replayed from", or_dash(self.replayed_from.as_ref())),
-            ("trace", or_dash(self.trace_id.as_ref())),
+        ];
+        let as_they_are = self.facts_as_they_are().into_iter();
+        facts.extend(as_they_are.map(|(label, value)| (label, or_dash(value.as_ref()))));
+        facts.extend([
             ("captured request", captured(self.captured_request.as_ref())),
             (
                 "captured response",
                 captured(self.captured_response.as_ref()),
             ),
-        ];
+        ]);
         facts.extend(self.attempts.iter().map(|attempt| {
             let AttemptView {
                 agent_id,

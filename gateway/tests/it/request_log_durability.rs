@@ -9,9 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use gw_gateway::telemetry::request_log::{
-    Batch, Ended, Protocol, RequestLog, RequestRecord, SearchQuery, Timing,
-};
+use gw_gateway::telemetry::request_log::{Batch, RequestLog, RequestRecord, SearchQuery};
 use gw_shared::id::{RequestId, RequestIds, random_base62};
 
 use crate::support::programs;
@@ -25,24 +23,8 @@ const FOLDER: &str = "GW_TEST_REQUEST_LOG";
 
 fn record(id: RequestId, target: &str) -> RequestRecord {
     RequestRecord {
-        id,
-        method: http::Method::GET,
         target: target.into(),
-        caller: [127, 0, 0, 1].into(),
-        protocol: Protocol::Http11,
-        by: None,
-        status: Some(200),
-        code: None,
-        ended: Ended::Complete,
-        bytes_in: 0,
-        bytes_taken: None,
-        bytes_out: 0,
-        timing: Timing::default(),
-        agent: None,
-        attempts: Box::default(),
-        replayed_from: None,
-        trace_id: None,
-        capture: None,
+        ..RequestRecord::example(id)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use gw_gateway::telemetry::request_log::{Batch, CallerId, Ended, Protocol, RequestRecord, Timing};
+use gw_gateway::telemetry::request_log::{Batch, CallerId, RequestRecord, Timing};
 use gw_shared::id::{AgentId, KeyId, RequestId};
 use http::Method;
 
@@ -72,7 +72,6 @@ impl Traffic {
         let id = self.id(unix_ms);
         let Service { agents, keys, .. } = &self.services[service];
         RequestRecord {
-            id,
             method: if draw & 7 << 41 == 0 {
                 Method::POST
             } else {
@@ -80,15 +79,11 @@ impl Traffic {
             },
             target: target.into(),
             caller: IpAddr::V4(Ipv4Addr::from(0x0a00_0000 | (draw >> 44) as u32 & 0x1ff)),
-            protocol: Protocol::Http2,
             by: Some(CallerId::ServiceKey(
                 keys[(draw >> 54) as usize % keys.len()].clone(),
             )),
             status: Some(status),
             code,
-            ended: Ended::Complete,
-            bytes_in: 0,
-            bytes_taken: None,
             bytes_out: 98 + (draw >> 20 & 0xfff),
             timing: Timing {
                 authenticate: 40 + (draw >> 30 & 0x1f) as u32,
@@ -99,11 +94,9 @@ impl Traffic {
                 total: u64::from(backend) + 200 + (draw >> 50 & 0xff),
             },
             agent: Some(agents[draw as usize & 1].clone()),
-            attempts: Box::default(),
-            replayed_from: None,
             trace_id: (draw & 1 << 60 == 0)
                 .then(|| (u128::from(draw) << 64 | u128::from(item)).to_be_bytes()),
-            capture: None,
+            ..RequestRecord::example(id)
         }
     }
 

@@ -1,6 +1,5 @@
 //! A node with its request log, and records for it.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -10,12 +9,12 @@ use gw_gateway::page::Page;
 use gw_gateway::region::{NodeSlot, RegionKey, RegionKeys};
 use gw_gateway::telemetry::request_log::archive::{Archive, ArchiveError, ArchiveSettings};
 use gw_gateway::telemetry::request_log::{
-    Batch, BodyCapture, Capture, Ended, MessageCapture, Protocol, RequestLog, RequestRecord,
-    RequestView, SearchQuery, Timing,
+    Batch, BodyCapture, Capture, MessageCapture, RequestLog, RequestRecord, RequestView,
+    SearchQuery,
 };
 use gw_shared::http::Fields;
 use gw_shared::id::RequestId;
-use http::{HeaderName, HeaderValue, Method};
+use http::{HeaderName, HeaderValue};
 
 pub(crate) const APEX: &str = "eu1.example.com";
 pub(crate) const LABEL: &str = "acme--api";
@@ -110,24 +109,10 @@ pub(crate) fn id(unix_ms: u64, number: u64) -> RequestId {
 
 pub(crate) fn record(id: RequestId) -> RequestRecord {
     RequestRecord {
-        id,
-        method: Method::GET,
         target: "/a/b?c".into(),
-        caller: IpAddr::from([203, 0, 113, 7]),
-        protocol: Protocol::Http2,
-        by: None,
-        status: Some(200),
-        code: None,
-        ended: Ended::Complete,
         bytes_in: 1,
-        bytes_taken: None,
         bytes_out: 2,
-        timing: Timing::default(),
-        agent: None,
-        attempts: Box::default(),
-        replayed_from: None,
-        trace_id: None,
-        capture: None,
+        ..RequestRecord::example(id)
     }
 }
 

@@ -34,34 +34,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::telemetry::request_log::Timing;
 
     fn request(id: u32) -> RequestView {
         RequestView {
             id: format!("{id:08}"),
-            time: String::new(),
-            account: String::new(),
-            service: String::new(),
-            method: String::new(),
-            path: String::new(),
-            query: None,
-            caller_address: String::new(),
-            protocol: String::new(),
-            auth_mode: None,
-            caller_id: None,
-            status: None,
-            code: None,
-            ended: String::new(),
-            bytes_in: 0,
-            bytes_taken: None,
-            bytes_out: 0,
-            durations_us: Timing::default(),
-            agent_id: None,
-            attempts: Vec::new(),
-            replayed_from: None,
-            trace_id: None,
-            captured_request: None,
-            captured_response: None,
+            ..RequestView::default()
         }
     }
 

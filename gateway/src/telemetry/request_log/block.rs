@@ -1,8 +1,8 @@
 //! Blocks: records of requests that began in the same second, written together as one value and grouped by service.
 //!
-//! A block is a version byte, followed by [`Header`] and [`Row`]s in postcard's format (version 5) or by the same data
-//! compressed with zstd (version 6). Rows of the versions 3 and 4 lack the failed attempts, those of 1 and 2 also the bytes that
-//! the backend took. Repeated strings (method, error code, agent, caller) are in the header once.
+//! A block is a version byte, followed by [`Header`] and [`Row`]s in postcard's format or by the same data compressed with
+//! zstd. The version says which columns follow each row ([`LaterColumns`]). Repeated strings (method, error code, agent,
+//! caller) are in the header once.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -16,9 +16,12 @@ use time::macros::format_description;
 use zstd::bulk::{Compressor, Decompressor};
 
 use super::LogError;
-use super::record::{ATTEMPTS_MAX, CallerId, Ended, Protocol, RequestRecord};
+use super::record::{
+    ATTEMPTS_MAX, CallerId, Columns, Ended, Protocol, RequestRecord, account_and_service,
+    path_and_query, trace_text,
+};
 use super::timing::Timing;
-use super::view::{AttemptView, RequestView};
+use super::view::AttemptView;
 use super::zone_map::ZoneMap;
 
 /// Interval of one block in milliseconds.
@@ -33,17 +36,9 @@ const COMPRESSED_FROM: usize = 512;
 /// Number of latest strings among which a repeated one is searched.
 const INTERNED: usize = 16;
 
-/// First byte of a block.
-const PLAIN: u8 = 5;
-const COMPRESSED: u8 = 6;
-
-/// What is encoded behind a row. Blocks of earlier versions have less.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Behind {
-    Nothing,
-    BytesTaken,
-    Attempts,
-}
+/// First byte of a plain block: its rows are followed by all [`LaterColumns`].
+const PLAIN: u8 = 2 * LaterColumns::COUNT + 1;
+const COMPRESSED: u8 = PLAIN + 1;
 /// Level of zstd. Takes a third less CPU per record than level 1, for a seventh more bytes.
 const COMPRESSION_LEVEL: i32 = -3;
 
@@ -92,10 +87,43 @@ pub(super) struct Row<'a> {
     pub(super) capture: Option<i64>,
     /// Encoded behind the row.
     #[serde(skip)]
+    pub(super) later: LaterColumns,
+}
+
+/// Declares the columns that were added to the format later, in this order. A block of the version 2n + 1, or compressed
+/// 2n + 2, has the first n of them behind each row.
+macro_rules! later_columns {
+    ($($name:ident: $type:ty,)*) => {
+        #[derive(Debug, Default)]
+        pub(super) struct LaterColumns {
+            $(pub(super) $name: $type,)*
+        }
+
+        impl LaterColumns {
+            const COUNT: u8 = [$(stringify!($name)),*].len() as u8;
+
+            fn append(&self, buffer: &mut Vec<u8>) -> Result<(), LogError> {
+                $(append(&self.$name, buffer)?;)*
+                Ok(())
+            }
+
+            /// Decodes the first `count` columns.
+            fn take(count: u8, bytes: &mut &[u8]) -> postcard::Result<Self> {
+                let mut columns = Self::default();
+                let mut names = 0..count;
+                $(if names.next().is_some() {
+                    (columns.$name, *bytes) = postcard::take_from_bytes(bytes)?;
+                })*
+                Ok(columns)
+            }
+        }
+    };
+}
+
+// Append only.
+later_columns! {
     bytes_taken: Option<u64>,
-    /// Encoded behind [`Self::bytes_taken`].
-    #[serde(skip)]
-    pub(super) attempts: Vec<AttemptRow>,
+    attempts: Vec<AttemptRow>,
 }
 
 /// Encoded failed attempt. Indexes refer to [`Header::strings`].
@@ -200,13 +228,14 @@ impl<'e, 'r> Builder<'e, 'r> {
             replayed_from: record.replayed_from.map(|id| *id.as_bytes()),
             trace_id: record.trace_id,
             capture,
-            bytes_taken: record.bytes_taken,
-            attempts: self.attempts(record),
+            later: LaterColumns {
+                bytes_taken: record.bytes_taken,
+                attempts: self.attempts(record),
+            },
         };
         let begin = self.encoder.rows.len();
         append(&row, &mut self.encoder.rows)?;
-        append(&row.bytes_taken, &mut self.encoder.rows)?;
-        append(&row.attempts, &mut self.encoder.rows)?;
+        row.later.append(&mut self.encoder.rows)?;
         let bytes = (self.encoder.rows.len() - begin) as u32;
         match self
             .groups
@@ -226,7 +255,7 @@ impl<'e, 'r> Builder<'e, 'r> {
         self.count += 1;
         self.zone_map
             .add(row.status, row.code.is_some(), row.timing.total);
-        if !row.attempts.is_empty() {
+        if !row.later.attempts.is_empty() {
             self.zone_map.bits |= ZoneMap::ATTEMPTS;
         }
         Ok(())
@@ -327,7 +356,8 @@ pub(super) struct Unpacker(Decompressor<'static>);
 /// Decompressed block.
 pub(super) struct UnpackedBlock {
     bytes: Vec<u8>,
-    behind_rows: Behind,
+    /// Number of [`LaterColumns`] behind each row.
+    later_columns: u8,
 }
 
 /// Decoded and checked block.
@@ -348,21 +378,18 @@ impl Unpacker {
         let (version, rest) = block
             .split_first()
             .ok_or(LogError::Damaged("an empty block"))?;
-        let (is_compressed, behind_rows) = match *version {
-            PLAIN => (false, Behind::Attempts),
-            COMPRESSED => (true, Behind::Attempts),
-            3 => (false, Behind::BytesTaken),
-            4 => (true, Behind::BytesTaken),
-            1 => (false, Behind::Nothing),
-            2 => (true, Behind::Nothing),
-            _ => return Err(LogError::Damaged("a block of an unknown version")),
-        };
-        let bytes = if is_compressed {
+        if !(1..=COMPRESSED).contains(version) {
+            return Err(LogError::Damaged("a block of an unknown version"));
+        }
+        let bytes = if version.is_multiple_of(2) {
             self.decompress(rest)?
         } else {
             rest.to_vec()
         };
-        Ok(UnpackedBlock { bytes, behind_rows })
+        Ok(UnpackedBlock {
+            bytes,
+            later_columns: (version - 1) / 2,
+        })
     }
 
     fn decompress(&mut self, frame: &[u8]) -> Result<Vec<u8>, LogError> {
@@ -405,12 +432,7 @@ impl<'a> DecodedBlock<'a> {
             for _ in 0..group.rows {
                 let mut row: Row<'a>;
                 (row, bytes) = postcard::take_from_bytes(bytes).map_err(damaged)?;
-                if block.behind_rows >= Behind::BytesTaken {
-                    (row.bytes_taken, bytes) = postcard::take_from_bytes(bytes).map_err(damaged)?;
-                }
-                if block.behind_rows >= Behind::Attempts {
-                    (row.attempts, bytes) = postcard::take_from_bytes(bytes).map_err(damaged)?;
-                }
+                row.later = LaterColumns::take(block.later_columns, &mut bytes).map_err(damaged)?;
                 row.check(header.strings.len())?;
                 rows.push((group.service, row));
             }
@@ -451,10 +473,6 @@ impl<'a> DecodedBlock<'a> {
         }
     }
 
-    pub(super) fn method(&self, row: &Row<'_>) -> &'a str {
-        self.string(row.method)
-    }
-
     /// [`DecodedBlock::read`] has checked the index.
     fn string(&self, index: u16) -> &'a str {
         self.strings
@@ -463,49 +481,41 @@ impl<'a> DecodedBlock<'a> {
             .unwrap_or_default()
     }
 
-    /// Returns `row` as the API shows it, for the service with this label and without captured messages.
-    pub(super) fn view(&self, row: &Row<'_>, label: &str) -> RequestView {
-        let (account, service) = label.split_once("--").unwrap_or((label, ""));
-        let (path, query) = match row.target.split_once('?') {
-            Some((path, query)) => (path, Some(query.to_owned())),
-            None => (row.target.as_ref(), None),
-        };
-        RequestView {
-            id: uuid_text(self.id(row)),
+    /// Columns of `row`, for the service with this label.
+    pub(super) fn columns<'r>(&'r self, row: &'r Row<'_>, label: &'r str) -> Columns<'r> {
+        let (account, service) = account_and_service(label);
+        let (path, query) = path_and_query(&row.target);
+        let attempts = row.later.attempts.iter();
+        // `read` has checked the ids.
+        let id = |bytes| RequestId::from_bytes(bytes).unwrap_or_else(|| RequestId::first_of_ms(0));
+        Columns {
+            id: id(self.id(row)),
             time: time_text(self.unix_ms(row)),
-            account: account.to_owned(),
-            service: service.to_owned(),
-            method: self.method(row).to_owned(),
-            path: path.to_owned(),
+            account,
+            service,
+            method: self.string(row.method),
+            path,
             query,
-            caller_address: row.caller.to_string(),
-            protocol: row.protocol.as_str().to_owned(),
+            caller_address: row.caller,
+            protocol: row.protocol.as_str(),
             auth_mode: match row.by {
                 By::Unauthenticated => None,
-                By::Client(_) => Some("jwt".to_owned()),
-                By::ServiceKey(_) => Some("service_key".to_owned()),
-                By::Admin => Some("admin".to_owned()),
+                By::Client(_) => Some("jwt"),
+                By::ServiceKey(_) => Some("service_key"),
+                By::Admin => Some("admin"),
             },
-            caller_id: self.caller_id(row).map(str::to_owned),
+            caller_id: self.caller_id(row),
             status: row.status,
-            code: self.code(row).map(str::to_owned),
-            ended: row.ended.as_str().to_owned(),
+            code: self.code(row),
+            ended: row.ended.as_str(),
             bytes_in: row.bytes_in,
-            bytes_taken: row.bytes_taken,
+            bytes_taken: row.later.bytes_taken,
             bytes_out: row.bytes_out,
             durations_us: row.timing,
-            agent_id: row.agent.map(|agent| self.string(agent).to_owned()),
-            attempts: row
-                .attempts
-                .iter()
-                .map(|attempt| self.attempt(*attempt))
-                .collect(),
-            replayed_from: row.replayed_from.map(uuid_text),
-            trace_id: row
-                .trace_id
-                .map(|id| format!("{:032x}", u128::from_be_bytes(id))),
-            captured_request: None,
-            captured_response: None,
+            agent_id: row.agent.map(|agent| self.string(agent)),
+            attempts: attempts.map(|attempt| self.attempt(*attempt)).collect(),
+            replayed_from: row.replayed_from.map(id),
+            trace_id: row.trace_id.map(trace_text),
         }
     }
 
@@ -528,8 +538,8 @@ impl Row<'_> {
         let indexes = [Some(self.method), self.code, self.agent, by]
             .into_iter()
             .flatten();
-        let of_attempts = self
-            .attempts
+        let attempts = &self.later.attempts;
+        let of_attempts = attempts
             .iter()
             .flat_map(|attempt| [attempt.agent, attempt.reason]);
         let mut indexes = indexes.chain(of_attempts);
@@ -539,7 +549,7 @@ impl Row<'_> {
         if u64::from(self.ms) < SLOT_MS
             && is_v7(id)
             && self.replayed_from.is_none_or(is_v7)
-            && self.attempts.len() <= ATTEMPTS_MAX
+            && attempts.len() <= ATTEMPTS_MAX
             && indexes.all(|index| usize::from(index) < strings)
         {
             Ok(())
@@ -547,10 +557,6 @@ impl Row<'_> {
             Err(LogError::Damaged("a row of a block"))
         }
     }
-}
-
-fn uuid_text(id: [u8; 16]) -> String {
-    RequestId::from_bytes(id).map_or_else(String::new, |id| id.to_string())
 }
 
 /// Formats a time as RFC 3339 in UTC with milliseconds.

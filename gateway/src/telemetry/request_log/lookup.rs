@@ -7,7 +7,8 @@ use http::Method;
 
 use super::block::{DecodedBlock, Row, UnpackedBlock};
 use super::capture::StoredMessage;
-use super::view::{CapturedView, RequestView};
+use super::record::RequestView;
+use super::view::CapturedView;
 use super::{CapturedRequest, LogError};
 
 /// What rows of blocks refer to by number.
@@ -40,7 +41,7 @@ impl Found {
         let Some((service, row)) = rows.find(|(_, row)| block.id(row) == *id.as_bytes()) else {
             return Ok(None);
         };
-        let mut view = block.view(row, &references.label(*service)?);
+        let mut view = block.columns(row, &references.label(*service)?).view();
         add_captured(&mut view, row, references)?;
         Ok(Some(Self {
             view,

@@ -63,11 +63,11 @@ pub(crate) use record::ATTEMPTS_MAX;
 pub(crate) use record::METHOD_MAX;
 pub use record::{
     Batch, BodyCapture, CallerId, Capture, Ended, MessageCapture, Protocol, RecordedAttempt,
-    RequestRecord, Truncation,
+    RequestRecord, RequestView, Truncation,
 };
 pub(crate) use recorder::Recorder;
 pub use timing::{Timing, TimingStage};
-pub use view::{AttemptView, BodyView, CapturedView, RequestPage, RequestView, SearchQuery, Side};
+pub use view::{AttemptView, BodyView, CapturedView, RequestPage, SearchQuery, Side};
 
 /// Label in records of requests to the apex, which have no service.
 pub(crate) const APEX_LABEL: &str = "";
@@ -385,7 +385,7 @@ pub(crate) fn show_block(data: &[u8]) -> Result<Vec<RequestView>, LogError> {
     Ok(block
         .rows
         .iter()
-        .map(|(_, row)| block.view(row, "acme--api"))
+        .map(|(_, row)| block.columns(row, "acme--api").view())
         .collect())
 }
 

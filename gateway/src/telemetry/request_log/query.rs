@@ -7,6 +7,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::block::{DecodedBlock, Row};
+use super::record::path_and_query;
 use super::view::SearchQuery;
 use super::zone_map::ZoneMap;
 use super::{APEX_LABEL, LogError};
@@ -167,11 +168,11 @@ impl Criteria {
                 .is_none_or(|caller| block.caller_id(row) == Some(caller))
             && self
                 .retried
-                .is_none_or(|retried| retried != row.attempts.is_empty())
+                .is_none_or(|retried| retried != row.later.attempts.is_empty())
             && self
                 .path_prefix
                 .as_deref()
-                .is_none_or(|prefix| path(&row.target).starts_with(prefix))
+                .is_none_or(|prefix| path_and_query(&row.target).0.starts_with(prefix))
             && self
                 .before
                 .is_none_or(|before| block.id(row) < *before.as_bytes())
@@ -211,10 +212,6 @@ impl Status {
             Self::Exactly(wanted) => status == Some(*wanted),
         }
     }
-}
-
-fn path(target: &str) -> &str {
-    target.split_once('?').map_or(target, |(path, _)| path)
 }
 
 /// Checks a path prefix. `*` is a target of OPTIONS requests.

@@ -1,6 +1,7 @@
-//! Records of ended requests, as workers send them to the log.
+//! Records of ended requests, as workers send them to the log, and the columns that are shown of them.
 
 use std::borrow::Cow;
+use std::convert::identity;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -9,10 +10,12 @@ use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, RequestId};
 use gw_shared::telemetry::mask::Masker;
 use http::Method;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::block::time_text;
 use super::timing::Timing;
+use super::view::{AttemptView, CapturedView};
 pub use crate::auth::Principal as CallerId;
 use crate::http_message::Outcome;
 
@@ -58,7 +61,184 @@ pub struct RequestRecord {
     pub capture: Option<Box<Capture>>,
 }
 
+/// Declares the columns that are shown of a request, with their values in [`Columns`] and in [`RequestView`]. Those with a
+/// label are shown as they are where facts about a request are listed; others have a place of their own there.
+macro_rules! columns {
+    ($($(#[$attribute:meta])* $name:ident: $value:ty => $shown:ty $(, $label:literal)?;)*) => {
+        /// Columns of one request as a line of the access log has them.
+        #[derive(Serialize)]
+        pub(super) struct Columns<'a> {
+            $(pub(super) $name: $value,)*
+        }
+
+        impl Columns<'_> {
+            /// Returns the request as the API shows it, without captured messages.
+            pub(super) fn view(self) -> RequestView {
+                RequestView {
+                    $($name: self.$name.shown(),)*
+                    captured_request: None,
+                    captured_response: None,
+                }
+            }
+        }
+
+        /// One request.
+        #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+        #[schema(as = Request)]
+        pub struct RequestView {
+            $($(#[$attribute])* pub $name: $shown,)*
+            /// The captured request, without its bytes; null if it was not captured.
+            pub captured_request: Option<CapturedView>,
+            pub captured_response: Option<CapturedView>,
+        }
+
+        impl RequestView {
+            /// Labels and values of the columns that are shown as they are.
+            pub fn facts_as_they_are(&self) -> Vec<(&'static str, Option<String>)> {
+                vec![$($(($label, text(&self.$name)),)?)*]
+            }
+        }
+    };
+}
+
+columns! {
+    id: RequestId => String;
+    /// When its head had been read: RFC 3339, milliseconds.
+    #[schema(format = DateTime)]
+    time: String => String;
+    /// Empty, as `service` is, of requests to the regional apex.
+    account: &'a str => String;
+    service: &'a str => String;
+    /// `-` if it could not be read.
+    method: &'a str => String;
+    path: &'a str => String;
+    /// Without `?`; null if there was none.
+    query: Option<&'a str> => Option<String>;
+    caller_address: IpAddr => String;
+    /// `HTTP/1.0`, `HTTP/1.1`, `HTTP/2` or `replay`
+    protocol: &'static str => String;
+    /// `jwt`, `service_key` or `admin`; null if the request was not authenticated.
+    auth_mode: Option<&'static str> => Option<String>;
+    /// Client id or key id.
+    caller_id: Option<&'a str> => Option<String>;
+    /// Status of the final response; null if the caller left before it.
+    status: Option<u16> => Option<u16>;
+    /// Code of the gateway's error, or of the token endpoint's.
+    code: Option<&'a str> => Option<String>;
+    /// `complete`, `cut` or `caller_gone`
+    ended: &'static str => String;
+    bytes_in: u64 => u64;
+    /// Bytes of the request body that the connection to the backend took. Null if the request was not relayed, has no body or
+    /// was broken off.
+    bytes_taken: Option<u64> => Option<u64>;
+    bytes_out: u64 => u64;
+    durations_us: Timing => Timing;
+    agent_id: Option<&'a str> => Option<String>;
+    /// Attempts that failed, in order, at most 3. After an error of an agent, the last of them is the one that the error
+    /// comes from. Empty if the first agent answered, and for a service with one tunnel.
+    #[serde(default)]
+    attempts: Vec<AttemptView> => Vec<AttemptView>;
+    replayed_from: Option<RequestId> => Option<String>;
+    /// W3C trace id, hexadecimal.
+    trace_id: Option<String> => Option<String>, "trace";
+}
+
+/// Value of a column.
+trait ColumnValue {
+    type Shown;
+
+    /// Returns the value as [`RequestView`] has it.
+    fn shown(self) -> Self::Shown;
+}
+
+macro_rules! values {
+    ($($type:ty => $shown:ty, $convert:expr;)*) => {
+        $(impl ColumnValue for $type {
+            type Shown = $shown;
+
+            fn shown(self) -> $shown {
+                $convert(self)
+            }
+        })*
+    };
+}
+
+values! {
+    u16 => u16, identity;
+    u64 => u64, identity;
+    Timing => Timing, identity;
+    String => String, identity;
+    Vec<AttemptView> => Vec<AttemptView>, identity;
+    &str => String, str::to_owned;
+    IpAddr => String, |address: IpAddr| address.to_string();
+    RequestId => String, |id: RequestId| id.to_string();
+}
+
+impl<T: ColumnValue> ColumnValue for Option<T> {
+    type Shown = Option<T::Shown>;
+
+    fn shown(self) -> Option<T::Shown> {
+        self.map(T::shown)
+    }
+}
+
+fn text(value: &impl Serialize) -> Option<String> {
+    match serde_json::to_value(value).ok()? {
+        serde_json::Value::Null => None,
+        serde_json::Value::String(text) => Some(text),
+        other => Some(other.to_string()),
+    }
+}
+
+/// Splits the label of a service into account and service. Both are empty for the apex.
+pub(super) fn account_and_service(label: &str) -> (&str, &str) {
+    label.split_once("--").unwrap_or((label, ""))
+}
+
+/// Splits a request target.
+pub(super) fn path_and_query(target: &str) -> (&str, Option<&str>) {
+    match target.split_once('?') {
+        Some((path, query)) => (path, Some(query)),
+        None => (target, None),
+    }
+}
+
+pub(super) fn trace_text(id: [u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(id))
+}
+
 impl RequestRecord {
+    /// Columns of this request of the service `label`. `target` is its [masked target](Self::masked_target).
+    pub(super) fn columns<'a>(&'a self, label: &'a str, target: &'a str) -> Columns<'a> {
+        let (account, service) = account_and_service(label);
+        let (path, query) = path_and_query(target);
+        let attempts = self.attempts.iter().take(ATTEMPTS_MAX);
+        Columns {
+            id: self.id,
+            time: time_text(self.id.unix_ms()),
+            account,
+            service,
+            method: self.shown_method(),
+            path,
+            query,
+            caller_address: self.caller,
+            protocol: self.protocol.as_str(),
+            auth_mode: self.by.as_ref().map(CallerId::mode),
+            caller_id: self.by.as_ref().and_then(CallerId::id),
+            status: self.status,
+            code: self.code,
+            ended: self.ended.as_str(),
+            bytes_in: self.bytes_in,
+            bytes_taken: self.bytes_taken,
+            bytes_out: self.bytes_out,
+            durations_us: self.timing,
+            agent_id: self.agent.as_ref().map(AgentId::as_str),
+            attempts: attempts.map(RecordedAttempt::view).collect(),
+            replayed_from: self.replayed_from,
+            trace_id: self.trace_id.map(trace_text),
+        }
+    }
+
     /// At most the first [`METHOD_MAX`] bytes of the method.
     pub(super) fn shown_method(&self) -> &str {
         &self.method.as_str()[..self.method.as_str().len().min(METHOD_MAX)]
@@ -78,11 +258,10 @@ impl RequestRecord {
     }
 }
 
-/// An attempt that failed, with the names that the API and the access log use.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// An attempt that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordedAttempt {
     /// `None`, shown as an empty text, if the node with the tunnel was lost before it had named the agent.
-    #[serde(serialize_with = "or_empty")]
     pub agent_id: Option<AgentId>,
     pub reason: &'static str,
     pub duration_us: u32,
@@ -92,10 +271,14 @@ impl RecordedAttempt {
     pub(super) fn shown_agent(&self) -> &str {
         self.agent_id.as_ref().map_or("", AgentId::as_str)
     }
-}
 
-fn or_empty<S: Serializer>(agent: &Option<AgentId>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(agent.as_ref().map_or("", AgentId::as_str))
+    pub(super) fn view(&self) -> AttemptView {
+        AttemptView {
+            agent_id: self.shown_agent().to_owned(),
+            reason: self.reason.to_owned(),
+            duration_us: self.duration_us,
+        }
+    }
 }
 
 /// Protocol of the caller. Kept by position: append only.
@@ -224,10 +407,10 @@ pub struct Batch {
     pub services: Vec<(Arc<str>, Vec<RequestRecord>)>,
 }
 
-#[cfg(test)]
 impl RequestRecord {
-    /// Record of a plain request with status 200.
-    pub(super) fn example(id: RequestId) -> Self {
+    /// Record of a plain request with status 200, for tests and measurements.
+    #[doc(hidden)]
+    pub fn example(id: RequestId) -> Self {
         Self {
             id,
             method: Method::GET,

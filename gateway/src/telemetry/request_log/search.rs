@@ -11,7 +11,7 @@ use super::block::{DecodedBlock, SLOT_MS, UnpackedBlock};
 use super::day::{DAY_MS, Day};
 use super::lookup::{References, add_captured};
 use super::query::Criteria;
-use super::view::RequestView;
+use super::record::RequestView;
 use crate::page::Page;
 
 /// Approximate number of rows that one search reads. Then the page ends early, after one to two seconds, or some seconds
@@ -108,7 +108,7 @@ impl Search {
             if is_too_old || !self.criteria.matches(&block, row) {
                 continue;
             }
-            let mut view = block.view(row, &references.label(*service)?);
+            let mut view = block.columns(row, &references.label(*service)?).view();
             match add_captured(&mut view, row, references) {
                 Err(error) if error.is_damage() => damage = Some(error),
                 result => result?,

@@ -1,58 +1,9 @@
-//! Records and queries as the administration API and the console show them.
+//! Queries, pages and messages as the administration API and the console show them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::record::Truncation;
-use super::timing::Timing;
-
-/// One request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = Request)]
-pub struct RequestView {
-    pub id: String,
-    /// When its head had been read: RFC 3339, milliseconds.
-    #[schema(format = DateTime)]
-    pub time: String,
-    /// Empty, as `service` is, of requests to the regional apex.
-    pub account: String,
-    pub service: String,
-    /// `-` if it could not be read.
-    pub method: String,
-    pub path: String,
-    /// Without `?`; null if there was none.
-    pub query: Option<String>,
-    pub caller_address: String,
-    /// `HTTP/1.0`, `HTTP/1.1`, `HTTP/2` or `replay`
-    pub protocol: String,
-    /// `jwt`, `service_key` or `admin`; null if the request was not authenticated.
-    pub auth_mode: Option<String>,
-    /// Client id or key id.
-    pub caller_id: Option<String>,
-    /// Status of the final response; null if the caller left before it.
-    pub status: Option<u16>,
-    /// Code of the gateway's error, or of the token endpoint's.
-    pub code: Option<String>,
-    /// `complete`, `cut` or `caller_gone`
-    pub ended: String,
-    pub bytes_in: u64,
-    /// Bytes of the request body that the connection to the backend took. Null if the request was not relayed, has no body or
-    /// was broken off.
-    pub bytes_taken: Option<u64>,
-    pub bytes_out: u64,
-    pub durations_us: Timing,
-    pub agent_id: Option<String>,
-    /// Attempts that failed, in order, at most 3. After an error of an agent, the last of them is the one that the error
-    /// comes from. Empty if the first agent answered, and for a service with one tunnel.
-    #[serde(default)]
-    pub attempts: Vec<AttemptView>,
-    pub replayed_from: Option<String>,
-    /// W3C trace id, hexadecimal.
-    pub trace_id: Option<String>,
-    /// The captured request, without its bytes; null if it was not captured.
-    pub captured_request: Option<CapturedView>,
-    pub captured_response: Option<CapturedView>,
-}
+use super::record::{RequestView, Truncation};
 
 /// A failed attempt to send the request to an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -5,11 +5,8 @@ use std::sync::mpsc;
 use gw_gateway::control::{Actor, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::store::AuditQuery;
-use gw_gateway::telemetry::request_log::{
-    Batch, Ended, Protocol, RecordedAttempt, RequestLog, RequestRecord, Timing,
-};
+use gw_gateway::telemetry::request_log::{Batch, RecordedAttempt, RequestLog, RequestRecord};
 use gw_shared::id::{AgentId, RequestIds};
-use http::Method;
 
 use super::browser::Browser;
 use crate::support::caller::{HOST, connect};
@@ -313,19 +310,7 @@ fn failed_attempts_are_found_and_shown() {
     let ids = RequestIds::new();
     let agents = [AgentId::random(), AgentId::random()];
     let record = |attempts: &[AgentId]| RequestRecord {
-        id: ids.next_id(),
-        method: Method::GET,
         target: "/orders".into(),
-        caller: [203, 0, 113, 7].into(),
-        protocol: Protocol::Http2,
-        by: None,
-        status: Some(200),
-        code: None,
-        ended: Ended::Complete,
-        bytes_in: 0,
-        bytes_taken: None,
-        bytes_out: 2,
-        timing: Timing::default(),
         agent: Some(AgentId::random()),
         attempts: attempts
             .iter()
@@ -335,9 +320,7 @@ fn failed_attempts_are_found_and_shown() {
                 duration_us: 1500,
             })
             .collect(),
-        replayed_from: None,
-        trace_id: None,
-        capture: None,
+        ..RequestRecord::example(ids.next_id())
     };
     let plain = record(&[]);
     let retried = record(&agents);

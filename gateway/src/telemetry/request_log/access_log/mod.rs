@@ -3,7 +3,6 @@
 //! The log thread passes records on, and a task encodes and writes them: a pipe that is not read must not hold up the
 //! request log. Nothing waits for it. Records without room are dropped and counted.
 
-mod line;
 mod output;
 #[cfg(test)]
 mod tests;

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use gw_shared::telemetry::mask::Masker;
+use gw_shared::text::escaped_json;
 use tokio::sync::mpsc::Receiver;
 
 use super::super::alarm::Alarm;
+use super::super::record::RequestRecord;
 use super::output::{Output, Unwritten};
-use super::{Accepted, AccessLogCounters, line};
+use super::{Accepted, AccessLogCounters};
 use crate::background::{self, Tasks};
 
 pub(super) struct LineWriter {
@@ -70,9 +72,9 @@ impl LineWriter {
             .fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    fn add(&mut self, label: &str, record: &super::super::RequestRecord) {
+    fn add(&mut self, label: &str, record: &RequestRecord) {
         let before = self.lines.len();
-        if let Err(error) = line::append(record, label, &self.masker, &mut self.lines) {
+        if let Err(error) = append(record, label, &self.masker, &mut self.lines) {
             tracing::error!(%error, "access log: a record cannot be encoded");
             self.lines.truncate(before);
             return self.counters.lost(1);
@@ -118,4 +120,19 @@ impl LineWriter {
             }
         }
     }
+}
+
+/// Appends the line of a request of the service `label`, with its line end.
+fn append(
+    record: &RequestRecord,
+    label: &str,
+    masker: &Masker,
+    out: &mut Vec<u8>,
+) -> Result<(), serde_json::Error> {
+    let target = record.masked_target(masker);
+    let line = serde_json::to_string(&record.columns(label, &target))?;
+    // A path may have characters that a terminal obeys.
+    out.extend_from_slice(escaped_json(&line).as_bytes());
+    out.push(b'\n');
+    Ok(())
 }
