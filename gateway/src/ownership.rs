@@ -4,7 +4,7 @@
 //! fixed, so that every process of every version agrees.
 
 /// A worker of a process: the index into its list of workers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub usize);
 
 /// The worker out of `workers` (at least one) that owns `name`, for example a hostname.

@@ -2,5 +2,6 @@
 
 pub mod counters;
 pub mod request_log;
+mod shared_counters;
 pub mod timeseries;
 pub(crate) mod trace;

@@ -7,7 +7,6 @@ mod peers;
 mod stop;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::panic::resume_unwind;
@@ -43,7 +42,7 @@ use crate::relay;
 use crate::request_scope::Observers;
 use crate::route::Router;
 use crate::store::{Directory, Service};
-use crate::telemetry::counters::{Counters, WorkerReport, with_shares};
+use crate::telemetry::counters::{Counters, ReasonCounts, WorkerReport, with_shares};
 use crate::telemetry::request_log::LogQueue;
 use crate::telemetry::trace;
 use crate::tls::ServerConfigs;
@@ -473,11 +472,7 @@ impl Worker {
         WorkerReport {
             worker: self.id,
             totals: self.counters.totals(),
-            refusals: self.counters.refusals(),
-            attempts_failed: self.counters.attempts_failed(),
-            turned_away: self.counters.turned_away.values(),
-            ended_early: self.ended_early(),
-            tunnels_ended: self.counters.tunnels_ended.values(),
+            by_reason: self.by_reason(),
             connections: self.connections.len(),
             crossings_served: self.upstream.cross_core_served.get(),
             node_links: self.nodes.as_ref().map_or(0, |nodes| nodes.open_links()),
@@ -503,8 +498,8 @@ impl Worker {
         }
     }
 
-    fn ended_early(&self) -> BTreeMap<&'static str, u64> {
-        let mut reasons = self.counters.ended_early();
+    fn by_reason(&self) -> ReasonCounts {
+        let mut reasons = self.counters.by_reason();
         let elsewhere = [
             ("idle", &self.connections.evicted),
             ("memory", &self.socket_memory.shed),
@@ -512,7 +507,8 @@ impl Worker {
         let counted = elsewhere
             .into_iter()
             .map(|(reason, counter)| (reason, counter.value()));
-        reasons.extend(counted.filter(|(_, count)| *count > 0));
+        let counted = counted.filter(|(_, count)| *count > 0);
+        reasons.ended_early.extend(counted);
         reasons
     }
 }

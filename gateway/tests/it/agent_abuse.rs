@@ -60,7 +60,7 @@ fn floods_of_frames_end_the_tunnel() {
     }
     let ended: u64 = reports(&demo)
         .iter()
-        .filter_map(|report| report.ended_early.get("tunnel_frames"))
+        .filter_map(|report| report.by_reason.ended_early.get("tunnel_frames"))
         .sum();
     assert_eq!(ended, floods.len() as u64);
 }
@@ -232,7 +232,7 @@ fn unread_tunnel(demo: &Demo, enrolled: &Enrolled) -> (Tunnel, Vec<Caller>) {
     let refusals = || -> u64 {
         reports(demo)
             .iter()
-            .flat_map(|report| report.refusals.values())
+            .flat_map(|report| report.by_reason.refusals.values())
             .sum()
     };
     let refusals_before = refusals();

@@ -31,7 +31,7 @@ fn adjusted(adjust: fn(&mut Config)) -> Demo {
 /// Number of connections that were refused or closed for `reason`.
 fn count(demo: &Demo, reason: &str) -> u64 {
     let of = |report: &WorkerReport| -> u64 {
-        [&report.turned_away, &report.ended_early]
+        [&report.by_reason.turned_away, &report.by_reason.ended_early]
             .iter()
             .filter_map(|counts| counts.get(reason))
             .sum()

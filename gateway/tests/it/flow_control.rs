@@ -208,7 +208,7 @@ fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
     let limit = report().socket_limit;
     assert!(limit <= 256 * MIB && held <= limit / 2, "{held} of {limit}");
     assert_eq!(
-        report().ended_early.get("memory"),
+        report().by_reason.ended_early.get("memory"),
         None,
         "the account is within its share"
     );

@@ -128,7 +128,7 @@ fn a_larger_list_ends_the_connection_without_a_response() {
         let ended = |reason: &str| -> u64 {
             reports(&demo)
                 .iter()
-                .filter_map(|report| report.ended_early.get(reason))
+                .filter_map(|report| report.by_reason.ended_early.get(reason))
                 .sum()
         };
         eventually(what, || {

@@ -180,7 +180,7 @@ fn headers_of_untrusted_peers_are_refused() {
 fn without_header(demo: &Demo) -> u64 {
     reports(demo)
         .iter()
-        .filter_map(|report| report.turned_away.get("proxy_header_missing"))
+        .filter_map(|report| report.by_reason.turned_away.get("proxy_header_missing"))
         .sum()
 }
 

@@ -398,7 +398,7 @@ fn a_head_without_room_is_refused_and_ordinary_heads_pass() {
     let refusals = || -> u64 {
         reports(&demo)
             .iter()
-            .flat_map(|report| report.refusals.values())
+            .flat_map(|report| report.by_reason.refusals.values())
             .sum()
     };
     let before = refusals();

@@ -1,12 +1,13 @@
 //! Counters of one worker. They are not shared; reports of all workers are merged on request.
 
 pub mod services;
-mod tunnel_state;
+pub(crate) mod tunnels;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
 
+use gw_shared::telemetry::metrics::{Exposition, Kind};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -14,8 +15,8 @@ use crate::error::Error;
 use crate::http_message::{AttemptFailure, Outcome};
 use crate::ownership::WorkerId;
 use services::{ServiceCounters, ServiceReport};
-pub use tunnel_state::TunnelState;
-pub(crate) use tunnel_state::with_shares;
+pub use tunnels::TunnelState;
+pub(crate) use tunnels::with_shares;
 
 /// Counter used by its own worker only.
 #[derive(Debug, Default)]
@@ -45,38 +46,100 @@ impl Reasons {
     }
 }
 
+/// Counter of the panics that were contained on this thread.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) requests: Counter,
-    pub(crate) crossings: Counter,
-    /// Requests that another node has taken.
-    pub(crate) node_crossings: Counter,
-    pub(crate) node_retries: Counter,
-    pub(crate) accepted: Counter,
-    pub(crate) handed_over: Counter,
-    pub(crate) tunnels_spliced: Counter,
-    pub(crate) shed: Counter,
-    pub(crate) accept_errors: Counter,
-    pub(crate) handshake_failures: Counter,
-    abusive: Counter,
-    pub(crate) apex_records_left_out: Counter,
-    pub(crate) tokens_minted: Counter,
-    pub(crate) tokens_denied: Counter,
-    complete: Counter,
-    cut: Counter,
-    caller_gone: Counter,
-    refused: Reasons,
-    attempts_failed: Reasons,
-    /// Further attempts that the budget of their service did not allow.
-    pub(crate) attempts_over_budget: Counter,
-    /// Connections refused at accept, by reason.
-    pub(crate) turned_away: Reasons,
-    /// Connections that the gateway closed to protect itself or to make room, by reason.
-    ended_early: Reasons,
-    /// Ended tunnels, by [reason](gw_shared::tunnel::cut_reason::CutReason).
-    pub(crate) tunnels_ended: Reasons,
-    /// Ended requests of each service.
-    pub(crate) services: ServiceCounters,
+pub(crate) struct ContainedPanics;
+
+impl ContainedPanics {
+    fn value(&self) -> u64 {
+        gw_shared::runtime::contained_panics()
+    }
+}
+
+/// Declares the counters of a worker with their metrics: totals as `gw_{name}_total` with a help text, in the order of
+/// their names, and counts by reason with metric, label and help text.
+macro_rules! counters {
+    (
+        totals { $($total:ident: $counter:ty = $name:literal, $help:literal;)* }
+        by_reason { $($reasons:ident = $metric:literal, $label:literal, $text:literal;)* }
+    ) => {
+        /// Counters of one worker.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(#[doc = $help] pub(crate) $total: $counter,)*
+            $(#[doc = $text] pub(crate) $reasons: Reasons,)*
+            /// Ended requests of each service.
+            pub(crate) services: ServiceCounters,
+        }
+
+        /// Counts by reason.
+        #[derive(Debug, Clone, Default)]
+        pub struct ReasonCounts {
+            $(#[doc = $text] pub $reasons: BTreeMap<&'static str, u64>,)*
+        }
+
+        impl Counters {
+            pub(crate) fn totals(&self) -> BTreeMap<&'static str, u64> {
+                BTreeMap::from([$(($name, self.$total.value())),*])
+            }
+
+            pub(crate) fn by_reason(&self) -> ReasonCounts {
+                ReasonCounts { $($reasons: self.$reasons.values(),)* }
+            }
+        }
+
+        fn write_totals(out: &mut Exposition, reports: &[WorkerReport]) {
+            for (name, help) in [$(($name, $help)),*] {
+                let totals = reports.iter().filter_map(|report| report.totals.get(name));
+                let total: u64 = totals.sum();
+                out.single(&format!("gw_{name}_total"), Kind::Counter, help, total);
+            }
+        }
+
+        fn write_reasons(out: &mut Exposition, reports: &[WorkerReport]) {
+            $(
+                let mut sums: BTreeMap<&'static str, u64> = BTreeMap::new();
+                for (reason, count) in reports.iter().flat_map(|report| &report.by_reason.$reasons) {
+                    *sums.entry(*reason).or_default() += count;
+                }
+                let mut family = out.family($metric, Kind::Counter, $text);
+                for (reason, count) in sums {
+                    family.sample(&[($label, reason)], count);
+                }
+            )*
+        }
+    };
+}
+
+counters! {
+    totals {
+        accept_errors: Counter = "accept_errors", "Failed attempts to accept a connection, because descriptors or memory were exhausted.";
+        apex_records_left_out: Counter = "apex_records_left_out", "Unauthenticated requests to the apex that were not recorded in the request log.";
+        attempts_over_budget: Counter = "attempts_over_budget", "Requests that were not sent to another agent because the budget of their service was used up.";
+        abusive: Counter = "connections_abusive", "Connections closed because of their peer's behaviour.";
+        accepted: Counter = "connections_accepted", "Accepted connections.";
+        handed_over: Counter = "connections_handed_over", "Connections handed over to the worker that owns their service.";
+        shed: Counter = "connections_shed", "Connections closed because there were too many.";
+        handshake_failures: Counter = "handshake_failures", "Connections that ended before their TLS handshake was complete.";
+        node_retries: Counter = "node_retries", "Requests sent to another node, or again, because a node did not take them.";
+        requests: Counter = "requests", "Received requests, including those to the apex.";
+        caller_gone: Counter = "requests_caller_gone", "Requests whose caller left before the response was sent.";
+        complete: Counter = "requests_complete", "Requests whose response was sent completely, including the gateway's errors.";
+        crossings: Counter = "requests_crossing", "Requests passed to the worker that owns their service.";
+        node_crossings: Counter = "requests_crossing_nodes", "Requests taken by another node, which owns their service.";
+        cut: Counter = "requests_cut", "Requests whose response was cut off after it had begun.";
+        task_panics: ContainedPanics = "task_panics", "Panics contained in one connection. Each is a bug.";
+        tokens_denied: Counter = "tokens_denied", "Refused requests for an access token.";
+        tokens_minted: Counter = "tokens_minted", "Issued access tokens.";
+        tunnels_spliced: Counter = "tunnels_spliced", "Tunnels spliced to the node that owns their service.";
+    }
+    by_reason {
+        refusals = "gw_refusals_total", "code", "Requests that the gateway answered with an error, by code.";
+        attempts_failed = "gw_attempts_total", "reason", "Failed attempts to send a request to an agent of a service that has several, by reason.";
+        turned_away = "gw_connections_turned_away_total", "reason", "Connections refused at accept, by reason.";
+        ended_early = "gw_connections_ended_early_total", "reason", "Connections that the gateway closed to protect itself or to make room, by reason.";
+        tunnels_ended = "gw_tunnels_ended_total", "reason", "Ended tunnels, by reason.";
+    }
 }
 
 impl Counters {
@@ -92,16 +155,12 @@ impl Counters {
     /// Counts a request that the gateway answered with an error.
     pub(crate) fn refused(&self, error: &Error) {
         let (_, _, code, _) = error.outcome();
-        self.refused.increment(code.as_str());
+        self.refusals.increment(code.as_str());
     }
 
     /// Counts an attempt that failed, at the owner of the service.
     pub(crate) fn attempt_failed(&self, reason: AttemptFailure) {
         self.attempts_failed.increment(reason.as_str());
-    }
-
-    pub(crate) fn attempts_failed(&self) -> BTreeMap<&'static str, u64> {
-        self.attempts_failed.values()
     }
 
     /// Counts a connection closed because of its peer's behaviour.
@@ -114,38 +173,6 @@ impl Counters {
     pub(crate) fn gave_way(&self, reason: &'static str) {
         self.ended_early.increment(reason);
     }
-
-    pub(crate) fn ended_early(&self) -> BTreeMap<&'static str, u64> {
-        self.ended_early.values()
-    }
-
-    pub(crate) fn totals(&self) -> BTreeMap<&'static str, u64> {
-        BTreeMap::from([
-            ("requests", self.requests.value()),
-            ("requests_complete", self.complete.value()),
-            ("requests_cut", self.cut.value()),
-            ("requests_caller_gone", self.caller_gone.value()),
-            ("requests_crossing", self.crossings.value()),
-            ("requests_crossing_nodes", self.node_crossings.value()),
-            ("node_retries", self.node_retries.value()),
-            ("connections_accepted", self.accepted.value()),
-            ("connections_handed_over", self.handed_over.value()),
-            ("connections_shed", self.shed.value()),
-            ("accept_errors", self.accept_errors.value()),
-            ("handshake_failures", self.handshake_failures.value()),
-            ("connections_abusive", self.abusive.value()),
-            ("apex_records_left_out", self.apex_records_left_out.value()),
-            ("attempts_over_budget", self.attempts_over_budget.value()),
-            ("tunnels_spliced", self.tunnels_spliced.value()),
-            ("tokens_minted", self.tokens_minted.value()),
-            ("tokens_denied", self.tokens_denied.value()),
-            ("task_panics", gw_shared::runtime::contained_panics()),
-        ])
-    }
-
-    pub(crate) fn refusals(&self) -> BTreeMap<&'static str, u64> {
-        self.refused.values()
-    }
 }
 
 /// Request to a worker for a report.
@@ -157,19 +184,11 @@ pub(crate) struct Scrape {
 }
 
 /// Counters and state of one worker.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct WorkerReport {
     pub worker: WorkerId,
     pub totals: BTreeMap<&'static str, u64>,
-    pub refusals: BTreeMap<&'static str, u64>,
-    /// Failed attempts, by reason.
-    pub attempts_failed: BTreeMap<&'static str, u64>,
-    /// Connections refused at accept, by reason.
-    pub turned_away: BTreeMap<&'static str, u64>,
-    /// Connections that the gateway closed to protect itself or to make room, by reason.
-    pub ended_early: BTreeMap<&'static str, u64>,
-    /// Ended tunnels, by reason.
-    pub tunnels_ended: BTreeMap<&'static str, u64>,
+    pub by_reason: ReasonCounts,
     pub connections: usize,
     pub crossings_served: usize,
     /// Open links to other nodes.
@@ -195,6 +214,84 @@ pub struct WorkerReport {
     pub ended_tunnels: Vec<EndedTunnel>,
     /// Empty unless requested.
     pub services: Vec<ServiceReport>,
+}
+
+/// Metrics of each worker: name, kind, help text and value.
+type WorkerMetric = (&'static str, Kind, &'static str, fn(&WorkerReport) -> f64);
+
+const WORKER_METRICS: [WorkerMetric; 10] = [
+    (
+        "gw_connections",
+        Kind::Gauge,
+        "Open connections, not including tunnels.",
+        |report| report.connections as f64,
+    ),
+    (
+        "gw_crossing_requests",
+        Kind::Gauge,
+        "Requests in progress for callers on other workers.",
+        |report| report.crossings_served as f64,
+    ),
+    (
+        "gw_node_links",
+        Kind::Gauge,
+        "Open links to other nodes of the region.",
+        |report| report.node_links as f64,
+    ),
+    (
+        "gw_node_requests",
+        Kind::Gauge,
+        "Requests in progress for callers of other nodes.",
+        |report| report.node_requests as f64,
+    ),
+    (
+        "gw_relay_memory_bytes",
+        Kind::Gauge,
+        "Bytes charged for relayed requests: what they hold, and what they may still receive without asking.",
+        |report| report.relay_bytes as f64,
+    ),
+    (
+        "gw_relay_memory_limit_bytes",
+        Kind::Gauge,
+        "Limit of bytes charged for relayed requests: the worker's part of relay_memory_mib, less kernel memory.",
+        |report| report.relay_limit as f64,
+    ),
+    (
+        "gw_connections_kernel_bytes",
+        Kind::Gauge,
+        "Bytes in the kernel's socket buffers of callers' connections.",
+        |report| report.socket_bytes as f64,
+    ),
+    (
+        "gw_connections_kernel_limit_bytes",
+        Kind::Gauge,
+        "Limit of bytes in the kernel's socket buffers of callers' connections, for all workers together.",
+        |report| report.socket_limit as f64,
+    ),
+    (
+        "gw_worker_busy_ratio",
+        Kind::Gauge,
+        "Recent share of time that the worker was busy, 0 to 1.",
+        |report| f64::from(report.busy_per_mille) / 1000.0,
+    ),
+    (
+        "gw_worker_restarts_total",
+        Kind::Counter,
+        "Starts of the worker after a panic. Each is a bug.",
+        |report| f64::from(report.restarts),
+    ),
+];
+
+/// Writes the metrics of workers, without those of services and tunnels.
+pub(crate) fn write(out: &mut Exposition, reports: &[WorkerReport]) {
+    write_totals(out, reports);
+    write_reasons(out, reports);
+    for (name, kind, help, value) in WORKER_METRICS {
+        let mut family = out.family(name, kind, help);
+        for report in reports {
+            family.sample(&[("worker", &report.worker.0.to_string())], value(report));
+        }
+    }
 }
 
 /// Refusal of an agent because of its version, until it gets a tunnel of the service.

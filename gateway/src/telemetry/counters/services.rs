@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gw_shared::telemetry::metrics::Histogram;
+use gw_shared::telemetry::metrics::{Exposition, Histogram, Kind};
 
 use crate::limits;
 use crate::store::Directory;
@@ -209,6 +209,65 @@ pub(crate) fn merged<'a>(
             stats,
         })
         .collect()
+}
+
+/// Writes the metrics of services.
+pub(crate) fn write(out: &mut Exposition, services: &[ServiceReport]) {
+    let mut family = out.family(
+        "gw_service_requests_total",
+        Kind::Counter,
+        "Ended requests, by class of their status.",
+    );
+    for ServiceReport { label, stats } in services {
+        for (class, count) in CLASSES
+            .into_iter()
+            .zip(stats.classes)
+            .filter(|(_, count)| *count > 0)
+        {
+            family.sample(&[("service", label), ("class", class)], count);
+        }
+    }
+    let mut family = out.family(
+        "gw_service_errors_total",
+        Kind::Counter,
+        "Requests that the gateway answered with an error.",
+    );
+    for ServiceReport { label, stats } in services {
+        stats
+            .codes
+            .iter()
+            .for_each(|(code, count)| family.sample(&[("service", label), ("code", code)], count));
+    }
+    let mut bytes = |name, help, value: fn(&ServiceReport) -> u64| {
+        let mut family = out.family(name, Kind::Counter, help);
+        services
+            .iter()
+            .for_each(|service| family.sample(&[("service", &service.label)], value(service)));
+    };
+    bytes(
+        "gw_service_request_bytes_total",
+        "Bytes of request bodies.",
+        |service| service.stats.bytes_in,
+    );
+    bytes(
+        "gw_service_response_bytes_total",
+        "Bytes of response bodies.",
+        |service| service.stats.bytes_out,
+    );
+    let help = "Time from a request's head to the end of its response.";
+    let mut family = out.family("gw_service_request_duration_seconds", Kind::Histogram, help);
+    services
+        .iter()
+        .for_each(|service| family.histogram(&[("service", &service.label)], &service.stats.total));
+    let help = "Time from a request's head to the head of its response.";
+    let mut family = out.family(
+        "gw_service_time_to_first_byte_seconds",
+        Kind::Histogram,
+        help,
+    );
+    services.iter().for_each(|service| {
+        family.histogram(&[("service", &service.label)], &service.stats.response_head)
+    });
 }
 
 #[cfg(test)]

@@ -2,15 +2,17 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use gw_shared::http::Fields;
+use gw_shared::telemetry::metrics::{Exposition, Kind};
 
 use super::access_log::{AccessLogCounters, AccessLogStats};
 use super::archive::ArchiveStats;
 use super::record::{Batch, RecordedAttempt, RequestRecord};
 use crate::limits;
+use crate::telemetry::shared_counters::shared_counters;
 
 // The most records that can wait take less than all bytes that can wait: each of the two limits can be reached first.
 const _: () = assert!(
@@ -47,40 +49,34 @@ pub(super) struct Cost {
     pub(super) bytes: usize,
 }
 
-/// Counters of the request log since it was opened, and the size of its queue.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct LogStats {
-    /// Records written to files.
-    pub written: u64,
-    /// Records lost because the queue was full or a write failed. 0 under every supported load.
-    pub dropped: u64,
-    /// Requests recorded without their captured messages, because the queue had no room for both.
-    pub captures_dropped: u64,
-    /// Records not written because their day has expired or is in the future. This is not an error.
-    pub out_of_range: u64,
-    /// Damaged blocks or files that readers skipped.
-    pub damaged: u64,
-    /// The last write failed.
-    pub failing: bool,
-    pub queued_records: u64,
-    /// Memory of the queued records in bytes.
-    pub queued_bytes: u64,
-    pub archive: ArchiveStats,
-    pub access_log: AccessLogStats,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct LogCounters {
-    pub(super) written: AtomicU64,
-    pub(super) dropped: AtomicU64,
-    pub(super) captures_dropped: AtomicU64,
-    pub(super) out_of_range: AtomicU64,
-    pub(super) damaged: AtomicU64,
-    pub(super) failing: AtomicBool,
-    queued_records: AtomicUsize,
-    queued_bytes: AtomicUsize,
-    /// `None` without an access log.
-    access_log: Option<Arc<AccessLogCounters>>,
+shared_counters! {
+    /// Counters of the request log since it was opened, and the size of its queue.
+    LogStats of LogCounters {
+        written: u64 = Counter "gw_request_log_written_total",
+            "Records written to the request log.";
+        dropped: u64 = Counter "gw_request_log_dropped_total",
+            "Records lost because the queue was full or a write failed.";
+        captures_dropped: u64 = Counter "gw_request_log_captures_dropped_total",
+            "Requests recorded without their captured messages, because the queue was full.";
+        out_of_range: u64 = Counter "gw_request_log_out_of_range_total",
+            "Records not written because their day has expired or is in the future.";
+        damaged: u64 = Counter "gw_request_log_damaged_total",
+            "Damaged blocks or files of the request log that readers skipped.";
+        failing: bool = Gauge "gw_request_log_failing",
+            "1 while the request log cannot be written, else 0. Alert on 1.";
+        queued_records: u64 = Gauge "gw_request_log_queued_records",
+            "Records in the queue of the request log.";
+        queued_bytes: u64 = Gauge "gw_request_log_queued_bytes",
+            "Memory of the records in the queue of the request log.";
+    }
+    LogStats beside {
+        archive: ArchiveStats;
+        access_log: AccessLogStats;
+    }
+    LogCounters beside {
+        /// `None` without an access log.
+        access_log: Option<Arc<AccessLogCounters>>;
+    }
 }
 
 pub(super) fn queue(counters: Arc<LogCounters>) -> (LogQueue, Receiver<LogCommand>) {
@@ -216,12 +212,11 @@ impl LogCounters {
 
     /// Reserves room for `cost`. Returns whether there was room.
     fn reserve(&self, cost: Cost) -> bool {
-        let records = self
-            .queued_records
-            .fetch_add(cost.records, Ordering::Relaxed)
-            + cost.records;
-        let bytes = self.queued_bytes.fetch_add(cost.bytes, Ordering::Relaxed) + cost.bytes;
-        let fits = records <= limits::LOG_QUEUE_RECORDS && bytes <= limits::LOG_QUEUE_BYTES;
+        let [records, bytes] = [cost.records as u64, cost.bytes as u64];
+        let queued_records = self.queued_records.fetch_add(records, Ordering::Relaxed);
+        let queued_bytes = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let fits = queued_records + records <= limits::LOG_QUEUE_RECORDS as u64
+            && queued_bytes + bytes <= limits::LOG_QUEUE_BYTES as u64;
         if !fits {
             self.release(cost);
         }
@@ -231,27 +226,26 @@ impl LogCounters {
     /// Releases room taken by [`Self::reserve`].
     pub(super) fn release(&self, cost: Cost) {
         self.queued_records
-            .fetch_sub(cost.records, Ordering::Relaxed);
-        self.queued_bytes.fetch_sub(cost.bytes, Ordering::Relaxed);
+            .fetch_sub(cost.records as u64, Ordering::Relaxed);
+        self.queued_bytes
+            .fetch_sub(cost.bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn stats(&self) -> LogStats {
+        let access_log = self.access_log.as_ref();
         LogStats {
-            written: self.written.load(Ordering::Relaxed),
-            dropped: self.dropped.load(Ordering::Relaxed),
-            captures_dropped: self.captures_dropped.load(Ordering::Relaxed),
-            out_of_range: self.out_of_range.load(Ordering::Relaxed),
-            damaged: self.damaged.load(Ordering::Relaxed),
-            failing: self.failing.load(Ordering::Relaxed),
-            queued_records: self.queued_records.load(Ordering::Relaxed) as u64,
-            queued_bytes: self.queued_bytes.load(Ordering::Relaxed) as u64,
-            archive: ArchiveStats::default(),
-            access_log: self
-                .access_log
-                .as_ref()
-                .map(|counters| counters.stats())
-                .unwrap_or_default(),
+            access_log: access_log.map(|log| log.stats()).unwrap_or_default(),
+            ..self.counted()
         }
+    }
+}
+
+impl LogStats {
+    /// Writes the metrics of the request log, of its archive and of the access log.
+    pub(crate) fn write(&self, out: &mut Exposition) {
+        self.write_counted(out);
+        self.archive.write(out);
+        self.access_log.write(out);
     }
 }
 

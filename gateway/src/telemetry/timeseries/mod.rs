@@ -248,27 +248,8 @@ mod tests {
         };
         WorkerReport {
             worker: WorkerId(worker),
-            totals: BTreeMap::new(),
-            refusals: BTreeMap::new(),
-            attempts_failed: BTreeMap::new(),
-            turned_away: BTreeMap::new(),
-            ended_early: BTreeMap::new(),
-            tunnels_ended: BTreeMap::new(),
-            connections: 0,
-            crossings_served: 0,
-            node_links: 0,
-            node_requests: 0,
-            relay_bytes: 0,
-            relay_limit: 0,
-            socket_bytes: 0,
-            socket_limit: 0,
-            busy_per_mille: 0,
-            restarts: 0,
-            tunnels: Vec::new(),
-            tunnels_of_another_authority: 0,
-            refused_versions: Vec::new(),
-            ended_tunnels: Vec::new(),
             services: services.iter().map(service).collect(),
+            ..WorkerReport::default()
         }
     }
 

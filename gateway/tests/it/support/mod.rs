@@ -87,7 +87,7 @@ pub(crate) fn tunnels_ended(demo: &Demo) -> BTreeMap<&'static str, u64> {
     let mut ended = BTreeMap::new();
     for (reason, count) in reports(demo)
         .into_iter()
-        .flat_map(|report| report.tunnels_ended)
+        .flat_map(|report| report.by_reason.tunnels_ended)
     {
         *ended.entry(reason).or_default() += count;
     }

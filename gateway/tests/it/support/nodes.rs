@@ -267,7 +267,7 @@ impl Nodes {
         let reports = self.gateway(node).control().reports();
         reports
             .iter()
-            .filter_map(|report| report.turned_away.get(reason))
+            .filter_map(|report| report.by_reason.turned_away.get(reason))
             .sum()
     }
 }

@@ -10,7 +10,7 @@ mod writer;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gw_shared::config::Keys;
 use gw_shared::telemetry::mask::Masker;
@@ -24,6 +24,7 @@ use super::queue::Cost;
 use super::record::Batch;
 use crate::background::Tasks;
 use crate::limits;
+use crate::telemetry::shared_counters::shared_counters;
 
 /// Where the access log goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,14 +34,22 @@ pub enum AccessLogTarget {
     File(PathBuf),
 }
 
-/// Counters of the access log since the process started. All are 0 without one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AccessLogStats {
-    pub written: u64,
-    /// Requests lost because a queue was full or a write failed.
-    pub dropped: u64,
-    /// The last write failed.
-    pub failing: bool,
+shared_counters! {
+    /// Counters of the access log since the process started. All are 0 without one.
+    AccessLogStats of AccessLogCounters {
+        written: u64 = Counter "gw_access_log_written_total",
+            "Requests written to the access log.";
+        dropped: u64 = Counter "gw_access_log_dropped_total",
+            "Requests missing in the access log, because a queue was full or a write failed.";
+        failing: bool = Gauge "gw_access_log_failing",
+            "1 while the access log cannot be written, else 0. Alert on 1.";
+    }
+    AccessLogStats beside {}
+    AccessLogCounters beside {
+        queued_bytes: AtomicUsize;
+        /// The file has to be opened again.
+        reopen: Notify;
+    }
 }
 
 /// The access log of this process. Its task ends after all [`AccessLogQueue`]s are dropped.
@@ -60,16 +69,6 @@ pub(super) struct AccessLogQueue {
 struct Accepted {
     batch: Batch,
     bytes: usize,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct AccessLogCounters {
-    written: AtomicU64,
-    dropped: AtomicU64,
-    failing: AtomicBool,
-    queued_bytes: AtomicUsize,
-    /// The file has to be opened again.
-    reopen: Notify,
 }
 
 impl AccessLogTarget {
@@ -159,39 +158,14 @@ impl AccessLogCounters {
     }
 
     pub(super) fn stats(&self) -> AccessLogStats {
-        AccessLogStats {
-            written: self.written.load(Ordering::Relaxed),
-            dropped: self.dropped.load(Ordering::Relaxed),
-            failing: self.failing.load(Ordering::Relaxed),
-        }
+        self.counted()
     }
 }
 
 impl AccessLogStats {
     /// Writes the metrics of the access log.
-    pub(crate) fn write(&self, out: &mut Exposition) {
-        let written = "Requests written to the access log.";
-        out.single(
-            "gw_access_log_written_total",
-            Kind::Counter,
-            written,
-            self.written,
-        );
-        let dropped =
-            "Requests missing in the access log, because a queue was full or a write failed.";
-        out.single(
-            "gw_access_log_dropped_total",
-            Kind::Counter,
-            dropped,
-            self.dropped,
-        );
-        let failing = "1 while the access log cannot be written, else 0. Alert on 1.";
-        out.single(
-            "gw_access_log_failing",
-            Kind::Gauge,
-            failing,
-            u64::from(self.failing),
-        );
+    pub(super) fn write(&self, out: &mut Exposition) {
+        self.write_counted(out);
     }
 }
 

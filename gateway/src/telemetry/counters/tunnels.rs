@@ -1,8 +1,12 @@
 //! State of tunnels for lists and metrics.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::TunnelReport;
+use gw_shared::telemetry::metrics::{Exposition, Kind};
+
+use super::services::OTHER;
+use super::{TunnelReport, WorkerReport};
+use crate::limits;
 
 /// State of the tunnels of a node that does not report it.
 const UNKNOWN: &str = "unknown";
@@ -77,6 +81,120 @@ impl TunnelReport {
     pub(super) fn unknown_state() -> String {
         UNKNOWN.to_owned()
     }
+}
+
+/// Sums over the tunnels of one service.
+#[derive(Default)]
+struct TunnelSums {
+    up: u64,
+    in_flight: u64,
+    window: u64,
+    held: u64,
+    slots: u64,
+    slots_in_use: u64,
+    round_trip_us: u64,
+}
+
+impl TunnelSums {
+    fn add(&mut self, tunnel: &TunnelReport) {
+        self.up += u64::from(!tunnel.draining);
+        self.in_flight += tunnel.in_flight as u64;
+        self.window = self.window.max(tunnel.window.into());
+        self.held += tunnel.held_bytes as u64;
+        self.slots += u64::from(tunnel.slots.unwrap_or(0));
+        self.slots_in_use += u64::from(tunnel.slots_in_use.unwrap_or(0));
+        self.round_trip_us = self.round_trip_us.max(tunnel.round_trip_us.unwrap_or(0));
+    }
+}
+
+/// Metrics of the tunnels of each service: name, help text and value.
+type TunnelMetric = (&'static str, &'static str, fn(&TunnelSums) -> f64);
+
+const TUNNEL_METRICS: [TunnelMetric; 7] = [
+    (
+        "gw_service_tunnels",
+        "Tunnels of the service that take requests.",
+        |tunnels| tunnels.up as f64,
+    ),
+    (
+        "gw_tunnel_in_flight",
+        "Requests in progress on the service's tunnels.",
+        |tunnels| tunnels.in_flight as f64,
+    ),
+    (
+        "gw_tunnel_window_bytes",
+        "Flow-control window of a stream; the largest of the service's tunnels.",
+        |tunnels| tunnels.window as f64,
+    ),
+    (
+        "gw_tunnel_held_bytes",
+        "Bytes of heads and bodies that wait: for callers to read responses, and for agents to read requests.",
+        |tunnels| tunnels.held as f64,
+    ),
+    (
+        "gw_tunnel_slots",
+        "Concurrent requests that the service's agents accept.",
+        |tunnels| tunnels.slots as f64,
+    ),
+    (
+        "gw_tunnel_slots_in_use",
+        "Requests in progress at the service's agents, as last reported by them.",
+        |tunnels| tunnels.slots_in_use as f64,
+    ),
+    (
+        "gw_tunnel_round_trip_seconds",
+        "Smoothed round-trip time to the agent; the longest of the service's tunnels.",
+        |tunnels| tunnels.round_trip_us as f64 / 1e6,
+    ),
+];
+
+/// Writes the metrics of tunnels. `services` are the labels of all enabled services.
+pub(crate) fn write(out: &mut Exposition, reports: &[WorkerReport], services: &[String]) {
+    let tunnels: Vec<&TunnelReport> = reports.iter().flat_map(|report| &report.tunnels).collect();
+    let up = tunnels.iter().filter(|tunnel| !tunnel.draining);
+    let up: HashSet<&str> = up.map(|tunnel| tunnel.service.as_str()).collect();
+    let without = services.iter().filter(|label| !up.contains(label.as_str()));
+    let help = "Enabled services without a tunnel that takes requests. Counts all services.";
+    out.single(
+        "gw_services_without_tunnel",
+        Kind::Gauge,
+        help,
+        without.count(),
+    );
+    out.single("gw_tunnels", Kind::Gauge, "Open tunnels.", tunnels.len());
+    let mut states = BTreeMap::from(TunnelState::ALL.map(|state| (state.as_str(), 0)));
+    for tunnel in &tunnels {
+        *states.entry(tunnel.shown_state()).or_default() += 1;
+    }
+    let mut family = out.family("gw_tunnel_state", Kind::Gauge, "Open tunnels by state.");
+    for (state, count) in states {
+        family.sample(&[("state", state)], f64::from(count));
+    }
+    let by_service = by_service(&tunnels, services);
+    for (name, help, value) in TUNNEL_METRICS {
+        let mut family = out.family(name, Kind::Gauge, help);
+        for (service, tunnels) in &by_service {
+            family.sample(&[("service", service)], value(tunnels));
+        }
+    }
+}
+
+/// Sums of each service. Services without a tunnel have zeros: alerts need them.
+fn by_service<'a>(
+    tunnels: &[&'a TunnelReport],
+    services: &'a [String],
+) -> BTreeMap<&'a str, TunnelSums> {
+    let mut by_service: BTreeMap<&str, TunnelSums> = BTreeMap::new();
+    for label in services.iter().take(limits::SERVICES_COUNTED) {
+        by_service.entry(label).or_default();
+    }
+    for tunnel in tunnels {
+        let is_counted = by_service.len() < limits::SERVICES_COUNTED
+            || by_service.contains_key(tunnel.service.as_str());
+        let service = if is_counted { &tunnel.service } else { OTHER };
+        by_service.entry(service).or_default().add(tunnel);
+    }
+    by_service
 }
 
 /// Sets the share of each tunnel of the requests of its service. `tunnels` has all tunnels of each service in it.
