@@ -169,7 +169,7 @@ fn path_of(program: &str) -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_gw-gateway")).with_file_name(program)
 }
 
-fn built(program: &str) -> PathBuf {
+pub(crate) fn built(program: &str) -> PathBuf {
     let path = path_of(program);
     assert!(
         path.exists(),

@@ -12,9 +12,10 @@ use gw_shared::config::VARIABLES;
 use crate::markdown::{code, rows, section, split};
 use crate::{assert_same, read, repository};
 
-const REQUIRED: &str = "region = 'eu1'\ndomain = 'example.com'\ndata_dir = '/var/lib/gw'\n";
+pub(crate) const REQUIRED: &str =
+    "region = 'eu1'\ndomain = 'example.com'\ndata_dir = '/var/lib/gw'\n";
 
-fn parse(text: &str) -> Result<Config, String> {
+pub(crate) fn parse(text: &str) -> Result<Config, String> {
     Config::parse(text, |_| None).map_err(|error| error.to_string())
 }
 
@@ -34,7 +35,7 @@ fn gateway_variables() -> BTreeSet<String> {
 }
 
 /// Every key of gateway.toml: each of them has a variable.
-fn gateway_keys() -> BTreeSet<String> {
+pub(crate) fn gateway_keys() -> BTreeSet<String> {
     let names = gateway_variables();
     let keys = names
         .iter()
@@ -58,10 +59,10 @@ fn gateway_keys() -> BTreeSet<String> {
 }
 
 /// An agent that is enrolled, in a folder of its own.
-struct Agent(tempfile::TempDir);
+pub(crate) struct Agent(tempfile::TempDir);
 
 impl Agent {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let enrollment = serde_json::json!({
             "agent_id": "ag_0123456789abcdefghij",
@@ -75,7 +76,11 @@ impl Agent {
     }
 
     /// Reads `text` as agent.toml.
-    fn load(&self, text: &str, environment: impl Fn(&str) -> Option<String>) -> Result<(), String> {
+    pub(crate) fn load(
+        &self,
+        text: &str,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<(), String> {
         let file = self.0.path().join("agent.toml");
         fs::write(&file, text).unwrap();
         let loaded = gw_agent::Config::load(
@@ -110,7 +115,7 @@ pub(crate) fn all_variables() -> BTreeSet<String> {
 }
 
 /// Keys of a table of backends: the error about one that does not exist lists those that do.
-fn backend_keys() -> BTreeSet<String> {
+pub(crate) fn backend_keys() -> BTreeSet<String> {
     let error = Agent::new()
         .load("backend = { nonsense = 1 }", |_| None)
         .unwrap_err();
@@ -150,7 +155,7 @@ fn keys_and_variables_are_read_off_the_programs() {
     );
 }
 
-const PAGE: &str = "docs/configuration.md";
+pub(crate) const PAGE: &str = "docs/configuration.md";
 
 /// The keys in the tables of a section.
 fn documented(section: &str) -> BTreeSet<String> {
@@ -383,6 +388,13 @@ fn with_files(text: &str, folder: &Path) -> String {
         replaced += &format!("{}\"{rest}", file.display());
     }
     replaced
+}
+
+/// The keys of agent.toml outside of tables of backends.
+pub(crate) fn agent_keys() -> BTreeSet<String> {
+    let mut example: toml::Table = all_keys_of(&read(AGENT_EXAMPLE)).parse().unwrap();
+    example["backends"] = toml::Value::Boolean(true);
+    keys_of(&example)
 }
 
 /// The keys of agent.toml: those of the file, of its table `traces`, and of tables of backends.

@@ -10,12 +10,14 @@ mod checked;
 mod commands;
 mod configuration;
 mod files;
+mod golden;
 mod links;
 mod markdown;
 mod names;
 mod not_run;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;
+mod served;
 mod session;
 mod usage;
 mod words;
@@ -35,16 +37,6 @@ fn repository() -> PathBuf {
 /// The text of a file, by its path in the repository.
 fn read(path: &str) -> String {
     fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
-/// The body of a response.
-fn fetch(url: &str) -> String {
-    ureq::get(url)
-        .call()
-        .unwrap()
-        .body_mut()
-        .read_to_string()
-        .unwrap()
 }
 
 /// Asserts that a page has all of `expected` and nothing else of the kind.

@@ -4,13 +4,12 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use gw_gateway::config::Config;
-use gw_gateway::demo::{Demo, Options};
 use gw_gateway::error::Overload;
 use gw_shared::tunnel::cut_reason::CutReason;
 
 use crate::markdown::{headings, rows};
-use crate::{assert_same, fetch, read, repository};
+use crate::served::served;
+use crate::{assert_same, read, repository};
 
 fn is_error_code(text: &str) -> bool {
     let is_name = text
@@ -83,33 +82,12 @@ fn the_page_has_every_reason_for_the_end_of_a_tunnel_and_no_other() {
     );
 }
 
-/// Name and type of each metric of a gateway and of an agent, both with everything in force that has metrics of its own.
+/// Name and type of each metric of both programs.
 fn metrics() -> BTreeSet<String> {
-    let folder = tempfile::tempdir().unwrap();
-    let agent_config = folder.path().join("agent.toml");
-    fs::write(
-        &agent_config,
-        "backend = 'http://127.0.0.1:9'\nmetrics_listen = '127.0.0.1:0'\n",
-    )
-    .unwrap();
-    const TRACES: &str = "region = 'eu1'\ndomain = 'gw.localhost'\ndata_dir = '/'\ntraces.endpoint = 'http://127.0.0.1:9'";
-    let adjust: fn(&mut Config) =
-        |config| config.traces = Config::parse(TRACES, |_| None).unwrap().traces;
-    let demo = Demo::start(&Options {
-        agent_config: Some(agent_config),
-        adjust,
-        ..Options::default()
-    })
-    .unwrap();
-    let gateway = fetch(&format!("{}/metrics", demo.about.admin_url));
-    let agent = fetch(&format!(
-        "http://{}/metrics",
-        demo.agent().metrics_address().unwrap()
-    ));
-    demo.stop();
-    let families = gateway
+    let families = served()
+        .gateway_metrics
         .lines()
-        .chain(agent.lines())
+        .chain(served().agent_metrics.lines())
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     families
         .map(|(name, kind)| format!("{name} {kind}"))

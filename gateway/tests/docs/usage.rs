@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use gw_gateway::demo::{Demo, Options};
-
 use crate::markdown::{code, rows, section, split};
-use crate::{assert_same, fetch, read};
+use crate::served::served;
+use crate::{assert_same, read};
 
 const PAGE: &str = "docs/administration.md";
 
@@ -35,7 +34,7 @@ fn help(words: &[&str]) -> String {
 }
 
 /// Names at the beginning of the lines of a section of a help text.
-fn commands(help: &str) -> BTreeSet<String> {
+pub(crate) fn commands(help: &str) -> BTreeSet<String> {
     let lines = help.split("Commands:\n").nth(1).unwrap_or_default().lines();
     let names = lines.map_while(|line| line.strip_prefix("  ")?.split(' ').next());
     names
@@ -123,15 +122,8 @@ fn the_page_has_every_command_and_option_and_no_other() {
 
 #[test]
 fn the_page_has_every_path_and_method_and_no_other() {
-    let demo = Demo::start(&Options::default()).unwrap();
-    let api: serde_json::Value = serde_json::from_str(&fetch(&format!(
-        "{}/api/v1/openapi.json",
-        demo.about.admin_url
-    )))
-    .unwrap();
-    demo.stop();
     let mut expected = BTreeSet::new();
-    for (path, methods) in api["paths"].as_object().unwrap() {
+    for (path, methods) in served().openapi["paths"].as_object().unwrap() {
         let methods = methods
             .as_object()
             .unwrap()
