@@ -1,7 +1,6 @@
 //! Signals of the process: SIGTERM and SIGINT (stop), SIGHUP (reload), SIGUSR2 (replace).
 
 use std::io;
-use std::sync::Arc;
 
 use gw_shared::command::Failure;
 use rustix::process::{Pid, kill_process};
@@ -85,12 +84,12 @@ impl Signals {
             runtime,
             mut streams,
         } = self;
+        if gateway.predecessor.is_none() {
+            notify(&[NotifyState::Ready]);
+        }
+        let stopped = until_stopped(&runtime, &mut streams, &mut gateway, program);
+        let successor = stopped.as_ref().ok().copied().flatten();
         let result = runtime.block_on(async {
-            if gateway.predecessor.is_none() {
-                notify(&[NotifyState::Ready]);
-            }
-            let stopped = streams.until_stopped(&mut gateway, program).await;
-            let successor = stopped.as_ref().ok().copied().flatten();
             let drained = tokio::task::spawn_blocking(|| gateway.drain());
             let cut = async {
                 if successor.is_some() {
@@ -112,68 +111,68 @@ impl Signals {
     }
 }
 
-impl Streams {
-    /// Handles signals until this process has to drain. Returns the successor's process id, if one has taken over. Returns an
-    /// error if the membership failed.
-    async fn until_stopped(
-        &mut self,
-        gateway: &mut Gateway,
-        program: Option<&Program>,
-    ) -> Result<Option<u32>, RunError> {
-        loop {
-            let left = gateway
-                .members
-                .as_ref()
-                .map(|members| Arc::clone(members.ended()));
-            let left = async {
-                match left {
-                    Some(left) => left.notified().await,
-                    None => std::future::pending().await,
-                }
-            };
-            let failed = Arc::clone(&gateway.workers_failed);
-            let action = tokio::select! {
-                action = self.next() => action,
-                () = failed.notified() => SignalAction::WorkersFailed,
-                () = left => SignalAction::Left,
-            };
-            match action {
-                SignalAction::Reload => gateway.reload(),
-                SignalAction::Stop => {
-                    notify(&[NotifyState::Stopping]);
-                    tracing::warn!("stopping after running requests; a second signal aborts them");
-                    return Ok(None);
-                }
-                SignalAction::Left => {
-                    notify(&[NotifyState::Stopping]);
-                    tracing::warn!("stopping: this node is no member of its region any more");
-                    // Service managers start the process again after a failure. Not if another process took the slot: the
-                    // two would end each other in turns.
-                    let has_failed = gateway.members.as_ref().is_some_and(Members::has_failed);
-                    return if has_failed {
-                        Err(io::Error::other("the membership failed").into())
-                    } else {
-                        Ok(None)
-                    };
-                }
-                SignalAction::WorkersFailed => {
-                    notify(&[NotifyState::Stopping]);
-                    gateway.drain_within = limits::FAILED_DRAIN;
-                    return Err(RunError::Workers);
-                }
-                // Blocks: one successor at a time.
-                SignalAction::Replace => match gateway.replace(program) {
-                    Ok(successor) => {
-                        notify(&[NotifyState::MainPid(successor)]);
-                        tracing::warn!(
-                            successor,
-                            "replaced by a successor; running requests finish here"
-                        );
-                        return Ok(Some(successor));
-                    }
-                    Err(error) => tracing::error!(%error, "not replaced: this process goes on"),
-                },
+/// Handles signals until this process has to drain. Returns the successor's process id, if one has taken over. Returns an
+/// error if the membership failed.
+fn until_stopped(
+    runtime: &tokio::runtime::Runtime,
+    streams: &mut Streams,
+    gateway: &mut Gateway,
+    program: Option<&Program>,
+) -> Result<Option<u32>, RunError> {
+    loop {
+        match runtime.block_on(streams.action(gateway)) {
+            SignalAction::Reload => gateway.reload(),
+            SignalAction::Stop => {
+                notify(&[NotifyState::Stopping]);
+                tracing::warn!("stopping after running requests; a second signal aborts them");
+                return Ok(None);
             }
+            SignalAction::Left => {
+                notify(&[NotifyState::Stopping]);
+                tracing::warn!("stopping: this node is no member of its region any more");
+                // Service managers start the process again after a failure. Not if another process took the slot: the
+                // two would end each other in turns.
+                let has_failed = gateway.members.as_ref().is_some_and(Members::has_failed);
+                return if has_failed {
+                    Err(io::Error::other("the membership failed").into())
+                } else {
+                    Ok(None)
+                };
+            }
+            SignalAction::WorkersFailed => {
+                notify(&[NotifyState::Stopping]);
+                gateway.drain_within = limits::FAILED_DRAIN;
+                return Err(RunError::Workers);
+            }
+            // One successor at a time.
+            SignalAction::Replace => match gateway.replace(program) {
+                Ok(successor) => {
+                    notify(&[NotifyState::MainPid(successor)]);
+                    tracing::warn!(
+                        successor,
+                        "replaced by a successor; running requests finish here"
+                    );
+                    return Ok(Some(successor));
+                }
+                Err(error) => tracing::error!(%error, "not replaced: this process goes on"),
+            },
+        }
+    }
+}
+
+impl Streams {
+    /// The next event that the process has to react to.
+    async fn action(&mut self, gateway: &Gateway) -> SignalAction {
+        let left = async {
+            match &gateway.members {
+                Some(members) => members.ended().notified().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            action = self.next() => action,
+            () = gateway.workers_failed.notified() => SignalAction::WorkersFailed,
+            () = left => SignalAction::Left,
         }
     }
 
