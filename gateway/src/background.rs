@@ -171,12 +171,16 @@ impl Tasks {
         Ok(())
     }
 
+    /// Runs `future` on the calling thread. Panics on a thread that runs tasks.
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
     /// Waits, until the tasks stop at the longest. Blocks: not for tasks.
     pub(crate) fn pause(&self, within: Duration) {
-        let wait = async {
+        self.block_on(async {
             let _ = timeout(within, self.stopping.cancelled()).await;
-        };
-        self.runtime.block_on(wait);
+        });
     }
 
     /// Stops the tasks and threads, and waits for their end. Logs what has not ended `within` this time, and returns

@@ -3,11 +3,11 @@
 
 use std::collections::VecDeque;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use tokio::sync::watch;
 
 use super::Control;
 use crate::limits;
-use crate::store::{History, Position, Revision, Snapshot, Step, StoreError, StoredRecord};
+use crate::store::{History, Position, Revision, Step, StoreError};
 
 /// Changes that the process that follows does not have yet, without gaps.
 pub(super) struct UnsentChanges {
@@ -18,8 +18,7 @@ pub(super) struct UnsentChanges {
     steps: usize,
     /// Changes are missing. The follower cannot go on.
     has_gap: bool,
-    bell: Sender<()>,
-    changed: Receiver<()>,
+    changed: watch::Sender<()>,
 }
 
 /// A process cannot follow the changes of another one.
@@ -30,10 +29,13 @@ pub struct MissingChanges {
 }
 
 impl Control {
-    /// A channel with one message if the records have changed since the last message was received, for the process that
-    /// follows. `None` after [`Self::keep_no_changes`].
-    pub(crate) fn watch_changes(&self) -> Option<Receiver<()>> {
-        self.state().unsent.as_ref().map(UnsentChanges::changed)
+    /// Notices changes of the records from now on, for the process that follows. `None` after [`Self::keep_no_changes`].
+    pub(crate) fn watch_changes(&self) -> Option<watch::Receiver<()>> {
+        let state = self.state();
+        state
+            .unsent
+            .as_ref()
+            .map(|unsent| unsent.changed.subscribe())
     }
 
     /// The changes after `position`, for the process that follows. Each change is returned once.
@@ -78,40 +80,17 @@ impl Control {
         self.apply(&ours, vec![(position, steps)]);
         Ok(())
     }
-
-    /// Publishes the records received from the process that now has the store.
-    pub(crate) fn follow_records(&self, records: Vec<StoredRecord>) {
-        if !self.has_store() {
-            let position = self.position();
-            let records = records.into_iter().collect();
-            self.replace(
-                &position,
-                Snapshot {
-                    position: position.clone(),
-                    records,
-                    recent: Vec::new(),
-                },
-            );
-        }
-    }
 }
 
 impl UnsentChanges {
     pub(super) fn after(position: Position) -> Self {
-        let (bell, changed) = bounded(1);
         Self {
             changes: VecDeque::new(),
             after: position,
             steps: 0,
             has_gap: false,
-            bell,
-            changed,
+            changed: watch::Sender::new(()),
         }
-    }
-
-    /// A channel with one message if the records have changed since the last message was received.
-    pub(super) fn changed(&self) -> Receiver<()> {
-        self.changed.clone()
     }
 
     pub(super) fn push(&mut self, position: Position, steps: Vec<Step>) {
@@ -122,14 +101,14 @@ impl UnsentChanges {
             self.steps += 1 + steps.len();
             self.changes.push_back((position, steps));
         }
-        self.ring();
+        self.changed.send_replace(());
     }
 
     /// Notes that the records have changed in another way than by steps.
     pub(super) fn break_off(&mut self) {
         (self.has_gap, self.steps) = (true, 0);
         self.changes = VecDeque::new();
-        self.ring();
+        self.changed.send_replace(());
     }
 
     /// Takes the changes after `position`; `None` if the first of them were made before this process kept any.
@@ -160,11 +139,6 @@ impl UnsentChanges {
         }
         self.after = position.clone();
     }
-
-    fn ring(&self) {
-        // Full: a message is already waiting.
-        let _ = self.bell.try_send(());
-    }
 }
 
 #[cfg(test)]
@@ -188,8 +162,9 @@ mod tests {
     #[test]
     fn each_change_is_returned_once_and_in_order() {
         let mut unsent = UnsentChanges::after(at(5));
+        let changed = unsent.changed.subscribe();
         (6..9).for_each(|revision| unsent.push(at(revision), Vec::new()));
-        assert_eq!(unsent.changed().try_iter().count(), 1);
+        assert!(changed.has_changed().unwrap());
         assert_eq!(revisions(unsent.take_after(&at(5))), [6, 7, 8]);
         assert!(revisions(unsent.take_after(&at(8))).is_empty());
         unsent.push(at(9), Vec::new());
@@ -234,8 +209,9 @@ mod tests {
         assert!(unsent.changes.is_empty());
 
         let mut unsent = UnsentChanges::after(at(5));
+        let changed = unsent.changed.subscribe();
         unsent.break_off();
-        assert_eq!(unsent.changed().try_iter().count(), 1);
+        assert!(changed.has_changed().unwrap());
         assert!(matches!(
             unsent.take_after(&at(5)),
             Some(History::Forgotten)

@@ -55,7 +55,7 @@ pub struct Gateway {
     pub(super) series: Arc<Series>,
     /// Records `series`.
     pub(super) recording: Tasks,
-    /// What ends last, in no order: the watch of TCP memory.
+    /// What ends last, in no order: the watch of TCP memory, and the exchange with the process before or after this one.
     pub(super) helpers: Tasks,
     pub(super) address: SocketAddr,
     pub(super) admin_address: SocketAddr,
@@ -179,7 +179,11 @@ impl Gateway {
         gateway.log_start(config);
         match predecessor {
             Some(predecessor) => {
-                gateway.predecessor = Some(predecessor.serving(&gateway.control, &gateway.peers)?);
+                gateway.predecessor = Some(predecessor.serving(
+                    &gateway.control,
+                    &gateway.peers,
+                    &gateway.helpers,
+                )?);
             }
             None => gateway.control.keep_no_changes(),
         }

@@ -16,8 +16,15 @@ use crate::limits;
 /// ended, and only then closes the sockets with pending operations.
 const ADDRESS_WAIT: Duration = Duration::from_secs(1);
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
-/// Name of the admin listener (`FileDescriptorName=` in systemd.socket(5)).
+/// Name of the admin listener of the service manager (`FileDescriptorName=` in systemd.socket(5)). Its sockets of other
+/// names are for callers.
 const ADMIN: &str = "admin";
+/// Name of a socket for callers of the service manager at a takeover.
+const CALLERS: &str = "callers";
+/// Names of the sockets that a gateway has opened, at a takeover.
+const OWN_CALLERS: &str = "gw-callers";
+const OWN_ADMIN: &str = "gw-admin";
+const OWN_PEERS: &str = "gw-peers";
 
 /// The listening sockets of this process. Workers use duplicates; these are handed over to a successor.
 pub(crate) struct Listeners {
@@ -53,7 +60,7 @@ pub enum ListenError {
         error: io::Error,
         advice: String,
     },
-    #[error("cannot use the sockets of the service manager: {0}")]
+    #[error("cannot use the inherited sockets: {0}")]
     Inherited(io::Error),
     #[error("cannot use a listening socket: {0}")]
     Io(#[from] io::Error),
@@ -62,15 +69,26 @@ pub enum ListenError {
 impl Inherited {
     /// The sockets of the service manager (sd_listen_fds(3)), if it has opened any.
     pub(crate) fn from_service_manager() -> Result<Self, ListenError> {
+        Self::by_name(service_manager_sockets().map_err(ListenError::Inherited)?)
+    }
+
+    /// Sorts the sockets of the service manager or of the predecessor by their names.
+    pub(crate) fn by_name(sockets: Vec<(OwnedFd, String)>) -> Result<Self, ListenError> {
         let mut found = Self::default();
-        for (fd, name) in service_manager_sockets().map_err(ListenError::Inherited)? {
+        for (fd, name) in sockets {
             let listener = listener(fd).map_err(ListenError::Inherited)?;
-            if name == ADMIN {
-                found.admin = Some(listener);
-                found.admin_from_service_manager = true;
-            } else {
-                found.callers.push(listener);
-                found.from_service_manager = true;
+            match name.as_str() {
+                OWN_CALLERS => found.callers.push(listener),
+                OWN_ADMIN => found.admin = Some(listener),
+                OWN_PEERS => found.peers.push(listener),
+                ADMIN => {
+                    found.admin = Some(listener);
+                    found.admin_from_service_manager = true;
+                }
+                _ => {
+                    found.callers.push(listener);
+                    found.from_service_manager = true;
+                }
             }
         }
         Ok(found)
@@ -148,6 +166,15 @@ impl Listeners {
             are_ours,
             admin_is_ours,
         })
+    }
+
+    /// The sockets with the names by which [`Inherited::by_name`] sorts them in the successor.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &TcpListener)> {
+        let callers = if self.are_ours { OWN_CALLERS } else { CALLERS };
+        let admin = if self.admin_is_ours { OWN_ADMIN } else { ADMIN };
+        let callers = self.callers.iter().map(move |listener| (callers, listener));
+        let peers = self.peers.iter().map(|listener| (OWN_PEERS, listener));
+        callers.chain([(admin, &self.admin)]).chain(peers)
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
@@ -260,20 +287,33 @@ mod tests {
     }
 
     fn handed_over(listeners: &Listeners) -> Inherited {
-        Inherited {
-            callers: listeners
-                .callers
-                .iter()
-                .map(|listener| listener.try_clone().unwrap())
-                .collect(),
-            admin: Some(listeners.admin.try_clone().unwrap()),
-            peers: listeners
-                .peers
-                .iter()
-                .map(|listener| listener.try_clone().unwrap())
-                .collect(),
-            from_service_manager: !listeners.are_ours,
-            admin_from_service_manager: !listeners.admin_is_ours,
+        let sockets = listeners.named().map(|(name, listener)| {
+            let copy = listener.try_clone().unwrap();
+            (copy.into(), name.to_owned())
+        });
+        Inherited::by_name(sockets.collect()).unwrap()
+    }
+
+    #[test]
+    fn each_kind_of_socket_keeps_its_opener() {
+        let socket = || TcpListener::bind("127.0.0.1:0").unwrap();
+        for (are_ours, admin_is_ours) in
+            [(true, true), (true, false), (false, true), (false, false)]
+        {
+            let inherited = handed_over(&Listeners {
+                callers: vec![socket(), socket()],
+                admin: socket(),
+                peers: vec![socket()],
+                are_ours,
+                admin_is_ours,
+            });
+            assert_eq!((inherited.callers.len(), inherited.peers.len()), (2, 1));
+            assert!(inherited.admin.is_some());
+            let found = (
+                !inherited.from_service_manager,
+                !inherited.admin_from_service_manager,
+            );
+            assert_eq!(found, (are_ours, admin_is_ours));
         }
     }
 

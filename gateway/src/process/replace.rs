@@ -70,7 +70,9 @@ impl Gateway {
                 levels,
             }))
         });
-        if let Err(error) = successor.follow(levels, charges, &self.control, &self.peers) {
+        if let Err(error) =
+            successor.follow(levels, charges, &self.control, &self.peers, &self.helpers)
+        {
             tracing::warn!(%error, "{}", takeover::FOLLOWS_NO_MORE);
             self.peers.tell_all(|| WorkerMessage::End);
         }

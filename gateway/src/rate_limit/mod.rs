@@ -14,4 +14,4 @@ pub use bucket::Bucket;
 pub(crate) use levels::Level;
 pub(crate) use places::{Claimant, Places, TaskPlace, TaskPlaces};
 pub(crate) use service_buckets::{Admitted, Buckets, charge_for_predecessor, charge_or_wait};
-pub(crate) use takeover::{PredecessorCharge, SuccessorBuckets, SuccessorCharge};
+pub(crate) use takeover::{ChargeAnswer, PredecessorCharge, SuccessorBuckets, SuccessorCharge};

@@ -227,22 +227,21 @@ pub(crate) fn charge_for_predecessor(
     directory: &Directory,
     request: PredecessorCharge,
 ) {
-    let PredecessorCharge { service, answer } = request;
-    let Some(service) = directory.service(&service).cloned() else {
+    let Some(service) = directory.service(&request.service).cloned() else {
         // The service was deleted: it has no bucket, and no tunnel will take the request.
-        return answer(None);
+        return request.answer(None);
     };
     if buckets.borrow().are_here() {
         let taken = buckets.borrow_mut().take(&service, Instant::now());
-        return answer(taken.err());
+        return request.answer(taken.err());
     }
     let buckets = Rc::clone(buckets);
     runtime::spawn(async move {
         match take(&buckets, &service).await {
-            Ok(()) => answer(None),
-            Err(Error::RateLimited { retry_after }) => answer(Some(retry_after)),
+            Ok(()) => request.answer(None),
+            Err(Error::RateLimited { retry_after }) => request.answer(Some(retry_after)),
             // The predecessor will see the end of this process.
-            Err(_) => answer(Some(Duration::from_secs(1))),
+            Err(_) => request.answer(Some(Duration::from_secs(1))),
         }
     });
 }

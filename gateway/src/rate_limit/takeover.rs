@@ -1,11 +1,10 @@
 //! Requests that one process admits by the buckets of another while it is replaced.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use tokio::sync::oneshot;
+use tokio::sync::mpsc::{Receiver, Sender};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Error, Overload};
 use crate::limits;
@@ -23,25 +22,34 @@ pub(crate) struct SuccessorCharge {
 }
 
 /// A request that the predecessor asks this process to admit.
+#[derive(Debug)]
 pub(crate) struct PredecessorCharge {
     /// Label of the service.
     pub(crate) service: String,
-    /// Sends the answer: `None` once the request is admitted, or the time until it can be.
-    pub(crate) answer: Box<dyn FnOnce(Option<Duration>) + Send>,
+    pub(crate) number: u64,
+    pub(crate) answers: Sender<ChargeAnswer>,
 }
 
-impl fmt::Debug for PredecessorCharge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PredecessorCharge")
-            .field("service", &self.service)
-            .finish_non_exhaustive()
+/// Answer to the request of this number.
+#[derive(Debug)]
+pub(crate) struct ChargeAnswer {
+    pub(crate) number: u64,
+    /// `None` once the request is admitted, or the time until it can be.
+    pub(crate) wait: Option<Duration>,
+}
+
+impl PredecessorCharge {
+    pub(crate) fn answer(&self, wait: Option<Duration>) {
+        let number = self.number;
+        // Fails if the predecessor has ended.
+        let _ = self.answers.try_send(ChargeAnswer { number, wait });
     }
 }
 
 impl SuccessorBuckets {
     /// The buckets, and the queue of the requests that are to be charged to them.
     pub(crate) fn new() -> (Self, Receiver<SuccessorCharge>) {
-        let (sender, receiver) = bounded(limits::CHARGES);
+        let (sender, receiver) = mpsc::channel(limits::CHARGES);
         (Self(sender), receiver)
     }
 

@@ -84,7 +84,7 @@ pub const VARIABLES: &[&str] = &[
 ];
 
 /// Variables of the programs' own processes and of their tests, or the beginnings of such.
-const INTERNAL: [&str; 10] = [
+const INTERNAL: [&str; 11] = [
     "GW_PREDECESSOR",
     "GW_PROBE_",
     "GW_REGION_FIRST",
@@ -93,6 +93,7 @@ const INTERNAL: [&str; 10] = [
     "GW_REGION_SCHEDULES",
     "GW_REGION_SEED",
     "GW_REQUIRE_",
+    "GW_SOCKETS",
     "GW_STORE_KILLS",
     "GW_TEST_",
 ];

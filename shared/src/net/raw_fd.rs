@@ -5,11 +5,12 @@
 )]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use monoio::net::TcpStream;
+use rustix::io::{FdFlags, fcntl_setfd};
 
 use super::buffers::BufferUse;
 
@@ -27,10 +28,12 @@ pub fn own(stream: TcpStream) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(stream.into_raw_fd()) }
 }
 
-/// Takes the sockets that the service manager passed to this process, with their names (sd_listen_fds(3)). Further
-/// calls return none.
+/// Whether the descriptors that were passed to this process have an owner.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Takes the sockets that the service manager passed to this process, with their names (sd_listen_fds(3)). Returns none
+/// if inherited sockets were taken before.
 pub fn service_manager_sockets() -> io::Result<Vec<(OwnedFd, String)>> {
-    static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Ok(Vec::new());
     }
@@ -40,6 +43,32 @@ pub fn service_manager_sockets() -> io::Result<Vec<(OwnedFd, String)>> {
     Ok(sockets
         .map(|(fd, name)| (unsafe { OwnedFd::from_raw_fd(fd) }, name))
         .collect())
+}
+
+/// Takes the sockets that the parent process left open for this one, with their names. `list` has `NAME=NUMBER` for each,
+/// separated by colons. Returns none if inherited sockets were taken before.
+pub fn inherited_sockets(list: &str) -> io::Result<Vec<(OwnedFd, String)>> {
+    if TAKEN.swap(true, Ordering::Relaxed) {
+        return Ok(Vec::new());
+    }
+    list.split(':').map(inherited).collect()
+}
+
+/// Takes the descriptor of `NAME=NUMBER`. Call this once for each number.
+fn inherited(entry: &str) -> io::Result<(OwnedFd, String)> {
+    let invalid = || {
+        let message = format!("no inherited descriptor: {entry:?}");
+        io::Error::new(io::ErrorKind::InvalidInput, message)
+    };
+    let (name, number) = entry.split_once('=').ok_or_else(invalid)?;
+    let number = number.parse().ok().filter(|number: &RawFd| *number > 2);
+    let number = number.ok_or_else(invalid)?;
+    // SAFETY: the number is not -1; fcntl(2) fails for one that is not open.
+    let passed = unsafe { BorrowedFd::borrow_raw(number) };
+    fcntl_setfd(passed, FdFlags::CLOEXEC).map_err(|_| invalid())?;
+    // SAFETY: the descriptor is open. The parent process left it open for this process to own, and only one call takes it.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    Ok((fd, name.to_owned()))
 }
 
 /// State of a TCP connection in the kernel.
@@ -152,6 +181,34 @@ mod tests {
         let mut byte = [0];
         listener.accept().unwrap().0.read_exact(&mut byte).unwrap();
         assert_eq!(&byte, b"x");
+    }
+
+    #[test]
+    fn inherited_descriptors_have_names_and_are_closed_on_exec() {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        fcntl_setfd(&socket, FdFlags::empty()).unwrap();
+        let number = socket.into_raw_fd();
+        let (fd, name) = inherited(&format!("gw-admin={number}")).unwrap();
+        assert_eq!(name, "gw-admin");
+        assert!(
+            rustix::io::fcntl_getfd(&fd)
+                .unwrap()
+                .contains(FdFlags::CLOEXEC)
+        );
+        let socket = std::net::TcpListener::from(fd);
+        assert_eq!(socket.local_addr().unwrap(), address);
+        for entry in [
+            "",
+            "gw-admin",
+            "gw-admin=",
+            "gw-admin=-1",
+            "gw-admin=1",
+            "gw-admin=99999",
+        ] {
+            let error = inherited(entry).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{entry}");
+        }
     }
 
     #[test]

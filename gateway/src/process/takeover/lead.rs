@@ -1,279 +1,173 @@
-//! The successor's threads while the predecessor drains.
+//! The successor's side while the predecessor drains: it sends changes, and admits the predecessor's requests.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::io::Write;
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
+use crossbeam_channel::{Receiver, bounded};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
 
-use super::channel::Channel;
+use super::channel::{Channel, MessageReader, MessageWriter};
 use super::message::TakeoverMessage;
-use super::{LINE_MAX, TakeoverError};
+use super::{TakeoverError, start_exchange};
+use crate::background::Tasks;
 use crate::control::{Control, MissingChanges};
 use crate::limits;
 use crate::ownership;
-use crate::rate_limit::{PredecessorCharge, levels};
-use crate::store::{History, Position, Step};
-use crate::worker::{self, Peers};
+use crate::rate_limit::{ChargeAnswer, Level, PredecessorCharge, levels};
+use crate::store::{History, Position};
+use crate::worker::{Peers, WorkerMessage};
 
-/// Shortest time between two copies of all records.
-const RECORDS_INTERVAL: Duration = Duration::from_millis(100);
-/// Most steps in one message.
-const PART_STEPS: usize = 1024;
-/// Longest message with several steps. A longer one would delay answers, which follow it.
-const PART_BYTES: u64 = 1024 * 1024;
-
-/// Starts threads that send changes after `position` to the predecessor, or all records if it is `None`, and admit its
-/// requests. Sends the workers [`worker::WorkerMessage::Levels`], which they wait for. The returned channel disconnects
-/// when the predecessor has ended.
-pub(super) fn lead(
+/// Starts a thread that sends changes after `position` to the predecessor and admits its requests. It sends the workers
+/// [`WorkerMessage::Levels`], which they wait for. The returned channel disconnects when the predecessor has ended.
+pub(super) fn start(
+    tasks: &Tasks,
     channel: Channel,
-    position: Option<Position>,
-    control: &Arc<Control>,
-    peers: &Arc<Peers>,
+    position: Position,
+    control: Arc<Control>,
+    peers: Arc<Peers>,
 ) -> Result<Receiver<Infallible>, TakeoverError> {
-    let socket = channel.socket().try_clone()?;
-    let (replies, answers) = bounded(limits::CHARGES);
-    let (alive, ended) = bounded::<Infallible>(0);
-    let reading = Arc::clone(control);
-    let workers = Arc::clone(peers);
-    std::thread::Builder::new()
-        .name("gw-predecessor".to_owned())
-        .spawn(move || {
-            let error = receive_from_predecessor(channel, &replies, &reading, &workers);
-            tracing::info!(%error, "the predecessor has ended");
-            drop(alive);
-        })?;
-    let control = Arc::clone(control);
-    let predecessor = ended.clone();
-    std::thread::Builder::new().name("gw-changes".to_owned()).spawn(move || {
-        let mut sender = Sending::new(&socket, &control, answers, position);
-        if let Err(error) = sender.run(&predecessor) {
-            tracing::warn!(%error, "cannot send changes to the predecessor: it accepts no more requests");
-            sender.fail(&error);
+    let (alive, ended) = bounded(0);
+    start_exchange(tasks, channel, async move |mut reader, mut writer| {
+        let levels = levels(&mut reader).await;
+        if let Err(error) = &levels {
+            tracing::warn!(%error, "the predecessor sent no levels of rate limits: all limits start full");
         }
-        // Ends the other thread too.
-        let _ = socket.shutdown(Shutdown::Both);
+        let failed = levels.is_err();
+        let levels = Arc::new(levels.unwrap_or_default());
+        peers.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)));
+        if !failed {
+            let Err(error) = lead(&mut reader, &mut writer, position, &control, &peers).await;
+            end(&mut writer, &error).await;
+        }
         control.keep_no_changes();
+        drop(alive);
     })?;
     Ok(ended)
 }
 
-fn receive_from_predecessor(
-    mut channel: Channel,
-    replies: &Sender<TakeoverMessage>,
+async fn levels(reader: &mut MessageReader) -> Result<Vec<Level>, TakeoverError> {
+    match timeout(limits::TAKEOVER_STEP, reader.next()).await {
+        Ok(Ok(TakeoverMessage::Levels { levels })) => Ok(levels::bounded(levels)),
+        Ok(Ok(other)) => Err(other.unexpected()),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(TakeoverError::Silent),
+    }
+}
+
+/// Exchanges messages until the predecessor has ended, or cannot be told of all changes any more.
+async fn lead(
+    reader: &mut MessageReader,
+    writer: &mut MessageWriter,
+    position: Position,
     control: &Control,
     peers: &Peers,
-) -> TakeoverError {
-    let levels = match channel.receive() {
-        Ok(TakeoverMessage::Levels { levels }) => Ok(levels::bounded(levels)),
-        Ok(other) => Err(TakeoverError::Unexpected(format!("{other:?}"))),
-        Err(error) => Err(error),
-    };
-    let (levels, failed) = match levels {
-        Ok(levels) => (levels, None),
-        Err(error) => {
-            tracing::warn!(%error, "the predecessor sent no levels of rate limits: all limits start full");
-            (Vec::new(), Some(error))
-        }
-    };
-    let levels = Arc::new(levels);
-    peers.tell_all(|| worker::WorkerMessage::Levels(Arc::clone(&levels)));
-    if let Some(error) = failed {
-        // The predecessor sees the end and accepts no more requests.
-        let _ = channel.socket().shutdown(Shutdown::Both);
-        return error;
-    }
-    if let Err(error) = channel.socket().set_read_timeout(None) {
-        return error.into();
-    }
+) -> Result<Infallible, TakeoverError> {
+    let (answers, mut answered) = mpsc::channel(limits::CHARGES);
+    let mut changed = control.watch_changes().ok_or(TakeoverError::FollowsNone)?;
+    let mut news = News::after(position);
     loop {
-        match channel.receive() {
-            Ok(TakeoverMessage::Charge { number, service }) => {
-                let owner = ownership::owner(
-                    format!("{service}.{}", control.region().apex()),
-                    control.workers(),
-                );
-                let replies = replies.clone();
-                let answer = Box::new(move |wait: Option<Duration>| {
-                    let wait_ms = wait.map(|wait| {
-                        u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
-                    });
-                    // Fails if the predecessor has ended.
-                    let _ = replies.try_send(TakeoverMessage::Charged { number, wait_ms });
+        news.write_to(writer, control)?;
+        tokio::select! {
+            message = reader.next() => match message? {
+                TakeoverMessage::Charge { number, service } => {
+                    let answers = answers.clone();
+                    admit(PredecessorCharge { service, number, answers }, control, peers);
+                }
+                other => return Err(other.unexpected()),
+            },
+            Some(ChargeAnswer { number, wait }) = answered.recv() => {
+                let wait_ms = wait.map(|wait| {
+                    u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
                 });
-                peers.tell(
-                    owner,
-                    worker::WorkerMessage::ChargeForPredecessor(Box::new(PredecessorCharge {
-                        service,
-                        answer,
-                    })),
-                );
+                writer.push(&TakeoverMessage::Answer { number, wait_ms })?;
             }
-            Ok(other) => return TakeoverError::Unexpected(format!("{other:?}")),
-            Err(error) => return error,
+            change = changed.changed() => {
+                change.map_err(|_| TakeoverError::FollowsNone)?;
+                news.is_due = true;
+            }
+            sent = writer.send(), if writer.has_unsent() => sent?,
         }
     }
 }
 
-/// The sending end of the exchange.
-struct Sending<'a> {
-    socket: &'a UnixStream,
-    control: &'a Control,
-    /// Answers to requests of the predecessor.
-    answers: Receiver<TakeoverMessage>,
-    /// Position that the predecessor has reached; `None` if it reads no changes.
-    position: Option<Position>,
-    /// Messages that are not written yet.
-    lines: Vec<u8>,
-    /// Longest message. The predecessor reads no longer one.
-    line_max: u64,
+/// Leaves a request of the predecessor for the worker that owns its service.
+fn admit(charge: PredecessorCharge, control: &Control, peers: &Peers) {
+    let host = format!("{}.{}", charge.service, control.region().apex());
+    let owner = ownership::owner(host, control.workers());
+    peers.tell(owner, WorkerMessage::ChargeForPredecessor(Box::new(charge)));
 }
 
-impl<'a> Sending<'a> {
-    fn new(
-        socket: &'a UnixStream,
-        control: &'a Control,
-        answers: Receiver<TakeoverMessage>,
-        position: Option<Position>,
-    ) -> Self {
+/// Tells the predecessor why it gets nothing any more.
+async fn end(writer: &mut MessageWriter, error: &TakeoverError) {
+    if matches!(error, TakeoverError::Ended) {
+        return tracing::info!("the predecessor has ended");
+    }
+    tracing::warn!(%error, "the exchange with the predecessor ends: it accepts no more requests");
+    let reason = error.to_string();
+    let sent = timeout(limits::TAKEOVER_STEP, async {
+        writer.push(&TakeoverMessage::End { reason })?;
+        while writer.has_unsent() {
+            writer.send().await?;
+        }
+        Ok::<_, TakeoverError>(())
+    });
+    // If this fails, the predecessor still sees the end of the channel.
+    let _ = sent.await;
+}
+
+/// What the predecessor does not know yet.
+struct News {
+    /// Position that the predecessor reaches with `messages`.
+    position: Position,
+    messages: VecDeque<TakeoverMessage>,
+    /// The records may have changed after `position`.
+    is_due: bool,
+}
+
+impl News {
+    fn after(position: Position) -> Self {
         Self {
-            socket,
-            control,
-            answers,
             position,
-            lines: Vec::new(),
-            line_max: LINE_MAX,
+            messages: VecDeque::new(),
+            // The records may have changed since the predecessor closed the store.
+            is_due: true,
         }
     }
 
-    /// Sends changes and answers until the predecessor has ended, or this process gets no changes any more.
-    fn run(&mut self, ended: &Receiver<Infallible>) -> Result<(), TakeoverError> {
-        let Some(changed) = self.control.watch_changes() else {
-            return Ok(());
-        };
-        let interval = if self.position.is_some() {
-            Duration::ZERO
-        } else {
-            RECORDS_INTERVAL
-        };
-        if let Some(position) = self.position.clone() {
-            self.send_change(&position, &[])?;
-        }
-        // The records may have changed since the predecessor closed the store.
-        let mut due = Some(Instant::now());
-        let mut sent = None;
-        loop {
-            let timer = due.map_or_else(never, at);
-            select! {
-                recv(self.answers) -> answer => {
-                    let Ok(answer) = answer else { return Ok(()) };
-                    answer.write_to(&mut self.lines)?;
-                    self.flush()?;
-                }
-                recv(changed) -> changed => {
-                    if changed.is_err() {
-                        return Ok(());
-                    }
-                    let earliest = sent.map_or_else(Instant::now, |sent: Instant| sent + interval);
-                    due.get_or_insert(earliest);
-                }
-                recv(timer) -> _ => {
-                    self.send_news()?;
-                    (due, sent) = (None, Some(Instant::now()));
-                }
-                recv(ended) -> _ => return Ok(()),
-            }
-        }
-    }
-
-    /// Sends what the predecessor does not know yet. Fails if it cannot know it: the exchange has to end then.
-    fn send_news(&mut self) -> Result<(), TakeoverError> {
-        let Some(mut position) = self.position.clone() else {
-            let records = self.control.records().into_vec();
-            TakeoverMessage::Records { records }.write_within(&mut self.lines, self.line_max)?;
-            return self.flush();
-        };
-        loop {
-            let changes = match self.control.changes_after(&position)? {
-                History::Changes(changes) if changes.is_empty() => break,
-                History::Changes(changes) => changes,
-                History::Forgotten | History::Replaced => {
-                    return Err(MissingChanges {
-                        after: position.revision,
-                    }
-                    .into());
-                }
-            };
-            for (next, steps) in changes {
-                self.send_change(&next, &steps)?;
-                position = next;
-            }
-        }
-        self.position = Some(position);
-        Ok(())
-    }
-
-    /// Sends a change that leads to `position`, in as many messages as it takes. Answers go between them.
-    fn send_change(&mut self, position: &Position, steps: &[Step]) -> Result<(), TakeoverError> {
-        let mut rest = steps;
-        loop {
-            let (part, later) = rest.split_at(rest.len().min(PART_STEPS));
-            rest = later;
-            self.write_part(part, rest.is_empty().then_some(position))?;
-            self.flush()?;
-            if rest.is_empty() {
-                return Ok(());
-            }
-        }
-    }
-
-    fn write_part(
+    /// Adds messages to `writer` while it has room. Answers that come later go between them.
+    fn write_to(
         &mut self,
-        steps: &[Step],
-        position: Option<&Position>,
+        writer: &mut MessageWriter,
+        control: &Control,
     ) -> Result<(), TakeoverError> {
-        let most = if steps.len() > 1 {
-            PART_BYTES
-        } else {
-            self.line_max
-        };
-        let message = TakeoverMessage::Change {
-            steps: steps.to_vec(),
-            position: position.cloned(),
-        };
-        match message.write_within(&mut self.lines, most) {
-            Err(TakeoverError::TooLong) if steps.len() > 1 => {
-                let (first, second) = steps.split_at(steps.len() / 2);
-                self.write_part(first, None)?;
-                self.write_part(second, position)
+        while writer.has_room() {
+            if let Some(message) = self.messages.pop_front() {
+                writer.push(&message)?;
+            } else if self.is_due {
+                self.take_changes(control)?;
+            } else {
+                break;
             }
-            written => written,
         }
-    }
-
-    /// Writes `lines` with the answers that already wait.
-    fn flush(&mut self) -> Result<(), TakeoverError> {
-        while let Ok(answer) = self.answers.try_recv() {
-            answer.write_to(&mut self.lines)?;
-        }
-        self.socket.write_all(&self.lines)?;
-        self.lines.clear();
         Ok(())
     }
 
-    /// Tells the predecessor why it gets nothing any more.
-    fn fail(&mut self, error: &TakeoverError) {
-        self.lines.clear();
-        // If this fails, the predecessor still sees that the exchange ends.
-        let _ = TakeoverMessage::Failed {
-            reason: error.to_string(),
+    fn take_changes(&mut self, control: &Control) -> Result<(), TakeoverError> {
+        let History::Changes(changes) = control.changes_after(&self.position)? else {
+            let after = self.position.revision;
+            return Err(MissingChanges { after }.into());
+        };
+        self.is_due = !changes.is_empty();
+        for (position, steps) in changes {
+            let steps = steps.into_iter().map(|step| TakeoverMessage::Step { step });
+            self.messages.extend(steps);
+            self.position = position.clone();
+            self.messages
+                .push_back(TakeoverMessage::Change { position });
         }
-        .write_to(&mut self.lines);
-        let _ = self.socket.write_all(&self.lines);
+        Ok(())
     }
 }
 
@@ -287,13 +181,14 @@ mod tests {
 
     use super::super::{Predecessor, Successor};
     use super::*;
+    use crate::background::Background;
     use crate::clock::Timestamp;
     use crate::config::Config;
     use crate::hostname::Region;
     use crate::mailbox::{Inbox, mailbox};
     use crate::rate_limit::SuccessorBuckets;
     use crate::store::{
-        AccountRecord, AuditEntry, Revision, SqliteStore, Store, StoreSource, StoredRecord,
+        AccountRecord, AuditEntry, Revision, SqliteStore, Step, Store, StoreSource, StoredRecord,
     };
     use crate::worker::WorkerMessage;
 
@@ -302,6 +197,7 @@ mod tests {
         control: Arc<Control>,
         peers: Arc<Peers>,
         worker: Inbox<WorkerMessage>,
+        background: Background,
     }
 
     fn start(folder: &TempDir) -> Process {
@@ -312,6 +208,7 @@ mod tests {
             control: Arc::new(Control::open(&config, peers.clone()).unwrap()),
             peers,
             worker,
+            background: Background::start().unwrap(),
         }
     }
 
@@ -343,10 +240,11 @@ mod tests {
             successor
                 .give_store(BTreeMap::new(), None, self.control.position())
                 .unwrap();
-            let (_, charges) = SuccessorBuckets::new();
+            let (_buckets, charges) = SuccessorBuckets::new();
             // Fails if the successor has ended the exchange already.
+            let tasks = self.background.tasks();
             if successor
-                .follow(Vec::new(), charges, &self.control, &self.peers)
+                .follow(Vec::new(), charges, &self.control, &self.peers, &tasks)
                 .is_err()
             {
                 self.peers.tell_all(|| WorkerMessage::End);
@@ -375,7 +273,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         (
             Channel::new(ours).unwrap(),
-            Predecessor::new(Channel::new(theirs).unwrap()),
+            Predecessor::new(Channel::new(theirs).unwrap(), Vec::new()),
         )
     }
 
@@ -389,7 +287,10 @@ mod tests {
             between();
             let new = start(folder);
             new.create_account("early");
-            predecessor.serving(&new.control, &new.peers).unwrap();
+            let tasks = new.background.tasks();
+            predecessor
+                .serving(&new.control, &new.peers, &tasks)
+                .unwrap();
             new
         })
     }
@@ -454,56 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_predecessor_without_a_position_gets_all_records() {
-        let folder = tempfile::tempdir().unwrap();
-        let (channel, mut predecessor) = channels();
-        let mut channel = channel;
-        channel
-            .socket_mut()
-            .write_all(
-                b"{\"type\":\"store\",\"tunnels\":{}}\n{\"type\":\"levels\",\"levels\":[]}\n",
-            )
-            .unwrap();
-        predecessor.take_store().unwrap();
-        let new = start(&folder);
-        predecessor.serving(&new.control, &new.peers).unwrap();
-        channel.expect(&TakeoverMessage::Ready).unwrap();
-        channel.expect(&TakeoverMessage::Serving).unwrap();
-        let mut received = |name: &str| loop {
-            let TakeoverMessage::Records { records } = channel.receive().unwrap() else {
-                panic!("all records")
-            };
-            let is_in = |record: &StoredRecord| matches!(record, StoredRecord::Account(found) if found.id.as_str() == name);
-            if name.is_empty() || records.iter().any(is_in) {
-                return;
-            }
-        };
-        received("");
-        new.create_account("acme");
-        received("acme");
-    }
-
-    #[test]
-    fn records_that_do_not_fit_into_a_message_end_the_exchange_with_an_older_predecessor() {
-        let folder = tempfile::tempdir().unwrap();
-        let new = start(&folder);
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let (_replies, answers) = bounded(1);
-        let (_alive, ended) = bounded(0);
-        let mut sending = Sending::new(&ours, &new.control, answers, None);
-        sending.line_max = 100;
-        let error = sending.run(&ended).unwrap_err();
-        assert!(matches!(error, TakeoverError::TooLong), "{error}");
-        sending.fail(&error);
-        let reason = Channel::new(theirs).unwrap().receive().unwrap_err();
-        assert!(
-            matches!(&reason, TakeoverError::Failed(reason) if reason.contains("longer than")),
-            "{reason}"
-        );
-    }
-
-    #[test]
-    fn a_change_of_any_size_is_sent_in_parts_and_applied_as_one() {
+    fn a_change_of_any_size_is_sent_in_steps_and_applied_as_one() {
         let folder = tempfile::tempdir().unwrap();
         let first = start(&folder);
         let second = take_over(&first, &folder, || ());
@@ -532,30 +384,6 @@ mod tests {
             .map(long)
             .chain((0..5000).map(|number| account(&text(number))))
             .collect();
-        let steps: Vec<_> = records.iter().cloned().map(Step::Put).collect();
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let (_replies, answers) = bounded(1);
-        let receiving = std::thread::spawn(move || {
-            let mut channel = Channel::new(theirs).unwrap();
-            let mut parts = 0;
-            let mut received = 0;
-            loop {
-                let TakeoverMessage::Change { steps, position } = channel.receive().unwrap() else {
-                    panic!()
-                };
-                (parts, received) = (parts + 1, received + steps.len());
-                if position.is_some() {
-                    return (parts, received);
-                }
-            }
-        });
-        Sending::new(&ours, &second.control, answers, None)
-            .send_change(&Position::default(), &steps)
-            .unwrap();
-        let (parts, received) = receiving.join().unwrap();
-        assert!(parts >= 8, "{parts}");
-        assert_eq!(received, steps.len());
-
         first.has_reached(second.control.revision());
         while first.worker.try_next().is_some() {}
         second.control.put_all(&records).unwrap();

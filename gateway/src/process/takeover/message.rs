@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{LINE_MAX, TakeoverError};
 use crate::members::CarriedNode;
 use crate::rate_limit::Level;
-use crate::store::{Position, Step, StoredRecord};
+use crate::store::{Position, Step};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -20,57 +20,68 @@ pub(super) enum TakeoverMessage {
         /// Present in a region of several nodes.
         #[serde(default)]
         membership: Option<CarriedNode>,
-        /// Position of the predecessor's records. Absent if it reads `records` only.
-        #[serde(default)]
-        position: Option<Position>,
+        /// Position of the predecessor's records.
+        position: Position,
         /// By how much the followed clock is ahead of the kernel's, in microseconds; absent if none is followed.
         #[serde(default)]
         clock_ahead_us: Option<i64>,
     },
     Serving,
-    Failed {
-        reason: String,
-    },
     Levels {
         levels: Vec<Level>,
     },
-    /// All records.
-    Records {
-        records: Vec<StoredRecord>,
+    /// A step of the change that the next [`Self::Change`] completes.
+    Step {
+        step: Step,
     },
-    /// Steps of a change of the records.
+    /// The steps since the last change are a change of the records.
     Change {
-        steps: Vec<Step>,
-        /// Position after the change; absent if more of its steps follow.
-        #[serde(default)]
-        position: Option<Position>,
+        /// Position after the change.
+        position: Position,
     },
     Charge {
         number: u64,
         /// Label of the service.
         service: String,
     },
-    Charged {
+    Answer {
+        /// Number of the charge.
         number: u64,
         /// Time until the request could be admitted; `None` if it is admitted.
         wait_ms: Option<u64>,
     },
+    /// The process sends nothing more.
+    End {
+        reason: String,
+    },
 }
 
 impl TakeoverMessage {
-    /// Appends the message to `lines`. Leaves `lines` unchanged if the message is too long.
-    pub(super) fn write_to(&self, lines: &mut Vec<u8>) -> Result<(), TakeoverError> {
-        self.write_within(lines, LINE_MAX)
+    pub(super) fn line(&self) -> Result<Vec<u8>, TakeoverError> {
+        let mut line = serde_json::to_vec(self).map_err(io::Error::from)?;
+        line.push(b'\n');
+        Ok(line)
     }
 
-    pub(super) fn write_within(&self, lines: &mut Vec<u8>, most: u64) -> Result<(), TakeoverError> {
-        let begin = lines.len();
-        serde_json::to_writer(&mut *lines, self).map_err(io::Error::from)?;
-        lines.push(b'\n');
-        if (lines.len() - begin) as u64 > most {
-            lines.truncate(begin);
-            return Err(TakeoverError::TooLong);
+    /// Parses a line. Fails with its reason if it is an end.
+    pub(super) fn of_line(line: Vec<u8>) -> Result<Self, TakeoverError> {
+        if !line.ends_with(b"\n") {
+            let is_full = line.len() as u64 >= LINE_MAX;
+            return Err(if is_full {
+                TakeoverError::TooLong
+            } else {
+                TakeoverError::Ended
+            });
         }
-        Ok(())
+        match serde_json::from_slice(&line) {
+            Ok(Self::End { reason }) => Err(TakeoverError::Failed(reason)),
+            Ok(message) => Ok(message),
+            Err(error) => Err(TakeoverError::Unexpected(error.to_string())),
+        }
+    }
+
+    /// The error that this message is not of the kind that was due.
+    pub(super) fn unexpected(&self) -> TakeoverError {
+        TakeoverError::Unexpected(format!("{self:?}"))
     }
 }

@@ -1,35 +1,31 @@
 //! Takeover: a successor process replaces a running one without closing its listening sockets.
 //!
-//! The processes exchange messages over a socket pair. The successor finds its end as its standard input. The
-//! predecessor first sends its listening sockets ([`sockets`]). Then both send lines of JSON ([`message`]):
+//! The successor is a child process. It inherits the listening sockets and one end of a socket pair, by names: [`SOCKETS`]
+//! lists them as `NAME=DESCRIPTOR`, separated by colons, and [`Inherited`](super::listeners::Inherited) sorts them as it
+//! sorts those of the service manager. Over the socket pair, both send lines of JSON ([`message`]):
 //!
 //! | predecessor | successor |
 //! |---|---|
-//! | listening sockets | |
 //! | | `ready`: the configuration and the sockets are usable |
 //! | `store`: the store is closed; the number of live tunnels by service; the position of the predecessor's records | |
 //! | | `serving`: the predecessor can drain |
 //!
-//! Until `serving`, the predecessor can continue as before. It kills a successor that sends `failed`, or that sends
-//! nothing for [`limits::TAKEOVER_STEP`]. While the predecessor drains ([`follow`]), the successor admits its requests
-//! ([`lead`]):
+//! Until `serving`, the predecessor can continue as before. It kills a successor that sends `end`, or that sends nothing
+//! for [`limits::TAKEOVER_STEP`]. While the predecessor drains ([`follow`]), the successor admits its requests
+//! ([`lead`]). Each of them has one thread for it:
 //!
 //! | predecessor | successor |
 //! |---|---|
 //! | `levels`, once: levels of the buckets of services, which the successor owns from here on | |
-//! | | `change`: steps of each change after that position, in order: the predecessor authorises by the changed records |
-//! | | `records`, in place of `change` for a predecessor without a position: all records, at the start and after changes |
+//! | | `step`s and a `change`: each change after that position, in order: the predecessor authorises by the changed records |
 //! | `charge`: a request of a service | |
-//! | | `charged`: the request is admitted, or the time until it could be |
+//! | | `answer`: the request is admitted, or the time until it could be |
+//! | | `end`: the reason why nothing follows |
 //!
 //! The processes may be of different versions. A version may add fields. An unknown message ends the exchange.
 //!
-//! A change has any size: its steps come in several messages, and the position in the last one. The first `change` has no
-//! steps. It tells a predecessor that its successor, which may be of an older version, reads its position.
-//!
-//! A predecessor that learns of no more revocations accepts no more requests. This is so when the successor ends, when a
-//! change between the positions of both is missing, and when the successor can send neither `change` nor `records`, because
-//! they exceed [`LINE_MAX`].
+//! A predecessor that learns of no more revocations accepts no more requests. This is so when the successor ends, and
+//! when a change between the positions of both is missing.
 
 mod channel;
 mod follow;
@@ -37,20 +33,25 @@ mod lead;
 mod message;
 mod predecessor;
 mod program;
-mod sockets;
 mod successor;
 
 use std::io;
 
+use self::channel::{Channel, MessageReader, MessageWriter};
 pub use self::predecessor::Predecessor;
 pub use self::program::Program;
 pub(crate) use self::successor::Successor;
+use crate::background::Tasks;
 use crate::control::MissingChanges;
 use crate::limits;
 use crate::store::StoreError;
 
 /// Environment variable with the process id of the predecessor. Other processes that inherit it ignore it.
-const VARIABLE: &str = "GW_PREDECESSOR";
+const PREDECESSOR: &str = "GW_PREDECESSOR";
+/// Environment variable with the names and numbers of the sockets that the successor inherits.
+const SOCKETS: &str = "GW_SOCKETS";
+/// Name of the successor's end of the socket pair.
+const CHANNEL: &str = "gw-takeover";
 /// Longest line, in bytes.
 const LINE_MAX: u64 = 64 * 1024 * 1024;
 
@@ -74,16 +75,18 @@ pub enum TakeoverError {
     Ended,
     #[error("the other process failed: {0}")]
     Failed(String),
-    #[error("a message would be longer than {LINE_MAX} bytes")]
+    #[error("a message is longer than {LINE_MAX} bytes")]
     TooLong,
     #[error("unexpected message from the other process: {0}")]
     Unexpected(String),
     #[error(transparent)]
     MissingChanges(#[from] MissingChanges),
+    #[error("this process gets no more changes itself")]
+    FollowsNone,
     #[error(
-        "the successor sends neither changes nor records: it is of an older version, and the records exceed {LINE_MAX} bytes"
+        "the running process is of a build that hands its sockets over in another way: stop and start the gateway instead"
     )]
-    NoRecords,
+    OtherBuild,
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -102,6 +105,22 @@ impl From<io::Error> for TakeoverError {
     }
 }
 
+/// Starts a thread that runs `exchange` with the two halves of `channel`. A thread, because an exchange blocks: it applies
+/// changes, reads the store, and leaves requests in the mailboxes of workers.
+fn start_exchange(
+    tasks: &Tasks,
+    channel: Channel,
+    exchange: impl AsyncFnOnce(MessageReader, MessageWriter) + Send + 'static,
+) -> Result<(), TakeoverError> {
+    let (reader, writer) = tasks.block_on(async { channel.split() })?;
+    let runtime = tasks.clone();
+    tasks.thread("gw-takeover", move || {
+        let exchanged = exchange(reader, writer);
+        runtime.block_on(runtime.stopping().run_until_cancelled(exchanged));
+    })?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -109,7 +128,6 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::thread;
 
-    use super::channel::Channel;
     use super::message::TakeoverMessage;
     use super::*;
     use crate::store::Position;
@@ -118,7 +136,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         (
             Successor::without_process(Channel::new(ours).unwrap()),
-            Predecessor::new(Channel::new(theirs).unwrap()),
+            Predecessor::new(Channel::new(theirs).unwrap(), Vec::new()),
         )
     }
 
@@ -174,7 +192,7 @@ mod tests {
     #[test]
     fn a_partial_line_survives_a_time_limit() {
         let (mut successor, mut predecessor) = pair();
-        let socket = predecessor.channel().unwrap().socket_mut();
+        let socket = predecessor.channel().unwrap().socket();
         successor
             .channel
             .socket()
@@ -199,7 +217,7 @@ mod tests {
             predecessor
                 .channel()
                 .unwrap()
-                .socket_mut()
+                .socket()
                 .write_all(line.as_bytes())
                 .unwrap();
             assert!(

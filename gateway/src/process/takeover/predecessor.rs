@@ -2,54 +2,65 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
+use gw_shared::net::inherited_sockets;
 
 use super::channel::Channel;
 use super::message::TakeoverMessage;
-use super::{TakeoverError, VARIABLE, lead, sockets};
+use super::{CHANNEL, PREDECESSOR, SOCKETS, TakeoverError, lead};
+use crate::background::Tasks;
 use crate::control::Control;
 use crate::members::CarriedNode;
-use crate::process::listeners::Inherited;
+use crate::process::listeners::{Inherited, ListenError};
 use crate::store::Position;
 use crate::worker::Peers;
 
-/// Process that this one replaces; without a channel once this process serves.
+/// Process that this one replaces.
 pub struct Predecessor {
+    /// Listening sockets with their names, until they are used.
+    sockets: Vec<(OwnedFd, String)>,
+    /// `None` once this process serves.
     channel: Option<Channel>,
-    /// Position of its records; `None` if it reads no changes.
-    position: Option<Position>,
+    /// Position of its records, once it has closed the store.
+    position: Position,
 }
 
 impl Predecessor {
-    pub(super) fn new(channel: Channel) -> Self {
+    pub(super) fn new(channel: Channel, sockets: Vec<(OwnedFd, String)>) -> Self {
         Self {
+            sockets,
             channel: Some(channel),
-            position: None,
+            position: Position::default(),
         }
     }
 
     /// The parent process, if it started this process as its successor.
-    pub fn find() -> io::Result<Option<Self>> {
-        let named = std::env::var(VARIABLE).ok().and_then(|id| id.parse().ok());
+    pub fn find() -> Result<Option<Self>, TakeoverError> {
+        let named = std::env::var(PREDECESSOR)
+            .ok()
+            .and_then(|id| id.parse().ok());
         if named.is_none()
             || named != rustix::process::getppid().map(|id| id.as_raw_nonzero().get())
         {
             return Ok(None);
         }
-        let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-        // No other descriptor may refer to the socket, or the predecessor would not see that this process ends.
-        rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
-        Channel::new(socket).map(|channel| Some(Self::new(channel)))
+        let list = std::env::var(SOCKETS).map_err(|_| TakeoverError::OtherBuild)?;
+        let mut sockets = inherited_sockets(&list)?;
+        let channel = sockets
+            .extract_if(.., |(_, name)| name == CHANNEL)
+            .next()
+            .ok_or(TakeoverError::OtherBuild)?;
+        let channel = Channel::new(UnixStream::from(channel.0))?;
+        Ok(Some(Self::new(channel, sockets)))
     }
 
-    /// Receives the listening sockets, which the predecessor sends first.
-    pub(crate) fn listeners(&mut self) -> Result<Inherited, TakeoverError> {
-        sockets::receive(self.channel()?.socket())
+    /// The listening sockets of the predecessor.
+    pub(crate) fn listeners(&mut self) -> Result<Inherited, ListenError> {
+        Inherited::by_name(std::mem::take(&mut self.sockets))
     }
 
     /// Reports that this process is ready, and waits for the store. Returns the number of live tunnels by service, and
@@ -71,7 +82,7 @@ impl Predecessor {
                     .for_each(gw_shared::clock::follow);
                 Ok((tunnels, membership))
             }
-            other => Err(TakeoverError::Unexpected(format!("{other:?}"))),
+            other => Err(other.unexpected()),
         }
     }
 
@@ -81,10 +92,18 @@ impl Predecessor {
         &mut self,
         control: &Arc<Control>,
         peers: &Arc<Peers>,
+        tasks: &Tasks,
     ) -> Result<Receiver<Infallible>, TakeoverError> {
         self.channel()?.send(&TakeoverMessage::Serving)?;
         let channel = self.channel.take().ok_or(TakeoverError::Ended)?;
-        lead::lead(channel, self.position.take(), control, peers)
+        let position = std::mem::take(&mut self.position);
+        lead::start(
+            tasks,
+            channel,
+            position,
+            Arc::clone(control),
+            Arc::clone(peers),
+        )
     }
 
     pub(super) fn channel(&mut self) -> Result<&mut Channel, TakeoverError> {
@@ -95,7 +114,7 @@ impl Predecessor {
     pub fn failed(&mut self, reason: &str) {
         // If this fails, the predecessor still sees that this process ends.
         let _ = self.channel().and_then(|channel| {
-            channel.send(&TakeoverMessage::Failed {
+            channel.send(&TakeoverMessage::End {
                 reason: reason.to_owned(),
             })
         });

@@ -1,17 +1,20 @@
 //! The predecessor's handle of the process that replaces it.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use crossbeam_channel::Receiver;
+use rustix::io::{FdFlags, fcntl_setfd};
+use tokio::sync::mpsc;
 
 use super::channel::Channel;
 use super::message::TakeoverMessage;
 use super::program::Program;
-use super::{TakeoverError, VARIABLE, follow, sockets};
+use super::{CHANNEL, PREDECESSOR, SOCKETS, TakeoverError, follow};
+use crate::background::Tasks;
 use crate::control::Control;
 use crate::members::CarriedNode;
 use crate::process::listeners::Listeners;
@@ -28,26 +31,38 @@ pub(crate) struct Successor {
 /// A child process that is killed on drop; `None` once it serves.
 struct KilledOnDrop(Option<Child>);
 
+/// Descriptors that child processes inherit until this is dropped. This process starts no other child meanwhile.
+struct Inheritable<'a>(Vec<BorrowedFd<'a>>);
+
 impl Successor {
-    /// Starts `program` and sends it the listening sockets.
+    /// Starts `program`, which inherits one end of a new channel and the listening sockets.
     pub(crate) fn start(program: &Program, listeners: &Listeners) -> Result<Self, TakeoverError> {
         let (ours, theirs) = UnixStream::pair()?;
+        let named: Vec<_> = listeners
+            .named()
+            .map(|(name, listener)| (name, listener.as_fd()))
+            .chain([(CHANNEL, theirs.as_fd())])
+            .collect();
+        let names: Vec<_> = named
+            .iter()
+            .map(|(name, fd)| format!("{name}={}", fd.as_raw_fd()))
+            .collect();
+        let inheritable = Inheritable::new(named.into_iter().map(|(_, fd)| fd).collect())?;
         let spawned = Command::new(&program.name)
             .args(&program.arguments)
-            .env(VARIABLE, std::process::id().to_string())
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .env(PREDECESSOR, std::process::id().to_string())
+            .env(SOCKETS, names.join(":"))
+            .stdin(Stdio::null())
             .spawn();
+        drop(inheritable);
         let child = spawned.map_err(|error| {
             let program = program.name.to_string_lossy().into_owned();
             TakeoverError::Spawn { program, error }
         })?;
-        let mut successor = Self {
+        Ok(Self {
             child: KilledOnDrop(Some(child)),
             channel: Channel::new(ours)?,
-        };
-        let sent = sockets::send(successor.channel.socket(), listeners);
-        sent.map_err(|error| successor.channel.reason_of(error.into()))?;
-        Ok(successor)
+        })
     }
 
     #[cfg(test)]
@@ -75,7 +90,6 @@ impl Successor {
         membership: Option<CarriedNode>,
         position: Position,
     ) -> Result<(), TakeoverError> {
-        let position = Some(position);
         let clock_ahead_us = gw_shared::clock::followed();
         self.channel.send(&TakeoverMessage::Store {
             tunnels,
@@ -88,20 +102,21 @@ impl Successor {
         Ok(())
     }
 
-    /// Sends the levels of the buckets and follows the successor's messages from then on. The workers end when the
+    /// Starts a thread that sends the levels of the buckets, and then follows the successor. The workers end when the
     /// successor has ended.
     pub(crate) fn follow(
-        mut self,
+        self,
         levels: Vec<Level>,
-        charges: Receiver<SuccessorCharge>,
+        charges: mpsc::Receiver<SuccessorCharge>,
         control: &Arc<Control>,
         peers: &Arc<Peers>,
+        tasks: &Tasks,
     ) -> Result<(), TakeoverError> {
-        self.channel.send(&TakeoverMessage::Levels {
-            levels: levels::bounded(levels),
-        })?;
-        follow::follow(
+        let levels = levels::bounded(levels);
+        follow::start(
+            tasks,
             self.channel,
+            levels,
             charges,
             Arc::clone(control),
             Arc::clone(peers),
@@ -116,6 +131,86 @@ impl Drop for KilledOnDrop {
             let _ = child.kill();
             // The process releases the store and the sockets only when it has ended.
             let _ = child.wait();
+        }
+    }
+}
+
+impl<'a> Inheritable<'a> {
+    fn new(fds: Vec<BorrowedFd<'a>>) -> io::Result<Self> {
+        let inheritable = Self(fds);
+        for fd in &inheritable.0 {
+            fcntl_setfd(fd, FdFlags::empty())?;
+        }
+        Ok(inheritable)
+    }
+}
+
+impl Drop for Inheritable<'_> {
+    fn drop(&mut self) {
+        for fd in &self.0 {
+            // Fails for no open descriptor.
+            let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::TcpListener;
+
+    use rustix::fs::fstat;
+    use rustix::io::fcntl_getfd;
+
+    use super::*;
+
+    fn inode(socket: impl AsFd) -> u64 {
+        fstat(socket).unwrap().st_ino
+    }
+
+    #[test]
+    fn a_successor_inherits_hundreds_of_sockets_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = folder.path().join("found");
+        let socket = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let listeners = Listeners {
+            callers: (0..400).map(|_| socket()).collect(),
+            admin: socket(),
+            peers: vec![socket()],
+            are_ours: true,
+            admin_is_ours: false,
+        };
+        let script = r#"for entry in $(echo "$GW_SOCKETS" | tr : " "); do
+            echo "${entry%=*} $(readlink /proc/$$/fd/${entry#*=})"
+        done >"$0"; test "$GW_PREDECESSOR" = $PPID"#;
+        let program = Program {
+            name: "sh".into(),
+            arguments: vec!["-c".into(), script.into(), found.clone().into()],
+        };
+        let mut successor = Successor::start(&program, &listeners).unwrap();
+        assert!(
+            successor
+                .child
+                .0
+                .as_mut()
+                .unwrap()
+                .wait()
+                .unwrap()
+                .success()
+        );
+        assert!(matches!(
+            successor.wait_until_ready(),
+            Err(TakeoverError::Ended)
+        ));
+        let found = fs::read_to_string(found).unwrap();
+        let (found, channel) = found.trim_end().rsplit_once('\n').unwrap();
+        let line =
+            |(name, listener): (&str, &TcpListener)| format!("{name} socket:[{}]", inode(listener));
+        let expected: Vec<_> = listeners.named().map(line).collect();
+        assert_eq!(found, expected.join("\n"));
+        assert!(channel.starts_with("gw-takeover socket:["), "{channel}");
+        for (_, listener) in listeners.named() {
+            assert!(fcntl_getfd(listener).unwrap().contains(FdFlags::CLOEXEC));
         }
     }
 }
