@@ -4,9 +4,7 @@ use std::io::{self, StdoutLock, Write};
 use std::path::Path;
 
 use gw_gateway::config::workers_or_cores;
-use gw_gateway::demo::nodes::{
-    self, NodesDemo, NodesError, NodesOptions, User, become_program, end_with,
-};
+use gw_gateway::demo::nodes::{self, NodesDemo, NodesError, NodesOptions};
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_gateway::rate::Rate;
 use gw_shared::command::Failure;
@@ -14,6 +12,7 @@ use gw_shared::config::Keys;
 use gw_shared::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::telemetry::trace::CollectorSettings;
+use gw_testbed::{User, become_program, end_with};
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -56,12 +55,14 @@ pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
 
 fn run_nodes(nodes: usize, rate: Rate, arguments: DemoArguments) -> Result<(), Failure> {
     let options = NodesOptions {
-        nodes,
-        store: arguments.store,
-        port: arguments.port,
-        admin_port: arguments.admin_port,
+        parts: gw_testbed::Options {
+            nodes,
+            store: arguments.store,
+            port: arguments.port,
+            admin_port: arguments.admin_port,
+            data_dir: arguments.data_dir,
+        },
         backend: arguments.backend,
-        data_dir: arguments.data_dir,
         workers: arguments.workers,
         rate,
     };

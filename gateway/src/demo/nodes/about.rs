@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+use gw_testbed::Node;
 use serde::Serialize;
 
 use super::super::About;
-use super::node::Node;
 
 /// Addresses, secrets and processes of a demo; printed as one line with `--json`.
 #[derive(Debug, Clone, Serialize)]
@@ -57,46 +57,37 @@ impl AboutNodes {
         let data = data_dir.display();
         writeln!(
             out,
-            "Gw is running on {} nodes: caller -> node -> node with the tunnel -> agent -> backend.",
+            "Gw is running on {} nodes: caller -> node -> node with the tunnel -> agent -> backend.\n\
+             Nodes, with a process each:\n",
             nodes.len()
         )?;
-        writeln!(out, "Nodes, with a process each:\n")?;
-        for (
-            number,
-            AboutNode {
-                port,
-                admin_url,
-                pid,
-            },
-        ) in (1..).zip(nodes)
-        {
+        for (number, node) in (1..).zip(nodes) {
             writeln!(
                 out,
-                "  # node {number}: port {port}, administration {admin_url}, process {pid}"
+                "  # node {number}: port {}, administration {}, process {}",
+                node.port, node.admin_url, node.pid
             )?;
         }
-        writeln!(out, "\nDatabase: {store}")?;
         writeln!(
             out,
-            "Configuration and logs: {data}/node-1.toml, {data}/node-1.log, ..."
+            "\nDatabase: {store}\n\
+             Configuration and logs: {data}/node-1.toml, {data}/node-1.log, ...\n\n\
+             Try, at the first node:\n"
         )?;
-        writeln!(out, "\nTry, at the first node:\n")?;
         about.write_commands(out)?;
         let Some(lost) = nodes.get(*owner) else {
             return Ok(());
         };
+        let number = owner + 1;
         writeln!(
             out,
-            "Node {} has the agent's tunnel. Kill it: requests go on at the other nodes.\n",
-            owner + 1
+            "Node {number} has the agent's tunnel. Kill it: requests go on at the other nodes.\n\n  kill -KILL {}",
+            lost.pid
         )?;
-        writeln!(out, "  kill -KILL {}", lost.pid)?;
         let ca = about.ca_file.display();
         let key = &about.service_key;
-        let host = about
-            .tenant_url
-            .rsplit_once(':')
-            .map_or("", |(host, _)| host);
+        let url = &about.tenant_url;
+        let host = url.rsplit_once(':').map_or("", |(host, _)| host);
         for node in nodes.iter().filter(|node| node.pid != lost.pid) {
             writeln!(
                 out,
@@ -106,12 +97,8 @@ impl AboutNodes {
         }
         writeln!(
             out,
-            "\nStart it again in another terminal: gw-gateway serve --config {data}/node-{}.toml",
-            owner + 1
-        )?;
-        writeln!(
-            out,
-            "Also /slow?ms=500 and /status/404. Stop all with Ctrl-C."
+            "\nStart it again in another terminal: gw-gateway serve --config {data}/node-{number}.toml\n\
+             Also /slow?ms=500 and /status/404. Stop all with Ctrl-C."
         )
     }
 }

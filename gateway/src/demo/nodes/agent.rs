@@ -2,15 +2,14 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use gw_shared::identity::secret::Secret;
+use gw_testbed::{Balancer, Event, Events};
 use serde::{Deserialize, Serialize};
 
 use super::super::{DemoError, Options, enroll, start_agent};
-use super::events::{Event, Events};
-use super::part::{self, Part};
-use super::{NodesError, balancer, region};
+use super::{NodesError, region};
 
 /// What the agent needs. Its process reads it as JSON from standard input.
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,13 +23,10 @@ pub(super) struct AgentSettings {
     pub(super) backend: Option<String>,
 }
 
-/// Starts the agent's process.
-pub(super) fn start(settings: &AgentSettings, log: &Path) -> Result<Part, NodesError> {
-    part::new_log(log)?;
-    let input = serde_json::to_vec(settings)
-        .map_err(io::Error::from)
-        .map_err(NodesError::io("agent"))?;
-    Part::start("agent", &mut part::command("agent")?, log, Some(&input))
+impl AgentSettings {
+    pub(super) fn to_json(&self) -> Result<Vec<u8>, DemoError> {
+        Ok(serde_json::to_vec(self).map_err(io::Error::from)?)
+    }
 }
 
 /// Checks the URL of the backend, which the agent's process would refuse.
@@ -63,10 +59,10 @@ pub fn run() -> Result<(), DemoError> {
         enrollment_token,
         backend,
     } = settings;
-    let balancer = balancer::start(nodes)?;
+    let balancer = Balancer::start(nodes)?;
     enroll(
         &region(),
-        balancer.port(),
+        balancer.address.port(),
         &ca_file,
         &state_dir,
         Secret::new(enrollment_token),
@@ -78,7 +74,7 @@ pub fn run() -> Result<(), DemoError> {
         },
         &state_dir,
     )?;
-    while events.wait(None) != Event::Stop {}
+    while events.wait_for_any() != Event::Stop {}
     agent.drain();
     Ok(())
 }

@@ -1,65 +1,72 @@
 //! A demo of a region: a process for each node and one for the agent, on a PostgreSQL server in the data folder or on a
-//! given database. The demo's own process starts them, watches them, and ends them in order.
+//! given database. [`gw_testbed`] starts and stops the processes; this module makes the records and the agent.
 
 mod about;
 mod agent;
-mod balancer;
-mod error;
-mod events;
-mod node;
 mod options;
-mod part;
-mod ports;
-mod postgres;
-mod programs;
 
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use gw_shared::files;
-use rustix::process::geteuid;
+use gw_testbed::{Settings, Starter, without_password};
 
 pub use self::about::{AboutNode, AboutNodes};
 pub use self::agent::run as run_agent;
-pub use self::error::NodesError;
 pub use self::options::NodesOptions;
-pub use self::part::{User, become_program, end_with};
 
 use self::agent::AgentSettings;
-use self::error::parse;
-use self::events::{Event, Events};
-use self::node::{Node, Place, config_text};
-use self::part::{Part, wait_for_end};
-use self::ports::Ports;
-use self::postgres::Server;
-use super::About;
 use super::records::Seeded;
+use super::{About, DemoError};
+use crate::config::Config;
+use crate::control::ControlError;
 use crate::hostname::Region;
-use crate::process::gateway::Gateway;
+use crate::process::gateway::{Gateway, StartError};
 use crate::process::region::{self as commands, RegionError};
 
 const REGION: &str = "eu1";
 const DOMAIN: &str = "gw.localhost";
 /// How long agent and nodes wait for running requests when they stop.
-const DRAIN: Duration = Duration::from_secs(10);
-/// Longest wait for a node that stops: for its requests, and for leaving the region.
-const STOP_WITHIN: Duration = Duration::from_secs(20);
-/// Longest wait for the members, including those of an earlier demo to be declared dead.
-const MEMBERS_WITHIN: Duration = Duration::from_secs(60);
-const TUNNEL_WITHIN: Duration = Duration::from_secs(30);
+const DRAIN_SECONDS: u64 = 10;
 
-/// A running demo of several nodes. A drop ends its processes at once, in the order of the fields.
+/// A running demo of several nodes. A drop ends its processes at once.
 pub struct NodesDemo {
-    agent: Option<Part>,
-    nodes: Vec<Node>,
-    /// `None` with a given database.
-    postgres: Option<Server>,
+    region: gw_testbed::Region,
     pub about: AboutNodes,
-    events: Events,
-    _ports: Ports,
-    _folder: Folder,
+}
+
+/// Reasons why a demo of several nodes does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodesError {
+    /// The command line is wrong.
+    #[error("{0}")]
+    Usage(String),
+    #[error(
+        "--store {database}: it holds the region {name} already, and its key is not in {folder}; give the --data-dir \
+         of the demo that made it, or an empty database"
+    )]
+    OtherRegion {
+        database: String,
+        name: String,
+        folder: String,
+    },
+    #[error("configuration of a node: {0}")]
+    Config(String),
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    #[error(transparent)]
+    Gateway(#[from] StartError),
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error(transparent)]
+    Demo(#[from] DemoError),
+    #[error(transparent)]
+    Part(gw_testbed::Error),
+}
+
+impl From<gw_testbed::Error> for NodesError {
+    fn from(error: gw_testbed::Error) -> Self {
+        match error {
+            gw_testbed::Error::Usage(message) => Self::Usage(message),
+            other => Self::Part(other),
+        }
+    }
 }
 
 fn region() -> Region {
@@ -72,124 +79,56 @@ impl NodesDemo {
     pub fn start(options: &NodesOptions) -> Result<Self, NodesError> {
         options.check()?;
         agent::check_backend(options.backend.as_ref())?;
-        let mut events = Events::listen().map_err(NodesError::io("signals"))?;
-        let ports = Ports::hold(options.nodes, options.port, options.admin_port)?;
-        let folder = Folder::new(options.data_dir.as_deref())?;
-        let postgres = match options.store {
-            Some(_) => None,
-            None => Some(Server::start(&folder.path, &mut events)?),
-        };
-        let own = postgres.as_ref().map(Server::url);
-        let store = own
-            .as_ref()
-            .or(options.store.as_ref())
-            .map_or("", String::as_str);
-        let (seeded, admin_token) = make_region(options, store, &folder.path)?;
-
-        let numbered = (1..).zip(ports.callers.iter().zip(&ports.admin));
-        let places =
-            numbered.map(|(number, (port, admin))| Place::new(&folder.path, number, *port, *admin));
-        let mut nodes = Vec::with_capacity(options.nodes);
-        for place in places {
-            place.write_config(options, store, &folder.key())?;
-            nodes.push(Node::start(place)?);
-        }
-        wait_for_members(&mut events, &mut nodes, &admin_token)?;
-
-        let first = &nodes[0].place;
-        let address = first.address;
+        let mut region = gw_testbed::Region::prepare(Starter::of_this_program()?, &options.parts)?;
+        let settings = settings(options, &region);
+        let (seeded, admin_token) = make_region(options, &region, &settings)?;
+        region.start_nodes(&settings, &admin_token)?;
+        let first = &region.nodes[0].place;
+        let port = first.address.port();
         let admin_address = first.admin_address;
         let ca_file = first.data_dir.join("dev-ca.crt");
-        let settings = AgentSettings {
-            nodes: nodes.iter().map(|node| node.place.address).collect(),
+        let agent = AgentSettings {
+            nodes: region.nodes.iter().map(|node| node.place.address).collect(),
             ca_file: ca_file.clone(),
-            state_dir: folder.path.join("agent"),
+            state_dir: region.folder().join("agent"),
             enrollment_token: seeded.enrollment_token.reveal().to_owned(),
             backend: options.backend.clone(),
         };
-        let mut agent = agent::start(&settings, &folder.path.join("agent.log"))?;
-        let owner = events.until("the agent has a tunnel", TUNNEL_WITHIN, || {
-            agent.expect_running()?;
-            Ok(nodes.iter().position(|node| node.has_tunnel(&admin_token)))
-        })?;
-
+        let owner = region.start_agent(&agent.to_json()?, &admin_token)?;
         let about = AboutNodes {
             about: About::new(
                 seeded,
-                &region(),
-                address.port(),
+                &self::region(),
+                port,
                 admin_address,
                 ca_file,
                 admin_token,
             ),
-            nodes: nodes.iter().map(AboutNode::from).collect(),
-            store: options::without_password(store),
-            data_dir: folder.path.clone(),
+            nodes: region.nodes.iter().map(AboutNode::from).collect(),
+            store: without_password(&region.store),
+            data_dir: region.folder().to_owned(),
             owner,
         };
-        Ok(Self {
-            agent: Some(agent),
-            nodes,
-            postgres,
-            about,
-            events,
-            _ports: ports,
-            _folder: folder,
-        })
+        Ok(Self { region, about })
     }
 
     /// Runs until a signal to stop, then stops agent, nodes and PostgreSQL. A further signal ends them at once.
-    pub fn run_until_stopped(mut self) -> Result<(), NodesError> {
-        loop {
-            // Before the first wait, too: a process may have ended during the start.
-            self.log_ended();
-            if self.events.wait(None) == Event::Stop {
-                break;
-            }
-        }
-        tracing::warn!("stopping after running requests; a second signal aborts them");
-        let Self {
-            agent,
-            nodes,
-            postgres,
-            mut events,
-            ..
-        } = self;
-        let mut agent: Vec<Part> = agent.into_iter().collect();
-        agent.iter_mut().for_each(Part::stop);
-        let mut nodes: Vec<Part> = nodes.into_iter().map(|node| node.part).collect();
-        wait_for_end(&mut events, agent, STOP_WITHIN)?;
-        nodes.iter_mut().for_each(Part::stop);
-        wait_for_end(&mut events, nodes, STOP_WITHIN)?;
-        postgres.map_or(Ok(()), |postgres| postgres.stop(&mut events))
+    pub fn run_until_stopped(self) -> Result<(), NodesError> {
+        Ok(self.region.run_until_stopped()?)
     }
+}
 
-    /// Logs each process that has ended since the last call. The demo goes on: nodes can be started by hand.
-    fn log_ended(&mut self) {
-        for node in &mut self.nodes {
-            if let Some(status) = node.part.newly_ended() {
-                let name = &node.part.name;
-                let log = node.place.log.display();
-                tracing::warn!(
-                    "{name} has ended ({status}): the other nodes go on; its log is {log}"
-                );
-            }
-        }
-        let folder = self.about.data_dir.display();
-        if let Some(status) = self.agent.as_mut().and_then(Part::newly_ended) {
-            tracing::error!(
-                "the agent has ended ({status}): requests fail; its log is {folder}/agent.log"
-            );
-        }
-        if let Some(status) = self
-            .postgres
-            .as_mut()
-            .and_then(|postgres| postgres.part().newly_ended())
-        {
-            tracing::error!(
-                "PostgreSQL has ended ({status}): requests go on, changes are refused; its log is {folder}/postgres.log"
-            );
-        }
+fn settings(options: &NodesOptions, region: &gw_testbed::Region) -> Settings {
+    Settings {
+        region: REGION,
+        domain: DOMAIN,
+        store: region.store.clone(),
+        region_key: region.key(),
+        workers: options.workers_of_each(),
+        burst: options.rate.burst(),
+        refill_per_minute: options.rate.refill_per_minute(),
+        relay_memory_mib: options.relay_memory_mib_of_each(),
+        drain_seconds: DRAIN_SECONDS,
     }
 }
 
@@ -197,19 +136,17 @@ impl NodesDemo {
 /// Also returns the admin token.
 fn make_region(
     options: &NodesOptions,
-    store: &str,
-    folder: &Path,
+    region: &gw_testbed::Region,
+    settings: &Settings,
 ) -> Result<(Seeded, String), NodesError> {
-    let text = config_text(options, store, &key_in(folder), &folder.join("setup"), None)?;
-    let config = parse(&text)?;
+    let config = parse(&settings.without_membership(&region.folder().join("setup"))?)?;
     match commands::init(&config) {
         Ok(_) | Err(RegionError::Exists { .. }) => {}
         Err(RegionError::KeyOfOtherNodes { name, .. }) => {
-            let database = options::without_password(store);
             return Err(NodesError::OtherRegion {
-                database,
+                database: without_password(&region.store),
                 name,
-                folder: folder.display().to_string(),
+                folder: region.folder().display().to_string(),
             });
         }
         Err(error) => return Err(error.into()),
@@ -221,78 +158,43 @@ fn make_region(
     Ok((seeded, token))
 }
 
-/// Waits until every node knows all others as members.
-fn wait_for_members(
-    events: &mut Events,
-    nodes: &mut [Node],
-    admin_token: &str,
-) -> Result<(), NodesError> {
-    let count = nodes.len();
-    events.until(
-        "all nodes are members of the region",
-        MEMBERS_WITHIN,
-        || {
-            for node in &mut *nodes {
-                node.part.expect_running()?;
-            }
-            Ok(nodes
-                .iter()
-                .all(|node| node.is_settled(admin_token, count))
-                .then_some(()))
-        },
-    )
+/// Parses the configuration file of a node. The environment of the demo does not count.
+fn parse(text: &str) -> Result<Config, NodesError> {
+    Config::parse(text, |_| None).map_err(|errors| NodesError::Config(errors.to_string()))
 }
 
-/// The data folder.
-struct Folder {
-    path: PathBuf,
-    /// Removed with its contents when the demo ends.
-    _temporary: Option<tempfile::TempDir>,
-}
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
 
-impl Folder {
-    fn new(given: Option<&Path>) -> Result<Self, NodesError> {
-        let Some(path) = given else {
-            let temporary = tempfile::Builder::new().prefix("gw-demo-").tempdir();
-            let temporary = temporary.map_err(NodesError::io(std::env::temp_dir().display()))?;
-            let path = temporary.path().to_owned();
-            enterable(&path)?;
-            return Ok(Self {
-                path,
-                _temporary: Some(temporary),
-            });
+    use gw_testbed::Place;
+
+    use super::*;
+    use crate::config::StoreSettings;
+
+    #[test]
+    fn the_configuration_of_a_node_is_valid() {
+        let settings = Settings {
+            region: REGION,
+            domain: DOMAIN,
+            store: "postgres://gw@%2Ftmp/postgres".to_owned(),
+            region_key: PathBuf::from("/k"),
+            workers: 1,
+            burst: 1,
+            refill_per_minute: 1,
+            relay_memory_mib: 16,
+            drain_seconds: DRAIN_SECONDS,
         };
-        let failed = |error: io::Error| NodesError::Io {
-            what: format!("--data-dir {}", path.display()),
-            error,
-        };
-        let is_new = !path.exists();
-        files::create_private_dir(path).map_err(failed)?;
-        let path = std::path::absolute(path).map_err(failed)?;
-        if is_new {
-            enterable(&path)?;
-        }
-        Ok(Self {
-            path,
-            _temporary: None,
-        })
+        let place = Place::new(Path::new("/tmp/a \"b\""), 2, 8444, 9081);
+        let config = parse(&place.config_text(&settings).unwrap()).unwrap();
+        assert_eq!(
+            (config.listen.port(), config.admin_listen.port()),
+            (8444, 9081)
+        );
+        assert_eq!(config.data_dir, Path::new("/tmp/a \"b\"/node-2"));
+        assert!(config.peer_listen.is_some() && matches!(config.store, StoreSettings::Postgres(_)));
+        assert_eq!(config.region.apex(), region().apex());
+        let config = parse(&settings.without_membership(Path::new("/d")).unwrap()).unwrap();
+        assert!(config.peer_listen.is_none());
     }
-
-    fn key(&self) -> PathBuf {
-        key_in(&self.path)
-    }
-}
-
-fn key_in(folder: &Path) -> PathBuf {
-    folder.join("region.key")
-}
-
-/// Lets other users enter the folder, but not list it, if this process is root: the user of PostgreSQL must reach its
-/// own folder there. All others are private.
-fn enterable(path: &Path) -> Result<(), NodesError> {
-    if !geteuid().is_root() {
-        return Ok(());
-    }
-    let permissions = std::fs::Permissions::from_mode(0o711);
-    std::fs::set_permissions(path, permissions).map_err(NodesError::io(path.display()))
 }

@@ -8,30 +8,32 @@ use std::process::{Command, Stdio};
 
 use rustix::process::geteuid;
 
-use super::NodesError;
-use super::part::User;
+use crate::Error;
 
 /// Folder of Debian's packages, with a folder for each version.
-pub(super) const INSTALLED: &str = "/usr/lib/postgresql";
+pub(crate) const INSTALLED: &str = "/usr/lib/postgresql";
 /// Oldest version that a region can use.
 const OLDEST: u32 = 15;
 
+/// User and group that a program of PostgreSQL runs as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User {
+    pub id: u32,
+    pub group: u32,
+}
+
 /// The programs of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Programs {
+pub(crate) struct Programs {
     folder: PathBuf,
     /// The major version.
-    pub(super) version: u32,
+    pub(crate) version: u32,
 }
 
 impl Programs {
     /// Finds the newest programs in the folders of `path` (the value of `PATH`) and below `installed`. Those of version
     /// `wanted` if there is one.
-    pub(super) fn find(
-        path: &OsStr,
-        installed: &Path,
-        wanted: Option<u32>,
-    ) -> Result<Self, NodesError> {
+    pub(crate) fn find(path: &OsStr, installed: &Path, wanted: Option<u32>) -> Result<Self, Error> {
         let below = fs::read_dir(installed)
             .into_iter()
             .flatten()
@@ -67,19 +69,15 @@ impl Programs {
                 known.join(", ")
             ),
         };
-        Err(NodesError::Postgres(format!(
+        Err(Error::Postgres(format!(
             "{finding} (the programs `initdb` and `postgres` were looked for in PATH and in {}/*/bin). Install it, on \
              Debian with `apt install postgresql`, or name a database: --store postgres://USER@HOST/DATABASE",
             installed.display()
         )))
     }
 
-    pub(super) fn initdb(&self) -> PathBuf {
-        self.folder.join("initdb")
-    }
-
-    pub(super) fn postgres(&self) -> PathBuf {
-        self.folder.join("postgres")
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
     }
 }
 
@@ -114,7 +112,7 @@ fn version(line: &str) -> Option<u32> {
 }
 
 /// The user that runs PostgreSQL, which refuses to run as root; `None` for the user of this process.
-pub(super) fn user() -> Option<User> {
+pub(crate) fn user() -> Option<User> {
     geteuid()
         .is_root()
         .then(|| user_of(&fs::read_to_string("/etc/passwd").unwrap_or_default()))

@@ -1,16 +1,10 @@
-//! Reasons why a demo of several nodes does not start.
+//! Reasons why a part does not start or stop.
 
 use std::io;
 
-use super::super::DemoError;
-use crate::config::Config;
-use crate::control::ControlError;
-use crate::process::gateway::StartError;
-use crate::process::region::RegionError;
-
 #[derive(Debug, thiserror::Error)]
-pub enum NodesError {
-    /// The command line is wrong.
+pub enum Error {
+    /// The options do not fit together.
     #[error("{0}")]
     Usage(String),
     #[error("{0}")]
@@ -40,40 +34,18 @@ pub enum NodesError {
     Stopped,
     #[error("stopped by a second signal: running requests were aborted")]
     Aborted,
-    #[error(
-        "--store {database}: it holds the region {name} already, and its key is not in {folder}; give the --data-dir \
-         of the demo that made it, or an empty database"
-    )]
-    OtherRegion {
-        database: String,
-        name: String,
-        folder: String,
-    },
     #[error("configuration of a node: {0}")]
     Config(String),
-    #[error(transparent)]
-    Region(#[from] RegionError),
-    #[error(transparent)]
-    Gateway(#[from] StartError),
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    #[error(transparent)]
-    Demo(#[from] DemoError),
     #[error("{what}: {error}")]
     Io { what: String, error: io::Error },
 }
 
-impl NodesError {
+impl Error {
     /// For `map_err`: an error of `what`, such as a path.
-    pub(super) fn io(what: impl ToString) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(what: impl ToString) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Io {
             what: what.to_string(),
             error,
         }
     }
-}
-
-/// Parses the configuration file of a node. The environment of the demo does not count.
-pub(super) fn parse(text: &str) -> Result<Config, NodesError> {
-    Config::parse(text, |_| None).map_err(|errors| NodesError::Config(errors.to_string()))
 }

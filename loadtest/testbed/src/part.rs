@@ -1,4 +1,4 @@
-//! The processes of a demo of several nodes. Each ends with the demo, also if the demo is killed.
+//! Processes that end with the one that has started them, also if that one is killed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -13,28 +13,26 @@ use rustix::process::{
 };
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-use super::NodesError;
-use super::events::{Event, Events};
+use crate::{Error, Event, User, Wait};
 
 /// Hidden command of `gw-gateway` that runs a part: `demo-part --parent PID PART`.
-pub(super) const COMMAND: &str = "demo-part";
+const COMMAND: &str = "demo-part";
 /// Variables of the environment that nodes take over. Others that begin with `GW_` would change the configuration that
 /// the demo wrote for them.
 const KEPT: [&str; 2] = ["GW_LOG", "GW_DRIVER"];
 /// Lines of a log in an error.
 const LOG_LINES: usize = 12;
 
-/// User and group that a program of PostgreSQL runs as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct User {
-    pub id: u32,
-    pub group: u32,
+/// Starts parts with the program `gw-gateway`.
+#[derive(Debug, Clone)]
+pub struct Starter {
+    gateway: PathBuf,
 }
 
 /// A child process. It is ended on drop.
-pub(super) struct Part {
+pub struct Part {
     /// In messages, such as `node 2`.
-    pub(super) name: String,
+    pub name: String,
     child: Child,
     log: PathBuf,
     /// Asks it to end after its work.
@@ -47,25 +45,63 @@ pub(super) struct Part {
     is_reported: bool,
 }
 
-/// The command that runs a part with this program. Its process group is its own, so that Ctrl-C reaches only the demo,
-/// which ends its parts in order.
-pub(super) fn command(part: &str) -> Result<Command, NodesError> {
-    let program = std::env::current_exe().map_err(NodesError::io("path of this program"))?;
-    let mut command = Command::new(program);
-    command.args([COMMAND, "--parent", &std::process::id().to_string(), part]);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .process_group(0);
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        let is_other = text.starts_with("GW_") && !KEPT.contains(&&*text);
-        let of_service_manager = text == "NOTIFY_SOCKET" || text.starts_with("LISTEN_");
-        if is_other || of_service_manager {
-            command.env_remove(&name);
-        }
+impl Starter {
+    /// `gateway` is the path of `gw-gateway`.
+    pub fn new(gateway: impl AsRef<Path>) -> Self {
+        let gateway = gateway.as_ref();
+        // Programs of PostgreSQL start in another folder.
+        let gateway = std::path::absolute(gateway).unwrap_or_else(|_| gateway.to_owned());
+        Self { gateway }
     }
-    Ok(command)
+
+    /// Starts parts with the program of this process, which is `gw-gateway`.
+    pub fn of_this_program() -> Result<Self, Error> {
+        std::env::current_exe()
+            .map(Self::new)
+            .map_err(Error::io("path of this program"))
+    }
+
+    /// The command that runs a part. Its process group is its own, so that Ctrl-C reaches only the demo, which ends its
+    /// parts in order.
+    pub(crate) fn command(&self, part: &str) -> Command {
+        let mut command = Command::new(&self.gateway);
+        command.args([COMMAND, "--parent", &std::process::id().to_string(), part]);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0);
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            let is_other = text.starts_with("GW_") && !KEPT.contains(&&*text);
+            let of_service_manager = text == "NOTIFY_SOCKET" || text.starts_with("LISTEN_");
+            if is_other || of_service_manager {
+                command.env_remove(&name);
+            }
+        }
+        command
+    }
+
+    /// The command that runs a program of PostgreSQL as `user`, without variables that change what it does.
+    pub(crate) fn program(&self, user: Option<User>, program: &Path) -> Command {
+        let mut command = self.command("program");
+        if let Some(User { id, group }) = user {
+            command.args(["--user", &id.to_string(), "--group", &group.to_string()]);
+        }
+        command.arg("--").arg(program);
+        without_variables_of_postgres(&mut command);
+        command
+    }
+}
+
+/// Removes the variables that change what PostgreSQL's programs do. The user of the server may not be allowed to enter the
+/// folder of this process.
+pub(crate) fn without_variables_of_postgres(command: &mut Command) {
+    for (name, _) in
+        std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG"))
+    {
+        command.env_remove(name);
+    }
+    command.env("LC_ALL", "C").current_dir("/");
 }
 
 impl Part {
@@ -73,24 +109,24 @@ impl Part {
     ///
     /// Must be called by a thread that lives as long as the demo: the kernel takes the end of the thread that has
     /// started a process for the end of its parent.
-    pub(super) fn start(
+    pub(crate) fn start(
         name: &str,
         command: &mut Command,
         log: &Path,
         input: Option<&[u8]>,
-    ) -> Result<Self, NodesError> {
+    ) -> Result<Self, Error> {
         let open = OpenOptions::new()
             .create(true)
             .append(true)
             .mode(0o600)
             .open(log);
-        command.stderr(open.map_err(NodesError::io(log.display()))?);
+        command.stderr(open.map_err(Error::io(log.display()))?);
         if input.is_some() {
             command.stdin(Stdio::piped());
         }
         let mut child = command
             .spawn()
-            .map_err(NodesError::io(format!("cannot start {name}")))?;
+            .map_err(Error::io(format!("cannot start {name}")))?;
         let pipe = child.stdin.take();
         let part = Self {
             name: name.to_owned(),
@@ -109,17 +145,18 @@ impl Part {
     }
 
     /// The same part with other signals.
-    pub(super) fn with_signals(mut self, stop: Signal, abort: Signal) -> Self {
-        (self.stop, self.abort) = (stop, abort);
+    pub(crate) fn with_signals(mut self, stop: Signal, abort: Signal) -> Self {
+        self.stop = stop;
+        self.abort = abort;
         self
     }
 
-    pub(super) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Whether the process runs.
-    pub(super) fn runs(&mut self) -> bool {
+    pub fn runs(&mut self) -> bool {
         if self.ended.is_none() {
             // An error means that there is no such process.
             self.ended = self.child.try_wait().unwrap_or(Some(ExitStatus::default()));
@@ -128,7 +165,7 @@ impl Part {
     }
 
     /// Fails with the end of the log if the process has ended.
-    pub(super) fn expect_running(&mut self) -> Result<(), NodesError> {
+    pub(crate) fn expect_running(&mut self) -> Result<(), Error> {
         if self.runs() {
             Ok(())
         } else {
@@ -137,7 +174,7 @@ impl Part {
     }
 
     /// Fails with the end of the log if the process has failed.
-    pub(super) fn expect_success(&mut self) -> Result<(), NodesError> {
+    pub(crate) fn expect_success(&mut self) -> Result<(), Error> {
         if self.runs() || self.ended.is_some_and(|status| status.success()) {
             Ok(())
         } else {
@@ -145,11 +182,11 @@ impl Part {
         }
     }
 
-    fn failure(&self) -> NodesError {
+    fn failure(&self) -> Error {
         let status = self
             .ended
             .map_or_else(String::new, |status| status.to_string());
-        NodesError::Ended {
+        Error::Ended {
             name: self.name.clone(),
             status,
             log: tail(&self.log),
@@ -157,7 +194,7 @@ impl Part {
     }
 
     /// How the process has ended; `None` while it runs, and after it was asked once.
-    pub(super) fn newly_ended(&mut self) -> Option<ExitStatus> {
+    pub fn newly_ended(&mut self) -> Option<ExitStatus> {
         if self.runs() || self.is_reported {
             return None;
         }
@@ -166,11 +203,12 @@ impl Part {
     }
 
     /// Asks the process to end.
-    pub(super) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.signal(self.stop);
     }
 
-    fn signal(&mut self, signal: Signal) {
+    /// Sends a signal, if the process runs.
+    pub fn signal(&mut self, signal: Signal) {
         // Not after it was waited for: its id may belong to another process then.
         if self.runs()
             && let Some(id) = i32::try_from(self.id()).ok().and_then(Pid::from_raw)
@@ -198,11 +236,11 @@ impl Drop for Part {
 }
 
 /// Waits until all `parts` have ended; drops them, which ends them at once, after `within` or after a signal to stop.
-pub(super) fn wait_for_end(
-    events: &mut Events,
+pub(crate) fn wait_for_end(
+    events: &mut impl Wait,
     mut parts: Vec<Part>,
     within: Duration,
-) -> Result<(), NodesError> {
+) -> Result<(), Error> {
     let deadline = Instant::now() + within;
     while parts.iter_mut().any(Part::runs) {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -219,8 +257,8 @@ pub(super) fn wait_for_end(
             }
             return Ok(());
         }
-        if events.wait(Some(left)) == Event::Stop {
-            return Err(NodesError::Aborted);
+        if events.wait(left) == Event::Stop {
+            return Err(Error::Aborted);
         }
     }
     Ok(())
@@ -284,12 +322,12 @@ pub fn become_program(
 }
 
 /// Makes an empty log, so that errors show only what was written since.
-pub(super) fn new_log(path: &Path) -> Result<(), NodesError> {
+pub(crate) fn new_log(path: &Path) -> Result<(), Error> {
     let opened = OpenOptions::new()
         .create(true)
         .write(true)
         .truncate(true)
         .mode(0o600)
         .open(path);
-    opened.map(drop).map_err(NodesError::io(path.display()))
+    opened.map(drop).map_err(Error::io(path.display()))
 }
