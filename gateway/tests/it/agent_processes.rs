@@ -6,14 +6,14 @@ use std::path::Path;
 
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::{Running, has_ended, send_signal, workers};
+use crate::support::process::{Running, children, has_ended, send_signal};
 use crate::support::supervised_agent::{Agent, configuration, only_worker};
 use crate::support::{backend, eventually};
 
 /// Waits until the supervisor has one worker, other than `before`.
 fn replaced(supervisor: u32, before: u32) -> u32 {
     eventually("the worker is replaced", || {
-        match workers(supervisor).as_slice() {
+        match children(supervisor).as_slice() {
             [worker] if *worker != before => Some(*worker),
             _ => None,
         }
@@ -51,10 +51,10 @@ fn a_reload_uses_the_new_configuration_without_a_failed_request() {
     });
     // The first worker finishes the request that it has, after further replacements too.
     for _ in 0..2 {
-        let before = workers(agent.id());
+        let before = children(agent.id());
         agent.signal("HUP");
         eventually("the worker is replaced again", || {
-            match workers(agent.id()).as_slice() {
+            match children(agent.id()).as_slice() {
                 [one, other] if *one == first && !before.contains(other) => Some(()),
                 _ => None,
             }

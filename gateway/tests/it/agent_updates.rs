@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::support::eventually;
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::{Running, Served, gw_agent, workers};
+use crate::support::process::{Running, Served, children, gw_agent};
 use crate::support::programs::usable;
 use crate::support::supervised_agent::{Agent, administer, configuration, only_worker};
 
@@ -105,7 +105,7 @@ fn executable(worker: u32) -> PathBuf {
 fn wait_for_stored(agent: &Running, program: &SignedProgram) -> u32 {
     let in_memory = PathBuf::from(format!("/memfd:gw-agent-{} (deleted)", program.version));
     eventually("the stored program runs", || {
-        let [worker] = <[u32; 1]>::try_from(workers(agent.id())).ok()?;
+        let [worker] = <[u32; 1]>::try_from(children(agent.id())).ok()?;
         (fs::read_link(format!("/proc/{worker}/exe")).ok()? == in_memory).then_some(worker)
     })
 }
@@ -465,7 +465,7 @@ fn a_stored_program_that_is_swapped_after_its_check_is_not_run() {
         if ran.exists() {
             return Some(false);
         }
-        let [worker] = <[u32; 1]>::try_from(workers(agent.id())).ok()?;
+        let [worker] = <[u32; 1]>::try_from(children(agent.id())).ok()?;
         fs::read_to_string(format!("/proc/{worker}/comm"))
             .ok()
             .filter(|name| name == "gw-agent\n")

@@ -10,7 +10,7 @@ use crate::support::backend;
 use crate::support::eventually;
 use crate::support::prepared::Prepared;
 use crate::support::process::{
-    self, Running, Served, gw_agent, has_ended, send_signal, serve_command, workers,
+    self, Running, Served, children, gw_agent, has_ended, send_signal, serve_command,
 };
 use crate::support::programs;
 use crate::support::successor::replace;
@@ -171,7 +171,7 @@ fn abort_all(allowed: bool) {
         );
         prepared.wait_for_tunnel(gateway.address);
         let worker = eventually("the agent has one worker", || {
-            <[u32; 1]>::try_from(workers(agent.id())).ok()
+            <[u32; 1]>::try_from(children(agent.id())).ok()
         });
         (agent, worker[0])
     };

@@ -295,7 +295,7 @@ fn crashes_are_reported_at_once_and_recovered_from() {
     watcher.send(prepared.get("/"));
     assert_eq!(watcher.response().status, 200);
     assert!(
-        process::workers(agent.id())
+        process::children(agent.id())
             .into_iter()
             .all(|worker| send_signal(worker, "KILL"))
     );

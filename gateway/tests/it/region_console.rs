@@ -137,7 +137,7 @@ fn why_the_tunnel_of_a_killed_agent_ended_is_shown_at_all_nodes() {
     // The supervisor neither drains the agent nor starts it again.
     agent.signal("STOP");
     assert!(
-        process::workers(agent.id())
+        process::children(agent.id())
             .into_iter()
             .all(|worker| process::send_signal(worker, "KILL"))
     );

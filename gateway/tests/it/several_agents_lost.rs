@@ -141,7 +141,7 @@ fn a_killed_agent_costs_no_get() {
         .collect();
     callers.iter().for_each(|_| backend.wait_for_held());
     // The supervisor of the agent would start another worker.
-    let workers = process::workers(one.id());
+    let workers = process::children(one.id());
     one.signal("STOP");
     for id in workers.into_iter().chain([one.id()]) {
         assert!(process::send_signal(id, "KILL"));

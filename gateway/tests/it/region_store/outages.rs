@@ -27,7 +27,7 @@ fn changes_are_refused_soon_while_the_server_does_not_answer() {
     let Some(postgres) = Postgres::with_region() else {
         return;
     };
-    let gate = Gate::to(Target::Unix(postgres.socket().join(".s.PGSQL.5432")));
+    let gate = Gate::to(Target::Unix(postgres.socket()));
     let url = format!("postgres://gw@{}/postgres", gate.address);
     let mut store = PostgresStore::new(&postgres.source_at(&url, "a")).unwrap();
     let mut position = store.load().unwrap().position;

@@ -3,136 +3,74 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::process::{Pid, Signal, geteuid, kill_process};
-
 use gw_gateway::config::{Config, StoreSettings};
 use gw_gateway::region::RegionKey;
 use gw_gateway::store::{KnownRecords, PostgresSettings, PostgresSource, PostgresStore};
+use gw_testbed::{Listen, Server, Sleep, Starter};
 
 use super::eventually;
-use super::process::{Running, config_text};
+use super::process::{self, Running, config_text, gw_gateway};
 use super::programs;
 
 /// The apex of the regions in tests.
 const APEX: &str = "eu1.gw.localhost";
 
-/// The user id of the server, which refuses to run as root.
-const SERVER_USER: u32 = 65_534;
-
 pub(crate) struct Postgres {
     /// Before the folder, which is deleted after the server has ended.
-    process: Option<Running>,
+    server: Server,
     folder: tempfile::TempDir,
 }
 
 impl Postgres {
     pub(crate) fn start() -> Self {
-        let mut server = Self::new();
-        let mut initdb = server.program("initdb");
-        initdb
-            .args([
-                "-U",
-                "gw",
-                "-A",
-                "trust",
-                "-N",
-                "-E",
-                "UTF8",
-                "--locale=C",
-                "-D",
-            ])
-            .arg(server.data());
-        run(&mut initdb);
-        server.resume();
-        server
+        let mut postgres = Self::new();
+        postgres.server.initialize(&mut Sleep).unwrap();
+        postgres.resume();
+        postgres
     }
 
     /// Starts a standby of `self`.
     pub(crate) fn standby(&self) -> Self {
         let mut standby = Self::new();
-        let mut backup = standby.program("pg_basebackup");
-        backup
-            .arg("-h")
-            .arg(self.socket())
-            .args(["-U", "gw", "-R", "-c", "fast", "-D"])
-            .arg(standby.data());
-        run(&mut backup);
+        standby.server.copy(&self.server, &mut Sleep).unwrap();
         standby.resume();
         standby
     }
 
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
+        // The user of the server enters it.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let server = Self {
-            process: None,
-            folder,
-        };
-        fs::write(server.key_file(), "5a".repeat(32)).unwrap();
-        fs::set_permissions(server.key_file(), fs::Permissions::from_mode(0o600)).unwrap();
-        for path in [server.data(), server.socket()] {
-            fs::create_dir(&path).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-            if geteuid().is_root() {
-                chown(&path, Some(SERVER_USER), Some(SERVER_USER)).unwrap();
-            }
-        }
-        server
+        let starter = Starter::new(gw_gateway().get_program());
+        let log = folder.path().join("postgres.log");
+        let files = folder.path().join("postgres");
+        let server = Server::new(&starter, &files, log, Listen::Socket).unwrap();
+        let postgres = Self { server, folder };
+        fs::write(postgres.key_file(), "5a".repeat(32)).unwrap();
+        fs::set_permissions(postgres.key_file(), fs::Permissions::from_mode(0o600)).unwrap();
+        postgres
     }
 
-    fn data(&self) -> PathBuf {
-        self.folder.path().join("data")
-    }
-
+    /// Path of the server's socket.
     pub(crate) fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
-    }
-
-    /// A program of PostgreSQL. It ends with this test, also if the test is killed.
-    fn program(&self, name: &str) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "QUIT"]);
-        if geteuid().is_root() {
-            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        }
-        command
-            .arg(folder_of_programs().join(name))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .current_dir(self.folder.path());
-        command
+        self.server.socket()
     }
 
     /// Starts the server again, and waits until it answers.
     pub(crate) fn resume(&mut self) {
-        let mut command = self.program("postgres");
-        command
-            .arg("-D")
-            .arg(self.data())
-            .arg("-k")
-            .arg(self.socket())
-            .args(["-c", "listen_addresses="]);
-        self.process = Some(Running::new(command.stderr(Stdio::null()).spawn().unwrap()));
-        let mut ready = self.program("pg_isready");
-        ready.arg("-h").arg(self.socket());
-        eventually("PostgreSQL answers", || {
-            ready.status().unwrap().success().then_some(())
-        });
+        self.server.start(&mut Sleep).unwrap();
     }
 
+    /// Ends the server and its sessions at once.
     pub(crate) fn stop(&mut self) {
-        let mut process = self.process.take().unwrap();
-        // Ends the processes of its connections, too.
-        let id = Pid::from_raw(process.id().try_into().unwrap()).unwrap();
-        kill_process(id, Signal::QUIT).unwrap();
-        process.exit_code();
+        self.server.abort();
     }
 
     pub(crate) fn url(&self) -> String {
@@ -140,37 +78,21 @@ impl Postgres {
     }
 
     pub(crate) fn url_of(&self, database: &str) -> String {
-        format!(
-            "postgres://gw@{}/{database}",
-            self.socket().display().to_string().replace('/', "%2F")
-        )
+        self.server.url(database)
     }
 
     /// Process ids of the server and of its children.
     pub(crate) fn processes(&self) -> Vec<u32> {
-        let server = self.process.as_ref().unwrap().id();
-        let children =
-            fs::read_to_string(format!("/proc/{server}/task/{server}/children")).unwrap();
-        children
-            .split(' ')
-            .filter_map(|id| id.parse().ok())
-            .chain([server])
-            .collect()
+        let server = self.server.id().unwrap();
+        let mut processes = process::children(server);
+        processes.push(server);
+        processes
     }
 
     /// Process ids of the sessions of clients; empty if the server does not answer.
     pub(crate) fn sessions(&self) -> Vec<u32> {
         const SESSIONS: &str = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
-        let mut command = self.program("psql");
-        command
-            .arg("-h")
-            .arg(self.socket())
-            .args(["-U", "gw", "-d", "postgres", "-XAtqc", SESSIONS]);
-        let output = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .output()
-            .unwrap();
+        let output = self.server.psql(SESSIONS).output().unwrap();
         String::from_utf8(output.stdout)
             .unwrap()
             .lines()
@@ -180,12 +102,8 @@ impl Postgres {
 
     /// Runs SQL; returns the rows, with `|` between columns.
     pub(crate) fn sql(&self, sql: &str) -> String {
-        let mut command = self.program("psql");
-        command
-            .arg("-h")
-            .arg(self.socket())
-            .args(["-U", "gw", "-d", "postgres", "-XAtqc", sql]);
-        String::from_utf8(run(command.stdout(Stdio::piped())).stdout)
+        let output = run(&mut self.server.psql(sql));
+        String::from_utf8(output.stdout)
             .unwrap()
             .trim_end()
             .to_owned()
@@ -193,30 +111,22 @@ impl Postgres {
 
     /// Runs SQL that fails; returns the error.
     pub(crate) fn fails(&self, sql: &str) -> String {
-        let mut command = self.program("psql");
-        command
-            .arg("-h")
-            .arg(self.socket())
-            .args(["-U", "gw", "-d", "postgres", "-XAtqc", sql]);
-        let output = command.output().unwrap();
+        let output = self.server.psql(sql).output().unwrap();
         assert!(!output.status.success(), "{sql}");
         String::from_utf8(output.stderr).unwrap()
     }
 
     /// All stored text, as a backup holds it.
     pub(crate) fn dump(&self) -> String {
-        let mut command = self.program("pg_dump");
-        command
-            .arg("-h")
-            .arg(self.socket())
-            .args(["-U", "gw", "postgres"]);
-        String::from_utf8(run(command.stdout(Stdio::piped())).stdout).unwrap()
+        let output = run(self.server.client("pg_dump").arg("postgres"));
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// PgBouncer in front of the server, on a Unix socket; returns it with its URL. Sessions of clients share connections to
     /// the server if `pool_mode` is `transaction`.
     pub(crate) fn pool(&self, pool_mode: &str) -> (Running, String) {
         let socket = self.socket();
+        let socket = socket.parent().unwrap();
         let path = self.folder.path().join(format!("{pool_mode}.ini"));
         let text = format!(
             "[databases]\npostgres = host={} user=gw\n[pgbouncer]\nlisten_addr =\nlisten_port = 6432\n\
@@ -225,7 +135,7 @@ impl Postgres {
             socket.display()
         );
         fs::write(&path, text).unwrap();
-        let mut command = self.program("/usr/sbin/pgbouncer");
+        let mut command = self.server.program("/usr/sbin/pgbouncer");
         let process = Running::new(
             command
                 .arg("-q")
@@ -323,37 +233,18 @@ impl Postgres {
 
     /// A proxy in front of the server that can lose replies.
     pub(crate) fn proxy(&self) -> Proxy {
-        Proxy::start(self.socket().join(".s.PGSQL.5432"))
-    }
-}
-
-impl Drop for Postgres {
-    fn drop(&mut self) {
-        if self.process.is_some() {
-            self.stop();
-        }
+        Proxy::start(self.socket())
     }
 }
 
 fn run(command: &mut Command) -> Output {
-    let output = command.stderr(Stdio::piped()).output().unwrap();
+    let output = command.output().unwrap();
     assert!(
         output.status.success(),
         "{command:?}: {}",
         String::from_utf8_lossy(&output.stderr)
     );
     output
-}
-
-/// The folder of the newest installed server's programs.
-fn folder_of_programs() -> PathBuf {
-    let versions =
-        fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed: ./test --setup");
-    let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let newest = versions
-        .map(|entry| entry.unwrap().path())
-        .max_by_key(|path| version(path));
-    newest.unwrap().join("bin")
 }
 
 /// Passes bytes between a client over TCP and the server, until it is told to lose replies.

@@ -77,9 +77,9 @@ pub(crate) fn has_ended(id: u32) -> bool {
     fs::read_to_string(format!("/proc/{id}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
-/// Ids of the workers of an agent's supervisor.
-pub(crate) fn workers(supervisor: u32) -> Vec<u32> {
-    let path = format!("/proc/{supervisor}/task/{supervisor}/children");
+/// Ids of the children of a process, such as the workers of an agent's supervisor.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    let path = format!("/proc/{parent}/task/{parent}/children");
     let children = fs::read_to_string(path).unwrap_or_default();
     children
         .split_whitespace()

@@ -1,14 +1,13 @@
 //! A region of several node processes on one PostgreSQL server, with an agent that connects through a balancer.
 
 use std::fs;
-use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
 
 use gw_gateway::Gateway;
 use gw_gateway::demo::About;
+use gw_testbed::{Balancer, is_settled};
 use serde_json::Value;
 
 use super::caller::{Caller, HOST, connect_to};
@@ -35,52 +34,6 @@ pub(crate) struct Region {
     pub(crate) peer_gates: Vec<Gate>,
     /// Ports of the nodes, which no other program can take while a node does not run.
     ports: Vec<socket2::Socket>,
-}
-
-/// Passes each connection to the next node that accepts it.
-struct Balancer {
-    address: SocketAddr,
-    nodes: Arc<Mutex<Vec<SocketAddr>>>,
-}
-
-impl Balancer {
-    fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let nodes = Arc::<Mutex<Vec<SocketAddr>>>::default();
-        let known = Arc::clone(&nodes);
-        std::thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let node = {
-                    let mut nodes = known.lock().unwrap();
-                    let count = nodes.len();
-                    nodes.rotate_left(1.min(count));
-                    nodes.iter().find_map(|node| TcpStream::connect(node).ok())
-                };
-                let Some(node) = node else { continue };
-                let mut from_client = client.try_clone().unwrap();
-                let mut to_node = node.try_clone().unwrap();
-                std::thread::spawn(move || carry(&mut from_client, &mut to_node));
-                let mut from_node = node;
-                let mut to_client = client;
-                std::thread::spawn(move || carry(&mut from_node, &mut to_client));
-            }
-        });
-        Self { address, nodes }
-    }
-
-    fn add(&self, node: SocketAddr) {
-        self.nodes.lock().unwrap().push(node);
-    }
-
-    fn set(&self, nodes: Vec<SocketAddr>) {
-        *self.nodes.lock().unwrap() = nodes;
-    }
-}
-
-fn carry(from: &mut TcpStream, to: &mut TcpStream) {
-    let _ = io::copy(from, to);
-    let _ = to.shutdown(Shutdown::Both);
 }
 
 impl Region {
@@ -110,7 +63,7 @@ impl Region {
             folder,
             service_key,
             token,
-            balancer: Balancer::start(),
+            balancer: Balancer::start(Vec::new()).unwrap(),
             is_gated,
             configuration: configuration.to_owned(),
             engine_gates: Vec::new(),
@@ -146,8 +99,7 @@ impl Region {
         let node = self.nodes.len();
         self.nodes.push(None);
         let [port, peer_port] = [(); 2].map(|()| {
-            let held = process::hold("127.0.0.1:0".parse().unwrap());
-            let port = held.local_addr().unwrap().as_socket().unwrap().port();
+            let (port, held) = gw_testbed::hold(0).unwrap();
             self.ports.push(held);
             port
         });
@@ -163,7 +115,7 @@ impl Region {
             self.restart(node);
             return node;
         }
-        let engine = Gate::to(Target::Unix(self.postgres.socket().join(".s.PGSQL.5432")));
+        let engine = Gate::to(Target::Unix(self.postgres.socket()));
         let text = text.replace(
             &self.postgres.url(),
             &format!("postgres://gw@{}/postgres", engine.address),
@@ -300,19 +252,7 @@ impl Region {
     /// Waits until every running node knows `count` live nodes and no service moves.
     pub(crate) fn wait_for_members(&self, count: usize) {
         eventually("all nodes know the members", || {
-            let is_settled = |node: usize| {
-                let status = self.status(node);
-                let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
-                let live = nodes.iter().filter(|node| node["state"] == "live").count();
-                let behind = nodes
-                    .iter()
-                    .filter(|node| node["state"] == "live" && node["epoch_lag"] != 0)
-                    .count();
-                status["standing"] == "member"
-                    && status["moving"] == false
-                    && live == count
-                    && behind == 0
-            };
+            let is_settled = |node: usize| is_settled(&self.status(node), count);
             self.running().all(is_settled).then_some(())
         });
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::eventually;
 use super::prepared::Prepared;
-use super::process::{Running, Served, gw_agent, gw_gateway, workers};
+use super::process::{Running, Served, children, gw_agent, gw_gateway};
 
 /// The agent of `prepared` at a gateway, with a configuration file.
 pub(crate) struct Agent<'a> {
@@ -138,7 +138,7 @@ pub(crate) fn administer(prepared: &Prepared, gateway: &Served, command: &[&str]
 
 pub(crate) fn only_worker(supervisor: u32) -> u32 {
     eventually("there is one worker", || {
-        <[u32; 1]>::try_from(workers(supervisor)).ok()
+        <[u32; 1]>::try_from(children(supervisor)).ok()
     })[0]
 }
 
