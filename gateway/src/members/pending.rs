@@ -132,17 +132,18 @@ fn is_dead(row: &NodeRow) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const OWN: u128 = 100;
+    pub(in crate::members) const OWN: u128 = 100;
 
     fn slot(slot: u16) -> NodeSlot {
         NodeSlot::new(slot).unwrap()
     }
 
-    fn roster(states: &[NodeState]) -> Roster {
+    /// Nodes in these states, each with its slot added to [`OWN`] as its session.
+    pub(in crate::members) fn roster(states: &[NodeState]) -> Roster {
         let row = |(number, state): (u16, &NodeState)| NodeRow {
             slot: slot(number),
             session: OWN + u128::from(number),

@@ -122,28 +122,10 @@ impl SessionRefusals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::{NodeSlot, NodeState};
+    use crate::members::pending::tests::{OWN, roster};
+    use crate::region::NodeState;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const OWN: u128 = 100;
-
-    fn roster(states: &[NodeState]) -> Roster {
-        let row = |(slot, state): (u16, &NodeState)| NodeRow {
-            slot: NodeSlot::new(slot).unwrap(),
-            session: OWN + u128::from(slot),
-            state: *state,
-            beat: 0,
-            acknowledged: 0,
-            peer_address: ([127, 0, 0, 1], 1).into(),
-            version: "1".into(),
-            applied_revision: 0,
-            tag: [0; 16],
-        };
-        Roster {
-            epoch: 1,
-            rows: (0..).zip(states).map(row).collect(),
-        }
-    }
 
     fn denied(reason: &str) -> Delivery {
         Delivery::Denied(reason.into())

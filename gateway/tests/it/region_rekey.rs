@@ -9,15 +9,16 @@ use gw_gateway::clock::Timestamp;
 use gw_gateway::process::region::rekey;
 use gw_gateway::region::RegionKey;
 use gw_gateway::store::{
-    AccountRecord, AuditEntry, AuthorityRecord, AuthorityRole, History, PostgresStore, SigningKey,
-    Snapshot, Step, Store, StoreError, StoredRecord,
+    AuditEntry, AuthorityRecord, AuthorityRole, History, PostgresStore, SigningKey, Snapshot, Step,
+    Store, StoreError, StoredRecord,
 };
-use gw_shared::id::{AccountId, AuthorityId};
+use gw_shared::id::AuthorityId;
 use gw_shared::identity::secret::Secret;
 use serde_json::{Value, json};
 
 use crate::region_load::Load;
 use crate::region_records::Node;
+use crate::region_store::account;
 use crate::support::postgres::Postgres;
 use crate::support::process::gw_gateway;
 use crate::support::region::Region;
@@ -25,14 +26,6 @@ use crate::support::successor::{Successor, replace};
 use crate::support::{backend, eventually};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-
-fn account(id: &str) -> Step {
-    Step::Put(StoredRecord::Account(AccountRecord {
-        id: AccountId::new(id).unwrap(),
-        capture_allowed: false,
-        created_at: Timestamp(1),
-    }))
-}
 
 fn entry(target: &str) -> AuditEntry {
     AuditEntry {
@@ -79,7 +72,11 @@ fn region() -> Option<Postgres> {
         SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap(),
     ));
     store
-        .commit(&start, &[account("first"), signing], &entry("first"))
+        .commit(
+            &start,
+            &[Step::Put(account("first")), signing],
+            &entry("first"),
+        )
         .unwrap();
     Some(postgres)
 }
@@ -130,7 +127,7 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
                     }
                     let name = format!("w{writer}n{number}");
                     at = loop {
-                        match store.commit(&at, &[account(&name)], &entry(&name)) {
+                        match store.commit(&at, &[Step::Put(account(&name))], &entry(&name)) {
                             Ok(position) => break position,
                             Err(StoreError::Stale) => {}
                             Err(error) => panic!("{error}"),

@@ -18,7 +18,7 @@ use crate::support::postgres::Postgres;
 use crate::support::process::send_signal;
 use crate::support::{eventually, programs};
 
-fn account(id: &str) -> StoredRecord {
+pub(crate) fn account(id: &str) -> StoredRecord {
     StoredRecord::Account(AccountRecord {
         id: AccountId::new(id).unwrap(),
         capture_allowed: false,

@@ -12,28 +12,14 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::json;
 
 use crate::support::apex::post_json;
-use crate::support::modified_agent::{ACCOUNT, HOST, STREAMS, Tunnel, connection};
+use crate::support::eventually;
+use crate::support::modified_agent::{self, ACCOUNT, HOST, STREAMS, Tunnel, connection};
 use crate::support::tunnel_frames::hello;
-use crate::support::{eventually, setup};
 
 /// An agent that has a certificate for the key in its state folder.
 fn enroll(demo: &Demo) -> (AgentId, KeyPair) {
-    let control = demo.gateway().control();
-    setup::service(control, ACCOUNT, "evil");
-    let state = tempfile::tempdir().unwrap();
-    let port = demo.gateway().address().port();
-    let agent = setup::agent(
-        control,
-        ACCOUNT,
-        &["evil"],
-        port,
-        &demo.about.ca_file,
-        state.path(),
-    );
-    let identity = gw_agent::identity::state::StateDir::new(state.path())
-        .identity()
-        .unwrap();
-    (agent, KeyPair::try_from(&identity.key).unwrap())
+    let enrolled = modified_agent::enroll(demo);
+    (enrolled.agent, KeyPair::try_from(&enrolled.key).unwrap())
 }
 
 fn csr(key: &KeyPair) -> String {

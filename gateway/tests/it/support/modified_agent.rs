@@ -31,7 +31,7 @@ pub(crate) const STREAMS: u32 = 256;
 pub(crate) struct Enrolled {
     pub(crate) agent: AgentId,
     certificate: CertificateDer<'static>,
-    key: PrivateKeyDer<'static>,
+    pub(crate) key: PrivateKeyDer<'static>,
     service_key: String,
 }
 
