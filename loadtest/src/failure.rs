@@ -50,6 +50,12 @@ impl From<rustls::Error> for Failure {
     }
 }
 
+impl From<procfs::ProcError> for Failure {
+    fn from(error: procfs::ProcError) -> Self {
+        Self::during("/proc", error)
+    }
+}
+
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Self {
         Self::new(format!("JSON: {error}"))

@@ -117,13 +117,7 @@ impl Process {
 
     /// Sends a signal to the program and its running children.
     pub(crate) fn send_all(&self, signal: Signal) {
-        for pid in procfs::tree(self.pid())
-            .into_iter()
-            .filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
-        {
-            // Fails if it has ended already.
-            let _ = kill_process(pid, signal);
-        }
+        procfs::signal_all(&procfs::tree(self.pid()), signal);
     }
 
     fn send(&self, signal: Signal) {
@@ -142,12 +136,7 @@ impl Drop for Process {
         if matches!(self.wait(ABANDON_WITHIN), Ok(Some(_))) {
             return;
         }
-        for pid in tree
-            .into_iter()
-            .filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
-        {
-            let _ = kill_process(pid, Signal::KILL);
-        }
+        procfs::signal_all(&tree, Signal::KILL);
         let _ = self.child.wait();
     }
 }

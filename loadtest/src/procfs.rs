@@ -4,20 +4,18 @@ use std::fs;
 use std::iter::Sum;
 use std::time::Duration;
 
-use rustix::process::Pid;
+use ::procfs::process::{Process, Stat, all_processes};
+use ::procfs::{CurrentSI, KernelStats, ProcError, ticks_per_second};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::failure::Failure;
 
-/// Clock ticks per second in `/proc` (USER_HZ, fixed by the kernel's ABI).
-const TICKS_PER_SECOND: u64 = 100;
-
 /// `pid` and its running descendants.
 pub(crate) fn tree(pid: u32) -> Vec<u32> {
-    let parents: Vec<(u32, u32)> = fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter_map(|pid: u32| Some((pid, Stat::read(&format!("/proc/{pid}/stat"))?.parent)))
+    let running = all_processes().into_iter().flatten();
+    let parents: Vec<(u32, u32)> = running
+        .filter_map(|process| process.ok()?.stat().ok())
+        .filter_map(|stat| Some((stat.pid.try_into().ok()?, stat.ppid.try_into().ok()?)))
         .collect();
     let mut tree = vec![pid];
     let mut next = 0;
@@ -33,14 +31,31 @@ pub(crate) fn tree(pid: u32) -> Vec<u32> {
     tree
 }
 
+/// Sends a signal to processes. Those that have ended are left out.
+pub(crate) fn signal_all(pids: &[u32], signal: Signal) {
+    let pids = pids.iter().filter_map(|pid| i32::try_from(*pid).ok());
+    for pid in pids.filter_map(Pid::from_raw) {
+        // Fails if it has ended already.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn process(pid: u32) -> Result<Process, ProcError> {
+    Process::new(i32::try_from(pid).unwrap_or_default())
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    process(pid).and_then(|process| process.stat()).ok()
+}
+
 /// Name of the program of a process, at most 15 bytes; `None` if it has ended.
 pub(crate) fn name(pid: u32) -> Option<String> {
-    Some(Stat::read(&format!("/proc/{pid}/stat"))?.name)
+    Some(stat(pid)?.comm)
 }
 
 /// Whether a process runs. One that has ended and was not waited for does not.
 pub(crate) fn runs(pid: u32) -> bool {
-    Stat::read(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat.state != 'Z')
+    stat(pid).is_some_and(|stat| stat.state != 'Z')
 }
 
 /// CPU time, with the part spent in the kernel apart.
@@ -53,9 +68,7 @@ pub(crate) struct Cpu {
 impl Cpu {
     /// CPU time of all threads of a process, including ended ones; zero if the process has ended.
     pub(crate) fn of(pid: u32) -> Self {
-        Stat::read(&format!("/proc/{pid}/stat"))
-            .map(|stat| stat.cpu)
-            .unwrap_or_default()
+        stat(pid).as_ref().map(Self::from).unwrap_or_default()
     }
 
     pub(crate) fn total(self) -> Duration {
@@ -67,6 +80,15 @@ impl Cpu {
         Self {
             user: self.user.saturating_sub(earlier.user),
             kernel: self.kernel.saturating_sub(earlier.kernel),
+        }
+    }
+}
+
+impl From<&Stat> for Cpu {
+    fn from(stat: &Stat) -> Self {
+        Self {
+            user: in_ticks(stat.utime),
+            kernel: in_ticks(stat.stime),
         }
     }
 }
@@ -88,60 +110,40 @@ pub(crate) fn cpu(pid: u32) -> Duration {
 /// CPU time of all programs of the machine but this one and its children, with the time that the hypervisor gave to other
 /// machines.
 pub(crate) fn cpu_of_others() -> Result<Duration, Failure> {
-    const PATH: &str = "/proc/stat";
-    let text = fs::read_to_string(PATH).map_err(|error| Failure::during(PATH, error))?;
-    let all = busy(&text).ok_or_else(|| Failure::new(format!("{PATH}: no CPU time")))?;
-    let own = tree(std::process::id())
-        .into_iter()
-        .filter_map(|pid| Stat::read(&format!("/proc/{pid}/stat")));
-    Ok(all.saturating_sub(own.map(|stat| stat.cpu.total() + stat.ended_children).sum()))
-}
-
-/// Time of all cores in which they were neither idle nor waiting for a disk.
-fn busy(stat: &str) -> Option<Duration> {
-    const IDLE: usize = 3;
-    const WAITING: usize = 4;
-    // User, nice, system, idle, waiting, interrupts, soft interrupts, stolen. Times of guests are parts of the first two.
-    let ticks = stat
-        .lines()
-        .next()?
-        .strip_prefix("cpu ")?
-        .split_whitespace()
-        .take(8)
-        .enumerate();
-    let busy = ticks.filter(|(index, _)| ![IDLE, WAITING].contains(index));
-    Some(in_ticks(
-        busy.map(|(_, ticks)| ticks.parse::<u64>())
-            .sum::<Result<_, _>>()
-            .ok()?,
-    ))
+    let all = KernelStats::current()?.total;
+    // Neither idle nor waiting for a disk. Times of guests are parts of the first two.
+    let busy = all.user + all.nice + all.system;
+    let interrupts = all.irq.unwrap_or(0) + all.softirq.unwrap_or(0);
+    let all = in_ticks(busy + interrupts + all.steal.unwrap_or(0));
+    let own = tree(std::process::id()).into_iter().filter_map(stat);
+    let own = own.map(|stat| {
+        let ended_children = stat.cutime + stat.cstime;
+        Cpu::from(&stat).total() + in_ticks(ended_children.try_into().unwrap_or_default())
+    });
+    Ok(all.saturating_sub(own.sum()))
 }
 
 fn in_ticks(ticks: u64) -> Duration {
-    Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
+    Duration::from_millis(ticks * 1000 / ticks_per_second())
 }
 
 /// User and system time of the threads of a process with this name.
 pub(crate) fn cpu_of_thread(pid: u32, name: &str) -> Duration {
-    let threads = fs::read_dir(format!("/proc/{pid}/task"))
+    let threads = process(pid).and_then(|process| process.tasks());
+    threads
         .into_iter()
         .flatten()
-        .filter_map(Result::ok);
-    threads
-        .filter_map(|thread| Stat::read(thread.path().join("stat").to_str()?))
-        .filter(|stat| stat.name == name)
-        .map(|stat| stat.cpu.total())
+        .filter_map(|thread| thread.ok()?.stat().ok())
+        .filter(|stat| stat.comm == name)
+        .map(|stat| Cpu::from(&stat).total())
         .sum()
 }
 
 /// The threads of a process and their names.
 pub(crate) fn threads(pid: u32) -> Result<Vec<(Pid, String)>, Failure> {
-    let folder = format!("/proc/{pid}/task");
-    let threads = fs::read_dir(&folder).map_err(|error| Failure::during(&folder, error))?;
-    let named = threads.filter_map(Result::ok).filter_map(|thread| {
-        let id = Pid::from_raw(thread.file_name().to_str()?.parse().ok()?)?;
-        let name = fs::read_to_string(thread.path().join("comm")).ok()?;
-        Some((id, name.trim_end().to_owned()))
+    let named = process(pid)?.tasks()?.filter_map(|thread| {
+        let thread = thread.ok()?;
+        Some((Pid::from_raw(thread.tid)?, thread.stat().ok()?.comm))
     });
     Ok(named.collect())
 }
@@ -156,30 +158,23 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn of(pid: u32) -> Result<Self, Failure> {
-        let path = format!("/proc/{pid}/status");
-        let status = fs::read_to_string(&path).map_err(|error| Failure::during(&path, error))?;
-        Self::parse(&status).ok_or_else(|| Failure::new(format!("{path}: no VmRSS and VmHWM")))
-    }
-
-    fn parse(status: &str) -> Option<Self> {
-        Some(Self {
-            resident: kibibytes(status, "VmRSS:")?,
-            peak: kibibytes(status, "VmHWM:")?,
+        let status = process(pid)?.status()?;
+        let memory = status.vmrss.zip(status.vmhwm);
+        let (resident, peak) =
+            memory.ok_or_else(|| Failure::new(format!("process {pid} has no memory")))?;
+        Ok(Self {
+            resident: resident * 1024,
+            peak: peak * 1024,
         })
     }
 }
 
 /// Proportional set size of a process in bytes: pages shared with other processes count in proportion.
 pub(crate) fn proportional_memory(pid: u32) -> Result<u64, Failure> {
-    let path = format!("/proc/{pid}/smaps_rollup");
-    let text = fs::read_to_string(&path).map_err(|error| Failure::during(&path, error))?;
-    kibibytes(&text, "Pss:").ok_or_else(|| Failure::new(format!("{path}: no Pss")))
-}
-
-/// Value of the line `key`, which is in KiB, in bytes.
-fn kibibytes(text: &str, key: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(key))?;
-    Some(value.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    let rollup = process(pid)?.smaps_rollup()?.memory_map_rollup;
+    let map = rollup.0.first().map(|map| &map.extension.map);
+    let size = map.and_then(|map| map.get("Pss")).copied();
+    size.ok_or_else(|| Failure::new(format!("process {pid} has no proportional memory")))
 }
 
 /// Kernel memory of all TCP sockets of the machine, in bytes.
@@ -198,58 +193,9 @@ pub(crate) fn tcp_memory() -> Result<u64, Failure> {
     Ok(pages * rustix::param::page_size() as u64)
 }
 
-struct Stat {
-    name: String,
-    state: char,
-    parent: u32,
-    cpu: Cpu,
-    /// CPU time of children that have ended.
-    ended_children: Duration,
-}
-
-impl Stat {
-    fn read(path: &str) -> Option<Self> {
-        Self::parse(&fs::read_to_string(path).ok()?)
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        // The name may contain spaces and parentheses.
-        let (before, after) = text.rsplit_once(')')?;
-        let fields: Vec<&str> = after.split_whitespace().collect();
-        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
-        let time = |index| Some(in_ticks(number(index)?));
-        Some(Self {
-            name: before.split_once('(')?.1.to_owned(),
-            state: fields.first()?.chars().next()?,
-            parent: u32::try_from(number(1)?).ok()?,
-            cpu: Cpu {
-                user: time(11)?,
-                kernel: time(12)?,
-            },
-            ended_children: time(13)? + time(14)?,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stat_of_a_process_with_spaces_in_its_name_is_parsed() {
-        let text = "42 (a) (b c)) S 7 42 42 0 -1 4194560 1 2 3 4 150 25 1 2 20 0 9 0 100 1 1";
-        let stat = Stat::parse(text).unwrap();
-        let cpu = Cpu {
-            user: Duration::from_millis(1500),
-            kernel: Duration::from_millis(250),
-        };
-        assert_eq!(
-            (stat.name.as_str(), stat.parent, stat.cpu),
-            ("a) (b c)", 7, cpu)
-        );
-        assert_eq!(stat.ended_children, Duration::from_millis(30));
-        assert!(Stat::parse("42 (cut").is_none());
-    }
 
     #[test]
     fn cpu_times_add_up_and_never_run_backwards() {
@@ -267,30 +213,11 @@ mod tests {
     }
 
     #[test]
-    fn idle_cores_and_guests_are_not_busy() {
-        let stat = "cpu  1 20 300 9000 9000 4000 50000 600000 7 7\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
-        assert_eq!(busy(stat), Some(Duration::from_millis(6_543_210)));
-        assert_eq!(busy("intr 1"), None);
-        assert!(cpu_of_others().is_ok());
-    }
-
-    #[test]
-    fn memory_is_converted_to_bytes() {
-        let memory = Memory::parse("Name:\tx\nVmHWM:\t    20 kB\nVmRSS:\t    10 kB\n").unwrap();
-        assert_eq!(
-            memory,
-            Memory {
-                resident: 10_240,
-                peak: 20_480
-            }
-        );
-    }
-
-    #[test]
     fn this_process_is_the_root_of_its_own_tree() {
         let pid = std::process::id();
         assert_eq!(tree(pid)[0], pid);
         assert!(Memory::of(pid).unwrap().resident > 0);
         assert!(proportional_memory(pid).unwrap() > 0);
+        assert!(cpu_of_others().is_ok() && !threads(pid).unwrap().is_empty());
     }
 }
