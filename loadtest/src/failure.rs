@@ -50,6 +50,12 @@ impl From<rustls::Error> for Failure {
     }
 }
 
+impl From<gw_testbed::Error> for Failure {
+    fn from(error: gw_testbed::Error) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
 impl From<procfs::ProcError> for Failure {
     fn from(error: procfs::ProcError) -> Self {
         Self::during("/proc", error)

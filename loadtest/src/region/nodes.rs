@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use gw_testbed::is_settled;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use serde_json::Value;
@@ -38,6 +39,7 @@ pub(crate) struct Region {
     nodes: [Node; NODES],
 }
 
+#[derive(Deserialize)]
 struct Node {
     pid: u32,
     port: u16,
@@ -51,14 +53,7 @@ struct About {
     service_key: String,
     ca_file: PathBuf,
     admin_token: String,
-    nodes: Vec<AboutNode>,
-}
-
-#[derive(Deserialize)]
-struct AboutNode {
-    port: u16,
-    admin_url: String,
-    pid: u32,
+    nodes: Vec<Node>,
 }
 
 impl Region {
@@ -94,21 +89,6 @@ impl Region {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut demo = Process::spawn("gw-gateway", &mut command)?.with_folder(folder);
         let about: About = serde_json::from_str(&first_line(&mut demo)?)?;
-        let nodes: Vec<Node> = about
-            .nodes
-            .into_iter()
-            .map(
-                |AboutNode {
-                     port,
-                     admin_url,
-                     pid,
-                 }| Node {
-                    pid,
-                    port,
-                    admin_url,
-                },
-            )
-            .collect();
         let region = Self {
             restarted: Default::default(),
             successors: Vec::new(),
@@ -118,7 +98,8 @@ impl Region {
             api: AdminApi::new(&about.admin_token),
             target: Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?,
             ca_file: about.ca_file,
-            nodes: nodes
+            nodes: about
+                .nodes
                 .try_into()
                 .map_err(|_| Failure::new("the demo has another number of nodes"))?,
         };
@@ -282,9 +263,7 @@ impl Region {
             "the demo has no process of PostgreSQL".to_owned()
         })?;
         // Sessions may end between the listing and the signal.
-        engine
-            .into_iter()
-            .for_each(|pid| drop(self.signal(pid, signal)));
+        procfs::signal_all(&engine, signal);
         Ok(())
     }
 
@@ -312,12 +291,7 @@ impl Region {
             loop {
                 // A node that has just started does not answer.
                 let status = self.status(node).unwrap_or(Value::Null);
-                let rows = status["nodes"].as_array().cloned().unwrap_or_default();
-                let live = rows
-                    .iter()
-                    .filter(|row| row["state"] == "live" && row["epoch_lag"] == 0)
-                    .count();
-                if status["standing"] == "member" && status["moving"] == false && live == count {
+                if is_settled(&status, count) {
                     break;
                 }
                 ensure(Instant::now() < deadline, || {

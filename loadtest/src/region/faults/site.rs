@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use gw_testbed::is_settled;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -91,12 +92,14 @@ impl Site {
             &world,
             Machine::Engine(0),
             &folder.path().join("engine-0"),
+            gateway,
         )?];
         if plan.has_standby {
             let standby = Engine::standby(
                 &world,
                 Machine::Engine(1),
                 &folder.path().join("engine-1"),
+                gateway,
                 &engines[0],
             )?;
             engines.push(standby);
@@ -434,15 +437,7 @@ impl Site {
         for node in &nodes {
             loop {
                 let status = self.status(*node);
-                let rows = status["nodes"].as_array().cloned().unwrap_or_default();
-                let live = rows
-                    .iter()
-                    .filter(|row| row["state"] == "live" && row["epoch_lag"] == 0)
-                    .count();
-                if status["standing"] == "member"
-                    && status["moving"] == false
-                    && live == nodes.len()
-                {
+                if is_settled(&status, nodes.len()) {
                     break;
                 }
                 ensure(Instant::now() < deadline, || {

@@ -246,7 +246,7 @@ fn diverged(trial: &mut Trial<'_>) -> Result<(), Failure> {
     }
     let engines = trial.engines();
     trial.cut(&engines)?;
-    trial.site.engines[0].kill()?;
+    trial.site.engines[0].kill();
     trial.site.engines[1].promote(&trial.site.world)?;
     trial.revoke(trial.left())?;
     trial.try_all_everywhere()?;
@@ -260,7 +260,7 @@ fn failover_killed(trial: &mut Trial<'_>) -> Result<(), Failure> {
     trial.site.engines[1].wait_for(&trial.site.engines[0], &trial.site.world)?;
     trial.revoke(trial.left() / 2)?;
     trial.site.kill_node(trial.victim)?;
-    trial.site.engines[0].kill()?;
+    trial.site.engines[0].kill();
     trial.site.engines[1].promote(&trial.site.world)?;
     trial.site.start_node(trial.victim)?;
     trial.revoke(trial.left())?;
@@ -281,7 +281,7 @@ fn two_primaries(trial: &mut Trial<'_>) -> Result<(), Failure> {
     trial.revoke(trial.left())?;
     trial.try_all_everywhere()?;
     trial.finish()?;
-    trial.site.engines[0].kill()?;
+    trial.site.engines[0].kill();
     trial.site.world.heal(trial.machine(), later)?;
     trial.try_all(trial.victim)?;
     trial.finish()
