@@ -146,7 +146,9 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     write(options.json.as_deref(), || {
         Ok(serde_json::to_string_pretty(&json::document(&cases))? + "\n")
     })?;
-    write(options.svg.as_deref(), || Ok(svg::chart(&cases)))?;
+    write(options.svg.as_deref(), || {
+        svg::chart(&cases).map_err(|error| Failure::during("the chart", error))
+    })?;
     let failed = cases
         .iter()
         .flat_map(|case| case.rows.iter().map(move |row| (case, row)));

@@ -1,6 +1,6 @@
 //! The figures as a chart: one panel for each section, with a bar for each setup.
 
-use std::fmt::Write;
+use askama::Template;
 
 use super::figures::{Case, Column, Row};
 use super::table::number;
@@ -28,33 +28,98 @@ const BASE: usize = 185;
 /// Longest bar in multiples of the product's, so that one slow setup does not hide the differences of the others.
 const LONGEST: f64 = 4.0;
 
+#[derive(Template)]
+#[template(path = "chart.svg", escape = "html")]
+struct Chart<'a> {
+    width: usize,
+    height: usize,
+    left: usize,
+    legend: Vec<Entry<'a>>,
+    /// Place of the line below the legend.
+    explanation: usize,
+    panels: Vec<Panel<'a>>,
+}
+
+/// A setup in the legend.
+struct Entry<'a> {
+    x: usize,
+    y: usize,
+    fill: &'static str,
+    setup: &'a str,
+}
+
+/// Cases of one section and headline.
+struct Panel<'a> {
+    left: usize,
+    top: usize,
+    width: usize,
+    title: String,
+    groups: Vec<Group<'a>>,
+}
+
+/// The bars of a case.
+struct Group<'a> {
+    middle: usize,
+    name: &'a str,
+    bars: Vec<Bar>,
+}
+
+/// A setup's bar, with its value above it.
+struct Bar {
+    middle: f64,
+    above: f64,
+    value: String,
+    parts: Vec<Rectangle>,
+}
+
+struct Rectangle {
+    x: f64,
+    y: f64,
+    width: f64,
+    height: f64,
+    fill: &'static str,
+    opacity: f64,
+}
+
 /// Draws all cases. Cases of one section and headline share a panel.
-pub(super) fn chart(cases: &[Case]) -> String {
+pub(super) fn chart(cases: &[Case]) -> Result<String, askama::Error> {
     let mut setups: Vec<&str> = Vec::new();
     for row in cases.iter().flat_map(|case| &case.rows) {
         if !setups.contains(&row.setup) {
             setups.push(row.setup);
         }
     }
-    let mut body = String::new();
+    let per_line = (WIDTH - 2 * MARGIN) / LEGEND_STEP;
+    let entry = |(index, &setup)| Entry {
+        x: MARGIN + index % per_line * LEGEND_STEP,
+        y: MARGIN + index / per_line * LEGEND_LINE,
+        fill: colour(&setups, setup),
+        setup,
+    };
+    let explanation = MARGIN + setups.len().div_ceil(per_line) * LEGEND_LINE;
     let mut left = MARGIN;
-    let mut top = legend(&mut body, &setups);
+    let mut top = explanation + LEGEND_LINE;
+    let mut panels = Vec::new();
     for cases in cases
         .chunk_by(|a, b| a.section == b.section && a.headline == b.headline && a.work == b.work)
     {
         let width = width(cases);
         if left > MARGIN && left + width > WIDTH - MARGIN {
-            (left, top) = (MARGIN, top + PANEL_HEIGHT);
+            left = MARGIN;
+            top += PANEL_HEIGHT;
         }
-        panel(&mut body, [left, top], cases, &setups);
+        panels.extend(Panel::new(left, top, cases, &setups));
         left += width + MARGIN;
     }
-    let height = top + PANEL_HEIGHT;
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-         font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n\
-         {body}</svg>\n"
-    )
+    let chart = Chart {
+        width: WIDTH,
+        height: top + PANEL_HEIGHT,
+        left: MARGIN,
+        legend: setups.iter().enumerate().map(entry).collect(),
+        explanation,
+        panels,
+    };
+    chart.render()
 }
 
 fn colour(setups: &[&str], setup: &str) -> &'static str {
@@ -63,34 +128,6 @@ fn colour(setups: &[&str], setup: &str) -> &'static str {
         .position(|known| *known == setup)
         .unwrap_or_default();
     COLOURS[index % COLOURS.len()]
-}
-
-/// Draws the legend and returns its height.
-fn legend(svg: &mut String, setups: &[&str]) -> usize {
-    let per_line = (WIDTH - 2 * MARGIN) / LEGEND_STEP;
-    for (index, setup) in setups.iter().enumerate() {
-        let x = MARGIN + index % per_line * LEGEND_STEP;
-        let y = MARGIN + index / per_line * LEGEND_LINE;
-        let fill = colour(setups, setup);
-        line(
-            svg,
-            format_args!(
-                "<rect x=\"{x}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{fill}\"/>",
-                y - 10
-            ),
-        );
-        line(
-            svg,
-            format_args!("<text x=\"{}\" y=\"{y}\">{}</text>", x + 17, escaped(setup)),
-        );
-    }
-    let explanation = "Shorter is better. CPU time: dark in the kernel, light in user space. A bar with a gap is cut off.";
-    let y = MARGIN + setups.len().div_ceil(per_line) * LEGEND_LINE;
-    line(
-        svg,
-        format_args!("<text x=\"{MARGIN}\" y=\"{y}\" fill=\"#555\">{explanation}</text>"),
-    );
-    y + LEGEND_LINE
 }
 
 fn width(cases: &[Case]) -> usize {
@@ -102,81 +139,62 @@ fn slots(case: &Case) -> usize {
     (case.rows.len() + 1).max((case.name.chars().count() * LETTER).div_ceil(SLOT) + 1)
 }
 
-fn panel(svg: &mut String, [left, top]: [usize; 2], cases: &[Case], setups: &[&str]) {
-    let Some(first) = cases.first() else { return };
-    let title = format!("{}: {}", first.section, quantity(first));
-    line(
-        svg,
-        format_args!(
-            "<text x=\"{left}\" y=\"{}\" font-size=\"14\">{}</text>",
-            top + 16,
-            escaped(&title)
-        ),
-    );
-    let base = top + BASE;
-    line(
-        svg,
-        format_args!(
-            "<path d=\"M{left} {base}h{}\" stroke=\"#888\"/>",
-            width(cases)
-        ),
-    );
-    let headlines = cases
-        .iter()
-        .flat_map(|case| case.rows.iter().filter_map(|row| row.median(case.headline)));
-    let products = cases
-        .iter()
-        .filter_map(|case| case.rows.first()?.median(case.headline));
-    let longest = headlines
-        .fold(0.0, f64::max)
-        .min(LONGEST * products.fold(0.0, f64::max));
-    let mut left = left;
-    for case in cases {
-        let width = slots(case) * SLOT;
-        let first = left + (width - case.rows.len() * SLOT) / 2;
-        for (index, row) in case.rows.iter().enumerate() {
-            let x = (first + index * SLOT) as f64;
-            let width = SLOT as f64 * 0.85;
-            Bar {
-                x,
-                base: base as f64,
-                width,
-                longest,
-            }
-            .draw(svg, case, row, colour(setups, row.setup));
+impl<'a> Panel<'a> {
+    fn new(left: usize, top: usize, cases: &'a [Case], setups: &[&str]) -> Option<Self> {
+        let first = cases.first()?;
+        let headlines = cases
+            .iter()
+            .flat_map(|case| case.rows.iter().filter_map(|row| row.median(case.headline)));
+        let products = cases
+            .iter()
+            .filter_map(|case| case.rows.first()?.median(case.headline));
+        let longest = headlines
+            .fold(0.0, f64::max)
+            .min(LONGEST * products.fold(0.0, f64::max));
+        let mut panel = Self {
+            left,
+            top,
+            width: width(cases),
+            title: format!("{}: {}", first.section, quantity(first)),
+            groups: Vec::with_capacity(cases.len()),
+        };
+        let base = panel.base() as f64;
+        let mut left = left;
+        for case in cases {
+            let width = slots(case) * SLOT;
+            let first = left + (width - case.rows.len() * SLOT) / 2;
+            let bar = |(index, row): (usize, &Row)| {
+                let x = (first + index * SLOT) as f64;
+                Bar::new(x, base, longest, case, row, colour(setups, row.setup))
+            };
+            panel.groups.push(Group {
+                middle: left + width / 2,
+                name: &case.name,
+                bars: case.rows.iter().enumerate().filter_map(bar).collect(),
+            });
+            left += width;
         }
-        let middle = left + width / 2;
-        let name = escaped(&case.name);
-        line(
-            svg,
-            format_args!(
-                "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{name}</text>",
-                base + 16
-            ),
-        );
-        left += width;
+        Some(panel)
+    }
+
+    /// Where the bars begin.
+    fn base(&self) -> usize {
+        self.top + BASE
     }
 }
 
-/// Place and scale of one bar.
-struct Bar {
-    x: f64,
-    base: f64,
-    width: f64,
-    longest: f64,
-}
-
 impl Bar {
-    fn draw(&self, svg: &mut String, case: &Case, row: &Row, fill: &str) {
-        let Some(value) = row.median(case.headline) else {
-            return;
-        };
-        let Self {
-            x,
-            base,
-            width,
-            longest,
-        } = *self;
+    /// A bar at `x` above `base`; `longest` is the value of the longest bar. `None` without a value.
+    fn new(
+        x: f64,
+        base: f64,
+        longest: f64,
+        case: &Case,
+        row: &Row,
+        fill: &'static str,
+    ) -> Option<Self> {
+        let value = row.median(case.headline)?;
+        let width = SLOT as f64 * 0.85;
         let height = |value: f64| {
             if longest > 0.0 {
                 (value / longest).min(1.0) * BAR_MAX
@@ -187,40 +205,35 @@ impl Bar {
         let full = height(value);
         let dark = row
             .median(Column::Kernel)
-            .filter(|_| case.headline == Column::Cpu);
-        let opacity = if dark.is_some() { 0.55 } else { 1.0 };
-        rectangle(svg, [x, base - full, width, full], fill, opacity);
-        if let Some(kernel) = dark {
-            let kernel = height(kernel);
-            rectangle(svg, [x, base - kernel, width, kernel], fill, 1.0);
-        }
+            .filter(|_| case.headline == Column::Cpu)
+            .map(height);
+        let solid = |height, opacity| Rectangle {
+            x,
+            y: base - height,
+            width,
+            height,
+            fill,
+            opacity,
+        };
+        let mut parts = vec![solid(full, if dark.is_some() { 0.55 } else { 1.0 })];
+        parts.extend(dark.map(|height| solid(height, 1.0)));
         if value > longest {
-            rectangle(
-                svg,
-                [x - 1.0, base - 0.9 * full, width + 2.0, 4.0],
-                "#fff",
-                1.0,
-            );
+            parts.push(Rectangle {
+                x: x - 1.0,
+                y: base - 0.9 * full,
+                width: width + 2.0,
+                height: 4.0,
+                fill: "#fff",
+                opacity: 1.0,
+            });
         }
-        let middle = x + width / 2.0;
-        let y = base - full - 4.0;
-        line(
-            svg,
-            format_args!(
-                "<text x=\"{middle:.1}\" y=\"{y:.1}\" text-anchor=\"middle\" font-size=\"9\">{}</text>",
-                number(value)
-            ),
-        );
+        Some(Self {
+            middle: x + width / 2.0,
+            above: base - full - 4.0,
+            value: number(value),
+            parts,
+        })
     }
-}
-
-fn rectangle(svg: &mut String, [x, y, width, height]: [f64; 4], fill: &str, opacity: f64) {
-    line(
-        svg,
-        format_args!(
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{fill}\" opacity=\"{opacity}\"/>"
-        ),
-    );
 }
 
 /// The headline of a case with its unit.
@@ -237,17 +250,6 @@ fn quantity(case: &Case) -> String {
     }
 }
 
-fn line(svg: &mut String, line: std::fmt::Arguments<'_>) {
-    // Writing to a string cannot fail.
-    let _ = writeln!(svg, "{line}");
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,9 +257,9 @@ mod tests {
 
     #[test]
     fn charts_have_a_panel_for_each_section_and_bars_for_each_setup() {
-        let svg = chart(&example());
+        let svg = chart(&example()).unwrap();
         assert!(svg.contains("http1: CPU time, µs/request") && svg.contains("idle: memory, bytes"));
-        assert!(svg.contains("a &lt;caller&gt;") && !svg.contains("<caller>"));
+        assert!(svg.contains("a &#60;caller&#62;") && !svg.contains("<caller>"));
         // Background, two in the legend, two parts of both bars of CPU time, one bar of memory.
         assert_eq!(svg.matches("<rect").count(), 1 + 2 + 4 + 1);
         // Both panels fit beside each other, below two lines of the legend.
@@ -271,9 +273,9 @@ mod tests {
     fn a_bar_far_longer_than_the_product_s_is_cut_off() {
         let mut cases = example();
         cases.truncate(1);
-        let uncut = chart(&cases).matches("<rect").count();
+        let uncut = chart(&cases).unwrap().matches("<rect").count();
         cases[0].rows[1].rounds = vec![Sample::default().with(Column::Cpu, 1000.0)];
-        let svg = chart(&cases);
+        let svg = chart(&cases).unwrap();
         // The part of the kernel is unknown, and a gap is added.
         assert_eq!(svg.matches("<rect").count(), uncut);
         assert!(
