@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::client::{Answer, Connection, Target};
-use crate::failure::Failure;
+use crate::failure::{Failure, ensure};
 
 /// Opens `count` connections.
 pub(crate) fn connect(target: &Target, count: usize) -> Result<Vec<Connection>, Failure> {
@@ -47,6 +47,26 @@ pub(crate) struct Run {
     pub(crate) elapsed: Duration,
     /// Responses with their latencies, in no particular order.
     pub(crate) answers: Vec<(Answer, Duration)>,
+}
+
+impl Run {
+    /// Sorted latencies. Fails unless each response is a success; `what` names the requests.
+    pub(crate) fn latencies(self, what: &str) -> Result<Vec<Duration>, Failure> {
+        let count = self.answers.len();
+        let failed = self
+            .answers
+            .iter()
+            .filter(|(answer, _)| answer.head.status != 200)
+            .count();
+        ensure(failed == 0, || format!("{failed} of {count} {what} failed"))?;
+        let mut latencies: Vec<Duration> = self
+            .answers
+            .into_iter()
+            .map(|(_, latency)| latency)
+            .collect();
+        latencies.sort_unstable();
+        Ok(latencies)
+    }
 }
 
 /// Sends `requests` requests for `path` on `callers` keep-alive connections, back to back.

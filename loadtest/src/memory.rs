@@ -261,20 +261,7 @@ impl Scenario<'_> {
         let mut best = Duration::MAX;
         for _ in 0..ATTEMPTS {
             let run = load::requests(self.other, CALLERS, REQUESTS, "/hello")?;
-            let failed = run
-                .answers
-                .iter()
-                .filter(|(answer, _)| answer.head.status != 200)
-                .count();
-            ensure(failed == 0, || {
-                format!("{failed} of {REQUESTS} requests of the other account failed")
-            })?;
-            let mut latencies: Vec<Duration> = run
-                .answers
-                .into_iter()
-                .map(|(_, latency)| latency)
-                .collect();
-            latencies.sort_unstable();
+            let latencies = run.latencies("requests of the other account")?;
             best = best.min(percentile(&latencies, 99));
         }
         Ok(best)

@@ -97,20 +97,7 @@ impl Latency {
     /// Measures small requests, each of which must succeed.
     fn measure(target: &Target) -> Result<Self, Failure> {
         let run = load::requests(target, CALLERS, REQUESTS, SMALL)?;
-        let failed = run
-            .answers
-            .iter()
-            .filter(|(answer, _)| answer.head.status != 200)
-            .count();
-        ensure(failed == 0, || {
-            format!("{failed} of {REQUESTS} small requests failed")
-        })?;
-        let mut latencies: Vec<Duration> = run
-            .answers
-            .into_iter()
-            .map(|(_, latency)| latency)
-            .collect();
-        latencies.sort_unstable();
+        let latencies = run.latencies("small requests")?;
         Ok(Self {
             p50: percentile(&latencies, 50),
             p99: percentile(&latencies, 99),
