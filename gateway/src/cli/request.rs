@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 use gw_gateway::control::ReplayEdits;
-use gw_gateway::telemetry::request_log::{AttemptView, CapturedView, RequestView, SearchQuery};
+use gw_gateway::telemetry::request_log::{
+    AttemptView, CapturedView, RequestView, SearchQuery, TimingStage,
+};
 use gw_shared::id::{AccountId, RequestId, ServiceId};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -253,42 +255,30 @@ impl Shown for RequestView {
                 captured(self.captured_response.as_ref()),
             ),
         ]);
-        facts.extend(self.attempts.iter().map(|attempt| {
-            let AttemptView {
-                agent_id,
-                reason,
-                duration_us,
-            } = attempt;
-            let agent = if agent_id.is_empty() {
-                "unknown agent"
-            } else {
-                agent_id
-            };
-            (
-                "failed attempt",
-                format!(
-                    "{agent}: {reason} after {} ms",
-                    millis((*duration_us).into())
-                ),
-            )
-        }));
-        let waterfall = self.durations_us.waterfall();
-        facts.extend(waterfall.into_iter().map(|stage| {
-            let of_total = |part: u64| part * BAR / self.durations_us.total.max(1);
-            let before = of_total(stage.start_us);
-            let bar = of_total(stage.length_us).max(1);
-            let drawn = format!(
-                "{}{}",
-                " ".repeat(before as usize),
-                "█".repeat(bar as usize)
-            );
-            (
-                stage.name,
-                format!("{:>10} ms  {drawn}", millis(stage.length_us)),
-            )
-        }));
+        let attempts = self.attempts.iter();
+        facts.extend(attempts.map(|attempt| ("failed attempt", attempt_in_words(attempt))));
+        let total_us = self.durations_us.total;
+        let waterfall = self.durations_us.waterfall().into_iter();
+        facts.extend(waterfall.map(|stage| (stage.name, bar(&stage, total_us))));
         facts
     }
+}
+
+fn attempt_in_words(attempt: &AttemptView) -> String {
+    let agent = match attempt.agent_id.as_str() {
+        "" => "unknown agent",
+        agent => agent,
+    };
+    let duration = millis(attempt.duration_us.into());
+    format!("{agent}: {} after {duration} ms", attempt.reason)
+}
+
+/// Duration of a stage, and a bar at its time in the request.
+fn bar(stage: &TimingStage, total_us: u64) -> String {
+    let of_total = |part: u64| (part * BAR / total_us.max(1)) as usize;
+    let before = " ".repeat(of_total(stage.start_us));
+    let bar = "█".repeat(of_total(stage.length_us).max(1));
+    format!("{:>10} ms  {before}{bar}", millis(stage.length_us))
 }
 
 fn captured(message: Option<&CapturedView>) -> String {

@@ -1,20 +1,23 @@
 //! Tests of the whole log: records that are written are found.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use axum::extract::Query;
 use bytes::Bytes;
 use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, ClientId, KeyId};
 use gw_shared::identity::secret::Secret;
 use http::header::{HeaderName, HeaderValue};
 use rusqlite::Connection;
+use serde_json::json;
 
 use super::day::DAY_MS;
 use super::*;
+
+mod searches;
 
 /// 2026-11-21T04:15:32.123Z
 const NOON_MS: u64 = 1_795_234_532_123;
@@ -81,12 +84,14 @@ fn id(unix_ms: u64, number: u64) -> RequestId {
     RequestId::from_bytes((first + u128::from(number)).to_be_bytes()).unwrap()
 }
 
+/// Query with these parameters.
+fn query(parameters: &str) -> SearchQuery {
+    let uri = format!("/?{parameters}").parse().unwrap();
+    Query::try_from_uri(&uri).unwrap().0
+}
+
 fn of_service() -> SearchQuery {
-    SearchQuery {
-        account: Some("acme".to_owned()),
-        service: Some("api".to_owned()),
-        ..SearchQuery::default()
-    }
+    query("account=acme&service=api")
 }
 
 fn message(fields: &[(&'static str, &[u8])], body: &[u8], truncated: bool) -> MessageCapture {
@@ -140,20 +145,25 @@ fn secret_at_the_cut_of_a_target_is_masked() {
     );
 }
 
-#[test]
-fn request_is_shown_as_recorded_without_secrets() {
-    let fixture = Fixture::new();
-    let client = ClientId::random();
-    let original = id(NOON_MS - 9, 0);
-    let agent = AgentId::random();
-    let failed = AgentId::random();
-    let body = vec![b'x'; 10_000];
-    let full = RequestRecord {
+/// Record with all columns and messages.
+fn full_record(id: RequestId, body: &[u8]) -> RequestRecord {
+    let request = message(
+        &[
+            ("content-type", b"text/plain"),
+            ("x-a", b"gw_cs_secret"),
+            ("x-a", b"\xff"),
+        ],
+        body,
+        true,
+    );
+    let response = message(&[("content-encoding", b"gzip")], b"not really", false);
+    let original = RequestId::first_of_ms(NOON_MS - 9);
+    RequestRecord {
         method: Method::from_bytes(b"PURGE").unwrap(),
         target: "/a/b?key=gw_sk_abc.secret&c".into(),
         caller: "2001:db8::1".parse().unwrap(),
         protocol: Protocol::Replay,
-        by: Some(CallerId::Client(client.clone())),
+        by: Some(CallerId::Client(ClientId::random())),
         status: Some(502),
         code: Some("GW_BACKEND_RESET"),
         ended: Ended::Cut,
@@ -168,108 +178,107 @@ fn request_is_shown_as_recorded_without_secrets() {
             response_head: Some(u32::MAX),
             total: u64::MAX / 2,
         },
-        agent: Some(agent.clone()),
+        agent: Some(AgentId::random()),
         attempts: Box::new([RecordedAttempt {
-            agent_id: Some(failed.clone()),
+            agent_id: Some(AgentId::random()),
             reason: "backend_tls",
             duration_us: 5000,
         }]),
         replayed_from: Some(original),
         trace_id: Some(*b"0123456789abcdef"),
         capture: Some(Box::new(Capture {
-            request: Some(message(
-                &[
-                    ("content-type", b"text/plain"),
-                    ("x-a", b"gw_cs_secret"),
-                    ("x-a", b"\xff"),
-                ],
-                &body,
-                true,
-            )),
-            response: Some(message(
-                &[("content-encoding", b"gzip")],
-                b"not really",
-                false,
-            )),
+            request: Some(request),
+            response: Some(response),
         })),
-        ..RequestRecord::example(id(NOON_MS, 1))
-    };
+        ..RequestRecord::example(id)
+    }
+}
+
+#[test]
+fn request_is_shown_as_recorded_without_secrets() {
+    let fixture = Fixture::new();
+    let full = full_record(id(NOON_MS, 1), b"abc");
     fixture.write(
         LABEL,
         vec![full.clone(), RequestRecord::example(id(NOON_MS, 2))],
     );
-
-    let text = |text: &str| Some(text.to_owned());
-    let expected = RequestView {
-        id: full.id.to_string(),
-        time: "2026-11-21T04:15:32.123Z".to_owned(),
-        account: "acme".to_owned(),
-        service: "api".to_owned(),
-        method: "PURGE".to_owned(),
-        path: "/a/b".to_owned(),
-        query: text("key=gw_sk_abc.***&c"),
-        caller_address: "2001:db8::1".to_owned(),
-        protocol: "replay".to_owned(),
-        auth_mode: text("jwt"),
-        caller_id: text(client.as_str()),
-        status: Some(502),
-        code: text("GW_BACKEND_RESET"),
-        ended: "cut".to_owned(),
-        bytes_in: u64::MAX,
-        bytes_taken: Some(u64::MAX - 1),
-        bytes_out: 7,
-        durations_us: Timing {
-            authenticate: 1,
-            wait: Some(2),
-            agent: Some(3),
-            backend_first_byte: Some(4),
-            response_head: Some(u32::MAX),
-            total: u64::MAX / 2,
-        },
-        agent_id: text(agent.as_str()),
-        attempts: vec![AttemptView {
-            agent_id: failed.to_string(),
-            reason: "backend_tls".to_owned(),
-            duration_us: 5000,
+    let expected = json!({
+        "id": full.id.to_string(),
+        "time": "2026-11-21T04:15:32.123Z",
+        "account": "acme",
+        "service": "api",
+        "method": "PURGE",
+        "path": "/a/b",
+        "query": "key=gw_sk_abc.***&c",
+        "caller_address": "2001:db8::1",
+        "protocol": "replay",
+        "auth_mode": "jwt",
+        "caller_id": full.by.as_ref().unwrap().id(),
+        "status": 502,
+        "code": "GW_BACKEND_RESET",
+        "ended": "cut",
+        "bytes_in": u64::MAX,
+        "bytes_taken": u64::MAX - 1,
+        "bytes_out": 7,
+        "durations_us": full.timing,
+        "agent_id": full.agent,
+        "attempts": [{
+            "agent_id": full.attempts[0].agent_id,
+            "reason": "backend_tls",
+            "duration_us": 5000,
         }],
-        replayed_from: text(&original.to_string()),
-        trace_id: text("30313233343536373839616263646566"),
-        captured_request: Some(CapturedView {
-            headers: [
-                ("content-type", "text/plain"),
-                ("x-a", "gw_cs_***"),
-                ("x-a", "\u{fffd}"),
-            ]
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .to_vec(),
-            bytes: 10_000,
-            truncated: true,
-            truncated_by: Some(Truncation::Memory),
-        }),
-        captured_response: Some(CapturedView {
-            headers: vec![("content-encoding".to_owned(), "gzip".to_owned())],
-            bytes: 10,
-            truncated: false,
-            truncated_by: None,
-        }),
-    };
-    assert_eq!(fixture.log.show(full.id).unwrap().unwrap(), expected);
+        "replayed_from": full.replayed_from,
+        "trace_id": "30313233343536373839616263646566",
+        "captured_request": {
+            "headers": [["content-type", "text/plain"], ["x-a", "gw_cs_***"], ["x-a", "\u{fffd}"]],
+            "bytes": 3,
+            "truncated": true,
+            "truncated_by": "memory",
+        },
+        "captured_response": {
+            "headers": [["content-encoding", "gzip"]],
+            "bytes": 10,
+            "truncated": false,
+            "truncated_by": null,
+        },
+    });
+    let shown = fixture.log.show(full.id).unwrap().unwrap();
+    assert_eq!(json!(shown), expected);
     let page = fixture.log.search(&of_service()).unwrap();
     assert_eq!(
         (&page.items[1], page.items.len(), &page.next_cursor),
-        (&expected, 2, &None)
+        (&shown, 2, &None)
     );
-
-    let request = fixture.log.body(full.id, Side::Request).unwrap().unwrap();
     assert_eq!(
-        (
-            request.content_type,
-            request.content_encoding,
-            request.truncated
-        ),
-        (text("text/plain"), None, true)
+        fixture.log.show(id(NOON_MS, 2)).unwrap().unwrap().query,
+        None
     );
-    assert_eq!(request.bytes, body);
+    assert_eq!(fixture.log.show(id(NOON_MS, 3)).unwrap(), None);
+
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(fixture.folder()), 0o700);
+    for entry in fs::read_dir(fixture.folder()).unwrap() {
+        assert_eq!(mode(entry.unwrap().path()), 0o600);
+    }
+}
+
+#[test]
+fn captured_messages_are_read_as_recorded() {
+    let fixture = Fixture::new();
+    let body = vec![b'x'; 10_000];
+    let full = full_record(id(NOON_MS, 1), &body);
+    let plain = id(NOON_MS, 2);
+    fixture.write(LABEL, vec![full.clone(), RequestRecord::example(plain)]);
+    let text = |text: &str| Some(text.to_owned());
+    let request = fixture.log.body(full.id, Side::Request).unwrap().unwrap();
+    let expected = BodyView {
+        content_type: text("text/plain"),
+        content_encoding: None,
+        truncated: true,
+        truncated_by: Some(Truncation::Memory),
+        bytes: body.clone(),
+    };
+    assert_eq!(request, expected);
     let response = fixture.log.body(full.id, Side::Response).unwrap().unwrap();
     assert_eq!(
         (response.content_encoding, response.bytes.as_slice()),
@@ -277,10 +286,13 @@ fn request_is_shown_as_recorded_without_secrets() {
     );
     let captured = fixture.log.captured(full.id).unwrap().unwrap();
     assert_eq!(
-        (captured.view, captured.method.as_str()),
-        (expected, "PURGE")
+        (captured.view, captured.method.as_str(), captured.target),
+        (
+            fixture.log.show(full.id).unwrap().unwrap(),
+            "PURGE",
+            "/a/b?key=gw_sk_abc.***&c".to_owned()
+        )
     );
-    assert_eq!(captured.target, "/a/b?key=gw_sk_abc.***&c");
     let request = captured.request.unwrap();
     assert_eq!(
         (&request.body.bytes[..], request.body.truncated),
@@ -292,365 +304,12 @@ fn request_is_shown_as_recorded_without_secrets() {
     );
 
     // A record without captured messages, and an unknown id.
-    let plain = id(NOON_MS, 2);
     let unknown = id(NOON_MS, 3);
     assert_eq!(fixture.log.body(plain, Side::Request).unwrap(), None);
-    assert!(
-        fixture
-            .log
-            .captured(plain)
-            .unwrap()
-            .unwrap()
-            .request
-            .is_none()
-    );
-    assert_eq!(fixture.log.show(plain).unwrap().unwrap().query, None);
-    assert_eq!(fixture.log.show(unknown).unwrap(), None);
-    assert!(
-        fixture.log.captured(unknown).unwrap().is_none()
-            && fixture.log.body(unknown, Side::Request).unwrap().is_none()
-    );
-
-    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(fixture.folder()), 0o700);
-    for entry in fs::read_dir(fixture.folder()).unwrap() {
-        assert_eq!(mode(entry.unwrap().path()), 0o600);
-    }
-}
-
-/// Writes records of three services over two days, in no order and in several flushes, and returns them.
-fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)> {
-    let labels = [LABEL, "acme--other", "globex--api"];
-    let client = ClientId::new("gw_ci_00000000000000000000").unwrap();
-    let key = KeyId::new("0000000000000000").unwrap();
-    let failed = RecordedAttempt {
-        agent_id: Some(AgentId::random()),
-        reason: "silent",
-        duration_us: 7,
-    };
-    let mut all = BTreeMap::new();
-    for number in 0..600_u64 {
-        let age_ms = number * number * 331 % DAY_MS;
-        let record = RequestRecord {
-            target: if number % 3 == 0 {
-                "/x/y?/a".into()
-            } else {
-                "/a/b".into()
-            },
-            by: match number % 4 {
-                0 => Some(CallerId::Client(client.clone())),
-                1 => Some(CallerId::ServiceKey(key.clone())),
-                2 => Some(CallerId::Admin),
-                _ => None,
-            },
-            status: [Some(200), Some(404), Some(502), Some(503), None][number as usize % 5],
-            code: (number % 5 == 3).then_some("GW_AGENT_UNAVAILABLE"),
-            timing: Timing {
-                total: number * 1000,
-                ..Timing::default()
-            },
-            attempts: if number % 50 == 0 {
-                Box::new([failed.clone()])
-            } else {
-                Box::default()
-            },
-            ..RequestRecord::example(id(NOON_MS - age_ms, number))
-        };
-        let label = labels[number as usize % 7 % 3];
-        all.insert(record.id, (label, record.clone()));
-        fixture.push(label, vec![record]);
-        if number % 100 == 0 {
-            fixture.log.flush();
-        }
-    }
-    fixture.log.flush();
-    all
-}
-
-#[test]
-fn searches_return_matching_records_newest_first_in_pages() {
-    let fixture = Fixture::new();
-    let all = many(&fixture);
-    let text = |text: &str| Some(text.to_owned());
-    let everything = SearchQuery::default();
-    let since = "2026-11-20T22:00:00.5+01:00";
-    let since_ms = 1_795_208_400_500;
-    type Takes = Box<dyn Fn(&str, &RequestRecord) -> bool>;
-    let cases: Vec<(SearchQuery, Takes)> = vec![
-        (everything.clone(), Box::new(|_, _| true)),
-        (
-            SearchQuery {
-                account: text("acme"),
-                ..everything.clone()
-            },
-            Box::new(|label, _| label.starts_with("acme--")),
-        ),
-        (of_service(), Box::new(|label, _| label == LABEL)),
-        (
-            SearchQuery {
-                status: text("502"),
-                ..of_service()
-            },
-            Box::new(|label, r| label == LABEL && r.status == Some(502)),
-        ),
-        (
-            SearchQuery {
-                status: text("502"),
-                ..everything.clone()
-            },
-            Box::new(|_, r| r.status == Some(502)),
-        ),
-        (
-            SearchQuery {
-                status: text("5xx"),
-                ..everything.clone()
-            },
-            Box::new(|_, r| r.status >= Some(500)),
-        ),
-        (
-            SearchQuery {
-                status: text("none"),
-                ..everything.clone()
-            },
-            Box::new(|_, r| r.status.is_none()),
-        ),
-        (
-            SearchQuery {
-                code: text("GW_AGENT_UNAVAILABLE"),
-                ..everything.clone()
-            },
-            Box::new(|_, r| r.code.is_some()),
-        ),
-        (
-            SearchQuery {
-                path_prefix: text("/a"),
-                ..everything.clone()
-            },
-            Box::new(|_, r| r.target.starts_with("/a")),
-        ),
-        (
-            SearchQuery {
-                caller_id: text("0000000000000000"),
-                ..everything.clone()
-            },
-            Box::new(|_, r| matches!(r.by, Some(CallerId::ServiceKey(_)))),
-        ),
-        (
-            SearchQuery {
-                retried: Some(true),
-                ..everything.clone()
-            },
-            Box::new(|_, r| !r.attempts.is_empty()),
-        ),
-        (
-            SearchQuery {
-                retried: Some(false),
-                ..of_service()
-            },
-            Box::new(|label, r| label == LABEL && r.attempts.is_empty()),
-        ),
-        (
-            SearchQuery {
-                min_ms: Some(300),
-                ..everything.clone()
-            },
-            Box::new(|_, r| r.timing.total >= 300_000),
-        ),
-        (
-            SearchQuery {
-                since: text(since),
-                ..of_service()
-            },
-            Box::new(move |label, r| label == LABEL && r.id.unix_ms() >= since_ms),
-        ),
-        (
-            SearchQuery {
-                until: text(since),
-                ..everything.clone()
-            },
-            Box::new(move |_, r| r.id.unix_ms() < since_ms),
-        ),
-        (
-            SearchQuery {
-                account: text("nobody"),
-                ..everything.clone()
-            },
-            Box::new(|_, _| false),
-        ),
-        (
-            SearchQuery {
-                account: text("acme"),
-                service: text("nothing"),
-                ..everything.clone()
-            },
-            Box::new(|_, _| false),
-        ),
-        (
-            SearchQuery {
-                until: text("1970-01-01T00:00:00Z"),
-                ..everything.clone()
-            },
-            Box::new(|_, _| false),
-        ),
-    ];
-    for (query, takes) in cases {
-        // Pages of several sizes, and searches that end early after little work.
-        let late_ms = NOON_MS - 2 * 60 * 60 * 1000;
-        for (limit, work, from_ms) in [
-            (1000, WORK_MAX, 0),
-            (7, WORK_MAX, 0),
-            (7, 1, late_ms),
-            (1000, 40_000, 0),
-        ] {
-            let takes =
-                |id: &RequestId, label, record| id.unix_ms() >= from_ms && takes(label, record);
-            let matches = all
-                .iter()
-                .rev()
-                .filter(|(id, (label, record))| takes(id, label, record));
-            let expected: Vec<RequestId> = matches.map(|(id, _)| *id).collect();
-            let mut query = query.clone();
-            if from_ms > 0 {
-                query.since = Some(block::time_text(from_ms));
-            }
-            let mut found = Vec::new();
-            let mut query = SearchQuery {
-                limit: Some(limit),
-                ..query
-            };
-            loop {
-                let page = fixture.log.search_within(&query, work).unwrap();
-                assert!(page.items.len() <= limit);
-                found.extend(
-                    page.items
-                        .iter()
-                        .map(|item| item.id.parse::<RequestId>().unwrap()),
-                );
-                match page.next_cursor {
-                    Some(cursor) => query.cursor = Some(cursor),
-                    None => break,
-                }
-            }
-            assert_eq!(found, expected, "{query:?}");
-        }
-    }
-    for id in all.keys() {
-        assert_eq!(fixture.log.show(*id).unwrap().unwrap().id, id.to_string());
-    }
-}
-
-#[test]
-fn invalid_searches_name_the_field_and_the_expected_value() {
-    let fixture = Fixture::new();
-    let text = |text: &str| Some(text.to_owned());
-    let none = SearchQuery::default();
-    for (query, expected) in [
-        (
-            SearchQuery {
-                account: text("A"),
-                ..none.clone()
-            },
-            "account: \"A\" is not an account id: 3 to 15 characters",
-        ),
-        (
-            SearchQuery {
-                service: text("api"),
-                ..none.clone()
-            },
-            "account: required with `service`",
-        ),
-        (
-            SearchQuery {
-                service: text("-"),
-                ..of_service()
-            },
-            "service: \"-\" is not a service id",
-        ),
-        (
-            SearchQuery {
-                service: Some("s".repeat(58)),
-                account: Some("a".repeat(15)),
-                ..none.clone()
-            },
-            "service: too long together with the account",
-        ),
-        (
-            SearchQuery {
-                status: text("6xx"),
-                ..none.clone()
-            },
-            "status: must be a status like `502`, a class like `5xx`, or `none`",
-        ),
-        (
-            SearchQuery {
-                status: text("99"),
-                ..none.clone()
-            },
-            "status: ",
-        ),
-        (
-            SearchQuery {
-                code: text("gw-x"),
-                ..none.clone()
-            },
-            "code: must be an error code like `GW_RATE_LIMITED`",
-        ),
-        (
-            SearchQuery {
-                path_prefix: text("a"),
-                ..none.clone()
-            },
-            "path_prefix: must begin with `/`",
-        ),
-        (
-            SearchQuery {
-                caller_id: text("me"),
-                ..none.clone()
-            },
-            "caller_id: must be a client id",
-        ),
-        (
-            SearchQuery {
-                since: text("yesterday"),
-                ..none.clone()
-            },
-            "since: must be a time like `2026-11-21T04:15:32Z`",
-        ),
-        (
-            SearchQuery {
-                until: text("2026-11-21"),
-                ..none.clone()
-            },
-            "until: must be a time like",
-        ),
-        (
-            SearchQuery {
-                limit: Some(0),
-                ..none.clone()
-            },
-            "limit: must be a whole number from 1 to 1000",
-        ),
-        (
-            SearchQuery {
-                limit: Some(1001),
-                ..none.clone()
-            },
-            "limit: ",
-        ),
-        (
-            SearchQuery {
-                cursor: text("7"),
-                ..none.clone()
-            },
-            "cursor: must be the `next_cursor` of the previous page",
-        ),
-    ] {
-        let error = fixture.log.search(&query).unwrap_err();
-        assert!(
-            matches!(error, LogError::Invalid { .. }) && error.to_string().starts_with(expected),
-            "{error}"
-        );
-    }
+    let captured = fixture.log.captured(plain).unwrap().unwrap();
+    assert!(captured.request.is_none());
+    assert!(fixture.log.captured(unknown).unwrap().is_none());
+    assert_eq!(fixture.log.body(unknown, Side::Request).unwrap(), None);
 }
 
 #[test]

@@ -9,11 +9,11 @@ use gw_shared::text::is_hidden;
 use http::Method;
 use serde_json::Value;
 
+use super::super::RequestLog;
 use super::super::record::{
     CallerId, Capture, Ended, METHOD_MAX, Protocol, RecordedAttempt, RequestRecord, TARGET_MAX,
 };
 use super::super::timing::Timing;
-use super::super::{LogStats, RequestLog};
 use super::*;
 use crate::background::Background;
 
@@ -36,13 +36,9 @@ fn batch(label: &str, records: Vec<RequestRecord>) -> Batch {
     }
 }
 
-#[test]
-fn a_line_has_the_fields_of_the_request_log_without_messages() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("access.jsonl");
-    let log = log(folder.path(), &path);
-    let ids = RequestIds::new();
-    let full = RequestRecord {
+/// Record with all columns, and with secrets and characters that a terminal obeys.
+fn full_record(ids: &RequestIds) -> RequestRecord {
+    RequestRecord {
         method: Method::from_bytes(&[b'M'; METHOD_MAX + 1]).unwrap(),
         target: "/a\u{e4}\"/b\u{9b}2J\u{202e}\u{2028}?key=gw_sk_abc.secret&token=0123456789abcdef"
             .into(),
@@ -75,7 +71,16 @@ fn a_line_has_the_fields_of_the_request_log_without_messages() {
         trace_id: Some(*b"0123456789abcdef"),
         capture: Some(Box::new(Capture::default())),
         ..RequestRecord::example(ids.next_id())
-    };
+    }
+}
+
+#[test]
+fn a_line_has_the_fields_of_the_request_log_without_messages() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.jsonl");
+    let log = log(folder.path(), &path);
+    let ids = RequestIds::new();
+    let full = full_record(&ids);
     let plain = RequestRecord {
         target: "x".repeat(TARGET_MAX + 1).into(),
         protocol: Protocol::Http10,
@@ -126,15 +131,10 @@ fn a_line_has_the_fields_of_the_request_log_without_messages() {
     }
     assert_eq!(line_of(past_log.id)["service"], "quiet");
     assert_eq!((lines.len(), log.show(past_log.id).unwrap()), (5, None));
-    let LogStats {
-        written,
-        dropped,
-        access_log,
-        ..
-    } = log.stats();
-    assert_eq!((written, dropped), (4, 0));
+    let stats = log.stats();
+    assert_eq!((stats.written, stats.dropped), (4, 0));
     assert_eq!(
-        access_log,
+        stats.access_log,
         AccessLogStats {
             written: 5,
             dropped: 0,

@@ -11,16 +11,6 @@ use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
-/// Keys that have no meaning without `archive.url`.
-const DEPENDENT: [&str; 7] = [
-    "endpoint",
-    "region",
-    "access_key_id",
-    "secret_key_file",
-    "ca",
-    "path_style",
-    "allow_http",
-];
 const DEFAULT_REGION: &str = "us-east-1";
 const DEFAULT_MIB_PER_SECOND: u64 = 16;
 
@@ -47,74 +37,99 @@ pub struct ArchiveSettings {
     pub bytes_per_second: u64,
 }
 
+/// Values of the keys of `[archive]`; `None` for those that are missing or wrong.
+struct Given {
+    /// Bucket and prefix.
+    url: Option<(String, String)>,
+    endpoint: Option<String>,
+    region: Option<String>,
+    access_key_id: Option<String>,
+    secret_key_file: Option<PathBuf>,
+    ca: Option<PathBuf>,
+    path_style: Option<bool>,
+    allow_http: Option<bool>,
+    bandwidth: Option<u64>,
+}
+
+impl Given {
+    fn take(keys: &mut Keys<'_>) -> Self {
+        let file = |text: &str| Some(PathBuf::from(text));
+        Self {
+            url: keys.text(
+                "archive.url",
+                "a URL such as \"s3://bucket/prefix\" without a key or password",
+                parse_url,
+            ),
+            endpoint: keys.text(
+                "archive.endpoint",
+                "the URL of a server without a path, such as \"https://s3.example.com:9000\"",
+                parse_endpoint,
+            ),
+            region: keys.text(
+                "archive.region",
+                "a region such as \"us-east-1\"",
+                parse_region,
+            ),
+            access_key_id: keys.text(
+                "archive.access_key_id",
+                "the id of an access key",
+                parse_access_key_id,
+            ),
+            secret_key_file: keys.text("archive.secret_key_file", "a file", file),
+            ca: keys.text("archive.ca", "a file", file),
+            path_style: keys.boolean("archive.path_style"),
+            allow_http: keys.boolean("archive.allow_http"),
+            bandwidth: keys.integer("archive.bandwidth_mib_per_second", 1..=10_000),
+        }
+    }
+
+    /// Keys that were given and have no meaning without `archive.url`.
+    fn dependent(&self) -> impl Iterator<Item = &'static str> {
+        let dependent = [
+            ("endpoint", self.endpoint.is_some()),
+            ("region", self.region.is_some()),
+            ("access_key_id", self.access_key_id.is_some()),
+            ("secret_key_file", self.secret_key_file.is_some()),
+            ("ca", self.ca.is_some()),
+            ("path_style", self.path_style.is_some()),
+            ("allow_http", self.allow_http.is_some()),
+        ];
+        let given = dependent.into_iter().filter(|(_, given)| *given);
+        given.map(|(key, _)| key)
+    }
+}
+
 impl ArchiveSettings {
     /// Takes the keys of `[archive]`. `None` without an archive, or if there are mistakes.
     pub fn take(keys: &mut Keys<'_>) -> Option<Self> {
         keys.open_table("archive");
         let had_errors = keys.errors.len();
-        let url = keys.text(
-            "archive.url",
-            "a URL such as \"s3://bucket/prefix\" without a key or password",
-            parse_url,
-        );
-        let endpoint = keys.text(
-            "archive.endpoint",
-            "the URL of a server without a path, such as \"https://s3.example.com:9000\"",
-            parse_endpoint,
-        );
-        let region = keys.text(
-            "archive.region",
-            "a region such as \"us-east-1\"",
-            parse_region,
-        );
-        let access_key_id = keys.text(
-            "archive.access_key_id",
-            "the id of an access key",
-            parse_access_key_id,
-        );
-        let secret_key_file = keys.text("archive.secret_key_file", "a file", |text| {
-            Some(PathBuf::from(text))
-        });
-        let authorities = keys.text("archive.ca", "a file", |text| Some(PathBuf::from(text)));
-        let path_style = keys.boolean("archive.path_style");
-        let allow_http = keys.boolean("archive.allow_http");
-        let bandwidth = keys.integer("archive.bandwidth_mib_per_second", 1..=10_000);
-        let variable = |name: &str| (keys.environment())(name).filter(|text| !text.is_empty());
-        let [key_id_variable, secret_variable, session_variable] = [
-            "AWS_ACCESS_KEY_ID",
-            "AWS_SECRET_ACCESS_KEY",
-            "AWS_SESSION_TOKEN",
-        ]
-        .map(variable);
-        let given = [
-            endpoint.is_some(),
-            region.is_some(),
-            access_key_id.is_some(),
-            secret_key_file.is_some(),
-            authorities.is_some(),
-            path_style.is_some(),
-            allow_http.is_some(),
-        ];
-        let Some((bucket, prefix)) = url else {
+        let mut given = Given::take(keys);
+        let Some((bucket, prefix)) = given.url.take() else {
             if keys.errors.len() == had_errors {
-                let given = DEPENDENT.iter().zip(given).filter(|(_, given)| *given);
+                let given = given.dependent();
                 keys.errors
-                    .extend(given.map(|(key, _)| format!("archive.{key}: only with archive.url")));
+                    .extend(given.map(|key| format!("archive.{key}: only with archive.url")));
             }
             return None;
         };
-        if !allow_http.unwrap_or(false) {
-            keys.errors.extend(endpoint.as_deref().and_then(exposed));
+        if !given.allow_http.unwrap_or(false) {
+            keys.errors
+                .extend(given.endpoint.as_deref().and_then(exposed));
         }
-        let from_file = access_key_id.is_some() || secret_key_file.is_some();
+        let variable = |name: &str| (keys.environment())(name).filter(|text| !text.is_empty());
+        let key_id_variable = variable("AWS_ACCESS_KEY_ID");
+        let secret_variable = variable("AWS_SECRET_ACCESS_KEY");
+        let session_variable = variable("AWS_SESSION_TOKEN");
+        let from_file = given.access_key_id.is_some() || given.secret_key_file.is_some();
         let session_token = session_variable.filter(|_| !from_file).map(Secret::new);
-        let access_key_id = access_key_id.or(key_id_variable);
-        let secret_key = secret_key(keys, secret_key_file.as_deref(), secret_variable);
+        let access_key_id = given.access_key_id.or(key_id_variable);
+        let secret_key = secret_key(keys, given.secret_key_file.as_deref(), secret_variable);
         if access_key_id.is_none() {
             keys.errors
                 .push("archive.access_key_id: missing; set it, or AWS_ACCESS_KEY_ID".to_owned());
         }
-        let authorities = authorities.and_then(|file| match read_authorities(&file) {
+        let authorities = given.ca.and_then(|file| match read_authorities(&file) {
             Ok(authorities) => Some(authorities),
             Err(problem) => {
                 keys.errors
@@ -133,15 +148,15 @@ impl ArchiveSettings {
         Some(Self {
             bucket,
             prefix,
-            path_style: path_style.unwrap_or(endpoint.is_some()),
-            endpoint,
-            region: region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
+            path_style: given.path_style.unwrap_or(given.endpoint.is_some()),
+            endpoint: given.endpoint,
+            region: given.region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
             access_key_id,
             secret_key,
-            secret_key_file,
+            secret_key_file: given.secret_key_file,
             session_token,
             authorities,
-            bytes_per_second: bandwidth.unwrap_or(DEFAULT_MIB_PER_SECOND) << 20,
+            bytes_per_second: given.bandwidth.unwrap_or(DEFAULT_MIB_PER_SECOND) << 20,
         })
     }
 

@@ -7,14 +7,18 @@ use proptest::prelude::*;
 use super::super::record::{RecordedAttempt, RequestView};
 use super::*;
 
+const PROTOCOLS: [Protocol; 4] = [
+    Protocol::Http10,
+    Protocol::Http11,
+    Protocol::Http2,
+    Protocol::Replay,
+];
 const SECOND_MS: u64 = 1_795_234_532_000;
 
 fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
-    let ids: (Vec<ClientId>, Vec<KeyId>, Vec<AgentId>) = (
-        (0..20).map(|_| ClientId::random()).collect(),
-        (0..20).map(|_| KeyId::random()).collect(),
-        (0..20).map(|_| AgentId::random()).collect(),
-    );
+    let clients: [ClientId; 20] = std::array::from_fn(|_| ClientId::random());
+    let keys: [KeyId; 20] = std::array::from_fn(|_| KeyId::random());
+    let agents: [AgentId; 20] = std::array::from_fn(|_| AgentId::random());
     let what = (
         any::<[u8; 16]>(),
         0..1000u64,
@@ -31,7 +35,6 @@ fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
     );
     let record = (what, numbers).prop_map(
         move |((random, ms, target, caller, which, kind), (status, n, us, trace_id))| {
-            let (clients, keys, agents) = &ids;
             let mut id = *RequestId::first_of_ms(SECOND_MS + ms).as_bytes();
             id[9..].copy_from_slice(&random[9..]);
             let id = RequestId::from_bytes(id).unwrap();
@@ -44,12 +47,7 @@ fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
                 },
                 target: target.into(),
                 caller,
-                protocol: [
-                    Protocol::Http10,
-                    Protocol::Http11,
-                    Protocol::Http2,
-                    Protocol::Replay,
-                ][usize::from(kind)],
+                protocol: PROTOCOLS[usize::from(kind)],
                 by: match kind {
                     0 => None,
                     1 => Some(CallerId::Client(clients[which].clone())),
@@ -207,26 +205,28 @@ proptest! {
     }
 }
 
-#[test]
-fn a_plain_block_keeps_its_bytes() {
-    // Version 1, before the bytes that the backend took.
-    const FIRST: &str = "\
+/// Block of version 1, before the bytes that the backend took.
+const FIRST: &str = "\
         01f0f9ff9faa330206015308012a03034745541a67775f63695f30303030303030303030303030303030303030301047\
         575f4241434b454e445f524553455497067001800203040506070100042f612f6200cb00710702010101f60301020105\
         ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
         010e97067001800203040506070200042f612f6200cb007107020001c8010000000000000000000000000000";
-    // Version 3, before the failed attempts.
-    const WITH_BYTES_TAKEN: &str = "\
+/// Block of version 3, before the failed attempts.
+const WITH_BYTES_TAKEN: &str = "\
         03f0f9ff9faa330206015508012b03034745541a67775f63695f30303030303030303030303030303030303030301047\
         575f4241434b454e445f524553455497067001800203040506070100042f612f6200cb00710702010101f60301020105\
         ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
         010e010497067001800203040506070200042f612f6200cb007107020001c801000000000000000000000000000000";
-    const BLOCK: &str = "\
+/// The same records in a block as it is written now.
+const BLOCK: &str = "\
         05f0f9ff9faa330206015a08012c05034745541a67775f63695f30303030303030303030303030303030303030301047\
         575f4241434b454e445f52455345541761675f3030303030303030303030303030303030303030076e6f5f736c6f7497\
         067001800203040506070100042f612f6200cb00710702010101f60301020105ac020a0114011e01280132d804000101\
         9aa4000007700180020304050607090130313233343536373839616263646566010e0104010304ac0297067001800203\
         040506070200042f612f6200cb007107020001c80100000000000000000000000000000000";
+
+#[test]
+fn a_plain_block_keeps_its_bytes() {
     let id = |low: u8| {
         RequestId::from_bytes([1, 0x9a, 0xa4, 0, 0, 7, 0x70, 1, 0x80, 2, 3, 4, 5, 6, 7, low])
             .unwrap()
