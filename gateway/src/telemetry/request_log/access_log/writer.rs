@@ -13,6 +13,9 @@ use super::output::{Output, Unwritten};
 use super::{Accepted, AccessLogCounters};
 use crate::background::{self, Tasks};
 
+/// Most batches that are written before the next look whether the file has to be opened again.
+const BATCHES: usize = 64;
+
 pub(super) struct LineWriter {
     output: Output,
     masker: Masker,
@@ -39,16 +42,17 @@ impl LineWriter {
     /// Runs until all senders are dropped.
     pub(super) async fn run(mut self, tasks: Tasks, mut batches: Receiver<Accepted>) {
         loop {
-            let accepted = tokio::select! {
+            let mut accepted = Vec::new();
+            let is_open = tokio::select! {
                 biased;
-                () = self.counters.reopen.notified() => None,
-                accepted = batches.recv() => match accepted {
-                    Some(accepted) => Some(accepted),
-                    None => return,
-                },
+                () = self.counters.reopen.notified() => true,
+                count = batches.recv_many(&mut accepted, BATCHES) => count > 0,
             };
+            if !is_open {
+                return;
+            }
             let work = move || {
-                background::contained("the access log", || self.work(accepted));
+                self.work(accepted);
                 self
             };
             let Some(writer) = tasks.blocking("a write of the access log", work).await else {
@@ -58,18 +62,22 @@ impl LineWriter {
         }
     }
 
-    /// Writes the lines of a batch; without one, opens the file again.
-    fn work(&mut self, accepted: Option<Accepted>) {
-        let Some(Accepted { batch, bytes }) = accepted else {
-            return self.reopen();
-        };
-        for (label, records) in &batch.services {
-            records.iter().for_each(|record| self.add(label, record));
+    /// Writes the lines of batches; without any, opens the file again.
+    fn work(&mut self, accepted: Vec<Accepted>) {
+        if accepted.is_empty() {
+            self.reopen();
         }
-        self.flush();
-        self.counters
-            .queued_bytes
-            .fetch_sub(bytes, Ordering::Relaxed);
+        for Accepted { batch, bytes } in accepted {
+            background::contained("the access log", || {
+                for (label, records) in &batch.services {
+                    records.iter().for_each(|record| self.add(label, record));
+                }
+                self.flush();
+            });
+            self.counters
+                .queued_bytes
+                .fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     fn add(&mut self, label: &str, record: &RequestRecord) {
