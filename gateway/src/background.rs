@@ -136,6 +136,14 @@ impl Tasks {
         });
     }
 
+    /// Starts work that blocks. The calling thread starts no thread for it, and may be bound to other cores.
+    pub(crate) fn spawn_blocking(&self, name: &'static str, work: impl FnOnce() + Send + 'static) {
+        let tasks = self.clone();
+        self.spawn(name, async move {
+            tasks.blocking(name, work).await;
+        });
+    }
+
     /// Runs work that blocks, on a thread for that. `None` if it panicked, or the runtime has ended.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,

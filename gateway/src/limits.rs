@@ -151,6 +151,8 @@ pub(crate) const LOG_QUEUE_RECORDS: usize = 128 * KIB;
 pub(crate) const LOG_QUEUE_BATCHES: usize = 8 * KIB;
 /// Bytes of records that wait for the thread of the access log. More are dropped and counted.
 pub(crate) const ACCESS_LOG_QUEUE_BYTES: usize = 32 * MIB;
+/// Time at a stop for running requests and jobs of the control plane.
+pub(crate) const CONTROL_PLANE_END: Duration = Duration::from_secs(10);
 /// Time at a stop for the last point of the time series.
 pub(crate) const SERIES_END: Duration = Duration::from_secs(5);
 /// Time at a stop for helpers that keep nothing.

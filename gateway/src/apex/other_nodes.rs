@@ -1,4 +1,4 @@
-//! What the apex asks the other nodes of a region. The thread `gw-apex` sends the questions.
+//! What the apex asks the other nodes of a region. A task of the control plane sends the questions.
 //!
 //! Limits per client address and agent: each bucket has an owner among the nodes, found by rendezvous hashing. A node takes a
 //! request out of a bucket of its own first, and then asks the owner to take it out of the owner's bucket. So one client
@@ -8,7 +8,6 @@
 //! Enrollments: the next request of an agent may arrive at another node, so a change is answered when all nodes use it.
 
 use std::collections::HashMap;
-use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::limits::{ApexBucket, ApexCharge};
+use crate::background::Tasks;
 use crate::cluster::NodeClient;
 use crate::limits;
 use crate::mailbox::Post;
@@ -33,7 +33,10 @@ use crate::store::Position;
 /// Time limit of an answer. A caller waits for it.
 const WITHIN: Duration = Duration::from_millis(500);
 
-/// The way to the thread that asks the other nodes. Cheap to clone.
+/// Name of the task of a question.
+const NAME: &str = "a question of the apex";
+
+/// The way to the task that asks the other nodes. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct NodeQuestions(mpsc::Sender<NodeQuestion>);
 
@@ -66,22 +69,18 @@ struct ChargeVerdict {
 }
 
 impl NodeQuestions {
-    /// Starts the thread. It ends when all clones are dropped.
-    pub(crate) fn start(client: NodeClient) -> io::Result<Self> {
+    /// Starts the task. It ends when all clones are dropped.
+    pub(crate) fn start(tasks: &Tasks, client: NodeClient) -> Self {
         let (questions, mut asked) = mpsc::channel::<NodeQuestion>(limits::NODE_CHARGES);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        let serve = async move {
+        let asking = tasks.clone();
+        let ask = async move {
             let mut owners = HashMap::new();
             while let Some(question) = asked.recv().await {
-                question.ask(&client, &mut owners);
+                question.ask(&asking, &client, &mut owners);
             }
         };
-        std::thread::Builder::new()
-            .name("gw-apex".to_owned())
-            .spawn(move || runtime.block_on(serve))?;
-        Ok(Self(questions))
+        tasks.spawn_until_stopped("the questions of the apex", ask);
+        Self(questions)
     }
 }
 
@@ -162,7 +161,7 @@ type Permits = HashMap<(NodeSlot, u128), Arc<Semaphore>>;
 
 impl NodeQuestion {
     /// Sends the question from a task of its own. Replies fail when the caller has left.
-    fn ask(self, client: &NodeClient, permits: &mut Permits) {
+    fn ask(self, tasks: &Tasks, client: &NodeClient, permits: &mut Permits) {
         let client = client.clone();
         match self {
             Self::Charge { owner, path, reply } => {
@@ -179,7 +178,7 @@ impl NodeQuestion {
                     let _ = reply.send(None);
                     return;
                 };
-                tokio::spawn(async move {
+                tasks.spawn(NAME, async move {
                     let _ = reply.send(charge_at(&client, &owner, path).await);
                     drop(permit);
                 });
@@ -189,7 +188,7 @@ impl NodeQuestion {
                 position,
                 reply,
             } => {
-                tokio::spawn(async move {
+                tasks.spawn(NAME, async move {
                     let behind = nodes_behind(&client, &nodes, &position).await;
                     if !behind.is_empty() {
                         tracing::warn!(revision = position.revision.0, nodes = ?behind, "an enrollment is not known at all nodes yet");

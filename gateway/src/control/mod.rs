@@ -60,7 +60,7 @@ pub(crate) use data_folder::INCOMPLETE_RESTORE;
 pub(crate) use enrollment_token::parse_token;
 pub use enrollment_token::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 pub use error::ControlError;
-pub(crate) use executor::{Executor, JobQueue, executor};
+pub(crate) use executor::{Executor, JobQueue, executor, maintain};
 use feed::EngineHealth;
 pub(crate) use feed::{Feed, StoreStatus, read_copy};
 pub use gateway_address::{BACKEND_PORT, GatewayAddress};

@@ -13,6 +13,7 @@ use super::feed::{EngineHealth, read_copy};
 use super::service_counts::ServiceCounts;
 use super::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
 use super::{Control, ControlError, ControlState, Journal, Workers, new_secret};
+use crate::background::Tasks;
 use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient};
 use crate::config::{Config, StoreSettings};
@@ -32,14 +33,23 @@ const AGENT_CA_NAME: &str = "agent-ca";
 const SEALED_FILES: [&str; 2] = ["agent-ca.key", ADMIN_TOKEN_FILE];
 
 impl Control {
-    /// Opens the store and the data folder with authority and admin token, and creates what is missing.
-    pub(crate) fn open(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
+    /// Opens the store and the data folder with authority and admin token, and creates what is missing. Work that takes
+    /// long runs in `tasks`.
+    pub(crate) fn open(
+        config: &Config,
+        workers: Arc<dyn Workers>,
+        tasks: Tasks,
+    ) -> Result<Self, ControlError> {
         data_folder::prepare(&config.data_dir)?;
-        Self::open_in_folder(config, workers)
+        Self::open_in_folder(config, workers, tasks)
             .map_err(|error| data_folder::explain(&config.data_dir, error))
     }
 
-    fn open_in_folder(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
+    fn open_in_folder(
+        config: &Config,
+        workers: Arc<dyn Workers>,
+        tasks: Tasks,
+    ) -> Result<Self, ControlError> {
         let store_source = store_source(config)?;
         // Must come first: it fails if another process uses the folder.
         let mut store = store_source.open()?;
@@ -88,7 +98,7 @@ impl Control {
             admin_hosts: config.admin_hosts.clone(),
             certified_node: Mutex::default(),
             node_client: NodeClient::new(LocalNode::new(config.region.clone())),
-            service_counts: ServiceCounts::default(),
+            service_counts: ServiceCounts::new(tasks),
             engine_health: EngineHealth::default(),
             awaited_read: Arc::new(AwaitedRead::new(
                 Arc::clone(&look_for_changes),

@@ -1,14 +1,15 @@
 //! The number of services that each node of the region owns.
 //!
-//! All services are counted once when the members change: a million of them take most of a second. The count has a thread of
-//! its own for that time, because it is asked for under the lock of the records, by threads with and without a tokio
-//! runtime. After that, each change of the records changes the numbers.
+//! All services are counted once when the members change: a million of them take most of a second, so that the lock of the
+//! records, under which the count is asked for, is not held for it. After that, each change of the records changes the
+//! numbers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::Control;
+use crate::background::Tasks;
 use crate::hostname::Region;
 use crate::ownership::owner_node;
 use crate::region::{NodeSlot, Placement};
@@ -18,8 +19,11 @@ use crate::store::{Directory, RecordId, RecordKind, Records, Step, StoredRecord}
 const BATCH: usize = 10_000;
 
 /// Cheap to clone; the clones share the numbers.
-#[derive(Clone, Default)]
-pub(super) struct ServiceCounts(Arc<(Mutex<SlotCounts>, Condvar)>);
+#[derive(Clone)]
+pub(super) struct ServiceCounts {
+    counts: Arc<(Mutex<SlotCounts>, Condvar)>,
+    tasks: Tasks,
+}
 
 #[derive(Default)]
 struct SlotCounts {
@@ -53,12 +57,18 @@ impl Control {
 }
 
 impl ServiceCounts {
-    fn lock(&self) -> MutexGuard<'_, SlotCounts> {
-        // Every change is of one number, or is followed by a new count.
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Counts in `tasks`.
+    pub(super) fn new(tasks: Tasks) -> Self {
+        let counts = Arc::default();
+        Self { counts, tasks }
     }
 
-    /// Counts the services of `directory` on another thread.
+    fn lock(&self) -> MutexGuard<'_, SlotCounts> {
+        // Every change is of one number, or is followed by a new count.
+        self.counts.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts to count the services of `directory`.
     fn begin(&self, directory: &Directory, slots: Arc<[NodeSlot]>) {
         let counts = self.clone();
         let directory = directory.clone();
@@ -74,12 +84,7 @@ impl ServiceCounts {
             counts.count
         };
         let run = move || counts.count_all(&directory, count);
-        if let Err(error) = std::thread::Builder::new()
-            .name("gw-count".to_owned())
-            .spawn(run)
-        {
-            tracing::warn!(%error, "cannot count the services of each node");
-        }
+        self.tasks.spawn_blocking("the count of services", run);
     }
 
     /// Counts again, because all records were replaced.
@@ -88,12 +93,12 @@ impl ServiceCounts {
         self.begin(directory, slots);
     }
 
-    /// Counts all services. Gives up when another count has begun.
+    /// Counts all services. Gives up when another count has begun, or the process stops.
     fn count_all(&self, directory: &Directory, count: u64) {
         let slots = Arc::clone(&self.lock().slots);
         let mut services = vec![0; slots.len()];
         for (number, service) in directory.services().enumerate() {
-            if number % BATCH == 0 && self.lock().count != count {
+            if number % BATCH == 0 && (self.lock().count != count || self.is_stopping()) {
                 return;
             }
             if let Some(owner) = owner(&service.hostname, &slots) {
@@ -108,8 +113,12 @@ impl ServiceCounts {
                 .zip(services)
                 .for_each(|(all, counted)| *all += counted);
             counts.is_complete = true;
-            self.0.1.notify_all();
+            self.counts.1.notify_all();
         }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.tasks.stopping().is_cancelled()
     }
 
     /// Notes the services that come and go with `steps`. `records` are those before them.
@@ -142,7 +151,7 @@ impl ServiceCounts {
 
     fn complete(&self, within: Duration) -> Option<BTreeMap<NodeSlot, usize>> {
         let (counts, _) = self
-            .0
+            .counts
             .1
             .wait_timeout_while(self.lock(), within, |counts| !counts.is_known())
             .unwrap_or_else(PoisonError::into_inner);
@@ -178,6 +187,7 @@ mod tests {
 
     use super::*;
     use crate::affinity::Affinity;
+    use crate::background::Background;
     use crate::clock::Timestamp;
     use crate::rate::Rate;
     use crate::store::{Modes, ServiceRecord};
@@ -219,16 +229,19 @@ mod tests {
         records: Records,
         directory: Directory,
         counts: ServiceCounts,
+        background: Background,
     }
 
     impl World {
         fn with_services(count: usize) -> Self {
             let records: Records = (0..count).map(service).collect();
             let directory = Directory::new(&records, &region(), 1);
+            let background = Background::start().unwrap();
             Self {
                 records,
                 directory,
-                counts: ServiceCounts::default(),
+                counts: ServiceCounts::new(background.tasks()),
+                background,
             }
         }
 
@@ -244,7 +257,7 @@ mod tests {
         fn check(&self, expected: usize) {
             let counted = self.counts.complete(SOON).unwrap();
             assert_eq!(counted.values().sum::<usize>(), expected);
-            let other = ServiceCounts::default();
+            let other = ServiceCounts::new(self.background.tasks());
             other.begin(&self.directory, Arc::clone(&self.counts.lock().slots));
             assert_eq!(other.complete(SOON).unwrap(), counted);
         }

@@ -1,50 +1,37 @@
-//! Threads of the control plane: the admin listener, the control planes of other nodes, and the jobs of workers.
+//! Tasks of the control plane: the admin listener, the control planes of other nodes, and the jobs of workers.
 
-use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use axum::Router;
-use futures_util::FutureExt;
-use tokio::sync::oneshot;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::gateway::{Gateway, StartError};
 use super::listeners::ListenError;
 use super::spliced_tunnels;
-use super::threads::{joined, spawn};
 use crate::admin::{self, Admin};
 use crate::apex;
-use crate::cluster::{self, LocalNode, ServerLimits, WaitingConnections};
-use crate::control::JobQueue;
+use crate::cluster::{self, ServerLimits};
+use crate::control;
+use crate::limits;
 use crate::members;
 use crate::tls::admin::AdminTls;
 
 /// Longest wait for running requests when the control plane stops.
 const REQUESTS_END_WITHIN: Duration = Duration::from_secs(2);
 
-/// The thread that serves the admin listener. It ends when `stop` is dropped.
-pub(super) struct AdminThread {
-    stop: oneshot::Sender<()>,
-    thread: JoinHandle<()>,
-}
-
-/// The thread that serves the control planes of other nodes. It ends when `stop` is dropped, and returns the connections
-/// that still wait.
-pub(super) struct NodesThread {
-    stop: oneshot::Sender<()>,
-    thread: JoinHandle<WaitingConnections>,
-}
-
 impl Gateway {
-    pub(super) fn serve_jobs(&mut self, jobs: JobQueue) -> Result<(), StartError> {
+    /// Serves what the workers ask of the control plane, and maintains the records.
+    pub(super) fn serve_jobs(&self) {
         let control = Arc::clone(&self.control);
-        self.jobs = Some(
-            spawn("gw-executor".to_owned(), move || jobs.serve(&control))
-                .map_err(StartError::Thread)?,
-        );
-        Ok(())
+        let jobs = Arc::clone(&self.jobs);
+        let tasks = self.control_plane.clone();
+        control::maintain(&control, &tasks);
+        self.control_plane
+            .spawn("the jobs of the workers", async move {
+                jobs.lock().await.serve(&control, &tasks).await;
+            });
     }
 
     /// Serves the admin listener, and the control planes of other nodes.
@@ -72,19 +59,16 @@ impl Gateway {
             region,
             self.address.port(),
         );
-        self.serve_nodes(&admin)?;
-        let (stop, stopped) = oneshot::channel();
-        let thread = spawn("gw-control".to_owned(), move || {
-            serve_admin(listener, tls, admin, stopped)
-        });
-        let thread = thread.map_err(StartError::Thread)?;
-        self.admin = Some(AdminThread { stop, thread });
+        self.serve_nodes(&admin);
+        let stopping = self.control_plane.stopping().clone();
+        let serving = serve_admin(listener, tls, admin, stopping);
+        self.control_plane.spawn("the admin listener", serving);
         Ok(())
     }
 
-    fn serve_nodes(&mut self, admin: &Admin) -> Result<(), StartError> {
-        let Some(waiting) = self.waiting_nodes.take() else {
-            return Ok(());
+    fn serve_nodes(&self, admin: &Admin) {
+        let Some(waiting) = self.waiting_nodes.clone() else {
+            return;
         };
         let limits = apex::routes_between_nodes(self.peers.clone(), self.control.workers());
         let spliced = spliced_tunnels::routes(Arc::clone(&self.peers));
@@ -100,97 +84,48 @@ impl Gateway {
                 Arc::clone(&self.control),
             ));
         }
-        let (stop, stopped) = oneshot::channel();
-        let thread = spawn("gw-nodes".to_owned(), move || {
-            serve_nodes(waiting, node, router, stopped)
-        });
-        let thread = thread.map_err(StartError::Thread)?;
-        self.nodes = Some(NodesThread { stop, thread });
-        Ok(())
+        let stopping = self.control_plane.stopping().clone();
+        self.control_plane
+            .spawn("the server for other nodes", async move {
+                let mut waiting = waiting.lock().await;
+                let limits = ServerLimits::default();
+                let stopped = stopping.cancelled();
+                let serving = cluster::serve(&mut waiting, node, router, limits, stopped);
+                within_time(&stopping, serving).await;
+            });
     }
 
-    /// Finishes the running job and closes the store. Later jobs wait.
-    pub(super) fn pause_control_plane(&mut self) -> Option<JobQueue> {
-        if let Some(admin) = self.admin.take() {
-            admin.stop();
-        }
-        if let Some(nodes) = self.nodes.take() {
-            self.waiting_nodes = nodes.stop();
-        }
-        self.executor.close();
-        let jobs = self.jobs.take().and_then(joined);
+    /// Finishes the running jobs and requests, and closes the store. Later jobs wait.
+    pub(super) fn pause_control_plane(&mut self) {
+        self.control_plane.stop(limits::CONTROL_PLANE_END);
+        self.control_plane = self.control_plane.sibling();
         self.control.close_store();
-        jobs
     }
 }
 
-impl AdminThread {
-    pub(super) fn stop(self) {
-        drop(self.stop);
-        joined(self.thread);
-    }
-}
-
-impl NodesThread {
-    pub(super) fn stop(self) -> Option<WaitingConnections> {
-        drop(self.stop);
-        joined(self.thread)
-    }
-}
-
-/// Serves the admin listener until `stopped` resolves, and then finishes running requests.
-fn serve_admin(
+/// Serves the admin listener until `stopping` is cancelled, and then finishes running requests.
+async fn serve_admin(
     listener: TcpListener,
     tls: Option<Arc<AdminTls>>,
     admin: Admin,
-    stopped: oneshot::Receiver<()>,
+    stopping: CancellationToken,
 ) {
-    let stopped = stopped.map(drop).shared();
-    let served = run_until(stopped.clone(), async {
-        admin::serve(listener, tls, admin, stopped).await
-    });
-    if let Err(error) = served.and_then(Option::transpose) {
+    let serving = admin::serve(listener, tls, admin, stopping.cancelled());
+    if let Some(Err(error)) = within_time(&stopping, serving).await {
         tracing::error!(%error, "the admin listener failed");
     }
 }
 
-/// Serves the control planes of other nodes until `stopped` resolves, and then finishes running requests.
-fn serve_nodes(
-    mut waiting: WaitingConnections,
-    node: Arc<LocalNode>,
-    router: Router,
-    stopped: oneshot::Receiver<()>,
-) -> WaitingConnections {
-    let stopped = stopped.map(drop).shared();
-    let serving = cluster::serve(
-        &mut waiting,
-        node,
-        router,
-        ServerLimits::default(),
-        stopped.clone(),
-    );
-    if let Err(error) = run_until(stopped.clone(), serving) {
-        tracing::error!(%error, "cannot serve the control planes of other nodes");
-    }
-    waiting
-}
-
-/// Runs `serving` to its end, or until it took too long after `stopped`.
-fn run_until<T>(
-    stopped: impl Future<Output = ()>,
+/// Runs `serving` to its end, or until it took too long after `stopping` was cancelled.
+async fn within_time<T>(
+    stopping: &CancellationToken,
     serving: impl Future<Output = T>,
-) -> io::Result<Option<T>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    Ok(runtime.block_on(async {
-        let too_late = async {
-            stopped.await;
-            tokio::time::sleep(REQUESTS_END_WITHIN).await;
-        };
-        tokio::select! {
-            served = serving => Some(served),
-            () = too_late => None,
-        }
-    }))
+) -> Option<T> {
+    tokio::select! {
+        served = serving => Some(served),
+        () = async {
+            stopping.cancelled().await;
+            sleep(REQUESTS_END_WITHIN).await;
+        } => None,
+    }
 }

@@ -9,7 +9,6 @@ use crossbeam_channel::Sender;
 
 use super::gateway::Gateway;
 use super::last_stop::LastStop;
-use super::threads::joined;
 use crate::limits;
 use crate::rate_limit::Level;
 use crate::telemetry::counters::WorkerReport;
@@ -76,20 +75,13 @@ impl Gateway {
             workers.stopping();
         }
         self.peers.tell_all(|| WorkerMessage::Stop);
-        self.executor.close();
-        if let Some(admin) = self.admin.take() {
-            admin.stop();
-        }
-        if let Some(nodes) = self.nodes.take() {
-            nodes.stop();
-        }
+        self.control_plane.stop(limits::CONTROL_PLANE_END);
         if let Some(workers) = self.workers.take() {
             workers.join();
         }
         if let Some(exporter) = self.exporter.take() {
             exporter.stop(limits::SPANS_END);
         }
-        self.jobs.take().map(joined);
         self.request_log.close();
         self.helpers.stop(limits::HELPERS_END);
     }

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::Receiver;
@@ -14,7 +13,7 @@ use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, ProgramIdentity, SpanCounts};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 
 use crate::admin_client::console_url;
 use crate::agent_releases::AgentReleases;
@@ -40,7 +39,6 @@ use crate::tunnel::grace::TunnelGrace;
 use crate::worker::{Peers, RegionSetup, Setup, WorkerMessage};
 
 use super::config_file::ConfigFile;
-use super::control_plane::{AdminThread, NodesThread};
 use super::last_stop::{self, LastStop};
 use super::listeners::{Inherited, ListenError, Listeners};
 use super::membership::MemberSettings;
@@ -55,7 +53,8 @@ pub struct Gateway {
     pub(super) series: Arc<Series>,
     /// Records `series`.
     pub(super) recording: Tasks,
-    /// What ends last, in no order: the watch of TCP memory, and the exchange with the process before or after this one.
+    /// What ends last, in no order: the watch of TCP memory, the count of services, questions of the apex, and the exchange
+    /// with the process before or after this one.
     pub(super) helpers: Tasks,
     pub(super) address: SocketAddr,
     pub(super) admin_address: SocketAddr,
@@ -71,15 +70,13 @@ pub struct Gateway {
     pub(super) workers: Option<Workers>,
     /// Notified when workers panic too often for the process to go on.
     pub(super) workers_failed: Arc<Notify>,
-    pub(super) executor: Executor,
-    /// Thread that serves what workers ask of the control plane. It ends when `executor` is closed, and returns the jobs
-    /// that still wait.
-    pub(super) jobs: Option<JoinHandle<JobQueue>>,
-    pub(super) admin: Option<AdminThread>,
-    /// Serves the control planes of other nodes; `None` without a listener for them.
-    pub(super) nodes: Option<NodesThread>,
-    /// Connections for that thread, while it does not run.
-    pub(super) waiting_nodes: Option<WaitingConnections>,
+    executor: Executor,
+    /// What workers ask of the control plane. Locked while it is served.
+    pub(super) jobs: Arc<Mutex<JobQueue>>,
+    /// Connections of the control planes of other nodes, locked while they are served; `None` without a listener for them.
+    pub(super) waiting_nodes: Option<Arc<Mutex<WaitingConnections>>>,
+    /// Serves the admin listener, other nodes and jobs.
+    pub(super) control_plane: Tasks,
     /// Follows the changes of other nodes; `None` with SQLite.
     feed: Option<Feed>,
     /// Membership in a region of several nodes.
@@ -157,6 +154,7 @@ impl Gateway {
         let (mut gateway, traces) =
             Self::open(config, listeners, Peers::new(mailboxes), &socket_budget)?;
         let (nodes, waiting_nodes) = cluster::channel();
+        let waiting_nodes = Arc::new(Mutex::new(waiting_nodes));
         gateway.waiting_nodes = gateway.peer_address.map(|_| waiting_nodes);
         let setups = gateway.worker_setups(
             config,
@@ -199,7 +197,8 @@ impl Gateway {
         socket_budget: &Arc<SocketBudget>,
     ) -> Result<(Self, Option<trace::SpanDestination>), StartError> {
         let background = Background::start().map_err(StartError::Thread)?;
-        let control = Arc::new(Control::open(config, peers.clone())?);
+        let helpers = background.tasks();
+        let control = Arc::new(Control::open(config, peers.clone(), helpers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let requests = config.data_dir.join("requests");
         let request_log = Arc::new(RequestLog::open_on(
@@ -216,10 +215,9 @@ impl Gateway {
             request_log.archive_to(settings, keys, config.region.apex(), NodeSlot::default())?;
         }
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
-        let helpers = background.tasks();
         watch_tcp_memory(&helpers, socket_budget);
         let (executor, jobs) = control::executor();
-        let mut gateway = Self {
+        let gateway = Self {
             control,
             peers,
             request_log,
@@ -237,10 +235,9 @@ impl Gateway {
             workers: None,
             workers_failed: Arc::default(),
             executor,
-            jobs: None,
-            admin: None,
-            nodes: None,
+            jobs: Arc::new(Mutex::new(jobs)),
             waiting_nodes: None,
+            control_plane: background.tasks(),
             feed: None,
             members: None,
             member_settings: None,
@@ -250,7 +247,7 @@ impl Gateway {
             config_file: None,
             background,
         };
-        gateway.serve_jobs(jobs)?;
+        gateway.serve_jobs();
         Ok((gateway, traces))
     }
 
@@ -271,13 +268,10 @@ impl Gateway {
             .map_err(ListenError::from)?;
         let region_keys =
             region_keys(&self.control, config)?.filter(|_| config.peer_listen.is_some());
-        let start_questions =
-            |_: &RegionKeys| NodeQuestions::start(self.control.node_client().clone());
+        let node_client = self.control.node_client();
         let apex_questions = region_keys
             .as_ref()
-            .map(start_questions)
-            .transpose()
-            .map_err(StartError::Thread)?;
+            .map(|_| NodeQuestions::start(&self.helpers, node_client.clone()));
         let peer_shares = listeners
             .peer_shares(config.workers)
             .map_err(ListenError::from)?;
@@ -430,7 +424,7 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.peers.tell_all(|| WorkerMessage::Stop);
-        self.executor.close();
+        self.control_plane.stopping().cancel();
     }
 }
 

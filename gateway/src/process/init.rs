@@ -2,6 +2,7 @@
 
 use gw_shared::id::AccountId;
 
+use crate::background::Background;
 use crate::config::Config;
 use crate::control::{Actor, Control, ControlError, NewAccount};
 use crate::worker::Peers;
@@ -9,7 +10,8 @@ use crate::worker::Peers;
 /// Creates an account in the records of a gateway that does not run, with the data folder if that is missing. Returns
 /// whether the account did not exist.
 pub fn create_account(config: &Config, account: &AccountId) -> Result<bool, ControlError> {
-    let control = Control::open(config, Peers::new(Vec::new()))?;
+    let background = Background::start()?;
+    let control = Control::open(config, Peers::new(Vec::new()), background.tasks())?;
     let (_, created) = control.create_account(
         &Actor::Admin,
         &NewAccount {

@@ -21,7 +21,7 @@ impl Gateway {
         let mut successor = Successor::start(program, listeners)?;
         let id = successor.id().unwrap_or_default();
         successor.wait_until_ready()?;
-        let jobs = self.pause_control_plane();
+        self.pause_control_plane();
         let carried = self.members.take().and_then(Members::hand_over);
         let membership = carried.clone().map(CarriedNode::from);
         let given =
@@ -42,15 +42,12 @@ impl Gateway {
             tracing::error!(%error, "cannot reopen the store: administration fails until the gateway is restarted");
         }
         // After a success too: waiting jobs get the answer to try again.
-        let resumed = jobs.map_or(Ok(()), |jobs| self.serve_jobs(jobs));
-        let resumed = resumed.and_then(|()| {
-            if given.is_err() {
-                self.start_members(carried)?;
-                self.serve_administration()?;
-            }
-            Ok(())
-        });
-        if let Err(error) = resumed {
+        self.serve_jobs();
+        if given.is_err()
+            && let Err(error) = self
+                .start_members(carried)
+                .and_then(|()| self.serve_administration())
+        {
             tracing::error!(%error, "cannot resume the control plane; restart the gateway");
         }
         self.has_successor = given.is_ok();

@@ -203,12 +203,13 @@ mod tests {
     fn start(folder: &TempDir) -> Process {
         let (mailbox, worker) = mailbox(64);
         let peers = Peers::new(vec![mailbox]);
+        let background = Background::start().unwrap();
         let config = Config::new(Region::new("eu1", "gw.localhost"), folder.path().to_owned());
         Process {
-            control: Arc::new(Control::open(&config, peers.clone()).unwrap()),
+            control: Arc::new(Control::open(&config, peers.clone(), background.tasks()).unwrap()),
             peers,
             worker,
-            background: Background::start().unwrap(),
+            background,
         }
     }
 
