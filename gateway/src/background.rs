@@ -109,7 +109,8 @@ impl Tasks {
         &self.stopping
     }
 
-    /// Starts a task. A panic ends only this task.
+    /// Starts a task. A panic ends only this task. It is dropped when the runtime ends; one that has to end in its own way
+    /// looks at [`Self::stopping`].
     pub(crate) fn spawn(
         &self,
         name: &'static str,
@@ -117,8 +118,7 @@ impl Tasks {
     ) {
         let running = self.running.begin(name);
         let contained = async move {
-            let ended = AssertUnwindSafe(task).catch_unwind().await;
-            let _ = ended.map_err(|panic| note_panic(name, &panic));
+            contained_task(name, task).await;
             drop(running);
         };
         self.tracker.spawn_on(contained, &self.runtime);
@@ -222,6 +222,12 @@ pub(crate) fn contained<T>(name: &str, work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work))
         .map_err(|panic| note_panic(name, &panic))
         .ok()
+}
+
+/// Runs a task, and logs and counts a panic of it.
+pub(crate) async fn contained_task<T>(name: &str, task: impl Future<Output = T>) -> Option<T> {
+    let ended = AssertUnwindSafe(task).catch_unwind().await;
+    ended.map_err(|panic| note_panic(name, &panic)).ok()
 }
 
 fn note_panic(name: &str, panic: &Box<dyn Any + Send>) {

@@ -153,10 +153,12 @@ pub(crate) const LOG_QUEUE_BATCHES: usize = 8 * KIB;
 pub(crate) const ACCESS_LOG_QUEUE_BYTES: usize = 32 * MIB;
 /// Time at a stop for running requests and jobs of the control plane.
 pub(crate) const CONTROL_PLANE_END: Duration = Duration::from_secs(10);
+/// Time at a stop for the membership and its running statement.
+pub(crate) const MEMBERSHIP_END: Duration = Duration::from_secs(1);
 /// Time at a stop for the last point of the time series.
 pub(crate) const SERIES_END: Duration = Duration::from_secs(5);
-/// Time at a stop for helpers that keep nothing.
-pub(crate) const HELPERS_END: Duration = Duration::from_secs(1);
+/// Time at a stop for the feed, which may wait for PostgreSQL, and for helpers that keep nothing.
+pub(crate) const HELPERS_END: Duration = Duration::from_secs(5);
 /// Time at a stop for the last records of the request log.
 pub(crate) const REQUEST_LOG_END: Duration = Duration::from_secs(30);
 /// Time at a stop for the last lines of the access log, whose reader may have stopped.

@@ -3,11 +3,8 @@
 //! A notification announces a change within milliseconds. Polling guarantees it, because a connection can break without
 //! a sign. While PostgreSQL does not answer, the node works from memory and refuses changes.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
@@ -17,6 +14,7 @@ use tokio::sync::watch;
 
 use super::journal::{self, Journal};
 use super::{Control, ControlError};
+use crate::background::{self, Tasks};
 use crate::clock::ClockWatch;
 use crate::freeze::AwaitedRead;
 use crate::region::{RegionKeys, Roster};
@@ -196,54 +194,28 @@ impl Control {
     }
 }
 
-/// The thread that follows. It ends when this is dropped.
-pub(crate) struct Feed {
-    stopped: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Feed {
-    /// Starts to follow; `None` if the store is SQLite, which no other process changes.
-    pub(crate) fn start(control: &Arc<Control>, data_dir: &Path) -> io::Result<Option<Self>> {
-        let StoreSource::Postgres(source) = &control.store_source else {
-            return Ok(None);
-        };
-        let follower = Follower {
-            control: Arc::clone(control),
-            copy: RecordsCopy::new(data_dir, source),
-            source: source.clone(),
-            next_forget: Instant::now() + FORGET,
-            clock: ClockWatch::default(),
-            next_clock: Instant::now(),
-            read_began: Instant::now(),
-            paused_until: Instant::now(),
-        };
-        let stopped = Arc::<AtomicBool>::default();
-        let until = Arc::clone(&stopped);
-        let thread = std::thread::Builder::new()
-            .name("gw-feed".to_owned())
-            .spawn(move || follower.run(&until))?;
-        Ok(Some(Self {
-            stopped,
-            thread: Some(thread),
-        }))
-    }
-}
-
-impl Drop for Feed {
-    fn drop(&mut self) {
-        self.stopped.store(true, Ordering::Relaxed);
-        if self
-            .thread
-            .take()
-            .is_some_and(|thread| thread.join().is_err())
-        {
-            tracing::error!("the thread that follows changes panicked");
-        }
-    }
+/// Starts to follow, unless the store is SQLite, which no other process changes. On a thread of its own, because it waits
+/// for PostgreSQL all the time.
+pub(crate) fn follow(control: &Arc<Control>, data_dir: &Path, tasks: &Tasks) -> io::Result<()> {
+    let StoreSource::Postgres(source) = &control.store_source else {
+        return Ok(());
+    };
+    let follower = Follower {
+        tasks: tasks.clone(),
+        control: Arc::clone(control),
+        copy: RecordsCopy::new(data_dir, source),
+        source: source.clone(),
+        next_forget: Instant::now() + FORGET,
+        clock: ClockWatch::default(),
+        next_clock: Instant::now(),
+        read_began: Instant::now(),
+        paused_until: Instant::now(),
+    };
+    tasks.thread("gw-feed", move || follower.run())
 }
 
 struct Follower {
+    tasks: Tasks,
     control: Arc<Control>,
     source: PostgresSource,
     copy: RecordsCopy,
@@ -257,13 +229,13 @@ struct Follower {
 }
 
 impl Follower {
-    fn run(mut self, stopped: &AtomicBool) {
+    fn run(mut self) {
         let mut store = match PostgresStore::new(&self.source) {
             Ok(store) => store,
             Err(error) => return tracing::error!(%error, "cannot follow changes of other nodes"),
         };
         self.keep_records();
-        while !stopped.load(Ordering::Relaxed) {
+        while !self.tasks.stopping().is_cancelled() {
             let began = Instant::now();
             if began < self.paused_until {
                 self.keep_records();
@@ -273,11 +245,11 @@ impl Follower {
             self.read_began = began;
             let had_connection = store.is_connected();
             // A panic here must not end the thread: nothing else would notice that changes are not followed.
-            let followed = catch_unwind(AssertUnwindSafe(|| self.follow(&mut store)))
-                .unwrap_or_else(|_| {
-                    Err(StoreError::Corrupt(
-                        "a row made the reader panic".to_owned(),
-                    ))
+            let follow = || self.follow(&mut store);
+            let followed =
+                background::contained("a read of changes", follow).unwrap_or_else(|| {
+                    let error = "a row made the reader panic";
+                    Err(StoreError::Corrupt(error.to_owned()))
                 });
             self.tell_workers(&followed, had_connection);
             match followed {

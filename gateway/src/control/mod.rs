@@ -62,7 +62,7 @@ pub use enrollment_token::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmen
 pub use error::ControlError;
 pub(crate) use executor::{Executor, JobQueue, executor, maintain};
 use feed::EngineHealth;
-pub(crate) use feed::{Feed, StoreStatus, read_copy};
+pub(crate) use feed::{StoreStatus, follow, read_copy};
 pub use gateway_address::{BACKEND_PORT, GatewayAddress};
 pub use inventory::Inventory;
 use journal::Journal;

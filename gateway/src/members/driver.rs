@@ -1,17 +1,20 @@
-//! The loop that runs the membership of this node: carries the statements of [`Membership`] to PostgreSQL, its messages
+//! The task that runs the membership of this node: carries the statements of [`Membership`] to PostgreSQL, its messages
 //! to other nodes and its views to the workers.
+//!
+//! A turn of its loop may block: it writes a file, and waits for room in the mailboxes of the workers. It runs as
+//! [`block_in_place`], so that other tasks go on meanwhile. Statements have a thread of their own: a lease ends within
+//! seconds, and must not wait for a thread that blocks for another purpose.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
+use tokio::task::block_in_place;
 use tokio::time::timeout;
 
 use super::clock_gate::ClockGate;
@@ -23,8 +26,10 @@ use super::outbox::MessageOutbox;
 use super::pending::{DeadNodes, OtherNodes};
 use super::probes::{ProbeVerdict, Probes};
 use super::refusals::{RefusalChange, SessionRefusals};
+use crate::background::{self, Tasks};
 use crate::clock::ClockDifference;
 use crate::control::{Control, ViewApplied};
+use crate::limits;
 use crate::ownership::WorkerId;
 use crate::region::{
     Call, CallResult, CarriedMembership, Isolation, Member, Membership, MembershipAction,
@@ -39,11 +44,14 @@ const LAST_MESSAGES: Duration = Duration::from_secs(1);
 const TELL_AGAIN: Duration = Duration::from_millis(50);
 /// Longest wait for the number of services of each node, after the members have changed.
 const COUNTED_WITHIN: Duration = Duration::from_millis(200);
+/// Name of the task.
+const NAME: &str = "the membership";
 /// Longest wait for an answer of the loop.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// What the loop starts with.
 pub(crate) struct MembersSetup {
+    pub(crate) tasks: Tasks,
     pub(crate) control: Arc<Control>,
     pub(crate) store: PostgresStore,
     pub(crate) node: NodeConfig,
@@ -70,7 +78,6 @@ enum RegionInput {
     Leave,
     /// End, and leave the membership to another process.
     HandOver(Sender<Option<CarriedMembership>>),
-    End,
 }
 
 /// Where other threads tell the loop what happened. Cheap to clone; never blocks.
@@ -132,13 +139,14 @@ pub(crate) struct Members {
     inputs: RegionInputs,
     stopped: Receiver<StopReason>,
     ended: Arc<Notify>,
-    thread: Option<JoinHandle<()>>,
+    tasks: Tasks,
 }
 
 impl Members {
     /// Starts the loop. The node joins the region; it serves other nodes already.
     pub(crate) fn start(setup: MembersSetup) -> io::Result<Self> {
         let MembersSetup {
+            tasks,
             control,
             mut store,
             mut node,
@@ -164,12 +172,13 @@ impl Members {
         // One call at a time.
         let (calls, waiting) = bounded(1);
         let results = sender.clone();
-        std::thread::Builder::new()
-            .name("gw-nodes-table".to_owned())
-            .spawn(move || serve_calls(store, &waiting, &results))?;
+        tasks.thread("gw-nodes-table", move || {
+            serve_calls(store, &waiting, &results);
+        })?;
         let (stopped, stop) = bounded(1);
         let ended = Arc::new(Notify::new());
         let driver = MembershipLoop {
+            tasks: tasks.clone(),
             machine,
             file,
             last_told: None,
@@ -187,28 +196,27 @@ impl Members {
             dead: DeadNodes::default(),
             refusals: SessionRefusals::default(),
             probes: Probes::default(),
+            clock_gate: ClockGate::default(),
+            stop: None,
             stopped,
             ended: Arc::clone(&ended),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
         let panicked = Arc::clone(&ended);
-        let run = move || {
-            if catch_unwind(AssertUnwindSafe(|| runtime.block_on(driver.run()))).is_err() {
+        tasks.spawn(NAME, async move {
+            if background::contained_task(NAME, driver.run())
+                .await
+                .is_none()
+            {
                 // The lease ends within seconds, and the other nodes take over.
-                tracing::error!("the membership panicked: this node stops; please report it");
+                tracing::error!("this node stops: its membership has ended");
                 panicked.notify_one();
             }
-        };
-        let thread = std::thread::Builder::new()
-            .name("gw-members".to_owned())
-            .spawn(run)?;
+        });
         Ok(Self {
             inputs: sender,
             stopped: stop,
             ended,
-            thread: Some(thread),
+            tasks,
         })
     }
 
@@ -217,12 +225,12 @@ impl Members {
     }
 
     /// Notified when the membership has ended by itself: the node was drained, another process took its slot, or the
-    /// thread panicked.
+    /// task panicked.
     pub(crate) fn ended(&self) -> &Arc<Notify> {
         &self.ended
     }
 
-    /// Whether the membership has ended without a reason: its thread panicked. Asked once, after [`Self::ended`].
+    /// Whether the membership has ended without a reason: its task panicked. Asked once, after [`Self::ended`].
     pub(crate) fn has_failed(&self) -> bool {
         self.stopped.try_recv().is_err()
     }
@@ -251,8 +259,7 @@ impl Members {
 
 impl Drop for Members {
     fn drop(&mut self) {
-        self.inputs.send(RegionInput::End);
-        self.thread.take().map(JoinHandle::join);
+        self.tasks.stop(limits::MEMBERSHIP_END);
     }
 }
 
@@ -261,7 +268,14 @@ fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &Regio
     let mut has_failed = false;
     for Call { id, statement } in calls {
         let is_synchronous = statement.is_synchronous();
-        let result = match store.run(&statement) {
+        let run = || store.run(&statement);
+        let result = background::contained("a statement on the table of nodes", run)
+            .unwrap_or_else(|| {
+                Err(StoreError::Corrupt(
+                    "a row made the reader panic".to_owned(),
+                ))
+            });
+        let result = match result {
             Ok((applied, roster)) => CallResult::Done { applied, roster },
             Err(error) => {
                 if !std::mem::replace(&mut has_failed, true) {
@@ -304,9 +318,12 @@ enum Next {
     Input(Option<RegionInput>),
     Applied(ViewApplied),
     LinkBroke,
+    /// The tasks of this process stop.
+    Stopping,
 }
 
 struct MembershipLoop {
+    tasks: Tasks,
     machine: Membership,
     file: NodeFile,
     /// The last message to all nodes, and when it was sent.
@@ -328,66 +345,79 @@ struct MembershipLoop {
     dead: DeadNodes,
     refusals: SessionRefusals,
     probes: Probes,
+    clock_gate: ClockGate,
+    /// Why the membership has ended, and until when its last messages may take, until both are told.
+    stop: Option<(StopReason, Instant)>,
     stopped: Sender<StopReason>,
     ended: Arc<Notify>,
 }
 
 impl MembershipLoop {
     async fn run(mut self) {
-        let mut clock_gate = ClockGate::default();
-        let mut stop = None;
+        let tasks = self.tasks.clone();
+        let mut next = None;
         loop {
-            if clock_gate.opens(ClockDifference::now()) {
-                self.machine.on(Instant::now(), MembershipEvent::Ready);
-            }
-            let reason = self.act();
-            if let Some(reason) = reason {
-                stop = Some((reason, Instant::now() + LAST_MESSAGES));
-            }
-            self.signals.set(self.machine.admit_until());
-            self.signals
-                .set_suspended(self.machine.is_stale(Instant::now()));
-            self.log_went_back();
-            let probe_due = self.probes.run(&self.machine, &self.control, &self.sender);
-            if let Some((reason, until)) = stop
-                && (self.outbox.is_idle() || Instant::now() >= until)
-            {
-                stop = None;
-                let _ = self.stopped.try_send(reason);
-                self.ended.notify_one();
-            }
-            let now = Instant::now();
-            let deadline = self
-                .machine
-                .next_deadline()
-                .into_iter()
-                .chain(stop.map(|(_, until)| until))
-                .chain(probe_due)
-                .min();
-            let wait = deadline.map_or(ANSWER_WITHIN, |deadline| {
-                deadline.saturating_duration_since(now)
-            });
-            let next = async {
+            let wait = block_in_place(|| self.turn(next.take()));
+            let event = async {
                 tokio::select! {
                     input = self.inputs.recv() => Next::Input(input),
                     Some(applied) = self.publications.applied.recv() => Next::Applied(applied),
                     () = self.signals.broken_link() => Next::LinkBroke,
+                    () = tasks.stopping().cancelled() => Next::Stopping,
                 }
             };
-            match timeout(wait, next).await {
-                Ok(Next::Input(Some(RegionInput::End) | None)) => return self.signals.set(None),
-                Ok(Next::Input(Some(RegionInput::HandOver(reply)))) => {
+            next = match timeout(wait, event).await.ok() {
+                Some(Next::Stopping | Next::Input(None)) => return self.signals.set(None),
+                Some(Next::Input(Some(RegionInput::HandOver(reply)))) => {
                     // The next process has the buckets: it decides for this one, too.
                     self.signals.set_endless();
                     let _ = reply.try_send(self.machine.carry(Instant::now()));
                     return;
                 }
-                Ok(Next::Input(Some(input))) => self.on(input),
-                Ok(Next::Applied(applied)) => self.applied(applied),
-                Ok(Next::LinkBroke) => self.tell_again(),
-                Err(_) => {}
-            }
+                next => next,
+            };
         }
+    }
+
+    /// Handles what has happened, if anything, and does what is due. Returns the time until something else is due.
+    fn turn(&mut self, next: Option<Next>) -> Duration {
+        match next {
+            Some(Next::Input(Some(input))) => self.on(input),
+            Some(Next::Applied(applied)) => self.applied(applied),
+            Some(Next::LinkBroke) => self.tell_again(),
+            Some(Next::Input(None) | Next::Stopping) | None => {}
+        }
+        if self.clock_gate.opens(ClockDifference::now()) {
+            self.machine.on(Instant::now(), MembershipEvent::Ready);
+        }
+        if let Some(reason) = self.act() {
+            self.stop = Some((reason, Instant::now() + LAST_MESSAGES));
+        }
+        self.signals.set(self.machine.admit_until());
+        self.signals
+            .set_suspended(self.machine.is_stale(Instant::now()));
+        self.log_went_back();
+        let probe_due = self
+            .probes
+            .run(&self.tasks, &self.machine, &self.control, &self.sender);
+        if let Some((reason, until)) = self.stop
+            && (self.outbox.is_idle() || Instant::now() >= until)
+        {
+            self.stop = None;
+            let _ = self.stopped.try_send(reason);
+            self.ended.notify_one();
+        }
+        let now = Instant::now();
+        let deadline = self
+            .machine
+            .next_deadline()
+            .into_iter()
+            .chain(self.stop.map(|(_, until)| until))
+            .chain(probe_due)
+            .min();
+        deadline.map_or(ANSWER_WITHIN, |deadline| {
+            deadline.saturating_duration_since(now)
+        })
     }
 
     fn log_went_back(&mut self) {
@@ -480,7 +510,7 @@ impl MembershipLoop {
                 let _ = reply.try_send(others);
             }
             RegionInput::Leave => self.machine.leave(),
-            RegionInput::HandOver(_) | RegionInput::End => {}
+            RegionInput::HandOver(_) => {}
         }
     }
 
@@ -564,7 +594,8 @@ impl MembershipLoop {
 
     fn send(&mut self, to: &Member, state: &PeerState) {
         if let Some(message) = self.outbox.message(to, state, Instant::now()) {
-            messenger::send(self.control.node_client(), to, message, &self.sender);
+            let client = self.control.node_client();
+            messenger::send(&self.tasks, client, to, message, &self.sender);
         }
     }
 

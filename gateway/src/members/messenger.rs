@@ -14,6 +14,7 @@ use http::{Request, Response, StatusCode};
 use super::acknowledgment;
 use super::driver::{Delivery, RegionInputs};
 use super::messages::StateMessage;
+use crate::background::Tasks;
 use crate::cluster::{NodeCallError, NodeClient};
 use crate::control::Control;
 use crate::limits;
@@ -29,12 +30,18 @@ const REASON_MAX: usize = 200;
 /// Longest message: all rows, and all levels.
 const BYTES: usize = 1024 * 1024 + limits::LEVELS * limits::LEVEL_BYTES;
 
-/// Sends a message and reports the outcome to `inputs`. Must be called on a tokio runtime.
-pub(super) fn send(client: &NodeClient, to: &Member, message: StateMessage, inputs: &RegionInputs) {
+/// Sends a message and reports the outcome to `inputs`.
+pub(super) fn send(
+    tasks: &Tasks,
+    client: &NodeClient,
+    to: &Member,
+    message: StateMessage,
+    inputs: &RegionInputs,
+) {
     let client = client.clone();
     let to = to.clone();
     let inputs = inputs.clone();
-    tokio::spawn(async move {
+    tasks.spawn_until_stopped("a message to another node", async move {
         let delivery = deliver(&client, &to, &message).await;
         inputs.delivered(to, delivery);
     });

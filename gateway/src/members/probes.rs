@@ -25,6 +25,7 @@ use http::Request;
 use tokio::time::{sleep, timeout};
 
 use super::driver::RegionInputs;
+use crate::background::Tasks;
 use crate::cluster::{NodeCallError, NodeClient};
 use crate::control::{Control, LostNode};
 use crate::limits;
@@ -99,9 +100,10 @@ enum ProbeReason {
 
 impl Probes {
     /// Looks at the table of nodes, begins the probes that are due and tells the workers of lost nodes. Returns when to call
-    /// it again. Must be called on a tokio runtime.
+    /// it again.
     pub(super) fn run(
         &mut self,
+        tasks: &Tasks,
         machine: &Membership,
         control: &Control,
         inputs: &RegionInputs,
@@ -117,7 +119,7 @@ impl Probes {
         for to in self.begin(now) {
             let client = control.node_client().clone();
             let inputs = inputs.clone();
-            tokio::spawn(async move {
+            tasks.spawn_until_stopped("a probe of another node", async move {
                 let verdict = probe(&client, &to).await;
                 inputs.probed(to.session, verdict);
             });

@@ -83,6 +83,7 @@ impl Gateway {
             exporter.stop(limits::SPANS_END);
         }
         self.request_log.close();
+        self.members = None;
         self.helpers.stop(limits::HELPERS_END);
     }
 

@@ -21,7 +21,7 @@ use crate::apex::NodeQuestions;
 use crate::background::{Background, Tasks};
 use crate::cluster::{self, NodeConnections, WaitingConnections};
 use crate::config::Config;
-use crate::control::{self, Control, ControlError, Executor, Feed, JobQueue};
+use crate::control::{self, Control, ControlError, Executor, JobQueue};
 use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
 use crate::members::Members;
@@ -53,8 +53,8 @@ pub struct Gateway {
     pub(super) series: Arc<Series>,
     /// Records `series`.
     pub(super) recording: Tasks,
-    /// What ends last, in no order: the watch of TCP memory, the count of services, questions of the apex, and the exchange
-    /// with the process before or after this one.
+    /// What ends last, in no order: the feed, the watch of TCP memory, the count of services, questions of the apex, and the
+    /// exchange with the process before or after this one.
     pub(super) helpers: Tasks,
     pub(super) address: SocketAddr,
     pub(super) admin_address: SocketAddr,
@@ -77,8 +77,6 @@ pub struct Gateway {
     pub(super) waiting_nodes: Option<Arc<Mutex<WaitingConnections>>>,
     /// Serves the admin listener, other nodes and jobs.
     pub(super) control_plane: Tasks,
-    /// Follows the changes of other nodes; `None` with SQLite.
-    feed: Option<Feed>,
     /// Membership in a region of several nodes.
     pub(super) members: Option<Members>,
     pub(super) member_settings: Option<MemberSettings>,
@@ -166,8 +164,8 @@ impl Gateway {
         )?;
         gateway.start_workers(setups, inboxes, &driver)?;
         gateway.record_series();
-        gateway.feed =
-            Feed::start(&gateway.control, &config.data_dir).map_err(StartError::Thread)?;
+        control::follow(&gateway.control, &config.data_dir, &gateway.helpers)
+            .map_err(StartError::Thread)?;
         gateway.member_settings = MemberSettings::of(config, gateway.peer_address);
         gateway.start_members(carried.membership)?;
         gateway.serve_administration()?;
@@ -238,7 +236,6 @@ impl Gateway {
             jobs: Arc::new(Mutex::new(jobs)),
             waiting_nodes: None,
             control_plane: background.tasks(),
-            feed: None,
             members: None,
             member_settings: None,
             exporter,
@@ -425,6 +422,7 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         self.peers.tell_all(|| WorkerMessage::Stop);
         self.control_plane.stopping().cancel();
+        self.helpers.stop(limits::HELPERS_END);
     }
 }
 

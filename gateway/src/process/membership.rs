@@ -62,6 +62,7 @@ impl Gateway {
             isolation: *isolation,
         };
         let setup = MembersSetup {
+            tasks: self.background.tasks(),
             control: Arc::clone(&self.control),
             store: PostgresStore::new(source).map_err(ControlError::from)?,
             node,

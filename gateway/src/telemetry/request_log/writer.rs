@@ -1,7 +1,6 @@
 //! Log thread: collects batches for a short time and writes them in one transaction per day.
 
 use std::collections::{BTreeMap, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,6 +19,7 @@ use super::day::{Day, Now};
 use super::day_file::{DayFile, ORDER_SERVICE_BITS, OrderedRecord, Tools, set_aside};
 use super::expiry::Expiry;
 use super::queue::{LogCommand, LogCounters, Queued};
+use crate::background;
 
 /// Time for which batches are collected before they are written together.
 const COLLECT: Duration = Duration::from_millis(200);
@@ -138,7 +138,8 @@ impl Writer {
 
     fn write_all(&mut self, collected: Vec<Queued>) {
         let records: usize = collected.iter().map(|queued| queued.cost.records).sum();
-        if records > 0 && catch_unwind(AssertUnwindSafe(|| self.write(&collected))).is_err() {
+        let write = || self.write(&collected);
+        if records > 0 && background::contained("a write of the request log", write).is_none() {
             self.files.clear();
             self.counters
                 .dropped
