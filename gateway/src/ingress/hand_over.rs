@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use gw_shared::net::Socket;
@@ -13,12 +14,6 @@ use crate::hostname::Destination;
 use crate::limits;
 use crate::ownership::{self, WorkerId};
 use crate::rate_limit::Claimant;
-
-/// How busy the workers are.
-pub(crate) trait Load {
-    /// Share of its time that `worker` was busy lately.
-    fn busy_per_mille(&self, worker: WorkerId) -> u32;
-}
 
 /// A connection on its way to the worker that owns its service.
 pub(crate) struct HandedOver {
@@ -43,10 +38,8 @@ impl Ingress {
         if owner == self.worker {
             return None;
         }
-        let busier_per_mille = self
-            .load
-            .busy_per_mille(owner)
-            .saturating_sub(self.load.busy_per_mille(self.worker));
+        let busy_per_mille = |worker: WorkerId| self.busy[worker.0].load(Ordering::Relaxed);
+        let busier_per_mille = busy_per_mille(owner).saturating_sub(busy_per_mille(self.worker));
         should_hand_over(self.hand_over, is_tunnel(hello), busier_per_mille).then_some(owner)
     }
 

@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
 use bytes::BytesMut;
@@ -20,7 +21,7 @@ use gw_shared::net::{Socket, TlsStream};
 use gw_shared::{runtime, tunnel as protocol};
 
 pub(crate) use self::acceptor::Acceptor;
-pub(crate) use self::hand_over::{HandedOver, Load};
+pub(crate) use self::hand_over::HandedOver;
 use self::proxy_protocol::{Announcement, InvalidHeader, Unannounced};
 use crate::client_address::{ProxyProtocol, TrustedProxies};
 use crate::cluster::NodeConnections;
@@ -66,7 +67,8 @@ pub(crate) struct Ingress {
     pub(crate) node_handshakes: Rc<Handshakes>,
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) certificates: Rc<Current<ServerConfigs>>,
-    pub(crate) load: Arc<dyn Load>,
+    /// Share of its time that each worker was busy lately, in per mille.
+    pub(crate) busy: Arc<[AtomicU32]>,
     /// Mailboxes of all workers.
     pub(crate) owners: Arc<dyn Post<Box<HandedOver>>>,
     pub(crate) router: Rc<Router>,

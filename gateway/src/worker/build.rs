@@ -275,7 +275,7 @@ impl Common {
             ),
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),
-            load: self.peers.clone(),
+            busy: Arc::clone(&self.peers.busy),
             owners: self.peers.clone(),
             router: Rc::clone(router),
             tunnels: Rc::clone(tunnels),

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::{NewView, WorkerMessage};
 use crate::apex::ApexCharge;
 use crate::control::{LostNode, Replay, ViewApplied, Workers};
-use crate::ingress::{HandedOver, Load};
+use crate::ingress::HandedOver;
 use crate::mailbox::{Mailbox, Post};
 use crate::ownership::WorkerId;
 use crate::pipe;
@@ -28,7 +28,7 @@ const REPORT_WITHIN: Duration = Duration::from_secs(2);
 pub(crate) struct Peers {
     pub(crate) mailboxes: Vec<Mailbox<WorkerMessage>>,
     /// Share of its time that each worker was busy lately, in per mille.
-    pub(crate) busy: Vec<AtomicU32>,
+    pub(crate) busy: Arc<[AtomicU32]>,
     /// How often each worker has started again after a panic.
     pub(crate) restarts: Vec<AtomicU32>,
     /// Number of workers that have panicked and do not start again.
@@ -46,13 +46,9 @@ struct LatestBroadcast {
 
 impl Peers {
     pub(crate) fn new(mailboxes: Vec<Mailbox<WorkerMessage>>) -> Arc<Self> {
-        let zeros = || {
-            std::iter::repeat_with(Default::default)
-                .take(mailboxes.len())
-                .collect()
-        };
-        let busy = zeros();
-        let restarts = zeros();
+        let zeros = || mailboxes.iter().map(|_| AtomicU32::default());
+        let busy = zeros().collect();
+        let restarts = zeros().collect();
         Arc::new(Self {
             mailboxes,
             busy,
@@ -121,12 +117,6 @@ impl Peers {
         self.tell_all(|| question(reply.clone()));
         drop(reply);
         std::iter::from_fn(|| answers.recv_deadline(deadline).ok()).collect()
-    }
-}
-
-impl Load for Peers {
-    fn busy_per_mille(&self, worker: WorkerId) -> u32 {
-        self.busy[worker.0].load(Ordering::Relaxed)
     }
 }
 
