@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crossbeam_channel::RecvTimeoutError;
 use futures_util::FutureExt;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, EnterGuard, Handle, Runtime};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -72,6 +72,11 @@ impl Background {
     /// A new set of tasks.
     pub(crate) fn tasks(&self) -> Tasks {
         Tasks::on(&self.0.handle)
+    }
+
+    /// Makes this the runtime of the calling thread until the drop.
+    pub(crate) fn enter(&self) -> EnterGuard<'_> {
+        self.0.handle.enter()
     }
 
     /// Runs `future` on the calling thread. Panics on a thread that runs tasks.

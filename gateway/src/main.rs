@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use gw_gateway::background::Background;
 use gw_gateway::process::config_file::ConfigFile;
 use gw_gateway::process::doctor;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
@@ -65,9 +66,10 @@ fn run_gateway(
     program: &Program,
     started: &dyn Fn(&Gateway) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let signals = Signals::listen().map_err(Failure::run)?;
+    let background = Background::start().map_err(Failure::run)?;
+    let signals = Signals::listen(&background).map_err(Failure::run)?;
     let mut predecessor = Predecessor::find().map_err(Failure::run)?;
-    let gateway = start(path, predecessor.as_mut());
+    let gateway = start(path, predecessor.as_mut(), background);
     if let (Err(failure), Some(predecessor)) = (&gateway, &mut predecessor) {
         predecessor.failed(failure.message());
     }
@@ -79,8 +81,9 @@ fn run_gateway(
 /// Serves as a process that no other one replaces: the successor would outlive the demo.
 #[cfg(feature = "demo")]
 fn serve_unreplaced(path: &Path) -> Result<(), Failure> {
-    let signals = Signals::listen().map_err(Failure::run)?;
-    Ok(signals.run(start(path, None)?, None)?)
+    let background = Background::start().map_err(Failure::run)?;
+    let signals = Signals::listen(&background).map_err(Failure::run)?;
+    Ok(signals.run(start(path, None, background)?, None)?)
 }
 
 fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
@@ -91,7 +94,11 @@ fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
     examination.print(json)
 }
 
-fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {
+fn start(
+    path: &Path,
+    predecessor: Option<&mut Predecessor>,
+    background: Background,
+) -> Result<Gateway, Failure> {
     let file = ConfigFile::read(path).map_err(Failure::Usage)?;
     // Warnings are logged when the certificate is loaded.
     let (config, _) = file.check().map_err(Failure::Usage)?;
@@ -100,7 +107,8 @@ fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, 
     for unknown in unknown_in_environment() {
         tracing::warn!("{unknown}");
     }
-    let mut gateway = Gateway::start_after(&config, predecessor).map_err(Failure::run)?;
+    let mut gateway =
+        Gateway::start_after(&config, predecessor, background).map_err(Failure::run)?;
     gateway.set_config_file(file);
     Ok(gateway)
 }

@@ -172,7 +172,8 @@ impl Demo {
 
     /// Runs until a stop signal, then stops gateway and agent.
     pub fn run_until_stopped(self) -> Result<(), RunError> {
-        Signals::listen()?.run(self.gateway, None)?;
+        let signals = Signals::listen(self.gateway.background())?;
+        signals.run(self.gateway, None)?;
         self.agent.drain();
         Ok(())
     }

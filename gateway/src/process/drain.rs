@@ -76,7 +76,7 @@ impl Gateway {
         }
         self.peers.tell_all(|| WorkerMessage::Stop);
         self.control_plane.stop(limits::CONTROL_PLANE_END);
-        if let Some(workers) = self.workers.take() {
+        if let Some(workers) = &self.workers {
             workers.join();
         }
         if let Some(exporter) = self.exporter.take() {

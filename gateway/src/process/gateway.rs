@@ -132,13 +132,16 @@ pub enum StartError {
 impl Gateway {
     /// Starts a gateway. It accepts connections when this returns.
     pub fn start(config: &Config) -> Result<Self, StartError> {
-        Self::start_after(config, None)
+        let background = Background::start().map_err(StartError::Thread)?;
+        Self::start_after(config, None, background)
     }
 
-    /// Starts a gateway that replaces `predecessor`, if any. The predecessor drains when this returns.
+    /// Starts a gateway that replaces `predecessor`, if any, on a runtime that is there. The predecessor drains when this
+    /// returns.
     pub fn start_after(
         config: &Config,
         mut predecessor: Option<&mut Predecessor>,
+        background: Background,
     ) -> Result<Self, StartError> {
         let driver = Driver::choose()?;
         let descriptors = runtime::raise_open_file_limit();
@@ -149,8 +152,13 @@ impl Gateway {
             .map(|_| mailbox(limits::MAILBOX))
             .unzip();
         let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
-        let (mut gateway, traces) =
-            Self::open(config, listeners, Peers::new(mailboxes), &socket_budget)?;
+        let (mut gateway, traces) = Self::open(
+            background,
+            config,
+            listeners,
+            Peers::new(mailboxes),
+            &socket_budget,
+        )?;
         let (nodes, waiting_nodes) = cluster::channel();
         let waiting_nodes = Arc::new(Mutex::new(waiting_nodes));
         gateway.waiting_nodes = gateway.peer_address.map(|_| waiting_nodes);
@@ -189,12 +197,12 @@ impl Gateway {
     /// Opens the data folder, and runs what the workers need: the jobs of the control plane, the request log, the
     /// export of spans and the watch of TCP memory.
     fn open(
+        background: Background,
         config: &Config,
         listeners: Listeners,
         peers: Arc<Peers>,
         socket_budget: &Arc<SocketBudget>,
     ) -> Result<(Self, Option<trace::SpanDestination>), StartError> {
-        let background = Background::start().map_err(StartError::Thread)?;
         let helpers = background.tasks();
         let control = Arc::new(Control::open(config, peers.clone(), helpers.clone())?);
         let masker = Masker::new([control.admin_token()]);
@@ -324,7 +332,9 @@ impl Gateway {
     ) -> Result<(), StartError> {
         let count = setups.len();
         let failed = Arc::clone(&self.workers_failed);
-        let started = Workers::start(&self.control, &self.peers, setups, inboxes, driver, failed);
+        let tasks = self.background.tasks();
+        let control = &self.control;
+        let started = Workers::start(tasks, control, &self.peers, setups, inboxes, driver, failed);
         let (workers, up) = started.map_err(StartError::Thread)?;
         self.workers = Some(workers);
         if up < count {
@@ -357,6 +367,11 @@ impl Gateway {
             .is_none()
             .then(|| console_url(*admin_address));
         tracing::info!(%address, %admin_address, console, workers = config.workers, region = config.region.apex(), "gateway started");
+    }
+
+    /// Runtime of the tasks.
+    pub fn background(&self) -> &Background {
+        &self.background
     }
 
     pub fn control(&self) -> &Arc<Control> {

@@ -16,5 +16,4 @@ mod replace;
 pub(crate) mod signals;
 mod spliced_tunnels;
 pub(crate) mod takeover;
-mod threads;
 mod workers;

@@ -9,12 +9,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::gateway::Gateway;
 use super::takeover::Program;
+use crate::background::Background;
 use crate::limits;
 use crate::members::Members;
 
 /// Receiver of the signals that control a gateway.
 pub struct Signals {
-    runtime: tokio::runtime::Runtime,
+    background: Background,
     streams: Streams,
 }
 
@@ -60,12 +61,10 @@ enum SignalAction {
 
 impl Signals {
     /// Registers the signals. They no longer end the process by default.
-    pub fn listen() -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .build()?;
+    pub fn listen(background: &Background) -> io::Result<Self> {
+        let background = background.clone();
         let streams = {
-            let _entered = runtime.enter();
+            let _entered = background.enter();
             Streams {
                 interrupt: signal(SignalKind::interrupt())?,
                 terminate: signal(SignalKind::terminate())?,
@@ -73,7 +72,10 @@ impl Signals {
                 user_2: signal(SignalKind::user_defined2())?,
             }
         };
-        Ok(Self { runtime, streams })
+        Ok(Self {
+            background,
+            streams,
+        })
     }
 
     /// Runs `gateway` until SIGTERM or SIGINT, or until `program` has taken over after SIGUSR2, then drains it. A
@@ -81,15 +83,16 @@ impl Signals {
     /// (sd_notify(3)).
     pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> Result<(), RunError> {
         let Self {
-            runtime,
+            background,
             mut streams,
         } = self;
         if gateway.predecessor.is_none() {
             notify(&[NotifyState::Ready]);
         }
-        let stopped = until_stopped(&runtime, &mut streams, &mut gateway, program);
+        let stopped = until_stopped(&background, &mut streams, &mut gateway, program);
         let successor = stopped.as_ref().ok().copied().flatten();
-        let result = runtime.block_on(async {
+        // Does not wait for an aborted drain.
+        background.block_on(async {
             let drained = tokio::task::spawn_blocking(|| gateway.drain());
             let cut = async {
                 if successor.is_some() {
@@ -104,23 +107,20 @@ impl Signals {
                 () = cut => Err(io::Error::other("stopped during the drain: running requests were aborted").into()),
                 _ = drained => stopped.map(drop),
             }
-        });
-        // Does not wait for an aborted drain.
-        runtime.shutdown_background();
-        result
+        })
     }
 }
 
 /// Handles signals until this process has to drain. Returns the successor's process id, if one has taken over. Returns an
 /// error if the membership failed.
 fn until_stopped(
-    runtime: &tokio::runtime::Runtime,
+    background: &Background,
     streams: &mut Streams,
     gateway: &mut Gateway,
     program: Option<&Program>,
 ) -> Result<Option<u32>, RunError> {
     loop {
-        match runtime.block_on(streams.action(gateway)) {
+        match background.block_on(streams.action(gateway)) {
             SignalAction::Reload => gateway.reload(),
             SignalAction::Stop => {
                 notify(&[NotifyState::Stopping]);

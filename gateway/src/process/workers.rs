@@ -8,14 +8,14 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use gw_shared::runtime::Driver;
 use tokio::sync::Notify;
 
-use super::threads::{joined, spawn};
+use crate::background::Tasks;
 use crate::control::Control;
 use crate::limits;
 use crate::mailbox::Inbox;
@@ -25,7 +25,7 @@ use crate::worker::{self, Peers, Setup, WorkerMessage};
 /// The workers of a process. They end by [`WorkerMessage::Stop`].
 pub(super) struct Workers {
     events: Sender<WorkerEvent>,
-    thread: JoinHandle<()>,
+    tasks: Tasks,
 }
 
 enum WorkerEvent {
@@ -75,6 +75,7 @@ impl Workers {
     /// Starts the workers, and returns the number of those that accept connections. `failed` is notified when they panic
     /// too often.
     pub(super) fn start(
+        tasks: Tasks,
         control: &Arc<Control>,
         peers: &Arc<Peers>,
         setups: Vec<Setup>,
@@ -107,9 +108,9 @@ impl Workers {
             supervisor.threads.push(Some(thread));
         }
         drop(up);
-        let thread = spawn("gw-workers".to_owned(), move || supervisor.run(&ended))?;
+        tasks.thread("gw-workers", move || supervisor.run(&ended))?;
         // The channel ends when every worker has started or failed.
-        Ok((Self { events, thread }, ups.iter().count()))
+        Ok((Self { events, tasks }, ups.iter().count()))
     }
 
     /// Closes the listening sockets here. A worker that panics from now on does not start again.
@@ -123,9 +124,9 @@ impl Workers {
         let _ = self.events.send(WorkerEvent::Stopping);
     }
 
-    /// Waits for the end of the workers.
-    pub(super) fn join(self) {
-        joined(self.thread);
+    /// Waits for the end of the workers, within a time.
+    pub(super) fn join(&self) {
+        self.tasks.stop(limits::WORKERS_END);
     }
 }
 
@@ -135,7 +136,10 @@ impl WorkerSupervisor {
         while running > 0 {
             match events.recv() {
                 Ok(WorkerEvent::Ended { worker, has_failed }) => {
-                    self.threads[worker.0].take().map(joined);
+                    let ended = self.threads[worker.0].take().map(JoinHandle::join);
+                    if ended.is_some_and(|ended| ended.is_err()) {
+                        tracing::error!(worker = worker.0, "a worker panicked at its end");
+                    }
                     running -= 1;
                     let seed = self.seeds[worker.0].take();
                     if has_failed && !self.is_stopping && self.restart(worker, seed) {
@@ -208,7 +212,7 @@ impl WorkerSupervisor {
         let worker = setup.id;
         let driver = self.driver.clone();
         let events = self.events.clone();
-        spawn(format!("gw-worker-{}", worker.0), move || {
+        let run = move || {
             let has_failed =
                 match catch_unwind(AssertUnwindSafe(|| worker::run(setup, inbox, up, &driver))) {
                     Ok(Ok(())) => false,
@@ -221,7 +225,9 @@ impl WorkerSupervisor {
                 };
             // Fails if the supervisor has ended.
             let _ = events.send(WorkerEvent::Ended { worker, has_failed });
-        })
+        };
+        let name = format!("gw-worker-{}", worker.0);
+        Builder::new().name(name).spawn(run)
     }
 }
 
