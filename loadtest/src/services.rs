@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use gw_gateway::Gateway;
 use gw_gateway::config::Config;
-use gw_gateway::control::{Actor, NewAccount, NewService, ServiceChanges};
+use gw_gateway::control::{Actor, NewAccount, NewService, ServiceChanges, account, service};
 use tempfile::TempDir;
 
 use crate::demo::{Demo, Options as DemoOptions};
@@ -113,9 +113,7 @@ fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
             id: format!("account{number}"),
             capture_allowed: None,
         };
-        control
-            .create_account(&Actor::Admin, &account)
-            .map_err(made)?;
+        account::create(control, &Actor::Admin, &account).map_err(made)?;
     }
     let mut changes = Vec::new();
     for number in 0..services {
@@ -124,13 +122,13 @@ fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
             ServiceChanges::default(),
         );
         let began = Instant::now();
-        control
-            .create_service(
-                &Actor::Admin,
-                &format!("account{}", number % accounts),
-                &service,
-            )
-            .map_err(made)?;
+        service::create(
+            control,
+            &Actor::Admin,
+            &format!("account{}", number % accounts),
+            &service,
+        )
+        .map_err(made)?;
         if number >= services - services / 10 {
             changes.push(began.elapsed());
         }

@@ -9,6 +9,7 @@ use tokio::time::sleep;
 use super::nodes::{Live, LiveQuery};
 use super::{Admin, Panicked};
 use crate::clock::Timestamp;
+use crate::control::ephemeral_agents;
 use crate::region::Placement;
 
 /// Interval at which tunnels are compared with the records.
@@ -33,7 +34,7 @@ impl Admin {
         if !is_first
             || !self
                 .clone()
-                .run(|control| control.has_ephemeral_agents())
+                .run(|control| ephemeral_agents::exist(control))
                 .await?
         {
             return Ok(());
@@ -46,8 +47,8 @@ impl Admin {
         };
         let swept = self.clone().run(move |control| {
             let now = Timestamp::now();
-            control.note_absent_agents(&connected, now)?;
-            control.delete_absent_agents(&connected, now)
+            ephemeral_agents::note_absent(control, &connected, now)?;
+            ephemeral_agents::delete_absent(control, &connected, now)
         });
         if let Err(error) = swept.await? {
             tracing::error!(%error, "cannot delete ephemeral agents that have ended; trying again in a minute");

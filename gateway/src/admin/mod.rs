@@ -26,7 +26,7 @@ use gw_shared::telemetry::trace::SpanCounts;
 use tokio::sync::Semaphore;
 
 use crate::clock::Timestamp;
-use crate::control::{Actor, Control, ControlError, GatewayAddress, ReplayEdits};
+use crate::control::{Actor, Control, ControlError, GatewayAddress, ReplayEdits, replay};
 use crate::members::RegionInputs;
 use crate::telemetry::request_log::{LogError, RequestLog, RequestView};
 use crate::telemetry::timeseries::Series;
@@ -153,7 +153,7 @@ impl Admin {
     /// node.
     async fn replay(&self, id: RequestId, edits: ReplayEdits) -> Result<RequestView, NoResult> {
         let kept = self.captured(id).await?.ok_or_else(|| not_logged(id))?;
-        let begin = move |control: &Control| control.replay(&Actor::Admin, kept, &edits);
+        let begin = move |control: &Control| replay::start(control, &Actor::Admin, kept, &edits);
         let ended = self.clone().run(begin).await??;
         let new = ended.await.map_err(|_| ControlError::Stopping)?;
         let find = move |log: &RequestLog| {

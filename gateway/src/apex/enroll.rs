@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::limits::ApexBucket;
 use super::{Apex, body, json, only};
 use crate::auth::bearer;
-use crate::control::{AgentProof, Control, ControlError};
+use crate::control::{AgentProof, Control, ControlError, certificate, enrollment};
 use crate::error::Error;
 use crate::http_message::{CallerGone, RequestBody};
 use crate::store::Directory;
@@ -33,7 +33,7 @@ impl Apex {
             Err(error) => return Ok(Err(error)),
         };
         let reply = self
-            .change(move |control| control.enroll(&enrollment))
+            .change(move |control| enrollment::enroll(control, &enrollment))
             .await;
         Ok(reply.map(|reply| answer(StatusCode::CREATED, &reply)))
     }
@@ -50,7 +50,7 @@ impl Apex {
         let secret = enrollment_secret(&request.headers).ok_or(Error::EnrollmentInvalid)?;
         let reply = self
             .executor
-            .run(move |control| control.enrollment_status(&id, &secret))
+            .run(move |control| enrollment::status(control, &id, &secret))
             .await?;
         Ok(answer(StatusCode::OK, &reply))
     }
@@ -81,7 +81,9 @@ impl Apex {
             (None, Some(agent_id)) => AgentProof::OldKey(agent_id),
             (None, None) => return Ok(Err(Error::EnrollmentInvalid)),
         };
-        let reply = self.change(move |control| control.sign(&proof, &csr)).await;
+        let reply = self
+            .change(move |control| certificate::sign(control, &proof, &csr))
+            .await;
         Ok(reply.map(|reply| answer(StatusCode::OK, &reply)))
     }
 

@@ -11,7 +11,7 @@ use super::archive::ArchiveWriter;
 use super::{BackupError, DATABASE, FORMAT, IN_POSTGRES, MANIFEST, Manifest};
 use crate::clock::Timestamp;
 use crate::config::{Config, StoreSettings};
-use crate::control::{Actor, Control, ControlError, SHARED_SECRETS};
+use crate::control::{Actor, Control, ControlError, SHARED_SECRETS, backup};
 use crate::file_owner::FileOwner;
 use crate::store::{AuditQuery, NumberedEntry, Sealing, Snapshot, SqliteStore, Store, StoreSource};
 
@@ -51,20 +51,19 @@ pub(crate) fn of_running(
     control: &Control,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<PreparedBackup, ControlError> {
-    let data_dir = control
-        .data_dir()
-        .ok_or_else(|| ControlError::Conflict(IN_POSTGRES.to_owned()))?;
-    let snapshot = control.begin_backup(&Actor::Admin)?;
+    let data_dir =
+        backup::data_dir(control).ok_or_else(|| ControlError::Conflict(IN_POSTGRES.to_owned()))?;
+    let snapshot = backup::begin(control, &Actor::Admin)?;
     PreparedBackup::new(
         data_dir,
-        &control.sealing(),
+        &backup::sealing(control),
         control.region().apex(),
         snapshot,
         |before| {
             if is_cancelled() {
                 Err(ControlError::Stopping)
             } else {
-                control.audit_before(before, PAGE)
+                backup::audit_before(control, before, PAGE)
             }
         },
     )

@@ -185,164 +185,171 @@ impl LiveAgents {
     }
 }
 
-impl Control {
-    /// The agents of an account; with `enrollment_token`, only those that enrolled with it.
-    pub fn agents(
-        &self,
-        account: &str,
-        enrollment_token: Option<&str>,
-        query: &PageQuery,
-    ) -> Result<Page<AgentView>, ControlError> {
-        let live = self.live_agents();
-        let state = self.state();
-        let account = &account::find(&state.records, account)?.id;
-        let agents = state.records.agents.values().filter(|record| {
-            let token = record
-                .enrollment_token
-                .as_ref()
-                .map(EnrollmentTokenId::as_str);
-            record.account == *account && (enrollment_token.is_none() || token == enrollment_token)
-        });
-        Ok(Page::of(
-            agents,
-            |record| record.id.as_str(),
-            query,
-            |record| AgentView::new(record, &live),
-        )?)
-    }
+/// The agents of an account; with `enrollment_token`, only those that enrolled with it.
+pub fn list(
+    control: &Control,
+    account: &str,
+    enrollment_token: Option<&str>,
+    query: &PageQuery,
+) -> Result<Page<AgentView>, ControlError> {
+    let live = live_agents(control);
+    let state = control.state();
+    let account = &account::find(&state.records, account)?.id;
+    let agents = state.records.agents.values().filter(|record| {
+        let token = record
+            .enrollment_token
+            .as_ref()
+            .map(EnrollmentTokenId::as_str);
+        record.account == *account && (enrollment_token.is_none() || token == enrollment_token)
+    });
+    Ok(Page::of(
+        agents,
+        |record| record.id.as_str(),
+        query,
+        |record| AgentView::new(record, &live),
+    )?)
+}
 
-    pub fn agent(&self, account: &str, id: &str) -> Result<AgentView, ControlError> {
-        let live = self.live_agents();
-        find(&self.state().records, account, id).map(|record| AgentView::new(record, &live))
-    }
+pub fn show(control: &Control, account: &str, id: &str) -> Result<AgentView, ControlError> {
+    let live = live_agents(control);
+    find(&control.state().records, account, id).map(|record| AgentView::new(record, &live))
+}
 
-    pub fn change_agent(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-        changes: &AgentChanges,
-    ) -> Result<AgentView, ControlError> {
-        let name = changes.name.as_deref().map(checked_name).transpose()?;
-        self.edit_agent(
-            actor,
-            account,
-            id,
-            "agent.change",
-            &json!(changes),
-            |records, record| {
-                if let Some(services) = &changes.services {
-                    record.services = checked_list(records, &record.account, "services", services)?;
-                }
-                if let Some(name) = &name {
-                    record.name.clone_from(name);
-                }
-                record.standby = changes.standby.unwrap_or(record.standby);
-                Ok(())
-            },
-        )
-    }
-
-    /// Approves a pending agent, which can then get its certificate.
-    pub fn approve_agent(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-    ) -> Result<AgentView, ControlError> {
-        self.edit_agent(
-            actor,
-            account,
-            id,
-            "agent.approve",
-            &json!({}),
-            |_, record| {
-                if record.status == EnrollmentStatus::Revoked {
-                    return Err(ControlError::Conflict(
-                        "this agent is revoked; enroll it again".to_owned(),
-                    ));
-                }
-                record.status = EnrollmentStatus::Approved;
-                Ok(())
-            },
-        )
-    }
-
-    /// Revokes an agent permanently: its tunnels end, and its certificate and key are refused.
-    pub fn revoke_agent(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-    ) -> Result<AgentView, ControlError> {
-        self.edit_agent(
-            actor,
-            account,
-            id,
-            "agent.revoke",
-            &json!({}),
-            |_, record| {
-                record.status = EnrollmentStatus::Revoked;
-                Ok(())
-            },
-        )
-    }
-
-    pub fn delete_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<(), ControlError> {
-        self.change(actor, |records, _| {
-            let record = find(records, account, id)?;
-            Ok(Plan {
-                steps: vec![Step::Delete(RecordId::Agent(record.id.clone()))],
-                action: "agent.delete",
-                account: Some(record.account.clone()),
-                target: record.id.to_string(),
-                detail: json!({ "name": record.name }),
-                output: (),
-            })
-        })
-    }
-
-    fn edit_agent(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-        action: &'static str,
-        detail: &serde_json::Value,
-        edit: impl Fn(&Records, &mut AgentRecord) -> Result<(), ControlError>,
-    ) -> Result<AgentView, ControlError> {
-        let edited = self.change(actor, |records, _| {
-            let record = find(records, account, id)?;
-            let mut edited = record.clone();
-            edit(records, &mut edited)?;
-            if edited == *record {
-                return Ok(Plan::already(edited));
+pub fn change(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+    changes: &AgentChanges,
+) -> Result<AgentView, ControlError> {
+    let name = changes.name.as_deref().map(checked_name).transpose()?;
+    edit(
+        control,
+        actor,
+        account,
+        id,
+        "agent.change",
+        &json!(changes),
+        |records, record| {
+            if let Some(services) = &changes.services {
+                record.services = checked_list(records, &record.account, "services", services)?;
             }
-            Ok(Plan {
-                steps: vec![Step::Put(StoredRecord::Agent(edited.clone()))],
-                action,
-                account: Some(edited.account.clone()),
-                target: edited.id.to_string(),
-                detail: detail.clone(),
-                output: edited,
-            })
-        })?;
-        Ok(AgentView::new(&edited, &self.live_agents()))
-    }
+            if let Some(name) = &name {
+                record.name.clone_from(name);
+            }
+            record.standby = changes.standby.unwrap_or(record.standby);
+            Ok(())
+        },
+    )
+}
 
-    /// What the workers of this node report of agents.
-    fn live_agents(&self) -> LiveAgents {
-        let mut live = LiveAgents::default();
-        self.reports()
-            .into_iter()
-            .for_each(|report| live.add(report));
-        live
-    }
+/// Approves a pending agent, which can then get its certificate.
+pub fn approve(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+) -> Result<AgentView, ControlError> {
+    edit(
+        control,
+        actor,
+        account,
+        id,
+        "agent.approve",
+        &json!({}),
+        |_, record| {
+            if record.status == EnrollmentStatus::Revoked {
+                return Err(ControlError::Conflict(
+                    "this agent is revoked; enroll it again".to_owned(),
+                ));
+            }
+            record.status = EnrollmentStatus::Approved;
+            Ok(())
+        },
+    )
+}
 
-    /// All live tunnels of this node.
-    pub fn tunnels(&self) -> Vec<TunnelReport> {
-        self.live_agents().tunnels
-    }
+/// Revokes an agent permanently: its tunnels end, and its certificate and key are refused.
+pub fn revoke(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+) -> Result<AgentView, ControlError> {
+    edit(
+        control,
+        actor,
+        account,
+        id,
+        "agent.revoke",
+        &json!({}),
+        |_, record| {
+            record.status = EnrollmentStatus::Revoked;
+            Ok(())
+        },
+    )
+}
+
+pub fn delete(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+) -> Result<(), ControlError> {
+    control.change(actor, |records, _| {
+        let record = find(records, account, id)?;
+        Ok(Plan {
+            steps: vec![Step::Delete(RecordId::Agent(record.id.clone()))],
+            action: "agent.delete",
+            account: Some(record.account.clone()),
+            target: record.id.to_string(),
+            detail: json!({ "name": record.name }),
+            output: (),
+        })
+    })
+}
+
+fn edit(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+    action: &'static str,
+    detail: &serde_json::Value,
+    edit: impl Fn(&Records, &mut AgentRecord) -> Result<(), ControlError>,
+) -> Result<AgentView, ControlError> {
+    let edited = control.change(actor, |records, _| {
+        let record = find(records, account, id)?;
+        let mut edited = record.clone();
+        edit(records, &mut edited)?;
+        if edited == *record {
+            return Ok(Plan::already(edited));
+        }
+        Ok(Plan {
+            steps: vec![Step::Put(StoredRecord::Agent(edited.clone()))],
+            action,
+            account: Some(edited.account.clone()),
+            target: edited.id.to_string(),
+            detail: detail.clone(),
+            output: edited,
+        })
+    })?;
+    Ok(AgentView::new(&edited, &live_agents(control)))
+}
+
+/// What the workers of this node report of agents.
+fn live_agents(control: &Control) -> LiveAgents {
+    let mut live = LiveAgents::default();
+    control
+        .reports()
+        .into_iter()
+        .for_each(|report| live.add(report));
+    live
+}
+
+/// All live tunnels of this node.
+pub fn tunnels(control: &Control) -> Vec<TunnelReport> {
+    live_agents(control).tunnels
 }
 
 fn find<'a>(

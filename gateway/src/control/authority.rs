@@ -236,166 +236,164 @@ impl Control {
         self.workers.publish_node_tls(&tls);
         Ok(())
     }
+}
 
-    /// Makes the next authority, which is trusted and does not issue; without effect if there is one.
-    pub fn add_authority(&self, actor: &Actor) -> Result<(), ControlError> {
-        let (next, key) = Authority::generate(COMMON_NAME)?;
-        self.change(actor, |records, now| {
-            if find(records, AuthorityRole::Next).is_some() {
-                return Ok(Plan::already(()));
-            }
-            if let Some(earlier) = find(records, AuthorityRole::Earlier) {
-                return Err(ControlError::Conflict(format!(
-                    "the authority {} is being replaced already: end it first (`gw-gateway agent-ca finish`)",
-                    earlier.id
-                )));
-            }
-            let mut steps: Vec<_> = self.forgotten(records, now)?.map(forget).collect();
-            if records.authorities.is_empty() {
-                let first = &self.first_authority;
-                steps.push(put(record(first, first.key_pem(), AuthorityRole::Issuing, now)?));
-            }
-            let next = record(&next, key.clone(), AuthorityRole::Next, now)?;
-            let target = next.id.to_string();
-            steps.push(put(next));
-            Ok(plan("agent_ca.add", target, json!({}), steps))
-        })
-    }
+/// Makes the next authority, which is trusted and does not issue; without effect if there is one.
+pub fn add(control: &Control, actor: &Actor) -> Result<(), ControlError> {
+    let (next, key) = Authority::generate(COMMON_NAME)?;
+    control.change(actor, |records, now| {
+        if find(records, AuthorityRole::Next).is_some() {
+            return Ok(Plan::already(()));
+        }
+        if let Some(earlier) = find(records, AuthorityRole::Earlier) {
+            return Err(ControlError::Conflict(format!(
+                "the authority {} is being replaced already: end it first (`gw-gateway agent-ca finish`)",
+                earlier.id
+            )));
+        }
+        let mut steps: Vec<_> = forgotten(control, records, now)?.map(forget).collect();
+        if records.authorities.is_empty() {
+            let first = &control.first_authority;
+            steps.push(put(record(first, first.key_pem(), AuthorityRole::Issuing, now)?));
+        }
+        let next = record(&next, key.clone(), AuthorityRole::Next, now)?;
+        let target = next.id.to_string();
+        steps.push(put(next));
+        Ok(plan("agent_ca.add", target, json!({}), steps))
+    })
+}
 
-    /// Ends all authorities and has a new one issue.
-    pub(crate) fn replace_authority_now(&self, actor: &Actor) -> Result<(), ControlError> {
-        let (new, key) = Authority::generate(COMMON_NAME)?;
-        self.change(actor, |records, now| {
-            let first = records
-                .authorities
-                .is_empty()
-                .then_some(&self.first_authority);
-            let first = first
-                .map(|first| record(first, first.key_pem(), AuthorityRole::Issuing, now))
-                .transpose()?;
-            let steps =
-                records
-                    .authorities
-                    .values()
-                    .chain(&first)
-                    .filter_map(|before| match before.role {
-                        AuthorityRole::Issuing | AuthorityRole::Earlier => {
-                            Some(put(with_role(before, AuthorityRole::Ended)))
-                        }
-                        AuthorityRole::Next => Some(forget(before)),
-                        AuthorityRole::Ended => None,
-                    });
-            let new = record(&new, key.clone(), AuthorityRole::Issuing, now)?;
-            let target = new.id.to_string();
-            let steps = self
-                .forgotten(records, now)?
-                .map(forget)
-                .chain(steps)
-                .chain([put(new)])
-                .collect();
-            Ok(plan("agent_ca.replace_now", target, json!({}), steps))
-        })
-    }
-
-    /// Has the next authority issue from now on; without effect if there is none. Every node must trust it.
-    pub(crate) fn switch_authority(&self, actor: &Actor) -> Result<(), ControlError> {
-        self.change(actor, |records, _| {
-            let Some(next) = find(records, AuthorityRole::Next) else {
-                return Ok(Plan::already(()));
-            };
-            let issuing = AuthorityRecord {
-                role: AuthorityRole::Issuing,
-                ..next.clone()
-            };
-            let earlier = find(records, AuthorityRole::Issuing);
-            // It issues nothing any more.
-            let earlier = earlier.map(|record| with_role(record, AuthorityRole::Earlier));
-            let detail = json!({ "replaces": earlier.as_ref().map(|record| record.id.clone()) });
-            let target = issuing.id.to_string();
-            let steps = earlier.into_iter().chain([issuing]).map(put).collect();
-            Ok(plan("agent_ca.switch", target, detail, steps))
-        })
-    }
-
-    /// Ends the earlier authority. Without `force`, refuses while an agent has a certificate of it that has not expired.
-    pub(crate) fn end_authority(
-        &self,
-        actor: &Actor,
-        end: &AuthorityEnd,
-    ) -> Result<(), ControlError> {
-        self.change(actor, |records, now| {
-            let Some(earlier) = find(records, AuthorityRole::Earlier) else {
-                let next = find(records, AuthorityRole::Next).map_or(
-                    "no authority is being replaced",
-                    |_| "the next authority does not issue yet: run `gw-gateway agent-ca replace` again",
-                );
-                return Err(ControlError::Conflict(next.to_owned()));
-            };
-            let left = left(records, now).count();
-            if left > 0 && !end.force {
-                return Err(ControlError::Conflict(format!(
-                    "{left} agents have certificates of the earlier authority that have not expired (see `gw-gateway \
-                     agent-ca status`): wait until they have renewed them, or force it"
-                )));
-            }
-            let ended = put(with_role(earlier, AuthorityRole::Ended));
-            let steps = self.forgotten(records, now)?.map(forget).chain([ended]).collect();
-            let detail = json!({ "forced": end.force, "agents_left": left });
-            Ok(plan("agent_ca.end", earlier.id.to_string(), detail, steps))
-        })
-    }
-
-    /// The authorities that have ended and of which no agent has a certificate.
-    fn forgotten<'a>(
-        &self,
-        records: &'a Records,
-        now: Timestamp,
-    ) -> Result<impl Iterator<Item = &'a AuthorityRecord>, ControlError> {
-        let first = identified(self.first_authority.certificate_pem())?.0;
-        let ended = records
+/// Ends all authorities and has a new one issue.
+pub(crate) fn replace_now(control: &Control, actor: &Actor) -> Result<(), ControlError> {
+    let (new, key) = Authority::generate(COMMON_NAME)?;
+    control.change(actor, |records, now| {
+        let first = records
+            .authorities
+            .is_empty()
+            .then_some(&control.first_authority);
+        let first = first
+            .map(|first| record(first, first.key_pem(), AuthorityRole::Issuing, now))
+            .transpose()?;
+        let steps = records
             .authorities
             .values()
-            .filter(|record| record.role == AuthorityRole::Ended);
-        Ok(ended.filter(move |ended| !has_agents(records, ended, first.as_ref(), now)))
-    }
+            .chain(&first)
+            .filter_map(|before| match before.role {
+                AuthorityRole::Issuing | AuthorityRole::Earlier => {
+                    Some(put(with_role(before, AuthorityRole::Ended)))
+                }
+                AuthorityRole::Next => Some(forget(before)),
+                AuthorityRole::Ended => None,
+            });
+        let new = record(&new, key.clone(), AuthorityRole::Issuing, now)?;
+        let target = new.id.to_string();
+        let steps = forgotten(control, records, now)?
+            .map(forget)
+            .chain(steps)
+            .chain([put(new)])
+            .collect();
+        Ok(plan("agent_ca.replace_now", target, json!({}), steps))
+    })
+}
 
-    /// The authorities, and the agents that have certificates of the earlier one. What the workers of nodes know is left empty.
-    pub fn agent_ca(&self) -> Result<AgentCaView, ControlError> {
-        let state = self.state();
-        let now = Timestamp::now();
-        let records = &state.records;
-        let mut authorities: Vec<&AuthorityRecord> = records.authorities.values().collect();
-        authorities.sort_by_key(|record| record.role as u8);
-        let first = match authorities.is_empty() {
-            true => Some(record(
-                &self.first_authority,
-                Secret::new(String::new()),
-                AuthorityRole::Issuing,
-                now,
-            )?),
-            false => None,
+/// Has the next authority issue from now on; without effect if there is none. Every node must trust it.
+pub(crate) fn switch(control: &Control, actor: &Actor) -> Result<(), ControlError> {
+    control.change(actor, |records, _| {
+        let Some(next) = find(records, AuthorityRole::Next) else {
+            return Ok(Plan::already(()));
         };
-        let named = |agent: &AgentRecord| LeftAgent {
-            account: agent.account.clone(),
-            agent_id: agent.id.clone(),
-            name: agent.name.clone(),
-            certificate_not_after: agent.certificate_not_after.map(|at| at.to_string()),
+        let issuing = AuthorityRecord {
+            role: AuthorityRole::Issuing,
+            ..next.clone()
         };
-        Ok(AgentCaView {
-            authorities: authorities.into_iter().chain(&first).map(view).collect(),
-            waits_for_nodes: Vec::new(),
-            agents: records
-                .agents
-                .values()
-                .filter(|agent| is_certified(agent, now))
-                .count(),
-            agents_left: left(records, now).count(),
-            left: left(records, now).take(NAMED_AGENTS).map(named).collect(),
-            tunnels_left: 0,
-            nodes_left: Vec::new(),
-            missing_nodes: Vec::new(),
-        })
-    }
+        let earlier = find(records, AuthorityRole::Issuing);
+        // It issues nothing any more.
+        let earlier = earlier.map(|record| with_role(record, AuthorityRole::Earlier));
+        let detail = json!({ "replaces": earlier.as_ref().map(|record| record.id.clone()) });
+        let target = issuing.id.to_string();
+        let steps = earlier.into_iter().chain([issuing]).map(put).collect();
+        Ok(plan("agent_ca.switch", target, detail, steps))
+    })
+}
+
+/// Ends the earlier authority. Without `force`, refuses while an agent has a certificate of it that has not expired.
+pub(crate) fn end(
+    control: &Control,
+    actor: &Actor,
+    end: &AuthorityEnd,
+) -> Result<(), ControlError> {
+    control.change(actor, |records, now| {
+        let Some(earlier) = find(records, AuthorityRole::Earlier) else {
+            let next = find(records, AuthorityRole::Next).map_or(
+                "no authority is being replaced",
+                |_| "the next authority does not issue yet: run `gw-gateway agent-ca replace` again",
+            );
+            return Err(ControlError::Conflict(next.to_owned()));
+        };
+        let left = left(records, now).count();
+        if left > 0 && !end.force {
+            return Err(ControlError::Conflict(format!(
+                "{left} agents have certificates of the earlier authority that have not expired (see `gw-gateway \
+                 agent-ca status`): wait until they have renewed them, or force it"
+            )));
+        }
+        let ended = put(with_role(earlier, AuthorityRole::Ended));
+        let steps = forgotten(control, records, now)?.map(forget).chain([ended]).collect();
+        let detail = json!({ "forced": end.force, "agents_left": left });
+        Ok(plan("agent_ca.end", earlier.id.to_string(), detail, steps))
+    })
+}
+
+/// The authorities that have ended and of which no agent has a certificate.
+fn forgotten<'a>(
+    control: &Control,
+    records: &'a Records,
+    now: Timestamp,
+) -> Result<impl Iterator<Item = &'a AuthorityRecord>, ControlError> {
+    let first = identified(control.first_authority.certificate_pem())?.0;
+    let ended = records
+        .authorities
+        .values()
+        .filter(|record| record.role == AuthorityRole::Ended);
+    Ok(ended.filter(move |ended| !has_agents(records, ended, first.as_ref(), now)))
+}
+
+/// The authorities, and the agents that have certificates of the earlier one. What the workers of nodes know is left empty.
+pub fn show(control: &Control) -> Result<AgentCaView, ControlError> {
+    let state = control.state();
+    let now = Timestamp::now();
+    let records = &state.records;
+    let mut authorities: Vec<&AuthorityRecord> = records.authorities.values().collect();
+    authorities.sort_by_key(|record| record.role as u8);
+    let first = match authorities.is_empty() {
+        true => Some(record(
+            &control.first_authority,
+            Secret::new(String::new()),
+            AuthorityRole::Issuing,
+            now,
+        )?),
+        false => None,
+    };
+    let named = |agent: &AgentRecord| LeftAgent {
+        account: agent.account.clone(),
+        agent_id: agent.id.clone(),
+        name: agent.name.clone(),
+        certificate_not_after: agent.certificate_not_after.map(|at| at.to_string()),
+    };
+    Ok(AgentCaView {
+        authorities: authorities.into_iter().chain(&first).map(view).collect(),
+        waits_for_nodes: Vec::new(),
+        agents: records
+            .agents
+            .values()
+            .filter(|agent| is_certified(agent, now))
+            .count(),
+        agents_left: left(records, now).count(),
+        left: left(records, now).take(NAMED_AGENTS).map(named).collect(),
+        tunnels_left: 0,
+        nodes_left: Vec::new(),
+        missing_nodes: Vec::new(),
+    })
 }
 
 impl AgentCaView {

@@ -266,155 +266,153 @@ impl SecretKind for KeyId {
     }
 }
 
-impl Control {
-    /// Creates a credential or service key; the flag says whether it was created. Only the returned view holds the
-    /// secret.
-    pub fn create_caller_secret<K: SecretKind>(
-        &self,
-        actor: &Actor,
-        account: &str,
-        new: &NewCallerSecret,
-    ) -> Result<(K::NewView, bool), ControlError> {
-        let name = new.name.as_deref().map(checked_name).transpose()?;
-        self.change(actor, |records, now| {
-            let account = &account::find(records, account)?.id;
-            let allowed_services =
-                checked_list(records, account, "allowed_services", &new.allowed_services)?;
-            let enabled = new.enabled.unwrap_or(true);
-            if let Some(existing) = named::<K>(records, account, name.as_deref()) {
-                let access = &existing.access;
-                if access.allowed_services != allowed_services || access.enabled != enabled {
-                    return Err(taken(existing));
-                }
-                return Ok(Plan::already((K::new_view(existing, None), false)));
+/// Creates a credential or service key; the flag says whether it was created. Only the returned view holds the
+/// secret.
+pub fn create<K: SecretKind>(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    new: &NewCallerSecret,
+) -> Result<(K::NewView, bool), ControlError> {
+    let name = new.name.as_deref().map(checked_name).transpose()?;
+    control.change(actor, |records, now| {
+        let account = &account::find(records, account)?.id;
+        let allowed_services =
+            checked_list(records, account, "allowed_services", &new.allowed_services)?;
+        let enabled = new.enabled.unwrap_or(true);
+        if let Some(existing) = named::<K>(records, account, name.as_deref()) {
+            let access = &existing.access;
+            if access.allowed_services != allowed_services || access.enabled != enabled {
+                return Err(taken(existing));
             }
-            let secret = fresh_secret::<K>();
-            let access = SecretAccess {
-                account: account.clone(),
-                name: name.clone(),
-                secret: SecretHash::of(secret.reveal()),
-                allowed_services,
-                enabled,
-                created_at: now,
-            };
-            let record = CallerSecretRecord {
-                id: K::random(),
-                access,
-            };
-            Ok(Plan {
-                action: K::ACTIONS.create,
-                account: Some(account.clone()),
-                target: record.id.to_string(),
-                detail: json!(new),
-                output: (K::new_view(&record, Some(&secret)), true),
-                steps: vec![K::put(record)],
-            })
+            return Ok(Plan::already((K::new_view(existing, None), false)));
+        }
+        let secret = fresh_secret::<K>();
+        let access = SecretAccess {
+            account: account.clone(),
+            name: name.clone(),
+            secret: SecretHash::of(secret.reveal()),
+            allowed_services,
+            enabled,
+            created_at: now,
+        };
+        let record = CallerSecretRecord {
+            id: K::random(),
+            access,
+        };
+        Ok(Plan {
+            action: K::ACTIONS.create,
+            account: Some(account.clone()),
+            target: record.id.to_string(),
+            detail: json!(new),
+            output: (K::new_view(&record, Some(&secret)), true),
+            steps: vec![K::put(record)],
         })
-    }
+    })
+}
 
-    pub fn caller_secrets<K: SecretKind>(
-        &self,
-        account: &str,
-        query: &PageQuery,
-    ) -> Result<Page<K::View>, ControlError> {
-        let state = self.state();
-        let account = &account::find(&state.records, account)?.id;
-        let records = K::all(&state.records)
-            .values()
-            .filter(|record| record.access.account == *account);
-        Ok(Page::of(
-            records,
-            |record| record.id.borrow(),
-            query,
-            K::view,
-        )?)
-    }
+pub fn list<K: SecretKind>(
+    control: &Control,
+    account: &str,
+    query: &PageQuery,
+) -> Result<Page<K::View>, ControlError> {
+    let state = control.state();
+    let account = &account::find(&state.records, account)?.id;
+    let records = K::all(&state.records)
+        .values()
+        .filter(|record| record.access.account == *account);
+    Ok(Page::of(
+        records,
+        |record| record.id.borrow(),
+        query,
+        K::view,
+    )?)
+}
 
-    pub fn caller_secret<K: SecretKind>(
-        &self,
-        account: &str,
-        id: &str,
-    ) -> Result<K::View, ControlError> {
-        find::<K>(&self.state().records, account, id).map(K::view)
-    }
+pub fn show<K: SecretKind>(
+    control: &Control,
+    account: &str,
+    id: &str,
+) -> Result<K::View, ControlError> {
+    find::<K>(&control.state().records, account, id).map(K::view)
+}
 
-    pub fn change_caller_secret<K: SecretKind>(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-        changes: &CallerSecretChanges,
-    ) -> Result<K::View, ControlError> {
-        let name = changes.name.as_deref().map(checked_name).transpose()?;
-        self.change(actor, |records, _| {
-            let record = find::<K>(records, account, id)?;
-            let account = &record.access.account;
-            if let Some(other) = named::<K>(records, account, name.as_deref())
-                && other.id != record.id
-            {
-                return Err(taken(other));
-            }
-            let mut changed = record.clone();
-            let access = &mut changed.access;
-            if let Some(list) = &changes.allowed_services {
-                access.allowed_services = checked_list(records, account, "allowed_services", list)?;
-            }
-            access.enabled = changes.enabled.unwrap_or(access.enabled);
-            access.name = name.clone().or(access.name.take());
-            if changed == *record {
-                return Ok(Plan::already(K::view(&changed)));
-            }
-            Ok(Plan {
-                action: K::ACTIONS.change,
-                account: Some(account.clone()),
-                target: record.id.to_string(),
-                detail: json!(changes),
-                output: K::view(&changed),
-                steps: vec![K::put(changed)],
-            })
+pub fn change<K: SecretKind>(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+    changes: &CallerSecretChanges,
+) -> Result<K::View, ControlError> {
+    let name = changes.name.as_deref().map(checked_name).transpose()?;
+    control.change(actor, |records, _| {
+        let record = find::<K>(records, account, id)?;
+        let account = &record.access.account;
+        if let Some(other) = named::<K>(records, account, name.as_deref())
+            && other.id != record.id
+        {
+            return Err(taken(other));
+        }
+        let mut changed = record.clone();
+        let access = &mut changed.access;
+        if let Some(list) = &changes.allowed_services {
+            access.allowed_services = checked_list(records, account, "allowed_services", list)?;
+        }
+        access.enabled = changes.enabled.unwrap_or(access.enabled);
+        access.name = name.clone().or(access.name.take());
+        if changed == *record {
+            return Ok(Plan::already(K::view(&changed)));
+        }
+        Ok(Plan {
+            action: K::ACTIONS.change,
+            account: Some(account.clone()),
+            target: record.id.to_string(),
+            detail: json!(changes),
+            output: K::view(&changed),
+            steps: vec![K::put(changed)],
         })
-    }
+    })
+}
 
-    /// Replaces the secret; the old one is refused from now on.
-    pub fn rotate_secret<K: SecretKind>(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-    ) -> Result<K::NewView, ControlError> {
-        self.change(actor, |records, _| {
-            let mut record = find::<K>(records, account, id)?.clone();
-            let secret = fresh_secret::<K>();
-            record.access.secret = SecretHash::of(secret.reveal());
-            Ok(Plan {
-                action: K::ACTIONS.rotate,
-                account: Some(record.access.account.clone()),
-                target: record.id.to_string(),
-                detail: json!({}),
-                output: K::new_view(&record, Some(&secret)),
-                steps: vec![K::put(record)],
-            })
+/// Replaces the secret; the old one is refused from now on.
+pub fn rotate<K: SecretKind>(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+) -> Result<K::NewView, ControlError> {
+    control.change(actor, |records, _| {
+        let mut record = find::<K>(records, account, id)?.clone();
+        let secret = fresh_secret::<K>();
+        record.access.secret = SecretHash::of(secret.reveal());
+        Ok(Plan {
+            action: K::ACTIONS.rotate,
+            account: Some(record.access.account.clone()),
+            target: record.id.to_string(),
+            detail: json!({}),
+            output: K::new_view(&record, Some(&secret)),
+            steps: vec![K::put(record)],
         })
-    }
+    })
+}
 
-    pub fn delete_caller_secret<K: SecretKind>(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-    ) -> Result<(), ControlError> {
-        self.change(actor, |records, _| {
-            let record = find::<K>(records, account, id)?;
-            Ok(Plan {
-                steps: vec![K::delete(record.id.clone())],
-                action: K::ACTIONS.delete,
-                account: Some(record.access.account.clone()),
-                target: record.id.to_string(),
-                detail: json!({}),
-                output: (),
-            })
+pub fn delete<K: SecretKind>(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+) -> Result<(), ControlError> {
+    control.change(actor, |records, _| {
+        let record = find::<K>(records, account, id)?;
+        Ok(Plan {
+            steps: vec![K::delete(record.id.clone())],
+            action: K::ACTIONS.delete,
+            account: Some(record.access.account.clone()),
+            target: record.id.to_string(),
+            detail: json!({}),
+            output: (),
         })
-    }
+    })
 }
 
 fn find<'a, K: SecretKind>(

@@ -30,122 +30,122 @@ pub enum AgentProof {
     Tunnel(AgentId),
 }
 
-impl Control {
-    /// Issues a certificate for the public key of a certificate signing request. Ignores everything else in the
-    /// request.
-    pub fn sign(&self, proof: &AgentProof, csr: &str) -> Result<CertificateReply, ControlError> {
-        self.sign_at(proof, csr, Timestamp::now())
-    }
+/// Issues a certificate for the public key of a certificate signing request. Ignores everything else in the
+/// request.
+pub fn sign(
+    control: &Control,
+    proof: &AgentProof,
+    csr: &str,
+) -> Result<CertificateReply, ControlError> {
+    sign_at(control, proof, csr, Timestamp::now())
+}
 
-    fn sign_at(
-        &self,
-        proof: &AgentProof,
-        csr: &str,
-        now: Timestamp,
-    ) -> Result<CertificateReply, ControlError> {
-        let id = self.agent_of(proof)?;
-        let agent = entitled(&self.state().records, &id, proof, now)?.clone();
-        // Counted here only for an authenticated agent: an unauthenticated request must not use up the agent's
-        // allowance.
-        if proof.is_proved_already() {
-            self.take_issuance(agent.id.clone())?;
-        }
-        let request = CertificateRequest::parse(csr)
-            .map_err(|error| ControlError::Refused(Error::CsrInvalid(error.to_string())))?;
-        let key = PublicKeyHash::of(request.subject_public_key_info());
+fn sign_at(
+    control: &Control,
+    proof: &AgentProof,
+    csr: &str,
+    now: Timestamp,
+) -> Result<CertificateReply, ControlError> {
+    let id = agent_of(control, proof)?;
+    let agent = entitled(&control.state().records, &id, proof, now)?.clone();
+    // Counted here only for an authenticated agent: an unauthenticated request must not use up the agent's
+    // allowance.
+    if proof.is_proved_already() {
+        take_issuance(control, agent.id.clone())?;
+    }
+    let request = CertificateRequest::parse(csr)
+        .map_err(|error| ControlError::Refused(Error::CsrInvalid(error.to_string())))?;
+    let key = PublicKeyHash::of(request.subject_public_key_info());
+    check_key(&agent, proof, &key)?;
+    if !proof.is_proved_already() {
+        take_issuance(control, agent.id.clone())?;
+    }
+    let not_after = now.after(control.certificate_lifetime);
+    let authorities = control.authorities();
+    let issuing = &authorities.issuing;
+    let certificate = issuing.issue_agent(
+        &control.region,
+        &agent.account,
+        &agent.id,
+        &request,
+        now,
+        not_after,
+    )?;
+    control.change(&Actor::Agent(agent.id.clone()), |records, _| {
+        // The record may have changed in the meantime.
+        let mut agent = entitled(records, &id, proof, now)?.clone();
         check_key(&agent, proof, &key)?;
-        if !proof.is_proved_already() {
-            self.take_issuance(agent.id.clone())?;
+        if agent.key.as_ref() != Some(&key) {
+            agent.previous_key = agent.key.replace(key.clone());
         }
-        let not_after = now.after(self.certificate_lifetime);
-        let authorities = self.authorities();
-        let issuing = &authorities.issuing;
-        let certificate = issuing.issue_agent(
-            &self.region,
-            &agent.account,
-            &agent.id,
-            &request,
-            now,
-            not_after,
-        )?;
-        self.change(&Actor::Agent(agent.id.clone()), |records, _| {
-            // The record may have changed in the meantime.
-            let mut agent = entitled(records, &id, proof, now)?.clone();
-            check_key(&agent, proof, &key)?;
-            if agent.key.as_ref() != Some(&key) {
-                agent.previous_key = agent.key.replace(key.clone());
-            }
-            agent.certificate_not_after = Some(not_after);
-            agent.authority.clone_from(&authorities.trusted.issuing);
-            if let (Some(enrollment), AgentProof::Enrollment { .. }) =
-                (&mut agent.enrollment, proof)
-            {
-                enrollment.expires_at = enrollment.expires_at.min(now.after(ASK_AGAIN));
-            }
-            let services = agent
-                .services
-                .iter()
-                .filter_map(|id| self.region.tenant_hostname(&agent.account, id));
-            let reply = CertificateReply {
-                certificate: certificate.clone(),
-                chain: issuing.certificate_pem().to_owned(),
-                not_after: not_after.to_string(),
-                agent_id: agent.id.clone(),
-                services: services.collect(),
-            };
-            Ok(Plan {
-                action: "agent.certificate",
-                account: Some(agent.account.clone()),
-                target: agent.id.to_string(),
-                detail: json!({ "not_after": reply.not_after, "by": proof.name() }),
-                output: reply,
-                steps: vec![Step::Put(StoredRecord::Agent(agent))],
-            })
-        })
-    }
-
-    /// Forgets the key before `key`, which a tunnel of the agent has used: the agent has the new certificate on its disk.
-    /// Without effect if the record has changed since.
-    pub(crate) fn forget_replaced_key(
-        &self,
-        agent: &AgentId,
-        key: &PublicKeyHash,
-    ) -> Result<(), ControlError> {
-        self.change(&Actor::Gateway, |records, _| {
-            let record = records
-                .agents
-                .get(agent)
-                .filter(|record| record.key.as_ref() == Some(key));
-            let Some(record) = record.filter(|record| record.previous_key.is_some()) else {
-                return Ok(Plan::already(()));
-            };
-            Ok(Plan {
-                action: "agent.forget_key",
-                account: Some(record.account.clone()),
-                target: record.id.to_string(),
-                detail: json!({}),
-                output: (),
-                steps: vec![Step::Put(StoredRecord::Agent(AgentRecord {
-                    previous_key: None,
-                    ..record.clone()
-                }))],
-            })
-        })
-    }
-
-    /// The agent that a proof names by its id or by the secret of its enrollment.
-    fn agent_of(&self, proof: &AgentProof) -> Result<AgentId, ControlError> {
-        match proof {
-            AgentProof::Enrollment { secret, .. } => enrolled(&self.state().directory, secret),
-            AgentProof::OldKey(id) | AgentProof::Tunnel(id) => Ok(id.clone()),
+        agent.certificate_not_after = Some(not_after);
+        agent.authority.clone_from(&authorities.trusted.issuing);
+        if let (Some(enrollment), AgentProof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
+            enrollment.expires_at = enrollment.expires_at.min(now.after(ASK_AGAIN));
         }
-    }
+        let services = agent
+            .services
+            .iter()
+            .filter_map(|id| control.region.tenant_hostname(&agent.account, id));
+        let reply = CertificateReply {
+            certificate: certificate.clone(),
+            chain: issuing.certificate_pem().to_owned(),
+            not_after: not_after.to_string(),
+            agent_id: agent.id.clone(),
+            services: services.collect(),
+        };
+        Ok(Plan {
+            action: "agent.certificate",
+            account: Some(agent.account.clone()),
+            target: agent.id.to_string(),
+            detail: json!({ "not_after": reply.not_after, "by": proof.name() }),
+            output: reply,
+            steps: vec![Step::Put(StoredRecord::Agent(agent))],
+        })
+    })
+}
 
-    /// Takes one certificate from the allowance of an authenticated agent.
-    fn take_issuance(&self, agent: AgentId) -> Result<(), ControlError> {
-        let taken = self.state().issuance.take(agent, Instant::now());
-        taken.map_err(|_| ControlError::Refused(Error::Overloaded(Overload::Certificates)))
+/// Forgets the key before `key`, which a tunnel of the agent has used: the agent has the new certificate on its disk.
+/// Without effect if the record has changed since.
+pub(crate) fn forget_replaced_key(
+    control: &Control,
+    agent: &AgentId,
+    key: &PublicKeyHash,
+) -> Result<(), ControlError> {
+    control.change(&Actor::Gateway, |records, _| {
+        let record = records
+            .agents
+            .get(agent)
+            .filter(|record| record.key.as_ref() == Some(key));
+        let Some(record) = record.filter(|record| record.previous_key.is_some()) else {
+            return Ok(Plan::already(()));
+        };
+        Ok(Plan {
+            action: "agent.forget_key",
+            account: Some(record.account.clone()),
+            target: record.id.to_string(),
+            detail: json!({}),
+            output: (),
+            steps: vec![Step::Put(StoredRecord::Agent(AgentRecord {
+                previous_key: None,
+                ..record.clone()
+            }))],
+        })
+    })
+}
+
+/// The agent that a proof names by its id or by the secret of its enrollment.
+fn agent_of(control: &Control, proof: &AgentProof) -> Result<AgentId, ControlError> {
+    match proof {
+        AgentProof::Enrollment { secret, .. } => enrolled(&control.state().directory, secret),
+        AgentProof::OldKey(id) | AgentProof::Tunnel(id) => Ok(id.clone()),
     }
+}
+
+/// Takes one certificate from the allowance of an authenticated agent.
+fn take_issuance(control: &Control, agent: AgentId) -> Result<(), ControlError> {
+    let taken = control.state().issuance.take(agent, Instant::now());
+    taken.map_err(|_| ControlError::Refused(Error::Overloaded(Overload::Certificates)))
 }
 
 impl AgentProof {

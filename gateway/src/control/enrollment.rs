@@ -21,137 +21,130 @@ const ENROLLMENT_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Interval at which an agent polls for approval.
 const POLL_AFTER_SECONDS: u32 = 5;
 
-impl Control {
-    /// Enrolls an agent and counts the use of its token.
-    pub fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, ControlError> {
-        self.agent_versions
-            .check(&request.version)
-            .map_err(|mismatch| {
-                ControlError::Refused(Error::VersionMismatch(mismatch.to_string()))
-            })?;
-        let name = checked_name(&request.name)
-            .map_err(|error| ControlError::Refused(Error::InvalidRequest(error.to_string())))?;
-        let refused = |state| ControlError::Refused(Error::EnrollmentTokenInvalid(state));
-        let (id, secret) = parse_token(&request.token).ok_or(refused("unknown or deleted"))?;
-        self.change(&Actor::EnrollmentToken(id.clone()), |records, now| {
-            let token = records
-                .enrollment_tokens
-                .get(&id)
-                .filter(|token| token.secret.matches(secret));
-            let token = token.ok_or(refused("unknown or deleted"))?;
-            if token.is_used_up() {
-                return Err(refused("used up"));
-            }
-            if now >= token.expires_at {
-                return Err(refused("expired"));
-            }
-            let status = match token.approval {
-                Approval::Auto => EnrollmentStatus::Approved,
-                Approval::Manual => EnrollmentStatus::Pending,
-            };
-            let enrollment_secret = format!("gw_es_{}", new_secret().reveal());
-            let enrollment = EnrollmentRecord {
-                id: EnrollmentId::random(),
-                secret: SecretHash::of(&enrollment_secret),
-                expires_at: now.after(ENROLLMENT_LIFETIME),
-            };
-            let agent_id = AgentId::random();
-            let reply = EnrollReply {
-                enrollment_id: enrollment.id.clone(),
-                agent_id: agent_id.clone(),
-                enrollment_secret,
-                status,
-                poll_after_seconds: POLL_AFTER_SECONDS,
-            };
-            let agent = AgentRecord {
-                id: agent_id,
-                account: token.account.clone(),
-                name: name.clone(),
-                services: token.services.clone(),
-                status,
-                standby: false,
-                ephemeral: token.ephemeral,
-                absent_since: None,
-                enrollment_token: Some(token.id.clone()),
-                version: Some(request.version.clone()),
-                enrollment: Some(Box::new(enrollment)),
-                key: None,
-                previous_key: None,
-                certificate_not_after: None,
-                authority: None,
-                created_at: now,
-            };
-            let used = EnrollmentTokenRecord {
-                used: token.times_used() + 1,
-                used_by: Some(agent.id.clone()),
-                ..token.clone()
-            };
-            Ok(Plan {
-                action: "agent.enroll",
-                account: Some(agent.account.clone()),
-                target: agent.id.to_string(),
-                detail: json!({
-                    "name": agent.name,
-                    "services": agent.services,
-                    "status": status,
-                    "use": used.used,
-                    "uses": used.uses,
-                }),
-                output: reply,
-                steps: vec![
-                    Step::Put(StoredRecord::EnrollmentToken(used)),
-                    Step::Put(StoredRecord::Agent(agent)),
-                ],
-            })
-        })
-    }
-
-    /// The status of an enrollment.
-    pub fn enrollment_status(
-        &self,
-        id: &str,
-        secret: &Secret,
-    ) -> Result<StatusReply, ControlError> {
-        let state = self.state();
-        let agent = enrolled(&state.directory, secret)?;
-        let agent = of_enrollment(&state.records, &agent, Some(id), secret, Timestamp::now())?;
-        Ok(StatusReply {
-            status: agent.status,
-            agent_id: (agent.status == EnrollmentStatus::Approved).then(|| agent.id.clone()),
+/// Enrolls an agent and counts the use of its token.
+pub fn enroll(control: &Control, request: &EnrollRequest) -> Result<EnrollReply, ControlError> {
+    control
+        .agent_versions
+        .check(&request.version)
+        .map_err(|mismatch| ControlError::Refused(Error::VersionMismatch(mismatch.to_string())))?;
+    let name = checked_name(&request.name)
+        .map_err(|error| ControlError::Refused(Error::InvalidRequest(error.to_string())))?;
+    let refused = |state| ControlError::Refused(Error::EnrollmentTokenInvalid(state));
+    let (id, secret) = parse_token(&request.token).ok_or(refused("unknown or deleted"))?;
+    control.change(&Actor::EnrollmentToken(id.clone()), |records, now| {
+        let token = records
+            .enrollment_tokens
+            .get(&id)
+            .filter(|token| token.secret.matches(secret));
+        let token = token.ok_or(refused("unknown or deleted"))?;
+        if token.is_used_up() {
+            return Err(refused("used up"));
+        }
+        if now >= token.expires_at {
+            return Err(refused("expired"));
+        }
+        let status = match token.approval {
+            Approval::Auto => EnrollmentStatus::Approved,
+            Approval::Manual => EnrollmentStatus::Pending,
+        };
+        let enrollment_secret = format!("gw_es_{}", new_secret().reveal());
+        let enrollment = EnrollmentRecord {
+            id: EnrollmentId::random(),
+            secret: SecretHash::of(&enrollment_secret),
+            expires_at: now.after(ENROLLMENT_LIFETIME),
+        };
+        let agent_id = AgentId::random();
+        let reply = EnrollReply {
+            enrollment_id: enrollment.id.clone(),
+            agent_id: agent_id.clone(),
+            enrollment_secret,
+            status,
             poll_after_seconds: POLL_AFTER_SECONDS,
+        };
+        let agent = AgentRecord {
+            id: agent_id,
+            account: token.account.clone(),
+            name: name.clone(),
+            services: token.services.clone(),
+            status,
+            standby: false,
+            ephemeral: token.ephemeral,
+            absent_since: None,
+            enrollment_token: Some(token.id.clone()),
+            version: Some(request.version.clone()),
+            enrollment: Some(Box::new(enrollment)),
+            key: None,
+            previous_key: None,
+            certificate_not_after: None,
+            authority: None,
+            created_at: now,
+        };
+        let used = EnrollmentTokenRecord {
+            used: token.times_used() + 1,
+            used_by: Some(agent.id.clone()),
+            ..token.clone()
+        };
+        Ok(Plan {
+            action: "agent.enroll",
+            account: Some(agent.account.clone()),
+            target: agent.id.to_string(),
+            detail: json!({
+                "name": agent.name,
+                "services": agent.services,
+                "status": status,
+                "use": used.used,
+                "uses": used.uses,
+            }),
+            output: reply,
+            steps: vec![
+                Step::Put(StoredRecord::EnrollmentToken(used)),
+                Step::Put(StoredRecord::Agent(agent)),
+            ],
         })
-    }
+    })
+}
 
-    /// Deletes expired tokens, and enrollments that expired before they were approved.
-    pub(super) fn forget_old_enrollments(&self, now: Timestamp) -> Result<(), ControlError> {
-        self.change(&Actor::Gateway, |records, _| {
-            let tokens = records
-                .enrollment_tokens
-                .values()
-                .filter(|token| now > token.expires_at.after(TOKEN_SHOWN))
-                .map(|token| RecordId::EnrollmentToken(token.id.clone()));
-            let agents = records
-                .agents
-                .values()
-                .filter(|agent| agent.status == EnrollmentStatus::Pending)
-                .filter(|agent| {
-                    agent
-                        .enrollment
-                        .as_ref()
-                        .is_none_or(|enrollment| now >= enrollment.expires_at)
-                })
-                .map(|agent| RecordId::Agent(agent.id.clone()));
-            let old: Vec<RecordId> = tokens.chain(agents).collect();
-            Ok(Plan {
-                action: "enrollment.expire",
-                account: None,
-                target: format!("{} records", old.len()),
-                detail: json!({}),
-                output: (),
-                steps: old.into_iter().map(Step::Delete).collect(),
+/// The status of an enrollment.
+pub fn status(control: &Control, id: &str, secret: &Secret) -> Result<StatusReply, ControlError> {
+    let state = control.state();
+    let agent = enrolled(&state.directory, secret)?;
+    let agent = of_enrollment(&state.records, &agent, Some(id), secret, Timestamp::now())?;
+    Ok(StatusReply {
+        status: agent.status,
+        agent_id: (agent.status == EnrollmentStatus::Approved).then(|| agent.id.clone()),
+        poll_after_seconds: POLL_AFTER_SECONDS,
+    })
+}
+
+/// Deletes expired tokens, and enrollments that expired before they were approved.
+pub(super) fn forget_old(control: &Control, now: Timestamp) -> Result<(), ControlError> {
+    control.change(&Actor::Gateway, |records, _| {
+        let tokens = records
+            .enrollment_tokens
+            .values()
+            .filter(|token| now > token.expires_at.after(TOKEN_SHOWN))
+            .map(|token| RecordId::EnrollmentToken(token.id.clone()));
+        let agents = records
+            .agents
+            .values()
+            .filter(|agent| agent.status == EnrollmentStatus::Pending)
+            .filter(|agent| {
+                agent
+                    .enrollment
+                    .as_ref()
+                    .is_none_or(|enrollment| now >= enrollment.expires_at)
             })
+            .map(|agent| RecordId::Agent(agent.id.clone()));
+        let old: Vec<RecordId> = tokens.chain(agents).collect();
+        Ok(Plan {
+            action: "enrollment.expire",
+            account: None,
+            target: format!("{} records", old.len()),
+            detail: json!({}),
+            output: (),
+            steps: old.into_iter().map(Step::Delete).collect(),
         })
-    }
+    })
 }
 
 /// Finds the agent by the secret of its enrollment, which may have expired.

@@ -141,127 +141,125 @@ impl NewEnrollmentTokenView {
     }
 }
 
-impl Control {
-    /// Creates an enrollment token. Only the returned view holds its text.
-    pub fn create_enrollment_token(
-        &self,
-        actor: &Actor,
-        account: &str,
-        new: &NewEnrollmentToken,
-    ) -> Result<NewEnrollmentTokenView, ControlError> {
-        let lifetime = new
-            .expires_in_seconds
-            .map_or(LIFETIME_DEFAULT, Duration::from_secs);
-        if lifetime.is_zero() || lifetime > LIFETIME_MAX {
-            let message = format!(
-                "must be a whole number from 1 to {}",
-                LIFETIME_MAX.as_secs()
-            );
-            return Err(ControlError::invalid("expires_in_seconds", message));
+/// Creates an enrollment token. Only the returned view holds its text.
+pub fn create(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    new: &NewEnrollmentToken,
+) -> Result<NewEnrollmentTokenView, ControlError> {
+    let lifetime = new
+        .expires_in_seconds
+        .map_or(LIFETIME_DEFAULT, Duration::from_secs);
+    if lifetime.is_zero() || lifetime > LIFETIME_MAX {
+        let message = format!(
+            "must be a whole number from 1 to {}",
+            LIFETIME_MAX.as_secs()
+        );
+        return Err(ControlError::invalid("expires_in_seconds", message));
+    }
+    let uses = new.uses.unwrap_or(1);
+    if !(1..=NewEnrollmentToken::USES_MAX).contains(&uses) {
+        let message = format!(
+            "must be a whole number from 1 to {}",
+            NewEnrollmentToken::USES_MAX
+        );
+        return Err(ControlError::invalid("uses", message));
+    }
+    let gateway = control.gateway_address();
+    control.change(actor, |records, now| {
+        let account = &account::find(records, account)?.id;
+        let services = checked_list(records, account, "services", &new.services)?;
+        if services.is_empty() {
+            return Err(ControlError::invalid(
+                "services",
+                "must name at least one service for the agent",
+            ));
         }
-        let uses = new.uses.unwrap_or(1);
-        if !(1..=NewEnrollmentToken::USES_MAX).contains(&uses) {
-            let message = format!(
-                "must be a whole number from 1 to {}",
-                NewEnrollmentToken::USES_MAX
-            );
-            return Err(ControlError::invalid("uses", message));
-        }
-        let gateway = self.gateway_address();
-        self.change(actor, |records, now| {
-            let account = &account::find(records, account)?.id;
-            let services = checked_list(records, account, "services", &new.services)?;
-            if services.is_empty() {
-                return Err(ControlError::invalid(
-                    "services",
-                    "must name at least one service for the agent",
-                ));
-            }
-            let secret = new_secret();
-            let record = EnrollmentTokenRecord {
-                id: EnrollmentTokenId::random(),
-                account: account.clone(),
-                secret: SecretHash::of(secret.reveal()),
-                services,
-                approval: new.approval,
-                ephemeral: new.ephemeral,
-                created_at: now,
-                expires_at: now.after(lifetime),
-                uses,
-                used: 0,
-                used_by: None,
-            };
-            Ok(Plan {
-                action: "enrollment_token.create",
-                account: Some(account.clone()),
-                target: record.id.to_string(),
-                detail: json!(new),
-                output: NewEnrollmentTokenView {
-                    enrollment_token: EnrollmentTokenView::new(&record, Vec::new()),
-                    token: format!("{TOKEN_PREFIX}{}.{}", record.id, secret.reveal()),
-                    gateway: gateway.clone(),
-                },
-                steps: vec![Step::Put(StoredRecord::EnrollmentToken(record))],
-            })
-        })
-    }
-
-    pub fn enrollment_tokens(
-        &self,
-        account: &str,
-        query: &PageQuery,
-    ) -> Result<Page<EnrollmentTokenView>, ControlError> {
-        let state = self.state();
-        let account = &account::find(&state.records, account)?.id;
-        let tokens = || {
-            state
-                .records
-                .enrollment_tokens
-                .values()
-                .filter(|record| record.account == *account)
+        let secret = new_secret();
+        let record = EnrollmentTokenRecord {
+            id: EnrollmentTokenId::random(),
+            account: account.clone(),
+            secret: SecretHash::of(secret.reveal()),
+            services,
+            approval: new.approval,
+            ephemeral: new.ephemeral,
+            created_at: now,
+            expires_at: now.after(lifetime),
+            uses,
+            used: 0,
+            used_by: None,
         };
-        let agents = enrolled_agents(&state.records, tokens());
-        let view = |record: &EnrollmentTokenRecord| {
-            EnrollmentTokenView::new(record, agents.get(&record.id).cloned().unwrap_or_default())
-        };
-        Ok(Page::of(
-            tokens(),
-            |record| record.id.as_str(),
-            query,
-            view,
-        )?)
-    }
-
-    pub fn enrollment_token(
-        &self,
-        account: &str,
-        id: &str,
-    ) -> Result<EnrollmentTokenView, ControlError> {
-        let state = self.state();
-        let record = find_token(&state.records, account, id)?;
-        let agents = enrolled_agents(&state.records, [record]).remove(&record.id);
-        Ok(EnrollmentTokenView::new(record, agents.unwrap_or_default()))
-    }
-
-    /// Withdraws a token. Agents that used it stay enrolled.
-    pub fn delete_enrollment_token(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-    ) -> Result<(), ControlError> {
-        self.change(actor, |records, _| {
-            let record = find_token(records, account, id)?;
-            Ok(Plan {
-                steps: vec![Step::Delete(RecordId::EnrollmentToken(record.id.clone()))],
-                action: "enrollment_token.delete",
-                account: Some(record.account.clone()),
-                target: record.id.to_string(),
-                detail: json!({ "used": record.times_used(), "uses": record.uses }),
-                output: (),
-            })
+        Ok(Plan {
+            action: "enrollment_token.create",
+            account: Some(account.clone()),
+            target: record.id.to_string(),
+            detail: json!(new),
+            output: NewEnrollmentTokenView {
+                enrollment_token: EnrollmentTokenView::new(&record, Vec::new()),
+                token: format!("{TOKEN_PREFIX}{}.{}", record.id, secret.reveal()),
+                gateway: gateway.clone(),
+            },
+            steps: vec![Step::Put(StoredRecord::EnrollmentToken(record))],
         })
-    }
+    })
+}
+
+pub fn list(
+    control: &Control,
+    account: &str,
+    query: &PageQuery,
+) -> Result<Page<EnrollmentTokenView>, ControlError> {
+    let state = control.state();
+    let account = &account::find(&state.records, account)?.id;
+    let tokens = || {
+        state
+            .records
+            .enrollment_tokens
+            .values()
+            .filter(|record| record.account == *account)
+    };
+    let agents = enrolled_agents(&state.records, tokens());
+    let view = |record: &EnrollmentTokenRecord| {
+        EnrollmentTokenView::new(record, agents.get(&record.id).cloned().unwrap_or_default())
+    };
+    Ok(Page::of(
+        tokens(),
+        |record| record.id.as_str(),
+        query,
+        view,
+    )?)
+}
+
+pub fn show(
+    control: &Control,
+    account: &str,
+    id: &str,
+) -> Result<EnrollmentTokenView, ControlError> {
+    let state = control.state();
+    let record = find_token(&state.records, account, id)?;
+    let agents = enrolled_agents(&state.records, [record]).remove(&record.id);
+    Ok(EnrollmentTokenView::new(record, agents.unwrap_or_default()))
+}
+
+/// Withdraws a token. Agents that used it stay enrolled.
+pub fn delete(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+) -> Result<(), ControlError> {
+    control.change(actor, |records, _| {
+        let record = find_token(records, account, id)?;
+        Ok(Plan {
+            steps: vec![Step::Delete(RecordId::EnrollmentToken(record.id.clone()))],
+            action: "enrollment_token.delete",
+            account: Some(record.account.clone()),
+            target: record.id.to_string(),
+            detail: json!({ "used": record.times_used(), "uses": record.uses }),
+            output: (),
+        })
+    })
 }
 
 /// The agents that enrolled with each of the tokens and still exist, at most [`EnrollmentTokenView::AGENTS_MAX`] of one token.

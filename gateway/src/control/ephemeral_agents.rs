@@ -20,75 +20,73 @@ const DELETED_AFTER: Duration = Duration::from_secs(3600);
 /// Agents that the audit entry of a deletion names.
 const NAMED_AGENTS: usize = 100;
 
-impl Control {
-    /// Whether there are agents that [`Self::note_absent_agents`] and [`Self::delete_absent_agents`] look at.
-    pub fn has_ephemeral_agents(&self) -> bool {
-        self.look_at(|records| ephemeral_agents(records).next().is_some())
-    }
+/// Whether there are agents that [`note_absent`] and [`delete_absent`] look at.
+pub fn exist(control: &Control) -> bool {
+    control.look_at(|records| ephemeral_agents(records).next().is_some())
+}
 
-    /// Notes which ephemeral agents have lost their last tunnel, and which have one again. `connected` are the ids of all
-    /// agents with a tunnel, to any node.
-    pub fn note_absent_agents(
-        &self,
-        connected: &BTreeSet<String>,
-        now: Timestamp,
-    ) -> Result<(), ControlError> {
-        self.change(&Actor::Gateway, |records, _| {
-            let changed = ephemeral_agents(records).filter_map(|agent| {
-                let absent_since = absent_since(agent, connected, now);
-                (absent_since != agent.absent_since).then(|| AgentRecord {
-                    absent_since,
-                    ..agent.clone()
-                })
-            });
-            let steps: Vec<Step> = changed.map(StoredRecord::Agent).map(Step::Put).collect();
-            Ok(Plan {
-                action: "agent.note_absence",
-                account: None,
-                target: format!("{} ephemeral agents", steps.len()),
-                detail: json!({}),
-                output: (),
-                steps,
+/// Notes which ephemeral agents have lost their last tunnel, and which have one again. `connected` are the ids of all
+/// agents with a tunnel, to any node.
+pub fn note_absent(
+    control: &Control,
+    connected: &BTreeSet<String>,
+    now: Timestamp,
+) -> Result<(), ControlError> {
+    control.change(&Actor::Gateway, |records, _| {
+        let changed = ephemeral_agents(records).filter_map(|agent| {
+            let absent_since = absent_since(agent, connected, now);
+            (absent_since != agent.absent_since).then(|| AgentRecord {
+                absent_since,
+                ..agent.clone()
             })
-        })
-    }
-
-    /// Deletes the ephemeral agents that have had no tunnel for an hour.
-    pub fn delete_absent_agents(
-        &self,
-        connected: &BTreeSet<String>,
-        now: Timestamp,
-    ) -> Result<(), ControlError> {
-        let accounts: BTreeSet<AccountId> = self.look_at(|records| {
-            ended(records, connected, now)
-                .map(|agent| agent.account.clone())
-                .collect()
         });
-        for account in accounts {
-            self.change(&Actor::Gateway, |records, _| {
-                let ended: Vec<&AgentRecord> = ended(records, connected, now)
-                    .filter(|agent| agent.account == account)
-                    .collect();
-                let named: Vec<&str> = ended
+        let steps: Vec<Step> = changed.map(StoredRecord::Agent).map(Step::Put).collect();
+        Ok(Plan {
+            action: "agent.note_absence",
+            account: None,
+            target: format!("{} ephemeral agents", steps.len()),
+            detail: json!({}),
+            output: (),
+            steps,
+        })
+    })
+}
+
+/// Deletes the ephemeral agents that have had no tunnel for an hour.
+pub fn delete_absent(
+    control: &Control,
+    connected: &BTreeSet<String>,
+    now: Timestamp,
+) -> Result<(), ControlError> {
+    let accounts: BTreeSet<AccountId> = control.look_at(|records| {
+        ended(records, connected, now)
+            .map(|agent| agent.account.clone())
+            .collect()
+    });
+    for account in accounts {
+        control.change(&Actor::Gateway, |records, _| {
+            let ended: Vec<&AgentRecord> = ended(records, connected, now)
+                .filter(|agent| agent.account == account)
+                .collect();
+            let named: Vec<&str> = ended
+                .iter()
+                .take(NAMED_AGENTS)
+                .map(|agent| agent.id.as_str())
+                .collect();
+            Ok(Plan {
+                action: "agent.expire",
+                account: Some(account.clone()),
+                target: format!("{} ephemeral agents", ended.len()),
+                detail: json!({ "agents": named }),
+                output: (),
+                steps: ended
                     .iter()
-                    .take(NAMED_AGENTS)
-                    .map(|agent| agent.id.as_str())
-                    .collect();
-                Ok(Plan {
-                    action: "agent.expire",
-                    account: Some(account.clone()),
-                    target: format!("{} ephemeral agents", ended.len()),
-                    detail: json!({ "agents": named }),
-                    output: (),
-                    steps: ended
-                        .iter()
-                        .map(|agent| Step::Delete(RecordId::Agent(agent.id.clone())))
-                        .collect(),
-                })
-            })?;
-        }
-        Ok(())
+                    .map(|agent| Step::Delete(RecordId::Agent(agent.id.clone())))
+                    .collect(),
+            })
+        })?;
     }
+    Ok(())
 }
 
 /// Ephemeral agents that may have tunnels. An agent that waits for approval has none yet, and expires with its

@@ -4,18 +4,18 @@
 //! Every change takes the same path: `Control::change` plans it on the records in memory, commits it to the store
 //! together with its audit entry, then publishes the new directory to the workers and returns.
 
-mod account;
-mod agent;
-mod audit;
-mod authority;
-mod backup;
-mod caller_secret;
-mod certificate;
+pub mod account;
+pub mod agent;
+pub mod audit;
+pub mod authority;
+pub(crate) mod backup;
+pub mod caller_secret;
+pub mod certificate;
 mod change;
 mod data_folder;
-mod enrollment;
-mod enrollment_token;
-mod ephemeral_agents;
+pub mod enrollment;
+pub mod enrollment_token;
+pub mod ephemeral_agents;
 mod error;
 mod executor;
 mod feed;
@@ -24,13 +24,13 @@ mod inventory;
 mod journal;
 mod name;
 mod open;
-mod replay;
-mod service;
+pub(crate) mod replay;
+pub mod service;
 mod service_counts;
 mod shared_files;
-mod signing_key;
+pub mod signing_key;
 mod takeover;
-mod warnings;
+pub(crate) mod warnings;
 mod workers;
 
 use std::path::PathBuf;
@@ -220,9 +220,9 @@ impl Control {
 
     /// Runs the maintenance that is due at `now`: rotates the signing key and deletes expired records.
     pub(crate) fn maintain(&self, now: Timestamp) -> Result<(), ControlError> {
-        self.rotate_signing_key_by_age(now)?;
-        self.forget_old_signing_keys(now)?;
-        self.forget_old_enrollments(now)
+        signing_key::rotate_by_age(self, now)?;
+        signing_key::forget_old(self, now)?;
+        enrollment::forget_old(self, now)
     }
 
     /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
-use super::{Actor, Control, ControlError};
+use super::{Actor, Control, ControlError, audit, service};
 use crate::hostname::tenant_label;
 use crate::limits;
 use crate::ownership;
@@ -76,88 +76,86 @@ pub struct ReplayField {
     pub value: String,
 }
 
-impl Control {
-    /// Relays a captured request again, by the normal path: rate limits apply, and the request log records it. The
-    /// receiver gets the id of the new request when it has ended; dropping the receiver cancels the request.
-    pub(crate) fn replay(
-        &self,
-        actor: &Actor,
-        kept: CapturedRequest,
-        edits: &ReplayEdits,
-    ) -> Result<oneshot::Receiver<RequestId>, ControlError> {
-        let CapturedRequest {
-            view,
-            method,
-            target,
-            request,
-        } = kept;
-        let Some(request) = request else {
-            return Err(not_captured(&view.id));
-        };
-        let new_body = edits.new_body()?;
-        if request.body.truncated && new_body.is_none() {
-            return Err(ControlError::Conflict(format!(
-                "only the first {} bytes of the body of request {} were captured; give a body for the replay",
-                request.body.bytes.len(),
-                view.id
-            )));
-        }
-        let service = self.service(&view.account, &view.service)?;
-        if !service.request_logging {
-            return Err(ControlError::Conflict(format!(
-                "request_logging of service {} is off, so the log would not record the replay; turn it on first",
-                view.service
-            )));
-        }
-        let method = match &edits.method {
-            None => method,
-            Some(method) => method
-                .parse()
-                .map_err(|_| ControlError::invalid("method", "must be a method such as POST"))?,
-        };
-        if method == Method::CONNECT {
-            return Err(ControlError::invalid(
-                "method",
-                "must not be CONNECT, which opens a tunnel",
-            ));
-        }
-        let (target, headers) = edits.head(&target, request.headers)?;
-        let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), headers.iter());
-        checked.map_err(|invalid| {
-            let field = if matches!(invalid, InvalidHead::TargetTooLong(_)) {
-                "target"
-            } else {
-                "headers"
-            };
-            ControlError::invalid(field, invalid.to_string())
-        })?;
-        self.note_replay(actor, &view, edits)?;
-        let (reply, ended) = oneshot::channel();
-        let replay = Replay {
-            original: view.id.parse().map_err(ControlError::bad_id("id"))?,
-            label: tenant_label(&service.account, &service.id)
-                .ok_or_else(|| ControlError::not_found("service", &view.service))?,
-            hostname: service
-                .hostname
-                .parse()
-                .map_err(|_| ControlError::not_found("service", &view.service))?,
-            method,
-            target,
-            headers,
-            body: new_body.unwrap_or(request.body.bytes),
-            caller: view
-                .caller_address
-                .parse()
-                .map_err(|_| ControlError::invalid("caller_address", "must be an IP address"))?,
-            reply,
-        };
-        let owner = ownership::owner(&service.hostname, self.workers.count());
-        let posted = self.workers.replay(owner, Box::new(replay));
-        posted.map_err(|_| {
-            ControlError::Conflict("the gateway is overloaded or stopping; try again".to_owned())
-        })?;
-        Ok(ended)
+/// Relays a captured request again, by the normal path: rate limits apply, and the request log records it. The
+/// receiver gets the id of the new request when it has ended; dropping the receiver cancels the request.
+pub(crate) fn start(
+    control: &Control,
+    actor: &Actor,
+    kept: CapturedRequest,
+    edits: &ReplayEdits,
+) -> Result<oneshot::Receiver<RequestId>, ControlError> {
+    let CapturedRequest {
+        view,
+        method,
+        target,
+        request,
+    } = kept;
+    let Some(request) = request else {
+        return Err(not_captured(&view.id));
+    };
+    let new_body = edits.new_body()?;
+    if request.body.truncated && new_body.is_none() {
+        return Err(ControlError::Conflict(format!(
+            "only the first {} bytes of the body of request {} were captured; give a body for the replay",
+            request.body.bytes.len(),
+            view.id
+        )));
     }
+    let service = service::show(control, &view.account, &view.service)?;
+    if !service.request_logging {
+        return Err(ControlError::Conflict(format!(
+            "request_logging of service {} is off, so the log would not record the replay; turn it on first",
+            view.service
+        )));
+    }
+    let method = match &edits.method {
+        None => method,
+        Some(method) => method
+            .parse()
+            .map_err(|_| ControlError::invalid("method", "must be a method such as POST"))?,
+    };
+    if method == Method::CONNECT {
+        return Err(ControlError::invalid(
+            "method",
+            "must not be CONNECT, which opens a tunnel",
+        ));
+    }
+    let (target, headers) = edits.head(&target, request.headers)?;
+    let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), headers.iter());
+    checked.map_err(|invalid| {
+        let field = if matches!(invalid, InvalidHead::TargetTooLong(_)) {
+            "target"
+        } else {
+            "headers"
+        };
+        ControlError::invalid(field, invalid.to_string())
+    })?;
+    audit::note_replay(control, actor, &view, edits)?;
+    let (reply, ended) = oneshot::channel();
+    let replay = Replay {
+        original: view.id.parse().map_err(ControlError::bad_id("id"))?,
+        label: tenant_label(&service.account, &service.id)
+            .ok_or_else(|| ControlError::not_found("service", &view.service))?,
+        hostname: service
+            .hostname
+            .parse()
+            .map_err(|_| ControlError::not_found("service", &view.service))?,
+        method,
+        target,
+        headers,
+        body: new_body.unwrap_or(request.body.bytes),
+        caller: view
+            .caller_address
+            .parse()
+            .map_err(|_| ControlError::invalid("caller_address", "must be an IP address"))?,
+        reply,
+    };
+    let owner = ownership::owner(&service.hostname, control.workers.count());
+    let posted = control.workers.replay(owner, Box::new(replay));
+    posted.map_err(|_| {
+        ControlError::Conflict("the gateway is overloaded or stopping; try again".to_owned())
+    })?;
+    Ok(ended)
 }
 
 /// The error for a request whose log record has no captured message.

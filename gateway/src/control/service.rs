@@ -254,175 +254,175 @@ impl ServiceChanges {
     }
 }
 
-impl Control {
-    /// Creates a service; the flag says whether it was created. An existing service with the same settings stays
-    /// unchanged.
-    pub fn create_service(
-        &self,
-        actor: &Actor,
-        account: &str,
-        new: &NewService,
-    ) -> Result<(ServiceView, bool), ControlError> {
-        let id = ServiceId::new(&new.id).map_err(ControlError::bad_id("id"))?;
-        let settings = new.settings();
-        self.change(actor, |records, now| {
-            let account = &account::find(records, account)?.id;
-            if self.region.tenant_hostname(account, &id).is_none() {
-                let message = format!(
-                    "{account}--{id} is longer than the 63 characters that DNS allows in a label"
-                );
+/// Creates a service; the flag says whether it was created. An existing service with the same settings stays
+/// unchanged.
+pub fn create(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    new: &NewService,
+) -> Result<(ServiceView, bool), ControlError> {
+    let id = ServiceId::new(&new.id).map_err(ControlError::bad_id("id"))?;
+    let settings = new.settings();
+    control.change(actor, |records, now| {
+        let account = &account::find(records, account)?.id;
+        if control.region.tenant_hostname(account, &id).is_none() {
+            let message = format!(
+                "{account}--{id} is longer than the 63 characters that DNS allows in a label"
+            );
+            return Err(ControlError::Conflict(message));
+        }
+        if let Some(existing) = records
+            .services
+            .get(&ServicePath(account.clone(), id.clone()))
+        {
+            if settings.applied_to(existing)? != *existing {
+                let message = format!("service {id} exists with other settings; change it instead");
                 return Err(ControlError::Conflict(message));
             }
-            if let Some(existing) = records
-                .services
-                .get(&ServicePath(account.clone(), id.clone()))
-            {
-                if settings.applied_to(existing)? != *existing {
-                    let message =
-                        format!("service {id} exists with other settings; change it instead");
-                    return Err(ControlError::Conflict(message));
-                }
-                return Ok(Plan::already((
-                    ServiceView::new(existing, &self.region),
-                    false,
-                )));
-            }
-            let record = settings.applied_to(&ServiceRecord {
-                account: account.clone(),
-                id: id.clone(),
-                modes: Modes {
-                    jwt: true,
-                    service_key: true,
-                },
-                enabled: true,
-                rate: self.default_rate,
-                request_logging: true,
-                capture_request_body: false,
-                capture_response_body: false,
-                retries: true,
-                affinity: Affinity::None,
-                created_at: now,
-            })?;
-            let view = ServiceView::new(&record, &self.region);
-            Ok(Plan {
-                action: "service.create",
-                account: Some(record.account.clone()),
-                target: view.hostname.clone(),
-                detail: json!(settings),
-                output: (view, true),
-                steps: vec![Step::Put(StoredRecord::Service(record))],
-            })
+            return Ok(Plan::already((
+                ServiceView::new(existing, &control.region),
+                false,
+            )));
+        }
+        let record = settings.applied_to(&ServiceRecord {
+            account: account.clone(),
+            id: id.clone(),
+            modes: Modes {
+                jwt: true,
+                service_key: true,
+            },
+            enabled: true,
+            rate: control.default_rate,
+            request_logging: true,
+            capture_request_body: false,
+            capture_response_body: false,
+            retries: true,
+            affinity: Affinity::None,
+            created_at: now,
+        })?;
+        let view = ServiceView::new(&record, &control.region);
+        Ok(Plan {
+            action: "service.create",
+            account: Some(record.account.clone()),
+            target: view.hostname.clone(),
+            detail: json!(settings),
+            output: (view, true),
+            steps: vec![Step::Put(StoredRecord::Service(record))],
         })
-    }
+    })
+}
 
-    pub fn services(
-        &self,
-        account: &str,
-        query: &PageQuery,
-    ) -> Result<Page<ServiceView>, ControlError> {
-        let state = self.state();
-        let account = &account::find(&state.records, account)?.id;
-        Ok(Page::of(
-            state.records.services_of(account),
-            |record| record.id.as_str(),
-            query,
-            |record| ServiceView::new(record, &self.region),
-        )?)
-    }
+pub fn list(
+    control: &Control,
+    account: &str,
+    query: &PageQuery,
+) -> Result<Page<ServiceView>, ControlError> {
+    let state = control.state();
+    let account = &account::find(&state.records, account)?.id;
+    Ok(Page::of(
+        state.records.services_of(account),
+        |record| record.id.as_str(),
+        query,
+        |record| ServiceView::new(record, &control.region),
+    )?)
+}
 
-    pub fn service(&self, account: &str, id: &str) -> Result<ServiceView, ControlError> {
-        find(&self.state().records, account, id)
-            .map(|record| ServiceView::new(record, &self.region))
-    }
+pub fn show(control: &Control, account: &str, id: &str) -> Result<ServiceView, ControlError> {
+    find(&control.state().records, account, id)
+        .map(|record| ServiceView::new(record, &control.region))
+}
 
-    pub fn change_service(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-        changes: &ServiceChanges,
-    ) -> Result<ServiceView, ControlError> {
-        self.change(actor, |records, _| {
-            let record = find(records, account, id)?;
-            let changed = changes.applied_to(record)?;
-            let view = ServiceView::new(&changed, &self.region);
-            if changed == *record {
-                return Ok(Plan::already(view));
-            }
-            Ok(Plan {
-                action: "service.change",
-                account: Some(changed.account.clone()),
-                target: view.hostname.clone(),
-                detail: json!(changes),
-                output: view,
-                steps: vec![Step::Put(StoredRecord::Service(changed))],
-            })
+pub fn change(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+    changes: &ServiceChanges,
+) -> Result<ServiceView, ControlError> {
+    control.change(actor, |records, _| {
+        let record = find(records, account, id)?;
+        let changed = changes.applied_to(record)?;
+        let view = ServiceView::new(&changed, &control.region);
+        if changed == *record {
+            return Ok(Plan::already(view));
+        }
+        Ok(Plan {
+            action: "service.change",
+            account: Some(changed.account.clone()),
+            target: view.hostname.clone(),
+            detail: json!(changes),
+            output: view,
+            steps: vec![Step::Put(StoredRecord::Service(changed))],
         })
-    }
+    })
+}
 
-    /// Deletes a service and removes it from every list, so that a later service of the same name starts without
-    /// access.
-    pub fn delete_service(
-        &self,
-        actor: &Actor,
-        account: &str,
-        id: &str,
-    ) -> Result<(), ControlError> {
-        self.change(actor, |records, _| {
-            let service = find(records, account, id)?;
-            let account = &service.account;
-            let id = &service.id;
-            let mut steps = vec![Step::Delete(RecordId::Service(service.id()))];
-            for mut record in records
-                .credentials
-                .values()
-                .filter(|record| record.access.account == *account)
-                .cloned()
-            {
-                if record.access.allowed_services.remove(id) {
-                    steps.push(Step::Put(StoredRecord::Credential(record)));
-                }
+/// Deletes a service and removes it from every list, so that a later service of the same name starts without
+/// access.
+pub fn delete(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    id: &str,
+) -> Result<(), ControlError> {
+    control.change(actor, |records, _| {
+        let service = find(records, account, id)?;
+        let account = &service.account;
+        let id = &service.id;
+        let mut steps = vec![Step::Delete(RecordId::Service(service.id()))];
+        for mut record in records
+            .credentials
+            .values()
+            .filter(|record| record.access.account == *account)
+            .cloned()
+        {
+            if record.access.allowed_services.remove(id) {
+                steps.push(Step::Put(StoredRecord::Credential(record)));
             }
-            for mut record in records
-                .service_keys
-                .values()
-                .filter(|record| record.access.account == *account)
-                .cloned()
-            {
-                if record.access.allowed_services.remove(id) {
-                    steps.push(Step::Put(StoredRecord::ServiceKey(record)));
-                }
+        }
+        for mut record in records
+            .service_keys
+            .values()
+            .filter(|record| record.access.account == *account)
+            .cloned()
+        {
+            if record.access.allowed_services.remove(id) {
+                steps.push(Step::Put(StoredRecord::ServiceKey(record)));
             }
-            for mut record in records
-                .agents
-                .values()
-                .filter(|record| record.account == *account)
-                .cloned()
-            {
-                if record.services.remove(id) {
-                    steps.push(Step::Put(StoredRecord::Agent(record)));
-                }
+        }
+        for mut record in records
+            .agents
+            .values()
+            .filter(|record| record.account == *account)
+            .cloned()
+        {
+            if record.services.remove(id) {
+                steps.push(Step::Put(StoredRecord::Agent(record)));
             }
-            for mut record in records
-                .enrollment_tokens
-                .values()
-                .filter(|record| record.account == *account)
-                .cloned()
-            {
-                if record.services.remove(id) {
-                    steps.push(Step::Put(StoredRecord::EnrollmentToken(record)));
-                }
+        }
+        for mut record in records
+            .enrollment_tokens
+            .values()
+            .filter(|record| record.account == *account)
+            .cloned()
+        {
+            if record.services.remove(id) {
+                steps.push(Step::Put(StoredRecord::EnrollmentToken(record)));
             }
-            Ok(Plan {
-                steps,
-                action: "service.delete",
-                account: Some(account.clone()),
-                target: self.region.tenant_hostname(account, id).unwrap_or_default(),
-                detail: json!({}),
-                output: (),
-            })
+        }
+        Ok(Plan {
+            steps,
+            action: "service.delete",
+            account: Some(account.clone()),
+            target: control
+                .region
+                .tenant_hostname(account, id)
+                .unwrap_or_default(),
+            detail: json!({}),
+            output: (),
         })
-    }
+    })
 }
 
 fn find<'a>(

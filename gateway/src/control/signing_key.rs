@@ -50,144 +50,142 @@ pub struct Rotation {
     pub immediately: bool,
 }
 
-impl Control {
-    /// Creates the key that follows the active one; returns the waiting key if there is one. `immediately` always creates
-    /// a key and deletes the waiting one, which was stored beside the active key and is stolen with it.
-    pub fn rotate_signing_key(
-        &self,
-        actor: &Actor,
-        rotation: &Rotation,
-    ) -> Result<SigningKeyView, ControlError> {
-        self.change(actor, |records, now| {
-            let mut waiting = records
-                .signing_keys
-                .values()
-                .filter(|key| key.active_from > now);
-            if !rotation.immediately {
-                return match waiting.next() {
-                    Some(key) => Ok(Plan::already(view(records, key, now))),
-                    None => Ok(rotated(
-                        records,
-                        SigningKey::generate(now, now.after(PUBLISHED_AHEAD))?,
-                        now,
-                    )),
-                };
-            }
-            // Must be later than every key that signs already, even if that key was created in the same second.
-            let signing = records
-                .signing_keys
-                .values()
-                .map(|key| key.active_from)
-                .filter(|from| *from <= now);
-            let active_from = signing
-                .max()
-                .map_or(now, |latest| now.max(latest.after(Duration::from_secs(1))));
-            let deleted: Vec<SigningKeyId> = waiting.map(|key| key.id.clone()).collect();
-            let mut plan = rotated(records, SigningKey::generate(now, active_from)?, now);
-            if !deleted.is_empty() {
-                plan.detail["deleted"] = json!(deleted);
-            }
-            plan.steps.extend(
-                deleted
-                    .into_iter()
-                    .map(|id| Step::Delete(RecordId::SigningKey(id))),
-            );
-            Ok(plan)
-        })
-    }
-
-    pub(super) fn rotate_signing_key_by_age(&self, now: Timestamp) -> Result<(), ControlError> {
-        self.change(&Actor::Gateway, |records, _| {
-            let newest = records
-                .signing_keys
-                .values()
-                .map(|key| key.active_from)
-                .max();
-            let active_from = match (newest, self.signing_key_rotation) {
-                (None, _) => now,
-                (Some(newest), Some(age)) if now.since(newest) >= age => now.after(PUBLISHED_AHEAD),
-                (Some(_), _) => return Ok(Plan::already(())),
+/// Creates the key that follows the active one; returns the waiting key if there is one. `immediately` always creates
+/// a key and deletes the waiting one, which was stored beside the active key and is stolen with it.
+pub fn rotate(
+    control: &Control,
+    actor: &Actor,
+    rotation: &Rotation,
+) -> Result<SigningKeyView, ControlError> {
+    control.change(actor, |records, now| {
+        let mut waiting = records
+            .signing_keys
+            .values()
+            .filter(|key| key.active_from > now);
+        if !rotation.immediately {
+            return match waiting.next() {
+                Some(key) => Ok(Plan::already(view(records, key, now))),
+                None => Ok(rotated(
+                    records,
+                    SigningKey::generate(now, now.after(PUBLISHED_AHEAD))?,
+                    now,
+                )),
             };
-            let Plan {
-                steps,
-                action,
-                account,
-                target,
-                detail,
-                ..
-            } = rotated(records, SigningKey::generate(now, active_from)?, now);
-            Ok(Plan {
-                steps,
-                action,
-                account,
-                target,
-                detail,
-                output: (),
-            })
-        })
-    }
+        }
+        // Must be later than every key that signs already, even if that key was created in the same second.
+        let signing = records
+            .signing_keys
+            .values()
+            .map(|key| key.active_from)
+            .filter(|from| *from <= now);
+        let active_from = signing
+            .max()
+            .map_or(now, |latest| now.max(latest.after(Duration::from_secs(1))));
+        let deleted: Vec<SigningKeyId> = waiting.map(|key| key.id.clone()).collect();
+        let mut plan = rotated(records, SigningKey::generate(now, active_from)?, now);
+        if !deleted.is_empty() {
+            plan.detail["deleted"] = json!(deleted);
+        }
+        plan.steps.extend(
+            deleted
+                .into_iter()
+                .map(|id| Step::Delete(RecordId::SigningKey(id))),
+        );
+        Ok(plan)
+    })
+}
 
-    /// Deletes the keys whose last token has expired.
-    pub(super) fn forget_old_signing_keys(&self, now: Timestamp) -> Result<(), ControlError> {
-        self.change(&Actor::Gateway, |records, _| {
-            let old: Vec<SigningKeyId> = records
-                .signing_keys
-                .values()
-                .filter(|key| is_forgotten(records, key, now))
-                .map(|key| key.id.clone())
-                .collect();
-            Ok(Plan {
-                action: "signing_key.retire",
-                account: None,
-                target: old
-                    .iter()
-                    .map(SigningKeyId::as_str)
-                    .collect::<Vec<_>>()
-                    .join(" "),
-                detail: json!({}),
-                output: (),
-                steps: old
-                    .into_iter()
-                    .map(|id| Step::Delete(RecordId::SigningKey(id)))
-                    .collect(),
-            })
+pub(super) fn rotate_by_age(control: &Control, now: Timestamp) -> Result<(), ControlError> {
+    control.change(&Actor::Gateway, |records, _| {
+        let newest = records
+            .signing_keys
+            .values()
+            .map(|key| key.active_from)
+            .max();
+        let active_from = match (newest, control.signing_key_rotation) {
+            (None, _) => now,
+            (Some(newest), Some(age)) if now.since(newest) >= age => now.after(PUBLISHED_AHEAD),
+            (Some(_), _) => return Ok(Plan::already(())),
+        };
+        let Plan {
+            steps,
+            action,
+            account,
+            target,
+            detail,
+            ..
+        } = rotated(records, SigningKey::generate(now, active_from)?, now);
+        Ok(Plan {
+            steps,
+            action,
+            account,
+            target,
+            detail,
+            output: (),
         })
-    }
+    })
+}
 
-    pub fn signing_keys(&self, query: &PageQuery) -> Result<Page<SigningKeyView>, ControlError> {
-        let state = self.state();
-        let now = Timestamp::now();
-        let records = &state.records;
-        Ok(Page::of(
-            records.signing_keys.values(),
-            |key| key.id.as_str(),
-            query,
-            |key| view(records, key, now),
-        )?)
-    }
-
-    /// Withdraws a key that no longer signs. Tokens signed by it are refused from now on.
-    pub fn delete_signing_key(&self, actor: &Actor, kid: &str) -> Result<(), ControlError> {
-        self.change(actor, |records, now| {
-            let key = records
-                .signing_keys
-                .get(kid)
-                .ok_or_else(|| ControlError::not_found("signing key", kid))?;
-            if status(records, key, now) == SigningKeyStatus::Active {
-                return Err(ControlError::Conflict(
-                    "this key is active; rotate with `immediately` first".to_owned(),
-                ));
-            }
-            Ok(Plan {
-                steps: vec![Step::Delete(RecordId::SigningKey(key.id.clone()))],
-                action: "signing_key.delete",
-                account: None,
-                target: kid.to_owned(),
-                detail: json!({}),
-                output: (),
-            })
+/// Deletes the keys whose last token has expired.
+pub(super) fn forget_old(control: &Control, now: Timestamp) -> Result<(), ControlError> {
+    control.change(&Actor::Gateway, |records, _| {
+        let old: Vec<SigningKeyId> = records
+            .signing_keys
+            .values()
+            .filter(|key| is_forgotten(records, key, now))
+            .map(|key| key.id.clone())
+            .collect();
+        Ok(Plan {
+            action: "signing_key.retire",
+            account: None,
+            target: old
+                .iter()
+                .map(SigningKeyId::as_str)
+                .collect::<Vec<_>>()
+                .join(" "),
+            detail: json!({}),
+            output: (),
+            steps: old
+                .into_iter()
+                .map(|id| Step::Delete(RecordId::SigningKey(id)))
+                .collect(),
         })
-    }
+    })
+}
+
+pub fn list(control: &Control, query: &PageQuery) -> Result<Page<SigningKeyView>, ControlError> {
+    let state = control.state();
+    let now = Timestamp::now();
+    let records = &state.records;
+    Ok(Page::of(
+        records.signing_keys.values(),
+        |key| key.id.as_str(),
+        query,
+        |key| view(records, key, now),
+    )?)
+}
+
+/// Withdraws a key that no longer signs. Tokens signed by it are refused from now on.
+pub fn delete(control: &Control, actor: &Actor, kid: &str) -> Result<(), ControlError> {
+    control.change(actor, |records, now| {
+        let key = records
+            .signing_keys
+            .get(kid)
+            .ok_or_else(|| ControlError::not_found("signing key", kid))?;
+        if status(records, key, now) == SigningKeyStatus::Active {
+            return Err(ControlError::Conflict(
+                "this key is active; rotate with `immediately` first".to_owned(),
+            ));
+        }
+        Ok(Plan {
+            steps: vec![Step::Delete(RecordId::SigningKey(key.id.clone()))],
+            action: "signing_key.delete",
+            account: None,
+            target: kid.to_owned(),
+            detail: json!({}),
+            output: (),
+        })
+    })
 }
 
 fn rotated(records: &Records, record: SigningKeyRecord, now: Timestamp) -> Plan<SigningKeyView> {

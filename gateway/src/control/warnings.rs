@@ -50,19 +50,17 @@ impl WarningView {
     }
 }
 
-impl Control {
-    /// Warnings of the enabled services. `tunnels` are those of all nodes. A service without a tunnel has no warning: lists of
-    /// services show it.
-    pub(crate) fn warnings<'a>(
-        &self,
-        tunnels: impl IntoIterator<Item = &'a TunnelReport>,
-    ) -> Vec<WarningView> {
-        let mut by_service: HashMap<&str, Vec<&TunnelReport>> = HashMap::new();
-        for tunnel in tunnels {
-            by_service.entry(&tunnel.service).or_default().push(tunnel);
-        }
-        self.look_at(|records| warnings(records, &by_service))
+/// Warnings of the enabled services. `tunnels` are those of all nodes. A service without a tunnel has no warning: lists of
+/// services show it.
+pub(crate) fn list<'a>(
+    control: &Control,
+    tunnels: impl IntoIterator<Item = &'a TunnelReport>,
+) -> Vec<WarningView> {
+    let mut by_service: HashMap<&str, Vec<&TunnelReport>> = HashMap::new();
+    for tunnel in tunnels {
+        by_service.entry(&tunnel.service).or_default().push(tunnel);
     }
+    control.look_at(|records| warnings(records, &by_service))
 }
 
 fn warnings(records: &Records, tunnels: &HashMap<&str, Vec<&TunnelReport>>) -> Vec<WarningView> {

@@ -6,7 +6,8 @@ use gw_shared::identity::secret::Secret;
 use super::{ACCOUNT, AGENT, SERVICE};
 use crate::control::{
     AccountChanges, Actor, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken,
-    NewService, SecretKind, ServiceChanges,
+    NewService, SecretKind, ServiceChanges, account, agent, caller_secret, enrollment_token,
+    service,
 };
 use crate::page::PageQuery;
 use crate::rate::Rate;
@@ -24,14 +25,16 @@ impl Seeded {
     /// Creates the records, or reuses those of an earlier demo in the same folder. Secrets are new each time.
     pub(super) fn new(control: &Control, rate: Rate) -> Result<Self, ControlError> {
         let actor = &Actor::Admin;
-        control.create_account(
+        account::create(
+            control,
             actor,
             &NewAccount {
                 id: ACCOUNT.to_owned(),
                 capture_allowed: None,
             },
         )?;
-        control.change_account(
+        account::change(
+            control,
             actor,
             ACCOUNT,
             &AccountChanges {
@@ -46,26 +49,25 @@ impl Seeded {
             request_logging: Some(true),
             ..ServiceChanges::default()
         };
-        let service = match control.change_service(actor, ACCOUNT, SERVICE, &changes) {
+        let service = match service::change(control, actor, ACCOUNT, SERVICE, &changes) {
             Err(ControlError::NotFound { .. }) => {
-                control
-                    .create_service(
-                        actor,
-                        ACCOUNT,
-                        &NewService::new(SERVICE.to_owned(), changes),
-                    )?
-                    .0
+                service::create(
+                    control,
+                    actor,
+                    ACCOUNT,
+                    &NewService::new(SERVICE.to_owned(), changes),
+                )?
+                .0
             }
             existing => existing?,
         };
         // Only the demo's own agent: the user may have enrolled others in the same folder.
-        for agent in control
-            .agents(ACCOUNT, None, &PageQuery::default())?
+        for agent in agent::list(control, ACCOUNT, None, &PageQuery::default())?
             .items
             .iter()
             .filter(|agent| agent.name == AGENT)
         {
-            control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
+            agent::delete(control, actor, ACCOUNT, agent.agent_id.as_str())?;
         }
         let credential = fresh_secret::<ClientId>(control)?;
         let key = fresh_secret::<KeyId>(control)?;
@@ -74,7 +76,7 @@ impl Seeded {
             services,
             ..NewEnrollmentToken::default()
         };
-        let token = control.create_enrollment_token(actor, ACCOUNT, &token)?;
+        let token = enrollment_token::create(control, actor, ACCOUNT, &token)?;
         Ok(Self {
             hostname: service.hostname,
             client_id: credential.credential.client_id,
@@ -95,8 +97,10 @@ fn fresh_secret<K: SecretKind>(control: &Control) -> Result<K::NewView, ControlE
         allowed_services,
         ..NewCallerSecret::default()
     };
-    match control.create_caller_secret::<K>(actor, ACCOUNT, &access)? {
+    match caller_secret::create::<K>(control, actor, ACCOUNT, &access)? {
         (view, true) => Ok(view),
-        (view, false) => control.rotate_secret::<K>(actor, ACCOUNT, K::id_of(&view).borrow()),
+        (view, false) => {
+            caller_secret::rotate::<K>(control, actor, ACCOUNT, K::id_of(&view).borrow())
+        }
     }
 }

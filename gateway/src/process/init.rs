@@ -4,7 +4,7 @@ use gw_shared::id::AccountId;
 
 use crate::background::Background;
 use crate::config::Config;
-use crate::control::{Actor, Control, ControlError, NewAccount};
+use crate::control::{Actor, Control, ControlError, NewAccount, account};
 use crate::worker::Peers;
 
 /// Creates an account in the records of a gateway that does not run, with the data folder if that is missing. Returns
@@ -12,7 +12,8 @@ use crate::worker::Peers;
 pub fn create_account(config: &Config, account: &AccountId) -> Result<bool, ControlError> {
     let background = Background::start()?;
     let control = Control::open(config, Peers::new(Vec::new()), background.tasks())?;
-    let (_, created) = control.create_account(
+    let (_, created) = account::create(
+        &control,
         &Actor::Admin,
         &NewAccount {
             id: account.to_string(),

@@ -243,7 +243,7 @@ mod tests {
 
     use super::*;
     use crate::config::HandOver;
-    use crate::control::Actor;
+    use crate::control::{Actor, service};
     use crate::demo::{Demo, Options};
     use crate::ownership;
     use crate::telemetry::counters::WorkerReport;
@@ -351,10 +351,7 @@ mod tests {
             assert!(is_served(&demo, &mut connect(&demo)));
         }
         // A change reaches the new workers.
-        demo.gateway()
-            .control()
-            .delete_service(&Actor::Admin, "demo", "echo")
-            .unwrap();
+        service::delete(demo.gateway().control(), &Actor::Admin, "demo", "echo").unwrap();
         eventually("the service is gone", || {
             ask(&demo, &mut connect(&demo)).contains("GW_SERVICE_NOT_FOUND")
         });

@@ -5,7 +5,9 @@ mod signing_keys;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use gw_gateway::control::{Actor, CallerSecretChanges, Mode, ServiceChanges};
+use gw_gateway::control::{
+    Actor, CallerSecretChanges, Mode, ServiceChanges, caller_secret, service,
+};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::rate::Rate;
 use gw_shared::id::{ClientId, KeyId};
@@ -150,18 +152,14 @@ fn the_token_endpoint_reports_every_error() {
         modes: Some(vec![Mode::ServiceKey]),
         ..ServiceChanges::default()
     };
-    control
-        .change_service(&Actor::Admin, "demo", "keysonly", &keys_only)
-        .unwrap();
+    service::change(control, &Actor::Admin, "demo", "keysonly", &keys_only).unwrap();
     let (id, secret) = setup::credential(control, "demo", &["echo", "keysonly"]);
     let (disabled, disabled_secret) = setup::credential(control, "demo", &["echo"]);
     let off = CallerSecretChanges {
         enabled: Some(false),
         ..CallerSecretChanges::default()
     };
-    control
-        .change_caller_secret::<ClientId>(&Actor::Admin, "demo", &disabled, &off)
-        .unwrap();
+    caller_secret::change::<ClientId>(control, &Actor::Admin, "demo", &disabled, &off).unwrap();
 
     let form = |parameters: &[(&str, &str)]| {
         let encoded = parameters.iter().map(|(name, value)| {
@@ -406,10 +404,14 @@ fn service_modes_select_the_accepted_credentials() {
             modes: Some(modes.to_vec()),
             ..ServiceChanges::default()
         };
-        demo.gateway()
-            .control()
-            .change_service(&Actor::Admin, "demo", "echo", &changes)
-            .unwrap();
+        service::change(
+            demo.gateway().control(),
+            &Actor::Admin,
+            "demo",
+            "echo",
+            &changes,
+        )
+        .unwrap();
     };
     for (modes, by_token, by_key) in [
         (&[Mode::Jwt, Mode::ServiceKey][..], "200 ", "200 "),
@@ -516,9 +518,7 @@ fn revocation_reaches_tokens_and_keys_within_a_second() {
         assert_eq!(outcome(&call(&mut caller, fields)), wanted);
     };
     let change = |changes: &CallerSecretChanges| {
-        control
-            .change_caller_secret::<ClientId>(&Actor::Admin, "demo", &id, changes)
-            .unwrap();
+        caller_secret::change::<ClientId>(control, &Actor::Admin, "demo", &id, changes).unwrap();
     };
     change(&switch(false));
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
@@ -526,16 +526,12 @@ fn revocation_reaches_tokens_and_keys_within_a_second() {
     takes_effect(&minted, "200 ");
     change(&none);
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
-    control
-        .delete_caller_secret::<ClientId>(&Actor::Admin, "demo", &id)
-        .unwrap();
+    caller_secret::delete::<ClientId>(control, &Actor::Admin, "demo", &id).unwrap();
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
 
     let key = format!("X-Gw-Service-Key: {key}\r\n");
     takes_effect(&key, "200 ");
-    control
-        .rotate_secret::<KeyId>(&Actor::Admin, "demo", &key_id)
-        .unwrap();
+    caller_secret::rotate::<KeyId>(control, &Actor::Admin, "demo", &key_id).unwrap();
     takes_effect(&key, "502 GW_SERVICE_KEY_INVALID");
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use gw_gateway::control::Actor;
+use gw_gateway::control::{Actor, agent};
 use gw_gateway::demo::Demo;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
 use gw_shared::tunnel::frame::{Kind, StreamId};
@@ -281,10 +281,13 @@ fn a_tunnel_that_the_agent_does_not_read_is_cut_at_once() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let (_tunnel, waiting) = unread_tunnel(&demo, &enrolled);
-    demo.gateway()
-        .control()
-        .revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str())
-        .unwrap();
+    agent::revoke(
+        demo.gateway().control(),
+        &Actor::Admin,
+        ACCOUNT,
+        enrolled.agent.as_str(),
+    )
+    .unwrap();
     within_a_second("the end of the requests", || {
         for mut caller in waiting {
             assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
@@ -338,9 +341,7 @@ fn a_revocation_closes_connections_before_the_tunnel_handshake() {
     let mut begun = enrolled.upgraded(&demo);
     begun.0.send(&hello(1)[..5]);
     let control = demo.gateway().control();
-    control
-        .revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str())
-        .unwrap();
+    agent::revoke(control, &Actor::Admin, ACCOUNT, enrolled.agent.as_str()).unwrap();
     within_a_second("the end of connections before the tunnel handshake", || {
         assert!(is_ended(&mut connected) && is_ended(&mut asking));
         assert!(upgraded.is_cut() && begun.is_cut());

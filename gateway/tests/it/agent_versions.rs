@@ -12,7 +12,7 @@ use std::thread;
 use aws_lc_rs::signature::Ed25519KeyPair;
 use gw_gateway::agent_releases::program_files;
 use gw_gateway::config::Config;
-use gw_gateway::control::Actor;
+use gw_gateway::control::{Actor, agent};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::page::PageQuery;
 use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET};
@@ -54,8 +54,7 @@ fn a_refused_version_is_named_with_agent_and_service() {
     let agent = modified_agent::enroll(&demo);
     let control = demo.gateway().control();
     let view = || {
-        control
-            .agents(ACCOUNT, None, &PageQuery::default())
+        agent::list(control, ACCOUNT, None, &PageQuery::default())
             .unwrap()
             .items
             .remove(0)
@@ -143,10 +142,13 @@ fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
         messages_until(tunnel, Some(Kind::Pong))
     });
     for agent in [&previous, &current] {
-        demo.gateway()
-            .control()
-            .revoke_agent(&Actor::Admin, ACCOUNT, agent.agent.as_str())
-            .unwrap();
+        agent::revoke(
+            demo.gateway().control(),
+            &Actor::Admin,
+            ACCOUNT,
+            agent.agent.as_str(),
+        )
+        .unwrap();
     }
     let after = tunnels
         .each_mut()

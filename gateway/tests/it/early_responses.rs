@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use bytes::Bytes;
 use gw_gateway::config::HandOver;
-use gw_gateway::control::Actor;
+use gw_gateway::control::{Actor, agent};
 use gw_gateway::demo::{Demo, Options};
 use http::Method;
 
@@ -216,10 +216,7 @@ fn a_tunnel_that_is_lost_during_the_rest_of_a_body_resets_the_caller() {
     caller.send(request(&demo, "POST /", &framing(false)));
     assert_eq!(caller.response().status, 202);
     let agent = &tunnels(&demo)[0].agent_id;
-    demo.gateway()
-        .control()
-        .revoke_agent(&Actor::Admin, "demo", agent)
-        .unwrap();
+    agent::revoke(demo.gateway().control(), &Actor::Admin, "demo", agent).unwrap();
     assert_eq!(
         caller.bytes(1).unwrap_err().kind(),
         ErrorKind::ConnectionReset

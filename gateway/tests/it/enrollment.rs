@@ -6,7 +6,7 @@ mod certificates;
 use std::path::Path;
 use std::thread;
 
-use gw_gateway::control::{Actor, AgentChanges, NewEnrollmentToken};
+use gw_gateway::control::{Actor, AgentChanges, NewEnrollmentToken, agent, enrollment_token};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::rate::Rate;
 use gw_gateway::store::{AgentRecord, Approval};
@@ -90,10 +90,7 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
         uses: Some(5),
         ..NewEnrollmentToken::default()
     };
-    let token = demo
-        .gateway()
-        .control()
-        .create_enrollment_token(&Actor::Admin, "demo", &token)
+    let token = enrollment_token::create(demo.gateway().control(), &Actor::Admin, "demo", &token)
         .unwrap()
         .token;
     let waiting: Vec<Value> = (0..5).map(|_| enroll(&demo, &token).json()).collect();
@@ -179,9 +176,7 @@ fn enrollment_endpoints_report_every_error() {
     let fresh = setup::enrollment_token(control, "demo", &["echo"]);
     let withdrawn = setup::enrollment_token(control, "demo", &["echo"]);
     let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
-    control
-        .delete_enrollment_token(&Actor::Admin, "demo", withdrawn_id)
-        .unwrap();
+    enrollment_token::delete(control, &Actor::Admin, "demo", withdrawn_id).unwrap();
     let body = |token: &str, name: &str, version: &str| json!({ "token": token, "name": name, "version": version });
     let last = if fresh.ends_with('x') { "y" } else { "x" };
     let guessed = format!("{}{last}", &fresh[..fresh.len() - 1]);
@@ -333,9 +328,7 @@ fn enrollment_endpoints_report_every_error() {
         outcome(&ask_for(&secret, &other_key)),
         "401 GW_ENROLLMENT_INVALID"
     );
-    control
-        .revoke_agent(&Actor::Admin, "demo", &agent_id)
-        .unwrap();
+    agent::revoke(control, &Actor::Admin, "demo", &agent_id).unwrap();
     assert_eq!(text(&status(id, &secret).json(), "status"), "revoked");
     assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_AGENT_REVOKED");
     assert_eq!(
@@ -370,8 +363,7 @@ fn an_enrollment_token_can_require_manual_approval() {
         approval: Approval::Manual,
         ..NewEnrollmentToken::default()
     };
-    let token = control
-        .create_enrollment_token(&Actor::Admin, "demo", &manual)
+    let token = enrollment_token::create(control, &Actor::Admin, "demo", &manual)
         .unwrap()
         .token;
     let enrolled = enroll(&demo, &token).json();
@@ -399,9 +391,7 @@ fn an_enrollment_token_can_require_manual_approval() {
         .find(|agent| agent.name == "test")
         .unwrap()
         .id;
-    control
-        .approve_agent(&Actor::Admin, "demo", pending.as_str())
-        .unwrap();
+    agent::approve(control, &Actor::Admin, "demo", pending.as_str()).unwrap();
     assert_eq!(text(&status(), "agent_id"), pending.as_str());
     assert_eq!(ask_for_certificate().status, 200);
 }
@@ -420,9 +410,7 @@ fn an_agent_follows_changes_of_its_services_without_a_restart() {
             services,
             ..AgentChanges::default()
         };
-        control
-            .change_agent(&Actor::Admin, "demo", agent.as_str(), &changes)
-            .unwrap();
+        agent::change(control, &Actor::Admin, "demo", agent.as_str(), &changes).unwrap();
     };
     let served = || {
         let mut served: Vec<String> = tunnels(&demo)

@@ -3,7 +3,9 @@
 use std::thread;
 
 use gw_gateway::clock::Timestamp;
-use gw_gateway::control::{Actor, Control, NewEnrollmentToken, NewEnrollmentTokenView};
+use gw_gateway::control::{
+    Actor, Control, NewEnrollmentToken, NewEnrollmentTokenView, enrollment_token,
+};
 use gw_gateway::demo::{About, Demo, Options};
 use gw_gateway::rate::Rate;
 use gw_gateway::store::{AgentRecord, EnrollmentTokenRecord, StoredRecord};
@@ -61,9 +63,7 @@ fn create(control: &Control, uses: u32) -> NewEnrollmentTokenView {
         uses: Some(uses),
         ..NewEnrollmentToken::default()
     };
-    control
-        .create_enrollment_token(&Actor::Admin, "demo", &new)
-        .unwrap()
+    enrollment_token::create(control, &Actor::Admin, "demo", &new).unwrap()
 }
 
 /// A member of each item of a list.
@@ -214,9 +214,13 @@ fn a_deleted_or_expired_token_enrolls_no_further_agent_and_agents_stay() {
     let control = demo.gateway().control();
     let deleted = create(control, 10);
     assert_eq!(enroll(&demo.about, &deleted.token).status, 201);
-    control
-        .delete_enrollment_token(&Actor::Admin, "demo", deleted.enrollment_token.id.as_str())
-        .unwrap();
+    enrollment_token::delete(
+        control,
+        &Actor::Admin,
+        "demo",
+        deleted.enrollment_token.id.as_str(),
+    )
+    .unwrap();
     assert_eq!(
         refusal(&enroll(&demo.about, &deleted.token)),
         "unknown or deleted"
@@ -269,9 +273,8 @@ fn a_resumed_enrollment_is_one_use() {
             200
         );
     }
-    let token = control
-        .enrollment_token("demo", created.enrollment_token.id.as_str())
-        .unwrap();
+    let token =
+        enrollment_token::show(control, "demo", created.enrollment_token.id.as_str()).unwrap();
     assert_eq!((token.used, token.uses, token.agents.len()), (1, 2, 1));
 }
 
@@ -296,9 +299,8 @@ fn a_token_and_an_agent_of_an_earlier_version_are_shown_together() {
     };
     control.put(&StoredRecord::Agent(record)).unwrap();
 
-    let token = control
-        .enrollment_token("demo", created.enrollment_token.id.as_str())
-        .unwrap();
+    let token =
+        enrollment_token::show(control, "demo", created.enrollment_token.id.as_str()).unwrap();
     assert_eq!((token.used, token.uses), (1, 1));
     assert_eq!(
         token

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::sync::{Mutex, mpsc};
 
-use gw_gateway::control::{Actor, Mode, ServiceChanges};
+use gw_gateway::control::{Actor, Mode, ServiceChanges, agent, service};
 use http::Method;
 
 use crate::support::caller::{HOST, connect, connect_to, get, request};
@@ -81,11 +81,8 @@ fn disabled_services_and_services_without_key_mode_are_refused() {
             (response.status != 200 && response.code() == wanted).then_some(())
         });
     };
-    let change = |changes| {
-        control
-            .change_service(&Actor::Admin, "demo", "echo", &changes)
-            .unwrap()
-    };
+    let change =
+        |changes| service::change(control, &Actor::Admin, "demo", "echo", &changes).unwrap();
     change(ServiceChanges {
         enabled: Some(false),
         ..ServiceChanges::default()
@@ -432,9 +429,7 @@ fn an_agent_gets_tunnels_only_for_its_own_services() {
         .response_head(&Method::GET)
         .unwrap();
     assert_eq!(accepted.status, 101);
-    control
-        .revoke_agent(&Actor::Admin, "demo", agent.as_str())
-        .unwrap();
+    agent::revoke(control, &Actor::Admin, "demo", agent.as_str()).unwrap();
     eventually("the revocation reaches all workers", || {
         let response = upgrade("demo--other.eu1.gw.localhost")
             .try_response(&Method::GET)

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use gw_gateway::Gateway;
 use gw_gateway::clock::Timestamp;
-use gw_gateway::control::{Actor, CallerSecretChanges, NewAccount};
+use gw_gateway::control::{Actor, CallerSecretChanges, NewAccount, account, caller_secret};
 use gw_gateway::region::RegionKey;
 use gw_gateway::store::{
     AuditEntry, CallerSecretRecord, History, Position, PostgresStore, SecretAccess, SigningKey,
@@ -293,9 +293,7 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
         enabled: Some(false),
         ..CallerSecretChanges::default()
     };
-    control
-        .change_caller_secret::<KeyId>(&Actor::Admin, "demo", &revoked_id, &disabled)
-        .unwrap();
+    caller_secret::change::<KeyId>(control, &Actor::Admin, "demo", &revoked_id, &disabled).unwrap();
     let _agent = node.agent(folder.path(), &backend.url);
     eventually("a request is relayed", || {
         (node.response(&good).status == 200).then_some(())
@@ -340,10 +338,7 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
         id: "acme".to_owned(),
         capture_allowed: None,
     };
-    let refused = node
-        .gateway
-        .control()
-        .create_account(&Actor::Admin, &new)
+    let refused = account::create(node.gateway.control(), &Actor::Admin, &new)
         .unwrap_err()
         .to_string();
     assert!(
@@ -395,10 +390,7 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
         (node.metric("gw_store_refused_records ") == 0.0).then_some(())
     });
     assert_eq!(outcomes(&node), [200, 502, 502]);
-    node.gateway
-        .control()
-        .create_account(&Actor::Admin, &new)
-        .unwrap();
+    account::create(node.gateway.control(), &Actor::Admin, &new).unwrap();
     let other = Node {
         gateway: Gateway::start(&postgres.config(&empty)).unwrap(),
         data_dir: empty,
@@ -494,11 +486,7 @@ fn a_row_that_no_gateway_writes_does_not_end_the_following_of_changes() {
         capture_allowed: None,
     };
     eventually("a change is made", || {
-        nodes[0]
-            .gateway
-            .control()
-            .create_account(&Actor::Admin, &new)
-            .ok()
+        account::create(nodes[0].gateway.control(), &Actor::Admin, &new).ok()
     });
     eventually("the other node follows", || {
         (nodes[1].gateway.control().records().accounts.len() == 1).then_some(())

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gw_gateway::Gateway;
-use gw_gateway::control::{Actor, CallerSecretChanges, NewAccount};
+use gw_gateway::control::{Actor, CallerSecretChanges, NewAccount, account, audit, caller_secret};
 use gw_gateway::demo::About;
 use gw_shared::id::KeyId;
 
@@ -130,11 +130,14 @@ fn a_change_at_one_node_applies_at_all_nodes() {
         enabled: Some(false),
         ..CallerSecretChanges::default()
     };
-    first
-        .gateway
-        .control()
-        .change_caller_secret::<KeyId>(&Actor::Admin, "demo", &key_id, &disabled)
-        .unwrap();
+    caller_secret::change::<KeyId>(
+        first.gateway.control(),
+        &Actor::Admin,
+        "demo",
+        &key_id,
+        &disabled,
+    )
+    .unwrap();
     eventually("the key is refused", || {
         let response = second.response(&key);
         (response.status != 200).then(|| assert_eq!(response.code(), "GW_SERVICE_KEY_INVALID"))
@@ -150,7 +153,7 @@ fn a_change_at_one_node_applies_at_all_nodes() {
             before: None,
             limit: 100,
         };
-        format!("{:?}", node.gateway.control().audit_log(&query).unwrap())
+        format!("{:?}", audit::list(node.gateway.control(), &query).unwrap())
     };
     assert_eq!(audit(&first), audit(&second));
 }
@@ -173,10 +176,7 @@ fn nodes_change_the_same_records_at_the_same_time() {
                         id: format!("acme{n}"),
                         capture_allowed: None,
                     };
-                    node.gateway
-                        .control()
-                        .create_account(&Actor::Admin, &new)
-                        .unwrap();
+                    account::create(node.gateway.control(), &Actor::Admin, &new).unwrap();
                 }
             });
         }
@@ -286,11 +286,7 @@ fn a_successor_takes_over_with_postgresql() {
         id: "acme".to_owned(),
         capture_allowed: None,
     };
-    other
-        .gateway
-        .control()
-        .create_account(&Actor::Admin, &new)
-        .unwrap();
+    account::create(other.gateway.control(), &Actor::Admin, &new).unwrap();
     eventually("the successor follows", || {
         (administer_at(
             served.admin_address,

@@ -1,6 +1,6 @@
 //! Keys of agents that a renewal has replaced.
 
-use gw_gateway::control::AgentProof;
+use gw_gateway::control::{AgentProof, audit, certificate};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::rate::Rate;
 use gw_gateway::store::{AuditQuery, PublicKeyHash};
@@ -33,7 +33,7 @@ fn csr(key: &KeyPair) -> String {
 /// Renews the certificate for `key`, as through a tunnel.
 fn renew(demo: &Demo, agent: &AgentId, key: &KeyPair) -> CertificateDer<'static> {
     let proof = AgentProof::Tunnel(agent.clone());
-    let reply = demo.gateway().control().sign(&proof, &csr(key)).unwrap();
+    let reply = certificate::sign(demo.gateway().control(), &proof, &csr(key)).unwrap();
     CertificateDer::from_pem_slice(reply.certificate.as_bytes()).unwrap()
 }
 
@@ -69,14 +69,16 @@ fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
     };
     let previous_key = || control.records().agents[&agent].previous_key.clone();
     let forgotten = || {
-        let entries = control
-            .audit_log(&AuditQuery {
+        let entries = audit::list(
+            control,
+            &AuditQuery {
                 account: None,
                 before: None,
                 limit: 100,
-            })
-            .unwrap()
-            .items;
+            },
+        )
+        .unwrap()
+        .items;
         entries
             .into_iter()
             .filter(|entry| entry.action == "agent.forget_key")

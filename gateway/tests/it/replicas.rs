@@ -7,7 +7,9 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 
 use gw_gateway::clock::Timestamp;
-use gw_gateway::control::{Actor, Control, NewEnrollmentToken};
+use gw_gateway::control::{
+    Actor, Control, NewEnrollmentToken, agent, audit, enrollment_token, ephemeral_agents,
+};
 use gw_gateway::demo::Demo;
 use gw_gateway::store::{AgentRecord, AuditQuery, StoredRecord};
 use gw_shared::id::AgentId;
@@ -43,8 +45,7 @@ impl Deployment {
             ephemeral: true,
             ..NewEnrollmentToken::default()
         };
-        let token = control
-            .create_enrollment_token(&Actor::Admin, "acme", &new)
+        let token = enrollment_token::create(control, &Actor::Admin, "acme", &new)
             .unwrap()
             .token;
         let folder = tempfile::tempdir().unwrap();
@@ -130,12 +131,8 @@ impl Deployment {
 }
 
 fn sweep(control: &Control, connected: &BTreeSet<String>, now: i64) {
-    control
-        .note_absent_agents(connected, Timestamp(now))
-        .unwrap();
-    control
-        .delete_absent_agents(connected, Timestamp(now))
-        .unwrap();
+    ephemeral_agents::note_absent(control, connected, Timestamp(now)).unwrap();
+    ephemeral_agents::delete_absent(control, connected, Timestamp(now)).unwrap();
 }
 
 /// How many requests each backend has got, and whether they are answered.
@@ -242,9 +239,7 @@ fn a_replica_whose_record_was_deleted_enrolls_again_with_its_token() {
     assert_eq!(it.listed(), after);
     assert_eq!(it.request().response().status, 204);
     // The program has started itself again. A second deletion has the same effect.
-    it.control()
-        .delete_agent(&Actor::Admin, "acme", after.first().unwrap())
-        .unwrap();
+    agent::delete(it.control(), &Actor::Admin, "acme", after.first().unwrap()).unwrap();
     eventually("the agent has another record and a tunnel", || {
         Some(it.connected()).filter(|connected| connected.len() == 1 && *connected != after)
     });
@@ -268,9 +263,7 @@ fn an_agent_without_a_token_whose_record_was_deleted_says_what_to_do() {
     );
     let (mut pod, log) = start_logged(&mut command);
     it.wait_for_tunnels(1);
-    it.control()
-        .delete_agent(&Actor::Admin, "acme", agent.as_str())
-        .unwrap();
+    agent::delete(it.control(), &Actor::Admin, "acme", agent.as_str()).unwrap();
     let line = log.line_with("the gateway does not know this agent");
     assert!(
         line.contains("gw-agent enroll --force") && line.contains("ERROR"),
@@ -315,14 +308,16 @@ fn only_approved_ephemeral_agents_without_a_tunnel_are_deleted() {
             .collect()
     };
     let notes = || {
-        let log = control
-            .audit_log(&AuditQuery {
+        let log = audit::list(
+            control,
+            &AuditQuery {
                 account: None,
                 before: None,
                 limit: 100,
-            })
-            .unwrap()
-            .items;
+            },
+        )
+        .unwrap()
+        .items;
         log.iter()
             .filter(|entry| entry.action == "agent.note_absence")
             .count()

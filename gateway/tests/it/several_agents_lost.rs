@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use gw_gateway::control::Actor;
+use gw_gateway::control::{Actor, agent};
 use gw_shared::tunnel::frame::{Kind, StreamId};
 use http::Method;
 
@@ -259,7 +259,7 @@ fn requests_do_not_wait_for_an_agent_that_was_revoked() {
     let mut tunnel = several.tunnel("one");
     let agent = several.tunnels()[0].agent_id.clone();
     let control = several.gateway.control();
-    control.revoke_agent(&Actor::Admin, "demo", &agent).unwrap();
+    agent::revoke(control, &Actor::Admin, "demo", &agent).unwrap();
     assert!(tunnel.is_cut());
     eventually("the tunnel is gone", || {
         several.tunnels().is_empty().then_some(())

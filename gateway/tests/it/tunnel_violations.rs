@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use gw_gateway::control::Actor;
+use gw_gateway::control::{Actor, agent};
 use gw_gateway::demo::Demo;
 use gw_gateway::telemetry::counters::EndedTunnel;
 use gw_shared::tunnel::cut_reason::CutReason;
@@ -335,11 +335,7 @@ fn a_tunnel_that_ends_within_a_frame_cuts_its_responses() {
 
 /// The only end of a tunnel that administrators are shown of the agent.
 fn last_end(demo: &Demo, enrolled: &Enrolled) -> EndedTunnel {
-    let mut view = demo
-        .gateway()
-        .control()
-        .agent(ACCOUNT, enrolled.agent.as_str())
-        .unwrap();
+    let mut view = agent::show(demo.gateway().control(), ACCOUNT, enrolled.agent.as_str()).unwrap();
     assert_eq!(view.ended_tunnels.len(), 1, "{:?}", view.ended_tunnels);
     view.ended_tunnels.remove(0)
 }
@@ -349,10 +345,13 @@ fn agent_and_administrator_are_told_why_a_tunnel_ends() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let revoke = || {
-        demo.gateway()
-            .control()
-            .revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str())
-            .unwrap()
+        agent::revoke(
+            demo.gateway().control(),
+            &Actor::Admin,
+            ACCOUNT,
+            enrolled.agent.as_str(),
+        )
+        .unwrap()
     };
     let mut violating = enrolled.tunnel(&demo);
     violating.0.send(hello(100));
@@ -378,10 +377,13 @@ fn agent_and_administrator_are_told_why_a_tunnel_ends() {
     let deleted = enroll(&demo);
     let mut tunnel = deleted.tunnel(&demo);
     for agent in [&enrolled, &deleted] {
-        demo.gateway()
-            .control()
-            .delete_agent(&Actor::Admin, ACCOUNT, agent.agent.as_str())
-            .unwrap();
+        agent::delete(
+            demo.gateway().control(),
+            &Actor::Admin,
+            ACCOUNT,
+            agent.agent.as_str(),
+        )
+        .unwrap();
     }
     assert_eq!(tunnel.reason_for_the_end(), "agent_revoked");
     let kept: Vec<_> = reports(&demo)

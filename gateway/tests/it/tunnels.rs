@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use gw_gateway::control::Actor;
+use gw_gateway::control::{Actor, agent};
 use gw_gateway::demo::Demo;
 use gw_gateway::store::StoredRecord;
 use gw_gateway::telemetry::counters::TunnelReport;
@@ -48,9 +48,7 @@ fn a_revoked_agents_tunnel_is_cut_within_a_second() {
     eventually("the request is on the tunnel", || {
         tunnels(&demo).iter().any(has_it).then_some(())
     });
-    control
-        .revoke_agent(&Actor::Admin, "demo", agent.id.as_str())
-        .unwrap();
+    agent::revoke(control, &Actor::Admin, "demo", agent.id.as_str()).unwrap();
     let cut = within_a_second("the end of a revoked agent's tunnel", || caller.response());
     assert_eq!(cut.code(), "GW_RELAY_ERROR");
     assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_revoked", 1)]));

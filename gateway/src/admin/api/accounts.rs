@@ -10,7 +10,7 @@ use utoipa_axum::routes;
 use super::created;
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount, account};
 use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -34,7 +34,7 @@ async fn create_account(
     JsonBody(new): JsonBody<NewAccount>,
 ) -> Result<Response, Problem> {
     let made = admin
-        .ask(move |control| control.create_account(&Actor::Admin, &new))
+        .ask(move |control| account::create(control, &Actor::Admin, &new))
         .await?;
     let location = format!("/accounts/{}", made.0.id);
     Ok(created(made, &location))
@@ -50,7 +50,7 @@ async fn list_accounts(
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Page<AccountView>>, Problem> {
     admin
-        .ask(move |control| control.accounts(&page))
+        .ask(move |control| account::list(control, &page))
         .await
         .map(Json)
 }
@@ -66,7 +66,7 @@ async fn show_account(
     Path(account): Path<String>,
 ) -> Result<Json<AccountView>, Problem> {
     admin
-        .ask(move |control| control.account(&account))
+        .ask(move |control| account::show(control, &account))
         .await
         .map(Json)
 }
@@ -84,7 +84,7 @@ async fn change_account(
     JsonBody(changes): JsonBody<AccountChanges>,
 ) -> Result<Json<AccountView>, Problem> {
     admin
-        .ask(move |control| control.change_account(&Actor::Admin, &account, &changes))
+        .ask(move |control| account::change(control, &Actor::Admin, &account, &changes))
         .await
         .map(Json)
 }
@@ -100,7 +100,7 @@ async fn delete_account(
     Path(account): Path<String>,
 ) -> Result<StatusCode, Problem> {
     admin
-        .ask(move |control| control.delete_account(&Actor::Admin, &account))
+        .ask(move |control| account::delete(control, &Actor::Admin, &account))
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }

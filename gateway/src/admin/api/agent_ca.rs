@@ -11,7 +11,9 @@ use utoipa_axum::routes;
 use crate::admin::Admin;
 use crate::admin::nodes::LiveQuery;
 use crate::admin::problem::{JsonBody, Problem, ReadProblems, WriteProblems};
-use crate::control::{Actor, AgentCaView, AuthorityEnd, AuthorityReplacement, ControlError};
+use crate::control::{
+    Actor, AgentCaView, AuthorityEnd, AuthorityReplacement, ControlError, authority,
+};
 use crate::region::RegionStatus;
 use crate::strict_json::Object;
 
@@ -52,9 +54,9 @@ async fn replace_agent_ca(
                 .and_then(|region| region.status())
                 .map_or(Ok(()), |status| check_versions(&status))?;
             if immediately {
-                control.replace_authority_now(&Actor::Admin)
+                authority::replace_now(control, &Actor::Admin)
             } else {
-                control.add_authority(&Actor::Admin)
+                authority::add(control, &Actor::Admin)
             }
         })
         .await?;
@@ -65,7 +67,7 @@ async fn replace_agent_ca(
     if pending.is_empty() {
         admin
             .clone()
-            .ask(|control| control.switch_authority(&Actor::Admin))
+            .ask(|control| authority::switch(control, &Actor::Admin))
             .await?;
     }
     let waits_for_nodes = pending.into_iter().map(|slot| slot.get()).collect();
@@ -94,7 +96,7 @@ async fn finish_agent_ca(
             if let Some(reason) = in_use(&before).filter(|_| !end.force) {
                 return Err(ControlError::Conflict(reason));
             }
-            control.end_authority(&Actor::Admin, &end)
+            authority::end(control, &Actor::Admin, &end)
         })
         .await?;
     view(&admin).await.map(Json)
@@ -166,7 +168,10 @@ async fn view(admin: &Admin) -> Result<AgentCaView, Problem> {
             ..LiveQuery::default()
         })
         .await?;
-    let mut view = admin.clone().ask(|control| control.agent_ca()).await?;
+    let mut view = admin
+        .clone()
+        .ask(|control| authority::show(control))
+        .await?;
     view.tunnels_left = live
         .nodes()
         .map(|node| node.tunnels_of_another_authority)

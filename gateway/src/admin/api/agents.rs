@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, AgentChanges, AgentView, Control, ControlError};
+use crate::control::{Actor, AgentChanges, AgentView, Control, ControlError, agent};
 use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -56,8 +56,9 @@ async fn list_agents(
     }): Query<AgentFilter>,
 ) -> Result<Json<Page<AgentView>>, Problem> {
     let query = PageQuery { limit, cursor };
-    let look =
-        move |control: &Control| control.agents(&account, enrollment_token.as_deref(), &query);
+    let look = move |control: &Control| {
+        agent::list(control, &account, enrollment_token.as_deref(), &query)
+    };
     let mut page = admin.clone().ask(look).await?;
     admin.add_tunnels_elsewhere(&mut page.items).await;
     Ok(Json(page))
@@ -73,7 +74,7 @@ async fn show_agent(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
-    one(admin, move |control| control.agent(&account, &agent)).await
+    one(admin, move |control| agent::show(control, &account, &agent)).await
 }
 
 /// Change an agent's name, services or standby. A live agent hears of its services and opens or ends tunnels.
@@ -89,7 +90,7 @@ async fn change_agent(
     JsonBody(changes): JsonBody<AgentChanges>,
 ) -> Result<Json<AgentView>, Problem> {
     one(admin, move |control| {
-        control.change_agent(&Actor::Admin, &account, &agent, &changes)
+        agent::change(control, &Actor::Admin, &account, &agent, &changes)
     })
     .await
 }
@@ -105,7 +106,7 @@ async fn delete_agent(
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<StatusCode, Problem> {
     admin
-        .ask(move |control| control.delete_agent(&Actor::Admin, &account, &agent))
+        .ask(move |control| agent::delete(control, &Actor::Admin, &account, &agent))
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -121,7 +122,7 @@ async fn approve_agent(
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
     one(admin, move |control| {
-        control.approve_agent(&Actor::Admin, &account, &agent)
+        agent::approve(control, &Actor::Admin, &account, &agent)
     })
     .await
 }
@@ -137,7 +138,7 @@ async fn revoke_agent(
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
     one(admin, move |control| {
-        control.revoke_agent(&Actor::Admin, &account, &agent)
+        agent::revoke(control, &Actor::Admin, &account, &agent)
     })
     .await
 }

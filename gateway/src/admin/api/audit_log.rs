@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{Problem, Query, ReadProblems};
-use crate::control::{AuditEntryView, ControlError};
+use crate::control::{AuditEntryView, ControlError, audit};
 use crate::page::{self, Page};
 use crate::store::AuditQuery;
 
@@ -62,7 +62,7 @@ async fn list_audit_log(
 ) -> Result<Json<Page<AuditEntryView>>, Problem> {
     let query = query.check()?;
     admin
-        .ask(move |control| control.audit_log(&query))
+        .ask(move |control| audit::list(control, &query))
         .await
         .map(Json)
 }

@@ -14,7 +14,7 @@ use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::{
     Actor, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView,
-    NewServiceKeyView, ServiceKeyView,
+    NewServiceKeyView, ServiceKeyView, caller_secret,
 };
 use crate::page::{Page, PageQuery};
 
@@ -56,7 +56,7 @@ macro_rules! caller_secret_routes {
                 Path(account): Path<String>,
                 JsonBody(new): JsonBody<NewCallerSecret>,
             ) -> Result<Response, Problem> {
-                let made = admin.ask(move |control| control.create_caller_secret::<$kind>(&Actor::Admin, &account, &new)).await?;
+                let made = admin.ask(move |control| caller_secret::create::<$kind>(control, &Actor::Admin, &account, &new)).await?;
                 let view = &made.0.$new_field;
                 let location = format!("/accounts/{}/{}/{}", view.account, $tag, view.$new_id);
                 Ok(secret(created(made, &location)))
@@ -73,7 +73,7 @@ macro_rules! caller_secret_routes {
                 Path(account): Path<String>,
                 Query(page): Query<PageQuery>,
             ) -> Result<Json<Page<$view>>, Problem> {
-                admin.ask(move |control| control.caller_secrets::<$kind>(&account, &page)).await.map(Json)
+                admin.ask(move |control| caller_secret::list::<$kind>(control, &account, &page)).await.map(Json)
             }
 
             /// Show one, without its secret.
@@ -86,7 +86,7 @@ macro_rules! caller_secret_routes {
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<Json<$view>, Problem> {
-                admin.ask(move |control| control.caller_secret::<$kind>(&account, &id)).await.map(Json)
+                admin.ask(move |control| caller_secret::show::<$kind>(control, &account, &id)).await.map(Json)
             }
 
             /// Change one. Omitted members keep their values. In force on every core at once.
@@ -102,7 +102,7 @@ macro_rules! caller_secret_routes {
                 JsonBody(changes): JsonBody<CallerSecretChanges>,
             ) -> Result<Json<$view>, Problem> {
                 let change = move |control: &crate::control::Control| {
-                    control.change_caller_secret::<$kind>(&Actor::Admin, &account, &id, &changes)
+                    caller_secret::change::<$kind>(control, &Actor::Admin, &account, &id, &changes)
                 };
                 admin.ask(change).await.map(Json)
             }
@@ -118,7 +118,7 @@ macro_rules! caller_secret_routes {
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<Response, Problem> {
                 let rotate = move |control: &crate::control::Control| {
-                    control.rotate_secret::<$kind>(&Actor::Admin, &account, &id)
+                    caller_secret::rotate::<$kind>(control, &Actor::Admin, &account, &id)
                 };
                 Ok(secret(Json(admin.ask(rotate).await?).into_response()))
             }
@@ -133,7 +133,7 @@ macro_rules! caller_secret_routes {
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<StatusCode, Problem> {
-                admin.ask(move |control| control.delete_caller_secret::<$kind>(&Actor::Admin, &account, &id)).await?;
+                admin.ask(move |control| caller_secret::delete::<$kind>(control, &Actor::Admin, &account, &id)).await?;
                 Ok(StatusCode::NO_CONTENT)
             }
         }

@@ -10,7 +10,9 @@ use utoipa_axum::routes;
 use super::{created, secret};
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+use crate::control::{
+    Actor, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, enrollment_token,
+};
 use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -36,7 +38,7 @@ async fn create_enrollment_token(
 ) -> Result<Response, Problem> {
     let port = admin.console.port();
     let made = admin
-        .ask(move |control| control.create_enrollment_token(&Actor::Admin, &account, &new))
+        .ask(move |control| enrollment_token::create(control, &Actor::Admin, &account, &new))
         .await?;
     let made = made.on_port(port);
     let view = &made.enrollment_token;
@@ -56,7 +58,7 @@ async fn list_enrollment_tokens(
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Page<EnrollmentTokenView>>, Problem> {
     admin
-        .ask(move |control| control.enrollment_tokens(&account, &page))
+        .ask(move |control| enrollment_token::list(control, &account, &page))
         .await
         .map(Json)
 }
@@ -72,7 +74,7 @@ async fn show_enrollment_token(
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Json<EnrollmentTokenView>, Problem> {
     admin
-        .ask(move |control| control.enrollment_token(&account, &id))
+        .ask(move |control| enrollment_token::show(control, &account, &id))
         .await
         .map(Json)
 }
@@ -88,7 +90,7 @@ async fn delete_enrollment_token(
     Path((account, id)): Path<(String, String)>,
 ) -> Result<StatusCode, Problem> {
     admin
-        .ask(move |control| control.delete_enrollment_token(&Actor::Admin, &account, &id))
+        .ask(move |control| enrollment_token::delete(control, &Actor::Admin, &account, &id))
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }

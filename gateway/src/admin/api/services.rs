@@ -10,7 +10,7 @@ use utoipa_axum::routes;
 use super::created;
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, NewService, ServiceChanges, ServiceView};
+use crate::control::{Actor, NewService, ServiceChanges, ServiceView, service};
 use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -36,7 +36,7 @@ async fn create_service(
     JsonBody(new): JsonBody<NewService>,
 ) -> Result<Response, Problem> {
     let made = admin
-        .ask(move |control| control.create_service(&Actor::Admin, &account, &new))
+        .ask(move |control| service::create(control, &Actor::Admin, &account, &new))
         .await?;
     let location = format!("/accounts/{}/services/{}", made.0.account, made.0.id);
     Ok(created(made, &location))
@@ -54,7 +54,7 @@ async fn list_services(
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Page<ServiceView>>, Problem> {
     admin
-        .ask(move |control| control.services(&account, &page))
+        .ask(move |control| service::list(control, &account, &page))
         .await
         .map(Json)
 }
@@ -70,7 +70,7 @@ async fn show_service(
     Path((account, service)): Path<(String, String)>,
 ) -> Result<Json<ServiceView>, Problem> {
     admin
-        .ask(move |control| control.service(&account, &service))
+        .ask(move |control| service::show(control, &account, &service))
         .await
         .map(Json)
 }
@@ -88,7 +88,7 @@ async fn change_service(
     JsonBody(changes): JsonBody<ServiceChanges>,
 ) -> Result<Json<ServiceView>, Problem> {
     admin
-        .ask(move |control| control.change_service(&Actor::Admin, &account, &service, &changes))
+        .ask(move |control| service::change(control, &Actor::Admin, &account, &service, &changes))
         .await
         .map(Json)
 }
@@ -104,7 +104,7 @@ async fn delete_service(
     Path((account, service)): Path<(String, String)>,
 ) -> Result<StatusCode, Problem> {
     admin
-        .ask(move |control| control.delete_service(&Actor::Admin, &account, &service))
+        .ask(move |control| service::delete(control, &Actor::Admin, &account, &service))
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -9,7 +9,7 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, Rotation, SigningKeyView};
+use crate::control::{Actor, Rotation, SigningKeyView, signing_key};
 use crate::page::{Page, PageQuery};
 use crate::strict_json::Object;
 
@@ -30,7 +30,7 @@ async fn list_signing_keys(
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Page<SigningKeyView>>, Problem> {
     admin
-        .ask(move |control| control.signing_keys(&page))
+        .ask(move |control| signing_key::list(control, &page))
         .await
         .map(Json)
 }
@@ -51,7 +51,7 @@ async fn rotate_signing_key(
         None => Rotation::default(),
     };
     admin
-        .ask(move |control| control.rotate_signing_key(&Actor::Admin, &rotation))
+        .ask(move |control| signing_key::rotate(control, &Actor::Admin, &rotation))
         .await
         .map(Json)
 }
@@ -67,7 +67,7 @@ async fn delete_signing_key(
     Path(kid): Path<String>,
 ) -> Result<StatusCode, Problem> {
     admin
-        .ask(move |control| control.delete_signing_key(&Actor::Admin, &kid))
+        .ask(move |control| signing_key::delete(control, &Actor::Admin, &kid))
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }

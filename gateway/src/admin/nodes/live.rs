@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::ask::target;
 use crate::admin::problem::Problem;
 use crate::admin::{Admin, Panicked};
-use crate::control::{AgentView, Control, LiveAgents, WarningsView};
+use crate::control::{AgentView, Control, LiveAgents, WarningsView, warnings};
 use crate::telemetry::counters::{EndedTunnel, TunnelReport};
 
 /// Time limit of an answer. A node waits up to two seconds for its own workers.
@@ -156,7 +156,7 @@ impl Admin {
         let missing_nodes = live.missing.clone();
         let items = self
             .clone()
-            .run(move |control| control.warnings(live.tunnels()))
+            .run(move |control| warnings::list(control, live.tunnels()))
             .await?;
         Ok(WarningsView {
             items,

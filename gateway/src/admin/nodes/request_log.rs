@@ -10,7 +10,7 @@ use super::merge::merge;
 use super::serve::{WireBody, WireCaptured};
 use crate::admin::{Admin, NoResult};
 use crate::cluster::UnavailableNode;
-use crate::control::{Actor, Control, ControlError};
+use crate::control::{Actor, Control, ControlError, audit};
 use crate::page::{self, Page};
 use crate::region::{Member, NodeSlot};
 use crate::telemetry::request_log::archive::{Archive, ArchiveError};
@@ -142,7 +142,8 @@ impl Admin {
         let body = self.recorded_body(request, side).await?;
         if body.is_some() {
             let view = request.view.clone();
-            let note = move |control: &Control| control.note_body_read(&Actor::Admin, &view, side);
+            let note =
+                move |control: &Control| audit::note_body_read(control, &Actor::Admin, &view, side);
             self.clone().run(note).await??;
         }
         Ok(body)

@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use gw_gateway::control::{Actor, Rotation};
+use gw_gateway::control::{Actor, Rotation, signing_key};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::rate::Rate;
 use gw_gateway::store::SigningKeyRecord;
@@ -39,8 +39,7 @@ fn signing_keys_rotate_without_invalidating_tokens() {
     };
     let first = demo_token(&demo);
     // The new key is published before use: the next token is still signed with the old key.
-    let next = control
-        .rotate_signing_key(&Actor::Admin, &Rotation::default())
+    let next = signing_key::rotate(control, &Actor::Admin, &Rotation::default())
         .unwrap()
         .kid
         .to_string();
@@ -48,16 +47,13 @@ fn signing_keys_rotate_without_invalidating_tokens() {
         kids().contains(&next).then_some(())
     });
     assert_eq!(kid_of(&demo_token(&demo)), kid_of(&first));
-    let repeated = control
-        .rotate_signing_key(&Actor::Admin, &Rotation::default())
-        .unwrap();
+    let repeated = signing_key::rotate(control, &Actor::Admin, &Rotation::default()).unwrap();
     assert_eq!(
         repeated.kid.as_str(),
         next,
         "the pending key is the next one"
     );
-    let next = control
-        .rotate_signing_key(&Actor::Admin, &Rotation { immediately: true })
+    let next = signing_key::rotate(control, &Actor::Admin, &Rotation { immediately: true })
         .unwrap()
         .kid
         .to_string();
@@ -69,17 +65,13 @@ fn signing_keys_rotate_without_invalidating_tokens() {
         assert_eq!(outcome(&call(&mut caller, &bearer(token))), "200 ");
     }
     // Tokens of a withdrawn key are refused, including tokens that were verified before.
-    control
-        .delete_signing_key(&Actor::Admin, &kid_of(&first))
-        .unwrap();
+    signing_key::delete(control, &Actor::Admin, &kid_of(&first)).unwrap();
     eventually("tokens of the withdrawn key are refused", || {
         (outcome(&call(&mut caller, &bearer(&first))) == "502 GW_TOKEN_INVALID").then_some(())
     });
     assert_eq!(kids(), [next.as_str()]);
     assert_eq!(outcome(&call(&mut caller, &bearer(&second))), "200 ");
-    let error = control
-        .delete_signing_key(&Actor::Admin, &next)
-        .unwrap_err();
+    let error = signing_key::delete(control, &Actor::Admin, &next).unwrap_err();
     assert!(error.to_string().contains("is active"), "{error}");
 }
 
@@ -89,22 +81,17 @@ fn a_stolen_waiting_key_signs_nothing_after_an_immediate_rotation() {
     let demo = demo(None);
     let control = demo.gateway().control();
     let genuine = demo_token(&demo);
-    control
-        .rotate_signing_key(&Actor::Admin, &Rotation::default())
-        .unwrap();
+    signing_key::rotate(control, &Actor::Admin, &Rotation::default()).unwrap();
     let stolen = control.records().signing_keys;
     assert_eq!(stolen.len(), 2, "the active key and the waiting one");
-    let new = control
-        .rotate_signing_key(&Actor::Admin, &Rotation { immediately: true })
+    let new = signing_key::rotate(control, &Actor::Admin, &Rotation { immediately: true })
         .unwrap()
         .kid;
     let remedied = || {
         let keys = control.records().signing_keys;
-        keys.keys().filter(|kid| **kid != new).all(|kid| {
-            control
-                .delete_signing_key(&Actor::Admin, kid.as_str())
-                .is_ok()
-        })
+        keys.keys()
+            .filter(|kid| **kid != new)
+            .all(|kid| signing_key::delete(control, &Actor::Admin, kid.as_str()).is_ok())
     };
     eventually("the other keys are deleted", || remedied().then_some(()));
     let mut caller = connect(&demo);

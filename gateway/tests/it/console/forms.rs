@@ -1,5 +1,6 @@
 //! Forms of the console.
 
+use gw_gateway::control::{account, caller_secret, service};
 use gw_shared::id::ClientId;
 
 use super::browser::Browser;
@@ -61,7 +62,7 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
         (made.status, made.header("location")),
         (303, "/accounts/acme/services/api?note=created")
     );
-    let service = control.service("acme", "api").unwrap();
+    let service = service::show(control, "acme", "api").unwrap();
     assert_eq!(
         (service.burst, service.refill_per_minute, service.enabled),
         (7, 1_000_000, true)
@@ -102,7 +103,7 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
         browser.submit(page, page, &fields).header("location"),
         "/accounts/acme/services/api?note=saved"
     );
-    let service = control.service("acme", "api").unwrap();
+    let service = service::show(control, "acme", "api").unwrap();
     assert_eq!(
         (
             service.burst,
@@ -299,7 +300,7 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
         303
     );
 
-    assert!(!control.account("acme").unwrap().capture_allowed);
+    assert!(!account::show(control, "acme").unwrap().capture_allowed);
     let plan = browser.submit(
         "/accounts/acme/settings",
         "/accounts/acme/settings",
@@ -309,7 +310,7 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
         plan.header("location"),
         "/accounts/acme/settings?note=saved"
     );
-    assert!(control.account("acme").unwrap().capture_allowed);
+    assert!(account::show(control, "acme").unwrap().capture_allowed);
 
     let busy = browser.submit(
         "/accounts/acme/settings",
@@ -335,7 +336,7 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
         &[("confirm", "acme")],
     );
     assert_eq!(gone.header("location"), "/accounts?note=deleted");
-    assert!(control.account("acme").is_err());
+    assert!(account::show(control, "acme").is_err());
 }
 
 #[test]
@@ -364,8 +365,7 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
     );
     assert_eq!(saved.status, 303);
     assert_eq!(
-        control
-            .caller_secret::<ClientId>("many", &id)
+        caller_secret::show::<ClientId>(control, "many", &id)
             .unwrap()
             .allowed_services
             .len(),

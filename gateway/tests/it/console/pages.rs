@@ -1,6 +1,6 @@
 //! Pages and forms of the console.
 
-use gw_gateway::control::{Actor, NewCallerSecret};
+use gw_gateway::control::{Actor, NewCallerSecret, agent, caller_secret};
 use gw_gateway::store::{AgentRecord, StoredRecord};
 use gw_shared::id::{AgentId, ClientId, KeyId};
 
@@ -220,11 +220,11 @@ fn agents_are_renamed_revoked_and_deleted() {
     assert_eq!(
         (
             renamed.status,
-            control.agent("demo", &agent).unwrap().name.as_str()
+            agent::show(control, "demo", &agent).unwrap().name.as_str()
         ),
         (303, "edge <b>")
     );
-    assert!(!control.agent("demo", &agent).unwrap().standby);
+    assert!(!agent::show(control, "demo", &agent).unwrap().standby);
     let standby = browser.submit(
         &page,
         &page,
@@ -233,7 +233,7 @@ fn agents_are_renamed_revoked_and_deleted() {
     assert_eq!(
         (
             standby.status,
-            control.agent("demo", &agent).unwrap().standby
+            agent::show(control, "demo", &agent).unwrap().standby
         ),
         (303, true)
     );
@@ -258,7 +258,10 @@ fn agents_are_renamed_revoked_and_deleted() {
         "{}",
         idle.text
     );
-    assert_eq!(control.agent("demo", &agent).unwrap().services.len(), 1);
+    assert_eq!(
+        agent::show(control, "demo", &agent).unwrap().services.len(),
+        1
+    );
     assert_eq!(
         browser
             .submit(&page, &format!("{page}/revoke"), &[("confirm", "edge")])
@@ -389,12 +392,8 @@ fn names_and_url_values_are_escaped_on_every_page() {
         allowed_services: vec!["echo".to_owned()],
         enabled: None,
     };
-    control
-        .create_caller_secret::<ClientId>(&Actor::Admin, "demo", &new)
-        .unwrap();
-    control
-        .create_caller_secret::<KeyId>(&Actor::Admin, "demo", &new)
-        .unwrap();
+    caller_secret::create::<ClientId>(control, &Actor::Admin, "demo", &new).unwrap();
+    caller_secret::create::<KeyId>(control, &Actor::Admin, "demo", &new).unwrap();
     let item = |records: &gw_gateway::store::Records| {
         let named = records
             .credentials

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use gw_gateway::control::{Actor, ServiceChanges};
+use gw_gateway::control::{Actor, ServiceChanges, audit, service};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::store::AuditQuery;
 use gw_gateway::telemetry::request_log::{Batch, RecordedAttempt, RequestLog, RequestRecord};
@@ -22,9 +22,7 @@ fn recorded_requests_are_found_shown_and_replayed() {
         capture_response_body: Some(true),
         ..ServiceChanges::default()
     };
-    control
-        .change_service(&Actor::Admin, "demo", "echo", &capture)
-        .unwrap();
+    service::change(control, &Actor::Admin, "demo", "echo", &capture).unwrap();
     let mut caller = connect(&demo);
     let key = &demo.about.service_key;
     let mut send = |method: &str, target: &str, body: &str| {
@@ -198,9 +196,7 @@ fn a_replay_changes_only_the_edited_parts() {
         capture_request_body: Some(true),
         ..ServiceChanges::default()
     };
-    control
-        .change_service(&Actor::Admin, "demo", "echo", &capture)
-        .unwrap();
+    service::change(control, &Actor::Admin, "demo", "echo", &capture).unwrap();
     // Capture begins once the workers have the new directory.
     let address = eventually("a replayable request is captured", || {
         let page = call(&mut browser);
@@ -276,7 +272,7 @@ fn a_replay_changes_only_the_edited_parts() {
             before: None,
             limit: 500,
         };
-        let mut entries = control.audit_log(&query).unwrap().items;
+        let mut entries = audit::list(control, &query).unwrap().items;
         entries.retain(|entry| entry.target == id);
         entries
     };

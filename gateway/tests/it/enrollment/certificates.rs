@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gw_gateway::clock::Timestamp;
+use gw_gateway::control::audit;
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::store::{AgentRecord, StoredRecord};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
@@ -99,14 +100,14 @@ fn certificate_renewal_does_not_interrupt_requests() {
     assert_eq!(long.response().status, 200);
     // The tunnel has outlived the first certificate.
     assert_eq!(tunnels(&demo)[0].generation, begun.generation);
-    let log = demo
-        .gateway()
-        .control()
-        .audit_log(&gw_gateway::store::AuditQuery {
+    let log = audit::list(
+        demo.gateway().control(),
+        &gw_gateway::store::AuditQuery {
             account: None,
             before: None,
             limit: 1,
-        });
+        },
+    );
     let entry = &log.unwrap().items[0];
     assert_eq!(
         (entry.action.as_str(), entry.actor.as_str()),

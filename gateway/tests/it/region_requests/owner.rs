@@ -1,6 +1,6 @@
 //! What the node that owns a service refuses, and requests whose owner changes or is lost.
 
-use gw_gateway::control::Actor;
+use gw_gateway::control::{Actor, caller_secret};
 use gw_gateway::rate::Rate;
 use gw_gateway::store::StoredRecord;
 use gw_shared::id::KeyId;
@@ -67,9 +67,7 @@ fn the_owner_refuses_what_an_administrator_has_revoked_there() {
     // The other node does not know of it yet.
     let control = nodes.gateway(owner).control();
     let id = nodes.prepared.key_id().to_owned();
-    control
-        .delete_caller_secret::<KeyId>(&Actor::Admin, "demo", &id)
-        .unwrap();
+    caller_secret::delete::<KeyId>(control, &Actor::Admin, "demo", &id).unwrap();
     let refused = eventually("the key is refused", || {
         caller.send(nodes.request("GET /whole", "\r\n"));
         Some(caller.response()).filter(|response| response.status != 200)

@@ -5,29 +5,27 @@ use std::path::Path;
 use gw_agent::identity::enroll::TokenSource;
 use gw_gateway::control::{
     Actor, Control, NewAccount, NewCallerSecret, NewCredentialView, NewEnrollmentToken, NewService,
-    NewServiceKeyView,
+    NewServiceKeyView, account, caller_secret, enrollment_token, service,
 };
 use gw_shared::id::{AgentId, ClientId, KeyId};
 use gw_shared::identity::secret::Secret;
 
 /// Creates a service with default settings, and its account if it does not exist.
 pub(crate) fn service(control: &Control, account: &str, service: &str) {
-    control
-        .create_account(
-            &Actor::Admin,
-            &NewAccount {
-                id: account.to_owned(),
-                capture_allowed: Some(true),
-            },
-        )
-        .unwrap();
+    account::create(
+        control,
+        &Actor::Admin,
+        &NewAccount {
+            id: account.to_owned(),
+            capture_allowed: Some(true),
+        },
+    )
+    .unwrap();
     let new = NewService {
         id: service.to_owned(),
         ..NewService::default()
     };
-    control
-        .create_service(&Actor::Admin, account, &new)
-        .unwrap();
+    service::create(control, &Actor::Admin, account, &new).unwrap();
 }
 
 fn new_secret(services: &[&str]) -> NewCallerSecret {
@@ -39,9 +37,9 @@ fn new_secret(services: &[&str]) -> NewCallerSecret {
 
 /// Creates a service key; returns its id and its full text.
 pub(crate) fn service_key(control: &Control, account: &str, services: &[&str]) -> (String, String) {
-    let (NewServiceKeyView { key, service_key }, _) = control
-        .create_caller_secret::<KeyId>(&Actor::Admin, account, &new_secret(services))
-        .unwrap();
+    let (NewServiceKeyView { key, service_key }, _) =
+        caller_secret::create::<KeyId>(control, &Actor::Admin, account, &new_secret(services))
+            .unwrap();
     (key.key_id.to_string(), service_key.unwrap())
 }
 
@@ -53,8 +51,7 @@ pub(crate) fn credential(control: &Control, account: &str, services: &[&str]) ->
             client_secret,
         },
         _,
-    ) = control
-        .create_caller_secret::<ClientId>(&Actor::Admin, account, &new_secret(services))
+    ) = caller_secret::create::<ClientId>(control, &Actor::Admin, account, &new_secret(services))
         .unwrap();
     (credential.client_id.to_string(), client_secret.unwrap())
 }
@@ -65,8 +62,7 @@ pub(crate) fn enrollment_token(control: &Control, account: &str, services: &[&st
         services: owned(services),
         ..NewEnrollmentToken::default()
     };
-    control
-        .create_enrollment_token(&Actor::Admin, account, &new)
+    enrollment_token::create(control, &Actor::Admin, account, &new)
         .unwrap()
         .token
 }

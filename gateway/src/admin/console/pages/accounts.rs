@@ -11,7 +11,7 @@ use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount, account};
 use crate::page::{Page, PageQuery};
 
 #[derive(Template)]
@@ -90,7 +90,7 @@ async fn page(
     form: Form,
 ) -> Result<Response, ErrorPage> {
     let accounts = admin
-        .look(move |control| control.accounts(&query.into()))
+        .look(move |control| account::list(control, &query.into()))
         .await?;
     render(&AccountsPage {
         chrome: visit.chrome(Section::Accounts, "Accounts"),
@@ -110,7 +110,7 @@ pub(crate) async fn create(
         capture_allowed,
     };
     match admin
-        .attempt(move |control| control.create_account(&Actor::Admin, &new))
+        .attempt(move |control| account::create(control, &Actor::Admin, &new))
         .await?
     {
         Ok((account, created)) => {
@@ -140,7 +140,9 @@ async fn settings_page(
     account: String,
     typed: Option<&Form>,
 ) -> Result<Response, ErrorPage> {
-    let account = admin.look(move |control| control.account(&account)).await?;
+    let account = admin
+        .look(move |control| account::show(control, &account))
+        .await?;
     let mut form = Form::default().with_box("capture_allowed", account.capture_allowed);
     if let Some(typed) = typed {
         form = form
@@ -166,7 +168,7 @@ pub(crate) async fn change(
         capture_allowed: Some(form.is_ticked("capture_allowed")),
     };
     let account = admin
-        .look(move |control| control.change_account(&Actor::Admin, &account, &changes))
+        .look(move |control| account::change(control, &Actor::Admin, &account, &changes))
         .await?;
     Ok(Redirect::to(&format!("/accounts/{}/settings?note=saved", account.id)).into_response())
 }
@@ -180,7 +182,7 @@ pub(crate) async fn delete(
     if form.confirms(&account) {
         let id = account.clone();
         match admin
-            .attempt(move |control| control.delete_account(&Actor::Admin, &id))
+            .attempt(move |control| account::delete(control, &Actor::Admin, &id))
             .await?
         {
             Ok(()) => return Ok(Redirect::to("/accounts?note=deleted").into_response()),

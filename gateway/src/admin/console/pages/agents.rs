@@ -17,7 +17,9 @@ use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::clock::Timestamp;
-use crate::control::{Actor, AgentChanges, AgentView, Control, EnrollmentTokenView};
+use crate::control::{
+    Actor, AgentChanges, AgentView, Control, EnrollmentTokenView, agent, enrollment_token,
+};
 use crate::page::{Page, PageQuery};
 use crate::store::Approval;
 
@@ -101,8 +103,8 @@ pub(crate) async fn list(
             cursor,
         };
         Ok((
-            control.agents(&id, token.as_deref(), &page(cursor))?,
-            control.enrollment_tokens(&id, &page(tokens))?,
+            agent::list(control, &id, token.as_deref(), &page(cursor))?,
+            enrollment_token::list(control, &id, &page(tokens))?,
         ))
     };
     let (agents, tokens) = admin.look(look).await?;
@@ -152,7 +154,7 @@ async fn page(
     form: impl FnOnce(&AgentView) -> Form,
 ) -> Result<Response, ErrorPage> {
     let look = move |control: &Control| {
-        let agent = control.agent(&account, &id)?;
+        let agent = agent::show(control, &account, &id)?;
         let services = Offered::new(
             control,
             &account,
@@ -201,7 +203,7 @@ pub(crate) async fn change(
         let account_id = account.clone();
         let id = agent.clone();
         if !admin
-            .look(move |control| control.agent(&account_id, &id))
+            .look(move |control| agent::show(control, &account_id, &id))
             .await?
             .services
             .is_empty()
@@ -221,7 +223,7 @@ pub(crate) async fn change(
         let account_id = account.clone();
         let id = agent.clone();
         let change = move |control: &Control| {
-            control.change_agent(&Actor::Admin, &account_id, &id, &changes)
+            agent::change(control, &Actor::Admin, &account_id, &id, &changes)
         };
         match admin.attempt(change).await? {
             Ok(agent) => return Ok(back(&agent, "saved")),
@@ -237,7 +239,7 @@ pub(crate) async fn approve(
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Response, ErrorPage> {
     let agent = admin
-        .look(move |control| control.approve_agent(&Actor::Admin, &account, &agent))
+        .look(move |control| agent::approve(control, &Actor::Admin, &account, &agent))
         .await?;
     Ok(back(&agent, "approved"))
 }
@@ -250,7 +252,7 @@ pub(crate) async fn revoke(
 ) -> Result<Response, ErrorPage> {
     if form.confirms(&agent) {
         let agent = admin
-            .look(move |control| control.revoke_agent(&Actor::Admin, &account, &agent))
+            .look(move |control| agent::revoke(control, &Actor::Admin, &account, &agent))
             .await?;
         return Ok(back(&agent, "revoked"));
     }
@@ -266,7 +268,7 @@ pub(crate) async fn delete(
     if form.confirms(&agent) {
         let list = format!("/accounts/{account}/agents?note=deleted");
         admin
-            .look(move |control| control.delete_agent(&Actor::Admin, &account, &agent))
+            .look(move |control| agent::delete(control, &Actor::Admin, &account, &agent))
             .await?;
         return Ok(Redirect::to(&list).into_response());
     }

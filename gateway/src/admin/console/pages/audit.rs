@@ -9,7 +9,7 @@ use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
-use crate::control::AuditEntryView;
+use crate::control::{AuditEntryView, audit};
 use crate::page::Page;
 use crate::store::AuditQuery;
 
@@ -48,7 +48,9 @@ pub(crate) async fn list(
     let Page {
         items: entries,
         next_cursor: before,
-    } = admin.look(move |control| control.audit_log(&query)).await?;
+    } = admin
+        .look(move |control| audit::list(control, &query))
+        .await?;
     let chrome = visit.chrome(Section::AuditLog, "Audit log");
     render(&AuditPage {
         chrome,

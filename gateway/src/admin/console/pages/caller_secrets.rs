@@ -17,7 +17,8 @@ use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::control::{
-    Actor, CallerSecretChanges, Control, ControlError, NewCallerSecret, SecretKind,
+    Actor, CallerSecretChanges, Control, ControlError, NewCallerSecret, SecretKind, caller_secret,
+    service,
 };
 use crate::page::{Page, PageQuery};
 
@@ -192,7 +193,7 @@ async fn list<K: SecretPages>(
 ) -> Result<Response, ErrorPage> {
     let id = account.clone();
     let Page { items, next_cursor } = admin
-        .look(move |control| control.caller_secrets::<K>(&id, &query.into()))
+        .look(move |control| caller_secret::list::<K>(control, &id, &query.into()))
         .await?;
     let words = K::WORDS;
     render(&ListPage {
@@ -221,7 +222,8 @@ impl Offered {
         account: &str,
         chosen: impl IntoIterator<Item = String>,
     ) -> Result<Self, ControlError> {
-        let page = control.services(
+        let page = service::list(
+            control,
             account,
             &PageQuery {
                 limit: Some(500),
@@ -292,7 +294,7 @@ async fn create<K: SecretPages>(
         };
         let id = account.clone();
         match admin
-            .attempt(move |control| control.create_caller_secret::<K>(&Actor::Admin, &id, &new))
+            .attempt(move |control| caller_secret::create::<K>(control, &Actor::Admin, &id, &new))
             .await?
         {
             Ok((made, _)) => match K::secret(made) {
@@ -359,7 +361,7 @@ async fn page<K: SecretPages>(
 ) -> Result<Response, ErrorPage> {
     let account_id = account.clone();
     let look = move |control: &Control| {
-        let row = K::row(control.caller_secret::<K>(&account_id, &id)?);
+        let row = K::row(caller_secret::show::<K>(control, &account_id, &id)?);
         let services = Offered::new(control, &account_id, row.services.clone())?;
         Ok((row, services))
     };
@@ -397,11 +399,7 @@ async fn change<K: SecretPages>(
     let account_id = account.clone();
     let secret_id = id.clone();
     let row = admin
-        .look(move |control| {
-            control
-                .caller_secret::<K>(&account_id, &secret_id)
-                .map(K::row)
-        })
+        .look(move |control| caller_secret::show::<K>(control, &account_id, &secret_id).map(K::row))
         .await?;
     let name = form.filled("name");
     let allowed_services = form.values("allowed_services");
@@ -459,9 +457,7 @@ async fn changed<K: SecretPages>(
     let account = account.to_owned();
     let id = id.to_owned();
     let change = move |control: &Control| {
-        control
-            .change_caller_secret::<K>(&Actor::Admin, &account, &id, &changes)
-            .map(drop)
+        caller_secret::change::<K>(control, &Actor::Admin, &account, &id, &changes).map(drop)
     };
     Ok(admin.attempt(change).await?.map(|()| address))
 }
@@ -472,8 +468,9 @@ async fn rotate<K: SecretPages>(
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, ErrorPage> {
     let account_id = account.clone();
-    let rotate =
-        move |control: &Control| control.rotate_secret::<K>(&Actor::Admin, &account_id, &id);
+    let rotate = move |control: &Control| {
+        caller_secret::rotate::<K>(control, &Actor::Admin, &account_id, &id)
+    };
     match K::secret(admin.look(rotate).await?) {
         (row, Some(secret)) => secret_page::<K>(&admin, visit, &account, row, secret).await,
         (_, None) => Err(ErrorPage::broken()),
@@ -490,7 +487,7 @@ async fn delete<K: SecretPages>(
         let account_id = account.clone();
         let id = id.clone();
         let delete = move |control: &Control| {
-            control.delete_caller_secret::<K>(&Actor::Admin, &account_id, &id)
+            caller_secret::delete::<K>(control, &Actor::Admin, &account_id, &id)
         };
         match admin.attempt(delete).await? {
             Ok(()) => {

@@ -15,6 +15,7 @@ use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::control::{
     Actor, BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
+    enrollment_token,
 };
 use crate::store::Approval;
 
@@ -109,7 +110,7 @@ pub(crate) async fn create(
     if !form.is_refused() {
         let id = account.clone();
         match admin
-            .attempt(move |control| control.create_enrollment_token(&Actor::Admin, &id, &new))
+            .attempt(move |control| enrollment_token::create(control, &Actor::Admin, &id, &new))
             .await?
         {
             Ok(made) => return token_page(&admin, visit, account, made, backend_port),
@@ -152,7 +153,7 @@ pub(crate) async fn delete(
 ) -> Result<Response, ErrorPage> {
     let list = format!("/accounts/{account}/agents?note=deleted");
     admin
-        .look(move |control| control.delete_enrollment_token(&Actor::Admin, &account, &id))
+        .look(move |control| enrollment_token::delete(control, &Actor::Admin, &account, &id))
         .await?;
     Ok(Redirect::to(&list).into_response())
 }

@@ -14,7 +14,7 @@ use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::admin::nodes::{Live, LiveQuery};
 use crate::admin::{Admin, NoResult};
 use crate::clock::Timestamp;
-use crate::control::{Control, WarningView};
+use crate::control::{Control, WarningView, warnings};
 use crate::store::ServiceRecord;
 use crate::telemetry::request_log::SearchQuery;
 
@@ -110,7 +110,7 @@ fn glance(control: &Control, live: &Live) -> Glance {
         *count += 1;
         *in_flight += tunnel.in_flight;
     }
-    let warnings = control.warnings(live.tunnels());
+    let warnings = warnings::list(control, live.tunnels());
     let row = |service: &ServiceRecord| {
         let label = format!("{}--{}", service.account, service.id);
         let (tunnels, in_flight) = by_service.get(label.as_str()).copied().unwrap_or_default();

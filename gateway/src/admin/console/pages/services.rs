@@ -15,7 +15,10 @@ use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render};
 use crate::admin::nodes::LiveQuery;
 use crate::affinity::Affinity;
-use crate::control::{Actor, Control, Mode, NewService, ServiceChanges, ServiceView, WarningView};
+use crate::control::{
+    Actor, Control, Mode, NewService, ServiceChanges, ServiceView, WarningView, account, service,
+    warnings,
+};
 use crate::page::Page;
 use crate::telemetry::counters::EndedTunnel;
 
@@ -66,7 +69,7 @@ pub(crate) async fn list(
 ) -> Result<Response, ErrorPage> {
     let id = account.clone();
     let services = admin
-        .look(move |control| control.services(&id, &query.into()))
+        .look(move |control| service::list(control, &id, &query.into()))
         .await?;
     let chrome = visit.chrome(Section::Accounts, format!("Services of {account}"));
     render(&ServicesPage {
@@ -101,7 +104,7 @@ async fn new_page(
 ) -> Result<Response, ErrorPage> {
     let id = account.clone();
     let capture_allowed = admin
-        .look(move |control| control.account(&id))
+        .look(move |control| account::show(control, &id))
         .await?
         .capture_allowed;
     let chrome = visit.chrome(Section::Accounts, "New service");
@@ -130,7 +133,7 @@ pub(crate) async fn create(
         let new = NewService::new(form.value("id").trim().to_owned(), settings);
         let account = account.clone();
         match admin
-            .attempt(move |control| control.create_service(&Actor::Admin, &account, &new))
+            .attempt(move |control| service::create(control, &Actor::Admin, &account, &new))
             .await?
         {
             Ok((service, created)) => {
@@ -173,15 +176,15 @@ async fn page(
         .await?;
     let missing = format::missing("Tunnels", &live.missing);
     let look = move |control: &Control| {
-        let capture_allowed = control.account(&account)?.capture_allowed;
-        let service = control.service(&account, &service)?;
+        let capture_allowed = account::show(control, &account)?.capture_allowed;
+        let service = service::show(control, &account, &service)?;
         let label = format!("{}--{}", service.account, service.id);
         let tunnels = live
             .tunnels()
             .filter(|tunnel| tunnel.service == label)
             .count();
         let ended = live.ended_tunnels(&label);
-        let warnings = control.warnings(live.tunnels());
+        let warnings = warnings::list(control, live.tunnels());
         let warning = warnings
             .into_iter()
             .find(|warning| warning.is_of(&service.account, &service.id));
@@ -220,7 +223,7 @@ pub(crate) async fn change(
         let account = account.clone();
         let service = service.clone();
         let change = move |control: &Control| {
-            control.change_service(&Actor::Admin, &account, &service, &changes)
+            service::change(control, &Actor::Admin, &account, &service, &changes)
         };
         match admin.attempt(change).await? {
             Ok(service) => {
@@ -245,7 +248,7 @@ pub(crate) async fn delete(
         let account_id = account.clone();
         let id = service.clone();
         let delete =
-            move |control: &Control| control.delete_service(&Actor::Admin, &account_id, &id);
+            move |control: &Control| service::delete(control, &Actor::Admin, &account_id, &id);
         match admin.attempt(delete).await? {
             Ok(()) => {
                 return Ok(
@@ -258,7 +261,7 @@ pub(crate) async fn delete(
     let account_id = account.clone();
     let id = service.clone();
     let view = admin
-        .look(move |control| control.service(&account_id, &id))
+        .look(move |control| service::show(control, &account_id, &id))
         .await?;
     let form = as_it_is(&view)
         .with("confirm", form.value("confirm"))
