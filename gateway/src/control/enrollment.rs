@@ -43,41 +43,20 @@ pub fn enroll(control: &Control, request: &EnrollRequest) -> Result<EnrollReply,
         if now >= token.expires_at {
             return Err(refused("expired"));
         }
-        let status = match token.approval {
-            Approval::Auto => EnrollmentStatus::Approved,
-            Approval::Manual => EnrollmentStatus::Pending,
-        };
         let enrollment_secret = format!("gw_es_{}", new_secret().reveal());
         let enrollment = EnrollmentRecord {
             id: EnrollmentId::random(),
             secret: SecretHash::of(&enrollment_secret),
             expires_at: now.after(ENROLLMENT_LIFETIME),
         };
-        let agent_id = AgentId::random();
+        let enrollment_id = enrollment.id.clone();
+        let agent = new_agent(token, &name, &request.version, enrollment, now);
         let reply = EnrollReply {
-            enrollment_id: enrollment.id.clone(),
-            agent_id: agent_id.clone(),
+            enrollment_id,
+            agent_id: agent.id.clone(),
             enrollment_secret,
-            status,
+            status: agent.status,
             poll_after_seconds: POLL_AFTER_SECONDS,
-        };
-        let agent = AgentRecord {
-            id: agent_id,
-            account: token.account.clone(),
-            name: name.clone(),
-            services: token.services.clone(),
-            status,
-            standby: false,
-            ephemeral: token.ephemeral,
-            absent_since: None,
-            enrollment_token: Some(token.id.clone()),
-            version: Some(request.version.clone()),
-            enrollment: Some(Box::new(enrollment)),
-            key: None,
-            previous_key: None,
-            certificate_not_after: None,
-            authority: None,
-            created_at: now,
         };
         let used = EnrollmentTokenRecord {
             used: token.times_used() + 1,
@@ -91,7 +70,7 @@ pub fn enroll(control: &Control, request: &EnrollRequest) -> Result<EnrollReply,
             detail: json!({
                 "name": agent.name,
                 "services": agent.services,
-                "status": status,
+                "status": agent.status,
                 "use": used.used,
                 "uses": used.uses,
             }),
@@ -102,6 +81,37 @@ pub fn enroll(control: &Control, request: &EnrollRequest) -> Result<EnrollReply,
             ],
         })
     })
+}
+
+/// The agent that enrolls with `token`.
+fn new_agent(
+    token: &EnrollmentTokenRecord,
+    name: &str,
+    version: &str,
+    enrollment: EnrollmentRecord,
+    now: Timestamp,
+) -> AgentRecord {
+    AgentRecord {
+        id: AgentId::random(),
+        account: token.account.clone(),
+        name: name.to_owned(),
+        services: token.services.clone(),
+        status: match token.approval {
+            Approval::Auto => EnrollmentStatus::Approved,
+            Approval::Manual => EnrollmentStatus::Pending,
+        },
+        standby: false,
+        ephemeral: token.ephemeral,
+        absent_since: None,
+        enrollment_token: Some(token.id.clone()),
+        version: Some(version.to_owned()),
+        enrollment: Some(Box::new(enrollment)),
+        key: None,
+        previous_key: None,
+        certificate_not_after: None,
+        authority: None,
+        created_at: now,
+    }
 }
 
 /// The status of an enrollment.

@@ -108,18 +108,7 @@ pub(crate) fn start(
             view.service
         )));
     }
-    let method = match &edits.method {
-        None => method,
-        Some(method) => method
-            .parse()
-            .map_err(|_| ControlError::invalid("method", "must be a method such as POST"))?,
-    };
-    if method == Method::CONNECT {
-        return Err(ControlError::invalid(
-            "method",
-            "must not be CONNECT, which opens a tunnel",
-        ));
-    }
+    let method = edits.method(method)?;
     let (target, headers) = edits.head(&target, request.headers)?;
     let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), headers.iter());
     checked.map_err(|invalid| {
@@ -167,6 +156,23 @@ pub(crate) fn not_captured(id: &str) -> ControlError {
 }
 
 impl ReplayEdits {
+    /// The method of the replay of a request with the method `captured`.
+    fn method(&self, captured: Method) -> Result<Method, ControlError> {
+        let method = match &self.method {
+            None => captured,
+            Some(method) => method
+                .parse()
+                .map_err(|_| ControlError::invalid("method", "must be a method such as POST"))?,
+        };
+        if method == Method::CONNECT {
+            return Err(ControlError::invalid(
+                "method",
+                "must not be CONNECT, which opens a tunnel",
+            ));
+        }
+        Ok(method)
+    }
+
     fn new_body(&self) -> Result<Option<Bytes>, ControlError> {
         match (&self.body, &self.body_base64) {
             (None, None) => Ok(None),

@@ -379,6 +379,15 @@ impl PostgresStore {
     }
 }
 
+/// The position of the region, and the changes after a revision.
+const CHANGES_AFTER: &str = "
+    SELECT region.id::text, region.revision, coalesce(region.last_change::text, ''),
+        (SELECT change_id::text FROM gw.changes WHERE revision = $1),
+        changes.revision, changes.change_id::text, changes.steps, changes.tag, region.key_check
+    FROM gw.region
+    LEFT JOIN gw.changes ON changes.revision > $1 AND changes.revision <= region.revision
+    ORDER BY changes.revision LIMIT $2";
+
 impl Store for PostgresStore {
     fn load(&mut self) -> Result<Snapshot, StoreError> {
         self.checked()?;
@@ -430,17 +439,10 @@ impl Store for PostgresStore {
     }
 
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {
-        const SELECT: &str = "
-            SELECT region.id::text, region.revision, coalesce(region.last_change::text, ''),
-                (SELECT change_id::text FROM gw.changes WHERE revision = $1),
-                changes.revision, changes.change_id::text, changes.steps, changes.tag, region.key_check
-            FROM gw.region
-            LEFT JOIN gw.changes ON changes.revision > $1 AND changes.revision <= region.revision
-            ORDER BY changes.revision LIMIT $2";
         let rows = self
             .checked()?
             .call(CALL * 2, async |session: &mut Session| {
-                let statement = session.prepare(SELECT).await?;
+                let statement = session.prepare(CHANGES_AFTER).await?;
                 session
                     .client
                     .query(&statement, &[&position.revision.0, &CHANGES])

@@ -51,23 +51,9 @@ impl PostgresStore {
         let (known, records) = self.with_later_changes(snapshot, may_discard)?;
         // Numbers beyond this are of no gateway.
         let bound = known.revision.0.saturating_add(NUMBERS);
-        let numbers =
-            "SELECT revision, (SELECT max(number) FROM gw.audit WHERE number <= $1) FROM gw.region";
-        let numbers = self
-            .checked()?
-            .call(TRANSFER, async |session: &mut Session| {
-                session.client.query_one(numbers, &[&bound]).await
-            })?;
-        let found: i64 = column(&numbers, 0)?;
-        let audited: Option<i64> = column(&numbers, 1)?;
-        let revision = Revision(
-            known
-                .revision
-                .0
-                .max(found.min(bound))
-                .max(audited.unwrap_or(0))
-                + 1,
-        );
+        let (found, audited) = self.newest_numbers(bound)?;
+        let newest = known.revision.0.max(found.min(bound)).max(audited);
+        let revision = Revision(newest + 1);
         let repaired = Position {
             origin: region.id,
             revision,
@@ -102,6 +88,19 @@ impl PostgresStore {
         is_repaired
             .then_some((known, repaired))
             .ok_or_else(|| refused("a node has made a change meanwhile; try again"))
+    }
+
+    /// The revision of the region, and the highest number in the audit log up to `bound`.
+    fn newest_numbers(&mut self, bound: i64) -> Result<(i64, i64), StoreError> {
+        let numbers =
+            "SELECT revision, (SELECT max(number) FROM gw.audit WHERE number <= $1) FROM gw.region";
+        let numbers = self
+            .checked()?
+            .call(TRANSFER, async |session: &mut Session| {
+                session.client.query_one(numbers, &[&bound]).await
+            })?;
+        let audited: Option<i64> = column(&numbers, 1)?;
+        Ok((column(&numbers, 0)?, audited.unwrap_or(0)))
     }
 
     /// The records after the authentic changes that follow `snapshot` in the database.

@@ -315,30 +315,30 @@ async fn authenticate(
             &[&&tag[..], &check],
         )
         .await?;
-    for node in transaction
-        .query(
-            "SELECT slot, session::text, peer_address FROM gw.nodes",
-            &[],
-        )
-        .await?
-    {
-        let slot: i16 = node.get(0);
-        // A row that is not valid gets an empty tag, and is refused.
-        let tag = nodes::identity(&node)
-            .map(|(slot, session, address)| authenticator.node(slot, session, address));
-        let tag = tag.map_or(Vec::new(), |tag| tag.to_vec());
-        transaction
-            .execute(
-                "UPDATE gw.nodes SET tag = $2 WHERE slot = $1",
-                &[&slot, &tag],
-            )
-            .await?;
-    }
+    authenticate_nodes(transaction, &authenticator).await?;
     // A process of an earlier version cannot write rows without a tag.
     let required = ["region", "records", "changes", "nodes"]
         .map(|table| format!("ALTER TABLE gw.{table} ALTER tag SET NOT NULL;"));
     transaction.batch_execute(&required.concat()).await?;
     Ok(Ok(rows.len()))
+}
+
+/// Gives the rows of the nodes their tags.
+async fn authenticate_nodes(
+    transaction: &Transaction<'_>,
+    authenticator: &Authenticator,
+) -> Result<(), Error> {
+    const SELECT: &str = "SELECT slot, session::text, peer_address FROM gw.nodes";
+    const UPDATE: &str = "UPDATE gw.nodes SET tag = $2 WHERE slot = $1";
+    for node in transaction.query(SELECT, &[]).await? {
+        let slot: i16 = node.get(0);
+        // A row that is not valid gets an empty tag, and is refused.
+        let tag = nodes::identity(&node)
+            .map(|(slot, session, address)| authenticator.node(slot, session, address));
+        let tag = tag.map_or(Vec::new(), |tag| tag.to_vec());
+        transaction.execute(UPDATE, &[&slot, &tag]).await?;
+    }
+    Ok(())
 }
 
 fn check_server(engine: &mut Engine) -> Result<(), StoreError> {
