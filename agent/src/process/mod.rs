@@ -15,7 +15,7 @@ use std::sync::mpsc::Sender;
 use gw_shared::command::Failure;
 use gw_shared::core_dump;
 use gw_shared::telemetry::logging;
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 
 pub use self::settings::ConfigSource;
 use self::settings::SupervisorSettings;
@@ -51,10 +51,7 @@ pub fn supervise(
     logging::start(settings.log_format, "info");
     settings.state.enrollment().map_err(|error| usage(&error))?;
     let _lock = settings.state.lock().map_err(|error| usage(&error))?;
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::run)?;
+    let runtime = runtime()?;
     let invocation = Invocation {
         source,
         of_worker: invocation,
@@ -66,6 +63,14 @@ pub fn supervise(
         .map_err(Failure::run)
 }
 
+/// The runtime of supervisor and worker. The agent itself runs on a reactor of its own.
+fn runtime() -> Result<Runtime, Failure> {
+    Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::run)
+}
+
 fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -74,10 +79,7 @@ fn environment(name: &str) -> Option<String> {
 pub fn work(config: Config, relayed: Option<Sender<RelayedService>>) -> Result<(), Failure> {
     // The kernel names a process after its path, which is a number for a stored program. Fails never: the name is short.
     let _ = rustix::thread::set_name(c"gw-agent");
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::run)?;
+    let runtime = runtime()?;
     let worked = runtime.block_on(worker::work(config, relayed));
     // Does not wait for an aborted drain.
     runtime.shutdown_background();

@@ -1,14 +1,14 @@
 //! What the supervisor does with its workers, without I/O: which one serves, which ones start or finish their requests.
 
+mod actions;
+
 use std::time::{Duration, Instant};
 
 use gw_shared::identity::program::SignedProgram;
 
+pub(super) use self::actions::{Action, Blame, Input, WorkerNumber};
 use super::messages::ToWorker;
 use crate::succession::AgentEvent;
-
-/// Number of a worker, in the order in which they start.
-pub(super) type WorkerNumber = u32;
 
 /// Time in which a successor has to get its tunnels, and in which an updated program must not end by itself.
 pub(super) const TRIAL: Duration = Duration::from_secs(60);
@@ -32,80 +32,6 @@ pub(super) enum Cause {
     Update(SignedProgram),
 }
 
-#[derive(Debug)]
-pub(super) enum Input {
-    Event {
-        worker: WorkerNumber,
-        event: AgentEvent,
-    },
-    /// `code` is `None` if a signal ended the worker.
-    Exited {
-        worker: WorkerNumber,
-        code: Option<u8>,
-    },
-    /// `blame` is about the program of the worker.
-    NotStarted {
-        worker: WorkerNumber,
-        error: String,
-        blame: Blame,
-    },
-    /// Replace the worker, by one with this stored program or with the installed one.
-    Replace(Option<SignedProgram>),
-    /// Finish all requests; a second time: end at once.
-    Stop,
-    /// Finish all requests, unless that has begun. A closed terminal sends SIGHUP twice.
-    Hangup,
-    /// Exit, and leave the worker to the next supervisor.
-    Detach,
-    /// A deadline may have passed.
-    Time,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Action {
-    /// Start a worker with this stored program, or with the installed one.
-    Start {
-        worker: WorkerNumber,
-        program: Option<SignedProgram>,
-        required: Vec<String>,
-    },
-    Tell {
-        worker: WorkerNumber,
-        message: ToWorker,
-    },
-    Kill {
-        worker: WorkerNumber,
-    },
-    /// Use this stored program at the next start; `None` for the installed one. A proven program has no trial then.
-    Choose {
-        program: Option<SignedProgram>,
-        is_proven: bool,
-    },
-    /// The chosen program has served for the time of its trial: others are not needed any more.
-    Prove,
-    /// Store that the program has failed, and tell the worker, if there is one, what follows from that.
-    Fail {
-        program: SignedProgram,
-        error: String,
-        blame: Blame,
-        worker: Option<WorkerNumber>,
-    },
-    Exit {
-        code: u8,
-    },
-}
-
-/// What a failed update says about its program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Blame {
-    /// The program ended by itself: it is not tried again.
-    Program,
-    /// The cause may be elsewhere, in the network too: the program is tried again, and the failure is recorded.
-    Unclear,
-    /// The cause is elsewhere: the program is tried again.
-    Other,
-}
-
 /// The workers of a supervisor.
 pub(super) struct Supervision {
     started: WorkerNumber,
@@ -118,6 +44,10 @@ pub(super) struct Supervision {
     /// Workers that finish their requests, and successors that have failed.
     leaving: Vec<Leaving>,
     is_stopping: bool,
+    /// Time of the input that is being handled.
+    now: Instant,
+    /// Actions that follow from it so far.
+    actions: Vec<Action>,
 }
 
 struct Leaving {
@@ -197,6 +127,8 @@ impl Supervision {
             next_update: None,
             leaving: Vec::new(),
             is_stopping: false,
+            now,
+            actions: Vec::new(),
         };
         (supervision, vec![start])
     }
@@ -221,39 +153,33 @@ impl Supervision {
 
     /// Returns the actions to take, in order.
     pub(super) fn handle(&mut self, input: Input, now: Instant) -> Vec<Action> {
-        let mut actions = Vec::new();
+        self.now = now;
         match input {
-            Input::Event { worker, event } => self.event(worker, event, now, &mut actions),
-            Input::Exited { worker, code } => self.exited(worker, code, now, &mut actions),
+            Input::Event { worker, event } => self.event(worker, event),
+            Input::Exited { worker, code } => self.exited(worker, code),
             Input::NotStarted {
                 worker,
                 error,
                 blame,
-            } => self.not_started(worker, &error, blame, now, &mut actions),
+            } => self.not_started(worker, &error, blame),
             Input::Replace(program) => {
                 self.next_signal = Some(program);
-                self.begin_next(now, &mut actions);
+                self.begin_next();
             }
             Input::Hangup if self.is_stopping => {}
-            Input::Stop | Input::Hangup => self.stop(&mut actions),
-            Input::Detach => self.detach(now, &mut actions),
-            Input::Time => self.time(now, &mut actions),
+            Input::Stop | Input::Hangup => self.stop(),
+            Input::Detach => self.detach(),
+            Input::Time => self.time(),
         }
-        actions
+        std::mem::take(&mut self.actions)
     }
 
-    fn event(
-        &mut self,
-        worker: WorkerNumber,
-        event: AgentEvent,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn event(&mut self, worker: WorkerNumber, event: AgentEvent) {
         match (event, &self.step) {
             (AgentEvent::Serving { .. }, ReplacementStep::Detaching { .. })
                 if worker == self.current.worker =>
             {
-                actions.push(Action::Exit { code: 0 });
+                self.exit(0);
             }
             (
                 AgentEvent::Serving { hostnames },
@@ -263,43 +189,37 @@ impl Supervision {
                 },
             ) if worker == self.current.worker && hostnames.is_empty() => {
                 let error = "the agent has no tunnel at the moment, so it cannot be seen whether the new program gets one";
-                self.give_up(error, Blame::Other, now, actions);
+                self.give_up(error, Blame::Other);
             }
             (AgentEvent::Serving { hostnames }, ReplacementStep::Announced { cause, .. })
                 if worker == self.current.worker =>
             {
                 let cause = cause.clone();
-                let candidate = self.next_worker();
-                let program = cause.program();
-                actions.push(Action::Start {
-                    worker: candidate,
-                    program,
-                    required: hostnames,
-                });
+                let candidate = self.start(cause.program(), hostnames);
                 self.step = ReplacementStep::Starting {
                     candidate,
                     cause,
-                    until: now + TRIAL,
+                    until: self.now + TRIAL,
                 };
             }
             (AgentEvent::Ready, ReplacementStep::Starting { candidate, .. })
                 if worker == *candidate =>
             {
-                self.promote(now, actions);
+                self.promote();
             }
             (AgentEvent::Connected, _) if worker == self.current.worker => {
                 self.current.is_connected = true
             }
             (AgentEvent::Update { program }, _) if worker == self.current.worker => {
                 self.next_update = Some(program);
-                self.begin_next(now, actions);
+                self.begin_next();
             }
             _ => {}
         }
     }
 
     /// The candidate serves from now on.
-    fn promote(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    fn promote(&mut self) {
         let ReplacementStep::Starting {
             candidate, cause, ..
         } = std::mem::replace(&mut self.step, ReplacementStep::Steady)
@@ -309,7 +229,7 @@ impl Supervision {
         let program = cause.program();
         let trial = match &cause {
             Cause::Update(_) => Some(Trial {
-                until: now + TRIAL,
+                until: self.now + TRIAL,
                 fallback: self.current.program.clone(),
             }),
             Cause::Signal(program) => self
@@ -320,7 +240,7 @@ impl Supervision {
         };
         if let Cause::Update(program) = &cause {
             tracing::info!(version = %program.version, "the agent is updated");
-            actions.push(Action::Choose {
+            self.actions.push(Action::Choose {
                 program: Some(program.clone()),
                 is_proven: false,
             });
@@ -340,30 +260,21 @@ impl Supervision {
         };
         let before = std::mem::replace(&mut self.current, current);
         if !before.has_exited {
-            actions.push(Action::Tell {
-                worker: before.worker,
-                message: ToWorker::Succeeded,
-            });
-            self.leaving.push(Leaving {
-                worker: before.worker,
-                then: None,
-            });
+            self.tell(before.worker, ToWorker::Succeeded);
+            self.leave(before.worker, None);
         }
-        self.begin_next(now, actions);
+        self.begin_next();
     }
 
     /// The candidate does not serve: the current worker goes on.
-    fn give_up(&mut self, error: &str, blame: Blame, now: Instant, actions: &mut Vec<Action>) {
+    fn give_up(&mut self, error: &str, blame: Blame) {
         let (ReplacementStep::Starting { cause, .. } | ReplacementStep::Announced { cause, .. }) =
             std::mem::replace(&mut self.step, ReplacementStep::Steady)
         else {
             return;
         };
         if !self.current.has_exited {
-            actions.push(Action::Tell {
-                worker: self.current.worker,
-                message: ToWorker::Resume,
-            });
+            self.tell(self.current.worker, ToWorker::Resume);
         }
         match cause {
             Cause::Signal(_) => {
@@ -374,7 +285,7 @@ impl Supervision {
             }
             Cause::Update(program) => {
                 let worker = (!self.current.has_exited).then_some(self.current.worker);
-                actions.push(Action::Fail {
+                self.actions.push(Action::Fail {
                     program,
                     error: error.to_owned(),
                     blame,
@@ -384,19 +295,14 @@ impl Supervision {
         }
         if self.current.has_exited {
             let program = self.current.program.clone();
-            self.start_current(program, actions);
+            self.start_current(program);
         }
-        self.begin_next(now, actions);
+        self.begin_next();
     }
 
     /// Starts a worker in place of the current one, which has exited.
-    fn start_current(&mut self, program: Option<SignedProgram>, actions: &mut Vec<Action>) {
-        let worker = self.next_worker();
-        actions.push(Action::Start {
-            worker,
-            program: program.clone(),
-            required: Vec::new(),
-        });
+    fn start_current(&mut self, program: Option<SignedProgram>) {
+        let worker = self.start(program.clone(), Vec::new());
         let trial = self
             .current
             .trial
@@ -412,30 +318,42 @@ impl Supervision {
         self.step = ReplacementStep::Steady;
     }
 
-    fn next_worker(&mut self) -> WorkerNumber {
+    /// Starts a worker with this stored program, or with the installed one.
+    fn start(&mut self, program: Option<SignedProgram>, required: Vec<String>) -> WorkerNumber {
         let worker = self.started;
         self.started += 1;
+        self.actions.push(Action::Start {
+            worker,
+            program,
+            required,
+        });
         worker
     }
 
-    fn exited(
-        &mut self,
-        worker: WorkerNumber,
-        code: Option<u8>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn tell(&mut self, worker: WorkerNumber, message: ToWorker) {
+        self.actions.push(Action::Tell { worker, message });
+    }
+
+    fn exit(&mut self, code: u8) {
+        self.actions.push(Action::Exit { code });
+    }
+
+    fn leave(&mut self, worker: WorkerNumber, then: Option<(Instant, WorkerEnd)>) {
+        self.leaving.push(Leaving { worker, then });
+    }
+
+    fn exited(&mut self, worker: WorkerNumber, code: Option<u8>) {
         self.leaving.retain(|leaving| leaving.worker != worker);
         if worker == self.current.worker {
             self.current.has_exited = true;
         }
         if self.is_stopping {
             if self.current.has_exited && self.leaving.is_empty() {
-                actions.push(Action::Exit { code: 0 });
+                self.exit(0);
             }
         } else if matches!(self.step, ReplacementStep::Detaching { .. }) {
             if self.current.has_exited {
-                actions.push(Action::Exit { code: 0 });
+                self.exit(0);
             }
         } else if matches!(&self.step, ReplacementStep::Starting { candidate, .. } if *candidate == worker)
         {
@@ -456,15 +374,15 @@ impl Supervision {
                     Blame::Program,
                 ),
             };
-            self.give_up(&error, blame, now, actions);
+            self.give_up(&error, blame);
         } else if worker == self.current.worker {
-            self.current_exited(code, now, actions);
+            self.current_exited(code);
         } else {
-            self.begin_next(now, actions);
+            self.begin_next();
         }
     }
 
-    fn current_exited(&mut self, code: Option<u8>, now: Instant, actions: &mut Vec<Action>) {
+    fn current_exited(&mut self, code: Option<u8>) {
         if matches!(self.step, ReplacementStep::Starting { .. }) {
             return tracing::error!(
                 code,
@@ -474,48 +392,39 @@ impl Supervision {
         // Exit code 2: the configuration is wrong, whatever the program.
         let trial = self.current.trial.clone().filter(|_| code != Some(2));
         let (Some(trial), Some(program)) = (trial, self.current.program.clone()) else {
-            return actions.push(Action::Exit {
-                code: code.unwrap_or(1),
-            });
+            return self.exit(code.unwrap_or(1));
         };
         let error = "the updated agent ended by itself within a minute".to_owned();
         tracing::error!(version = %program.version, code, "{error}: going back to the program before");
-        actions.push(Action::Fail {
+        self.actions.push(Action::Fail {
             program,
             error,
             blame: Blame::Program,
             worker: None,
         });
-        actions.push(Action::Choose {
+        self.actions.push(Action::Choose {
             program: trial.fallback.clone(),
             is_proven: true,
         });
-        self.start_current(trial.fallback, actions);
-        self.begin_next(now, actions);
+        self.start_current(trial.fallback);
+        self.begin_next();
     }
 
-    fn not_started(
-        &mut self,
-        worker: WorkerNumber,
-        error: &str,
-        blame: Blame,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn not_started(&mut self, worker: WorkerNumber, error: &str, blame: Blame) {
         if matches!(&self.step, ReplacementStep::Starting { candidate, .. } if *candidate == worker)
         {
-            self.give_up(error, blame, now, actions);
+            self.give_up(error, blame);
         } else if worker != self.current.worker || self.is_stopping {
-            self.exited(worker, None, now, actions);
+            self.exited(worker, None);
         } else if self.current.program.is_some() {
             tracing::error!("using the installed program instead");
-            self.start_current(None, actions);
+            self.start_current(None);
         } else {
-            actions.push(Action::Exit { code: 1 });
+            self.exit(1);
         }
     }
 
-    fn begin_next(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    fn begin_next(&mut self) {
         if self.is_stopping {
             return;
         }
@@ -529,20 +438,16 @@ impl Supervision {
         }
         let next = self.next_signal.take().map(Cause::Signal);
         if let Some(cause) = next.or_else(|| self.next_update.take().map(Cause::Update)) {
-            actions.push(Action::Tell {
-                worker: self.current.worker,
-                message: ToWorker::ExpectSuccessor,
-            });
+            self.tell(self.current.worker, ToWorker::ExpectSuccessor);
             self.step = ReplacementStep::Announced {
                 cause,
-                until: now + ANSWER_WITHIN,
+                until: self.now + ANSWER_WITHIN,
             };
         }
     }
 
-    fn stop(&mut self, actions: &mut Vec<Action>) {
-        let mut workers: Vec<WorkerNumber> =
-            self.leaving.iter().map(|leaving| leaving.worker).collect();
+    fn stop(&mut self) {
+        let mut workers: Vec<_> = self.leaving.iter().map(|leaving| leaving.worker).collect();
         if !self.current.has_exited {
             workers.push(self.current.worker);
         }
@@ -550,114 +455,96 @@ impl Supervision {
             std::mem::replace(&mut self.step, ReplacementStep::Steady)
         {
             workers.push(candidate);
-            self.leaving.push(Leaving {
-                worker: candidate,
-                then: None,
-            });
+            self.leave(candidate, None);
+        }
+        for worker in workers {
+            if self.is_stopping {
+                self.actions.push(Action::Kill { worker });
+            } else {
+                self.tell(worker, ToWorker::Stop);
+            }
         }
         if self.is_stopping {
-            actions.extend(workers.into_iter().map(|worker| Action::Kill { worker }));
-            actions.push(Action::Exit { code: 1 });
-        } else {
-            self.is_stopping = true;
-            let message = |worker| Action::Tell {
-                worker,
-                message: ToWorker::Stop,
-            };
-            actions.extend(workers.into_iter().map(message));
+            self.exit(1);
         }
+        self.is_stopping = true;
     }
 
-    fn detach(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    fn detach(&mut self) {
         let current = (!self.current.has_exited).then_some(self.current.worker);
         // It may have replaced tunnels of the current worker already.
-        let candidate = if let ReplacementStep::Starting { candidate, .. } = self.step {
-            Some(candidate)
-        } else {
-            None
+        let candidate = match self.step {
+            ReplacementStep::Starting { candidate, .. } => Some(candidate),
+            _ => None,
         };
-        let serving: Vec<WorkerNumber> = current.into_iter().chain(candidate).collect();
-        if self.is_stopping || serving.is_empty() {
-            return actions.push(Action::Exit { code: 0 });
+        if self.is_stopping || current.or(candidate).is_none() {
+            return self.exit(0);
         }
-        let detach = |worker| Action::Tell {
-            worker,
-            message: ToWorker::Detach,
-        };
-        actions.extend(serving.into_iter().map(detach));
-        self.step = ReplacementStep::Detaching {
-            until: now + DETACH_WITHIN,
-        };
+        for worker in current.into_iter().chain(candidate) {
+            self.tell(worker, ToWorker::Detach);
+        }
+        let until = self.now + DETACH_WITHIN;
+        self.step = ReplacementStep::Detaching { until };
     }
 
-    fn time(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        self.end_trial(now, actions);
+    fn time(&mut self) {
+        self.end_trial();
         for leaving in &mut self.leaving {
             let worker = leaving.worker;
             match leaving.then {
-                Some((at, WorkerEnd::Stop)) if at <= now => {
-                    actions.push(Action::Tell {
+                Some((at, WorkerEnd::Stop)) if at <= self.now => {
+                    self.actions.push(Action::Tell {
                         worker,
                         message: ToWorker::Stop,
                     });
-                    leaving.then = Some((now + FAILED_ENDS_WITHIN, WorkerEnd::Kill));
+                    leaving.then = Some((self.now + FAILED_ENDS_WITHIN, WorkerEnd::Kill));
                 }
-                Some((at, WorkerEnd::Kill)) if at <= now => {
-                    actions.push(Action::Kill { worker });
+                Some((at, WorkerEnd::Kill)) if at <= self.now => {
+                    self.actions.push(Action::Kill { worker });
                     leaving.then = None;
                 }
                 _ => {}
             }
         }
         match &self.step {
-            ReplacementStep::Detaching { until } if *until <= now => {
-                actions.push(Action::Exit { code: 0 })
-            }
-            ReplacementStep::Announced { until, .. } if *until <= now => {
-                self.give_up(
-                    "the agent's process does not answer",
-                    Blame::Other,
-                    now,
-                    actions,
-                );
+            ReplacementStep::Detaching { until } if *until <= self.now => self.exit(0),
+            ReplacementStep::Announced { until, .. } if *until <= self.now => {
+                self.give_up("the agent's process does not answer", Blame::Other);
             }
             ReplacementStep::Starting {
                 candidate, until, ..
-            } if *until <= now => {
+            } if *until <= self.now => {
                 let candidate = *candidate;
                 // The current worker replaces the tunnels that the candidate has got, and only then the candidate stops.
-                actions.push(Action::Tell {
-                    worker: candidate,
-                    message: ToWorker::ExpectSuccessor,
-                });
-                self.leaving.push(Leaving {
-                    worker: candidate,
-                    then: Some((now + RESUMED_WITHIN, WorkerEnd::Stop)),
-                });
+                self.tell(candidate, ToWorker::ExpectSuccessor);
+                self.leave(
+                    candidate,
+                    Some((self.now + RESUMED_WITHIN, WorkerEnd::Stop)),
+                );
                 let error = format!(
                     "the new process did not have all tunnels within {} s",
                     TRIAL.as_secs()
                 );
-                self.give_up(&error, Blame::Unclear, now, actions);
+                self.give_up(&error, Blame::Unclear);
             }
             _ => {}
         }
     }
 
-    fn end_trial(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    fn end_trial(&mut self) {
         let Some(trial) = self
             .current
             .trial
             .as_mut()
-            .filter(|trial| trial.until <= now)
+            .filter(|trial| trial.until <= self.now)
         else {
             return;
         };
         if self.current.is_connected && !self.current.has_exited {
             self.current.trial = None;
-            actions.push(Action::Prove);
+            self.actions.push(Action::Prove);
         } else {
-            trial.until = now + TRIAL;
+            trial.until = self.now + TRIAL;
         }
     }
 }

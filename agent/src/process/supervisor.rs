@@ -5,11 +5,9 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{Either, select};
 use gw_shared::core_dump;
 use gw_shared::identity::program::{ReleaseKeys, SignedProgram};
 use gw_shared::signal::is_ignored;
@@ -129,20 +127,11 @@ impl Supervisor {
                     None => std::future::pending().await,
                 }
             };
-            let woken = match select(
-                pin!(self.received.recv()),
-                select(pin!(signals.recv()), pin!(due)),
-            )
-            .await
-            {
+            let input = tokio::select! {
                 // The sender is this supervisor.
-                Either::Left((input, _)) => Either::Left(input.unwrap_or(Input::Stop)),
-                Either::Right((Either::Right(_), _)) => Either::Left(Input::Time),
-                Either::Right((Either::Left((signal, _)), _)) => Either::Right(signal),
-            };
-            let input = match woken {
-                Either::Left(input) => input,
-                Either::Right(signal) => self.signalled(signal).await,
+                input = self.received.recv() => input.unwrap_or(Input::Stop),
+                signal = signals.recv() => self.signalled(signal).await,
+                () = due => Input::Time,
             };
             if let Input::Exited { worker, .. } = input {
                 self.links.remove(&worker);
@@ -154,15 +143,11 @@ impl Supervisor {
 
     /// Stops the agent, once, when its record was deleted and it can enroll again.
     fn ends_if_deleted(&mut self, input: Input) -> Input {
-        if !matches!(
-            input,
-            Input::Event {
-                event: AgentEvent::Deleted,
-                ..
-            }
-        ) || !self.invocation.can_enroll
-            || self.is_deleted
-        {
+        let event = match &input {
+            Input::Event { event, .. } => Some(event),
+            _ => None,
+        };
+        if event != Some(&AgentEvent::Deleted) || !self.invocation.can_enroll || self.is_deleted {
             return input;
         }
         tracing::warn!(
@@ -354,49 +339,56 @@ impl Supervisor {
                 record.is_proven = is_proven;
                 record.current.clone_from(&program);
             }),
-            Action::Prove => {
-                let mut kept = None;
-                self.record(|record| {
-                    record.is_proven = true;
-                    record.raise_floor(record.current.as_ref().map(|program| program.version));
-                    kept = record
-                        .current
-                        .as_ref()
-                        .map(|program| stored::path(&self.settings.state, program));
-                });
-                if kept.is_some() {
-                    stored::remove_others(&self.settings.state, kept.as_deref());
-                }
-            }
+            Action::Prove => self.prove(),
             Action::Fail {
                 program,
                 error,
                 blame,
                 worker,
-            } => {
-                tracing::error!(version = %program.version, error, "the agent is not updated");
-                let is_refused = blame == Blame::Program;
-                if blame != Blame::Other {
-                    self.record(|record| record.add_failure(&program, &error, is_refused));
-                }
-                if is_refused {
-                    stored::remove(&self.settings.state, &program);
-                }
-                if let Some(worker) = worker {
-                    self.tell(
-                        worker,
-                        &ToWorker::UpdateFailed {
-                            program,
-                            error,
-                            is_refused,
-                        },
-                    )
-                    .await;
-                }
-            }
+            } => self.fail(program, error, blame, worker).await,
             Action::Exit { code } => return Some(code),
         }
         None
+    }
+
+    /// Stores that the chosen program works, and removes the others.
+    fn prove(&self) {
+        let mut kept = None;
+        self.record(|record| {
+            record.is_proven = true;
+            let current = record.current.as_ref();
+            kept = current.map(|program| stored::path(&self.settings.state, program));
+            record.raise_floor(current.map(|program| program.version));
+        });
+        if kept.is_some() {
+            stored::remove_others(&self.settings.state, kept.as_deref());
+        }
+    }
+
+    /// Stores that the program has failed, and tells `worker`.
+    async fn fail(
+        &mut self,
+        program: SignedProgram,
+        error: String,
+        blame: Blame,
+        worker: Option<WorkerNumber>,
+    ) {
+        tracing::error!(version = %program.version, error, "the agent is not updated");
+        let is_refused = blame == Blame::Program;
+        if blame != Blame::Other {
+            self.record(|record| record.add_failure(&program, &error, is_refused));
+        }
+        if is_refused {
+            stored::remove(&self.settings.state, &program);
+        }
+        if let Some(worker) = worker {
+            let message = ToWorker::UpdateFailed {
+                program,
+                error,
+                is_refused,
+            };
+            self.tell(worker, &message).await;
+        }
     }
 
     async fn tell(&mut self, worker: WorkerNumber, message: &ToWorker) {
@@ -512,16 +504,17 @@ impl Supervisor {
 
 /// The exit code of a worker that ends by itself or is killed.
 async fn exit_code(child: &mut Child, killed: oneshot::Receiver<()>) -> Option<u8> {
-    match select(pin!(child.wait()), killed).await {
-        Either::Left((status, _)) => return code(status),
-        // The supervisor has dropped its end.
-        Either::Right((Err(_), waiting)) => return code(waiting.await),
-        Either::Right((Ok(()), _)) => {}
-    }
-    if let Err(error) = child.start_kill() {
-        tracing::error!(%error, "cannot kill a worker");
-    }
-    code(child.wait().await)
+    let status = tokio::select! {
+        status = child.wait() => status,
+        // The other branch goes on if the supervisor drops its end.
+        Ok(()) = killed => {
+            if let Err(error) = child.start_kill() {
+                tracing::error!(%error, "cannot kill a worker");
+            }
+            child.wait().await
+        }
+    };
+    code(status)
 }
 
 fn code(status: io::Result<std::process::ExitStatus>) -> Option<u8> {

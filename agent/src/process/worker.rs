@@ -2,11 +2,9 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::pin::pin;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -46,14 +44,14 @@ pub(super) async fn work(
         },
     )?;
     loop {
-        let message = match select(pin!(messages.next()), pin!(events.recv())).await {
-            Either::Left((message, _)) => message,
-            Either::Right((Some(event), _)) => {
+        let message = tokio::select! {
+            message = messages.next() => message,
+            event = events.recv() => {
+                let event = event.ok_or(WorkError::AgentEnded)?;
                 // Fails if the supervisor has ended, which its next message says.
                 let _ = send(&mut writer, &event).await;
                 continue;
             }
-            Either::Right((None, _)) => return Err(WorkError::AgentEnded),
         };
         match message {
             Some(ToWorker::ExpectSuccessor) => agent.command(LifecycleCommand::ExpectSuccessor),
