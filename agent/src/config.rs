@@ -84,10 +84,8 @@ impl Config {
         backends: &[String],
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
-        let mut keys = Keys::new(
-            file.map(read).transpose()?.unwrap_or_default(),
-            &environment,
-        );
+        let table = file.map(read).transpose()?.unwrap_or_default();
+        let mut keys = Keys::new(table, &environment);
         let of_state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| {
             text.parse().ok()
@@ -110,68 +108,43 @@ impl Config {
         let fallback = keys.in_file("backend");
         keys.refuse_unknown();
         let mut errors = keys.errors;
-        let named = match named {
-            Some(toml::Value::Table(named)) => named,
-            Some(value) => {
-                errors.push(format!("backends: {value} is not a table"));
-                toml::Table::new()
-            }
-            None => toml::Table::new(),
-        };
-        let of_all = match backends {
-            // Separated by spaces, which a URL cannot contain.
-            [] => environment("GW_BACKEND")
-                .map(|urls| urls.split_ascii_whitespace().map(str::to_owned).collect()),
-            given => Some(given.to_vec()),
-        };
         let backends = ServiceBackends::parse(
-            of_all.as_deref(),
-            &named,
+            of_all(backends, &environment).as_deref(),
+            &table_of_backends(named, &mut errors),
             fallback.as_ref(),
             &health_check,
             &mut errors,
         );
         let slots = slots::parse(environment(slots::VARIABLE).as_deref());
-        let state = StateDir::new(
-            state_dir
-                .or(of_state_dir)
-                .unwrap_or_else(|| state::DEFAULT.into()),
-        );
+        let state_dir = state_dir.or(of_state_dir);
+        let state = StateDir::new(state_dir.unwrap_or_else(|| state::DEFAULT.into()));
         let enrollment = match state.enrollment() {
             Ok(enrollment) => enrollment,
             Err(error) if errors.is_empty() => return Err(error.into()),
             Err(_) => return Err(ConfigError::Invalid(ConfigErrors(errors))),
         };
         // Services without a backend do not keep the others from being served: the gateway can add a service at any time.
-        if errors.is_empty()
-            && enrollment
-                .services
-                .iter()
-                .all(|hostname| backends.of(hostname).is_none())
-        {
+        let has_backend = |hostname: &String| backends.of(hostname).is_some();
+        if errors.is_empty() && !enrollment.services.iter().any(has_backend) {
             let services = enrollment.services.join(", ");
-            errors.push(format!(
-                "no backend for {services}: {}",
-                Self::HOW_TO_SET_A_BACKEND
-            ));
+            let how = Self::HOW_TO_SET_A_BACKEND;
+            errors.push(format!("no backend for {services}: {how}"));
         }
-        if errors.is_empty() {
-            let log_format = log_format.unwrap_or_default();
-            Ok(Self {
-                state,
-                enrollment,
-                proxies,
-                backends,
-                slots,
-                standby,
-                traces,
-                metrics_listen,
-                log_format,
-                core_dumps,
-            })
-        } else {
-            Err(ConfigError::Invalid(ConfigErrors(errors)))
+        if !errors.is_empty() {
+            return Err(ConfigError::Invalid(ConfigErrors(errors)));
         }
+        Ok(Self {
+            state,
+            enrollment,
+            proxies,
+            backends,
+            slots,
+            standby,
+            traces,
+            metrics_listen,
+            log_format: log_format.unwrap_or_default(),
+            core_dumps,
+        })
     }
 
     /// Configuration of an agent that uses no files.
@@ -233,6 +206,25 @@ impl Config {
             );
         }
     }
+}
+
+/// URLs of the backends for every service: of the command line, or of the environment.
+fn of_all(given: &[String], environment: &dyn Fn(&str) -> Option<String>) -> Option<Vec<String>> {
+    if !given.is_empty() {
+        return Some(given.to_vec());
+    }
+    // Separated by spaces, which a URL cannot contain.
+    let urls = environment("GW_BACKEND")?;
+    Some(urls.split_ascii_whitespace().map(str::to_owned).collect())
+}
+
+fn table_of_backends(named: Option<toml::Value>, errors: &mut Vec<String>) -> toml::Table {
+    match named {
+        Some(toml::Value::Table(named)) => return named,
+        Some(value) => errors.push(format!("backends: {value} is not a table")),
+        None => {}
+    }
+    toml::Table::new()
 }
 
 /// The release keys that the agent accepts, if it is to update itself.

@@ -63,82 +63,69 @@ pub fn examine(
     let state = match &config {
         Ok(config) => config.state.clone(),
         Err(_) => {
-            let from_environment = environment(state::VARIABLE).map(PathBuf::from);
-            StateDir::new(
-                options
-                    .state_dir
-                    .clone()
-                    .or(from_environment)
-                    .unwrap_or_else(|| state::DEFAULT.into()),
-            )
+            let given = options.state_dir.clone();
+            let folder = given.or_else(|| environment(state::VARIABLE).map(PathBuf::from));
+            StateDir::new(folder.unwrap_or_else(|| state::DEFAULT.into()))
         }
     };
     machine::folder(&mut out, "state folder", state.path());
     owner(&mut out, state.path());
-    let config = match config {
+    match config {
         Ok(config) => {
-            out.ok(
-                "configuration",
-                options
-                    .config
-                    .as_deref()
-                    .map_or("command-line options only".into(), Path::to_string_lossy),
-            );
-            config
+            let file = options.config.as_deref();
+            let from = file.map_or("command-line options only".into(), Path::to_string_lossy);
+            out.ok("configuration", from);
+            configured(&mut out, &config);
         }
-        Err(ConfigError::State(error)) => {
-            let advice = match error {
-                StateError::Permission { .. } => {
-                    "run it as the user of the agent, such as `sudo -u gw-agent gw-agent doctor`"
-                }
-                _ => "run `gw-agent enroll` with a token from the gateway's administrator",
-            };
-            out.failed("enrollment", error.to_string(), advice);
-            return out;
-        }
-        Err(error) => {
-            out.failed(
-                "configuration",
-                error.to_string(),
-                "docs/configuration.md lists all settings",
-            );
-            return out;
-        }
+        Err(error) => refused(&mut out, &error),
+    }
+    out
+}
+
+/// Reports why there is no configuration.
+fn refused(out: &mut Examination, error: &ConfigError) {
+    let (check, advice) = match error {
+        ConfigError::State(StateError::Permission { .. }) => (
+            "enrollment",
+            "run it as the user of the agent, such as `sudo -u gw-agent gw-agent doctor`",
+        ),
+        ConfigError::State(_) => (
+            "enrollment",
+            "run `gw-agent enroll` with a token from the gateway's administrator",
+        ),
+        _ => ("configuration", "docs/configuration.md lists all settings"),
     };
-    machine::core_dumps(&mut out, config.core_dumps);
+    out.failed(check, error.to_string(), advice);
+}
+
+/// Runs the checks that need the configuration.
+fn configured(out: &mut Examination, config: &Config) {
+    machine::core_dumps(out, config.core_dumps);
     if let Some(address) = config.metrics_listen {
         match TcpListener::bind(address) {
             Ok(_) => out.ok("metrics_listen", format!("{address} is free")),
-            Err(error) => {
-                out.warning(
-                    "metrics_listen",
-                    format!("{address}: {error}"),
-                    "expected if the agent is already running",
-                );
-            }
+            Err(error) => out.warning(
+                "metrics_listen",
+                format!("{address}: {error}"),
+                "expected if the agent is already running",
+            ),
         }
     }
-    let identity = match state.identity() {
+    let identity = match config.state.identity() {
         Ok(identity) => identity,
         Err(error) => {
-            out.failed(
-                "identity",
-                error.to_string(),
-                "enroll again: `gw-agent enroll --force`",
-            );
-            return out;
+            let advice = "enroll again: `gw-agent enroll --force`";
+            return out.failed("identity", error.to_string(), advice);
         }
     };
-    certificate(&mut out, &identity, SystemTime::now());
-    let driver = match Driver::choose() {
-        Ok(driver) => driver,
-        // Reported by the checks of the machine.
-        Err(_) => return out,
+    certificate(out, &identity, SystemTime::now());
+    // A failure is reported by the checks of the machine.
+    let Ok(driver) = Driver::choose() else {
+        return;
     };
-    if let Err(error) = driver.block_on(network(&mut out, &config, &identity)) {
+    if let Err(error) = driver.block_on(network(out, config, &identity)) {
         out.failed("reactor", error.to_string(), "see the checks above");
     }
-    out
 }
 
 /// Checks that `run` and `enroll` of this user accept the state folder.
@@ -253,35 +240,38 @@ async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
         tunnel(out, config, identity, hostname).await;
     }
     for hostname in services {
-        let check = format!("backend of {hostname}");
-        let Some(backends) = config.backends.of(hostname) else {
-            out.failed(check, "none", Config::HOW_TO_SET_A_BACKEND);
-            continue;
-        };
-        for (name, connected) in backends.probe(TIME_LIMIT).await {
-            match connected {
-                Ok(version) => out.ok(check.clone(), format!("{name} speaks {version}")),
-                Err(error) => {
-                    out.failed(
-                        check.clone(),
-                        format!("{name}: {error}"),
-                        "start the backend, or correct its address",
-                    );
-                }
-            }
+        backends(out, config, hostname).await;
+    }
+}
+
+/// Checks the connections to the backends of `hostname`, and their health check.
+async fn backends(out: &mut Examination, config: &Config, hostname: &str) {
+    let check = format!("backend of {hostname}");
+    let Some(backends) = config.backends.of(hostname) else {
+        return out.failed(check, "none", Config::HOW_TO_SET_A_BACKEND);
+    };
+    for (name, connected) in backends.probe(TIME_LIMIT).await {
+        match connected {
+            Ok(version) => out.ok(check.clone(), format!("{name} speaks {version}")),
+            Err(error) => out.failed(
+                check.clone(),
+                format!("{name}: {error}"),
+                "start the backend, or correct its address",
+            ),
         }
-        if let Some(health_check) = backends.health_check() {
-            let check = format!("health check of {hostname}");
-            for (name, result) in Pool::new(hostname, backends, 1).check_all().await {
-                match result {
-                    Ok(()) => out.ok(check.clone(), format!("{name} passes {health_check}")),
-                    Err(error) => out.failed(
-                        check.clone(),
-                        format!("{name} fails {health_check}: {error}"),
-                        "correct `health_check`, or the backend: the service gets no requests through one that fails",
-                    ),
-                }
-            }
+    }
+    let Some(health_check) = backends.health_check() else {
+        return;
+    };
+    let check = format!("health check of {hostname}");
+    for (name, result) in Pool::new(hostname, backends, 1).check_all().await {
+        match result {
+            Ok(()) => out.ok(check.clone(), format!("{name} passes {health_check}")),
+            Err(error) => out.failed(
+                check.clone(),
+                format!("{name} fails {health_check}: {error}"),
+                "correct `health_check`, or the backend: the service gets no requests through one that fails",
+            ),
         }
     }
 }

@@ -118,10 +118,22 @@ impl AgentSpan {
             is_complete: false,
         }
     }
+
+    /// Reason why the request has failed, if it has.
+    fn failure(&self) -> Option<String> {
+        if let Some(code) = self.error {
+            return Some(code.to_owned());
+        }
+        // For a client span, 4xx responses are failures too (OpenTelemetry HTTP conventions).
+        let is_failure = |status: &StatusCode| status.is_client_error() || status.is_server_error();
+        let status = self.status.filter(is_failure)?;
+        Some(status.as_str().to_owned())
+    }
 }
 
 impl Finished for AgentSpan {
     fn into_span(self) -> Span {
+        let failure = self.failure();
         let mut attributes = Vec::with_capacity(20);
         let name = trace::http_method(&self.method, &mut attributes);
         let mut add =
@@ -163,19 +175,11 @@ impl Finished for AgentSpan {
             "gw.slots_in_use",
             i64::from(self.slots_in_use),
         ));
-        let mut failure = None;
         if let Some(status) = self.status {
-            attributes.push(KeyValue::new(
-                "http.response.status_code",
-                i64::from(status.as_u16()),
-            ));
-            // For a client span, 4xx responses are failures too (OpenTelemetry HTTP conventions).
-            failure = (status.is_client_error() || status.is_server_error())
-                .then(|| status.as_str().to_owned());
+            let status = i64::from(status.as_u16());
+            attributes.push(KeyValue::new("http.response.status_code", status));
         }
-        if let Some(code) = self.error {
-            failure = Some(code.to_owned());
-        } else if !self.is_complete {
+        if self.error.is_none() && !self.is_complete {
             attributes.push(KeyValue::new("gw.ended", "caller_gone"));
         }
         if let Some(failure) = &failure {

@@ -1,5 +1,6 @@
 //! Limits on the responses and the reading of backends.
 
+use std::cell::Cell;
 use std::sync::atomic::AtomicBool;
 
 use gw_shared::tunnel::response;
@@ -123,34 +124,21 @@ fn backend_that_does_not_read_stalls_only_its_request() {
     });
     with_tunnel(&urls, |gateway| async move {
         let upload = gateway.send(post(Framing::Chunked));
-        let mut number = 0;
-        let send_all = async {
-            while number < TINY {
-                upload
-                    .up
-                    .send(Bytes::copy_from_slice(&[byte(number)]), false)
-                    .await
-                    .unwrap();
-                number += 1;
+        let sent = Cell::new(0);
+        let send_all = async || {
+            while sent.get() < TINY {
+                let data = Bytes::copy_from_slice(&[byte(sent.get())]);
+                upload.up.send(data, false).await.unwrap();
+                sent.update(|sent| sent + 1);
             }
         };
         // The credit of a stream is less than the body.
-        assert!(
-            runtime::timeout(Duration::from_millis(500), send_all)
-                .await
-                .is_err()
-        );
+        let in_time = runtime::timeout(Duration::from_millis(500), send_all()).await;
+        assert!(in_time.is_err());
         let other = gateway.send(get("/other"));
         assert_eq!(other.response().await.head.status, 200);
         reads.store(true, Ordering::Relaxed);
-        while number < TINY {
-            upload
-                .up
-                .send(Bytes::copy_from_slice(&[byte(number)]), false)
-                .await
-                .unwrap();
-            number += 1;
-        }
+        send_all().await;
         upload.up.finish().unwrap();
         assert_eq!(upload.response().await.head.status, 200);
     });

@@ -67,16 +67,12 @@ impl EnrollmentOptions {
         proxies: &ProxySettings,
     ) -> Result<(StateDir, StateLock, Start), EnrollError> {
         let mut mistakes = OptionMistakes::default();
-        let state = StateDir::new(self.state_dir);
-        let folder = state.path().display();
-        let token = self
-            .token
-            .map(|source| mistakes.unless("--token", read_token(source)));
-        let gateway = self
-            .gateway
-            .map(|url| mistakes.unless("--gateway", parse_gateway(&url)));
+        let state = StateDir::new(self.state_dir.clone());
+        let token = self.token.clone();
+        let token = token.map(|source| mistakes.unless("--token", read_token(source)));
+        let gateway = self.gateway.as_deref();
+        let gateway = gateway.map(|url| mistakes.unless("--gateway", parse_gateway(url)));
         let pending = mistakes.unless("--state-dir", state.pending()).flatten();
-
         // Without a token, or with the token that it began with, the pending enrollment is resumed.
         let resumes = |pending: &PendingEnrollment| match &token {
             None => true,
@@ -84,68 +80,80 @@ impl EnrollmentOptions {
                 .as_ref()
                 .is_some_and(|(id, _)| *id == pending.token_id),
         };
-        if let Some(pending) = pending.filter(resumes) {
-            if let Some(Some((name, _))) = gateway
-                && name != pending.gateway_name
-            {
-                let other = &pending.gateway_name;
-                let mistake = format!(
-                    "an enrollment at {other} is unfinished; pass a new --token to start another one"
-                );
-                mistakes.note("--gateway", mistake);
+        let (lock, start) = match pending.filter(resumes) {
+            Some(pending) => {
+                if let Some(Some((name, _))) = &gateway
+                    && *name != pending.gateway_name
+                {
+                    let other = &pending.gateway_name;
+                    let mistake = format!(
+                        "an enrollment at {other} is unfinished; pass a new --token to start another one"
+                    );
+                    mistakes.note("--gateway", mistake);
+                }
+                let lock = mistakes.unless("--state-dir", state.lock());
+                (lock, Some(Start::Resume(Box::new(pending))))
             }
-            let lock = mistakes.unless("--state-dir", state.lock());
-            mistakes.check()?;
-            let Some(lock) = lock else {
-                return Err(EnrollError::Usage(Vec::new()));
-            };
-            return Ok((state, lock, Start::Resume(Box::new(pending))));
-        }
-
-        let lock = if state.is_enrolled() && !self.force {
-            mistakes.note(
-                "--state-dir",
-                format!("{folder} contains an enrolled agent; use --force to replace it"),
-            );
-            None
-        } else {
-            mistakes.unless("--state-dir", state.create().and_then(|()| state.lock()))
+            None => {
+                let lock = self.lock(&state, &mut mistakes);
+                let new = self.start(&state, gateway, token, proxies, &mut mistakes);
+                (lock, new.map(|new| Start::New(Box::new(new))))
+            }
         };
+        mistakes.check()?;
+        // A missing value has been reported as a mistake.
+        match (lock, start) {
+            (Some(lock), Some(start)) => Ok((state, lock, start)),
+            _ => Err(EnrollError::Usage(Vec::new())),
+        }
+    }
+
+    /// Creates and locks the state folder of a new enrollment.
+    fn lock(&self, state: &StateDir, mistakes: &mut OptionMistakes) -> Option<StateLock> {
+        if state.is_enrolled() && !self.force {
+            let folder = state.path().display();
+            let mistake = format!("{folder} contains an enrolled agent; use --force to replace it");
+            mistakes.note("--state-dir", mistake);
+            return None;
+        }
+        mistakes.unless("--state-dir", state.create().and_then(|()| state.lock()))
+    }
+
+    /// Checks the options of a new enrollment. Those that are `Some(None)` are noted as mistakes already.
+    fn start(
+        self,
+        state: &StateDir,
+        gateway: Option<Option<(String, u16)>>,
+        token: Option<Option<(EnrollmentTokenId, Secret)>>,
+        proxies: &ProxySettings,
+        mistakes: &mut OptionMistakes,
+    ) -> Option<NewEnrollment> {
         if gateway.is_none() {
             mistakes.note(
                 "--gateway",
-                "missing; use https://HOST or https://HOST:PORT".to_owned(),
+                "missing; use https://HOST or https://HOST:PORT",
             );
         }
         if token.is_none() {
-            mistakes.note(
-                "--token",
-                format!("missing, and {folder} contains no unfinished enrollment"),
-            );
+            let folder = state.path().display();
+            let mistake = format!("missing, and {folder} contains no unfinished enrollment");
+            mistakes.note("--token", mistake);
         }
         let gateway_ca_pem = self
             .ca_file
             .and_then(|file| mistakes.unless("--ca-file", read_authorities(&file)));
         let name = self.name.unwrap_or_else(machine_name);
         if !(1..=NAME_MAX).contains(&name.chars().count()) {
-            mistakes.note(
-                "--name",
-                format!("{name:?} does not have 1 to {NAME_MAX} characters"),
-            );
+            let mistake = format!("{name:?} does not have 1 to {NAME_MAX} characters");
+            mistakes.note("--name", mistake);
         }
-        mistakes.check()?;
-        // A missing value has been reported as a mistake above.
-        let (Some(Some((gateway_name, port))), Some(Some((token_id, token))), Some(lock)) =
-            (gateway, token, lock)
-        else {
-            return Err(EnrollError::Usage(Vec::new()));
-        };
-        let (gateway_host, gateway_port) = self
-            .connect_to
-            .unwrap_or_else(|| (gateway_name.clone(), port));
-        let proxies = proxies.clone();
-        let new = NewEnrollment {
-            proxies,
+        let (gateway_name, port) = gateway.flatten()?;
+        let (token_id, token) = token.flatten()?;
+        let connect_to = self.connect_to;
+        let (gateway_host, gateway_port) =
+            connect_to.unwrap_or_else(|| (gateway_name.clone(), port));
+        Some(NewEnrollment {
+            proxies: proxies.clone(),
             gateway_name,
             gateway_host,
             gateway_port,
@@ -153,8 +161,7 @@ impl EnrollmentOptions {
             token,
             token_id,
             name,
-        };
-        Ok((state, lock, Start::New(Box::new(new))))
+        })
     }
 }
 
