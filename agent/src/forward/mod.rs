@@ -192,6 +192,24 @@ pub(crate) struct RequestUpload {
     taken: Cell<u64>,
 }
 
+/// Connects to a backend. Refuses the request if there is no connection.
+async fn connect<'a>(
+    pool: &'a Pool,
+    offer: Offer,
+    scope: &RequestScope,
+    delivery: RequestDelivery,
+    sender: &StreamSender,
+) -> Result<Lease<'a>, Failed> {
+    match unless_reset(sender, pool.connect(offer, scope)).await {
+        Some(Ok(lease)) => Ok(lease),
+        Some(Err(error)) => {
+            let error = ForwardError::no_connection(&error, delivery);
+            Err(refuse(sender, scope, &error))
+        }
+        None => Err(Failed),
+    }
+}
+
 async fn forward_message(
     pool: &Pool,
     scope: &RequestScope,
@@ -206,17 +224,7 @@ async fn forward_message(
     loop {
         let lease = match reused.take() {
             Some(lease) => lease,
-            None => match Box::pin(unless_reset(sender, pool.connect(Offer::Any, scope))).await {
-                Some(Ok(lease)) => lease,
-                Some(Err(error)) => {
-                    return Err(refuse(
-                        sender,
-                        scope,
-                        &ForwardError::no_connection(&error, delivery),
-                    ));
-                }
-                None => return Err(Failed),
-            },
+            None => Box::pin(connect(pool, Offer::Any, scope, delivery, sender)).await?,
         };
         scope.connected(|| lease.describe());
         delivery.accept(sender);

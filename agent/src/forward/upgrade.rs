@@ -18,7 +18,7 @@ use http::{Method, StatusCode};
 
 use crate::backend::{BackendHead, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
 use crate::forward::{
-    Complete, ExchangeError, Failed, ForwardError, RequestDelivery, RequestUpload, Sent,
+    Complete, ExchangeError, Failed, ForwardError, RequestDelivery, RequestUpload, Sent, connect,
     final_head, refuse, relay_body, relay_final, send_body, unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
@@ -37,17 +37,7 @@ pub(crate) async fn forward(
     upload: &RequestUpload,
 ) -> Result<Complete, Failed> {
     let protocol = request.upgrade.take().ok_or(Failed)?;
-    let lease = match unless_reset(sender, pool.connect(Offer::Http1, scope)).await {
-        Some(Ok(lease)) => lease,
-        Some(Err(error)) => {
-            return Err(refuse(
-                sender,
-                scope,
-                &ForwardError::no_connection(&error, delivery),
-            ));
-        }
-        None => return Err(Failed),
-    };
+    let lease = connect(pool, Offer::Http1, scope, delivery, sender).await?;
     scope.connected(|| lease.describe());
     delivery.accept(sender);
     let error = match exchange(&lease, request, &protocol, body, sender, scope, upload).await {

@@ -152,11 +152,22 @@ fn due(validity: ValidityPeriod, random: f64) -> SystemTime {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use gw_shared::runtime::Driver;
+    use tempfile::TempDir;
 
     use super::*;
     use crate::fake_gateway::{self, Authority, LONG_AGO, NOW};
     use crate::identity::Identity;
+
+    /// The certificates of an agent with one that is valid in `years`, and its state folder.
+    fn certificates(authority: &Authority, years: Range<i32>) -> (TempDir, CertificateManager) {
+        let directory = tempfile::tempdir().unwrap();
+        let identity = authority.identity_pem(years);
+        let agent = fake_gateway::agent(directory.path(), authority, &identity, 0);
+        (directory, agent.certificates)
+    }
 
     #[test]
     fn renewal_is_due_after_about_two_thirds_of_the_lifetime() {
@@ -193,14 +204,7 @@ mod tests {
     #[test]
     fn renewal_is_due_by_the_gateways_clock() {
         let authority = Authority::new();
-        let directory = tempfile::tempdir().unwrap();
-        let certificates = fake_gateway::agent(
-            directory.path(),
-            &authority,
-            &authority.identity_pem(LONG_AGO),
-            0,
-        )
-        .certificates;
+        let (_directory, certificates) = certificates(&authority, LONG_AGO);
         let issued = certificates
             .state
             .identity()
@@ -243,14 +247,7 @@ mod tests {
     #[test]
     fn a_certificate_of_another_authority_is_renewed_when_the_gateway_says_so() {
         let [authority, next] = [(); 2].map(|()| Authority::new());
-        let directory = tempfile::tempdir().unwrap();
-        let certificates = fake_gateway::agent(
-            directory.path(),
-            &authority,
-            &authority.identity_pem(NOW),
-            0,
-        )
-        .certificates;
+        let (_directory, certificates) = certificates(&authority, NOW);
         let identity = |authority: &Authority| {
             Identity::from_pem(authority.identity_pem(NOW).as_bytes()).unwrap()
         };
@@ -303,14 +300,7 @@ mod tests {
     #[test]
     fn only_a_due_certificate_is_replaced_and_with_a_new_key() {
         let authority = Authority::new();
-        let directory = tempfile::tempdir().unwrap();
-        let certificates = fake_gateway::agent(
-            directory.path(),
-            &authority,
-            &authority.identity_pem(LONG_AGO),
-            0,
-        )
-        .certificates;
+        let (_directory, certificates) = certificates(&authority, LONG_AGO);
         let before = certificates.state.identity().unwrap();
         let mut key = None;
         // Plays a tunnel: refuses the first request and answers the second like the gateway.

@@ -186,22 +186,26 @@ async fn read(receiver: &StreamReceiver) -> usize {
     }
 }
 
+/// Tells the agent that its tunnel is registered, and waits until it knows.
+async fn become_ready(tunnel: &Tunnel, session: &Session) {
+    tell(
+        tunnel,
+        &ToAgent::Ready {
+            agent_id: "ag_1".to_owned(),
+            generation: 1,
+        },
+    );
+    let mut phase = session.phase.subscribe();
+    phase
+        .wait_for(|phase| *phase == Phase::Ready)
+        .await
+        .unwrap();
+}
+
 #[test]
 fn drained_tunnel_ends_after_its_last_response() {
     let ended = with_session(async |tunnel, session, _stop| {
-        tell(
-            tunnel,
-            &ToAgent::Ready {
-                agent_id: "ag_1".to_owned(),
-                generation: 1,
-            },
-        );
-        session
-            .phase
-            .subscribe()
-            .wait_for(|phase| *phase == Phase::Ready)
-            .await
-            .unwrap();
+        become_ready(tunnel, session).await;
         let (_sender, receiver) = get(tunnel);
         tell(tunnel, &ToAgent::Drained);
         assert_eq!(read(&receiver).await, BODY);
@@ -361,19 +365,7 @@ fn a_backend_that_does_not_answer_is_given_up_if_there_are_other_agents() {
         }
         tell(tunnel, &ToAgent::OtherTunnels { exist: true });
         // A tunnel delivers its messages in their order, but not in the order of messages and requests.
-        tell(
-            tunnel,
-            &ToAgent::Ready {
-                agent_id: "ag_1".to_owned(),
-                generation: 1,
-            },
-        );
-        session
-            .phase
-            .subscribe()
-            .wait_for(|phase| *phase == Phase::Ready)
-            .await
-            .unwrap();
+        become_ready(tunnel, session).await;
         let Ok(ReceivedPart::Head(Kind::Refused, payload)) = get(tunnel).1.receive().await else {
             panic!("not refused")
         };
