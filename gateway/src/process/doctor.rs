@@ -3,6 +3,7 @@
 
 mod access_log;
 mod archive;
+mod certificate;
 pub(super) mod store;
 
 use std::io::{self, Read, Write};
@@ -12,25 +13,20 @@ use std::time::Duration;
 
 use gw_shared::doctor::{Examination, machine};
 use gw_shared::net::tls::SPEAK_TLS;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::config_file::ConfigFile;
 use super::listen_advice::advice;
-use crate::clock::Timestamp;
 use crate::config::{Config, ProxyProtocol, StoreSettings, TrustedProxies};
-use crate::hostname::Region;
 use crate::ingress::PLAIN_HTTP;
 use crate::limits;
 use crate::memory::sockets::TcpMemory;
 use crate::store::{Sealing, StoreError};
 use crate::telemetry::request_log::AccessLogTarget;
-use crate::tls::certificate::{self, ChainValidity, PairKeys, TENANT};
+use crate::tls::certificate::{PairKeys, TENANT};
 use crate::tls::{CertificateFiles, CertificateSource};
 
 /// Open files that a busy gateway needs.
 const OPEN_FILES: u64 = 65_536;
-/// Remaining validity below which a certificate causes a warning.
-const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);
 /// Bytes of the answer to a plain HTTP request that are read.
 const ANSWER_MAX: u64 = 4096;
 /// Longest wait for name resolution, and for the answer of a running gateway.
@@ -173,7 +169,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     }
     match &config.certificate {
         CertificateSource::Files { certificate, key } => {
-            pair_of_files(out, "certificate", PairKeys::CALLERS, certificate, key, Some(&config.region));
+            certificate::pair_of_files(out, "certificate", PairKeys::CALLERS, certificate, key, Some(&config.region));
         }
         CertificateSource::Development { .. } => out.warning(
             "certificate",
@@ -198,7 +194,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
 fn admin_listener(out: &mut Examination, config: &Config) {
     const CHECK: &str = "admin certificate";
     if let Some(CertificateFiles { certificate, key }) = &config.admin_certificate {
-        pair_of_files(out, CHECK, PairKeys::ADMIN, certificate, key, None);
+        certificate::pair_of_files(out, CHECK, PairKeys::ADMIN, certificate, key, None);
     } else if config.open_admin_listener(config.admin_listen).is_some() {
         let found = format!("none, and other machines can reach {}", config.admin_listen);
         out.warning(
@@ -216,39 +212,6 @@ fn proxies(out: &mut Examination, config: &Config) {
         out.failed(CHECK, found, remedy);
     } else if !config.trusted_proxies.is_empty() {
         out.ok(CHECK, "each has a proxy_protocol");
-    }
-}
-
-/// Checks the files of a certificate and its key.
-fn pair_of_files(
-    out: &mut Examination,
-    check: &str,
-    keys: PairKeys,
-    certificate: &Path,
-    key: &Path,
-    region: Option<&Region>,
-) {
-    match (
-        certificate::read_chain(certificate),
-        certificate::read_key(key),
-    ) {
-        (Ok(chain), Ok(key)) => {
-            server_certificate(out, check, keys, &chain, &key, region, Timestamp::now())
-        }
-        (chain, private_key) => {
-            let chain = chain
-                .err()
-                .map(|error| format!("{}: {error}", certificate.display()));
-            let private_key = private_key
-                .err()
-                .map(|error| format!("{}: {error}", key.display()));
-            let errors: Vec<String> = chain.into_iter().chain(private_key).collect();
-            let advice = format!(
-                "{} and {} name PEM files that the gateway's user can read",
-                keys.certificate, keys.key
-            );
-            out.failed(check, errors.join("; "), advice);
-        }
     }
 }
 
@@ -314,89 +277,6 @@ fn port(
     }
 }
 
-/// Checks that clients accept the certificate: key, names of the region if it must have them, order of the chain, and
-/// validity at `now`.
-fn server_certificate(
-    out: &mut Examination,
-    check: &str,
-    keys: PairKeys,
-    chain: &[CertificateDer<'static>],
-    key: &PrivateKeyDer<'static>,
-    region: Option<&Region>,
-    now: Timestamp,
-) {
-    let [key_check, names_check, order_check, time_check] =
-        ["key", "names", "chain", "time"].map(|part| format!("{check}: {part}"));
-    match certificate::check_key(chain, key) {
-        Ok(()) => out.ok(&key_check, "the key matches the certificate"),
-        Err(error) => {
-            out.failed(
-                &key_check,
-                error,
-                format!("set {} to the key of the first certificate", keys.key),
-            );
-        }
-    }
-    let missing = region
-        .map(|region| certificate::missing_names(chain, region))
-        .unwrap_or_default();
-    if !missing.is_empty() {
-        out.failed(
-            &names_check,
-            format!("not valid for {}", missing.join(" and ")),
-            "have it issued for the apex and the wildcard below it",
-        );
-    } else if let Some(region) = region {
-        out.ok(
-            &names_check,
-            format!(
-                "valid for {}",
-                certificate::wanted_names(region).join(" and ")
-            ),
-        );
-    } else {
-        out.ok(
-            &names_check,
-            format!("valid for {}", certificate::names(&chain[0]).join(", ")),
-        );
-    }
-    match certificate::first_out_of_order(chain) {
-        None if chain.len() == 1 => out.warning(
-            &order_check,
-            "one certificate",
-            "enough if callers trust its issuer; otherwise append the intermediate certificates",
-        ),
-        None => out.ok(&order_check, format!("{} certificates, each issued by the next", chain.len())),
-        Some(at) => out.failed(
-            &order_check,
-            format!("certificate {at} of the file is not issued by the one after it"),
-            "order the file: the certificate of the server first, then each issuer; the root may be omitted",
-        ),
-    }
-    const RENEW: &str = "renew it, then send SIGHUP (systemctl reload) to the gateway";
-    match certificate::validity(chain, now) {
-        ChainValidity::Unreadable => {
-            out.failed(
-                &time_check,
-                "cannot be parsed",
-                format!("{} must be X.509 in PEM", keys.certificate),
-            );
-        }
-        ChainValidity::Expired { at } => out.failed(&time_check, format!("expired on {at}"), RENEW),
-        ChainValidity::NotYet { from } => {
-            out.failed(
-                &time_check,
-                format!("not valid before {from}"),
-                "set the clock, or wait until then",
-            );
-        }
-        ChainValidity::Until(until) if until.since(now) < EXPIRES_SOON => {
-            out.warning(&time_check, format!("expires on {until}"), RENEW);
-        }
-        ChainValidity::Until(until) => out.ok(&time_check, format!("valid until {until}")),
-    }
-}
-
 fn dns(out: &mut Examination, check: &str, name: &str, port: u16) {
     if name.ends_with(".localhost") {
         // RFC 6761 §6.3.
@@ -439,132 +319,16 @@ mod tests {
     use std::collections::BTreeMap;
 
     use gw_shared::doctor::Verdict;
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 
     use super::*;
 
-    fn verdicts(examine: impl FnOnce(&mut Examination)) -> BTreeMap<String, Verdict> {
+    pub(super) fn verdicts(examine: impl FnOnce(&mut Examination)) -> BTreeMap<String, Verdict> {
         let mut out = Examination::default();
         examine(&mut out);
         out.checks()
             .iter()
             .map(|finding| (finding.check.clone(), finding.verdict))
             .collect()
-    }
-
-    /// A chain of the certificate for `names`, an intermediate and the root; and the key.
-    fn chain(names: &[&str]) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
-        let authority = |name: &str| {
-            let mut params = CertificateParams::default();
-            params
-                .distinguished_name
-                .push(rcgen::DnType::CommonName, name);
-            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            params
-        };
-        let root = authority("root");
-        let between = authority("between");
-        let root_key = KeyPair::generate().unwrap();
-        let between_key = KeyPair::generate().unwrap();
-        let key = KeyPair::generate().unwrap();
-        let root_der = root.self_signed(&root_key).unwrap().der().clone();
-        let between_der = between
-            .signed_by(&between_key, &Issuer::new(root, root_key))
-            .unwrap()
-            .der()
-            .clone();
-        let mut leaf =
-            CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())
-                .unwrap();
-        leaf.not_after = date_time_ymd(2030, 1, 1);
-        let leaf = leaf
-            .signed_by(&key, &Issuer::new(between, between_key))
-            .unwrap()
-            .der()
-            .clone();
-        (vec![leaf, between_der, root_der], PrivateKeyDer::from(key))
-    }
-
-    const NAMES: [&str; 2] = ["eu1.example.com", "*.eu1.example.com"];
-    const IN_2029: Timestamp = Timestamp(1_861_920_000);
-
-    #[test]
-    fn key_names_order_and_validity_of_a_certificate_are_checked() {
-        let (chain, key) = chain(&NAMES);
-        let region = Region::new("eu1", "example.com");
-        let of = |chain: &[CertificateDer<'static>], region: &Region, now| {
-            verdicts(|out| {
-                server_certificate(
-                    out,
-                    "certificate",
-                    PairKeys::CALLERS,
-                    chain,
-                    &key,
-                    Some(region),
-                    now,
-                )
-            })
-            .into_values()
-            .collect::<Vec<_>>()
-        };
-        use Verdict::{Failed, Ok, Warning};
-        // Chain, key, names, time.
-        assert_eq!(of(&chain, &region, IN_2029), [Ok, Ok, Ok, Ok]);
-        assert_eq!(of(&chain[..1], &region, IN_2029), [Warning, Ok, Ok, Ok]);
-        let swapped = [chain[0].clone(), chain[2].clone(), chain[1].clone()];
-        assert_eq!(of(&swapped, &region, IN_2029), [Failed, Ok, Ok, Ok]);
-        assert_eq!(
-            of(&chain, &Region::new("eu2", "example.com"), IN_2029),
-            [Ok, Ok, Failed, Ok]
-        );
-        assert_eq!(
-            of(&chain, &region, Timestamp(1_893_456_000 - 86_400)),
-            [Ok, Ok, Ok, Warning]
-        );
-        assert_eq!(
-            of(&chain, &region, Timestamp(1_893_456_000)),
-            [Ok, Ok, Ok, Failed]
-        );
-        // Certificates of rcgen are valid from 1975.
-        assert_eq!(of(&chain, &region, Timestamp(0)), [Ok, Ok, Ok, Failed]);
-        let other = PrivateKeyDer::from(KeyPair::generate().unwrap());
-        let found = verdicts(|out| {
-            server_certificate(
-                out,
-                "certificate",
-                PairKeys::CALLERS,
-                &chain,
-                &other,
-                Some(&region),
-                IN_2029,
-            );
-        });
-        assert_eq!(found["certificate: key"], Failed);
-    }
-
-    #[test]
-    fn a_certificate_must_be_valid_for_the_apex_and_its_wildcard() {
-        let (chain, key) = chain(&NAMES[..1]);
-        let mut out = Examination::default();
-        let region = Region::new("eu1", "example.com");
-        server_certificate(
-            &mut out,
-            "certificate",
-            PairKeys::CALLERS,
-            &chain,
-            &key,
-            Some(&region),
-            IN_2029,
-        );
-        let names = out
-            .checks()
-            .iter()
-            .find(|finding| finding.check == "certificate: names")
-            .unwrap();
-        assert_eq!(
-            (names.verdict, names.found.as_str()),
-            (Verdict::Failed, "not valid for *.eu1.example.com")
-        );
     }
 
     #[test]
