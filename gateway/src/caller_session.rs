@@ -78,7 +78,7 @@ impl CallerSessions {
 
     /// The session of a request to `service`. Removes the gateway's cookie from the request.
     pub fn of(&self, service: &Service, request: &mut OutboundRequest) -> CallerSession {
-        let hash = match &service.affinity {
+        let hash = match &service.settings.affinity {
             Affinity::None => None,
             Affinity::Cookie(name) => {
                 return self.of_cookie(&service.label, name, &mut request.headers);
@@ -251,8 +251,8 @@ mod tests {
     use crate::client_address::ProxyProtocol;
     use crate::clock::Timestamp;
     use crate::hostname::Region;
-    use crate::rate::Rate;
-    use crate::store::{Directory, Modes, Records, ServiceRecord, StoredRecord};
+    use crate::service_settings::ServiceSettings;
+    use crate::store::{Directory, Records, ServiceRecord, StoredRecord};
 
     fn sessions(key: u8) -> CallerSessions {
         let trusted = [("10.0.0.0/8".parse().unwrap(), ProxyProtocol::Off)];
@@ -264,17 +264,10 @@ mod tests {
         let record = ServiceRecord {
             account: "acme".parse().unwrap(),
             id: id.parse().unwrap(),
-            modes: Modes {
-                jwt: true,
-                service_key: true,
+            settings: ServiceSettings {
+                affinity: affinity.parse().unwrap(),
+                ..ServiceSettings::default()
             },
-            enabled: true,
-            rate: Rate::new(1, 1).unwrap(),
-            request_logging: true,
-            capture_request_body: false,
-            capture_response_body: false,
-            retries: true,
-            affinity: affinity.parse().unwrap(),
             created_at: Timestamp(1),
         };
         let records = Records::from_iter([StoredRecord::Service(record)]);

@@ -22,6 +22,7 @@ use crate::limits;
 use crate::memory::process;
 use crate::rate::Rate;
 use crate::region::Isolation;
+use crate::service_settings::ServiceSettings;
 use crate::store::PostgresSettings;
 use crate::telemetry::request_log::AccessLogTarget;
 use crate::telemetry::request_log::archive::ArchiveSettings;
@@ -114,9 +115,6 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Config {
-    /// Default bucket of a service: a burst of 1000, 300 per minute.
-    pub const DEFAULT_RATE: Rate = Rate::new(1000, 300).unwrap();
-
     /// The configuration with only the required keys.
     pub fn new(region: Region, data_dir: PathBuf) -> Self {
         const PER_ADDRESS: Rate = Rate::new(60, 60).unwrap();
@@ -143,7 +141,7 @@ impl Config {
             workers: workers_or_cores(0),
             hand_over: HandOver::Auto,
             trusted_proxies: TrustedProxies::default(),
-            default_rate: Self::DEFAULT_RATE,
+            default_rate: ServiceSettings::RATE,
             token_requests: PER_ADDRESS,
             enrollment_requests: PER_ADDRESS,
             auth_failures: FAILURES_PER_ADDRESS,

@@ -45,6 +45,7 @@ pub mod region;
 mod relay;
 mod request_scope;
 mod route;
+pub mod service_settings;
 mod sqlite_file;
 pub mod store;
 mod strict_json;

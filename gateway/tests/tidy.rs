@@ -60,6 +60,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "error",
             "limits",
             "region",
+            "service_settings",
             "affinity",
             "ownership",
             "hostname",

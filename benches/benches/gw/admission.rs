@@ -5,16 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion};
-use gw_gateway::affinity::Affinity;
 use gw_gateway::auth::jwt::Claims;
 use gw_gateway::auth::{Checks, VerifiedTokens, authenticate};
 use gw_gateway::clock::Timestamp;
 use gw_gateway::hostname::Region;
 use gw_gateway::rate::Rate;
 use gw_gateway::rate_limit::Bucket;
+use gw_gateway::service_settings::ServiceSettings;
 use gw_gateway::store::{
-    CallerSecretRecord, Directory, Modes, Records, SecretAccess, ServiceRecord, SigningKey,
-    StoredRecord,
+    CallerSecretRecord, Directory, Records, SecretAccess, ServiceRecord, SigningKey, StoredRecord,
 };
 use gw_gateway::support::bench::LabelCounts;
 use gw_shared::http::Fields;
@@ -149,17 +148,7 @@ impl World {
             records.put(StoredRecord::Service(ServiceRecord {
                 account: account.clone(),
                 id,
-                modes: Modes {
-                    jwt: true,
-                    service_key: true,
-                },
-                enabled: true,
-                rate: Rate::new(1000, 300).unwrap(),
-                request_logging: true,
-                capture_request_body: false,
-                capture_response_body: false,
-                retries: true,
-                affinity: Affinity::None,
+                settings: ServiceSettings::default(),
                 created_at: now,
             }));
         }

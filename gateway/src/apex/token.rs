@@ -270,7 +270,7 @@ fn mint(
         .ok_or(Denial::UnauthorizedClient(
             "this credential is not allowed this service",
         ))?;
-    if !service.modes.jwt {
+    if !service.settings.modes.jwt {
         return Err(Denial::UnauthorizedClient(
             "this service does not accept access tokens",
         ));

@@ -39,11 +39,11 @@ impl Authenticated {
         by: Principal,
     ) -> Result<Self, Error> {
         match &by {
-            Principal::Client(_) if !service.modes.jwt => {
+            Principal::Client(_) if !service.settings.modes.jwt => {
                 return Err(Error::AuthModeNotAllowed(TOKENS));
             }
             Principal::Client(id) => drop(jwt::check_credential(directory, service, id.as_str())?),
-            Principal::ServiceKey(_) if !service.modes.service_key => {
+            Principal::ServiceKey(_) if !service.settings.modes.service_key => {
                 return Err(Error::AuthModeNotAllowed(KEYS));
             }
             Principal::ServiceKey(id) => drop(service_key::check(directory, service, id.as_str())?),
@@ -120,9 +120,11 @@ pub fn authenticate(
     let by = match (token, key) {
         (None, None) => return Err(Error::AuthRequired),
         (Some(_), Some(_)) => return Err(Error::AuthAmbiguous),
-        (Some(_), None) if !service.modes.jwt => return Err(Error::AuthModeNotAllowed(TOKENS)),
+        (Some(_), None) if !service.settings.modes.jwt => {
+            return Err(Error::AuthModeNotAllowed(TOKENS));
+        }
         (Some(token), None) => Principal::Client(jwt::verify(checks, tokens, token)?),
-        (None, Some(_)) if !service.modes.service_key => {
+        (None, Some(_)) if !service.settings.modes.service_key => {
             return Err(Error::AuthModeNotAllowed(KEYS));
         }
         (None, Some(key)) => Principal::ServiceKey(service_key::verify(
@@ -166,12 +168,11 @@ mod tests {
 
     use super::jwt::Claims;
     use super::*;
-    use crate::affinity::Affinity;
     use crate::hostname::Region;
-    use crate::rate::Rate;
+    use crate::service_settings::{Modes, ServiceSettings};
     use crate::store::{
-        CallerSecretRecord, Modes, Records, SecretAccess, ServiceRecord, SigningKey,
-        SigningKeyRecord, StoredRecord,
+        CallerSecretRecord, Records, SecretAccess, ServiceRecord, SigningKey, SigningKeyRecord,
+        StoredRecord,
     };
 
     const BOTH: Modes = Modes {
@@ -204,14 +205,10 @@ mod tests {
             records.put(StoredRecord::Service(ServiceRecord {
                 account: AccountId::new("acme").unwrap(),
                 id: ServiceId::new(id).unwrap(),
-                modes,
-                enabled: true,
-                rate: Rate::new(1, 1).unwrap(),
-                request_logging: false,
-                capture_request_body: false,
-                capture_response_body: false,
-                retries: true,
-                affinity: Affinity::None,
+                settings: ServiceSettings {
+                    modes,
+                    ..ServiceSettings::default()
+                },
                 created_at: NOW,
             }));
         }

@@ -1,13 +1,16 @@
 //! `gw-gateway service`
 
-use clap::{Args, Subcommand, value_parser};
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand, value_parser};
 use gw_gateway::affinity::Affinity;
 use gw_gateway::control::{Mode, NewService, ServiceChanges, ServiceView};
+use gw_gateway::service_settings::{Kind, SETTINGS};
 use gw_shared::id::{AccountId, ServiceId};
+use serde_json::{Map, Value, json};
 
-use super::output::{CommandError, Listed, Output, Shown, joined, word, yes_or_no};
+use super::Switch;
+use super::output::{CommandError, Listed, Output, Shown, joined, yes_or_no};
 use super::service_access::Access;
-use super::{Switch, new_list};
 
 #[derive(Subcommand)]
 pub(crate) enum ServiceCommand {
@@ -42,50 +45,67 @@ pub(crate) enum ServiceCommand {
     },
 }
 
-#[derive(Args)]
-pub(crate) struct Settings {
-    /// A way for callers to authenticate; repeat for each.
-    #[arg(long = "mode", value_name = "MODE")]
-    modes: Vec<Mode>,
-    #[command(flatten)]
-    switch: Switch,
-    /// Requests at once before the rate limit applies.
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
-    burst: Option<u32>,
-    /// Requests per minute after that.
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
-    refill_per_minute: Option<u32>,
-    /// Whether requests are logged.
-    #[arg(long, value_name = "true|false")]
-    request_logging: Option<bool>,
-    /// Whether request bodies are captured in the log.
-    #[arg(long, value_name = "true|false")]
-    capture_request_body: Option<bool>,
-    /// Whether response bodies are captured in the log.
-    #[arg(long, value_name = "true|false")]
-    capture_response_body: Option<bool>,
-    /// Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on another
-    /// agent.
-    #[arg(long, value_name = "true|false")]
-    retries: Option<bool>,
-    /// What requests for the same agent have in common: none, cookie, cookie:NAME, header:NAME or client.
-    #[arg(long, value_name = "AFFINITY")]
-    affinity: Option<Affinity>,
+/// The settings that options give.
+pub(crate) struct Settings(ServiceChanges);
+
+impl Args for Settings {
+    fn augment_args(command: Command) -> Command {
+        SETTINGS.iter().fold(command, |command, setting| {
+            let option = Arg::new(setting.name)
+                .long(setting.option.as_str())
+                .help(setting.help.trim_end_matches('.'));
+            let option = match setting.kind {
+                Kind::State => return Switch::augment_args(command),
+                Kind::Modes => option
+                    .long("mode")
+                    .value_name("MODE")
+                    .action(ArgAction::Append)
+                    .value_parser(value_parser!(Mode)),
+                Kind::Switch => option
+                    .value_name("true|false")
+                    .value_parser(value_parser!(bool)),
+                Kind::Count { min, max } => option
+                    .value_name("N")
+                    .value_parser(value_parser!(u32).range(i64::from(min)..=i64::from(max))),
+                Kind::Affinity => option
+                    .value_name("AFFINITY")
+                    .value_parser(value_parser!(Affinity)),
+            };
+            command.arg(option)
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
 }
 
-impl From<Settings> for ServiceChanges {
-    fn from(settings: Settings) -> Self {
-        Self {
-            modes: new_list(settings.modes),
-            enabled: settings.switch.enabled(),
-            burst: settings.burst,
-            refill_per_minute: settings.refill_per_minute,
-            request_logging: settings.request_logging,
-            capture_request_body: settings.capture_request_body,
-            capture_response_body: settings.capture_response_body,
-            retries: settings.retries,
-            affinity: settings.affinity.map(String::from),
+impl FromArgMatches for Settings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut given = Map::new();
+        for setting in SETTINGS.iter() {
+            let name = setting.name;
+            let value = match setting.kind {
+                Kind::State => Switch::from_arg_matches(matches)?
+                    .enabled()
+                    .map(Value::from),
+                Kind::Modes => matches
+                    .get_many::<Mode>(name)
+                    .map(|modes| modes.map(|mode| json!(mode)).collect()),
+                Kind::Switch => matches.get_one::<bool>(name).map(|is_on| json!(is_on)),
+                Kind::Count { .. } => matches.get_one::<u32>(name).map(|number| json!(number)),
+                Kind::Affinity => matches.get_one::<Affinity>(name).map(|it| json!(it)),
+            };
+            given.extend(value.map(|value| (name.to_owned(), value)));
         }
+        serde_json::from_value(given.into())
+            .map(Self)
+            .map_err(|error| clap::Error::raw(ErrorKind::Format, error))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
     }
 }
 
@@ -98,7 +118,7 @@ impl ServiceCommand {
                 settings,
                 access,
             } => {
-                let new = NewService::new(service.to_string(), settings.into());
+                let new = NewService::new(service.to_string(), settings.0);
                 if access.is_wanted() {
                     return access.create(&account, &new, output);
                 }
@@ -114,8 +134,7 @@ impl ServiceCommand {
                 account,
                 service,
                 settings,
-            } => output
-                .change::<ServiceView>(&path(&account, &service), &ServiceChanges::from(settings)),
+            } => output.change::<ServiceView>(&path(&account, &service), &settings.0),
             Self::Delete { account, service } => output.delete(&path(&account, &service)),
         }
     }
@@ -127,23 +146,24 @@ pub(crate) fn path(account: &AccountId, service: &ServiceId) -> String {
 
 impl Shown for ServiceView {
     fn facts(&self) -> Vec<(&'static str, String)> {
-        vec![
-            ("service", self.id.to_string()),
-            ("hostname", self.hostname.clone()),
-            ("modes", joined(self.modes.iter().map(word))),
-            ("enabled", yes_or_no(self.enabled)),
-            ("burst", self.burst.to_string()),
-            ("refill per minute", self.refill_per_minute.to_string()),
-            ("request logging", yes_or_no(self.request_logging)),
-            ("capture request body", yes_or_no(self.capture_request_body)),
-            (
-                "capture response body",
-                yes_or_no(self.capture_response_body),
-            ),
-            ("retries", yes_or_no(self.retries)),
-            ("affinity", self.affinity.to_string()),
-            ("created", self.created_at.clone()),
-        ]
+        let service = json!(self);
+        let settings = SETTINGS.iter().map(|setting| {
+            let value = match &service[setting.name] {
+                Value::Bool(is_on) => yes_or_no(*is_on),
+                Value::Array(words) => joined(words.iter().filter_map(Value::as_str)),
+                Value::String(text) => text.clone(),
+                value => value.to_string(),
+            };
+            (setting.words.as_str(), value)
+        });
+        let id = ("service", self.id.to_string());
+        let hostname = ("hostname", self.hostname.clone());
+        let created = ("created", self.created_at.clone());
+        [id, hostname]
+            .into_iter()
+            .chain(settings)
+            .chain([created])
+            .collect()
     }
 }
 

@@ -61,7 +61,10 @@ impl Control {
             .agents
             .values()
             .filter(|agent| connected.contains(agent.id.as_str()));
-        let enabled = records.services.values().filter(|service| service.enabled);
+        let enabled = records
+            .services
+            .values()
+            .filter(|service| service.settings.enabled);
         let mut services: Vec<String> = enabled
             .filter_map(|service| tenant_label(&service.account, &service.id))
             .filter(is_ours)

@@ -43,6 +43,7 @@ use gw_shared::version::AgentVersions;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
 
+pub use crate::service_settings::{Mode, NewService, ServiceChanges, ServiceView};
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView, LiveAgents};
 pub use audit::AuditEntryView;
@@ -70,7 +71,6 @@ use name::checked_name;
 pub(crate) use open::{node_name, postgres_source};
 pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
 pub use replay::{ReplayEdits, ReplayField};
-pub use service::{Mode, NewService, ServiceChanges, ServiceView};
 use service_counts::ServiceCounts;
 pub(crate) use shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};

@@ -4,29 +4,16 @@ use std::collections::BTreeSet;
 
 use gw_shared::id::{AccountId, ServiceId};
 use gw_shared::identity::enrollment::SERVICES_MAX;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
 use super::{Actor, Control, ControlError, Plan, account};
-use crate::affinity::{Affinity, InvalidAffinity};
 use crate::hostname::Region;
 use crate::page::{Page, PageQuery};
-use crate::rate::Rate;
-use crate::store::{
-    Modes, RecordId, RecordKind, Records, ServicePath, ServiceRecord, Step, StoredRecord,
+use crate::service_settings::{
+    InvalidSetting, NewService, ServiceChanges, ServiceSettings, ServiceView,
 };
-
-/// A way for callers to authenticate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
-pub enum Mode {
-    /// `X-Gw-Authorization: Bearer …` with a token from `/oauth/token`.
-    Jwt,
-    /// `X-Gw-Service-Key: gw_sk_…`
-    ServiceKey,
-}
+use crate::store::{RecordId, RecordKind, Records, ServicePath, ServiceRecord, Step, StoredRecord};
 
 /// A service id, for the description of lists of them.
 #[derive(ToSchema)]
@@ -34,223 +21,23 @@ pub enum Mode {
 #[expect(dead_code, reason = "describes, is never made")]
 pub(super) struct ServiceIdText(String);
 
-/// An affinity, for the description of settings.
-#[derive(ToSchema)]
-#[schema(
-    as = Affinity,
-    value_type = String,
-    pattern = "^(none|client|cookie(:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})?|header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})$"
-)]
-#[expect(dead_code, reason = "describes, is never made")]
-pub(super) struct AffinityText(String);
-
-/// What callers reach under one hostname.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[schema(as = Service)]
-pub struct ServiceView {
-    #[schema(value_type = String)]
-    pub id: ServiceId,
-    #[schema(value_type = String)]
-    pub account: AccountId,
-    /// `{account}--{id}.{region}.{domain}`
-    pub hostname: String,
-    pub modes: Vec<Mode>,
-    pub enabled: bool,
-    /// Requests at once before the rate limit takes hold.
-    pub burst: u32,
-    /// Requests per minute after that.
-    pub refill_per_minute: u32,
-    pub request_logging: bool,
-    pub capture_request_body: bool,
-    pub capture_response_body: bool,
-    /// Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on another
-    /// agent.
-    pub retries: bool,
-    /// What requests for the same agent have in common: nothing, a cookie, a field of theirs, or the address of the client.
-    #[schema(value_type = AffinityText)]
-    pub affinity: Affinity,
-    #[schema(format = DateTime)]
-    pub created_at: String,
-}
-
-/// Settings that are left out get their defaults. The fields of [`ServiceChanges`] again, not flattened in: of two objects
-/// that both refuse unknown fields, a schema makes one that refuses everything.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NewService {
-    /// a-z, 0-9 and inner hyphens; account and id together at most 61 characters.
-    #[schema(pattern = "^[a-z0-9]([a-z0-9-]{0,56}[a-z0-9])?$")]
-    pub id: String,
-    /// At least one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(min_items = 1)]
-    pub modes: Option<Vec<Mode>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub enabled: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>, minimum = 1, maximum = 4_294_967_295_u64)]
-    pub burst: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>, minimum = 1, maximum = 4_294_967_295_u64)]
-    pub refill_per_minute: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request_logging: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capture_request_body: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capture_response_body: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retries: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<AffinityText>)]
-    pub affinity: Option<String>,
-}
-
-/// Settings that are left out stay as they are.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ServiceChanges {
-    /// At least one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(min_items = 1)]
-    pub modes: Option<Vec<Mode>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub enabled: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>, minimum = 1, maximum = 4_294_967_295_u64)]
-    pub burst: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>, minimum = 1, maximum = 4_294_967_295_u64)]
-    pub refill_per_minute: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request_logging: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capture_request_body: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capture_response_body: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retries: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<AffinityText>)]
-    pub affinity: Option<String>,
-}
-
 impl ServiceView {
-    fn new(record: &ServiceRecord, region: &Region) -> Self {
-        let Modes { jwt, service_key } = record.modes;
-        let modes = [(Mode::Jwt, jwt), (Mode::ServiceKey, service_key)];
-        Self {
-            id: record.id.clone(),
-            account: record.account.clone(),
-            hostname: region
+    fn of(record: &ServiceRecord, region: &Region) -> Self {
+        Self::new(
+            record.id.clone(),
+            record.account.clone(),
+            region
                 .tenant_hostname(&record.account, &record.id)
                 .unwrap_or_default(),
-            modes: modes
-                .into_iter()
-                .filter_map(|(mode, on)| on.then_some(mode))
-                .collect(),
-            enabled: record.enabled,
-            burst: record.rate.burst(),
-            refill_per_minute: record.rate.refill_per_minute(),
-            request_logging: record.request_logging,
-            capture_request_body: record.capture_request_body,
-            capture_response_body: record.capture_response_body,
-            retries: record.retries,
-            affinity: record.affinity.clone(),
-            created_at: record.created_at.to_string(),
-        }
+            &record.settings,
+            record.created_at.to_string(),
+        )
     }
 }
 
-impl NewService {
-    /// A new service with `settings`.
-    pub fn new(id: String, settings: ServiceChanges) -> Self {
-        let ServiceChanges {
-            modes,
-            enabled,
-            burst,
-            refill_per_minute,
-            request_logging,
-            capture_request_body,
-            capture_response_body,
-            retries,
-            affinity,
-        } = settings;
-        Self {
-            id,
-            modes,
-            enabled,
-            burst,
-            refill_per_minute,
-            request_logging,
-            capture_request_body,
-            capture_response_body,
-            retries,
-            affinity,
-        }
-    }
-
-    fn settings(&self) -> ServiceChanges {
-        ServiceChanges {
-            modes: self.modes.clone(),
-            enabled: self.enabled,
-            burst: self.burst,
-            refill_per_minute: self.refill_per_minute,
-            request_logging: self.request_logging,
-            capture_request_body: self.capture_request_body,
-            capture_response_body: self.capture_response_body,
-            retries: self.retries,
-            affinity: self.affinity.clone(),
-        }
-    }
-}
-
-impl ServiceChanges {
-    /// A copy of `record` with these settings.
-    fn applied_to(&self, record: &ServiceRecord) -> Result<ServiceRecord, ControlError> {
-        let mut changed = record.clone();
-        if let Some(modes) = &self.modes {
-            if modes.is_empty() {
-                return Err(ControlError::invalid(
-                    "modes",
-                    "must contain at least one of \"jwt\" and \"service_key\"",
-                ));
-            }
-            changed.modes = Modes {
-                jwt: modes.contains(&Mode::Jwt),
-                service_key: modes.contains(&Mode::ServiceKey),
-            };
-        }
-        let burst = self.burst.unwrap_or(record.rate.burst());
-        let refill = self
-            .refill_per_minute
-            .unwrap_or(record.rate.refill_per_minute());
-        let field = if burst == 0 {
-            "burst"
-        } else {
-            "refill_per_minute"
-        };
-        changed.rate =
-            Rate::new(burst, refill).ok_or_else(|| ControlError::invalid(field, "at least 1"))?;
-        let switches = [
-            (&mut changed.enabled, self.enabled),
-            (&mut changed.request_logging, self.request_logging),
-            (&mut changed.capture_request_body, self.capture_request_body),
-            (
-                &mut changed.capture_response_body,
-                self.capture_response_body,
-            ),
-            (&mut changed.retries, self.retries),
-        ];
-        for (switch, wanted) in switches {
-            *switch = wanted.unwrap_or(*switch);
-        }
-        if let Some(affinity) = &self.affinity {
-            let invalid =
-                |error: InvalidAffinity| ControlError::invalid("affinity", error.to_string());
-            changed.affinity = affinity.parse().map_err(invalid)?;
-        }
-        Ok(changed)
+impl From<InvalidSetting> for ControlError {
+    fn from(InvalidSetting { field, message }: InvalidSetting) -> Self {
+        Self::invalid(field, message)
     }
 }
 
@@ -276,32 +63,26 @@ pub fn create(
             .services
             .get(&ServicePath(account.clone(), id.clone()))
         {
-            if settings.applied_to(existing)? != *existing {
+            if settings.applied_to(&existing.settings)? != existing.settings {
                 let message = format!("service {id} exists with other settings; change it instead");
                 return Err(ControlError::Conflict(message));
             }
             return Ok(Plan::already((
-                ServiceView::new(existing, &control.region),
+                ServiceView::of(existing, &control.region),
                 false,
             )));
         }
-        let record = settings.applied_to(&ServiceRecord {
+        let defaults = ServiceSettings {
+            rate: control.default_rate,
+            ..ServiceSettings::default()
+        };
+        let record = ServiceRecord {
             account: account.clone(),
             id: id.clone(),
-            modes: Modes {
-                jwt: true,
-                service_key: true,
-            },
-            enabled: true,
-            rate: control.default_rate,
-            request_logging: true,
-            capture_request_body: false,
-            capture_response_body: false,
-            retries: true,
-            affinity: Affinity::None,
+            settings: settings.applied_to(&defaults)?,
             created_at: now,
-        })?;
-        let view = ServiceView::new(&record, &control.region);
+        };
+        let view = ServiceView::of(&record, &control.region);
         Ok(Plan {
             action: "service.create",
             account: Some(record.account.clone()),
@@ -324,13 +105,13 @@ pub fn list(
         state.records.services_of(account),
         |record| record.id.as_str(),
         query,
-        |record| ServiceView::new(record, &control.region),
+        |record| ServiceView::of(record, &control.region),
     )?)
 }
 
 pub fn show(control: &Control, account: &str, id: &str) -> Result<ServiceView, ControlError> {
     find(&control.state().records, account, id)
-        .map(|record| ServiceView::new(record, &control.region))
+        .map(|record| ServiceView::of(record, &control.region))
 }
 
 pub fn change(
@@ -342,8 +123,11 @@ pub fn change(
 ) -> Result<ServiceView, ControlError> {
     control.change(actor, |records, _| {
         let record = find(records, account, id)?;
-        let changed = changes.applied_to(record)?;
-        let view = ServiceView::new(&changed, &control.region);
+        let changed = ServiceRecord {
+            settings: changes.applied_to(&record.settings)?,
+            ..record.clone()
+        };
+        let view = ServiceView::of(&changed, &control.region);
         if changed == *record {
             return Ok(Plan::already(view));
         }

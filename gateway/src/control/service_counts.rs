@@ -186,11 +186,10 @@ mod tests {
     use gw_shared::id::{AccountId, ServiceId};
 
     use super::*;
-    use crate::affinity::Affinity;
     use crate::background::Background;
     use crate::clock::Timestamp;
-    use crate::rate::Rate;
-    use crate::store::{Modes, ServiceRecord};
+    use crate::service_settings::ServiceSettings;
+    use crate::store::ServiceRecord;
 
     const SOON: Duration = Duration::from_secs(60);
 
@@ -202,17 +201,7 @@ mod tests {
         StoredRecord::Service(ServiceRecord {
             account: AccountId::new("acme").unwrap(),
             id: ServiceId::new(&format!("api{number}")).unwrap(),
-            modes: Modes {
-                jwt: true,
-                service_key: true,
-            },
-            enabled: true,
-            rate: Rate::new(1, 1).unwrap(),
-            request_logging: false,
-            capture_request_body: false,
-            capture_response_body: false,
-            retries: false,
-            affinity: Affinity::None,
+            settings: ServiceSettings::default(),
             created_at: Timestamp(1),
         })
     }

@@ -77,7 +77,10 @@ fn warnings(records: &Records, tunnels: &HashMap<&str, Vec<&TunnelReport>>) -> V
                 .push(agent);
         }
     }
-    let enabled = records.services.values().filter(|service| service.enabled);
+    let enabled = records
+        .services
+        .values()
+        .filter(|service| service.settings.enabled);
     let warnings = enabled.filter_map(|service| {
         let agents = agents.get(&(&service.account, &service.id))?;
         let tunnels = tunnels.get(&*tenant_label(&service.account, &service.id)?)?;

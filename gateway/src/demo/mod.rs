@@ -24,6 +24,7 @@ use crate::hostname::Region;
 use crate::process::gateway::{Gateway, StartError};
 use crate::process::signals::{RunError, Signals};
 use crate::rate::Rate;
+use crate::service_settings::ServiceSettings;
 
 use self::records::Seeded;
 
@@ -60,7 +61,7 @@ impl Default for Options {
             agent_config: None,
             data_dir: None,
             workers: 1,
-            rate: Config::DEFAULT_RATE,
+            rate: ServiceSettings::RATE,
             hand_over: HandOver::Auto,
             slots: None,
             traces: None,

@@ -151,9 +151,9 @@ impl Buckets {
             None => self
                 .by_label
                 .entry(Arc::clone(&service.label))
-                .or_insert_with(|| Bucket::new(service.rate, now)),
+                .or_insert_with(|| Bucket::new(service.settings.rate, now)),
         };
-        bucket.set_rate(service.rate, now);
+        bucket.set_rate(service.settings.rate, now);
         bucket.take(now)
     }
 

@@ -238,7 +238,7 @@ fn open(
     let open = || {
         let directory = upstream.directory.get();
         let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
-        if !service.enabled {
+        if !service.settings.enabled {
             return Err(Error::ServiceDisabled);
         }
         let by = principal.ok_or(Error::TunnelProtocol)?;

@@ -133,7 +133,7 @@ impl Relay {
 
     /// Checks that requests of the service are relayed.
     fn permit(&self, service: &Service) -> Result<(), Error> {
-        if !service.enabled {
+        if !service.settings.enabled {
             return Err(Error::ServiceDisabled);
         }
         if self.lifecycle.is_ending() {

@@ -255,7 +255,7 @@ impl RequestScope {
             Stage::Service { service, request } => {
                 // Set once: a request is for one service.
                 let _ = self.service.set(Arc::clone(service));
-                if service.request_logging {
+                if service.settings.request_logging {
                     self.summarize(request);
                 }
             }
@@ -381,7 +381,7 @@ impl RequestScope {
     fn is_logged(&self) -> bool {
         self.service
             .get()
-            .is_some_and(|service| service.request_logging)
+            .is_some_and(|service| service.settings.request_logging)
     }
 
     /// Keeps the request line. The second call, for a request that is both traced and logged, has no effect.

@@ -27,7 +27,7 @@ pub(crate) use records::NotRestored;
 pub use records::{
     AccountRecord, Agent, AgentRecord, Approval, AuthorityRecord, AuthorityRole,
     CallerSecretRecord, Captures, Directory, EnrollmentRecord, EnrollmentTokenRecord, Indexing,
-    Modes, PublicKeyHash, RecordId, RecordKind, Records, SecretAccess, Service, ServicePath,
+    PublicKeyHash, RecordId, RecordKind, Records, SecretAccess, Service, ServicePath,
     ServiceRecord, SigningKey, SigningKeyRecord, Step, StoredRecord,
 };
 pub(crate) use sealed::Sealer;

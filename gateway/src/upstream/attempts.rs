@@ -89,7 +89,7 @@ impl Attempts {
             tunnels: Rc::clone(tunnels),
             service: Arc::clone(service),
             affinity: caller.hash,
-            rules: FailedAttempts::new(is_safe(&outbound), service.retries),
+            rules: FailedAttempts::new(is_safe(&outbound), service.settings.retries),
             failed: Vec::new(),
         };
         let is_withheld = memory.is_some() && matches!(body, Body::Withheld);

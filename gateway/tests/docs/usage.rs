@@ -3,6 +3,10 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
+use gw_gateway::control::ServiceChanges;
+use gw_gateway::service_settings::{SETTINGS, ServiceSettings};
+use serde_json::{Value, json};
+
 use crate::markdown::{code, rows, section, split};
 use crate::served::served;
 use crate::{assert_same, read};
@@ -174,4 +178,32 @@ fn the_page_has_every_path_and_method_and_no_other() {
         }
     }
     assert_same(PAGE, documented, &expected);
+}
+
+#[test]
+fn the_page_has_every_setting_of_a_service_with_its_default() {
+    let page = read(PAGE);
+    let rows = rows(
+        section(&page, "Accounts and services"),
+        "setting of a service",
+    );
+    let documented: Vec<(&str, &str)> = rows
+        .iter()
+        .flat_map(|cells| code(&cells[0]).map(|name| (name, cells[1].as_str())))
+        .collect();
+    let names: Vec<&str> = SETTINGS.iter().map(|setting| setting.name).collect();
+    assert_eq!(
+        documented.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+        names
+    );
+    let defaults = json!(ServiceChanges::from(&ServiceSettings::default()));
+    for (name, default) in documented {
+        let expected = match &defaults[name] {
+            Value::String(text) => text.clone(),
+            Value::Bool(is_on) => is_on.to_string(),
+            // Both modes, and the rate of the configuration.
+            _ => continue,
+        };
+        assert_eq!(default, format!("`{expected}`"), "{name}");
+    }
 }

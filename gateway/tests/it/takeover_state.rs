@@ -4,12 +4,11 @@ use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use gw_gateway::affinity::Affinity;
 use gw_gateway::clock::Timestamp;
-use gw_gateway::rate::Rate;
+use gw_gateway::service_settings::ServiceSettings;
 use gw_gateway::store::{
-    AccountRecord, AuditEntry, Modes, Position, ServiceRecord, SqliteStore, Step, Store,
-    StoreSource, StoredRecord,
+    AccountRecord, AuditEntry, Position, ServiceRecord, SqliteStore, Step, Store, StoreSource,
+    StoredRecord,
 };
 use gw_shared::id::{AccountId, ServiceId};
 use serde_json::{Value, json};
@@ -268,17 +267,7 @@ fn add_services(prepared: &Prepared, count: usize) {
         StoredRecord::Service(ServiceRecord {
             account: account.clone(),
             id: ServiceId::new(&format!("{number:0>56}")).unwrap(),
-            modes: Modes {
-                jwt: true,
-                service_key: true,
-            },
-            enabled: true,
-            rate: Rate::new(1000, 300).unwrap(),
-            request_logging: false,
-            capture_request_body: false,
-            capture_response_body: false,
-            retries: true,
-            affinity: Affinity::None,
+            settings: ServiceSettings::default(),
             created_at: Timestamp(1),
         })
     };

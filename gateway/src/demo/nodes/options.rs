@@ -60,7 +60,7 @@ impl NodesOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::service_settings::ServiceSettings;
 
     #[test]
     fn options_that_do_not_fit_together_are_refused_with_both_names() {
@@ -75,7 +75,7 @@ mod tests {
                 },
                 backend: None,
                 workers: 0,
-                rate: Config::DEFAULT_RATE,
+                rate: ServiceSettings::RATE,
             };
             options.check().map_err(|error| error.to_string())
         };

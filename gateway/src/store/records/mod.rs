@@ -23,7 +23,7 @@ pub use self::agent::{Agent, AgentRecord, EnrollmentRecord, PublicKeyHash};
 pub use self::authority::{AuthorityRecord, AuthorityRole};
 pub use self::caller_secret::{CallerSecretRecord, SecretAccess};
 pub use self::enrollment_token::{Approval, EnrollmentTokenRecord};
-pub use self::service::{Captures, Modes, Service, ServicePath, ServiceRecord};
+pub use self::service::{Captures, Service, ServicePath, ServiceRecord};
 pub use self::signing_key::{SigningKey, SigningKeyRecord};
 use super::StoreError;
 use crate::hostname::Region;

@@ -9,47 +9,19 @@ use rpds::HashTrieMapSync;
 use serde::{Deserialize, Serialize};
 
 use super::{Directory, Indexing, RecordKind, Records};
-use crate::affinity::Affinity;
 use crate::clock::Timestamp;
 use crate::hostname::tenant_label;
 use crate::ownership::{self, WorkerId};
-use crate::rate::Rate;
-
-/// Ways in which callers of a service may authenticate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Modes {
-    pub jwt: bool,
-    pub service_key: bool,
-}
+use crate::service_settings::ServiceSettings;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceRecord {
     pub account: AccountId,
     pub id: ServiceId,
-    pub modes: Modes,
-    pub enabled: bool,
-    pub rate: Rate,
-    #[serde(default)]
-    pub request_logging: bool,
-    #[serde(default)]
-    pub capture_request_body: bool,
-    #[serde(default)]
-    pub capture_response_body: bool,
+    #[serde(flatten)]
+    pub settings: ServiceSettings,
     #[serde(default)]
     pub created_at: Timestamp,
-    /// A safe request that may have reached a backend is tried once more on another agent.
-    #[serde(default = "yes", skip_serializing_if = "is_yes")]
-    pub retries: bool,
-    #[serde(default, skip_serializing_if = "Affinity::is_none")]
-    pub affinity: Affinity,
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn is_yes(value: &bool) -> bool {
-    *value
 }
 
 /// The identity of a service: `account/service`.
@@ -82,14 +54,9 @@ pub struct Service {
     pub owner: WorkerId,
     pub account: AccountId,
     pub id: ServiceId,
-    pub modes: Modes,
-    pub enabled: bool,
-    pub rate: Rate,
-    pub request_logging: bool,
+    pub settings: ServiceSettings,
+    /// As the settings say, if the account may capture.
     pub captures: Captures,
-    /// A safe request that may have reached a backend is tried once more on another agent.
-    pub retries: bool,
-    pub affinity: Affinity,
 }
 
 /// Which bodies are captured in the request log.
@@ -117,7 +84,7 @@ impl RecordKind for ServiceRecord {
             return;
         };
         let label: Arc<str> = label.into();
-        let may_capture = self.request_logging
+        let may_capture = self.settings.request_logging
             && all
                 .records
                 .accounts
@@ -130,16 +97,11 @@ impl RecordKind for ServiceRecord {
             hostname,
             account: self.account.clone(),
             id: self.id.clone(),
-            modes: self.modes,
-            enabled: self.enabled,
-            rate: self.rate,
-            request_logging: self.request_logging,
             captures: Captures {
-                requests: may_capture && self.capture_request_body,
-                responses: may_capture && self.capture_response_body,
+                requests: may_capture && self.settings.capture_request_body,
+                responses: may_capture && self.settings.capture_response_body,
             },
-            retries: self.retries,
-            affinity: self.affinity.clone(),
+            settings: self.settings.clone(),
         };
         directory.services.insert_mut(label, Arc::new(service));
     }
@@ -152,20 +114,20 @@ impl RecordKind for ServiceRecord {
 
     #[cfg(test)]
     fn sample() -> Self {
+        use crate::service_settings::Modes;
         Self {
             account: AccountId::new("acme").unwrap(),
             id: ServiceId::new("api").unwrap(),
-            modes: Modes {
-                jwt: true,
-                service_key: false,
+            settings: ServiceSettings {
+                modes: Modes {
+                    jwt: true,
+                    service_key: false,
+                },
+                capture_response_body: true,
+                retries: false,
+                affinity: "cookie:sid".parse().unwrap(),
+                ..ServiceSettings::default()
             },
-            enabled: true,
-            rate: Rate::new(1000, 300).unwrap(),
-            request_logging: true,
-            capture_request_body: false,
-            capture_response_body: true,
-            retries: false,
-            affinity: "cookie:sid".parse().unwrap(),
             created_at: Timestamp(2),
         }
     }
@@ -197,6 +159,7 @@ impl Directory {
 mod tests {
     use super::super::StoredRecord;
     use super::*;
+    use crate::affinity::Affinity;
 
     #[test]
     fn a_service_of_an_earlier_version_gets_defaults_and_keeps_its_document() {
@@ -206,7 +169,7 @@ mod tests {
             unreachable!()
         };
         assert_eq!(
-            (service.retries, &service.affinity),
+            (service.settings.retries, &service.settings.affinity),
             (true, &Affinity::None)
         );
         assert_eq!(
@@ -214,13 +177,16 @@ mod tests {
             document
         );
         let changed = ServiceRecord {
-            retries: false,
-            affinity: Affinity::Client,
+            settings: ServiceSettings {
+                retries: false,
+                affinity: Affinity::Client,
+                ..service.settings
+            },
             ..service
         };
         let document = StoredRecord::Service(changed.clone()).document().unwrap();
         assert!(
-            document.ends_with(r#","created_at":1,"retries":false,"affinity":"client"}"#),
+            document.ends_with(r#","retries":false,"affinity":"client","created_at":1}"#),
             "{document}"
         );
         let StoredRecord::Service(read) = StoredRecord::read("service", &document).unwrap() else {

@@ -12,6 +12,7 @@ use super::*;
 use crate::affinity::Affinity;
 use crate::clock::Timestamp;
 use crate::rate::Rate;
+use crate::service_settings::{Modes, ServiceSettings};
 
 const WORKERS: usize = 3;
 
@@ -95,20 +96,22 @@ fn service_record() -> impl Strategy<Value = StoredRecord> {
         StoredRecord::Service(ServiceRecord {
             account,
             id,
-            modes: Modes {
-                jwt: flags[0],
-                service_key: true,
-            },
-            enabled: flags[1],
-            rate: Rate::new(burst, 1).unwrap(),
-            request_logging: flags[2],
-            capture_request_body: flags[3],
-            capture_response_body: true,
-            retries: flags[3],
-            affinity: if flags[2] {
-                Affinity::Client
-            } else {
-                Affinity::None
+            settings: ServiceSettings {
+                modes: Modes {
+                    jwt: flags[0],
+                    service_key: true,
+                },
+                enabled: flags[1],
+                rate: Rate::new(burst, 1).unwrap(),
+                request_logging: flags[2],
+                capture_request_body: flags[3],
+                capture_response_body: true,
+                retries: flags[3],
+                affinity: if flags[2] {
+                    Affinity::Client
+                } else {
+                    Affinity::None
+                },
             },
             created_at: Timestamp(1),
         })

@@ -7,6 +7,7 @@ use gw_shared::identity::secret::Secret;
 use super::super::*;
 use super::*;
 use crate::rate::Rate;
+use crate::service_settings::Modes;
 
 fn entry(action: &'static str) -> AuditEntry {
     AuditEntry {
@@ -188,7 +189,7 @@ fn a_database_of_the_first_schema_is_migrated() {
     let records = SqliteStore::open(&path).unwrap().load().unwrap().records;
     let service = records.services.values().next().unwrap();
     assert_eq!(
-        (service.rate, service.modes),
+        (service.settings.rate, service.settings.modes),
         (
             Rate::new(10, 20).unwrap(),
             Modes {

@@ -23,7 +23,6 @@ use gw_shared::tunnel::transport::Transport;
 use gw_shared::version::Version;
 use http::{Method, Request};
 
-use crate::affinity::Affinity;
 use crate::client_address::Peer;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
@@ -32,8 +31,9 @@ use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
 use crate::ownership::WorkerId;
 use crate::rate::Rate;
+use crate::service_settings::ServiceSettings;
 use crate::store::{
-    CallerSecretRecord, Directory, Modes, PublicKeyHash, Records, SecretAccess, ServiceRecord,
+    CallerSecretRecord, Directory, PublicKeyHash, Records, SecretAccess, ServiceRecord,
     StoredRecord,
 };
 use crate::tunnel::session::{Party, Session, drive};
@@ -162,17 +162,10 @@ fn directory() -> Option<Directory> {
         records.put(StoredRecord::Service(ServiceRecord {
             account: account.clone(),
             id,
-            modes: Modes {
-                jwt: true,
-                service_key: true,
+            settings: ServiceSettings {
+                rate,
+                ..ServiceSettings::default()
             },
-            enabled: true,
-            rate,
-            request_logging: true,
-            capture_request_body: false,
-            capture_response_body: false,
-            retries: true,
-            affinity: Affinity::None,
             created_at,
         }));
     }

@@ -12,16 +12,15 @@ use gw_shared::id::{ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
 
 use super::{NOW, account, key_pair, region};
-use crate::affinity::Affinity;
 use crate::auth::jwt::Claims;
 use crate::auth::{self, Checks, Principal, VerifiedTokens, service_key as key_format};
 use crate::control::parse_token;
 use crate::error::Error;
 use crate::hostname::{Region, tenant_label};
-use crate::rate::Rate;
+use crate::service_settings::ServiceSettings;
 use crate::store::{
-    CallerSecretRecord, Directory, Modes, Records, SecretAccess, Service, ServiceRecord,
-    SigningKey, SigningKeyRecord, StoredRecord,
+    CallerSecretRecord, Directory, Records, SecretAccess, Service, ServiceRecord, SigningKey,
+    SigningKeyRecord, StoredRecord,
 };
 
 /// A value of `X-Gw-Service-Key`, or the text of an enrollment token.
@@ -141,17 +140,7 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
         records.put(StoredRecord::Service(ServiceRecord {
             account: account(),
             id: service_id(id),
-            modes: Modes {
-                jwt: true,
-                service_key: true,
-            },
-            enabled: true,
-            rate: Rate::new(1, 1).expect("a rate"),
-            request_logging: false,
-            capture_request_body: false,
-            capture_response_body: false,
-            retries: true,
-            affinity: Affinity::None,
+            settings: ServiceSettings::default(),
             created_at: NOW,
         }));
     }

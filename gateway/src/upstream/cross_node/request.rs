@@ -117,7 +117,7 @@ impl CrossNodeRequest {
             .borrow_mut()
             .request(&service.label, Instant::now());
         wire::put_principal(&mut self.outbound, &self.request.by);
-        let mut rules = FailedAttempts::new(is_safe(&self.outbound), service.retries);
+        let mut rules = FailedAttempts::new(is_safe(&self.outbound), service.settings.retries);
         // Answer if the request is served by no node.
         let mut error = Error::NodeUnavailable;
         let mut retries = 0;

@@ -46,7 +46,7 @@ fn errors_of_the_owner_pass() {
     }
     let control = nodes.gateway(owner).control();
     let mut service = control.records().services.into_values().next().unwrap();
-    service.rate = Rate::new(1, 1).unwrap();
+    service.settings.rate = Rate::new(1, 1).unwrap();
     control.put(&StoredRecord::Service(service)).unwrap();
     ask("\r\n");
     let response = ask("\r\n");

@@ -121,7 +121,7 @@ fn glance(control: &Control, live: &Live) -> Glance {
                 .region()
                 .tenant_hostname(&service.account, &service.id)
                 .unwrap_or_default(),
-            enabled: service.enabled,
+            enabled: service.settings.enabled,
             tunnels,
             in_flight,
             has_warning: warnings

@@ -5,6 +5,7 @@ use axum::Extension;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
+use serde_json::{Map, Value, json};
 
 use super::accounts::{ListQuery, Tab, crumbs};
 use super::traffic::Range;
@@ -20,6 +21,7 @@ use crate::control::{
     warnings,
 };
 use crate::page::Page;
+use crate::service_settings::{Group, Kind, SETTINGS, ServiceSettings, Setting};
 use crate::telemetry::counters::EndedTunnel;
 
 #[derive(Template)]
@@ -86,13 +88,14 @@ pub(crate) async fn new(
     visit: Visit,
     Path(account): Path<String>,
 ) -> Result<Response, ErrorPage> {
-    // The defaults of the control plane.
-    let form = Form::default()
-        .with("modes", "jwt")
-        .with("modes", "service_key")
-        .with_box("request_logging", true)
-        .with_box("retries", true)
-        .with("affinity", Affinity::None);
+    // The region has a default of its own for numbers.
+    let defaults = ServiceChanges {
+        enabled: None,
+        burst: None,
+        refill_per_minute: None,
+        ..ServiceChanges::from(&ServiceSettings::default())
+    };
+    let form = filled(&json!(defaults));
     new_page(&admin, visit, account, form).await
 }
 
@@ -127,7 +130,7 @@ pub(crate) async fn create(
 ) -> Result<Response, ErrorPage> {
     let settings = ServiceChanges {
         enabled: None,
-        ..settings(&mut form)
+        ..settings(&mut form)?
     };
     if !form.is_refused() {
         let new = NewService::new(form.value("id").trim().to_owned(), settings);
@@ -200,7 +203,7 @@ async fn page(
         warning,
         missing,
         capture_allowed,
-        form: typed.unwrap_or_else(|| as_it_is(&service)),
+        form: typed.unwrap_or_else(|| filled(&json!(service))),
         service,
         label,
         range: Range::default(),
@@ -213,10 +216,12 @@ pub(crate) async fn change(
     Path((account, service)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, ErrorPage> {
-    let changes = settings(&mut form);
-    for field in ["burst", "refill_per_minute"] {
-        if form.filled(field).is_none() {
-            form.refuse(field, "must be at least 1");
+    let changes = settings(&mut form)?;
+    for setting in SETTINGS.iter() {
+        if let Kind::Count { min, .. } = setting.kind
+            && form.filled(setting.name).is_none()
+        {
+            form.refuse(setting.name, format!("must be at least {min}"));
         }
     }
     if !form.is_refused() {
@@ -263,7 +268,7 @@ pub(crate) async fn delete(
     let view = admin
         .look(move |control| service::show(control, &account_id, &id))
         .await?;
-    let form = as_it_is(&view)
+    let form = filled(&json!(view))
         .with("confirm", form.value("confirm"))
         .with_errors_of(&form);
     let page = page(&admin, visit, account, service, Some(form)).await?;
@@ -271,45 +276,46 @@ pub(crate) async fn delete(
 }
 
 /// All settings of the form. The control plane chooses omitted numbers.
-fn settings(form: &mut Form) -> ServiceChanges {
-    let modes = [(Mode::Jwt, "jwt"), (Mode::ServiceKey, "service_key")];
-    ServiceChanges {
-        modes: Some(
-            modes
-                .into_iter()
-                .filter(|(_, word)| form.has("modes", word))
-                .map(|(mode, _)| mode)
-                .collect(),
-        ),
-        enabled: Some(form.is_ticked("enabled")),
-        burst: form.number("burst", 1..=u32::MAX),
-        refill_per_minute: form.number("refill_per_minute", 1..=u32::MAX),
-        request_logging: Some(form.is_ticked("request_logging")),
-        capture_request_body: Some(form.is_ticked("capture_request_body")),
-        capture_response_body: Some(form.is_ticked("capture_response_body")),
-        retries: Some(form.is_ticked("retries")),
-        affinity: Some(
-            form.filled("affinity")
-                .unwrap_or_else(|| Affinity::None.into()),
-        ),
+fn settings(form: &mut Form) -> Result<ServiceChanges, ErrorPage> {
+    let mut given = Map::new();
+    for setting in SETTINGS.iter() {
+        let name = setting.name;
+        let value = match setting.kind {
+            Kind::Modes => Some(
+                [Mode::Jwt, Mode::ServiceKey]
+                    .map(|mode| json!(mode))
+                    .into_iter()
+                    .filter(|mode| mode.as_str().is_some_and(|word| form.has(name, word)))
+                    .collect(),
+            ),
+            Kind::State | Kind::Switch => Some(form.is_ticked(name).into()),
+            Kind::Count { min, max } => form.number(name, min..=max).map(Value::from),
+            Kind::Affinity => Some(
+                form.filled(name)
+                    .unwrap_or_else(|| Affinity::None.into())
+                    .into(),
+            ),
+        };
+        given.extend(value.map(|value| (name.to_owned(), value)));
     }
+    serde_json::from_value(given.into()).map_err(|_| ErrorPage::broken())
 }
 
-fn as_it_is(service: &ServiceView) -> Form {
-    let modes = service.modes.iter().map(|mode| match mode {
-        Mode::Jwt => "jwt",
-        Mode::ServiceKey => "service_key",
-    });
-    modes
-        .fold(Form::default(), |form, mode| form.with("modes", mode))
-        .with_box("enabled", service.enabled)
-        .with("burst", service.burst.to_string())
-        .with("refill_per_minute", service.refill_per_minute.to_string())
-        .with_box("request_logging", service.request_logging)
-        .with_box("capture_request_body", service.capture_request_body)
-        .with_box("capture_response_body", service.capture_response_body)
-        .with_box("retries", service.retries)
-        .with("affinity", service.affinity.clone())
+/// A form with the settings in `service`, as the API has them.
+fn filled(service: &Value) -> Form {
+    SETTINGS.iter().fold(Form::default(), |form, setting| {
+        let name = setting.name;
+        match &service[name] {
+            Value::Bool(is_on) => form.with_box(name, *is_on),
+            Value::String(text) => form.with(name, text),
+            Value::Array(words) => words
+                .iter()
+                .filter_map(Value::as_str)
+                .fold(form, |form, word| form.with(name, word)),
+            Value::Number(number) => form.with(name, number.to_string()),
+            Value::Null | Value::Object(_) => form,
+        }
+    })
 }
 
 fn address(service: &ServiceView) -> String {
