@@ -1,11 +1,13 @@
 //! Configuration files: keys are checked one by one, and all mistakes are reported together.
 
+mod declare;
 mod suggestion;
 mod variables;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 pub use suggestion::{did_you_mean, suggestion};
 pub use variables::{UnknownVariable, VARIABLES, unknown_in_environment, unknown_variables};
@@ -110,6 +112,11 @@ impl<'a> Keys<'a> {
                 None
             }
         }
+    }
+
+    /// A path.
+    pub fn path(&mut self, key: &str, expected: &str) -> Option<PathBuf> {
+        self.text(key, expected, |text| Some(PathBuf::from(text)))
     }
 
     pub fn boolean(&mut self, key: &str) -> Option<bool> {

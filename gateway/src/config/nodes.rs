@@ -14,18 +14,11 @@ use crate::store::{PostgresSettings, PostgresUrlError, SEAL_KEY_CREDENTIAL};
 /// Settings of the keys of a region.
 pub(crate) const REGION_KEY: &str = "region_key";
 pub(crate) const REGION_KEY_NEXT: &str = "region_key_next";
-const REGION_KEY_PREVIOUS: &str = "region_key_previous";
-
-/// How the nodes of a region reach each other.
-pub(super) struct PeerSettings {
-    pub(super) listen: Option<SocketAddr>,
-    pub(super) address: Option<SocketAddr>,
-    pub(super) isolation: Isolation,
-}
+pub(super) const REGION_KEY_PREVIOUS: &str = "region_key_previous";
 
 /// Takes `seal_key`: by default the credential that systemd has handed over, if there is one.
 pub(super) fn seal_key(keys: &mut Keys<'_>, is_postgres: bool) -> Option<PathBuf> {
-    let given = keys.text("seal_key", "a file", |text| Some(PathBuf::from(text)));
+    let given = keys.path("seal_key", "a file");
     if is_postgres {
         if given.is_some() {
             keys.errors.push(
@@ -41,47 +34,26 @@ pub(super) fn seal_key(keys: &mut Keys<'_>, is_postgres: bool) -> Option<PathBuf
     })
 }
 
-/// Files with keys of the region.
-pub(super) struct RegionKeyFiles {
-    pub(super) in_use: Option<PathBuf>,
-    pub(super) next: Option<PathBuf>,
-    pub(super) previous: Option<PathBuf>,
-}
-
-impl RegionKeyFiles {
-    pub(super) fn take(keys: &mut Keys<'_>) -> Self {
-        let mut file = |key| keys.text(key, "a file", |text| Some(PathBuf::from(text)));
-        Self {
-            in_use: file(REGION_KEY),
-            next: file(REGION_KEY_NEXT),
-            previous: file(REGION_KEY_PREVIOUS),
-        }
-    }
-
-    /// Reports keys that are missing or have no use.
-    pub(super) fn check(&self, keys: &mut Keys<'_>, is_postgres: bool, has_archive: bool) {
-        let Self {
-            in_use,
-            next,
-            previous,
-        } = self;
+impl Config {
+    /// Reports files with keys of the region that are missing or have no use.
+    pub(super) fn check_region_keys(&self, keys: &mut Keys<'_>) {
+        let is_postgres = self.store.is_postgres();
+        let has_archive = self.archive.is_some();
         let mut refuse = |problem: &str| keys.errors.push(problem.to_owned());
-        if is_postgres && in_use.is_none() {
+        if is_postgres && self.region_key.is_none() {
             refuse("region_key: missing; a region on PostgreSQL needs the file of its key");
         }
-        if has_archive && in_use.is_none() {
+        if has_archive && self.region_key.is_none() {
             refuse("region_key: missing; the archive is encrypted with a key derived from it");
         }
-        if next.is_some() && !is_postgres {
+        if self.region_key_next.is_some() && !is_postgres {
             refuse("region_key_next: only for a store on PostgreSQL, whose key it replaces");
         }
-        if previous.is_some() && !has_archive {
+        if self.region_key_previous.is_some() && !has_archive {
             refuse("region_key_previous: only with [archive], whose earlier objects it opens");
         }
     }
-}
 
-impl Config {
     /// Reads the files with the keys of the region; `None` without `region_key`.
     pub fn region_keys(&self) -> Result<Option<RegionKeys>, RegionKeyError> {
         let Some(key) = &self.region_key else {
@@ -98,10 +70,11 @@ impl Config {
     }
 }
 
-pub(super) fn peer_settings(keys: &mut Keys<'_>, has_region: bool) -> PeerSettings {
-    let listen: Option<SocketAddr> =
-        keys.text("peer_listen", "ADDRESS:PORT", |text| text.parse().ok());
-    let address: Option<SocketAddr> = keys.text("peer_address", "ADDRESS:PORT", parse_reachable);
+/// Takes `isolation` and `max_staleness_seconds`, and checks the keys about other nodes together.
+pub(super) fn isolation(config: &Config, keys: &mut Keys<'_>) -> Isolation {
+    let has_region = config.store.is_postgres();
+    let listen = config.peer_listen;
+    let address = config.peer_address;
     let isolation = keys.text("isolation", "\"serve\" or \"refuse\"", |text| match text {
         "serve" => Some(false),
         "refuse" => Some(true),
@@ -141,20 +114,15 @@ pub(super) fn peer_settings(keys: &mut Keys<'_>, has_region: bool) -> PeerSettin
             .push("max_staleness_seconds: only with isolation = \"refuse\"".to_owned());
     }
     let max_staleness = staleness.map_or(limits::STALENESS, Duration::from_secs);
-    let isolation = if isolation == Some(true) {
+    if isolation == Some(true) {
         Isolation::Refuse { max_staleness }
     } else {
         Isolation::Serve
-    };
-    PeerSettings {
-        listen,
-        address,
-        isolation,
     }
 }
 
 /// Parses an address that other machines can connect to.
-fn parse_reachable(text: &str) -> Option<SocketAddr> {
+pub(super) fn parse_reachable(text: &str) -> Option<SocketAddr> {
     text.parse()
         .ok()
         .filter(|address: &SocketAddr| !address.ip().is_unspecified() && address.port() != 0)
@@ -166,10 +134,8 @@ pub(super) fn store_settings(keys: &mut Keys<'_>) -> Option<StoreSettings> {
         "\"sqlite\" or a URL such as \"postgres://gw@db1,db2/gw\"",
         |text| Some(text.to_owned()),
     );
-    let password = keys.text("store_password_file", "a file", |text| {
-        Some(PathBuf::from(text))
-    });
-    let authorities = keys.text("store_ca", "a file", |text| Some(PathBuf::from(text)));
+    let password = keys.path("store_password_file", "a file");
+    let authorities = keys.path("store_ca", "a file");
     let url = url.filter(|url| url != "sqlite");
     let Some(url) = url else {
         for (key, given) in [

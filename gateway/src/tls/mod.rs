@@ -45,6 +45,12 @@ pub enum CertificateSource {
     Development { data_dir: PathBuf },
 }
 
+impl From<CertificateFiles> for CertificateSource {
+    fn from(CertificateFiles { certificate, key }: CertificateFiles) -> Self {
+        Self::Files { certificate, key }
+    }
+}
+
 /// The files of a certificate and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFiles {
