@@ -160,6 +160,104 @@ mod tests {
         Arguments::command().debug_assert();
     }
 
+    /// Commands that are accepted.
+    const GOOD: [&str; 20] = [
+        "gw-gateway account create acme --json",
+        "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
+        "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 80",
+        "gw-gateway service change acme api --disable --admin-url http://localhost:1",
+        "gw-gateway credential create acme --service api --service b --name ci",
+        "gw-gateway key rotate-secret acme 0123456789abcdef",
+        "gw-gateway enrollment-token create acme --service api --approval manual --expires-in-seconds 60",
+        "gw-gateway enrollment-token create acme --service api --expires-in 30d --uses 10000",
+        "gw-gateway agent revoke acme ag_0123456789abcdefghij",
+        "gw-gateway signing-key rotate --immediately",
+        "gw-gateway audit --account acme --limit 5 --config gateway.toml",
+        "gw-gateway backup --config gateway.toml backup.tar.zst --force",
+        "gw-gateway backup - --admin-url https://localhost:1 --admin-ca ca.pem",
+        "gw-gateway restore --config gateway.toml -",
+        "gw-gateway init",
+        "gw-gateway init --domain example.com --account acme --config gateway.toml --force --no-start",
+        "gw-gateway region status --config gateway.toml --json",
+        "gw-gateway region import --config gateway.toml folder",
+        "gw-gateway demo --nodes 3 --store postgres://gw@db1/gw",
+        "gw-gateway demo-part --parent 7 program --user 1 --group 2 -- postgres -D folder -p 5432",
+    ];
+
+    /// Commands that are refused before any request.
+    const REFUSED: [(&str, ErrorKind); 22] = [
+        ("gw-gateway account create ACME", ErrorKind::ValueValidation),
+        (
+            "gw-gateway account show acme/../other",
+            ErrorKind::ValueValidation,
+        ),
+        (
+            "gw-gateway credential show acme 0123456789abcdef",
+            ErrorKind::ValueValidation,
+        ),
+        (
+            "gw-gateway service create acme api --backend-port 80",
+            ErrorKind::MissingRequiredArgument,
+        ),
+        (
+            "gw-gateway service create acme api --burst 0",
+            ErrorKind::ValueValidation,
+        ),
+        (
+            "gw-gateway service create acme api --mode password",
+            ErrorKind::InvalidValue,
+        ),
+        (
+            "gw-gateway service change acme api --enable --disable",
+            ErrorKind::ArgumentConflict,
+        ),
+        (
+            "gw-gateway key create acme",
+            ErrorKind::MissingRequiredArgument,
+        ),
+        (
+            "gw-gateway enrollment-token create acme --service api --approval maybe",
+            ErrorKind::InvalidValue,
+        ),
+        (
+            "gw-gateway enrollment-token create acme --service api --expires-in 31d",
+            ErrorKind::ValueValidation,
+        ),
+        (
+            "gw-gateway enrollment-token create acme --service api --uses 10001",
+            ErrorKind::ValueValidation,
+        ),
+        (
+            "gw-gateway enrollment-token create acme --service api --expires-in 1h --expires-in-seconds 9",
+            ErrorKind::ArgumentConflict,
+        ),
+        ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
+        (
+            "gw-gateway init --domain EXAMPLE",
+            ErrorKind::ValueValidation,
+        ),
+        ("gw-gateway init --listen 443", ErrorKind::ValueValidation),
+        (
+            "gw-gateway init --tls-key key.pem",
+            ErrorKind::MissingRequiredArgument,
+        ),
+        (
+            "gw-gateway init --serve --no-start",
+            ErrorKind::ArgumentConflict,
+        ),
+        ("gw-gateway demo --nodes 1", ErrorKind::ValueValidation),
+        ("gw-gateway demo --nodes 10", ErrorKind::ValueValidation),
+        (
+            "gw-gateway restore backup.tar.zst",
+            ErrorKind::MissingRequiredArgument,
+        ),
+        ("gw-gateway region init", ErrorKind::MissingRequiredArgument),
+        (
+            "gw-gateway region export --config gateway.toml",
+            ErrorKind::MissingRequiredArgument,
+        ),
+    ];
+
     #[test]
     fn ids_and_settings_are_checked_before_any_request() {
         let kind = |line: &str| {
@@ -167,103 +265,10 @@ mod tests {
                 .err()
                 .map(|error| error.kind())
         };
-        for good in [
-            "gw-gateway account create acme --json",
-            "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
-            "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 80",
-            "gw-gateway service change acme api --disable --admin-url http://localhost:1",
-            "gw-gateway credential create acme --service api --service b --name ci",
-            "gw-gateway key rotate-secret acme 0123456789abcdef",
-            "gw-gateway enrollment-token create acme --service api --approval manual --expires-in-seconds 60",
-            "gw-gateway enrollment-token create acme --service api --expires-in 30d --uses 10000",
-            "gw-gateway agent revoke acme ag_0123456789abcdefghij",
-            "gw-gateway signing-key rotate --immediately",
-            "gw-gateway audit --account acme --limit 5 --config gateway.toml",
-            "gw-gateway backup --config gateway.toml backup.tar.zst --force",
-            "gw-gateway backup - --admin-url https://localhost:1 --admin-ca ca.pem",
-            "gw-gateway restore --config gateway.toml -",
-            "gw-gateway init",
-            "gw-gateway init --domain example.com --account acme --config gateway.toml --force --no-start",
-            "gw-gateway region status --config gateway.toml --json",
-            "gw-gateway region import --config gateway.toml folder",
-            "gw-gateway demo --nodes 3 --store postgres://gw@db1/gw",
-            "gw-gateway demo-part --parent 7 program --user 1 --group 2 -- postgres -D folder -p 5432",
-        ] {
+        for good in GOOD {
             assert_eq!(kind(good), None, "{good}");
         }
-        let refused = [
-            ("gw-gateway account create ACME", ErrorKind::ValueValidation),
-            (
-                "gw-gateway account show acme/../other",
-                ErrorKind::ValueValidation,
-            ),
-            (
-                "gw-gateway credential show acme 0123456789abcdef",
-                ErrorKind::ValueValidation,
-            ),
-            (
-                "gw-gateway service create acme api --backend-port 80",
-                ErrorKind::MissingRequiredArgument,
-            ),
-            (
-                "gw-gateway service create acme api --burst 0",
-                ErrorKind::ValueValidation,
-            ),
-            (
-                "gw-gateway service create acme api --mode password",
-                ErrorKind::InvalidValue,
-            ),
-            (
-                "gw-gateway service change acme api --enable --disable",
-                ErrorKind::ArgumentConflict,
-            ),
-            (
-                "gw-gateway key create acme",
-                ErrorKind::MissingRequiredArgument,
-            ),
-            (
-                "gw-gateway enrollment-token create acme --service api --approval maybe",
-                ErrorKind::InvalidValue,
-            ),
-            (
-                "gw-gateway enrollment-token create acme --service api --expires-in 31d",
-                ErrorKind::ValueValidation,
-            ),
-            (
-                "gw-gateway enrollment-token create acme --service api --uses 10001",
-                ErrorKind::ValueValidation,
-            ),
-            (
-                "gw-gateway enrollment-token create acme --service api --expires-in 1h --expires-in-seconds 9",
-                ErrorKind::ArgumentConflict,
-            ),
-            ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
-            (
-                "gw-gateway init --domain EXAMPLE",
-                ErrorKind::ValueValidation,
-            ),
-            ("gw-gateway init --listen 443", ErrorKind::ValueValidation),
-            (
-                "gw-gateway init --tls-key key.pem",
-                ErrorKind::MissingRequiredArgument,
-            ),
-            (
-                "gw-gateway init --serve --no-start",
-                ErrorKind::ArgumentConflict,
-            ),
-            ("gw-gateway demo --nodes 1", ErrorKind::ValueValidation),
-            ("gw-gateway demo --nodes 10", ErrorKind::ValueValidation),
-            (
-                "gw-gateway restore backup.tar.zst",
-                ErrorKind::MissingRequiredArgument,
-            ),
-            ("gw-gateway region init", ErrorKind::MissingRequiredArgument),
-            (
-                "gw-gateway region export --config gateway.toml",
-                ErrorKind::MissingRequiredArgument,
-            ),
-        ];
-        for (line, expected) in refused {
+        for (line, expected) in REFUSED {
             assert_eq!(kind(line), Some(expected), "{line}");
         }
     }

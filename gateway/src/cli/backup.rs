@@ -45,26 +45,33 @@ const NOT_RESTORED: &str = "nothing was restored";
 
 impl BackupArguments {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        let interrupt = Interrupt::listen()?;
+        if self.file == Path::new(STANDARD) {
+            let mut out = BufWriter::with_capacity(CHUNK, io::stdout().lock());
+            let name = Path::new("standard output");
+            copy(&self.connection, &mut out, name, &interrupt)?;
+            return out.flush().map_err(not_written);
+        }
+        let bytes = self.write_file(&interrupt)?;
+        let name = self.file.display();
+        let told = if self.connection.json() {
+            json!({ "file": name.to_string(), "bytes": bytes }).to_string()
+        } else {
+            format!(
+                "Written: {name}, {bytes} bytes, with private keys in it. Encrypt copies of it."
+            )
+        };
+        writeln!(io::stdout(), "{told}").map_err(not_written)
+    }
+
+    /// Writes the backup to the file; returns its length in bytes.
+    fn write_file(&self, interrupt: &Interrupt) -> Result<u64, Failure> {
         let Self {
             file,
             force,
             connection,
         } = self;
-        let interrupt = Interrupt::listen()?;
-        if file == Path::new(STANDARD) {
-            let mut out = BufWriter::with_capacity(CHUNK, io::stdout().lock());
-            let done = copy(
-                &connection,
-                &mut out,
-                Path::new("standard output"),
-                &interrupt,
-            );
-            return done.and_then(|()| {
-                out.flush()
-                    .map_err(|error| Failure::Run(format!("standard output: {error}")))
-            });
-        }
-        if fs::symlink_metadata(&file).is_ok_and(|found| !found.is_file()) {
+        if fs::symlink_metadata(file).is_ok_and(|found| !found.is_file()) {
             // It would be replaced, not written to.
             return Err(Failure::Usage(format!(
                 "{} is not a regular file; give another name, or - for standard output",
@@ -88,33 +95,23 @@ impl BackupArguments {
             .prefix(".gw-backup-")
             .tempfile_in(folder)
             .map_err(failed)?;
-        copy(&connection, new.as_file_mut(), &file, &interrupt)?;
+        copy(connection, new.as_file_mut(), file, interrupt)?;
         new.as_file().sync_all().map_err(failed)?;
-        let kept = if force {
-            new.persist(&file)
+        let kept = if *force {
+            new.persist(file)
         } else {
-            new.persist_noclobber(&file)
+            new.persist_noclobber(file)
         };
         let kept = kept.map_err(|error| failed(error.error))?;
         File::open(folder)
             .and_then(|folder| folder.sync_all())
             .map_err(failed)?;
-        let bytes = kept.metadata().map_err(failed)?.len();
-        let name = file.display();
-        let told = if connection.json() {
-            writeln!(
-                io::stdout(),
-                "{}",
-                json!({ "file": name.to_string(), "bytes": bytes })
-            )
-        } else {
-            writeln!(
-                io::stdout(),
-                "Written: {name}, {bytes} bytes, with private keys in it. Encrypt copies of it."
-            )
-        };
-        told.map_err(|error| Failure::Run(format!("standard output: {error}")))
+        Ok(kept.metadata().map_err(failed)?.len())
     }
+}
+
+fn not_written(error: io::Error) -> Failure {
+    Failure::Run(format!("standard output: {error}"))
 }
 
 /// Writes the backup of a running gateway to `out`, or else that of the data folder of the configuration.
@@ -222,6 +219,6 @@ impl RestoreArguments {
             config.data_dir.display(),
             path.display()
         );
-        told.map_err(|error| Failure::Run(format!("standard output: {error}")))
+        told.map_err(not_written)
     }
 }

@@ -1,6 +1,7 @@
 //! `gw-gateway region`: sets up and examines a region of several nodes. Works on the database, not through the
 //! administration API.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ use gw_shared::command::Failure;
 use gw_shared::text::escaped_json;
 
 use super::connection::load_config;
-use super::output::{or_dash, yes_or_no};
+use super::output::{joined, or_dash, yes_or_no};
 use super::table;
 use super::this_node::ThisNode;
 
@@ -108,7 +109,7 @@ pub(crate) enum RegionCommand {
 
 impl RegionCommand {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let mut out = io::stdout().lock();
+        let mut out = io::stdout();
         match self {
             Self::Init { config } => {
                 let created = region::init(&load(&config)?)?;
@@ -116,10 +117,8 @@ impl RegionCommand {
             }
             Self::Join { config } => {
                 let found = region::join(&load(&config)?)?;
-                drop(out);
                 found.print(false)?;
-                print(writeln!(
-                    io::stdout(),
+                say(format_args!(
                     "This node can join. Start it: gw-gateway serve --config {}",
                     config.display()
                 ))
@@ -128,7 +127,7 @@ impl RegionCommand {
                 let status = region::status(&load(&config)?)?;
                 let mut status = serde_json::to_value(&status).map_err(Failure::run)?;
                 ThisNode::ask(&config).add_to(&mut status);
-                print(writeln!(out, "{}", escaped_json(&status.to_string())))
+                say(format_args!("{}", escaped_json(&status.to_string())))
             }
             Self::Status {
                 config,
@@ -144,23 +143,15 @@ impl RegionCommand {
                 node,
             } => {
                 let drained = region::drain(&load(&config)?, node, !no_wait)?;
-                print(match drained {
-                    Drained::Left => {
-                        writeln!(
-                            out,
-                            "Node {node} has left. Its process ends after its running requests."
-                        )
-                    }
-                    Drained::Told => writeln!(
-                        out,
-                        "Node {node} is to leave: see gw-gateway region status."
-                    ),
-                })
+                let result = match drained {
+                    Drained::Left => "has left. Its process ends after its running requests.",
+                    Drained::Told => "is to leave: see gw-gateway region status.",
+                };
+                say(format_args!("Node {node} {result}"))
             }
             Self::Remove { config, node } => {
                 region::remove(&load(&config)?, node)?;
-                print(writeln!(
-                    out,
+                say(format_args!(
                     "Removed node {node}. Another node can take its slot."
                 ))
             }
@@ -171,8 +162,7 @@ impl RegionCommand {
                 let repaired = region::repair(&load(&config)?, discard_later_changes)?;
                 let known = repaired.known.0;
                 let revision = repaired.revision.0;
-                print(writeln!(
-                    out,
+                say(format_args!(
                     "Wrote the records of revision {known} back, as revision {revision}. All nodes load them."
                 ))
             }
@@ -182,8 +172,7 @@ impl RegionCommand {
             }
             Self::Forget { config, secret } => {
                 region::forget(&load(&config)?, secret)?;
-                print(writeln!(
-                    out,
+                say(format_args!(
                     "Deleted it. The first node that starts without its files makes another one."
                 ))
             }
@@ -201,6 +190,11 @@ impl RegionCommand {
 
 fn load(path: &Path) -> Result<Config, Failure> {
     load_config(path, |name| std::env::var(name).ok())
+}
+
+/// Writes one line to standard output.
+fn say(line: fmt::Arguments<'_>) -> Result<(), Failure> {
+    print(writeln!(io::stdout(), "{line}"))
 }
 
 fn print(written: io::Result<()>) -> Result<(), Failure> {
@@ -239,30 +233,15 @@ fn write_created(out: &mut impl Write, created: &Created, config: &Path) -> io::
         ],
     )?;
     let config = config.display();
-    writeln!(out, "Next:")?;
     writeln!(
         out,
-        "  1. Let the user of the gateway read the key. Copy it to the other nodes, and keep a copy elsewhere:"
-    )?;
-    writeln!(
-        out,
-        "     a backup of the database cannot be used without it."
-    )?;
-    writeln!(
-        out,
-        "  2. To take over the data of a single gateway, stop it, then:"
-    )?;
-    writeln!(
-        out,
-        "     gw-gateway region import --config {config} FOLDER"
-    )?;
-    writeln!(
-        out,
-        "  3. On each node: gw-gateway region join --config {config}"
-    )?;
-    writeln!(
-        out,
-        "     and start it:  gw-gateway serve --config {config}"
+        "Next:\n  \
+         1. Let the user of the gateway read the key. Copy it to the other nodes, and keep a copy elsewhere:\n     \
+         a backup of the database cannot be used without it.\n  \
+         2. To take over the data of a single gateway, stop it, then:\n     \
+         gw-gateway region import --config {config} FOLDER\n  \
+         3. On each node: gw-gateway region join --config {config}\n     \
+         and start it:  gw-gateway serve --config {config}"
     )
 }
 
@@ -270,113 +249,24 @@ fn write_replaced(out: &mut impl Write, replaced: &ReplacedKey) -> io::Result<()
     let ReplacedKey { revision, records } = replaced;
     writeln!(
         out,
-        "Replaced the region key, as revision {}; {records} records were written again.",
+        "Replaced the region key, as revision {}; {records} records were written again.\n\
+         Next, on each node: set region_key to the file of region_key_next, remove region_key_next, and replace the process\n\
+         with SIGUSR2. With [archive], set region_key_previous to the old file until its objects have expired.",
         revision.0
-    )?;
-    writeln!(
-        out,
-        "Next, on each node: set region_key to the file of region_key_next, remove region_key_next, and replace the process"
-    )?;
-    writeln!(
-        out,
-        "with SIGUSR2. With [archive], set region_key_previous to the old file until its objects have expired."
     )
 }
 
 fn write_status(out: &mut impl Write, status: &StoredRegionStatus) -> io::Result<()> {
-    let StoredRegionStatus {
-        database,
-        engine,
-        region,
-        key_in_use,
-        key_problem,
-        nodes,
-        records,
-        last_change,
-    } = status;
-    let standby = match engine.replication {
-        Replication::Synchronous => "synchronous",
-        Replication::SynchronousMissing => {
-            "synchronous, but none is connected: changes are not acknowledged"
-        }
-        Replication::Asynchronous => "asynchronous: a failover can lose acknowledged changes",
-        Replication::None => "none",
-    };
     writeln!(out, "Database:")?;
-    write_facts(
-        out,
-        &[
-            ("store", database.clone()),
-            ("address", or_dash(engine.address.as_ref())),
-            ("version", engine.version.clone()),
-            ("primary", yes_or_no(engine.is_primary)),
-            ("standby", standby.to_owned()),
-            ("standbys connected", engine.standbys.to_string()),
-        ],
-    )?;
-    let change = last_change.as_ref().map(|change| {
-        let node = change
-            .node
-            .as_ref()
-            .map_or_else(String::new, |node| format!(" on {node}"));
-        format!("{} by {}{node}, {}", change.at, change.actor, change.action)
-    });
+    write_facts(out, &database_facts(status))?;
     writeln!(out, "Region:")?;
-    write_facts(
-        out,
-        &[
-            ("region", region.name.clone()),
-            ("region id", region.id.clone()),
-            (
-                "region key of this node",
-                key_problem
-                    .clone()
-                    .unwrap_or_else(|| equal_key(*key_in_use)),
-            ),
-            ("revision", region.revision.0.to_string()),
-            ("last change", or_dash(change.as_ref())),
-            ("schema", region.schema.to_string()),
-            ("feature level", region.feature_level.to_string()),
-        ],
-    )?;
-    if !nodes.is_empty() {
-        let header = [
-            "  NODE",
-            "STATE",
-            "VERSION",
-            "ADDRESS",
-            "EPOCHS BEHIND",
-            "CHANGES BEHIND",
-            "REGION KEYS",
-        ];
-        let header = header.map(str::to_owned).into();
-        let rows = nodes.iter().map(|node| {
-            let epochs = node.epoch_lag.to_string();
-            let changes = node.revision_lag.to_string();
-            let slot = format!("  {}", node.slot);
-            let keys = or_dash(
-                Some(node.keys.join(", "))
-                    .filter(|keys| !keys.is_empty())
-                    .as_ref(),
-            );
-            vec![
-                slot,
-                node.state.to_owned(),
-                node.version.clone(),
-                node.peer_address.clone(),
-                epochs,
-                changes,
-                keys,
-            ]
-        });
+    write_facts(out, &region_facts(status))?;
+    if !status.nodes.is_empty() {
         writeln!(out, "Nodes:")?;
-        table::write(
-            out,
-            &std::iter::once(header).chain(rows).collect::<Vec<_>>(),
-        )?;
+        table::write(out, &node_rows(status))?;
     }
     let header = ["  KIND", "COUNT", "BYTES"].map(str::to_owned).into();
-    let rows = records.iter().map(|of_kind| {
+    let rows = status.records.iter().map(|of_kind| {
         vec![
             format!("  {}", of_kind.kind),
             of_kind.count.to_string(),
@@ -388,6 +278,76 @@ fn write_status(out: &mut impl Write, status: &StoredRegionStatus) -> io::Result
         out,
         &std::iter::once(header).chain(rows).collect::<Vec<_>>(),
     )
+}
+
+fn database_facts(status: &StoredRegionStatus) -> Vec<(&'static str, String)> {
+    let engine = &status.engine;
+    let standby = match engine.replication {
+        Replication::Synchronous => "synchronous",
+        Replication::SynchronousMissing => {
+            "synchronous, but none is connected: changes are not acknowledged"
+        }
+        Replication::Asynchronous => "asynchronous: a failover can lose acknowledged changes",
+        Replication::None => "none",
+    };
+    vec![
+        ("store", status.database.clone()),
+        ("address", or_dash(engine.address.as_ref())),
+        ("version", engine.version.clone()),
+        ("primary", yes_or_no(engine.is_primary)),
+        ("standby", standby.to_owned()),
+        ("standbys connected", engine.standbys.to_string()),
+    ]
+}
+
+fn region_facts(status: &StoredRegionStatus) -> Vec<(&'static str, String)> {
+    let region = &status.region;
+    let key = status
+        .key_problem
+        .clone()
+        .unwrap_or_else(|| equal_key(status.key_in_use));
+    let change = status.last_change.as_ref().map(|change| {
+        let node = change
+            .node
+            .as_ref()
+            .map_or_else(String::new, |node| format!(" on {node}"));
+        format!("{} by {}{node}, {}", change.at, change.actor, change.action)
+    });
+    vec![
+        ("region", region.name.clone()),
+        ("region id", region.id.clone()),
+        ("region key of this node", key),
+        ("revision", region.revision.0.to_string()),
+        ("last change", or_dash(change.as_ref())),
+        ("schema", region.schema.to_string()),
+        ("feature level", region.feature_level.to_string()),
+    ]
+}
+
+fn node_rows(status: &StoredRegionStatus) -> Vec<Vec<String>> {
+    let header = [
+        "  NODE",
+        "STATE",
+        "VERSION",
+        "ADDRESS",
+        "EPOCHS BEHIND",
+        "CHANGES BEHIND",
+        "REGION KEYS",
+    ];
+    let rows = status.nodes.iter().map(|node| {
+        vec![
+            format!("  {}", node.slot),
+            node.state.to_owned(),
+            node.version.clone(),
+            node.peer_address.clone(),
+            node.epoch_lag.to_string(),
+            node.revision_lag.to_string(),
+            joined(&node.keys),
+        ]
+    });
+    std::iter::once(header.map(str::to_owned).into())
+        .chain(rows)
+        .collect()
 }
 
 fn equal_key(in_use: Option<&str>) -> String {

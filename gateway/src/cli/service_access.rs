@@ -117,13 +117,11 @@ impl Access {
     ) -> Result<(), CommandError> {
         let post = |path: &str, body: &Value| output.api.request_with(Method::POST, path, body);
         if self.create_account {
-            post(
-                "/accounts",
-                &json!(NewAccount {
-                    id: account.to_string(),
-                    capture_allowed: None
-                }),
-            )?;
+            let new = NewAccount {
+                id: account.to_string(),
+                capture_allowed: None,
+            };
+            post("/accounts", &json!(new))?;
             steps.next_is_done();
         }
         let reply = post(&format!("/accounts/{account}/services"), &json!(new))?;
@@ -143,40 +141,28 @@ impl Access {
         if let Some(url) = &self.gateway_url {
             address.gateway_url.clone_from(url);
         }
+        let service = vec![new.id.clone()];
         if self.with_key {
             if !accepts_keys {
                 return Err(CommandError::NoKeyMode);
             }
             let new = NewCallerSecret {
-                allowed_services: vec![new.id.clone()],
+                allowed_services: service.clone(),
                 ..NewCallerSecret::default()
             };
-            let key: NewServiceKeyView =
-                post(&format!("/accounts/{account}/service-keys"), &json!(new))?.parse()?;
+            let reply = post(&format!("/accounts/{account}/service-keys"), &json!(new))?;
+            made.add_key(reply.parse()?, &address, &hostname);
             steps.next_is_done();
-            made.curl_command = key
-                .service_key
-                .as_ref()
-                .map(|key| address.call_with_key(&hostname, key));
-            made.key = Some(key);
         }
         if self.with_agent {
             let new = NewEnrollmentToken {
-                services: vec![new.id.clone()],
+                services: service,
                 ..NewEnrollmentToken::default()
             };
-            let reply = post(
-                &format!("/accounts/{account}/enrollment-tokens"),
-                &json!(new),
-            )?;
+            let path = format!("/accounts/{account}/enrollment-tokens");
+            let reply = post(&path, &json!(new))?;
             steps.next_is_done();
-            let token: NewEnrollmentTokenView = reply.parse()?;
-            made.agent_command = Some(address.agent_command(
-                &token.token,
-                token.enrollment_token.uses,
-                self.backend_port,
-            ));
-            made.token = Some(token);
+            made.add_token(reply.parse()?, &address, self.backend_port);
         }
         Ok(())
     }
@@ -195,6 +181,25 @@ impl Steps {
 }
 
 impl Made {
+    fn add_key(&mut self, key: NewServiceKeyView, address: &GatewayAddress, hostname: &str) {
+        self.curl_command = key
+            .service_key
+            .as_ref()
+            .map(|key| address.call_with_key(hostname, key));
+        self.key = Some(key);
+    }
+
+    fn add_token(
+        &mut self,
+        token: NewEnrollmentTokenView,
+        address: &GatewayAddress,
+        backend_port: u16,
+    ) {
+        let uses = token.enrollment_token.uses;
+        self.agent_command = Some(address.agent_command(&token.token, uses, backend_port));
+        self.token = Some(token);
+    }
+
     fn print(self, backend_port: u16, output: &mut Output) -> Result<(), CommandError> {
         if output.json {
             return output.print_json(&self.into_json().to_string());

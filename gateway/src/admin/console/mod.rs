@@ -108,6 +108,32 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
     Router::new()
         .route("/", get(overview::show))
         .route("/accounts", get(accounts::list).post(accounts::create))
+        .merge(of_accounts())
+        .route("/region", get(region::show))
+        .route("/tunnels", get(tunnels::show))
+        .route("/requests", get(requests::search))
+        .route("/requests/{id}", get(requests::show))
+        .route("/requests/{id}/body/{side}", get(requests::body))
+        .route("/traffic", get(traffic::show))
+        .route("/traffic/series", get(traffic::series))
+        .route("/audit-log", get(audit::list))
+        .route("/theme", post(theme::set))
+        .route("/sign-out", post(sign_in::sign_out))
+        .layer(from_fn_with_state(admin.clone(), guard::signed_in))
+        .merge(replay)
+        .merge(sign_in)
+        .route("/sign-in/finish", get(sign_in::finish))
+        .route("/assets/{version}/{name}", get(assets::serve))
+        .method_not_allowed_fallback(async || ErrorPage::method_not_allowed())
+        .fallback(async || ErrorPage::nothing_here())
+        .layer(DefaultBodyLimit::max(limits::ADMIN_BODY))
+        .layer(from_fn(guard::own_origin))
+        .layer(from_fn(guard::hardened))
+}
+
+/// Routes of the pages of one account.
+fn of_accounts() -> Router<Admin> {
+    Router::new()
         .route(
             "/accounts/{account}",
             get(services::list).post(services::create),
@@ -152,24 +178,4 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
             get(accounts::settings).post(accounts::change),
         )
         .route("/accounts/{account}/delete", post(accounts::delete))
-        .route("/region", get(region::show))
-        .route("/tunnels", get(tunnels::show))
-        .route("/requests", get(requests::search))
-        .route("/requests/{id}", get(requests::show))
-        .route("/requests/{id}/body/{side}", get(requests::body))
-        .route("/traffic", get(traffic::show))
-        .route("/traffic/series", get(traffic::series))
-        .route("/audit-log", get(audit::list))
-        .route("/theme", post(theme::set))
-        .route("/sign-out", post(sign_in::sign_out))
-        .layer(from_fn_with_state(admin.clone(), guard::signed_in))
-        .merge(replay)
-        .merge(sign_in)
-        .route("/sign-in/finish", get(sign_in::finish))
-        .route("/assets/{version}/{name}", get(assets::serve))
-        .method_not_allowed_fallback(async || ErrorPage::method_not_allowed())
-        .fallback(async || ErrorPage::nothing_here())
-        .layer(DefaultBodyLimit::max(limits::ADMIN_BODY))
-        .layer(from_fn(guard::own_origin))
-        .layer(from_fn(guard::hardened))
 }

@@ -25,6 +25,12 @@ pub(in crate::admin) struct Located {
     place: RecordPlace,
 }
 
+impl Located {
+    fn new(view: RequestView, id: RequestId, place: RecordPlace) -> Self {
+        Self { view, id, place }
+    }
+}
+
 /// Where the record of a request is.
 enum RecordPlace {
     Here,
@@ -44,11 +50,7 @@ impl Admin {
         id: RequestId,
     ) -> Result<Option<Located>, NoResult> {
         if let Some(view) = self.read_log(move |log| log.show(id)).await? {
-            return Ok(Some(Located {
-                view,
-                id,
-                place: RecordPlace::Here,
-            }));
+            return Ok(Some(Located::new(view, id, RecordPlace::Here)));
         }
         let Some(placement) = self.control.local_node().placement() else {
             return Ok(None);
@@ -69,11 +71,7 @@ impl Admin {
                 }),
                 Some(node) => match self.ask_node(&node, &path, LOG_WITHIN).await {
                     Ok(Some(view)) => {
-                        return Ok(Some(Located {
-                            view,
-                            id,
-                            place: RecordPlace::Node(node),
-                        }));
+                        return Ok(Some(Located::new(view, id, RecordPlace::Node(node))));
                     }
                     Ok(None) => {}
                     Err(unavailable) => missing.push(unavailable),
@@ -87,11 +85,7 @@ impl Admin {
         .await;
         for (node, answer) in rest.into_iter().zip(answers) {
             if let Ok(Some(view)) = answer {
-                return Ok(Some(Located {
-                    view,
-                    id,
-                    place: RecordPlace::Node(node),
-                }));
+                return Ok(Some(Located::new(view, id, RecordPlace::Node(node))));
             }
         }
         // Also if a node has the slot: it may have another one's, which was lost and removed.
@@ -101,11 +95,7 @@ impl Admin {
                 .await?
                 .flatten()
         {
-            return Ok(Some(Located {
-                view,
-                id,
-                place: RecordPlace::Archive(slot),
-            }));
+            return Ok(Some(Located::new(view, id, RecordPlace::Archive(slot))));
         }
         if missing.is_empty() {
             return Ok(None);

@@ -38,6 +38,10 @@ pub(super) fn region(text: &str) -> Result<String, String> {
     parse_label(text).ok_or_else(|| "it must be a label in lower case, such as eu1".to_owned())
 }
 
+fn account(text: &str) -> Result<AccountId, String> {
+    AccountId::new(text).map_err(|_| "it must be 3 to 15 characters of a-z and 0-9".to_owned())
+}
+
 fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
         .map_err(|_| "it must be ADDRESS:PORT, such as 0.0.0.0:443".to_owned())
@@ -51,39 +55,9 @@ impl Answers {
         dialogue: Option<&mut Dialogue<'_>>,
     ) -> Result<Self, Failure> {
         let mut dialogue = dialogue.filter(|_| given.domain.is_none() || given.account.is_none());
-        let domain = answer(
-            given.domain,
-            &mut dialogue,
-            &Question {
-                option: "--domain",
-                text: "Domain (all names are below REGION.DOMAIN)",
-                default: Some(DOMAIN),
-            },
-            domain,
-        )?;
-        let region = answer(
-            given.region,
-            &mut dialogue,
-            &Question {
-                option: "--region",
-                text: "Region",
-                default: Some(REGION),
-            },
-            region,
-        )?;
-        let account = answer(
-            given.account,
-            &mut dialogue,
-            &Question {
-                option: "--account",
-                text: "Account, to which services belong",
-                default: None,
-            },
-            |text| {
-                AccountId::new(text)
-                    .map_err(|_| "it must be 3 to 15 characters of a-z and 0-9".to_owned())
-            },
-        )?;
+        let domain = answer(given.domain, &mut dialogue, &Question::DOMAIN, domain)?;
+        let region = answer(given.region, &mut dialogue, &Question::REGION, region)?;
+        let account = answer(given.account, &mut dialogue, &Question::ACCOUNT, account)?;
         let listen = default_listen(is_root, is_local(&domain)).to_string();
         let listen = answer(
             given.listen,
@@ -95,14 +69,12 @@ impl Answers {
             },
             address,
         )?;
-        let config = given.config.unwrap_or_else(|| {
-            (if is_root {
-                CONFIG_OF_ROOT
-            } else {
-                "gateway.toml"
-            })
-            .into()
-        });
+        let default_config = if is_root {
+            CONFIG_OF_ROOT
+        } else {
+            "gateway.toml"
+        };
+        let config = given.config.unwrap_or_else(|| default_config.into());
         let config = full_path("--config", &config)?;
         let data_dir = match given.data_dir {
             Some(folder) => full_path("--data-dir", &folder)?,
@@ -162,6 +134,24 @@ struct Question<'a> {
     option: &'a str,
     text: &'a str,
     default: Option<&'a str>,
+}
+
+impl Question<'static> {
+    const DOMAIN: Self = Self {
+        option: "--domain",
+        text: "Domain (all names are below REGION.DOMAIN)",
+        default: Some(DOMAIN),
+    };
+    const REGION: Self = Self {
+        option: "--region",
+        text: "Region",
+        default: Some(REGION),
+    };
+    const ACCOUNT: Self = Self {
+        option: "--account",
+        text: "Account, to which services belong",
+        default: None,
+    };
 }
 
 /// The value of an option, else the answer on a terminal, else the default.

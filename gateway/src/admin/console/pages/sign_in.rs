@@ -1,6 +1,6 @@
 //! Sign-in with the admin token, and sign-out.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use askama::Template;
@@ -133,27 +133,7 @@ pub(crate) async fn sign_in(
     // exhausted the limit. Both sides are hashed, so that the time of the comparison reveals nothing about the token,
     // including its length.
     if !SecretHash::of(admin.control.admin_token().reveal()).matches(form.value("token").trim()) {
-        if let Err(exhausted) = admin.console.failures().take(client.ip(), now) {
-            let seconds = exhausted.until_one.as_secs() + 1;
-            let message = format!(
-                "Too many failed attempts from your address. Try again in {seconds} seconds."
-            );
-            let again = refused(&admin, &headers, next, &message)?;
-            return Ok((
-                StatusCode::TOO_MANY_REQUESTS,
-                [(header::RETRY_AFTER, seconds)],
-                again,
-            )
-                .into_response());
-        }
-        tracing::warn!(client = %client.ip(), "console: wrong admin token");
-        let again = refused(
-            &admin,
-            &headers,
-            next,
-            "This is not the admin token of this gateway.",
-        )?;
-        return Ok((StatusCode::UNAUTHORIZED, again).into_response());
+        return wrong_token(&admin, &headers, next, client.ip(), now);
     }
     let id = admin.console.sessions().open(now);
     admin.share_session(id.reveal()).await;
@@ -173,6 +153,28 @@ pub(crate) async fn sign_in(
         SESSION.set(&headers, id.reveal(), LIFETIME),
     );
     Ok((AppendHeaders([session, form_is_used]), Redirect::to(next)).into_response())
+}
+
+/// Refuses a wrong token, and counts the attempt.
+fn wrong_token(
+    admin: &Admin,
+    headers: &HeaderMap,
+    next: &str,
+    client: IpAddr,
+    now: Instant,
+) -> Result<Response, ErrorPage> {
+    if let Err(exhausted) = admin.console.failures().take(client, now) {
+        let seconds = exhausted.until_one.as_secs() + 1;
+        let message =
+            format!("Too many failed attempts from your address. Try again in {seconds} seconds.");
+        let again = refused(admin, headers, next, &message)?;
+        let retry = [(header::RETRY_AFTER, seconds)];
+        return Ok((StatusCode::TOO_MANY_REQUESTS, retry, again).into_response());
+    }
+    tracing::warn!(%client, "console: wrong admin token");
+    let message = "This is not the admin token of this gateway.";
+    let again = refused(admin, headers, next, message)?;
+    Ok((StatusCode::UNAUTHORIZED, again).into_response())
 }
 
 /// Gives the browser its session under the name of the session.
