@@ -4,13 +4,10 @@ use std::slice;
 use std::sync::Arc;
 
 use gw_shared::id::AuthorityId;
-use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme,
-};
+use rustls::{CertificateError, DistinguishedName, RootCertStore};
 use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::TlsError;
@@ -138,29 +135,7 @@ impl ClientCertVerifier for AgentVerifier {
             })
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.of_all
-            .verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.of_all
-            .verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.of_all.supported_verify_schemes()
-    }
+    signatures_as_in!(of_all);
 }
 
 #[cfg(test)]

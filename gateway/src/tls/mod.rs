@@ -1,6 +1,35 @@
 //! TLS configurations: for callers and for tunnels, with the same server certificate; for the admin listener; between the
 //! nodes of a region.
 
+/// The methods of [`rustls::server::danger::ClientCertVerifier`] about signatures, which the verifier in a field has.
+macro_rules! signatures_as_in {
+    ($field:tt) => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &rustls_pki_types::CertificateDer<'_>,
+            signature: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            self.$field
+                .verify_tls12_signature(message, certificate, signature)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &rustls_pki_types::CertificateDer<'_>,
+            signature: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            self.$field
+                .verify_tls13_signature(message, certificate, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            self.$field.supported_verify_schemes()
+        }
+    };
+}
+
 pub(crate) mod admin;
 pub(crate) mod agents;
 pub(crate) mod certificate;
