@@ -10,12 +10,13 @@ use http::{Method, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::body::{self, Unanswered};
 use super::limits::ApexBucket;
-use super::{Apex, body, json, only};
+use super::{Apex, json, only};
 use crate::auth::bearer;
 use crate::control::{AgentProof, Control, ControlError, certificate, enrollment};
 use crate::error::Error;
-use crate::http_message::{CallerGone, RequestBody};
+use crate::http_message::RequestBody;
 use crate::store::Directory;
 use crate::strict_json;
 
@@ -25,17 +26,14 @@ impl Apex {
         request: &RequestHead,
         client: IpAddr,
         body: &mut impl RequestBody,
-    ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
+    ) -> Result<Response<Vec<u8>>, Unanswered> {
         // A token proves no agent: it enrolls one, which has a bucket of its own from then on.
         let bucket = ApexBucket::Enrollment(client);
-        let enrollment: EnrollRequest = match self.charge_and_read(request, bucket, body).await? {
-            Ok(enrollment) => enrollment,
-            Err(error) => return Ok(Err(error)),
-        };
+        let enrollment: EnrollRequest = self.charge_and_read(request, bucket, body).await?;
         let reply = self
             .change(move |control| enrollment::enroll(control, &enrollment))
-            .await;
-        Ok(reply.map(|reply| answer(StatusCode::CREATED, &reply)))
+            .await?;
+        Ok(answer(StatusCode::CREATED, &reply))
     }
 
     pub(super) async fn enrollment_status(
@@ -60,31 +58,27 @@ impl Apex {
         request: &RequestHead,
         client: IpAddr,
         body: &mut impl RequestBody,
-    ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
+    ) -> Result<Response<Vec<u8>>, Unanswered> {
         // A request that an old key signs is charged to the address: a signature costs more to check than a secret.
         let bucket = self.bucket_of(request, client);
-        let CsrRequest { csr, agent_id } = match self.charge_and_read(request, bucket, body).await?
-        {
-            Ok(csr) => csr,
-            Err(error) => return Ok(Err(error)),
-        };
+        let CsrRequest { csr, agent_id } = self.charge_and_read(request, bucket, body).await?;
         let proof = match (enrollment_secret(&request.headers), agent_id) {
             (Some(_), Some(_)) => {
                 let message =
                     "send the bearer of an enrollment or an agent_id, not both".to_owned();
-                return Ok(Err(Error::InvalidRequest(message)));
+                return Err(Error::InvalidRequest(message).into());
             }
             (Some(secret), None) => AgentProof::Enrollment {
                 id: enrollment_id(request),
                 secret,
             },
             (None, Some(agent_id)) => AgentProof::OldKey(agent_id),
-            (None, None) => return Ok(Err(Error::EnrollmentInvalid)),
+            (None, None) => return Err(Error::EnrollmentInvalid.into()),
         };
         let reply = self
             .change(move |control| certificate::sign(control, &proof, &csr))
-            .await;
-        Ok(reply.map(|reply| answer(StatusCode::OK, &reply)))
+            .await?;
+        Ok(answer(StatusCode::OK, &reply))
     }
 
     /// Makes a change of the records, and waits until the other nodes use it: the agent's next request may arrive at any of
@@ -115,18 +109,12 @@ impl Apex {
         request: &RequestHead,
         bucket: ApexBucket,
         body: &mut impl RequestBody,
-    ) -> Result<Result<T, Error>, CallerGone> {
-        if let Err(error) = only(&Method::POST, "POST", request) {
-            return Ok(Err(error));
-        }
-        if let Err(error) = self.charge(bucket).await {
-            return Ok(Err(error));
-        }
-        let read = body::read(body).await?;
-        Ok(read.and_then(|body| {
-            strict_json::parse(&body)
-                .map_err(|error| Error::InvalidRequest(format!("request body: {error}")))
-        }))
+    ) -> Result<T, Unanswered> {
+        only(&Method::POST, "POST", request)?;
+        self.charge(bucket).await?;
+        let body = body::read(body).await?;
+        Ok(strict_json::parse(&body)
+            .map_err(|error| Error::InvalidRequest(format!("request body: {error}")))?)
     }
 }
 

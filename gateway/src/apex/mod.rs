@@ -21,12 +21,13 @@ use http::{Method, Response, StatusCode};
 pub(crate) use limits::{ApexCharge, ApexLimits};
 pub(crate) use other_nodes::{ApexNodes, NodeQuestions, routes as routes_between_nodes};
 
+use self::body::Unanswered;
 use crate::control::Executor;
 use crate::current::Current;
 use crate::error::{Error, request_id_value};
 use crate::freeze::Freeze;
 use crate::hostname::Region;
-use crate::http_message::{CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink};
+use crate::http_message::{Outcome, RelayedHead, RequestBody, ResponseSink};
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
 use crate::request_scope::{RequestScope, Stage, refuse, respond};
@@ -76,9 +77,9 @@ impl Apex {
             return Outcome::CallerGone;
         }
         match self.answer(scope, request, body).await {
-            Ok(Ok(answer)) => respond(scope, answer, response).await,
-            Ok(Err(error)) => refuse(scope, &error, response).await,
-            Err(CallerGone) => Outcome::CallerGone,
+            Ok(answer) => respond(scope, answer, response).await,
+            Err(Unanswered::Refused(error)) => refuse(scope, &error, response).await,
+            Err(Unanswered::CallerGone) => Outcome::CallerGone,
         }
     }
 
@@ -87,29 +88,26 @@ impl Apex {
         scope: &RequestScope,
         request: &RequestHead,
         body: &mut impl RequestBody,
-    ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
+    ) -> Result<Response<Vec<u8>>, Unanswered> {
         let path = request.target.path();
         let mut answer = match path {
-            "/oauth/token" => Ok(self.serve_token(scope, request, body).await?),
-            JWKS_PATH => only(&Method::GET, "GET, HEAD", request).map(|()| self.key_set()),
+            "/oauth/token" => self.serve_token(scope, request, body).await?,
+            JWKS_PATH => {
+                only(&Method::GET, "GET, HEAD", request)?;
+                self.key_set()
+            }
             enrollment::ENROLL_PATH => self.enroll(request, scope.client, body).await?,
-            enrollment::STATUS_PATH => self.enrollment_status(request, scope.client).await,
+            enrollment::STATUS_PATH => self.enrollment_status(request, scope.client).await?,
             enrollment::CSR_PATH => self.sign(request, scope.client, body).await?,
-            _ => Err(Error::PathNotFound),
+            _ => return Err(Error::PathNotFound.into()),
         };
         // Every endpoint except the key set answers authenticated requests only.
-        if path != JWKS_PATH
-            && answer
-                .as_ref()
-                .is_ok_and(|answer| answer.status().is_success())
-        {
+        if path != JWKS_PATH && answer.status().is_success() {
             scope.note(Stage::ApexAuthenticated);
         }
-        if let Ok(answer) = &mut answer {
-            answer
-                .headers_mut()
-                .insert(X_GW_REQUEST_ID, request_id_value(scope.id));
-        }
+        answer
+            .headers_mut()
+            .insert(X_GW_REQUEST_ID, request_id_value(scope.id));
         Ok(answer)
     }
 

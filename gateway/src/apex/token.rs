@@ -14,9 +14,10 @@ use http::{Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 
+use super::body::{self, Unanswered};
 use super::limits::ApexBucket;
 use super::scope::Scope;
-use super::{Apex, body, json};
+use super::{Apex, json};
 use crate::auth::jwt::Claims;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -74,12 +75,13 @@ impl Apex {
             .charge_token_request(request, request_scope.client)
             .await
         {
-            Ok(()) => match body::read(body).await? {
+            Ok(()) => match body::read(body).await {
                 Ok(body) => match parse(&request.headers, &body) {
                     Ok(token_request) => self.mint(&token_request).await,
                     Err(denial) => Err(denial),
                 },
-                Err(error) => Err(Denial::InvalidRequest(error.to_string())),
+                Err(Unanswered::Refused(error)) => Err(Denial::InvalidRequest(error.to_string())),
+                Err(Unanswered::CallerGone) => return Err(CallerGone),
             },
             Err(denial) => Err(denial),
         };
