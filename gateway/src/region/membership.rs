@@ -23,12 +23,14 @@
 //! Add to each bound the time until the workers use a new view. A request that was decided before a pause is not
 //! decided again after it.
 
+mod statements;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::engine::{Call, CallResult, Join, NodeRow, NodeState, Replaced, Roster, Statement};
+use super::engine::{Call, CallResult, NodeState, Roster, Statement};
 use super::lease::{Isolation, OwnerLease};
 use super::observer::Observer;
 use super::placement::NodeSlot;
@@ -567,117 +569,6 @@ impl Membership {
         self.is_handed_over = false;
         self.is_tick_due = false;
         self.beat_due = now;
-    }
-
-    fn next_statement(&mut self, now: Instant) -> Option<Statement> {
-        let Some(own) = self.succession.own() else {
-            return self.join(now);
-        };
-        let NodeRow {
-            slot,
-            session,
-            state,
-            ..
-        } = *own;
-        if now >= self.beat_due {
-            // Due again when this call has succeeded or failed.
-            self.beat_due = now + BEAT;
-            let acknowledged = self.acknowledgment(now);
-            let applied_revision = self.applied_revision;
-            self.beats += 1;
-            let beat = self.beats;
-            return Some(Statement::Beat {
-                slot,
-                session,
-                beat,
-                acknowledged,
-                applied_revision,
-            });
-        }
-        if !self.is_refreshed {
-            return None;
-        }
-        if self.is_tick_due {
-            return Some(Statement::Tick);
-        }
-        let epoch = self.succession.epoch();
-        match state {
-            NodeState::Joining if self.is_leaving => return Some(Statement::End { slot, session }),
-            NodeState::Joining if self.is_ready && self.lease.contact().is_some() => {
-                return Some(Statement::GoLive {
-                    slot,
-                    session,
-                    epoch,
-                });
-            }
-            NodeState::Live if self.is_leaving => return Some(Statement::Drain { slot, session }),
-            NodeState::Draining if self.is_handed_over => {
-                return Some(Statement::Leave {
-                    slot,
-                    session,
-                    epoch,
-                });
-            }
-            NodeState::Leaving if self.acknowledgment(now) >= epoch => {
-                return Some(Statement::End { slot, session });
-            }
-            _ => {}
-        }
-        if let Some(dead) = self.observer.dead(now, self.succession.roster(), session) {
-            let NodeRow {
-                slot,
-                session,
-                beat,
-                state,
-                ..
-            } = *dead;
-            return Some(Statement::DeclareDead {
-                slot,
-                session,
-                beat,
-                state,
-                epoch,
-            });
-        }
-        self.requests.next()
-    }
-
-    fn join(&mut self, now: Instant) -> Option<Statement> {
-        if now < self.beat_due {
-            return None;
-        }
-        self.beat_due = now + BEAT;
-        if !self.is_refreshed {
-            return Some(Statement::Read);
-        }
-        if self.is_leaving {
-            self.stopped = Some(StopReason::Left);
-            return None;
-        }
-        // Workers with the view of an earlier session must not use the lease of the next one.
-        if self.applied < self.fenced_at {
-            return None;
-        }
-        let roster = self.succession.roster();
-        let slot = self.slot.or_else(|| roster.free_slot())?;
-        let replaces = roster.slot(slot).map(|row| Replaced {
-            session: row.session,
-            state: row.state,
-            epoch: roster.epoch,
-        });
-        let NodeConfig {
-            peer_address,
-            ref version,
-            ..
-        } = self.config;
-        let version = Arc::clone(version);
-        Some(Statement::Join(Join {
-            slot,
-            session: self.session,
-            peer_address,
-            version,
-            replaces,
-        }))
     }
 
     pub(super) fn contact(&self) -> Option<Instant> {

@@ -54,23 +54,9 @@ pub(crate) async fn serve(
         .and_then(|certificate| pki::agent_identity(&certificate, &tunnels.region));
     let known = identity.map(|identity| begin(identity.agent));
     let mut buffer = BytesMut::new();
-    let Some(upgrade) = read_upgrade(&tunnels, &stream, &mut buffer, &guard).await else {
+    let Some(admitted) = authenticate(&tunnels, &stream, &mut buffer, &guard).await else {
         return;
     };
-    let mut admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, None));
-    if let Err(challenged @ Error::AgentChallenge { challenge }) = &admitted {
-        let response = dated(challenged.response(tunnels.ids.next_id()));
-        if http1::write_response(&stream, response, ConnectionField::Persists)
-            .await
-            .is_err()
-        {
-            return;
-        }
-        let Some(upgrade) = read_upgrade(&tunnels, &stream, &mut buffer, &guard).await else {
-            return;
-        };
-        admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, Some(challenge)));
-    }
     let Admission {
         agent,
         key,
@@ -81,18 +67,7 @@ pub(crate) async fn serve(
     } = match admitted {
         Ok(admission) => admission,
         Err(error) => {
-            // Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can
-            // fill the log.
-            let is_unknown_agent = matches!(
-                error,
-                Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_)
-            );
-            let is_logged = matches!(error, Error::VersionMismatch(_));
-            if !is_unknown_agent && !is_logged && tunnels.may_log_refusal() {
-                tracing::warn!(%peer, %error, "tunnel refused");
-            } else {
-                tracing::debug!(%peer, %error, "tunnel refused");
-            }
+            log_refusal(&tunnels, peer, &error);
             return refuse(&tunnels, &stream, &error, &guard).await;
         }
     };
@@ -108,12 +83,7 @@ pub(crate) async fn serve(
         )
         .await;
     }
-    let accepted = async {
-        let acceptance = handshake::acceptance();
-        stream.write_all(&mut [IoSlice::new(&acceptance)]).await?;
-        stream.flush().await
-    };
-    if accepted.await.is_err() {
+    if accept(&stream).await.is_err() {
         return;
     }
     stream.unread(&buffer);
@@ -133,6 +103,47 @@ pub(crate) async fn serve(
         opening,
         via,
     ));
+}
+
+async fn accept(stream: &TlsStream) -> io::Result<()> {
+    let acceptance = handshake::acceptance();
+    stream.write_all(&mut [IoSlice::new(&acceptance)]).await?;
+    stream.flush().await
+}
+
+/// Reads the upgrade request and checks it; challenges an agent without a certificate. `None` if the agent has closed the
+/// connection.
+async fn authenticate(
+    tunnels: &Tunnels,
+    stream: &TlsStream,
+    buffer: &mut BytesMut,
+    guard: &ConnectionGuard,
+) -> Option<Result<Admission, Error>> {
+    let upgrade = read_upgrade(tunnels, stream, buffer, guard).await?;
+    let admitted = upgrade.and_then(|head| admit(tunnels, stream, &head, None));
+    let Err(challenged @ Error::AgentChallenge { challenge }) = &admitted else {
+        return Some(admitted);
+    };
+    let response = dated(challenged.response(tunnels.ids.next_id()));
+    http1::write_response(stream, response, ConnectionField::Persists)
+        .await
+        .ok()?;
+    let upgrade = read_upgrade(tunnels, stream, buffer, guard).await?;
+    Some(upgrade.and_then(|head| admit(tunnels, stream, &head, Some(challenge))))
+}
+
+/// Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can fill the log.
+fn log_refusal(tunnels: &Tunnels, peer: SocketAddr, error: &Error) {
+    let is_unknown_agent = matches!(
+        error,
+        Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_)
+    );
+    let is_logged = matches!(error, Error::VersionMismatch(_));
+    if !is_unknown_agent && !is_logged && tunnels.may_log_refusal() {
+        tracing::warn!(%peer, %error, "tunnel refused");
+    } else {
+        tracing::debug!(%peer, %error, "tunnel refused");
+    }
 }
 
 /// Reads the head of an upgrade request, which may have queued while this process was frozen. `None` if the agent has closed

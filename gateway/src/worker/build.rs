@@ -11,7 +11,7 @@ use gw_shared::id::RequestIds;
 use super::{Peers, Setup, Stop, Worker};
 use crate::agent_releases::AgentReleases;
 use crate::apex::{Apex, ApexLimits, ApexNodes, NodeQuestions};
-use crate::caller_session::CallerSessions;
+use crate::caller_session::{AffinityKey, CallerSessions};
 use crate::cluster::NodeConnections;
 use crate::config::Config;
 use crate::connections::Connections;
@@ -61,20 +61,14 @@ struct Common {
 impl Worker {
     /// Fails if the listeners cannot be used.
     pub(crate) fn new(setup: Setup) -> io::Result<Self> {
-        let Setup {
-            id,
-            peers,
-            config,
-            executor,
-            ..
-        } = setup;
+        let id = setup.id;
         let buckets = Rc::new(RefCell::new(match setup.levels {
             Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
             None => Buckets::awaited(),
         }));
         let nodes = setup.region.as_ref().map(|region| {
             Nodes::new(
-                config.region.clone(),
+                setup.config.region.clone(),
                 Peering::new(&region.keys, Arc::clone(&region.signals)),
             )
         });
@@ -84,10 +78,10 @@ impl Worker {
             .map(|region| region.apex_questions.clone());
         let common = Common {
             id,
-            config,
+            config: setup.config,
             agent_releases: setup.agent_releases,
-            peers,
-            executor,
+            peers: setup.peers,
+            executor: setup.executor,
             directory: Current::new(setup.directory),
             freeze: Freeze::new(setup.awaited_read, Instant::now()),
             certificates: Current::new(setup.certificates),
@@ -100,22 +94,7 @@ impl Worker {
         };
         let observers = Rc::new(common.observers(setup.log, setup.traces));
         let tunnels = Rc::new(common.tunnels(setup.tunnel_grace));
-        let upstream = Rc::new(Upstream {
-            worker: id,
-            buckets: Rc::clone(&buckets),
-            tunnels: Rc::clone(&tunnels),
-            counters: Rc::clone(&common.counters),
-            cross_core_served: Cell::new(0),
-            owners: common.peers.clone(),
-            wakes: common.peers.clone(),
-            nodes: common.nodes.clone(),
-            directory: Rc::clone(&common.directory),
-            lifecycle: Rc::clone(&common.lifecycle),
-            caller_sessions: CallerSessions::new(
-                setup.affinity_key,
-                common.config.trusted_proxies.clone(),
-            ),
-        });
+        let upstream = Rc::new(common.upstream(&buckets, &tunnels, setup.affinity_key));
         let router = Rc::new(common.router(&upstream, &observers));
         let connections =
             Connections::new(setup.connection_limit, Rc::clone(&common.socket_memory));
@@ -130,34 +109,23 @@ impl Worker {
         )?;
         let ingress =
             Rc::new(common.ingress(acceptor, &connections, &router, &tunnels, control_plane));
-        let Common {
-            peers,
-            directory,
-            certificates,
-            counters,
-            lifecycle,
-            socket_memory,
-            nodes,
-            ..
-        } = common;
-        let stop = Stop::default();
         Ok(Self {
             id,
-            peers,
-            lifecycle,
-            directory,
-            certificates,
-            counters,
+            peers: common.peers,
+            lifecycle: common.lifecycle,
+            directory: common.directory,
+            certificates: common.certificates,
+            counters: common.counters,
             observers,
-            socket_memory,
+            socket_memory: common.socket_memory,
             connections,
             buckets,
             tunnels,
             upstream,
             router,
             ingress,
-            nodes,
-            stop,
+            nodes: common.nodes,
+            stop: Stop::default(),
         })
     }
 }
@@ -209,6 +177,27 @@ impl Common {
             counters: Rc::clone(&self.counters),
             ids: Rc::clone(&self.ids),
             lifecycle: Rc::clone(&self.lifecycle),
+        }
+    }
+
+    fn upstream(
+        &self,
+        buckets: &Rc<RefCell<Buckets>>,
+        tunnels: &Rc<Tunnels>,
+        affinity_key: AffinityKey,
+    ) -> Upstream {
+        Upstream {
+            worker: self.id,
+            buckets: Rc::clone(buckets),
+            tunnels: Rc::clone(tunnels),
+            counters: Rc::clone(&self.counters),
+            cross_core_served: Cell::new(0),
+            owners: self.peers.clone(),
+            wakes: self.peers.clone(),
+            nodes: self.nodes.clone(),
+            directory: Rc::clone(&self.directory),
+            lifecycle: Rc::clone(&self.lifecycle),
+            caller_sessions: CallerSessions::new(affinity_key, self.config.trusted_proxies.clone()),
         }
     }
 

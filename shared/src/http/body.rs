@@ -119,29 +119,31 @@ impl BodyDecoder {
                     buffer.advance(2);
                     self.0 = DecoderState::ChunkSize;
                 }
-                DecoderState::Trailers => {
-                    if buffer.starts_with(b"\r\n") {
-                        buffer.advance(2);
-                        self.0 = DecoderState::Done;
-                        continue;
-                    }
-                    let Some(end) = memchr::memmem::find(buffer, b"\r\n\r\n") else {
-                        return if buffer.len() > TRAILERS_MAX {
-                            Err(InvalidBody::Trailers)
-                        } else {
-                            Ok(None)
-                        };
-                    };
-                    if end > TRAILERS_MAX {
-                        return Err(InvalidBody::Trailers);
-                    }
-                    let section = buffer.split_to(end + 4).freeze();
-                    let trailers = parse_trailers::<TRAILER_FIELDS_MAX>(&section)?;
-                    self.0 = DecoderState::Done;
-                    return Ok(Some(Part::Trailers(trailers)));
-                }
+                DecoderState::Trailers => return self.decode_trailers(buffer),
             }
         }
+    }
+
+    fn decode_trailers(&mut self, buffer: &mut BytesMut) -> Result<Option<Part>, InvalidBody> {
+        if buffer.starts_with(b"\r\n") {
+            buffer.advance(2);
+            self.0 = DecoderState::Done;
+            return Ok(Some(Part::End));
+        }
+        let Some(end) = memchr::memmem::find(buffer, b"\r\n\r\n") else {
+            return if buffer.len() > TRAILERS_MAX {
+                Err(InvalidBody::Trailers)
+            } else {
+                Ok(None)
+            };
+        };
+        if end > TRAILERS_MAX {
+            return Err(InvalidBody::Trailers);
+        }
+        let section = buffer.split_to(end + 4).freeze();
+        let trailers = parse_trailers::<TRAILER_FIELDS_MAX>(&section)?;
+        self.0 = DecoderState::Done;
+        Ok(Some(Part::Trailers(trailers)))
     }
 
     /// Handles the end of the connection; an error if the body is incomplete.

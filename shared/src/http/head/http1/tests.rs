@@ -1,0 +1,345 @@
+use super::*;
+use crate::http::write::{ConnectionField, write_request, write_response};
+
+const LIMITS: HeadLimits = HeadLimits {
+    head: 1024,
+    fields: 10,
+    target: 100,
+};
+
+fn request(text: &str) -> Result<RequestHead, InvalidHead> {
+    parse_request(&Bytes::copy_from_slice(text.as_bytes()), LIMITS)
+}
+
+fn response(text: &str, method: &Method) -> Result<ResponseHead, InvalidHead> {
+    parse_response(&Bytes::copy_from_slice(text.as_bytes()), method, LIMITS)
+}
+
+#[test]
+fn method_target_authority_and_fields_keep_every_byte() {
+    let head = request(
+        "PoST /a%2F//b?x=1&y=%00 HTTP/1.1\r\nHost: A.b:80\r\nX-One: 1\r\nx-one:  2 \r\n\r\n",
+    )
+    .unwrap();
+    assert_eq!(head.method.as_str(), "PoST");
+    assert_eq!(head.target.as_str(), "/a%2F//b?x=1&y=%00");
+    assert_eq!(head.authority.as_str(), "A.b:80");
+    let values: Vec<_> = head.headers.get_all("x-one").collect();
+    assert_eq!(values, ["1", "2"]);
+    assert!(head.keep_alive && !head.expects_continue && head.framing == Framing::None);
+}
+
+#[test]
+fn all_target_forms_are_parsed() {
+    let absolute =
+        request("GET http://other.example:81/p?q HTTP/1.1\r\nHost: ignored\r\n\r\n").unwrap();
+    assert_eq!(
+        (absolute.authority.as_str(), absolute.target.as_str()),
+        ("other.example:81", "/p?q")
+    );
+    let bare = request("GET https://h HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    assert_eq!(bare.target.as_str(), "/");
+    assert_eq!(
+        request("OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n")
+            .unwrap()
+            .target
+            .as_str(),
+        "*"
+    );
+    assert_eq!(
+        request("OPTIONS http://h HTTP/1.1\r\nHost: h\r\n\r\n")
+            .unwrap()
+            .target
+            .as_str(),
+        "*"
+    );
+    let query = request("GET http://h?q=1 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    assert_eq!(query.target.as_str(), "/?q=1");
+    for bad in [
+        "GET * ",
+        "CONNECT h:1 ",
+        "GET foo ",
+        "GET ftp://h/ ",
+        "GET /a#b ",
+        "GET http:///x ",
+    ] {
+        assert!(
+            request(&format!("{bad}HTTP/1.1\r\nHost: h\r\n\r\n")).is_err(),
+            "{bad}"
+        );
+    }
+}
+
+#[test]
+fn an_upgrade_names_one_protocol_other_than_http() {
+    let upgrade = |fields: &str| {
+        request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n"))
+            .unwrap()
+            .upgrade
+    };
+    let offered = upgrade("Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n");
+    assert_eq!(offered.unwrap().as_str(), "websocket");
+    assert_eq!(
+        upgrade("Connection: upgrade\r\nUpgrade: SPDY/3.1\r\n")
+            .unwrap()
+            .as_str(),
+        "SPDY/3.1"
+    );
+    assert!(upgrade("Connection: upgrade\r\nUpgrade: a\r\nContent-Length: 0\r\n").is_some());
+    for none in [
+        "Upgrade: websocket\r\n",
+        "Connection: upgrade\r\n",
+        "Connection: upgrade\r\nUpgrade: h2c\r\n",
+        "Connection: upgrade\r\nUpgrade: HTTP/2.0\r\n",
+        "Connection: upgrade\r\nUpgrade: websocket, h2c\r\n",
+        "Connection: upgrade\r\nUpgrade: websocket\r\nUpgrade: h2c\r\n",
+        "Connection: upgrade\r\nUpgrade: a b\r\n",
+        "Connection: upgrade\r\nUpgrade:\r\n",
+        "Connection: upgrade\r\nUpgrade: websocket\r\nTransfer-Encoding: chunked\r\n",
+        "Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 1\r\n",
+    ] {
+        assert_eq!(upgrade(none), None, "{none:?}");
+    }
+}
+
+#[test]
+fn framing_and_persistence_follow_the_fields() {
+    let framing =
+        |fields: &str| request(&format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")).unwrap();
+    assert_eq!(framing("Content-Length: 5\r\n").framing, Framing::Length(5));
+    assert_eq!(framing("Content-Length: 0\r\n").framing, Framing::Length(0));
+    assert_eq!(
+        framing("Content-Length: 005\r\n").framing,
+        Framing::Length(5)
+    );
+    assert_eq!(
+        framing("Content_Length: 5\r\nTransfer_Encoding: chunked\r\n").framing,
+        Framing::None
+    );
+    assert_eq!(
+        framing("Transfer-Encoding: Chunked\r\n").framing,
+        Framing::Chunked
+    );
+    assert!(framing("Content-Length: 5\r\nExpect: 100-Continue\r\n").expects_continue);
+    assert!(!framing("Connection: x, Close\r\n").keep_alive);
+    assert!(
+        !request("GET / HTTP/1.0\r\nHost: h\r\n\r\n")
+            .unwrap()
+            .keep_alive
+    );
+    let persists = |line: &str, fields: &str| {
+        let text = format!("{line} HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n{fields}\r\n");
+        request(&text).unwrap().keep_alive
+    };
+    assert!(
+        persists("GET /", "")
+            && persists("HEAD /", "")
+            && persists("POST /", "Content-Length: 0\r\n")
+    );
+    assert!(!persists("POST /", "") && !persists("PUT /", "") && !persists("X /", ""));
+}
+
+#[test]
+fn ambiguous_requests_are_refused() {
+    for fields in [
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        "Content-Length: 5\r\nContent-Length: 5\r\n",
+        "Content-Length: 5, 5\r\n",
+        "Content-Length: +5\r\n",
+        "Content-Length: 0x5\r\n",
+        "Content-Length: 5 5\r\n",
+        "Content-Length:\r\n",
+        "Content-Length: 18446744073709551616\r\n",
+        "Content-Length: 00000000000000000005\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: gzip, chunked\r\n",
+        "Transfer-Encoding: chunked, identity\r\n",
+        "Transfer-Encoding: xchunked\r\n",
+        "Transfer-Encoding:\x0bchunked\r\n",
+        "Transfer-Encoding : chunked\r\n",
+        "X: a\r\n b\r\n",
+        " X: a\r\n",
+        "X: a\nY: b\r\n",
+        "X: a\rY: b\r\n",
+        "X: a\0b\r\n",
+        "X\r\n",
+        ": x\r\n",
+        "X Y: z\r\n",
+        "Host: other\r\n",
+    ] {
+        let result = request(&format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
+        assert!(
+            matches!(result, Err(InvalidHead::Syntax(_))),
+            "{fields:?}: {result:?}"
+        );
+    }
+    for text in [
+        "GET / HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a b\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: user@h\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: h/p\r\n\r\n",
+        "GET /  HTTP/1.1\r\nHost: h\r\n\r\n",
+        "GET / HTTP/2.0\r\nHost: h\r\n\r\n",
+        "GET / HTTP/1.10\r\nHost: h\r\n\r\n",
+        "GET / HTTP/1.x\r\nHost: h\r\n\r\n",
+        "GET / http/1.2\r\nHost: h\r\n\r\n",
+        "GET /HTTP/1.2\r\nHost: h\r\n\r\n",
+        "GET / HTTP/1.1 \r\nHost: h\r\n\r\n",
+        "G(T / HTTP/1.1\r\nHost: h\r\n\r\n",
+        "POST / HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ] {
+        assert!(
+            matches!(request(text), Err(InvalidHead::Syntax(_))),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn errors_name_the_exceeded_limit() {
+    let long_target = format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "a".repeat(100));
+    assert_eq!(
+        request(&long_target).unwrap_err(),
+        InvalidHead::TargetTooLong(100)
+    );
+    let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "a: b\r\n".repeat(10));
+    assert_eq!(request(&many).unwrap_err(), InvalidHead::TooManyFields(10));
+    let very_many = format!(
+        "GET / HTTP/1.1\r\nHost: h\r\n{}\r\n",
+        "a: b\r\n".repeat(FIELDS_MAX)
+    );
+    assert_eq!(
+        request(&very_many).unwrap_err(),
+        InvalidHead::TooManyFields(10)
+    );
+}
+
+#[test]
+fn response_framing_follows_method_and_status() {
+    let head = |fields: &str, method| {
+        response(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n"), method).unwrap()
+    };
+    assert_eq!(
+        head("Content-Length: 7\r\n", &Method::GET).framing,
+        Framing::Length(7)
+    );
+    assert_eq!(
+        head("Content-Length: 0\r\n", &Method::GET).framing,
+        Framing::Length(0)
+    );
+    assert_eq!(
+        head("Content-Length: 7\r\n", &Method::HEAD).framing,
+        Framing::Described(7)
+    );
+    assert_eq!(head("", &Method::HEAD).framing, Framing::None);
+    assert_eq!(
+        head("Transfer-Encoding: chunked\r\n", &Method::HEAD).framing,
+        Framing::None
+    );
+    assert_eq!(
+        head("Transfer-Encoding: chunked\r\n", &Method::GET).framing,
+        Framing::Chunked
+    );
+    let until_close = head("", &Method::GET);
+    assert_eq!(
+        (until_close.framing, until_close.keep_alive),
+        (Framing::UntilClose, false)
+    );
+    let not_modified = response("HTTP/1.1 304 x\r\n\r\n", &Method::GET).unwrap();
+    assert_eq!(
+        (not_modified.framing, not_modified.keep_alive),
+        (Framing::None, true)
+    );
+    let not_modified =
+        response("HTTP/1.1 304 x\r\nContent-Length: 5\r\n\r\n", &Method::GET).unwrap();
+    assert_eq!(not_modified.framing, Framing::Described(5));
+    let no_content =
+        response("HTTP/1.1 204 x\r\nContent-Length: 5\r\n\r\n", &Method::HEAD).unwrap();
+    assert_eq!(no_content.framing, Framing::None);
+    assert_eq!(
+        response("HTTP/1.1 100 \r\n\r\n", &Method::GET)
+            .unwrap()
+            .framing,
+        Framing::None
+    );
+    assert!(
+        !response("HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\n", &Method::GET)
+            .unwrap()
+            .keep_alive
+    );
+    for bad in [
+        "HTTP/1.1 20 OK\r\n\r\n",
+        "HTTP/2.0 200 OK\r\n\r\n",
+        "HTTP/1.10 200 OK\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    ] {
+        assert!(response(bad, &Method::GET).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn options_in_connection_are_bounded() {
+    let with = |first: usize, second: usize| {
+        let first = vec!["x"; first].join(",");
+        let second = vec!["y"; second].join(", ");
+        let fields = format!("Connection: {first}\r\nConnection: {second}\r\n\r\n");
+        let request = request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}")).map(drop);
+        let response = response(&format!("HTTP/1.1 200 OK\r\n{fields}"), &Method::GET).map(drop);
+        (request, response)
+    };
+    assert_eq!(with(1, 63), (Ok(()), Ok(())));
+    let refused = Err(InvalidHead::Syntax("too many options in Connection"));
+    assert_eq!(with(32, 33), (refused.clone(), refused));
+}
+
+#[test]
+fn later_minor_versions_are_parsed_as_http_1_1() {
+    for version in ["1.2", "1.9"] {
+        let text = format!("POST /a?b HTTP/{version}\r\nHost: h\r\nContent-Length: 3\r\n\r\n");
+        let head = request(&text).unwrap();
+        assert_eq!(
+            (head.version, head.target.as_str()),
+            (HttpVersion::Http11, "/a?b")
+        );
+        assert_eq!((head.framing, head.keep_alive), (Framing::Length(3), true));
+        let text = format!("HTTP/{version} 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        let head = response(&text, &Method::GET).unwrap();
+        assert_eq!(
+            (head.version, head.framing, head.keep_alive),
+            (HttpVersion::Http11, Framing::Chunked, true)
+        );
+    }
+}
+
+#[test]
+fn written_heads_parse_back() {
+    let mut headers = Fields::new();
+    headers.append(HeaderName::from_static("x"), HeaderValue::from_static("1"));
+    headers.append(HeaderName::from_static("x"), HeaderValue::from_static("2"));
+    let mut out = Vec::new();
+    let target = PathAndQuery::from_static("/a?b");
+    write_request(
+        &mut out,
+        &Method::PUT,
+        &target,
+        b"h",
+        &headers,
+        Framing::Chunked,
+        ConnectionField::Persists,
+    );
+    let head = parse_request(&Bytes::from(out), LIMITS).unwrap();
+    assert_eq!(
+        (head.framing, head.headers.get_all("x").count()),
+        (Framing::Chunked, 2)
+    );
+    let mut out = Vec::new();
+    write_response(
+        &mut out,
+        StatusCode::OK,
+        &headers,
+        Framing::Length(3),
+        ConnectionField::Close,
+    );
+    let head = parse_response(&Bytes::from(out), &Method::GET, LIMITS).unwrap();
+    assert_eq!((head.framing, head.keep_alive), (Framing::Length(3), false));
+}
