@@ -62,13 +62,12 @@ pub(crate) const HTTP2_CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 /// Bytes of the response of one stream that wait for the caller's window or socket.
 pub(crate) const HTTP2_SEND_BUFFER: usize = 32 * KIB;
 /// Largest header list of a request (RFC 9113 §6.5.2), and most bytes of its header block. A list beyond
-/// [`REQUEST_HEAD`] and below this gets an error response; one beyond this ends the connection.
+/// [`REQUEST_HEAD`] and below this gets an error response. A longer block ends the connection; a longer list in a shorter
+/// block gets a 431 of h2, which carries no request id.
 pub(crate) const HTTP2_HEADER_LIST: u32 = 128 * 1024;
 /// Memory of a header list, in multiples of its counted size: its smallest fields count 33 bytes each and take 104 in a
 /// `HeaderMap` that is two thirds full and was copied when it grew.
 const HTTP2_HEADER_LIST_COST: usize = 6;
-/// Streams of one HTTP/2 connection that may have unsent trailers.
-pub(crate) const HTTP2_TRAILERS_WAITING: usize = 10 * HTTP2_STREAMS as usize;
 /// Requests that the caller may reset on one HTTP/2 connection (rapid reset, CVE-2023-44487). More end the connection.
 pub(crate) const HTTP2_RESETS: Rate = Rate::new(500, 6000).unwrap();
 /// Streams of one HTTP/2 connection that the h2 crate resets because of errors of the caller (CVE-2025-8671). More end
@@ -417,11 +416,10 @@ pub(crate) const AGENT_MESSAGE: usize = tunnel::frame::MESSAGE_TEXT_MAX;
 const CALLER_CONNECTION_MAX: usize =
     READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
 /// Additional memory of one HTTP/2 connection if neither the caller nor the backends read: request bodies, responses, a
-/// header list being read, streams with unsent trailers.
+/// header list being read.
 const HTTP2_CONNECTION_MAX: usize = HTTP2_CONNECTION_WINDOW as usize
     + HTTP2_STREAMS as usize * HTTP2_SEND_BUFFER
-    + HTTP2_HEADER_LIST as usize * HTTP2_HEADER_LIST_COST
-    + HTTP2_TRAILERS_WAITING * size_of::<u32>();
+    + HTTP2_HEADER_LIST as usize * HTTP2_HEADER_LIST_COST;
 /// Additional memory for interim responses, which credit does not limit.
 const HTTP2_INTERIM_MAX: usize = HTTP2_STREAMS as usize * tunnel::response::INTERIM_BYTES;
 /// Memory of one relayed request beyond the connection of its caller: its tunnel stream in both directions, with the

@@ -1,6 +1,8 @@
 //! Callers that speak HTTP/2 (RFC 9113). Each request is a task and goes to the owner of its service, so one connection
 //! can carry requests of all tenants that the certificate covers (RFC 9113 §9.1.1).
 
+mod response;
+
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -9,29 +11,25 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::Either;
-use gw_shared::http::fields::X_GW_REQUEST_ID;
-use gw_shared::http::framing::{
-    check_values_of_http2, content_length, length_of, set_content_length,
-};
+use gw_shared::http::framing::{check_values_of_http2, length_of};
 use gw_shared::http::head::request_of_http2;
-use gw_shared::http::{Fields, Framing, InvalidHead, InvalidHeadParts, Part};
+use gw_shared::http::{InvalidHead, InvalidHeadParts, Part};
 use gw_shared::http2::stream;
-use gw_shared::net::TlsStream;
+use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::window;
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{Reason, RecvStream};
 use http::header::{self, HeaderMap};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request};
 
+use self::response::{H2ResponseSink, ResponseStream};
 use super::Refusals;
 use super::upload_window::UploadWindow;
 use crate::client_address::Peer;
 use crate::connections::ConnectionGuard;
 use crate::error::Error;
-use crate::http_message::{
-    BodyError, CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink, size_of_fields,
-};
+use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody};
 use crate::http2::frame_meter::{Meter, Metered};
 use crate::http2::incoming::Incoming;
 use crate::limits;
@@ -92,17 +90,7 @@ pub(crate) fn serve(
                 }
                 upload_window.look(&mut http2, connection.open.get());
                 connection.guard.carried();
-                loop {
-                    match ready!(http2.poll_accept(cx)) {
-                        Some(Ok((request, respond))) => {
-                            let router = Rc::clone(&router);
-                            let open = connection.begin();
-                            runtime::spawn(serve_request(router, request, respond, open));
-                        }
-                        Some(Err(error)) => return Poll::Ready(Either::Right(Some(error))),
-                        None => return Poll::Ready(Either::Right(None)),
-                    }
-                }
+                poll_accept_all(&mut http2, &router, &connection, cx).map(Either::Right)
             });
             match next.await {
                 // Sends GOAWAY; running requests finish.
@@ -117,10 +105,7 @@ pub(crate) fn serve(
                 Either::Right(Some(error)) => {
                     if error.is_go_away() && error.is_library() {
                         router.observers.counters.abused("http2");
-                        ending = Ending {
-                            goodbye: true,
-                            abuse: true,
-                        };
+                        ending = Ending::ABUSE;
                     }
                     tracing::debug!(%peer, %error, "HTTP/2 ended");
                     break;
@@ -130,15 +115,35 @@ pub(crate) fn serve(
         connection.guard.closes();
         drop(http2);
         if ending.goodbye {
-            // The caller may still send its own GOAWAY, or bytes that were not read. A socket that is closed before
-            // they arrive resets the connection, and the caller may lose the GOAWAY (RFC 9113 §9.1).
             connection.guard.expect_by(Instant::now() + limits::LINGER);
             // Ends at the limit, whatever the caller sends.
-            let _ = Box::pin(runtime::timeout(
-                limits::LINGER,
-                peer_end.linger(limits::LINGER),
-            ))
-            .await;
+            Box::pin(linger(peer_end)).await;
+        }
+    }
+}
+
+/// Receives what the caller still sends: its own GOAWAY, or bytes that were not read. A socket that is closed before they
+/// arrive resets the connection, and the caller may lose the GOAWAY (RFC 9113 §9.1).
+async fn linger(peer_end: Closer) {
+    let _ = runtime::timeout(limits::LINGER, peer_end.linger(limits::LINGER)).await;
+}
+
+/// Serves all requests that have arrived. Ready at the end of the connection, with its error.
+fn poll_accept_all(
+    http2: &mut h2::server::Connection<Metered, Bytes>,
+    router: &Rc<Router>,
+    connection: &Rc<H2Connection>,
+    cx: &mut Context<'_>,
+) -> Poll<Option<h2::Error>> {
+    loop {
+        match ready!(http2.poll_accept(cx)) {
+            Some(Ok((request, respond))) => {
+                let router = Rc::clone(router);
+                let open = connection.begin();
+                runtime::spawn(serve_request(router, request, respond, open));
+            }
+            Some(Err(error)) => return Poll::Ready(Some(error)),
+            None => return Poll::Ready(None),
         }
     }
 }
@@ -173,6 +178,13 @@ struct Ending {
     abuse: bool,
 }
 
+impl Ending {
+    const ABUSE: Self = Self {
+        goodbye: true,
+        abuse: true,
+    };
+}
+
 /// A counted request.
 struct Open(Rc<H2Connection>);
 
@@ -189,10 +201,7 @@ impl H2Connection {
         if let Some(abuse) = self.abuse()
             && !ending.abuse
         {
-            *ending = Ending {
-                goodbye: true,
-                abuse: true,
-            };
+            *ending = Ending::ABUSE;
             return Poll::Ready(EndReason::Abuse(abuse));
         }
         let mut driver = self.driver.borrow_mut();
@@ -255,14 +264,8 @@ async fn serve_request(
     }
     let has_body = !body.is_end_stream();
     let stream = RefCell::new(ResponseStream::Asked(respond));
-    let mut response = H2ResponseSink {
-        is_head: parts.method == Method::HEAD,
-        ended: false,
-        queued: 0,
-        awaited: None,
-        stream: &stream,
-        meter: &connection.0.meter,
-    };
+    let mut response =
+        H2ResponseSink::new(parts.method == Method::HEAD, &stream, &connection.0.meter);
     let mut body = H2RequestBody {
         body: Incoming::new(body),
         unreleased: 0,
@@ -328,31 +331,6 @@ async fn ends_without_data(body: &mut RecvStream) -> bool {
         }
     };
     runtime::timeout(limits::HEAD, ends).await.unwrap_or(false)
-}
-
-/// The response direction of a stream.
-enum ResponseStream {
-    /// No final head was sent.
-    Asked(SendResponse<Bytes>),
-    Answering(SendStream<Bytes>),
-}
-
-impl ResponseStream {
-    /// Resolves when the caller has reset the stream, or the connection is gone.
-    fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
-        match self {
-            Self::Asked(respond) => respond.poll_reset(cx),
-            Self::Answering(stream) => stream.poll_reset(cx),
-        }
-        .map(|_| CallerGone)
-    }
-
-    fn reset(&mut self, reason: Reason) {
-        match self {
-            Self::Asked(respond) => respond.send_reset(reason),
-            Self::Answering(stream) => stream.send_reset(reason),
-        }
-    }
 }
 
 struct H2RequestBody<'a> {
@@ -429,193 +407,4 @@ impl RequestBody for H2RequestBody<'_> {
     fn switch_protocols(&mut self) {
         // Stops watching; the stream continues.
     }
-}
-
-struct H2ResponseSink<'a> {
-    is_head: bool,
-    /// The stream ended with its head.
-    ended: bool,
-    /// Bytes of heads and data that h2 was given.
-    queued: usize,
-    /// Id of this stream if [`ResponseSink::end`] waits until h2 has sent the end of the response.
-    awaited: Option<u32>,
-    stream: &'a RefCell<ResponseStream>,
-    meter: &'a Meter,
-}
-
-impl Drop for H2ResponseSink<'_> {
-    fn drop(&mut self) {
-        if let Some(stream) = self.awaited {
-            self.meter.forget_end(stream);
-        }
-    }
-}
-
-/// Bytes of a response that may still wait in h2 when the response is complete. A larger response keeps its charge until h2
-/// has sent its end.
-const LEFT_IN_H2: usize = 16 * 1024;
-
-impl H2ResponseSink<'_> {
-    /// Records that h2 was given the end of the stream. Call it in the same turn.
-    fn ended(&mut self) {
-        self.ended = true;
-        if self.queued > LEFT_IN_H2
-            && let ResponseStream::Answering(stream) = &*self.stream.borrow()
-        {
-            let stream = stream.stream_id().as_u32();
-            self.meter.end_follows(stream);
-            self.awaited = Some(stream);
-        }
-    }
-
-    fn poll_data(
-        &self,
-        cx: &mut Context<'_>,
-        data: &mut Bytes,
-        last: bool,
-    ) -> Poll<Result<(), CallerGone>> {
-        match &mut *self.stream.borrow_mut() {
-            ResponseStream::Answering(stream) => {
-                stream::poll_send(stream, cx, data, last).map_err(|_| CallerGone)
-            }
-            ResponseStream::Asked(_) => Poll::Ready(Err(CallerGone)),
-        }
-    }
-}
-
-impl ResponseSink for H2ResponseSink<'_> {
-    async fn interim(&mut self, mut head: RelayedHead) -> Result<(), CallerGone> {
-        // An upgraded stream has no length (RFC 9113 §8.6).
-        if head.status == StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(());
-        }
-        set_content_length(&mut head.headers, Framing::None);
-        // h2 queues any number of heads.
-        self.meter.until_not_blocked().await;
-        self.queued += size_of_fields(&head.headers);
-        match &mut *self.stream.borrow_mut() {
-            ResponseStream::Asked(respond) => respond
-                .send_informational(response(head))
-                .map_err(|_| CallerGone),
-            ResponseStream::Answering(_) => Ok(()),
-        }
-    }
-
-    async fn head(&mut self, mut head: RelayedHead) -> Result<(), CallerGone> {
-        let announced = content_length(&head.headers)
-            .ok()
-            .flatten()
-            .map_or(Framing::Chunked, Framing::Length);
-        let framing = if head.upgrade.is_some() {
-            head.status = StatusCode::OK;
-            Framing::UntilClose
-        } else {
-            announced.of_response(
-                head.status,
-                if self.is_head {
-                    &Method::HEAD
-                } else {
-                    &Method::GET
-                },
-            )
-        };
-        set_content_length(&mut head.headers, framing);
-        let ends = !head.has_body || matches!(framing, Framing::None | Framing::Described(_));
-        self.queued += size_of_fields(&head.headers);
-        let mut stream = self.stream.borrow_mut();
-        let ResponseStream::Asked(respond) = &mut *stream else {
-            return Err(CallerGone);
-        };
-        let request_id = tracing::enabled!(tracing::Level::DEBUG)
-            .then(|| head.headers.get(X_GW_REQUEST_ID).cloned());
-        let answering = respond
-            .send_response(response(head), ends)
-            .map_err(|error| {
-                let request_id = request_id.flatten();
-                let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
-                tracing::debug!(request_id, %error, "response head not sent");
-                CallerGone
-            })?;
-        *stream = ResponseStream::Answering(answering);
-        drop(stream);
-        if ends {
-            self.ended();
-        }
-        Ok(())
-    }
-
-    async fn data(&mut self, mut data: Bytes, last: bool) -> Result<(), CallerGone> {
-        if self.ended || data.is_empty() {
-            return Ok(());
-        }
-        self.queued += data.len();
-        std::future::poll_fn(|cx| self.poll_data(cx, &mut data, last)).await?;
-        if last {
-            self.ended();
-        }
-        Ok(())
-    }
-
-    async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
-        if !self.ended {
-            self.queued += trailers.as_ref().map_or(0, size_of_fields);
-            let has_trailers = trailers.is_some();
-            match &mut *self.stream.borrow_mut() {
-                ResponseStream::Answering(stream) => {
-                    stream::finish(stream, trailers).map_err(|_| CallerGone)?;
-                    if has_trailers {
-                        self.meter.trailers_follow(stream.stream_id().as_u32());
-                    }
-                }
-                ResponseStream::Asked(_) => return Err(CallerGone),
-            }
-            self.ended();
-        }
-        if let Some(stream) = self.awaited {
-            self.meter.until_sent(stream).await;
-        }
-        Ok(())
-    }
-
-    async fn flush(&mut self) -> Result<(), CallerGone> {
-        // The task of the connection sends queued frames.
-        Ok(())
-    }
-
-    fn unsent(&self) -> usize {
-        // h2 does not tell how much of its buffer is used.
-        limits::HTTP2_SEND_BUFFER
-    }
-
-    fn has_begun(&self) -> bool {
-        matches!(*self.stream.borrow(), ResponseStream::Answering(_))
-    }
-
-    fn begin_own_response(&mut self, _request_is_readable: bool) {}
-
-    /// Does not wait for a caller without an open window.
-    async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
-        let (parts, body) = response.into_parts();
-        let head = RelayedHead {
-            status: parts.status,
-            headers: parts.headers.into(),
-            has_body: !body.is_empty(),
-            upgrade: None,
-        };
-        let sent = async {
-            self.head(head).await?;
-            self.data(body.into(), true).await?;
-            self.end(None).await
-        };
-        runtime::timeout(limits::HEAD, sent)
-            .await
-            .unwrap_or(Err(CallerGone))
-    }
-}
-
-fn response(head: RelayedHead) -> Response<()> {
-    let mut response = Response::new(());
-    *response.status_mut() = head.status;
-    *response.headers_mut() = head.headers.into();
-    response
 }

@@ -1,6 +1,6 @@
 //! Guard against floods of HTTP/2 frames without content: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the like
 //! (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this module counts all as they are read.
-//! It also ends connections whose header lists are too large for h2.
+//! It also ends connections whose header blocks are too large.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -14,7 +14,6 @@ use gw_shared::runtime;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-use super::sent_frames::{Next, SentFrames};
 use crate::limits;
 use crate::rate_limit::Bucket;
 
@@ -26,7 +25,7 @@ struct Flood(&'static str);
 
 /// Too many frames without content.
 const FRAMES: Flood = Flood("frames");
-/// A header list over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than [`limits::HEAD`].
+/// A header block over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than [`limits::HEAD`].
 const HEADER_LIST: Flood = Flood("headers");
 
 /// Bytes of the connection preface (RFC 9113 §3.4).
@@ -167,13 +166,11 @@ impl FrameMeter {
 /// State shared by the reader and the server of a connection.
 pub(crate) struct Meter {
     frames: RefCell<FrameMeter>,
-    sent: RefCell<SentFrames>,
     /// Kind of flood that the peer has sent.
     abuse: Cell<Option<&'static str>>,
     /// The last write was pending: the socket buffer is full.
     blocked: Cell<bool>,
-    /// Notified when the connection takes bytes again, when a last frame that is looked for was sent, and when the connection
-    /// has ended.
+    /// Notified when the connection takes bytes again, and when it has ended.
     passed: Notify,
     is_gone: Cell<bool>,
 }
@@ -182,7 +179,6 @@ impl Meter {
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             frames: RefCell::new(FrameMeter::new(now)),
-            sent: RefCell::default(),
             abuse: Cell::default(),
             blocked: Cell::default(),
             passed: Notify::new(),
@@ -205,28 +201,6 @@ impl Meter {
         while self.blocked.get() && !self.is_gone.get() {
             self.passed.notified().await;
         }
-    }
-
-    /// Records that h2 was given the end of `stream`, which [`Self::until_sent`] waits for.
-    pub(crate) fn end_follows(&self, stream: u32) {
-        self.sent.borrow_mut().end_follows(stream);
-    }
-
-    /// Forgets an end that is no longer waited for.
-    pub(crate) fn forget_end(&self, stream: u32) {
-        self.sent.borrow_mut().end_passed(stream);
-    }
-
-    /// Waits until h2 has sent the end of `stream`.
-    pub(crate) async fn until_sent(&self, stream: u32) {
-        while self.sent.borrow().awaits_end_of(stream) && !self.is_gone.get() {
-            self.passed.notified().await;
-        }
-    }
-
-    /// Records that h2 was given the trailers of `stream`.
-    pub(crate) fn trailers_follow(&self, stream: u32) {
-        self.sent.borrow_mut().trailers_follow(stream);
     }
 
     /// Records a flood and wakes the task of the connection, which is being polled, to end it.
@@ -340,26 +314,13 @@ impl AsyncWrite for Metered {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let mut frames = this.meter.sent.borrow_mut();
-        let passed = match frames.look(pieces) {
-            Next::Send(most) => {
-                let sent = poll_write_some(&this.stream, cx, pieces, most);
-                if this.meter.blocked.replace(sent.is_pending()) && sent.is_ready() {
-                    this.meter.passed.notify_waiters();
-                }
-                let sent = ready!(sent)?;
-                this.meter.frames.borrow_mut().sent(sent);
-                sent
-            }
-            Next::Discard(count) => count,
-        };
-        if frames.passed(pieces, passed) {
+        let sent = this.stream.poll_write(cx, pieces);
+        if this.meter.blocked.replace(sent.is_pending()) && sent.is_ready() {
             this.meter.passed.notify_waiters();
         }
-        if frames.has_bare_response() && this.meter.abuse().is_none() {
-            this.meter.end_for(HEADER_LIST, cx);
-        }
-        Poll::Ready(Ok(passed))
+        let sent = ready!(sent)?;
+        this.meter.frames.borrow_mut().sent(sent);
+        Poll::Ready(Ok(sent))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -373,23 +334,6 @@ impl AsyncWrite for Metered {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream.poll_close(cx)
     }
-}
-
-/// Writes at most the first `most` bytes of `pieces`.
-fn poll_write_some(
-    stream: &TlsStream,
-    cx: &mut Context<'_>,
-    pieces: &[IoSlice<'_>],
-    most: usize,
-) -> Poll<io::Result<usize>> {
-    if pieces.iter().map(|piece| piece.len()).sum::<usize>() <= most {
-        return stream.poll_write(cx, pieces);
-    }
-    let first = pieces
-        .iter()
-        .find(|piece| !piece.is_empty())
-        .map_or(&[][..], |piece| &piece[..piece.len().min(most)]);
-    stream.poll_write(cx, &[IoSlice::new(first)])
 }
 
 #[cfg(test)]
