@@ -22,7 +22,7 @@
 //! identity        enrollment, private key and certificate, state folder, renewal
 //! apex_client     enrollment and certificate requests to the gateway
 //! clock           the gateway's clock
-//! gateway_events  messages between the gateway and the whole agent
+//! services        services that the gateway assigns to the agent
 //! succession      messages between the agent's thread and its process
 //! backoff         exponential backoff
 //! tls             TLS client configurations
@@ -33,6 +33,7 @@
 
 mod admin;
 mod apex_client;
+
 mod backend;
 mod backoff;
 mod clock;
@@ -41,12 +42,12 @@ pub mod doctor;
 #[cfg(test)]
 mod fake_gateway;
 mod forward;
-mod gateway_events;
 pub mod identity;
 mod lifecycle;
 pub mod process;
 mod program;
 mod proxy;
+mod services;
 mod succession;
 #[cfg(feature = "bench_support")]
 #[doc(hidden)]

@@ -285,7 +285,7 @@ async fn obey(agent: Rc<AgentContext>, link: ProcessLink) {
     } = link;
     let is_ready = || {
         let services = agent.registry.services();
-        let assigned = agent.gateway_events.services();
+        let assigned = agent.services.subscribe();
         let is_kept = |hostname: &&String| {
             assigned.borrow().contains(*hostname) && agent.config.backends.of(hostname).is_some()
         };
@@ -352,7 +352,7 @@ fn serving(agent: &AgentContext) -> Vec<String> {
 
 /// Keeps a tunnel for each service that the gateway assigns to this agent, until the agent stops.
 async fn keep_services(agent: &Rc<AgentContext>, stop: watch::Receiver<bool>) {
-    let mut services = agent.gateway_events.services();
+    let mut services = agent.services.subscribe();
     // Stop senders of the running services.
     let mut running: BTreeMap<String, watch::Sender<bool>> = BTreeMap::new();
     // Every service holds a sender, so the channel closes when the last service has ended.
@@ -452,7 +452,7 @@ mod tests {
         let (stop, stopped) = watch::channel(false);
         let gateway = async {
             assert_eq!(hosts.recv().await.unwrap(), HOSTNAME);
-            agent.gateway_events.set_services(vec![OTHER.to_owned()]);
+            agent.services.set(vec![OTHER.to_owned()]);
             while hosts.recv().await.unwrap() != OTHER {}
             stop.send_replace(true);
         };
@@ -475,9 +475,7 @@ mod tests {
         let services: BTreeSet<String> = (0..4)
             .map(|number| format!("acme--s{number}.eu1.gw.localhost"))
             .collect();
-        agent
-            .gateway_events
-            .set_services(services.iter().cloned().collect());
+        agent.services.set(services.iter().cloned().collect());
         let agent = Rc::new(agent);
         let failed_attempts = || {
             agent

@@ -123,7 +123,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "identity",
             "apex_client",
             "clock",
-            "gateway_events",
+            "services",
             "succession",
             "backoff",
             "tls",

@@ -7,7 +7,7 @@ use gw_shared::telemetry::metrics::{Exposition, Kind, process};
 use gw_shared::version;
 
 use crate::backend::BackendState;
-use crate::identity::manager::CertificateManager;
+use crate::identity::renewal::CertificateManager;
 use crate::telemetry::counts::Counts;
 use crate::tunnel::AgentContext;
 use crate::tunnel::registry::RegisteredService;
@@ -47,7 +47,7 @@ fn tunnels(out: &mut Exposition, agent: &AgentContext, services: &[(&str, &Regis
         Kind::Gauge,
         "1 while the service has a tunnel, else 0.",
     );
-    for hostname in agent.gateway_events.services().borrow().iter() {
+    for hostname in agent.services.subscribe().borrow().iter() {
         let is_up = services
             .iter()
             .any(|(name, service)| name == hostname && service.is_up());
@@ -220,8 +220,8 @@ pub(super) fn readiness(agent: &AgentContext, now: SystemTime) -> Result<(), Str
     }
     let services = agent.registry.services();
     let without_tunnel: Vec<String> = agent
-        .gateway_events
-        .services()
+        .services
+        .subscribe()
         .borrow()
         .iter()
         .filter_map(|hostname| match services.get(hostname) {

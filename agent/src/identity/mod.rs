@@ -1,11 +1,11 @@
 //! The agent's identity: enrollment, private key and certificate, state folder, renewal.
 
 pub(crate) mod certificate;
+mod certificate_requests;
 pub mod enroll;
-mod issuance;
-pub(crate) mod manager;
 pub(crate) mod recovery;
-mod renewal;
+pub(crate) mod renewal;
+mod request_interval;
 pub mod state;
 
 pub use certificate::{Identity, UnfitIdentity};

@@ -8,7 +8,7 @@ use gw_shared::identity::enrollment::CsrRequest;
 use crate::apex_client::ApexClient;
 use crate::apex_client::error::{ErrorReply, GatewayError};
 use crate::identity::certificate::{self, Identity, UnfitIdentity};
-use crate::identity::manager::CertificateManager;
+use crate::identity::renewal::CertificateManager;
 use crate::identity::state::StateError;
 
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ pub(crate) enum RecoveryError {
 
 impl CertificateManager {
     /// Replaces the `expired` identity, unless another tunnel of this agent has done so meanwhile. The rate limit of
-    /// [`Issuance`](super::issuance::Issuance) applies however often the gateway refuses.
+    /// [`RequestInterval`](super::request_interval::RequestInterval) applies however often the gateway refuses.
     pub(crate) async fn recover(&self, expired: &Identity) -> Result<Identity, RecoveryError> {
         let _one_at_a_time = self.recovery.lock().await;
         let state = &self.state;
@@ -49,7 +49,7 @@ impl CertificateManager {
         if identity.certificate != expired.certificate {
             return Ok(identity);
         }
-        let wait = self.issuance.wait();
+        let wait = self.request_interval.wait();
         if !wait.is_zero() {
             return Err(RecoveryError::TooSoon(wait));
         }
@@ -77,15 +77,16 @@ impl CertificateManager {
                 error => RecoveryError::Gateway(error),
             })?;
         // Recorded before the certificate is checked: the gateway has issued it in any case.
-        self.issuance.record(None);
+        self.request_interval.record(None);
         state.write_identity(&certificate::identity_pem(&key, &reply)?)?;
         tracing::info!(
             not_after = reply.not_after,
             "the gateway has issued another certificate for the same key"
         );
-        self.gateway_events.set_services(reply.services);
+        self.services.set(reply.services);
         let identity = state.identity()?;
-        self.issuance.record(identity.time_left(&self.clock)?);
+        self.request_interval
+            .record(identity.time_left(&self.clock)?);
         Ok(identity)
     }
 }

@@ -1,7 +1,9 @@
-//! Renewal of the agent's certificate through its tunnels, before it expires. Open tunnels keep the certificate that they
-//! were opened with; new ones use the renewed certificate.
+//! The certificate of a running agent, and its renewal through the tunnels before it expires. Open tunnels keep the
+//! certificate that they were opened with; new ones use the renewed certificate.
 
+use std::cell::{Cell, RefCell};
 use std::pin::pin;
+use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::select;
@@ -10,11 +12,17 @@ use gw_shared::identity::enrollment::CertificateReply;
 use gw_shared::runtime;
 use gw_shared::text::error_line;
 use rcgen::KeyPair;
+use rustls_pki_types::CertificateDer;
+use tokio::sync::{Mutex, Notify};
 
 use crate::backoff::{Backoff, random};
-use crate::identity::certificate::{self, UnfitIdentity, ValidityPeriod};
-use crate::identity::manager::CertificateManager;
-use crate::identity::state::StateError;
+use crate::clock::GatewayClock;
+use crate::identity::certificate::{self, Identity, UnfitIdentity, ValidityPeriod};
+use crate::identity::certificate_requests::CertificateRequests;
+use crate::identity::request_interval::RequestInterval;
+use crate::identity::state::{Enrollment, StateDir, StateError};
+use crate::proxy::ProxySettings;
+use crate::services::AssignedServices;
 
 /// Time limit of an answer, from when the request was queued for a tunnel.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -35,7 +43,7 @@ enum RenewalError {
 }
 
 /// A renewal before its time, because another authority issues certificates now.
-pub(super) struct WantedRenewal {
+struct WantedRenewal {
     authority: AuthorityId,
     at: Instant,
 }
@@ -45,7 +53,66 @@ enum RenewalOutcome {
     Renewed(CertificateReply),
 }
 
+/// Replaces the certificate in the state folder: [`keep_fresh`](Self::keep_fresh) through the tunnels,
+/// [`recover`](Self::recover) through the apex.
+pub(crate) struct CertificateManager {
+    pub(super) state: StateDir,
+    pub(super) enrollment: Enrollment,
+    pub(super) proxies: ProxySettings,
+    pub(super) clock: Rc<GatewayClock>,
+    pub(super) services: Rc<AssignedServices>,
+    pub(crate) requests: CertificateRequests,
+    pub(super) request_interval: RequestInterval,
+    /// Certificate that is known to be on the disk.
+    durable: RefCell<Option<CertificateDer<'static>>>,
+    /// Held while an expired certificate is being replaced.
+    pub(super) recovery: Mutex<()>,
+    /// Expiry of the current certificate, as last read.
+    pub(crate) expiry: Cell<Option<SystemTime>>,
+    pub(crate) renewals: Cell<u64>,
+    pub(crate) failed_renewals: Cell<u64>,
+    /// An early renewal that the gateway wants.
+    wanted: RefCell<Option<WantedRenewal>>,
+    /// Ends the wait for the next renewal.
+    look_again: Notify,
+}
+
 impl CertificateManager {
+    pub(crate) fn new(
+        state: StateDir,
+        enrollment: Enrollment,
+        proxies: ProxySettings,
+        clock: Rc<GatewayClock>,
+        services: Rc<AssignedServices>,
+    ) -> Self {
+        Self {
+            state,
+            enrollment,
+            proxies,
+            clock,
+            services,
+            requests: CertificateRequests::default(),
+            request_interval: RequestInterval::default(),
+            durable: RefCell::default(),
+            recovery: Mutex::default(),
+            expiry: Cell::default(),
+            renewals: Cell::default(),
+            failed_renewals: Cell::default(),
+            wanted: RefCell::default(),
+            look_again: Notify::new(),
+        }
+    }
+
+    /// The identity for a tunnel, read each time, because renewal replaces it while the agent runs. It is on the disk: once a
+    /// tunnel has used its key, the gateway forgets the key before it, which a crash of the machine must not bring back.
+    pub(crate) fn identity_for_tunnel(&self) -> Result<Identity, StateError> {
+        let identity = self
+            .state
+            .durable_identity(self.durable.borrow().as_ref())?;
+        self.durable.replace(Some(identity.certificate.clone()));
+        Ok(identity)
+    }
+
     /// Renews the certificate after a random part of `within`, unless `authority` has issued it.
     pub(crate) fn renew_within(&self, authority: AuthorityId, within: Duration) {
         let mut wanted = self.wanted.borrow_mut();
@@ -78,7 +145,7 @@ impl CertificateManager {
                 Ok(RenewalOutcome::Renewed(reply)) => {
                     tracing::info!(not_after = reply.not_after, "certificate renewed");
                     self.renewals.set(self.renewals.get() + 1);
-                    self.gateway_events.set_services(reply.services);
+                    self.services.set(reply.services);
                     (jitter, key) = (random(), None);
                     backoff.reset();
                 }
@@ -115,7 +182,7 @@ impl CertificateManager {
             due = due.min(at.saturating_duration_since(Instant::now()));
         }
         // The rate limit applies as well, in case the gateway's clock is wrong.
-        let wait = due.max(self.issuance.wait());
+        let wait = due.max(self.request_interval.wait());
         if !wait.is_zero() {
             return Ok(RenewalOutcome::NotDue(wait));
         }
@@ -124,17 +191,18 @@ impl CertificateManager {
             None => key.insert(KeyPair::generate().map_err(UnfitIdentity::Key)?),
         };
         let csr = certificate::certificate_request(key).map_err(UnfitIdentity::Key)?;
-        let answer = self.gateway_events.request_certificate(csr);
+        let answer = self.requests.queue(csr);
         let reply = match runtime::timeout(ANSWER_WITHIN, answer).await {
             Ok(Ok(answer)) => answer.map_err(RenewalError::Refused)?,
             Ok(Err(_)) | Err(_) => return Err(RenewalError::NoAnswer),
         };
         // Recorded before the certificate is checked: the gateway has issued it in any case.
-        self.issuance.record(None);
+        self.request_interval.record(None);
         self.state
             .write_identity(&certificate::identity_pem(key, &reply)?)?;
         let identity = self.state.identity()?;
-        self.issuance.record(identity.time_left(&self.clock)?);
+        self.request_interval
+            .record(identity.time_left(&self.clock)?);
         self.expiry.set(Some(identity.validity()?.not_after));
         Ok(RenewalOutcome::Renewed(reply))
     }
@@ -159,7 +227,6 @@ mod tests {
 
     use super::*;
     use crate::fake_gateway::{self, Authority, LONG_AGO, NOW};
-    use crate::identity::Identity;
 
     /// The certificates of an agent with one that is valid in `years`, and its state folder.
     fn certificates(authority: &Authority, years: Range<i32>) -> (TempDir, CertificateManager) {
@@ -229,18 +296,12 @@ mod tests {
             .clock
             .set(issued + Duration::from_hours(1), SystemTime::now());
         assert!(matches!(outcome(), Some(RenewalOutcome::NotDue(_))));
-        assert_eq!(certificates.gateway_events.take_certificate_request(), None);
+        assert_eq!(certificates.requests.take(), None);
         // Expired by the gateway's clock too.
         certificates.clock.set(SystemTime::now(), SystemTime::now());
-        assert!(
-            outcome().is_none()
-                && certificates
-                    .gateway_events
-                    .take_certificate_request()
-                    .is_some()
-        );
+        assert!(outcome().is_none() && certificates.requests.take().is_some());
         // A certificate has just been issued.
-        certificates.issuance.record(None);
+        certificates.request_interval.record(None);
         assert!(matches!(outcome(), Some(RenewalOutcome::NotDue(_))));
     }
 
@@ -256,16 +317,10 @@ mod tests {
         let renewed = async |key: &mut Option<KeyPair>| {
             let renewal = std::pin::pin!(certificates.renew_if_due(0.5, key));
             let answer = std::pin::pin!(async {
-                while certificates
-                    .gateway_events
-                    .take_certificate_request()
-                    .is_none_or(|csr| {
-                        certificates
-                            .gateway_events
-                            .answer_certificate_request(Ok(next.certify(&csr, NOW)));
-                        true
-                    })
-                {
+                while certificates.requests.take().is_none_or(|csr| {
+                    certificates.requests.answer(Ok(next.certify(&csr, NOW)));
+                    true
+                }) {
                     runtime::yield_now().await;
                 }
             });
@@ -305,17 +360,12 @@ mod tests {
         let mut key = None;
         // Plays a tunnel: refuses the first request and answers the second like the gateway.
         let answer = |refuse: bool| {
-            let csr = certificates
-                .gateway_events
-                .take_certificate_request()
-                .unwrap();
-            certificates
-                .gateway_events
-                .answer_certificate_request(if refuse {
-                    Err("later".into())
-                } else {
-                    Ok(authority.certify(&csr, NOW))
-                });
+            let csr = certificates.requests.take().unwrap();
+            certificates.requests.answer(if refuse {
+                Err("later".into())
+            } else {
+                Ok(authority.certify(&csr, NOW))
+            });
         };
         Driver::choose()
             .unwrap()
@@ -344,6 +394,6 @@ mod tests {
             before.key.secret_der(),
             "the key is new"
         );
-        assert_eq!(certificates.gateway_events.take_certificate_request(), None);
+        assert_eq!(certificates.requests.take(), None);
     }
 }

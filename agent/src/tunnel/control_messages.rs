@@ -39,7 +39,7 @@ pub(super) async fn serve(session: &Session, tunnel: &Tunnel) -> Result<(), Inva
 
 /// Handles the gateway's messages.
 async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessage> {
-    let events = &session.agent.gateway_events;
+    let agent = &session.agent;
     while let Some(message) = tunnel.message().await {
         match control::decode(&message)? {
             ToAgent::Ready {
@@ -62,8 +62,8 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
             ToAgent::Drained => {
                 session.no_more_requests.send_replace(true);
             }
-            ToAgent::Services { hostnames } => events.set_services(hostnames),
-            ToAgent::Certificate(reply) => events.answer_certificate_request(Ok(reply)),
+            ToAgent::Services { hostnames } => agent.services.set(hostnames),
+            ToAgent::Certificate(reply) => agent.certificates.requests.answer(Ok(reply)),
             ToAgent::RenewalWanted {
                 authority,
                 within_seconds,
@@ -75,7 +75,7 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
             }
             ToAgent::Programs { programs } => session.agent.updates.offered(programs),
             ToAgent::OtherTunnels { exist } => session.pool.set_other_tunnels(exist),
-            ToAgent::RenewalRefused { message } => events.answer_certificate_request(Err(message)),
+            ToAgent::RenewalRefused { message } => agent.certificates.requests.answer(Err(message)),
             ToAgent::Ended { reason } => {
                 let advice = CutReason::parse(&reason).and_then(CutReason::advice);
                 let reason = printable(reason.as_bytes(), REASON_MAX);
@@ -120,7 +120,7 @@ async fn report(session: &Session, tunnel: &Tunnel) {
                 .for_each(|update| send(tunnel, &ToGateway::Update(update.clone())));
         }
         if *session.phase.borrow() == Phase::Ready
-            && let Some(csr) = session.agent.gateway_events.take_certificate_request()
+            && let Some(csr) = session.agent.certificates.requests.take()
         {
             send(tunnel, &ToGateway::Renew { csr });
         }

@@ -14,11 +14,11 @@ use std::sync::mpsc::Sender;
 use crate::backend::Backends;
 use crate::clock::GatewayClock;
 use crate::config::Config;
-use crate::gateway_events::GatewayEvents;
-use crate::identity::manager::CertificateManager;
+use crate::identity::renewal::CertificateManager;
 use crate::program::Updates;
 #[cfg(any(test, feature = "bench_support"))]
 use crate::program::stored::UpdateRecord;
+use crate::services::AssignedServices;
 use crate::succession::{AgentEvents, SuccessionWatch};
 use crate::telemetry::trace::Tracing;
 use crate::tunnel::reconnect::Reconnects;
@@ -27,7 +27,7 @@ use crate::tunnel::registry::ServiceRegistry;
 /// State that all tasks of one agent share.
 pub(crate) struct AgentContext {
     pub(crate) config: Config,
-    pub(crate) gateway_events: Rc<GatewayEvents>,
+    pub(crate) services: Rc<AssignedServices>,
     pub(crate) clock: Rc<GatewayClock>,
     pub(crate) certificates: CertificateManager,
     pub(crate) reconnects: Reconnects,
@@ -76,7 +76,7 @@ impl AgentContext {
         events: AgentEvents,
     ) -> Self {
         let clock = Rc::new(GatewayClock::default());
-        let gateway_events = Rc::new(GatewayEvents::new(
+        let services = Rc::new(AssignedServices::new(
             config.enrollment.gateway_name.clone(),
             config.enrollment.services.iter().cloned(),
         ));
@@ -85,11 +85,11 @@ impl AgentContext {
             config.enrollment.clone(),
             config.proxies.clone(),
             Rc::clone(&clock),
-            Rc::clone(&gateway_events),
+            Rc::clone(&services),
         );
         Self {
             config,
-            gateway_events,
+            services,
             clock,
             certificates,
             reconnects: Reconnects::default(),

@@ -10,12 +10,12 @@ const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// The last certificate issued to this process.
 #[derive(Default)]
-pub(crate) struct Issuance {
+pub(crate) struct RequestInterval {
     /// When it was issued, and how long the agent requests no other after that.
     last: Cell<Option<(Instant, Duration)>>,
 }
 
-impl Issuance {
+impl RequestInterval {
     /// Records a new certificate; `lifetime` is the time until it expires by the gateway's clock, if known.
     pub(crate) fn record(&self, lifetime: Option<Duration>) {
         let interval = lifetime.map_or(INTERVAL, |lifetime| {
@@ -38,16 +38,16 @@ mod tests {
 
     #[test]
     fn interval_is_minutes_unless_the_lifetime_is_short() {
-        let issuance = Issuance::default();
-        assert_eq!(issuance.wait(), Duration::ZERO);
+        let request_interval = RequestInterval::default();
+        assert_eq!(request_interval.wait(), Duration::ZERO);
         for (lifetime, most) in [
             (None, INTERVAL),
             (Some(Duration::from_hours(24)), INTERVAL),
             (Some(INTERVAL), INTERVAL / 3),
             (Some(Duration::ZERO), INTERVAL_MIN),
         ] {
-            issuance.record(lifetime);
-            let wait = issuance.wait();
+            request_interval.record(lifetime);
+            let wait = request_interval.wait();
             assert!(
                 !wait.is_zero() && wait <= most && wait > most / 2,
                 "{lifetime:?}: {wait:?}"
