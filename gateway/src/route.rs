@@ -52,7 +52,7 @@ impl Router {
             Destination::Apex => Box::pin(self.apex.serve(scope, &request, body, response)).await,
             Destination::Elsewhere => refuse(scope, &Error::Misdirected, response).await,
         };
-        scope.account(outcome);
+        scope.report(outcome);
         outcome
     }
 
@@ -91,7 +91,7 @@ impl Router {
         } else {
             Outcome::CallerGone
         };
-        scope.account(outcome);
+        scope.report(outcome);
         outcome
     }
 }

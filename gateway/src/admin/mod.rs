@@ -179,7 +179,6 @@ fn router(admin: Admin) -> Router {
         .route("/metrics", get(metrics))
         .nest("/api/v1", api::router(&admin))
         .merge(console::router(&admin))
-        .layer(from_fn_with_state(admin.clone(), nodes::await_all_nodes))
         .layer(from_fn_with_state(admin.clone(), hosts::own_host))
         .with_state(admin)
 }

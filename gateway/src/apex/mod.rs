@@ -1,8 +1,8 @@
 //! Endpoints of the regional apex host: access tokens, the key set, enrollment of agents. Tunnels are told apart by
 //! ALPN and do not come here.
 
+mod agents;
 mod body;
-mod enroll;
 mod limits;
 mod other_nodes;
 pub(crate) mod scope;

@@ -47,7 +47,7 @@ impl Ingress {
         let directory = self.directory.get();
         match placement.owner(&directory.service(&label)?.hostname) {
             Owner::Here => None,
-            Owner::Peer(owner) => Some(SpliceTo {
+            Owner::OtherNode(owner) => Some(SpliceTo {
                 owner: owner.clone(),
                 here: placement.here(),
                 epoch: placement.epoch(),

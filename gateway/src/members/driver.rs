@@ -33,7 +33,7 @@ use crate::limits;
 use crate::ownership::WorkerId;
 use crate::region::{
     Call, CallResult, CarriedMembership, Isolation, Member, Membership, MembershipAction,
-    MembershipEvent, NodeConfig, NodeRow, NodeSlot, NodeState, PeerState, RegionSignals,
+    MembershipEvent, NodeConfig, NodeMessage, NodeRow, NodeSlot, NodeState, RegionSignals,
     RegionStatus, Roster, Statement, StopReason, View,
 };
 use crate::store::{PostgresStore, StoreError};
@@ -327,7 +327,7 @@ struct MembershipLoop {
     machine: Membership,
     file: NodeFile,
     /// The last message to all nodes, and when it was sent.
-    last_told: Option<(PeerState, Instant)>,
+    last_told: Option<(NodeMessage, Instant)>,
     on_slot: Box<dyn Fn(NodeSlot) + Send>,
     /// The slot that was passed to `on_slot`.
     slot: Option<NodeSlot>,
@@ -483,7 +483,7 @@ impl MembershipLoop {
                 if !levels.is_empty() {
                     self.control.publish_levels(&Arc::new(levels));
                 }
-                self.machine.on(now, MembershipEvent::Peer(state));
+                self.machine.on(now, MembershipEvent::Message(state));
                 drop(used);
             }
             RegionInput::Delivered { to, delivery } => self.delivered(&to, &delivery, now),
@@ -578,21 +578,21 @@ impl MembershipLoop {
         }
     }
 
-    fn tell(&mut self, state: &PeerState) {
+    fn tell(&mut self, state: &NodeMessage) {
         self.last_told = Some((state.clone(), Instant::now()));
         let rows = &state.roster.rows;
         self.dead.note(&state.roster, Instant::now());
         self.refusals.retain(&state.roster);
         self.outbox
             .retain(|session| rows.iter().any(|row| row.session == session));
-        // A node that was declared dead may live, and learns of it from its peers if it does not reach PostgreSQL.
+        // A node that was declared dead may live, and learns of it from the other nodes if it does not reach PostgreSQL.
         let listens = |row: &&NodeRow| row.session != state.session && row.state != NodeState::Left;
         for row in rows.iter().filter(listens) {
             self.send(&row.member(), state);
         }
     }
 
-    fn send(&mut self, to: &Member, state: &PeerState) {
+    fn send(&mut self, to: &Member, state: &NodeMessage) {
         if let Some(message) = self.outbox.message(to, state, Instant::now()) {
             let client = self.control.node_client();
             messenger::send(&self.tasks, client, to, message, &self.sender);

@@ -8,12 +8,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::rate_limit::Level;
-use crate::region::{CarriedMembership, NodeRow, NodeSlot, NodeState, PeerState, Roster};
+use crate::region::{CarriedMembership, NodeMessage, NodeRow, NodeSlot, NodeState, Roster};
 
 /// What a node tells another about the members, with the levels of services that have moved there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StateMessage {
-    pub(crate) state: PeerState,
+    pub(crate) state: NodeMessage,
     pub(crate) levels: Vec<Level>,
     /// Time without contact after which the sender refuses requests; `None` if it serves without a limit.
     pub(crate) max_staleness: Option<Duration>,
@@ -92,7 +92,7 @@ pub(crate) enum InvalidNodeMessage {
 
 impl StateMessage {
     pub(crate) fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
-        let PeerState {
+        let NodeMessage {
             slot,
             session,
             acknowledged,
@@ -122,7 +122,7 @@ impl StateMessage {
             max_staleness_ms,
         } = serde_json::from_slice(json)?;
         let roster = Arc::new(roster(epoch, nodes)?);
-        let state = PeerState {
+        let state = NodeMessage {
             slot: parse_slot(slot)?,
             session: session.0,
             acknowledged,
@@ -271,7 +271,7 @@ mod tests {
             epoch: 11,
             rows: slots.iter().map(row).collect(),
         });
-        let state = PeerState {
+        let state = NodeMessage {
             slot: NodeSlot::new(5).unwrap(),
             session: 12,
             acknowledged: 10,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::messages::StateMessage;
 use crate::limits;
 use crate::rate_limit::Level;
-use crate::region::{Member, PeerState};
+use crate::region::{Member, NodeMessage};
 
 /// What became of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ struct Parcel {
     /// The number of levels in the message under way.
     under_way: Option<usize>,
     /// Goes next.
-    waiting: Option<(Member, PeerState)>,
+    waiting: Option<(Member, NodeMessage)>,
     was_reached: bool,
 }
 
@@ -60,7 +60,7 @@ impl MessageOutbox {
     pub(super) fn message(
         &mut self,
         to: &Member,
-        state: &PeerState,
+        state: &NodeMessage,
         now: Instant,
     ) -> Option<StateMessage> {
         let parcel = self.parcels.entry(to.session).or_default();
@@ -86,7 +86,7 @@ impl MessageOutbox {
         &mut self,
         session: u128,
         delivery: &Delivery,
-    ) -> (Option<(Member, PeerState)>, bool) {
+    ) -> (Option<(Member, NodeMessage)>, bool) {
         let Some(parcel) = self.parcels.get_mut(&session) else {
             return (None, false);
         };
@@ -144,12 +144,12 @@ mod tests {
         }
     }
 
-    fn state(acknowledged: u64) -> PeerState {
+    fn state(acknowledged: u64) -> NodeMessage {
         let roster = Arc::new(Roster {
             epoch: acknowledged,
             rows: Vec::new(),
         });
-        PeerState {
+        NodeMessage {
             slot: NodeSlot::new(0).unwrap(),
             session: 1,
             acknowledged,

@@ -43,7 +43,7 @@ impl Membership {
         machine.is_ready = true;
         machine.is_resumed = true;
         machine.succession.admit(&roster);
-        machine.install(now, roster, RosterSource::Peer);
+        machine.install(now, roster, RosterSource::Node);
         if has_lease {
             machine.lease.resume(now);
         }
@@ -71,8 +71,8 @@ mod tests {
     use super::*;
     use crate::region::timing::DEAD_AFTER;
     use crate::region::{
-        Call, CallResult, Isolation, MembershipAction, MembershipEvent, NodeRow, NodeState,
-        PeerState, Statement,
+        Call, CallResult, Isolation, MembershipAction, MembershipEvent, NodeMessage, NodeRow,
+        NodeState, Statement,
     };
 
     fn row(slot: u16, session: u128) -> NodeRow {
@@ -191,7 +191,7 @@ mod tests {
         );
         let slot = NodeSlot::new(2).unwrap();
         let session = 300;
-        let stranger = |epoch| PeerState {
+        let stranger = |epoch| NodeMessage {
             slot,
             session,
             acknowledged: epoch,
@@ -204,7 +204,7 @@ mod tests {
             machine.view().unwrap().knows(slot, session)
         };
         for epoch in [8, 9] {
-            machine.on(now, MembershipEvent::Peer(stranger(epoch)));
+            machine.on(now, MembershipEvent::Message(stranger(epoch)));
             act(&mut machine, now);
             assert_eq!(
                 machine.view().unwrap().epoch(),
@@ -221,7 +221,7 @@ mod tests {
                 && !knows(&machine, known, 199)
         );
 
-        machine.on(now + DEAD_AFTER, MembershipEvent::Peer(stranger(10)));
+        machine.on(now + DEAD_AFTER, MembershipEvent::Message(stranger(10)));
         assert!(
             knows(&machine, slot, session),
             "the engine is silent: others may know more"
@@ -256,13 +256,13 @@ mod tests {
             },
         );
         assert!(!admits(&machine, now));
-        let peer = |epoch| PeerState {
+        let peer = |epoch| NodeMessage {
             slot: NodeSlot::new(1).unwrap(),
             session: 200,
             acknowledged: 7,
             roster: Arc::new(Roster { epoch, ..roster() }),
         };
-        machine.on(now, MembershipEvent::Peer(peer(7)));
+        machine.on(now, MembershipEvent::Message(peer(7)));
         assert!(admits(&machine, now));
 
         let mut late = resumed(false, now);
@@ -276,7 +276,7 @@ mod tests {
         );
         let mut dead = peer(8);
         Arc::make_mut(&mut dead.roster).rows[0].state = NodeState::Dead;
-        late.on(now, MembershipEvent::Peer(dead));
+        late.on(now, MembershipEvent::Message(dead));
         act(&mut late, now);
         assert!(
             !admits(&late, now),

@@ -8,7 +8,7 @@ use super::placement::{Member, NodeSlot};
 /// State of a row of `nodes`. A session only moves forward in this order, or from any of the first four to `Dead`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NodeState {
-    /// Owns nothing yet: loads the directory and connects to its peers.
+    /// Owns nothing yet: loads the directory and connects to the other nodes.
     Joining,
     /// Owns services.
     Live,

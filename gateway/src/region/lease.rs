@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::timing::{BEAT, CALL_TIMEOUT, LEASE};
 
-/// What an owner does that reaches neither the engine nor all of its peers.
+/// What an owner does that reaches neither the engine nor all of the other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Isolation {
     /// Goes on serving what it owned.

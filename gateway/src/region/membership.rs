@@ -16,7 +16,7 @@
 //! - A node that refused connections but lives, or whose slot another process took: until its next call, which is at
 //!   most [`BEAT`] + [`CALL_TIMEOUT`] later, or until its calls fail and then as follows.
 //! - A node whose calls to the engine fail while others' succeed: from its death, at least [`DEAD_AFTER`] after its last
-//!   beat, up to its next successful call or the first message of a peer that knows the later epoch. Calls are tried
+//!   beat, up to its next successful call or the first message of another node that knows the later epoch. Calls are tried
 //!   every [`BEAT`], so at most [`BEAT`] + [`CALL_TIMEOUT`] after the connection is good again. With
 //!   [`Isolation::Refuse`] it also ends `max_staleness` after the last contact.
 //!
@@ -58,18 +58,18 @@ pub enum MembershipEvent {
     Result { call: u64, result: CallResult },
     /// A connection to the engine broke, with or without an outstanding call.
     Disconnected,
-    /// Message of a peer.
-    Peer(PeerState),
-    /// The link to a peer broke and the peer refused the next connection. Not for time-outs, nor for a peer that
+    /// Message of another node.
+    Message(NodeMessage),
+    /// The link to another node broke and that node refused the next connection. Not for time-outs, nor for a node that
     /// announced its end.
     Refused { slot: NodeSlot, session: u128 },
-    /// Another source names an epoch: the feed of changes, or a peer that is not the owner.
+    /// Another source names an epoch: the feed of changes, or another node that is not the owner.
     Hint { epoch: u64 },
     /// All workers use the view of this epoch, and the bucket levels of services that moved away wait to be sent.
     Applied { epoch: u64 },
     /// All workers use the records of this revision.
     Revision(u64),
-    /// The directory is loaded and peers are connected: the node can own services.
+    /// The directory is loaded and other nodes are connected: the node can own services.
     Ready,
     /// The services of a draining node have tunnels at their next owners, or time is up.
     HandedOver,
@@ -78,7 +78,7 @@ pub enum MembershipEvent {
 /// Message of one node to another, sent at every change and every [`BEAT`]. The receiver of the link has checked that
 /// slot and session are those of the sender's certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerState {
+pub struct NodeMessage {
     /// The sender.
     pub slot: NodeSlot,
     pub session: u128,
@@ -96,8 +96,8 @@ pub enum MembershipAction {
     Call(Call),
     /// Give the view to all workers, then report [`MembershipEvent::Applied`].
     Publish(Arc<View>),
-    /// Send to all peers. Bucket levels of services that moved go first.
-    Tell(PeerState),
+    /// Send to all other nodes. Bucket levels of services that moved go first.
+    Tell(NodeMessage),
     /// The node has ended its membership: exit after the last messages were sent.
     Stop(StopReason),
 }
@@ -213,7 +213,7 @@ impl Membership {
         self.slot
     }
 
-    /// The session of this node. Changes when the node rejoins; certificates for peers name it.
+    /// The session of this node. Changes when the node rejoins; certificates for other nodes name it.
     pub fn session(&self) -> u128 {
         self.session
     }
@@ -244,7 +244,7 @@ impl Membership {
         match event {
             MembershipEvent::Result { call, result } => self.on_result(now, call, result),
             MembershipEvent::Disconnected => self.observer.failed(),
-            MembershipEvent::Peer(state) => self.on_peer(now, state),
+            MembershipEvent::Message(state) => self.on_message(now, state),
             MembershipEvent::Refused { slot, session } => {
                 self.observer.refused(now, slot, session);
                 self.read_soon(now);
@@ -290,7 +290,7 @@ impl Membership {
             self.tell_due = now + BEAT;
             self.last_tell = Some(now);
             let roster = Arc::clone(self.succession.roster());
-            let state = PeerState {
+            let state = NodeMessage {
                 slot,
                 session: self.session,
                 acknowledged: self.applied,
@@ -393,7 +393,7 @@ impl Membership {
             && roster.is_valid()
             && roster.epoch > self.succession.epoch()
         {
-            self.install(now, roster, RosterSource::Peer);
+            self.install(now, roster, RosterSource::Node);
         }
     }
 
@@ -401,7 +401,7 @@ impl Membership {
         if epoch <= self.applied {
             return;
         }
-        // Peers get the acknowledgment with the levels; the row follows, for those that cannot be reached.
+        // Other nodes get the acknowledgment with the levels; the row follows, for those that cannot be reached.
         self.row_acknowledged = self.acknowledgment(now);
         self.applied = epoch;
         self.applied_at = Some(now);
@@ -440,13 +440,13 @@ impl Membership {
         }
     }
 
-    fn on_peer(&mut self, now: Instant, state: PeerState) {
+    fn on_message(&mut self, now: Instant, state: NodeMessage) {
         if state.session == self.session || !state.roster.is_valid() {
             return;
         }
         let theirs = state.roster.epoch;
         if theirs < self.succession.epoch() {
-            // The peer needs the rows of this node. One message to all is enough for many such peers.
+            // The other node needs the rows of this node. One message to all is enough for many such nodes.
             let earliest = self.last_tell.map_or(now, |last| last + HINT_GAP);
             self.tell_due = self.tell_due.min(earliest.max(now));
         }
@@ -461,7 +461,7 @@ impl Membership {
             if is_believed && theirs > self.succession.epoch() {
                 self.succession.admit(&state.roster);
             }
-            self.install(now, Arc::unwrap_or_clone(state.roster), RosterSource::Peer);
+            self.install(now, Arc::unwrap_or_clone(state.roster), RosterSource::Node);
         }
         self.succession.acknowledge(session, acknowledged);
         if self.succession.roster().session(session).is_some() {
@@ -534,7 +534,7 @@ impl Membership {
         self.requests.settle(roster);
         if self.succession.epoch() > before {
             self.tell_due = now;
-            // A peer can know a row of this node that is older than the engine's.
+            // Another node can know a row of this node that is older than the engine's.
             self.is_refreshed &= source == RosterSource::Engine;
         }
         self.is_leaving |= matches!(self.state(), Some(NodeState::Draining | NodeState::Leaving));

@@ -29,7 +29,7 @@ pub(crate) use keys::DerivedKeys;
 pub use keys::RegionKeys;
 pub use lease::Isolation;
 pub use membership::{
-    Membership, MembershipAction, MembershipEvent, NodeConfig, PeerState, StopReason,
+    Membership, MembershipAction, MembershipEvent, NodeConfig, NodeMessage, StopReason,
 };
 pub(crate) use peering::{NextHop, Peering};
 pub use placement::{Member, NodeSlot, Owner, Placement};

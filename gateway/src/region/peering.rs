@@ -124,7 +124,7 @@ impl Peering {
         let Some(view) = &*view else {
             return Some(Err(0));
         };
-        match view.decide(hostname, ArrivedFrom::Peer, self.signals.holds(now)) {
+        match view.decide(hostname, ArrivedFrom::Node, self.signals.holds(now)) {
             Decision::Admit => Some(Ok(())),
             Decision::NotOwner { epoch } => Some(Err(epoch)),
             Decision::Wait | Decision::Forward(_) => None,

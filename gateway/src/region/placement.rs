@@ -44,7 +44,7 @@ pub struct Placement {
 pub enum Owner<'a> {
     /// The node that asks.
     Here,
-    Peer(&'a Member),
+    OtherNode(&'a Member),
 }
 
 impl Placement {
@@ -85,7 +85,7 @@ impl Placement {
     /// The owner of the service with this hostname. Without members it is this node.
     pub fn owner(&self, hostname: &str) -> Owner<'_> {
         match self.owning_member(hostname) {
-            Some(member) if member.slot != self.here => Owner::Peer(member),
+            Some(member) if member.slot != self.here => Owner::OtherNode(member),
             _ => Owner::Here,
         }
     }
@@ -124,7 +124,7 @@ mod tests {
         for name in hostnames() {
             let owners = [0, 1, 2].map(|here| match placement(here, &[0, 1, 2]).owner(&name) {
                 Owner::Here => here,
-                Owner::Peer(member) => member.slot.get(),
+                Owner::OtherNode(member) => member.slot.get(),
             });
             assert!(
                 owners.iter().all(|owner| *owner == owners[0]),
@@ -152,7 +152,7 @@ mod tests {
         let two = placement(0, &[0, 1]);
         for name in hostnames() {
             match three.owner(&name) {
-                Owner::Peer(member) if member.slot.get() == 2 => {}
+                Owner::OtherNode(member) if member.slot.get() == 2 => {}
                 owner => assert_eq!(owner, two.owner(&name)),
             }
         }

@@ -46,7 +46,7 @@ pub(super) struct ViewSuccession {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RosterSource {
     Engine,
-    Peer,
+    Node,
 }
 
 impl ViewSuccession {
@@ -100,7 +100,7 @@ impl ViewSuccession {
             .map(|row| (row.session, row.acknowledged))
             .collect();
         let is_later = roster.epoch > self.roster.epoch;
-        // Rows that a peer read at the same epoch can be older than the ones here.
+        // Rows that another node read at the same epoch can be older than the ones here.
         if is_later || (roster.epoch == self.roster.epoch && source == RosterSource::Engine) {
             self.roster = Arc::new(roster);
             let Self {

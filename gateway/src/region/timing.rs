@@ -28,10 +28,10 @@ pub(super) const REFUSED_DEAD_AFTER: Duration = Duration::from_millis(2_500);
 /// Longest time between the starts of two successful calls of an observer that did not miss an outage between them.
 pub(super) const READ_GAP_MAX: Duration = Duration::from_millis(2_500);
 
-/// Least time between two calls that messages of peers cause.
+/// Least time between two calls that messages of other nodes cause.
 pub(super) const HINT_GAP: Duration = Duration::from_millis(100);
 
-/// Time by which an acknowledgment reaches peers before it is written into the row: bucket levels travel with it.
+/// Time by which an acknowledgment reaches other nodes before it is written into the row: bucket levels travel with it.
 pub(super) const LEVELS_AHEAD: Duration = Duration::from_millis(100);
 
 /// Least time between two attempts to join.

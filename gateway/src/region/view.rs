@@ -46,8 +46,8 @@ impl Awaited {
 pub enum ArrivedFrom {
     /// From a caller or an agent: this node is the ingress.
     Caller,
-    /// Forwarded by a peer. Never forwarded again.
-    Peer,
+    /// Forwarded by another node. Never forwarded again.
+    Node,
 }
 
 /// What to do with a request.
@@ -60,7 +60,7 @@ pub enum Decision<'a> {
     Wait,
     /// Forward to the owner.
     Forward(&'a Member),
-    /// Answer the peer that this node is not the owner at this epoch.
+    /// Answer the other node that this node is not the owner at this epoch.
     NotOwner { epoch: u64 },
 }
 
@@ -136,8 +136,8 @@ impl View {
             }
             // Without members, or with the row of an earlier session of this slot, the owner is not known yet.
             (Owner::Here, _) => Decision::Wait,
-            (Owner::Peer(member), ArrivedFrom::Caller) => Decision::Forward(member),
-            (Owner::Peer(_), ArrivedFrom::Peer) => Decision::NotOwner {
+            (Owner::OtherNode(member), ArrivedFrom::Caller) => Decision::Forward(member),
+            (Owner::OtherNode(_), ArrivedFrom::Node) => Decision::NotOwner {
                 epoch: self.epoch(),
             },
         }
@@ -165,14 +165,14 @@ pub struct OwnerAttempts {
     retries_left: u8,
 }
 
-/// What the ingress does after a peer answered that it is not the owner.
+/// What the ingress does after another node answered that it is not the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
-    /// The peer knows a later epoch: report it as [`MembershipEvent::Hint`], decide again once the view has it.
+    /// The other node knows a later epoch: report it as [`MembershipEvent::Hint`], decide again once the view has it.
     ///
     /// [`MembershipEvent::Hint`]: super::MembershipEvent::Hint
     AfterEpoch(u64),
-    /// The peer has an earlier view: decide again after a short pause.
+    /// The other node has an earlier view: decide again after a short pause.
     AfterPause,
     /// Answer the caller 503 with `Retry-After`.
     GiveUp,
@@ -188,7 +188,7 @@ impl OwnerAttempts {
         }
     }
 
-    /// A peer answered that it is not the owner at `theirs`; the request was forwarded at epoch `ours`.
+    /// Another node answered that it is not the owner at `theirs`; the request was forwarded at epoch `ours`.
     pub fn not_owner(&mut self, ours: u64, theirs: u64) -> Retry {
         let Some(left) = self.retries_left.checked_sub(1) else {
             return Retry::GiveUp;

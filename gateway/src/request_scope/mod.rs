@@ -43,7 +43,7 @@ pub(crate) struct Observers {
     pub(crate) lifecycle: Rc<Lifecycle>,
 }
 
-/// One request. Reported once: by [`Self::account`], or when dropped because its task was cancelled or panicked.
+/// One request. Reported once: by [`Self::report`], or when dropped because its task was cancelled or panicked.
 pub(crate) struct RequestScope {
     pub(crate) observers: Rc<Observers>,
     pub(crate) id: RequestId,
@@ -69,7 +69,7 @@ pub(crate) struct RequestScope {
     bytes_taken: Cell<Option<u64>>,
     bytes_out: Cell<u64>,
     capturing: Capturing,
-    accounted: Cell<bool>,
+    reported: Cell<bool>,
 }
 
 /// A request to the apex.
@@ -240,7 +240,7 @@ impl RequestScope {
             bytes_taken: Cell::default(),
             bytes_out: Cell::default(),
             capturing: Capturing::default(),
-            accounted: Cell::default(),
+            reported: Cell::default(),
         }
     }
 
@@ -301,9 +301,9 @@ impl RequestScope {
     }
 
     /// Reports the request to counters, time series, request log and trace.
-    pub(crate) fn account(&self, outcome: Outcome) {
-        if !self.accounted.replace(true) {
-            self.report(outcome);
+    pub(crate) fn report(&self, outcome: Outcome) {
+        if !self.reported.replace(true) {
+            self.observe(outcome);
         }
     }
 
@@ -405,7 +405,7 @@ impl Drop for RequestScope {
             .set(self.observers.requests_in_flight.get() - 1);
         // A task that is cancelled has lost its caller. A panic or the end of the worker cuts the response.
         let cut_here = std::thread::panicking() || self.observers.lifecycle.is_ending();
-        self.account(if cut_here {
+        self.report(if cut_here {
             Outcome::Cut
         } else {
             Outcome::CallerGone

@@ -20,7 +20,7 @@ use crate::telemetry::trace::{EndedAttempt, GatewaySpan};
 const APEX_TARGET_MAX: usize = 512;
 
 impl RequestScope {
-    pub(super) fn report(&self, outcome: Outcome) {
+    pub(super) fn observe(&self, outcome: Outcome) {
         self.observers.counters.ended(outcome);
         let total = self.began.elapsed();
         self.count_for_service(total);

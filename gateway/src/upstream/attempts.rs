@@ -18,7 +18,7 @@ use http::Method;
 use http::header::HeaderValue;
 
 use super::repeatable_upload::RepeatableUpload;
-use super::response::{Carrier, RequestTraits, TunnelResponse};
+use super::response::{Carrier, RequestTraits, StreamResponse};
 use super::{PendingResponse, Upload, UpstreamRequest};
 use crate::caller_session::CallerSession;
 use crate::error::Error;
@@ -102,18 +102,18 @@ impl Attempts {
             in_flight,
         } = opened.map_err(NotOpened::into_error)?;
         let traits = RequestTraits::of(&outbound);
-        let mut response = TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
+        let mut response = StreamResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
         response.set_cookie = caller.set_cookie.map(Box::new);
         let Some((memory, of_body)) = memory else {
             // Without memory to spare, the first opened attempt is the last one.
             let upload = if outbound.has_body() {
-                Upload::Tunnel(sender)
+                Upload::Stream(sender)
             } else {
                 Upload::None
             };
             return Ok(UpstreamRequest {
                 upload,
-                response: PendingResponse::Tunnel(response),
+                response: PendingResponse::Stream(response),
             });
         };
         let upload = match body {
@@ -137,7 +137,7 @@ impl Attempts {
         };
         Ok(UpstreamRequest {
             upload: upload.map_or(Upload::None, Upload::Repeatable),
-            response: PendingResponse::Tunnel(response.with_attempts(Box::new(attempts))),
+            response: PendingResponse::Stream(response.with_attempts(Box::new(attempts))),
         })
     }
 
@@ -214,7 +214,7 @@ impl Attempts {
     pub(super) async fn again(
         mut self: Box<Self>,
         failure: AttemptError,
-    ) -> Result<TunnelResponse, AttemptsFailed> {
+    ) -> Result<StreamResponse, AttemptsFailed> {
         let AttemptError { error, is_unsent } = failure;
         let is_silent = self.is_paid || self.session.is_suspect();
         let Some(reason) = reason_of(&error, is_silent) else {
@@ -272,7 +272,7 @@ impl Attempts {
         }
     }
 
-    fn continue_on(mut self: Box<Self>, opened: Opened) -> TunnelResponse {
+    fn continue_on(mut self: Box<Self>, opened: Opened) -> StreamResponse {
         let Opened {
             session,
             began,
@@ -288,7 +288,7 @@ impl Attempts {
         }
         (self.session, self.began) = (session, began);
         let traits = RequestTraits::of(&self.outbound);
-        TunnelResponse::new(receiver, Carrier::Tunnel(in_flight), traits).with_attempts(self)
+        StreamResponse::new(receiver, Carrier::Tunnel(in_flight), traits).with_attempts(self)
     }
 }
 

@@ -3,7 +3,7 @@
 use gw_shared::tunnel::head::OutboundRequest;
 
 use super::attempts::Attempts;
-use super::response::{Carrier, RequestTraits, TunnelResponse};
+use super::response::{Carrier, RequestTraits, StreamResponse};
 use super::{PendingResponse, Upload, Upstream, UpstreamRequest};
 use crate::caller_session::CallerSession;
 use crate::error::Error;
@@ -35,16 +35,16 @@ impl Upstream {
         };
         let (upload, response, in_flight) = session.open_stream(&outbound)?;
         let request = RequestTraits::of(&outbound);
-        let mut response = TunnelResponse::new(response, Carrier::Tunnel(in_flight), request);
+        let mut response = StreamResponse::new(response, Carrier::Tunnel(in_flight), request);
         response.set_cookie = set_cookie.map(Box::new);
         let upload = if outbound.has_body() {
-            Upload::Tunnel(upload)
+            Upload::Stream(upload)
         } else {
             Upload::None
         };
         Ok(UpstreamRequest {
             upload,
-            response: PendingResponse::Tunnel(response),
+            response: PendingResponse::Stream(response),
         })
     }
 }

@@ -30,7 +30,7 @@ use self::cross_node::{CrossNodeRequest, Nodes};
 pub(crate) use self::frame::{Frame, HeadResult};
 use self::repeatable_upload::RepeatableUpload;
 pub(crate) use self::response::Final;
-use self::response::{Carrier, TunnelResponse};
+use self::response::{Carrier, StreamResponse};
 use crate::auth::Authenticated;
 use crate::caller_session::CallerSessions;
 use crate::current::Current;
@@ -179,7 +179,7 @@ pub(crate) struct UpstreamRequest {
 
 /// Destination of a request body.
 pub(crate) enum Upload {
-    Tunnel(StreamSender),
+    Stream(StreamSender),
     /// To the agent of the current attempt.
     Repeatable(Rc<RepeatableUpload>),
     /// The whole body was given to the upload already.
@@ -191,7 +191,7 @@ pub(crate) enum Upload {
 
 /// Source of a response.
 pub(crate) enum PendingResponse {
-    Tunnel(TunnelResponse),
+    Stream(StreamResponse),
     CrossCore {
         pipe: pipe::Receiver<Frame>,
         opened: Arc<OnceLock<OpenedStream>>,
@@ -215,7 +215,7 @@ pub(crate) struct Download {
 
 /// Source of a response body.
 enum BodySource {
-    Tunnel {
+    Stream {
         body: ReceivedBody,
         has_body: bool,
         carrier: Carrier,
@@ -232,7 +232,7 @@ impl Upload {
     /// Sends data as fast as the agent reads it; with `last`, ends the body.
     pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), OtherEndGone> {
         match self {
-            Self::Tunnel(stream) => stream.send(data, last).await.map_err(|_| OtherEndGone),
+            Self::Stream(stream) => stream.send(data, last).await.map_err(|_| OtherEndGone),
             Self::Repeatable(upload) => upload.send(data, last.then_some(None)).await,
             Self::CrossCore(pipe) => {
                 pipe.send(Part::Data(data)).await?;
@@ -248,7 +248,7 @@ impl Upload {
 
     pub(crate) async fn finish(&mut self, trailers: Option<Fields>) -> Result<(), OtherEndGone> {
         match self {
-            Self::Tunnel(stream) => {
+            Self::Stream(stream) => {
                 let finished = match trailers {
                     Some(trailers) => stream.finish_with_trailers(write_trailers(&trailers)),
                     None => stream.finish(),
@@ -291,7 +291,7 @@ impl Upload {
     /// Resets the stream, so that the backend does not take an incomplete body for a complete one.
     pub(crate) fn abort(self) {
         match self {
-            Self::Tunnel(stream) => stream.reset(),
+            Self::Stream(stream) => stream.reset(),
             Self::Repeatable(upload) | Self::Complete(upload) => upload.abort(),
             // Dropping a pipe without an end has the same effect.
             Self::CrossCore(_) | Self::None => {}
@@ -304,7 +304,7 @@ impl PendingResponse {
     /// how long a request takes.
     pub(crate) async fn interim(&mut self) -> Option<RelayedHead> {
         match self {
-            Self::Tunnel(response) => response.interim().await,
+            Self::Stream(response) => response.interim().await,
             Self::CrossCore { pipe, head, .. } => match pipe.receive().await {
                 Ok(Frame::Head(received)) => match *received {
                     HeadResult {
@@ -323,7 +323,7 @@ impl PendingResponse {
     /// Progress of the request, as far as this worker knows it.
     pub(crate) fn progress(&self) -> Progress {
         match self {
-            Self::Tunnel(response) => response.progress(),
+            Self::Stream(response) => response.progress(),
             Self::CrossCore { opened, .. } => Progress {
                 stream_at_owner: Some(Arc::clone(opened)),
                 ..Progress::default()
@@ -335,7 +335,7 @@ impl PendingResponse {
     /// behind its head is an error: nothing of it was passed on.
     pub(crate) fn head(self) -> Final {
         let (pipe, has_upload, received, memory) = match self {
-            Self::Tunnel(response) => return response.head(),
+            Self::Stream(response) => return response.head(),
             Self::CrossCore { head: None, .. } => {
                 return Final::Answer(self.progress(), Err(Error::TunnelLost));
             }
@@ -388,10 +388,10 @@ impl Download {
         }
         match &mut self.source {
             // The stream stays charged until the caller has the head. Dropping it resets it and discards data of the agent.
-            BodySource::Tunnel {
+            BodySource::Stream {
                 has_body: false, ..
             } => Poll::Ready(Ok(Part::End)),
-            BodySource::Tunnel { body, .. } => response::poll_part(body, cx),
+            BodySource::Stream { body, .. } => response::poll_part(body, cx),
             BodySource::CrossCore { pipe, .. } => {
                 Poll::Ready(match ready!(pipe.poll_receive(cx)) {
                     Ok(Frame::Part(part)) => Ok(part),
@@ -411,7 +411,7 @@ impl Download {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<u64>, Error>> {
         match &mut self.source {
-            BodySource::Tunnel { body, carrier, .. } => {
+            BodySource::Stream { body, carrier, .. } => {
                 body.poll_uploaded(cx).map_err(|_| carrier.lost())
             }
             BodySource::CrossCore {
@@ -432,7 +432,7 @@ impl Download {
     /// Whether the part just received was the last one with data, as far as that is known.
     pub(crate) fn is_done(&self) -> bool {
         match &self.source {
-            BodySource::Tunnel { body, has_body, .. } => !has_body || body.is_done(),
+            BodySource::Stream { body, has_body, .. } => !has_body || body.is_done(),
             BodySource::CrossCore { .. } => false,
         }
     }
@@ -447,7 +447,7 @@ impl Download {
         }
         self.unreleased -= released;
         match &mut self.source {
-            BodySource::Tunnel { body, .. } => body.release(released),
+            BodySource::Stream { body, .. } => body.release(released),
             // A pipe gives credit when a frame is received.
             BodySource::CrossCore { .. } => {}
         }

@@ -134,7 +134,7 @@ impl Carrier {
 }
 
 /// A response that is expected on a stream of a tunnel, or of a link to another node.
-pub(crate) struct TunnelResponse {
+pub(crate) struct StreamResponse {
     stream: StreamReceiver,
     carrier: Carrier,
     request: RequestTraits,
@@ -158,7 +158,7 @@ pub(crate) enum Final {
     Failed(Box<FailedResponse>),
 }
 
-impl TunnelResponse {
+impl StreamResponse {
     pub(super) fn new(stream: StreamReceiver, carrier: Carrier, request: RequestTraits) -> Self {
         Self {
             stream,
@@ -266,18 +266,18 @@ impl TunnelResponse {
             Some(_) => ReceivedBody::upgraded(stream),
             None => ReceivedBody::new(stream, framing),
         };
-        let mut download = Download::new(BodySource::Tunnel {
+        let mut download = Download::new(BodySource::Stream {
             body,
             has_body: head.has_body,
             carrier,
         });
         if let Err(error) = download.begin() {
-            let BodySource::Tunnel { carrier, .. } = &download.source else {
+            let BodySource::Stream { carrier, .. } = &download.source else {
                 return Final::Answer(progress, Err(error));
             };
             return after(error.into(), attempts, carrier, set_cookie, progress);
         }
-        if let BodySource::Tunnel { carrier, .. } = &download.source {
+        if let BodySource::Stream { carrier, .. } = &download.source {
             carrier.observe(Ok(attempts
                 .as_ref()
                 .and_then(|attempts| attempts.latency())));
@@ -370,7 +370,7 @@ impl FailedResponse {
             mut progress,
         } = *self;
         match attempts.again(failure).await {
-            Ok(next) => Ok(PendingResponse::Tunnel(TunnelResponse {
+            Ok(next) => Ok(PendingResponse::Stream(StreamResponse {
                 set_cookie,
                 ..next
             })),

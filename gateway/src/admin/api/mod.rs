@@ -29,6 +29,7 @@ use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::Admin;
+use super::nodes::await_api_change;
 use super::problem::Problem;
 use super::serve::keep_place;
 use crate::auth::bearer;
@@ -70,9 +71,11 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(audit_log::routes())
         .merge(backup::routes())
         .merge(requests::routes())
-        .merge(requests::replay_routes().layer(DefaultBodyLimit::max(limits::ADMIN_REPLAY)))
         .merge(series::routes())
         .merge(region::routes())
+        .layer(from_fn_with_state(admin.clone(), await_api_change))
+        // A replay is a request, not a change: other nodes need not know of it.
+        .merge(requests::replay_routes().layer(DefaultBodyLimit::max(limits::ADMIN_REPLAY)))
         .split_for_parts();
     // One copy for all responses, whether their clients read them or not. A document always serializes.
     let document = Bytes::from(serde_json::to_vec(&document).unwrap_or_default());

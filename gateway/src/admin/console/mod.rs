@@ -13,6 +13,7 @@ use axum::routing::{get, post};
 use tokio::sync::Semaphore;
 
 use super::Admin;
+use super::nodes::await_console_change;
 use crate::control::{Control, ControlError};
 use crate::limits;
 use crate::rate::Rate;
@@ -120,9 +121,11 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/theme", post(theme::set))
         .route("/sign-out", post(sign_in::sign_out))
         .layer(from_fn_with_state(admin.clone(), guard::signed_in))
-        .merge(replay)
         .merge(sign_in)
         .route("/sign-in/finish", get(sign_in::finish))
+        .layer(from_fn_with_state(admin.clone(), await_console_change))
+        // A replay is a request, not a change: other nodes need not know of it.
+        .merge(replay)
         .route("/assets/{version}/{name}", get(assets::serve))
         .method_not_allowed_fallback(async || ErrorPage::method_not_allowed())
         .fallback(async || ErrorPage::nothing_here())

@@ -16,38 +16,60 @@ use crate::store::Position;
 /// Slots of nodes that may serve without a change, or would not know it after a crash.
 const X_GW_PENDING_NODES: HeaderName = HeaderName::from_static("x-gw-pending-nodes");
 
-/// Delays the response to a change until all nodes of the region keep it. Names nodes that do not say so in time, and dead
-/// ones that may still serve: they use it once they reach PostgreSQL.
-pub(in crate::admin) async fn await_all_nodes(
+/// Delays the response to a change by the API until all nodes keep it. The request was authenticated, and may repeat a change
+/// that is not in use everywhere yet.
+pub(in crate::admin) async fn await_api_change(
     State(admin): State<Admin>,
     request: Request,
     next: Next,
 ) -> Response {
-    let is_change = !request.method().is_safe() && !request.uri().path().ends_with("/replay");
-    let is_api = request.uri().path().starts_with("/api/");
-    let before = admin.control.position();
-    let mut response = next.run(request).await;
-    let is_made = response.status().is_success() || response.status().is_redirection();
+    let is_change = !request.method().is_safe();
+    let response = next.run(request).await;
+    if !is_change || !is_made(&response) {
+        return response;
+    }
     let position = admin.control.position();
-    // A request of the API was authenticated, and may repeat a change that is not in use everywhere yet. The console also
-    // redirects requests that change nothing, such as those without a session.
-    if !is_change || !is_made || (!is_api && position == before) {
+    admin.await_all_nodes(&position, response).await
+}
+
+/// Delays the response to a change by the console until all nodes keep it. The console also redirects requests that change
+/// nothing, such as those without a session.
+pub(in crate::admin) async fn await_console_change(
+    State(admin): State<Admin>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let is_change = !request.method().is_safe();
+    let before = admin.control.position();
+    let response = next.run(request).await;
+    let position = admin.control.position();
+    if !is_change || !is_made(&response) || position == before {
         return response;
     }
-    let (others, behind) = admin.nodes_behind(&position).await;
-    if !behind.is_empty() {
-        tracing::warn!(revision = position.revision.0, nodes = ?behind, "a change is not in use at all nodes yet, or not stored");
-    }
-    let Some(pending) = others.pending(&behind) else {
-        return response;
-    };
-    if let Ok(value) = HeaderValue::try_from(pending) {
-        response.headers_mut().insert(X_GW_PENDING_NODES, value);
-    }
-    response
+    admin.await_all_nodes(&position, response).await
+}
+
+fn is_made(response: &Response) -> bool {
+    response.status().is_success() || response.status().is_redirection()
 }
 
 impl Admin {
+    /// Delays `response` until all nodes of the region keep the change that made `position`. Names nodes that do not say so
+    /// in time, and dead ones that may still serve: they use it once they reach PostgreSQL.
+    async fn await_all_nodes(&self, position: &Position, mut response: Response) -> Response {
+        let (others, behind) = self.nodes_behind(position).await;
+        if !behind.is_empty() {
+            tracing::warn!(revision = position.revision.0, nodes = ?behind, "a change is not in use at all nodes yet, or not stored");
+        }
+        let Some(pending) = others.pending(&behind) else {
+            return response;
+        };
+        if let Ok(value) = HeaderValue::try_from(pending) {
+            response.headers_mut().insert(X_GW_PENDING_NODES, value);
+        }
+        response
+    }
+
     /// The other nodes of the region, and the nodes that do not keep the change that made `position` within a second. This node has
     /// slot 0 if it has no `peer_listen`.
     pub(in crate::admin) async fn nodes_behind(

@@ -10,7 +10,7 @@ mod request_log;
 mod series;
 mod serve;
 
-pub(super) use self::changes::await_all_nodes;
+pub(super) use self::changes::{await_api_change, await_console_change};
 pub(super) use self::live::{Live, LiveQuery, NodeLive};
 pub(super) use self::request_log::Located;
 pub(super) use self::serve::routes;

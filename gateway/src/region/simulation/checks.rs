@@ -272,7 +272,7 @@ impl World {
         if end.kind != EndKind::Silence {
             return Ok(());
         }
-        // What peers sent before the end of the session has queued in a pause. Their later messages follow.
+        // What other nodes sent before the end of the session has queued in a pause. Their later messages follow.
         if node.is_resumed && self.now - self.hosts[older].resumed <= WORKER_DELAY {
             return Ok(());
         }

@@ -309,7 +309,7 @@ impl Schedule {
         }
     }
 
-    /// Cuts a host off from the engine and from some or all peers.
+    /// Cuts a host off from the engine and from some or all other nodes.
     fn isolate(&mut self, random: &mut Random, host: usize, at: Duration, end: Duration) {
         self.faults.push((
             at,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::super::carried::CarriedMembership;
 use super::super::engine::{Call, CallResult, NodeState};
 use super::super::lease::Isolation;
-use super::super::membership::{Membership, MembershipAction, MembershipEvent, PeerState};
+use super::super::membership::{Membership, MembershipAction, MembershipEvent, NodeMessage};
 use super::super::placement::NodeSlot;
 use super::super::view::{ArrivedFrom, Decision, OwnerAttempts, Retry, View};
 use super::engine::{EngineMode, FakeEngine};
@@ -53,7 +53,7 @@ enum Work {
         to: usize,
         from: usize,
         shown: Certificate,
-        state: PeerState,
+        state: NodeMessage,
     },
     /// Something happens to the records of a host, by this process if the number is not 0.
     Records {
@@ -115,7 +115,7 @@ pub(super) struct Process {
     called: Duration,
     /// When another node's answer named an epoch after that of the workers' view.
     pub(super) hinted: Option<(u64, Duration)>,
-    /// When a peer first told of an epoch after that of the workers' view.
+    /// When another node first told of an epoch after that of the workers' view.
     pub(super) told: Option<(u64, Duration)>,
     /// Last acknowledged epoch that arrived directly from each session.
     pub(super) levels: BTreeMap<u128, u64>,
@@ -163,7 +163,7 @@ pub(super) struct World {
     pub(super) flaws: Flaws,
     records: SimulatedRecords,
     pub(super) services: Vec<String>,
-    /// Peer messages were lost, delayed or cut at some time.
+    /// Messages between nodes were lost, delayed or cut at some time.
     pub(super) peers_disturbed: bool,
     pub(super) falsely_refused: Vec<u128>,
     pub(super) answered: u64,
@@ -418,7 +418,7 @@ impl World {
         }
     }
 
-    fn deliver(&mut self, host: usize, from: usize, shown: Certificate, state: PeerState) {
+    fn deliver(&mut self, host: usize, from: usize, shown: Certificate, state: NodeMessage) {
         if self.hosts[host].process.is_none() || self.is_refused(host, from, shown, &state) {
             return;
         }
@@ -438,7 +438,7 @@ impl World {
         }
         let levels = process.levels.entry(state.session).or_default();
         *levels = state.acknowledged.max(*levels);
-        process.machine.on(clock, MembershipEvent::Peer(state));
+        process.machine.on(clock, MembershipEvent::Message(state));
     }
 
     fn apply(&mut self, host: usize, number: u64, view: &Arc<View>) {
@@ -728,7 +728,7 @@ impl World {
         else {
             return;
         };
-        match view.decide(service, ArrivedFrom::Peer, true) {
+        match view.decide(service, ArrivedFrom::Node, true) {
             Decision::Forward(_) => self.fail("a forwarded request is forwarded again"),
             Decision::Admit | Decision::Wait => self.answered += 1,
             Decision::NotOwner { epoch } => {

@@ -23,7 +23,7 @@ use crate::memory::relay::Reserved;
 use crate::region::{Member, NextHop};
 use crate::tunnel::attempt_budget::{FailedAttempts, Transmission};
 use crate::upstream::attempts::is_safe;
-use crate::upstream::response::{Carrier, RequestTraits, TunnelResponse};
+use crate::upstream::response::{Carrier, RequestTraits, StreamResponse};
 use crate::upstream::{PendingResponse, Upload, Upstream, UpstreamRequest};
 
 /// A request of a service that another node owns, as far as this node knows. Nothing of it has been sent.
@@ -264,7 +264,7 @@ impl CrossNodeRequest {
         })?;
         // A short body has been sent, and a longer one has waited for the acceptance.
         let (upload, first) = match (self.waits_for_acceptance(), first) {
-            (true, ReceivedPart::Head(Kind::Interim, _)) => (Upload::Tunnel(sender), None),
+            (true, ReceivedPart::Head(Kind::Interim, _)) => (Upload::Stream(sender), None),
             (_, first) => (Upload::None, Some(first)),
         };
         self.upstream.counters.node_crossings.increment();
@@ -274,10 +274,10 @@ impl CrossNodeRequest {
             sent,
             _counted: counted,
         }));
-        let response = TunnelResponse::new(receiver, carrier, RequestTraits::of(outbound));
+        let response = StreamResponse::new(receiver, carrier, RequestTraits::of(outbound));
         Ok(UpstreamRequest {
             upload,
-            response: PendingResponse::Tunnel(response),
+            response: PendingResponse::Stream(response),
         })
     }
 }

@@ -183,7 +183,7 @@ impl Nodes {
             .collect();
         let owner = match self.placement(running[0], &running).owner(HOST) {
             Owner::Here => running[0],
-            Owner::Peer(member) => usize::from(member.slot.get()),
+            Owner::OtherNode(member) => usize::from(member.slot.get()),
         };
         (
             owner,

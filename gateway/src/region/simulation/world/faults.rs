@@ -200,7 +200,7 @@ impl World {
         self.hosts[host].carried = process.machine.carry(self.clock(host));
         self.drop_links(host);
         for by in 0..self.hosts.len() {
-            // A peer that cannot reach the host gets no refusal either.
+            // Another node that cannot reach the host gets no refusal either.
             if by != host
                 && !self.links_cut[by][host]
                 && !self.links_cut[host][by]

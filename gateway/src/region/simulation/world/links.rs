@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::super::super::membership::PeerState;
+use super::super::super::membership::NodeMessage;
 use super::World;
 
 /// Longest time for which a host refuses the messages of another one that runs.
@@ -85,7 +85,7 @@ impl World {
         host: usize,
         from: usize,
         shown: Certificate,
-        state: &PeerState,
+        state: &NodeMessage,
     ) -> bool {
         let is_valid = shown.session == state.session && shown.not_before <= self.wall_clock(host);
         if is_valid {

@@ -1,4 +1,4 @@
-//! Agent enrollment and certificate signing (`POST /enroll`, `GET /enroll/status`, `POST /csr`).
+//! Requests of agents without a tunnel: enrollment and certificate signing (`POST /enroll`, `GET /enroll/status`, `POST /csr`).
 
 use std::net::IpAddr;
 
