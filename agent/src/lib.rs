@@ -1,6 +1,9 @@
 //! The agent: keeps one tunnel per service to the gateway of its region and forwards the requests that arrive on it to
 //! the service's backends.
 //!
+//! Types that gateway and agent have for the same purpose have one name in both: `Arguments`, `Command`, `Config`,
+//! `RequestScope`, `Session` (an open tunnel), `StartError` and `Tracing`.
+//!
 //! A request takes the path `tunnel` → `forward` → `backend`. The modules are layers: a module imports only from modules
 //! that come later in this list.
 //!

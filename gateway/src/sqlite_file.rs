@@ -19,7 +19,7 @@ pub(crate) struct FileKind {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum SqliteOpenError {
     #[error("{0}")]
     Sqlite(#[from] rusqlite::Error),
     #[error("{0}")]
@@ -36,7 +36,7 @@ pub enum OpenError {
 
 impl FileKind {
     /// Opens or creates the file at `path` (mode 0600) and migrates its schema.
-    pub(crate) fn open(&self, path: &Path) -> Result<Connection, OpenError> {
+    pub(crate) fn open(&self, path: &Path) -> Result<Connection, SqliteOpenError> {
         // SQLite creates its other files with the permissions of this one.
         OpenOptions::new()
             .write(true)
@@ -50,12 +50,12 @@ impl FileKind {
     }
 
     /// Opens the file at `path`. Fails if there is none, or if its schema is of another version.
-    pub(crate) fn open_unmigrated(&self, path: &Path) -> Result<Connection, OpenError> {
+    pub(crate) fn open_unmigrated(&self, path: &Path) -> Result<Connection, SqliteOpenError> {
         let connection = self.connect(path)?;
         let known = self.migrations.len();
         match version(&connection)? {
-            found if found < known => Err(OpenError::OlderSchema { found, known }),
-            found if found > known => Err(OpenError::NewerSchema { found, known }),
+            found if found < known => Err(SqliteOpenError::OlderSchema { found, known }),
+            found if found > known => Err(SqliteOpenError::NewerSchema { found, known }),
             _ => Ok(connection),
         }
     }
@@ -68,12 +68,12 @@ impl FileKind {
         Ok(connection)
     }
 
-    fn migrate(&self, connection: &mut Connection) -> Result<(), OpenError> {
+    fn migrate(&self, connection: &mut Connection) -> Result<(), SqliteOpenError> {
         let known = self.migrations.len();
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let found = version(&transaction)?;
         let Some(missing) = self.migrations.get(found..) else {
-            return Err(OpenError::NewerSchema { found, known });
+            return Err(SqliteOpenError::NewerSchema { found, known });
         };
         for migration in missing {
             transaction.execute_batch(migration)?;
@@ -116,14 +116,14 @@ mod tests {
         };
         assert!(matches!(
             FIRST.open_unmigrated(&path),
-            Err(OpenError::Sqlite(_))
+            Err(SqliteOpenError::Sqlite(_))
         ));
         assert_eq!(number(&FIRST.open(&path).unwrap()).unwrap(), None);
         let mode = path.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert!(matches!(
             SECOND.open_unmigrated(&path),
-            Err(OpenError::OlderSchema { found: 1, known: 2 })
+            Err(SqliteOpenError::OlderSchema { found: 1, known: 2 })
         ));
         for _ in 0..2 {
             assert_eq!(number(&SECOND.open(&path).unwrap()).unwrap(), Some(7));
@@ -131,7 +131,7 @@ mod tests {
         for refused in [FIRST.open(&path), FIRST.open_unmigrated(&path)] {
             assert!(matches!(
                 refused,
-                Err(OpenError::NewerSchema { found: 2, known: 1 })
+                Err(SqliteOpenError::NewerSchema { found: 2, known: 1 })
             ));
         }
     }
@@ -148,7 +148,10 @@ mod tests {
             ],
             ..FIRST
         };
-        assert!(matches!(BROKEN.open(&path), Err(OpenError::Sqlite(_))));
+        assert!(matches!(
+            BROKEN.open(&path),
+            Err(SqliteOpenError::Sqlite(_))
+        ));
         assert!(FIRST.open_unmigrated(&path).is_ok());
     }
 }

@@ -38,16 +38,16 @@ use crate::upstream::cross_node::wire::{self, Refused};
 use crate::upstream::{Upstream, UpstreamRequest};
 
 /// A value that is counted until it is dropped.
-struct Counted<'a>(&'a Cell<usize>);
+struct CountedUntilDrop<'a>(&'a Cell<usize>);
 
-impl<'a> Counted<'a> {
+impl<'a> CountedUntilDrop<'a> {
     fn new(count: &'a Cell<usize>) -> Self {
         count.set(count.get() + 1);
         Self(count)
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for CountedUntilDrop<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -60,7 +60,7 @@ pub(crate) async fn serve_link(
     stream: TlsStream,
     node: NodeIdentity,
 ) {
-    let _counted = Counted::new(&nodes.links_served);
+    let _counted = CountedUntilDrop::new(&nodes.links_served);
     let _attached = nodes.attach(node.session, stream.closer());
     let node = node.slot.get();
     tracing::info!(node, "link of another node opened");
@@ -122,7 +122,7 @@ async fn serve(
     nodes: Rc<Nodes>,
     (sender, receiver): (StreamSender, StreamReceiver),
 ) {
-    let _counted = Counted::new(&nodes.requests_served);
+    let _counted = CountedUntilDrop::new(&nodes.requests_served);
     let Some(head) = read_head(&receiver) else {
         return;
     };

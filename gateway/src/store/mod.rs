@@ -38,7 +38,7 @@ pub use sqlite::SqliteStore;
 
 use crate::clock::Timestamp;
 use crate::region::Roster;
-use crate::sqlite_file::OpenError;
+use crate::sqlite_file::SqliteOpenError;
 
 /// Durable storage of records and of the audit log.
 pub trait Store: Send {
@@ -198,16 +198,16 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-impl From<OpenError> for StoreError {
-    fn from(error: OpenError) -> Self {
+impl From<SqliteOpenError> for StoreError {
+    fn from(error: SqliteOpenError) -> Self {
         match error {
-            OpenError::Sqlite(error) => match error.sqlite_error_code() {
+            SqliteOpenError::Sqlite(error) => match error.sqlite_error_code() {
                 Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::InUse,
                 _ => error.into(),
             },
-            OpenError::Io(error) => Self::Io(error),
-            OpenError::NewerSchema { found, known } => Self::NewerSchema { found, known },
-            OpenError::OlderSchema { found, known } => Self::OlderSchema { found, known },
+            SqliteOpenError::Io(error) => Self::Io(error),
+            SqliteOpenError::NewerSchema { found, known } => Self::NewerSchema { found, known },
+            SqliteOpenError::OlderSchema { found, known } => Self::OlderSchema { found, known },
         }
     }
 }

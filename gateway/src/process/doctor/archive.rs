@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use gw_shared::doctor::Examination;
 
 use crate::config::Config;
-use crate::telemetry::request_log::archive::{self, ArchiveSettings, Step};
+use crate::telemetry::request_log::archive::{self, ArchiveSettings, CheckStep};
 
 const ARCHIVE: &str = "archive";
 
@@ -28,14 +28,14 @@ pub(super) fn examine(out: &mut Examination, config: &Config, settings: &Archive
         ),
         Err((step, error)) => {
             let advice = match step {
-                Step::Write => {
+                CheckStep::Write => {
                     "check archive.url, archive.endpoint, archive.region and the access key; it needs s3:PutObject"
                 }
-                Step::List => {
+                CheckStep::List => {
                     "allow the access key s3:ListBucket on the bucket: the archive cannot be read without"
                 }
-                Step::Read => "allow the access key s3:GetObject below the prefix",
-                Step::Delete => {
+                CheckStep::Read => "allow the access key s3:GetObject below the prefix",
+                CheckStep::Delete => {
                     "allow the access key s3:DeleteObject below the prefix: expired records are not removed without"
                 }
             };

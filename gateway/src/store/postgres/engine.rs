@@ -32,7 +32,7 @@ pub(super) struct Engine {
     settings: PostgresSettings,
     /// `application_name` of the session.
     name: String,
-    session: Option<Session>,
+    session: Option<SqlSession>,
     /// End of the time for calls and attempts to connect, if they have one together.
     deadline: Option<Instant>,
     /// The last failure to connect, and until when it is the answer to calls.
@@ -42,7 +42,7 @@ pub(super) struct Engine {
 }
 
 /// An open connection and its prepared statements.
-pub(super) struct Session {
+pub(super) struct SqlSession {
     pub(super) client: Client,
     statements: HashMap<&'static str, Statement>,
     /// The session asked for notifications.
@@ -59,7 +59,7 @@ struct ServerEvents {
     notified: Notify,
 }
 
-impl Session {
+impl SqlSession {
     /// The prepared statement of `sql`.
     pub(super) async fn prepare(
         &mut self,
@@ -115,7 +115,7 @@ impl Engine {
     pub(super) fn call<T>(
         &mut self,
         within: Duration,
-        work: impl AsyncFnOnce(&mut Session) -> Result<T, tokio_postgres::Error>,
+        work: impl AsyncFnOnce(&mut SqlSession) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, StoreError> {
         self.connect()?;
         let within = self.left(within);
@@ -136,7 +136,7 @@ impl Engine {
 
     /// Asks for notifications about new revisions, once on each connection.
     pub(super) fn listen(&mut self) -> Result<(), StoreError> {
-        self.call(CALL, async |session: &mut Session| {
+        self.call(CALL, async |session: &mut SqlSession| {
             if !session.is_listening {
                 session.client.batch_execute(LISTEN).await?;
                 session.is_listening = true;
@@ -204,7 +204,7 @@ impl Engine {
             let events = Arc::<ServerEvents>::default();
             tokio::spawn(run(connection, Arc::clone(&events)));
             match timeout(answer_within, client.batch_execute(SESSION)).await {
-                Ok(Ok(())) => Ok(Session {
+                Ok(Ok(())) => Ok(SqlSession {
                     client,
                     statements: HashMap::new(),
                     is_listening: false,

@@ -9,7 +9,7 @@ use super::super::{
     Contents, ContentsSummary, NumberedEntry, Position, Revision, Sealer, StoreError, StoredRecord,
 };
 use super::authenticity::{Authenticator, RecordSet, RowCodec, SetMember, Tag};
-use super::engine::Session;
+use super::engine::SqlSession;
 use super::load::read_all;
 use super::secrets::FIND_SECRET;
 use super::steps::RecordColumns;
@@ -49,45 +49,46 @@ impl PostgresStore {
         let tag = key.authenticator.region(&position, set.sum());
         let sealer = &key.sealer;
         let authenticator = &key.authenticator;
-        self.engine.call(TRANSFER, async |session: &mut Session| {
-            session.take_unreplicated();
-            let transaction = session.client.transaction().await?;
-            transaction
-                .batch_execute("SET LOCAL statement_timeout = 0")
-                .await?;
-            if !claim(&transaction, revision, tag).await? {
-                return Ok(Err(StoreError::Region(
-                    "the region is not empty; nothing was changed".to_owned(),
-                )));
-            }
-            for columns in &records {
-                columns.insert(&transaction, revision).await?;
-            }
-            for entries in contents.audit.chunks(ROWS) {
-                insert_entries(&transaction, entries).await?;
-            }
-            insert_secrets(&transaction, &sealed).await?;
-            let stored = match read_back(&transaction, sealer, authenticator, secrets).await? {
-                Ok(stored) => stored,
-                Err(error) => return Ok(Err(error)),
-            };
-            if stored != expected {
-                // Dropping the transaction rolls it back.
-                return Ok(Err(StoreError::Corrupt(expected.difference(&stored))));
-            }
-            transaction
-                .execute("SELECT pg_notify('gw', $1::bigint::text)", &[&revision])
-                .await?;
-            transaction.commit().await?;
-            if session.take_unreplicated() {
-                // A later commit that is confirmed confirms this one.
-                session
-                    .client
-                    .execute("UPDATE gw.region SET tick = tick + 1", &[])
+        self.engine
+            .call(TRANSFER, async |session: &mut SqlSession| {
+                session.take_unreplicated();
+                let transaction = session.client.transaction().await?;
+                transaction
+                    .batch_execute("SET LOCAL statement_timeout = 0")
                     .await?;
-            }
-            Ok(Ok(stored))
-        })?
+                if !claim(&transaction, revision, tag).await? {
+                    return Ok(Err(StoreError::Region(
+                        "the region is not empty; nothing was changed".to_owned(),
+                    )));
+                }
+                for columns in &records {
+                    columns.insert(&transaction, revision).await?;
+                }
+                for entries in contents.audit.chunks(ROWS) {
+                    insert_entries(&transaction, entries).await?;
+                }
+                insert_secrets(&transaction, &sealed).await?;
+                let stored = match read_back(&transaction, sealer, authenticator, secrets).await? {
+                    Ok(stored) => stored,
+                    Err(error) => return Ok(Err(error)),
+                };
+                if stored != expected {
+                    // Dropping the transaction rolls it back.
+                    return Ok(Err(StoreError::Corrupt(expected.difference(&stored))));
+                }
+                transaction
+                    .execute("SELECT pg_notify('gw', $1::bigint::text)", &[&revision])
+                    .await?;
+                transaction.commit().await?;
+                if session.take_unreplicated() {
+                    // A later commit that is confirmed confirms this one.
+                    session
+                        .client
+                        .execute("UPDATE gw.region SET tick = tick + 1", &[])
+                        .await?;
+                }
+                Ok(Ok(stored))
+            })?
     }
 }
 

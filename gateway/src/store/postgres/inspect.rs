@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 
 use super::super::{Revision, StoreError};
 use super::authenticity::Authenticator;
-use super::engine::{CALL, Engine, Session};
+use super::engine::{CALL, Engine, SqlSession};
 use super::keys::ProvenKeys;
 use super::nodes;
 use super::schema::{self, MIGRATIONS, SERVER_LEAST};
@@ -116,7 +116,7 @@ impl PostgresInspector {
     /// Connects to the primary.
     pub fn connect(settings: &PostgresSettings, node: &str) -> Result<Self, StoreError> {
         let mut engine = Engine::new(settings.clone(), node)?;
-        engine.call(CALL, async |session: &mut Session| {
+        engine.call(CALL, async |session: &mut SqlSession| {
             session.client.batch_execute("SELECT 1").await
         })?;
         Ok(Self {
@@ -132,7 +132,7 @@ impl PostgresInspector {
     }
 
     pub fn engine(&mut self) -> Result<EngineState, StoreError> {
-        let row = self.engine.call(CALL, async |session: &mut Session| {
+        let row = self.engine.call(CALL, async |session: &mut SqlSession| {
             session.client.query_one(ENGINE, &[]).await
         })?;
         Ok(engine_state(&row))
@@ -145,7 +145,7 @@ impl PostgresInspector {
         }
         const SELECT: &str =
             "SELECT id::text, name, revision, schema, feature_level, key_check FROM gw.region";
-        let row = self.engine.call(CALL, async |session: &mut Session| {
+        let row = self.engine.call(CALL, async |session: &mut SqlSession| {
             session.client.query_one(SELECT, &[]).await
         })?;
         Ok(Some(RegionState {
@@ -180,7 +180,7 @@ impl PostgresInspector {
         }
         let authenticators: Vec<Authenticator> =
             keys.accepted().iter().map(Authenticator::new).collect();
-        let rows = self.engine.call(CALL, async |session: &mut Session| {
+        let rows = self.engine.call(CALL, async |session: &mut SqlSession| {
             session.client.query(ProvenKeys::SELECT, &[]).await
         })?;
         rows.iter()
@@ -194,7 +194,7 @@ impl PostgresInspector {
             (SELECT kind, count(*), sum(octet_length(document))::bigint FROM gw.records GROUP BY kind ORDER BY kind)
             UNION ALL
             SELECT 'audit', count(*), coalesce(sum(octet_length(detail)), 0)::bigint FROM gw.audit";
-        let rows = self.engine.call(COUNT, async |session: &mut Session| {
+        let rows = self.engine.call(COUNT, async |session: &mut SqlSession| {
             session.client.query(SELECT, &[]).await
         })?;
         Ok(rows
@@ -211,7 +211,7 @@ impl PostgresInspector {
         const SELECT: &str = "
             SELECT number, at, actor, action, node FROM gw.audit LEFT JOIN gw.changes ON changes.revision = audit.number
             ORDER BY number DESC LIMIT 1";
-        let row = self.engine.call(CALL, async |session: &mut Session| {
+        let row = self.engine.call(CALL, async |session: &mut SqlSession| {
             session.client.query_opt(SELECT, &[]).await
         })?;
         Ok(row.map(|row| LastChange {
@@ -232,10 +232,10 @@ impl PostgresInspector {
     /// to others (PgBouncer in transaction mode). Notifies from a second connection, as other nodes do.
     pub fn is_notified(&mut self) -> Result<bool, StoreError> {
         let mut other = Engine::new(self.settings.clone(), &self.node)?;
-        self.engine.call(CALL, async |session: &mut Session| {
+        self.engine.call(CALL, async |session: &mut SqlSession| {
             session.client.batch_execute("LISTEN gw_probe").await
         })?;
-        other.call(CALL, async |session: &mut Session| {
+        other.call(CALL, async |session: &mut SqlSession| {
             session.client.batch_execute(NOTIFY).await
         })?;
         Ok(self

@@ -31,7 +31,7 @@ use tokio_postgres::{IsolationLevel, Row};
 pub(crate) use self::authenticity::Authenticator;
 pub use self::authenticity::KnownRecords;
 use self::authenticity::{forged_change, is_tag};
-use self::engine::{CALL, Engine, Session};
+use self::engine::{CALL, Engine, SqlSession};
 pub(crate) use self::fill::NamedSecret;
 pub use self::inspect::{
     EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication,
@@ -201,7 +201,7 @@ impl PostgresStore {
         let delete = "DELETE FROM gw.changes WHERE committed_at < now() - interval '24 hours'";
         let engine = self.checked()?;
         engine
-            .call(CALL * 5, async |session: &mut Session| {
+            .call(CALL * 5, async |session: &mut SqlSession| {
                 session.client.execute(delete, &[]).await
             })
             .map(drop)
@@ -313,7 +313,7 @@ impl PostgresStore {
     ) -> Result<bool, StoreError> {
         let (is_made, is_unreplicated) =
             self.checked()?
-                .call(within.min(CALL), async |session: &mut Session| {
+                .call(within.min(CALL), async |session: &mut SqlSession| {
                     session.take_unreplicated();
                     let statement = session.prepare(COMMIT_CHANGE).await?;
                     let row = session.client.query_opt(&statement, parameters).await?;
@@ -329,7 +329,7 @@ impl PostgresStore {
     fn confirm(&mut self, within: Duration) -> Result<(), StoreError> {
         let is_confirmed =
             self.checked()?
-                .call(within.min(CALL), async |session: &mut Session| {
+                .call(within.min(CALL), async |session: &mut SqlSession| {
                     session.take_unreplicated();
                     session
                         .client
@@ -348,7 +348,7 @@ impl PostgresStore {
     fn is_committed(&mut self, change_id: &str, within: Duration) -> Result<bool, StoreError> {
         let is_committed =
             self.checked()?
-                .call(within.min(CALL), async |session: &mut Session| {
+                .call(within.min(CALL), async |session: &mut SqlSession| {
                     let find = "SELECT FROM gw.changes WHERE change_id = $1::text::uuid";
                     Ok(session
                         .client
@@ -369,7 +369,7 @@ impl PostgresStore {
         let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
         let before = query.before.unwrap_or(i64::MAX);
         self.checked()?
-            .call(CALL * 2, async |session: &mut Session| {
+            .call(CALL * 2, async |session: &mut SqlSession| {
                 let statement = session.prepare(SELECT).await?;
                 session
                     .client
@@ -392,27 +392,28 @@ impl Store for PostgresStore {
     fn load(&mut self) -> Result<Snapshot, StoreError> {
         self.checked()?;
         let keys = &self.keys;
-        let (snapshot, set, key) = self.engine.call(LOAD, async |session: &mut Session| {
-            let begin = session
-                .client
-                .build_transaction()
-                .isolation_level(IsolationLevel::RepeatableRead);
-            let transaction = begin.read_only(true).start().await?;
-            transaction
-                .batch_execute("SET LOCAL statement_timeout = 0")
-                .await?;
-            let region = transaction
-                .query_one("SELECT key_check FROM gw.region", &[])
-                .await?;
-            let key = match column(&region, 0).and_then(|check| keys.named(check)) {
-                Ok(key) => key,
-                Err(error) => return Ok(Err(error)),
-            };
-            let loaded = read_all(&transaction, &key.sealer, &key.authenticator).await?;
-            // A dropped transaction would end with the next call, and keep its locks until then.
-            transaction.commit().await?;
-            Ok(loaded.map(|(snapshot, set)| (snapshot, set, key.index)))
-        })??;
+        let (snapshot, set, key) =
+            self.engine.call(LOAD, async |session: &mut SqlSession| {
+                let begin = session
+                    .client
+                    .build_transaction()
+                    .isolation_level(IsolationLevel::RepeatableRead);
+                let transaction = begin.read_only(true).start().await?;
+                transaction
+                    .batch_execute("SET LOCAL statement_timeout = 0")
+                    .await?;
+                let region = transaction
+                    .query_one("SELECT key_check FROM gw.region", &[])
+                    .await?;
+                let key = match column(&region, 0).and_then(|check| keys.named(check)) {
+                    Ok(key) => key,
+                    Err(error) => return Ok(Err(error)),
+                };
+                let loaded = read_all(&transaction, &key.sealer, &key.authenticator).await?;
+                // A dropped transaction would end with the next call, and keep its locks until then.
+                transaction.commit().await?;
+                Ok(loaded.map(|(snapshot, set)| (snapshot, set, key.index)))
+            })??;
         self.source.known.load(set, key);
         Ok(snapshot)
     }
@@ -441,7 +442,7 @@ impl Store for PostgresStore {
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {
         let rows = self
             .checked()?
-            .call(CALL * 2, async |session: &mut Session| {
+            .call(CALL * 2, async |session: &mut SqlSession| {
                 let statement = session.prepare(CHANGES_AFTER).await?;
                 session
                     .client

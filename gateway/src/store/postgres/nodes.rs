@@ -8,7 +8,7 @@ use tokio_postgres::types::ToSql;
 
 use super::super::StoreError;
 use super::authenticity::forged_node;
-use super::engine::{CALL, Engine, Session};
+use super::engine::{CALL, Engine, SqlSession};
 use super::keys::{StoreKey, StoreKeys};
 use super::{PostgresStore, column};
 use crate::region::{Join, NodeRow, NodeSlot, NodeState, Replaced, Roster, Statement};
@@ -94,25 +94,26 @@ fn run(
     statement: &Statement,
 ) -> Result<(bool, Roster), StoreError> {
     let change = RowChange::of(statement, keys);
-    let (changed, rows, is_unreplicated) = engine.call(CALL, async |session: &mut Session| {
-        session.take_unreplicated();
-        let roster = session.prepare(ROSTER).await?;
-        let Some(RowChange { sql, parameters }) = &change else {
-            return Ok((0, session.client.query(&roster, &[]).await?, false));
-        };
-        let change = session.prepare(sql).await?;
-        let parameters: Vec<&(dyn ToSql + Sync)> = parameters
-            .iter()
-            .map(|parameter| &**parameter as _)
-            .collect();
-        // Both are sent at once; the server runs them in this order.
-        let client = &session.client;
-        let (changed, rows) = futures_util::try_join!(
-            client.execute(&change, &parameters),
-            client.query(&roster, &[])
-        )?;
-        Ok((changed, rows, session.take_unreplicated()))
-    })?;
+    let (changed, rows, is_unreplicated) =
+        engine.call(CALL, async |session: &mut SqlSession| {
+            session.take_unreplicated();
+            let roster = session.prepare(ROSTER).await?;
+            let Some(RowChange { sql, parameters }) = &change else {
+                return Ok((0, session.client.query(&roster, &[]).await?, false));
+            };
+            let change = session.prepare(sql).await?;
+            let parameters: Vec<&(dyn ToSql + Sync)> = parameters
+                .iter()
+                .map(|parameter| &**parameter as _)
+                .collect();
+            // Both are sent at once; the server runs them in this order.
+            let client = &session.client;
+            let (changed, rows) = futures_util::try_join!(
+                client.execute(&change, &parameters),
+                client.query(&roster, &[])
+            )?;
+            Ok((changed, rows, session.take_unreplicated()))
+        })?;
     if is_unreplicated && statement.is_synchronous() {
         return Err(StoreError::Unavailable(
             "the synchronous standby does not confirm the statement".to_owned(),

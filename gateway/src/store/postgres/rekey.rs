@@ -10,7 +10,7 @@ use tokio_postgres::{Error, Row, Transaction};
 
 use super::super::{AuditEntry, Position, Revision, StoreError, StoredRecord};
 use super::authenticity::{Element, RefusedRows, forged_node, forged_secret, forged_set, is_tag};
-use super::engine::Session;
+use super::engine::SqlSession;
 use super::fill::TRANSFER;
 use super::keys::{ProvenKeys, StoreKey, other_key};
 use super::load::{read_all, read_position};
@@ -62,28 +62,30 @@ impl PostgresStore {
             node: &self.source.node,
         };
         let mut has_begun = false;
-        let rekeyed = self.engine.call(TRANSFER, async |session: &mut Session| {
-            session.take_unreplicated();
-            let transaction = session.client.transaction().await?;
-            has_begun = true;
-            transaction
-                .batch_execute("SET LOCAL statement_timeout = 0")
-                .await?;
-            let rekeyed = replacement.run(&transaction, may_leave_behind).await?;
-            if !matches!(rekeyed, Ok(Rekeyed::Done(..))) {
-                // Dropping the transaction rolls it back.
-                return Ok(rekeyed);
-            }
-            transaction.commit().await?;
-            if session.take_unreplicated() {
-                // A later commit that is confirmed confirms this one.
-                session
-                    .client
-                    .execute("UPDATE gw.region SET tick = tick + 1", &[])
+        let rekeyed = self
+            .engine
+            .call(TRANSFER, async |session: &mut SqlSession| {
+                session.take_unreplicated();
+                let transaction = session.client.transaction().await?;
+                has_begun = true;
+                transaction
+                    .batch_execute("SET LOCAL statement_timeout = 0")
                     .await?;
-            }
-            Ok(rekeyed)
-        });
+                let rekeyed = replacement.run(&transaction, may_leave_behind).await?;
+                if !matches!(rekeyed, Ok(Rekeyed::Done(..))) {
+                    // Dropping the transaction rolls it back.
+                    return Ok(rekeyed);
+                }
+                transaction.commit().await?;
+                if session.take_unreplicated() {
+                    // A later commit that is confirmed confirms this one.
+                    session
+                        .client
+                        .execute("UPDATE gw.region SET tick = tick + 1", &[])
+                        .await?;
+                }
+                Ok(rekeyed)
+            });
         let rekeyed = match rekeyed {
             Err(StoreError::Unavailable(reason)) if has_begun => {
                 return Ok(Rekeyed::Unknown(reason));

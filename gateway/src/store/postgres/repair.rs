@@ -4,7 +4,7 @@ use tokio_postgres::types::ToSql;
 
 use super::super::{AuditEntry, History, Position, Records, Revision, Snapshot, Store, StoreError};
 use super::authenticity::RecordSet;
-use super::engine::Session;
+use super::engine::SqlSession;
 use super::fill::{NamedSecret, TRANSFER, insert_secrets};
 use super::steps::RecordColumns;
 use super::{PostgresStore, column};
@@ -65,7 +65,7 @@ impl PostgresStore {
         let sealed = key.codec(&repaired.origin).seal_all(secrets, &mut set)?;
         let tag = key.authenticator.region(&repaired, set.sum());
         let detail = entry.detail.to_string();
-        let is_repaired = self.engine.call(TRANSFER, async |session: &mut Session| {
+        let is_repaired = self.engine.call(TRANSFER, async |session: &mut SqlSession| {
             let transaction = session.client.transaction().await?;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
             let replace: [&(dyn ToSql + Sync); 6] =
@@ -96,7 +96,7 @@ impl PostgresStore {
             "SELECT revision, (SELECT max(number) FROM gw.audit WHERE number <= $1) FROM gw.region";
         let numbers = self
             .checked()?
-            .call(TRANSFER, async |session: &mut Session| {
+            .call(TRANSFER, async |session: &mut SqlSession| {
                 session.client.query_one(numbers, &[&bound]).await
             })?;
         let audited: Option<i64> = column(&numbers, 1)?;

@@ -9,7 +9,7 @@ use tokio_postgres::{Error, Row, Transaction};
 use super::super::{Position, Revision, StoreError, StoredRecord};
 use super::authenticity::Authenticator;
 use super::column;
-use super::engine::{CALL, Engine, Session};
+use super::engine::{CALL, Engine, SqlSession};
 use super::keys::{StoreKeys, other_key};
 use super::nodes;
 use crate::region::{RegionKey, RegionKeys};
@@ -116,7 +116,7 @@ pub(super) fn create(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result
             "the database holds a region already; use `gw-gateway region join`".to_owned(),
         ));
     }
-    engine.call(CALL * 5, async |session: &mut Session| {
+    engine.call(CALL * 5, async |session: &mut SqlSession| {
         let transaction = session.client.transaction().await?;
         transaction.batch_execute(LOCK).await?;
         for migration in MIGRATIONS {
@@ -157,7 +157,7 @@ pub(super) fn check(
     if found < known {
         migrate(engine, apex, keys.all())?;
     }
-    let row = engine.call(CALL, async |session: &mut Session| {
+    let row = engine.call(CALL, async |session: &mut SqlSession| {
         session
             .client
             .query_one(
@@ -209,7 +209,7 @@ pub(super) fn refuse_older(engine: &mut Engine) -> Result<(), StoreError> {
 }
 
 fn migrate(engine: &mut Engine, apex: &str, keys: &RegionKeys) -> Result<(), StoreError> {
-    engine.call(CALL * 60, async |session: &mut Session| {
+    engine.call(CALL * 60, async |session: &mut SqlSession| {
         let transaction = session.client.transaction().await?;
         transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
         transaction.batch_execute(LOCK).await?;
@@ -342,7 +342,7 @@ async fn authenticate_nodes(
 }
 
 fn check_server(engine: &mut Engine) -> Result<(), StoreError> {
-    let version = engine.call(CALL, async |session: &mut Session| {
+    let version = engine.call(CALL, async |session: &mut SqlSession| {
         session
             .client
             .query_one("SELECT current_setting('server_version_num')::integer", &[])
@@ -362,7 +362,7 @@ fn check_server(engine: &mut Engine) -> Result<(), StoreError> {
 
 /// `None` without a region.
 pub(super) fn schema_version(engine: &mut Engine) -> Result<Option<usize>, StoreError> {
-    let row = engine.call(CALL, async |session: &mut Session| {
+    let row = engine.call(CALL, async |session: &mut SqlSession| {
         let exists = session
             .client
             .query_one("SELECT to_regclass('gw.region') IS NOT NULL", &[])

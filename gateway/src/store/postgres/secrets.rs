@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::super::{AuditEntry, Position, Store, StoreError};
 use super::authenticity::{SetMember, forged_secret};
-use super::engine::{CALL, Session};
+use super::engine::{CALL, SqlSession};
 use super::steps::FinalSteps;
 use super::{COMMIT, PostgresStore, WithDeadline, column, read_position};
 use crate::clock::Timestamp;
@@ -52,7 +52,7 @@ impl PostgresStore {
     pub(crate) fn find_secret(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         for _ in 0..ATTEMPTS {
             let known = self.known_position()?;
-            let find = async |session: &mut Session| {
+            let find = async |session: &mut SqlSession| {
                 session.client.query_one(FIND_AT_POSITION, &[&name]).await
             };
             let row = self.checked()?.call(CALL, find)?;

@@ -4,7 +4,7 @@ use gw_shared::clock::monotonic_us;
 use tokio_postgres::Row;
 
 use super::super::StoreError;
-use super::engine::{CALL, Engine, Session};
+use super::engine::{CALL, Engine, SqlSession};
 use super::schema::{self, MIGRATIONS};
 use super::{PostgresStore, column};
 use crate::clock::ClockReading;
@@ -49,7 +49,7 @@ pub(super) fn read(engine: &mut Engine) -> Result<ClockReading, StoreError> {
 }
 
 fn ask(engine: &mut Engine, sql: &'static str) -> Result<(ClockReading, Row), StoreError> {
-    let (row, sent_us) = engine.call(CALL, async |session: &mut Session| {
+    let (row, sent_us) = engine.call(CALL, async |session: &mut SqlSession| {
         let statement = session.prepare(sql).await?;
         let sent_us = monotonic_us();
         Ok((session.client.query_one(&statement, &[]).await?, sent_us))

@@ -21,7 +21,7 @@ use super::capture::{self, StoredMessage};
 use super::day::Day;
 use super::record::{Capture, MessageCapture, RequestRecord};
 use super::zone_map::ZoneMap;
-use crate::sqlite_file::{FileKind, OpenError};
+use crate::sqlite_file::{FileKind, SqliteOpenError};
 
 /// Bits of the block's number in a key. A key is service · second of the day · number.
 const NUMBER_BITS: u32 = 26;
@@ -409,7 +409,7 @@ pub(super) fn open_to_change(folder: &Path, day: Day) -> Result<Option<Connectio
         return Ok(None);
     }
     match READ_DAY_FILE.open_unmigrated(&path) {
-        Err(OpenError::OlderSchema { found: 0, .. }) => Ok(None),
+        Err(SqliteOpenError::OlderSchema { found: 0, .. }) => Ok(None),
         opened => Ok(Some(opened?)),
     }
 }

@@ -54,7 +54,7 @@ use crate::clock::Timestamp;
 use crate::limits;
 use crate::page::Page;
 use crate::region::{NodeSlot, RegionKeys};
-use crate::sqlite_file::OpenError;
+use crate::sqlite_file::SqliteOpenError;
 
 pub use access_log::{AccessLogStats, AccessLogTarget};
 pub(crate) use capturing::{CaptureBudget, Capturing};
@@ -404,12 +404,14 @@ impl fmt::Debug for RequestLog {
     }
 }
 
-impl From<OpenError> for LogError {
-    fn from(error: OpenError) -> Self {
+impl From<SqliteOpenError> for LogError {
+    fn from(error: SqliteOpenError) -> Self {
         match error {
-            OpenError::Sqlite(error) => Self::Sqlite(error),
-            OpenError::Io(error) => Self::Io(error),
-            OpenError::NewerSchema { .. } | OpenError::OlderSchema { .. } => Self::OtherSchema,
+            SqliteOpenError::Sqlite(error) => Self::Sqlite(error),
+            SqliteOpenError::Io(error) => Self::Io(error),
+            SqliteOpenError::NewerSchema { .. } | SqliteOpenError::OlderSchema { .. } => {
+                Self::OtherSchema
+            }
         }
     }
 }

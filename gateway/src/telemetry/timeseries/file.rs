@@ -13,7 +13,7 @@ use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, params};
 use super::totals::Totals;
 use super::{ALL, STEP, Selection};
 use crate::clock::Timestamp;
-use crate::sqlite_file::{FileKind, OpenError};
+use crate::sqlite_file::{FileKind, SqliteOpenError};
 
 const SERIES_FILE: FileKind = FileKind {
     migrations: &["
@@ -95,12 +95,14 @@ pub enum FileError {
     Point(#[from] serde_json::Error),
 }
 
-impl From<OpenError> for FileError {
-    fn from(error: OpenError) -> Self {
+impl From<SqliteOpenError> for FileError {
+    fn from(error: SqliteOpenError) -> Self {
         match error {
-            OpenError::Sqlite(error) => Self::Sqlite(error),
-            OpenError::Io(error) => Self::Io(error),
-            OpenError::NewerSchema { .. } | OpenError::OlderSchema { .. } => Self::Newer,
+            SqliteOpenError::Sqlite(error) => Self::Sqlite(error),
+            SqliteOpenError::Io(error) => Self::Io(error),
+            SqliteOpenError::NewerSchema { .. } | SqliteOpenError::OlderSchema { .. } => {
+                Self::Newer
+            }
         }
     }
 }

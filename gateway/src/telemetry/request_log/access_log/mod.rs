@@ -17,7 +17,7 @@ use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::metrics::{Exposition, Kind};
 use tokio::sync::{Notify, mpsc};
 
-use self::output::Output;
+use self::output::LogOutput;
 use self::writer::LineWriter;
 use super::LogError;
 use super::queue::Cost;
@@ -93,7 +93,7 @@ impl AccessLog {
         masker: Masker,
         tasks: Tasks,
     ) -> Result<(Self, AccessLogQueue), LogError> {
-        let output = Output::open(target).map_err(|error| LogError::AccessLog {
+        let output = LogOutput::open(target).map_err(|error| LogError::AccessLog {
             target: target.clone(),
             error,
         })?;

@@ -15,7 +15,7 @@ const FILE_PIECE: usize = 256 * 1024;
 /// Most bytes of one write to a pipe that no other write can interleave (`PIPE_BUF` of pipe(7)).
 const PIPE_PIECE: usize = 4096;
 
-pub(super) struct Output {
+pub(super) struct LogOutput {
     target: AccessLogTarget,
     file: File,
     /// Bytes that one write should have at most.
@@ -32,7 +32,7 @@ pub(super) struct Unwritten {
     pub(super) error: io::Error,
 }
 
-impl Output {
+impl LogOutput {
     /// Opens or creates the file (mode 0640), or duplicates standard output.
     pub(super) fn open(target: &AccessLogTarget) -> io::Result<Self> {
         let file = match target {
@@ -153,8 +153,8 @@ mod tests {
 
     use super::*;
 
-    fn output(path: &Path) -> Output {
-        Output::open(&AccessLogTarget::File(path.to_owned())).unwrap()
+    fn output(path: &Path) -> LogOutput {
+        LogOutput::open(&AccessLogTarget::File(path.to_owned())).unwrap()
     }
 
     #[test]
@@ -281,6 +281,6 @@ mod tests {
             0,
         )
         .unwrap();
-        assert!(Output::open(&AccessLogTarget::File(fifo)).is_err());
+        assert!(LogOutput::open(&AccessLogTarget::File(fifo)).is_err());
     }
 }

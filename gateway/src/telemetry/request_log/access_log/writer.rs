@@ -9,7 +9,7 @@ use tokio::sync::mpsc::Receiver;
 
 use super::super::alarm::Alarm;
 use super::super::record::RequestRecord;
-use super::output::{Output, Unwritten};
+use super::output::{LogOutput, Unwritten};
 use super::{Accepted, AccessLogCounters};
 use crate::background::{self, Tasks};
 
@@ -17,7 +17,7 @@ use crate::background::{self, Tasks};
 const BATCHES: usize = 64;
 
 pub(super) struct LineWriter {
-    output: Output,
+    output: LogOutput,
     masker: Masker,
     counters: Arc<AccessLogCounters>,
     alarm: Alarm,
@@ -27,7 +27,7 @@ pub(super) struct LineWriter {
 }
 
 impl LineWriter {
-    pub(super) fn new(output: Output, masker: Masker, counters: Arc<AccessLogCounters>) -> Self {
+    pub(super) fn new(output: LogOutput, masker: Masker, counters: Arc<AccessLogCounters>) -> Self {
         let alarm = Alarm::new(format!("access log {}", output.target()));
         Self {
             output,

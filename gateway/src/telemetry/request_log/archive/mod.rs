@@ -30,9 +30,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gw_shared::id::RequestId;
 use lru::LruCache;
 
-use self::name::{Kind, ObjectName, day_folder};
-use self::s3::Bucket;
-use self::seal::Sealing;
+use self::name::{ObjectKind, ObjectName, day_folder};
+use self::s3::S3Bucket;
+use self::seal::ObjectSealing;
 use self::search::ArchivedNode;
 use self::stats::ArchiveCounters;
 use super::capture::StoredMessage;
@@ -45,7 +45,7 @@ use crate::clock::Timestamp;
 use crate::page::Page;
 use crate::region::{NodeSlot, RegionKeys};
 
-pub(crate) use self::check::{Step, check};
+pub(crate) use self::check::{CheckStep, check};
 pub use self::settings::ArchiveSettings;
 pub use self::stats::ArchiveStats;
 pub(super) use self::uploader::Uploading;
@@ -58,8 +58,8 @@ const CACHE_OBJECTS: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 ///
 /// All functions that read block on the network. Memory per call is bounded by one object and one page of results.
 pub struct Archive {
-    bucket: Bucket,
-    sealing: Sealing,
+    bucket: S3Bucket,
+    sealing: ObjectSealing,
     /// Apex of the region: the first folder of all objects.
     region: String,
     now: Now,
@@ -131,8 +131,8 @@ impl Archive {
         now: Now,
     ) -> Result<Self, ArchiveError> {
         Ok(Self {
-            bucket: Bucket::new(settings)?,
-            sealing: Sealing::new(keys),
+            bucket: S3Bucket::new(settings)?,
+            sealing: ObjectSealing::new(keys),
             region: apex.to_owned(),
             now,
             counters: Arc::default(),
@@ -217,7 +217,7 @@ impl Archive {
         if let Some(content) = self.cache().objects.get(name) {
             return Ok(Some(Arc::clone(content)));
         }
-        let path = name.path(&self.region, Kind::Blocks);
+        let path = name.path(&self.region, ObjectKind::Blocks);
         let Some(sealed) = self.bucket.get(&path, None)? else {
             return Ok(None);
         };
@@ -232,7 +232,7 @@ impl Archive {
         name: &ObjectName,
         range: Range<u64>,
     ) -> Result<Option<Vec<u8>>, ArchiveError> {
-        let path = name.path(&self.region, Kind::Bodies);
+        let path = name.path(&self.region, ObjectKind::Bodies);
         let offset = range.start;
         let Some(sealed) = self.bucket.get(&path, Some(range))? else {
             return Ok(None);
@@ -251,7 +251,7 @@ impl Archive {
     fn damaged(&self, name: &ObjectName, error: LogError) -> ArchiveError {
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
         ArchiveError::Damaged {
-            name: name.path(&self.region, Kind::Blocks),
+            name: name.path(&self.region, ObjectKind::Blocks),
             error,
         }
     }

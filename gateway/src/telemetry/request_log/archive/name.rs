@@ -24,7 +24,7 @@ pub(super) struct ObjectName {
 
 /// Part of an upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ObjectKind {
     /// Records, and heads of captured messages.
     Blocks,
     /// Captured bodies.
@@ -32,7 +32,7 @@ pub(super) enum Kind {
 }
 
 impl ObjectName {
-    pub(super) fn path(&self, region: &str, kind: Kind) -> String {
+    pub(super) fn path(&self, region: &str, kind: ObjectKind) -> String {
         let Self {
             day,
             slot,
@@ -84,7 +84,7 @@ pub(super) fn hour_folder(region: &str, day: Day, slot: NodeSlot, hour: u32) -> 
     format!("{}/{hour:02}", node_folder(region, day, slot))
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Blocks => "blocks",
@@ -108,7 +108,7 @@ mod tests {
             last: 3599,
             digest: "0123456789abcdef".to_owned(),
         };
-        let path = name.path("eu1.example.com", Kind::Blocks);
+        let path = name.path("eu1.example.com", ObjectKind::Blocks);
         assert_eq!(
             path,
             "eu1.example.com/2026-11-21/0007/00/03599-03599-0123456789abcdef.blocks"

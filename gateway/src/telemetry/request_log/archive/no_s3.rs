@@ -7,9 +7,9 @@ use std::ops::Range;
 use super::{ArchiveError, ArchiveSettings};
 use crate::clock::Timestamp;
 
-pub(super) struct Bucket(Infallible);
+pub(super) struct S3Bucket(Infallible);
 
-impl Bucket {
+impl S3Bucket {
     pub(super) fn new(settings: &ArchiveSettings) -> Result<Self, ArchiveError> {
         let reason = "this program was built without the feature `archive`".to_owned();
         Err(ArchiveError::Store {

@@ -37,13 +37,13 @@ const LISTED_MAX: usize = 20_000;
 const REASON_MAX: usize = 300;
 
 /// The bucket, and the beginning of the names of all objects in it.
-pub(super) struct Bucket {
+pub(super) struct S3Bucket {
     store: AmazonS3,
     prefix: String,
     place: String,
 }
 
-impl Bucket {
+impl S3Bucket {
     pub(super) fn new(settings: &ArchiveSettings) -> Result<Self, ArchiveError> {
         let mut builder = AmazonS3Builder::new()
             .with_bucket_name(&settings.bucket)

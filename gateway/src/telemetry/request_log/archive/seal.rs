@@ -18,7 +18,7 @@ const TAG_LEN: usize = 16;
 pub(super) const OVERHEAD: usize = 1 + NONCE_LEN + TAG_LEN;
 
 /// Keys of all objects: sealed with the region key in use, opened with each that this node has.
-pub(super) struct Sealing {
+pub(super) struct ObjectSealing {
     accepted: DerivedKeys<hmac::Key>,
     previous: Option<hmac::Key>,
 }
@@ -29,7 +29,7 @@ pub(super) struct ObjectKey {
     name: String,
 }
 
-impl Sealing {
+impl ObjectSealing {
     pub(super) fn new(keys: &RegionKeys) -> Self {
         let derive = |key: &RegionKey| key.derive(PURPOSE);
         Self {
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_part_opens_under_its_name_offset_and_key_only() {
-        let sealing = |byte| Sealing::new(&RegionKey::new([byte; 32]).into());
+        let sealing = |byte| ObjectSealing::new(&RegionKey::new([byte; 32]).into());
         let mut sealed = Vec::new();
         sealing(1)
             .object("a")
@@ -148,7 +148,7 @@ mod tests {
         let [old, new, other] = [1, 2, 3].map(|byte| RegionKey::new([byte; 32]));
         let sealed = |keys: &RegionKeys| {
             let mut sealed = Vec::new();
-            Sealing::new(keys)
+            ObjectSealing::new(keys)
                 .object("a")
                 .unwrap()
                 .seal(0, b"content".to_vec(), &mut sealed)
@@ -157,7 +157,8 @@ mod tests {
         };
         let after = RegionKeys::new(new.clone(), None, Some(old.clone()));
         let [by_old, by_new] = [&old.into(), &after].map(sealed);
-        let open = |keys: &RegionKeys, sealed: &[u8]| Sealing::new(keys).open("a", 0, sealed).ok();
+        let open =
+            |keys: &RegionKeys, sealed: &[u8]| ObjectSealing::new(keys).open("a", 0, sealed).ok();
         assert_eq!(
             [&by_old, &by_new].map(|sealed| open(&after, sealed)),
             [(); 2].map(|()| Some(b"content".to_vec()))

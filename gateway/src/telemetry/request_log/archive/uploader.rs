@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::super::day::{Day, Now};
-use super::name::{Kind, ObjectName, day_folder};
+use super::name::{ObjectKind, ObjectName, day_folder};
 use super::outbox::{Claim, Outbox};
 use super::segment::{Draft, Encoded};
 use super::{Archive, ArchiveError};
@@ -37,12 +37,12 @@ const STOPS_WITHIN: Duration = Duration::from_secs(5);
 /// Running uploader. It ends when this is dropped.
 #[derive(Debug)]
 pub(in super::super) struct Uploading {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<PassRequest>,
     tasks: Tasks,
 }
 
 /// Do a pass now, then reply with its result.
-type Command = Sender<Result<(), ArchiveError>>;
+type PassRequest = Sender<Result<(), ArchiveError>>;
 
 struct Uploader {
     folder: PathBuf,
@@ -104,7 +104,7 @@ impl Uploading {
 }
 
 impl Uploader {
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    async fn run(mut self, mut commands: mpsc::Receiver<PassRequest>) {
         let mut wait = Duration::ZERO;
         let tasks = self.tasks.clone();
         loop {
@@ -218,10 +218,10 @@ impl Uploader {
         };
         // Bodies first: readers find them by the other object.
         if !bodies.is_empty() {
-            let (path, sealed) = seal(Kind::Bodies, bodies)?;
+            let (path, sealed) = seal(ObjectKind::Bodies, bodies)?;
             self.put(&path, sealed)?;
         }
-        let (path, sealed) = seal(Kind::Blocks, vec![(0, content)])?;
+        let (path, sealed) = seal(ObjectKind::Blocks, vec![(0, content)])?;
         self.put(&path, sealed)
     }
 

@@ -27,7 +27,7 @@ const HANGS: BackendBehavior = Fails {
     millis: 3000,
 };
 
-struct Load {
+struct LoadRun {
     random: Random,
     start: Instant,
     now: Instant,
@@ -50,7 +50,7 @@ struct Load {
     failures: Vec<(Duration, bool)>,
 }
 
-impl Load {
+impl LoadRun {
     fn new(seed: u64, callers: usize, backends: &[BackendBehavior], slots: &[usize]) -> Self {
         let now = Instant::now();
         let agents = slots
@@ -205,7 +205,7 @@ fn a_sick_agent_costs_no_request_and_gets_one_in_a_hundred_at_most() {
         for (callers, seconds) in [(1, 20), (8, 20), (32, 10), (256, 5)] {
             for seed in 1..=3 {
                 let mut load =
-                    Load::new(seed, callers, &[Answers { millis: 20 }, sick], &[512, 512]);
+                    LoadRun::new(seed, callers, &[Answers { millis: 20 }, sick], &[512, 512]);
                 load.run_until(SECOND * seconds);
                 let percent = load.percent_at(1, SECOND);
                 assert!(
@@ -221,7 +221,7 @@ fn a_sick_agent_costs_no_request_and_gets_one_in_a_hundred_at_most() {
 #[test]
 fn a_sick_agent_gets_requests_again_once_it_answers() {
     for seed in 1..=10 {
-        let mut load = Load::new(seed, 8, &[Answers { millis: 20 }, REFUSES], &[128, 128]);
+        let mut load = LoadRun::new(seed, 8, &[Answers { millis: 20 }, REFUSES], &[128, 128]);
         load.run_until(SECOND * 3);
         load.backends[1] = load.backends[0];
         // The third opening is for 6 s at most.
@@ -238,7 +238,7 @@ fn a_sick_agent_gets_requests_again_once_it_answers() {
 fn an_agent_that_is_slower_a_hundred_times_gets_three_percent_at_most() {
     for (callers, seconds) in [(1, 30), (8, 20), (64, 10), (256, 5)] {
         for seed in 1..=3 {
-            let mut load = Load::new(
+            let mut load = LoadRun::new(
                 seed,
                 callers,
                 &[Answers { millis: 10 }, Answers { millis: 1000 }],
@@ -255,7 +255,7 @@ fn an_agent_that_is_slower_a_hundred_times_gets_three_percent_at_most() {
 #[test]
 fn equal_agents_get_equal_shares() {
     for callers in [1, 8, 64] {
-        let mut load = Load::new(1, callers, &[Answers { millis: 10 }; 3], &[128; 3]);
+        let mut load = LoadRun::new(1, callers, &[Answers { millis: 10 }; 3], &[128; 3]);
         load.run_until(SECOND * 10);
         for agent in 0..3 {
             let percent = load.percent_at(agent, Duration::ZERO);
@@ -267,7 +267,7 @@ fn equal_agents_get_equal_shares() {
 #[test]
 fn sessions_stay_at_their_agents_under_load_and_only_those_of_a_lost_one_move() {
     for (callers, strays) in [(1, 0.0), (16, 0.0), (64, 0.5), (256, 2.0)] {
-        let mut load = Load::new(1, callers, &[Answers { millis: 10 }; 4], &[128; 4]);
+        let mut load = LoadRun::new(1, callers, &[Answers { millis: 10 }; 4], &[128; 4]);
         load.forget_sessions(1000);
         load.run_until(SECOND * 10);
         let (before, percent) = load.agents_of_sessions();
@@ -296,14 +296,14 @@ fn sessions_stay_at_their_agents_under_load_and_only_those_of_a_lost_one_move() 
 #[test]
 fn slots_of_other_agents_are_used_before_a_request_is_refused() {
     for callers in [1, 8, 64, 129] {
-        let mut load = Load::new(1, callers, &[Answers { millis: 100 }; 2], &[1, 128]);
+        let mut load = LoadRun::new(1, callers, &[Answers { millis: 100 }; 2], &[1, 128]);
         load.run_until(SECOND * 60);
         assert!(
             load.failures.is_empty() && !load.attempts[0].is_empty(),
             "{callers}"
         );
     }
-    let mut load = Load::new(1, 130, &[Answers { millis: 100 }; 2], &[1, 128]);
+    let mut load = LoadRun::new(1, 130, &[Answers { millis: 100 }; 2], &[1, 128]);
     load.run_until(SECOND);
     assert!(load.failures.iter().all(|(_, is_full)| *is_full) && !load.failures.is_empty());
 }
@@ -311,7 +311,7 @@ fn slots_of_other_agents_are_used_before_a_request_is_refused() {
 #[test]
 fn agents_that_all_refuse_get_few_further_attempts_and_the_first_one_to_recover_gets_everything() {
     for (agents, seed) in [(2, 1), (3, 2), (16, 3), (64, 4)] {
-        let mut load = Load::new(seed, 4, &vec![REFUSES; agents], &vec![128; agents]);
+        let mut load = LoadRun::new(seed, 4, &vec![REFUSES; agents], &vec![128; agents]);
         load.run_until(SECOND * 5);
         let attempts: usize = load.attempts.iter().map(Vec::len).sum();
         assert!(load.requests > 5_000 && load.failures.len() + 4 >= load.requests);
