@@ -5,36 +5,36 @@
 //! [`block_in_place`], so that other tasks go on meanwhile. Statements have a thread of their own: a lease ends within
 //! seconds, and must not wait for a thread that blocks for another purpose.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::block_in_place;
 use tokio::time::timeout;
 
 use super::clock_gate::ClockGate;
+use super::inputs::{RegionInput, RegionInputs};
 use super::messages::StateMessage;
 use super::messenger;
 use super::node_file::NodeFile;
-pub(crate) use super::outbox::Delivery;
+use super::outbox::Delivery;
 use super::outbox::MessageOutbox;
-use super::pending::{DeadNodes, OtherNodes};
-use super::probes::{ProbeVerdict, Probes};
+use super::pending::DeadNodes;
+use super::probes::Probes;
+use super::publications::Publications;
 use super::refusals::{RefusalChange, SessionRefusals};
 use crate::background::{self, Tasks};
 use crate::clock::ClockDifference;
 use crate::control::{Control, ViewApplied};
 use crate::limits;
-use crate::ownership::WorkerId;
 use crate::region::{
     Call, CallResult, CarriedMembership, Isolation, Member, Membership, MembershipAction,
     MembershipEvent, NodeConfig, NodeMessage, NodeRow, NodeSlot, NodeState, RegionSignals,
-    RegionStatus, Roster, Statement, StopReason, View,
+    Statement, StopReason, View,
 };
 use crate::store::{PostgresStore, StoreError};
 
@@ -42,13 +42,8 @@ use crate::store::{PostgresStore, StoreError};
 const LAST_MESSAGES: Duration = Duration::from_secs(1);
 /// Least time between two messages to all nodes because of a broken link.
 const TELL_AGAIN: Duration = Duration::from_millis(50);
-/// Longest wait for the number of services of each node, after the members have changed.
-const COUNTED_WITHIN: Duration = Duration::from_millis(200);
 /// Name of the task.
 const NAME: &str = "the membership";
-/// Longest wait for an answer of the loop.
-const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-
 /// What the loop starts with.
 pub(crate) struct MembersSetup {
     pub(crate) tasks: Tasks,
@@ -61,77 +56,6 @@ pub(crate) struct MembersSetup {
     pub(crate) data_dir: PathBuf,
     /// Called when the node has a slot, and again if it gets another.
     pub(crate) on_slot: Box<dyn Fn(NodeSlot) + Send>,
-}
-
-enum RegionInput {
-    Event(MembershipEvent),
-    /// A message of a node whose slot and session were checked. The sender is dropped when the levels are in use.
-    Message(StateMessage, oneshot::Sender<()>),
-    Delivered {
-        to: Member,
-        delivery: Delivery,
-    },
-    /// A probe of this session has ended.
-    Probed(u128, Option<ProbeVerdict>),
-    Status(Sender<RegionStatus>),
-    Others(Option<Roster>, Sender<OtherNodes>),
-    Leave,
-    /// End, and leave the membership to another process.
-    HandOver(Sender<Option<CarriedMembership>>),
-}
-
-/// Where other threads tell the loop what happened. Cheap to clone; never blocks.
-#[derive(Clone)]
-pub(crate) struct RegionInputs(UnboundedSender<RegionInput>);
-
-impl RegionInputs {
-    /// Passes on the message of a node whose slot and session were checked. The returned channel ends when the message
-    /// was used.
-    pub(crate) fn message(&self, message: StateMessage) -> oneshot::Receiver<()> {
-        let (used, until_used) = oneshot::channel();
-        self.send(RegionInput::Message(message, used));
-        until_used
-    }
-
-    pub(crate) fn delivered(&self, to: Member, delivery: Delivery) {
-        self.send(RegionInput::Delivered { to, delivery });
-    }
-
-    pub(super) fn probed(&self, session: u128, verdict: Option<ProbeVerdict>) {
-        self.send(RegionInput::Probed(session, verdict));
-    }
-
-    /// The region as this node sees it, without the services of each node; `None` if the loop does not answer.
-    pub(crate) fn status(&self) -> Option<RegionStatus> {
-        let (reply, answer) = bounded(1);
-        self.send(RegionInput::Status(reply));
-        answer.recv_timeout(ANSWER_WITHIN).ok()
-    }
-
-    /// As [`Self::status`], with the number of services of each node.
-    pub(crate) fn status_with_services(&self, control: &Control) -> Option<RegionStatus> {
-        let mut status = self.status()?;
-        let services = control.services_by_node(COUNTED_WITHIN);
-        for node in &mut status.nodes {
-            node.services = services
-                .as_ref()
-                .map(|services| services.get(&node.slot).copied().unwrap_or(0));
-        }
-        Some(status)
-    }
-
-    /// The other nodes, as far as this node knows, and those that only `newer` has. `None` if the loop does not answer.
-    pub(crate) fn others(&self, newer: Option<Roster>) -> Option<OtherNodes> {
-        let (reply, answer) = bounded(1);
-        self.send(RegionInput::Others(newer, reply));
-        answer.recv_timeout(ANSWER_WITHIN).ok()
-    }
-
-    fn send(&self, input: RegionInput) {
-        // Fails when the loop has ended. Unbounded: each sender waits for its answer before it sends again, or has one
-        // input at most under way for each node.
-        let _ = self.0.send(input);
-    }
 }
 
 /// The running loop. Ends when this is dropped, without leaving the region.
@@ -201,17 +125,7 @@ impl Members {
             stopped,
             ended: Arc::clone(&ended),
         };
-        let panicked = Arc::clone(&ended);
-        tasks.spawn(NAME, async move {
-            if background::contained_task(NAME, driver.run())
-                .await
-                .is_none()
-            {
-                // The lease ends within seconds, and the other nodes take over.
-                tracing::error!("this node stops: its membership has ended");
-                panicked.notify_one();
-            }
-        });
+        tasks.spawn(NAME, driver.run_contained(Arc::clone(&ended)));
         Ok(Self {
             inputs: sender,
             stopped: stop,
@@ -353,6 +267,15 @@ struct MembershipLoop {
 }
 
 impl MembershipLoop {
+    /// Runs, and notifies `panicked` after a panic.
+    async fn run_contained(self, panicked: Arc<Notify>) {
+        if background::contained_task(NAME, self.run()).await.is_none() {
+            // The lease ends within seconds, and the other nodes take over.
+            tracing::error!("this node stops: its membership has ended");
+            panicked.notify_one();
+        }
+    }
+
     async fn run(mut self) {
         let tasks = self.tasks.clone();
         let mut next = None;
@@ -650,56 +573,4 @@ fn log_view(view: &View) {
         moving = view.is_moving(),
         "members of the region"
     );
-}
-
-/// Views that not all workers use yet, the oldest first.
-struct Publications {
-    next: u64,
-    sender: UnboundedSender<ViewApplied>,
-    applied: UnboundedReceiver<ViewApplied>,
-    open: VecDeque<Publication>,
-}
-
-struct Publication {
-    number: u64,
-    view: Arc<View>,
-    /// Workers that do not use it yet. One that starts again uses it a second time.
-    waiting: BTreeSet<usize>,
-}
-
-impl Publications {
-    fn new() -> Self {
-        let (sender, applied) = unbounded_channel();
-        Self {
-            next: 1,
-            sender,
-            applied,
-            open: VecDeque::new(),
-        }
-    }
-
-    /// Returns the number of the publication, and where the workers answer.
-    fn begin(&mut self, view: Arc<View>, workers: usize) -> (u64, UnboundedSender<ViewApplied>) {
-        let number = self.next;
-        self.next += 1;
-        self.open.push_back(Publication {
-            number,
-            view,
-            waiting: (0..workers).collect(),
-        });
-        (number, self.sender.clone())
-    }
-
-    /// A worker uses the view with this number. Returns the view, and whether all workers use it now.
-    fn applied(&mut self, number: u64, worker: WorkerId) -> Option<(Arc<View>, bool)> {
-        let publication = self.open.iter_mut().find(|open| open.number == number)?;
-        publication.waiting.remove(&worker.0);
-        let view = Arc::clone(&publication.view);
-        let is_last = publication.waiting.is_empty();
-        if is_last {
-            // Each worker uses views in order.
-            self.open.retain(|open| open.number > number);
-        }
-        Some((view, is_last))
-    }
 }

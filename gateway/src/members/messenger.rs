@@ -12,8 +12,9 @@ use gw_shared::text::printable;
 use http::{Request, Response, StatusCode};
 
 use super::acknowledgment;
-use super::driver::{Delivery, RegionInputs};
+use super::inputs::RegionInputs;
 use super::messages::StateMessage;
+use super::outbox::Delivery;
 use crate::background::Tasks;
 use crate::cluster::{NodeCallError, NodeClient};
 use crate::control::Control;

@@ -4,16 +4,19 @@
 mod acknowledgment;
 mod clock_gate;
 mod driver;
+mod inputs;
 mod messages;
 mod messenger;
 mod node_file;
 mod outbox;
 mod pending;
 mod probes;
+mod publications;
 mod refusals;
 
 pub(crate) use acknowledgment::{WITHIN as CHANGED_WITHIN, nodes_behind};
-pub(crate) use driver::{Members, MembersSetup, RegionInputs};
+pub(crate) use driver::{Members, MembersSetup};
+pub(crate) use inputs::RegionInputs;
 pub(crate) use messages::CarriedNode;
 pub(crate) use messenger::routes;
 pub(crate) use pending::OtherNodes;

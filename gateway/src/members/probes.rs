@@ -24,7 +24,7 @@ use bytes::Bytes;
 use http::Request;
 use tokio::time::{sleep, timeout};
 
-use super::driver::RegionInputs;
+use super::inputs::RegionInputs;
 use crate::background::Tasks;
 use crate::cluster::{NodeCallError, NodeClient};
 use crate::control::{Control, LostNode};
