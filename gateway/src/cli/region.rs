@@ -123,20 +123,7 @@ impl RegionCommand {
                     config.display()
                 ))
             }
-            Self::Status { config, json: true } => {
-                let status = region::status(&load(&config)?)?;
-                let mut status = serde_json::to_value(&status).map_err(Failure::run)?;
-                ThisNode::ask(&config).add_to(&mut status);
-                say(format_args!("{}", escaped_json(&status.to_string())))
-            }
-            Self::Status {
-                config,
-                json: false,
-            } => {
-                let status = region::status(&load(&config)?)?;
-                let node = ThisNode::ask(&config);
-                print(write_status(&mut out, &status).and_then(|()| node.write(&mut out)))
-            }
+            Self::Status { config, json } => show_status(&config, json),
             Self::Drain {
                 config,
                 no_wait,
@@ -212,6 +199,18 @@ fn write_facts(out: &mut impl Write, facts: &[(&str, String)]) -> io::Result<()>
         .map(|(label, value)| vec![format!("  {label}"), value.clone()])
         .collect();
     table::write(out, &rows)
+}
+
+fn show_status(config: &Path, json: bool) -> Result<(), Failure> {
+    let status = region::status(&load(config)?)?;
+    let node = ThisNode::ask(config);
+    if !json {
+        let mut out = io::stdout();
+        return print(write_status(&mut out, &status).and_then(|()| node.write(&mut out)));
+    }
+    let mut status = serde_json::to_value(&status).map_err(Failure::run)?;
+    node.add_to(&mut status);
+    say(format_args!("{}", escaped_json(&status.to_string())))
 }
 
 fn write_created(out: &mut impl Write, created: &Created, config: &Path) -> io::Result<()> {

@@ -108,15 +108,21 @@ impl Control {
             applied,
             workers,
         };
-        if let Err(error) = control.maintain(Timestamp::now()) {
-            // Maintenance can wait, for example on a full disk. Without any signing key, however, no token can be
-            // issued.
-            if control.state().records.signing_keys.is_empty() {
-                return Err(error);
-            }
-            tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
-        }
+        control.maintain_at_start()?;
         Ok(control)
+    }
+
+    /// Maintains the records. Maintenance can wait, for example on a full disk; without any signing key, however, no token can
+    /// be issued.
+    fn maintain_at_start(&self) -> Result<(), ControlError> {
+        match self.maintain(Timestamp::now()) {
+            Err(error) if self.state().records.signing_keys.is_empty() => Err(error),
+            Err(error) => {
+                tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 }
 

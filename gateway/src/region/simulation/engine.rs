@@ -132,11 +132,10 @@ impl FakeEngine {
                 let Some(row) = self.row(slot, session).filter(|row| !row.state.is_over()) else {
                     return false;
                 };
-                let is_later = beat > row.beat;
-                row.beat = row.beat.max(beat);
                 row.acknowledged = row.acknowledged.max(acknowledged);
                 row.applied_revision = row.applied_revision.max(applied_revision);
-                if is_later {
+                if beat > row.beat {
+                    row.beat = beat;
                     self.beaten.insert(session, (beat, now));
                 }
                 true

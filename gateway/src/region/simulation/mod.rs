@@ -9,6 +9,7 @@ mod model_scenarios;
 pub(crate) mod random;
 mod scenarios;
 mod schedule;
+mod setup;
 mod world;
 
 use std::time::Duration;

@@ -33,6 +33,17 @@ fn documented() -> Vec<Vec<u8>> {
         .collect()
 }
 
+fn request_of_example() -> OutboundRequest {
+    OutboundRequest {
+        method: Method::GET,
+        target: PathAndQuery::from_static("/a?b=1"),
+        authority: Authority::from_static("acme--api.eu1.example.com"),
+        headers: Fields::from_iter([(ACCEPT, HeaderValue::from_static("*/*"))]),
+        framing: Framing::None,
+        upgrade: None,
+    }
+}
+
 #[test]
 fn the_documented_example_is_what_both_ends_send() {
     let [hello, request, response] = documented().try_into().unwrap();
@@ -43,14 +54,7 @@ fn the_documented_example_is_what_both_ends_send() {
     assert_eq!(sent, hello);
     gateway.receive(&hello).unwrap();
 
-    let outbound = OutboundRequest {
-        method: Method::GET,
-        target: PathAndQuery::from_static("/a?b=1"),
-        authority: Authority::from_static("acme--api.eu1.example.com"),
-        headers: Fields::from_iter([(ACCEPT, HeaderValue::from_static("*/*"))]),
-        framing: Framing::None,
-        upgrade: None,
-    };
+    let outbound = request_of_example();
     let key = gateway
         .open(512 * 1024, !outbound.has_body(), |out| outbound.write(out))
         .unwrap();
