@@ -158,7 +158,7 @@ impl AgentReleases {
                     loaded.push(program);
                 }
                 Err(error) => {
-                    tracing::error!(file = %path.display(), %error, "a program for agents is not offered")
+                    tracing::error!(file = %path.display(), %error, "a program for agents is not offered");
                 }
             }
         }

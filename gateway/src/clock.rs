@@ -216,7 +216,7 @@ impl ClockWatch {
                 reading.difference()
             ),
             (true, false) => {
-                tracing::info!("the clock of this machine agrees with that of PostgreSQL again")
+                tracing::info!("the clock of this machine agrees with that of PostgreSQL again");
             }
             _ => {}
         }

@@ -419,7 +419,7 @@ impl Error {
         }
         match self {
             Self::MethodNotAllowed(allowed) => {
-                drop(headers.insert(header::ALLOW, HeaderValue::from_static(allowed)))
+                drop(headers.insert(header::ALLOW, HeaderValue::from_static(allowed)));
             }
             Self::AgentChallenge { challenge } => {
                 let field = handshake::challenge_field(challenge);

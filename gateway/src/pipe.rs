@@ -129,9 +129,9 @@ impl Wake {
     /// Wakes the task; called on its own worker.
     pub(crate) fn deliver(self) {
         if self.receiver {
-            self.shared.receiver.waker.wake()
+            self.shared.receiver.waker.wake();
         } else {
-            self.shared.sender.waker.wake()
+            self.shared.sender.waker.wake();
         }
     }
 }

@@ -120,7 +120,7 @@ fn with_relay(backend: &Backend, slots: Option<u32>, test: impl FnOnce(&Demo, &s
         ..Options::default()
     };
     with_demo(&options, |demo| {
-        test(demo, &serde_json::to_string(&demo.about).unwrap())
+        test(demo, &serde_json::to_string(&demo.about).unwrap());
     });
 }
 
@@ -128,7 +128,7 @@ fn with_relay(backend: &Backend, slots: Option<u32>, test: impl FnOnce(&Demo, &s
 fn through_the_relay(program: &str, slots: Option<u32>) {
     let backend = Backend::start(python(program).arg("serve"));
     with_relay(&backend, slots, |_, about| {
-        run(python(program).args(["call", about]))
+        run(python(program).args(["call", about]));
     });
 }
 
@@ -193,7 +193,7 @@ fn websocket_protocol_errors_match_a_direct_connection() {
     }
     let backend = Backend::start(python("websocket_cases.py").arg("serve"));
     with_relay(&backend, None, |_, about| {
-        run(python("websocket_cases.py").args(["call", about, &backend.url]))
+        run(python("websocket_cases.py").args(["call", about, &backend.url]));
     });
 }
 

@@ -75,7 +75,7 @@ pub(crate) async fn serve(
         // Peers that disconnect end their echo, with or without an error.
         echoes.push(match style {
             Style::Readiness => monoio::spawn(async move {
-                drop(echo_when_ready(Socket::new(stream).unwrap(), &meter).await)
+                drop(echo_when_ready(Socket::new(stream).unwrap(), &meter).await);
             }),
             Style::Completion => {
                 monoio::spawn(async move { drop(echo_what_completes(stream, &meter).await) })

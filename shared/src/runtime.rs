@@ -88,7 +88,7 @@ impl Driver {
         match self {
             Self::IoUring(_) => tracing::info!(driver = %self, kernel, "reactor"),
             Self::Epoll { .. } => {
-                tracing::warn!(driver = %self, kernel, "reactor: slower than io_uring")
+                tracing::warn!(driver = %self, kernel, "reactor: slower than io_uring");
             }
         }
     }

@@ -101,7 +101,7 @@ fn requests(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
     let mut each = |name, help, value: fn(&Counts) -> u64| {
         let mut family = out.family(name, Kind::Counter, help);
         services.iter().for_each(|(name, service)| {
-            family.sample(&[("service", name)], value(&service.counts))
+            family.sample(&[("service", name)], value(&service.counts));
         });
     };
     each(
@@ -129,7 +129,7 @@ fn requests(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
     let help = "Time from a connection to the backend to the head of its response.";
     let mut family = out.family("gw_agent_backend_first_byte_seconds", Kind::Histogram, help);
     services.iter().for_each(|(name, service)| {
-        family.histogram(&[("service", name)], &service.counts.first_byte())
+        family.histogram(&[("service", name)], &service.counts.first_byte());
     });
 }
 

@@ -219,7 +219,7 @@ impl Backends {
             let parsed = ServerName::try_from(name.to_owned());
             parsed
                 .map_err(|_| {
-                    mistakes.push(format!("{key}.server_name: {name:?} is not a host name"))
+                    mistakes.push(format!("{key}.server_name: {name:?} is not a host name"));
                 })
                 .ok()
         });

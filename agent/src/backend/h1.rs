@@ -183,7 +183,7 @@ impl Http1Connection {
         match received {
             // The backend may keep the rest until the beginning is acknowledged.
             Poll::Pending if self.answered.get() && !self.is_upgraded.get() => {
-                self.acknowledger.acknowledge()
+                self.acknowledger.acknowledge();
             }
             Poll::Ready(Ok(1..)) => self.answered.set(true),
             _ => {}

@@ -260,7 +260,7 @@ impl Pool {
                 "the backend is down: its health check fails; requests go to others until it succeeds again"
             ),
             Err(error) => {
-                tracing::debug!(service, %backend, %error, "the health check of the backend failed")
+                tracing::debug!(service, %backend, %error, "the health check of the backend failed");
             }
             Ok(()) if before.is_failing() && !now.is_failing() => {
                 tracing::info!(service, %backend, "the backend is up again");

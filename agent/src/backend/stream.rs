@@ -117,7 +117,7 @@ impl AsyncWrite for BackendStream {
             Self::Plain(socket) => loop {
                 match socket.try_send(pieces) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        ready!(socket.poll_writable(cx))?
+                        ready!(socket.poll_writable(cx))?;
                     }
                     result => return Poll::Ready(result),
                 }

@@ -453,7 +453,7 @@ pub(crate) async fn final_head(
         budget.take(head.status, &mut headers).map_err(invalid)?;
         sender
             .send_head(Kind::Interim, false, |out| {
-                head::write_interim(out, head.status, &headers)
+                head::write_interim(out, head.status, &headers);
             })
             .map_err(|_| ExchangeError::Reset)?;
     }

@@ -372,13 +372,13 @@ mod tests {
             .block_on(async {
                 let (refused, ()) =
                     futures_util::join!(certificates.renew_if_due(0.5, &mut key), async {
-                        answer(true)
+                        answer(true);
                     });
                 assert!(matches!(refused, Err(RenewalError::Refused(_))));
                 assert!(key.is_some(), "the key is kept for the next attempt");
                 let (renewed, ()) =
                     futures_util::join!(certificates.renew_if_due(0.5, &mut key), async {
-                        answer(false)
+                        answer(false);
                     });
                 assert!(matches!(renewed, Ok(RenewalOutcome::Renewed(_))));
                 assert!(matches!(

@@ -64,7 +64,7 @@ impl MessageReceiver {
             match serde_json::from_str(&line) {
                 Ok(message) => return Some(message),
                 Err(error) => {
-                    tracing::debug!(%error, "ignoring a message between the agent's processes")
+                    tracing::debug!(%error, "ignoring a message between the agent's processes");
                 }
             }
         }

@@ -208,7 +208,7 @@ impl Supervision {
                 self.promote();
             }
             (AgentEvent::Connected, _) if worker == self.current.worker => {
-                self.current.is_connected = true
+                self.current.is_connected = true;
             }
             (AgentEvent::Update { program }, _) if worker == self.current.worker => {
                 self.next_update = Some(program);

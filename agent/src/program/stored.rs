@@ -258,7 +258,7 @@ mod tests {
             ReservedFile::new(&state, &program)
                 .unwrap()
                 .store(b"program")
-                .unwrap()
+                .unwrap();
         };
         write();
         assert_eq!(

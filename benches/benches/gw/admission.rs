@@ -79,13 +79,13 @@ pub(crate) fn benches(criterion: &mut Criterion) {
     );
     assert!(check(&good, &mut tokens) && !check(&wrong, &mut tokens) && check(&token, &mut tokens));
     group.bench_function("service key, right", |bencher| {
-        bencher.iter(|| check(&good, &mut tokens))
+        bencher.iter(|| check(&good, &mut tokens));
     });
     group.bench_function("service key, wrong secret", |bencher| {
-        bencher.iter(|| check(&wrong, &mut tokens))
+        bencher.iter(|| check(&wrong, &mut tokens));
     });
     group.bench_function("token, verified before", |bencher| {
-        bencher.iter(|| check(&token, &mut tokens))
+        bencher.iter(|| check(&token, &mut tokens));
     });
     group.bench_function("token, new", |bencher| {
         bencher.iter_batched_ref(
@@ -95,7 +95,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
         );
     });
     group.bench_function("token, minted", |bencher| {
-        bencher.iter(|| world.token(Timestamp::now()))
+        bencher.iter(|| world.token(Timestamp::now()));
     });
     group.finish();
 }

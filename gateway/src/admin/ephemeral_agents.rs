@@ -31,12 +31,7 @@ pub(super) async fn keep_deleting(admin: Admin) {
 impl Admin {
     async fn sweep(&self) -> Result<(), Panicked> {
         let is_first = is_first_node(self.control.local_node().placement().as_deref());
-        if !is_first
-            || !self
-                .clone()
-                .run(|control| ephemeral_agents::exist(control))
-                .await?
-        {
+        if !is_first || !self.clone().run(ephemeral_agents::exist).await? {
             return Ok(());
         }
         let Some(connected) = connected(&self.live(LiveQuery::default()).await?) else {

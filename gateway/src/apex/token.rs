@@ -355,10 +355,10 @@ impl Denial {
                 );
             }
             Self::RateLimited { seconds } => {
-                drop(headers.insert(header::RETRY_AFTER, HeaderValue::from(*seconds)))
+                drop(headers.insert(header::RETRY_AFTER, HeaderValue::from(*seconds)));
             }
             Self::MethodNotAllowed => {
-                drop(headers.insert(header::ALLOW, HeaderValue::from_static("POST")))
+                drop(headers.insert(header::ALLOW, HeaderValue::from_static("POST")));
             }
             Self::Unavailable(_) => drop(headers.insert(header::RETRY_AFTER, HeaderValue::from(1))),
             _ => {}

@@ -174,26 +174,26 @@ fn archives_with_other_contents_are_refused() {
         ("it has no agent-ca.key", &|files| drop(files.remove(1))),
         ("it has no gw.sqlite", &|files| drop(files.pop())),
         ("its first file is agent-ca.key", &|files| {
-            drop(files.remove(0))
+            drop(files.remove(0));
         }),
         ("it has agent-ca.crt twice", &|files| {
-            files.push(files[2].clone())
+            files.push(files[2].clone());
         }),
         ("\"passwd\" is not a file of a backup", &|files| {
-            files.push(("passwd".into(), Vec::new()))
+            files.push(("passwd".into(), Vec::new()));
         }),
         ("\"requests/x\" is not a file", &|files| {
-            files.push(("requests/x".into(), Vec::new()))
+            files.push(("requests/x".into(), Vec::new()));
         }),
         ("admin.token has 65537 bytes", &|files| {
-            files.push(("admin.token".into(), vec![b'x'; 65_537]))
+            files.push(("admin.token".into(), vec![b'x'; 65_537]));
         }),
         ("backup.json: ", &|files| files[0].1 = b"{}".to_vec()),
         ("agent-ca.crt and agent-ca.key: does not match", &|files| {
-            files[1].1 = other.read("agent-ca.key")
+            files[1].1 = other.read("agent-ca.key");
         }),
         ("file is not a database", &|files| {
-            files[3].1 = vec![b'x'; 4096]
+            files[3].1 = vec![b'x'; 4096];
         }),
         ("it has format 2", &|files| {
             files[0].1 = String::from_utf8(files[0].1.clone())

@@ -50,7 +50,7 @@ impl BackupArguments {
             let mut out = BufWriter::with_capacity(CHUNK, io::stdout().lock());
             let name = Path::new("standard output");
             copy(&self.connection, &mut out, name, &interrupt)?;
-            return out.flush().map_err(not_written);
+            return out.flush().map_err(|error| not_written(&error));
         }
         let bytes = self.write_file(&interrupt)?;
         let name = self.file.display();
@@ -61,7 +61,7 @@ impl BackupArguments {
                 "Written: {name}, {bytes} bytes, with private keys in it. Encrypt copies of it."
             )
         };
-        writeln!(io::stdout(), "{told}").map_err(not_written)
+        writeln!(io::stdout(), "{told}").map_err(|error| not_written(&error))
     }
 
     /// Writes the backup to the file; returns its length in bytes.
@@ -110,7 +110,7 @@ impl BackupArguments {
     }
 }
 
-fn not_written(error: io::Error) -> Failure {
+fn not_written(error: &io::Error) -> Failure {
     Failure::Run(format!("standard output: {error}"))
 }
 
@@ -219,6 +219,6 @@ impl RestoreArguments {
             config.data_dir.display(),
             path.display()
         );
-        told.map_err(not_written)
+        told.map_err(|error| not_written(&error))
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
         .and_then(|reply| reply.parse::<WarningsView>())
     {
         Err(error) if error.is_connection_refused() => {
-            out.ok(CHECK, not_checked("the gateway does not run"))
+            out.ok(CHECK, not_checked("the gateway does not run"));
         }
         Err(error) => out.ok(CHECK, not_checked(&error.to_string())),
         Ok(WarningsView { items, .. }) if items.is_empty() => {

@@ -101,7 +101,7 @@ impl World {
         let node = world.local_node(0, 100);
         tokio::spawn(async move {
             serve(&mut waiting, node, router, limits, async {
-                drop(stopped.await)
+                drop(stopped.await);
             })
             .await;
         });

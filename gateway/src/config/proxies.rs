@@ -22,7 +22,7 @@ pub(super) fn trusted_proxies(keys: &mut Keys<'_>) -> Option<TrustedProxies> {
                 parsed
                     .map_err(|expected| {
                         keys.errors
-                            .push(format!("{name}: {element} is not {expected}"))
+                            .push(format!("{name}: {element} is not {expected}"));
                     })
                     .ok()
             }

@@ -168,7 +168,7 @@ impl Ingress {
         };
         match beginning {
             Beginning::Tunnel(announced) => {
-                self.take_spliced(&nodes, announced, greeting, guard).await
+                self.take_spliced(&nodes, announced, greeting, guard).await;
             }
             Beginning::Tls if offers(&greeting.hello, ALPN_CONTROL) => {
                 drop(guard);

@@ -109,7 +109,7 @@ impl<'a> Direction<'a> {
                 match self.to.try_send(&[IoSlice::new(&self.waiting)]) {
                     Ok(sent) => self.waiting.advance(sent),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        ready!(self.to.poll_writable(cx))?
+                        ready!(self.to.poll_writable(cx))?;
                     }
                     Err(error) => return Poll::Ready(Err(error)),
                 }

@@ -351,7 +351,7 @@ impl MembershipLoop {
                  restore, stop all nodes, then start them"
             ),
             (true, false) => {
-                tracing::info!("PostgreSQL has the members that this node knows again")
+                tracing::info!("PostgreSQL has the members that this node knows again");
             }
             _ => {}
         }

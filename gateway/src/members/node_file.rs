@@ -71,7 +71,7 @@ impl NodeFile {
         match written.and_then(|json| files::write_private(&self.path, &json)) {
             Ok(()) => self.contents = Some(contents),
             Err(error) => {
-                tracing::error!(path = %self.path.display(), %error, "cannot store the slot of this node")
+                tracing::error!(path = %self.path.display(), %error, "cannot store the slot of this node");
             }
         }
     }

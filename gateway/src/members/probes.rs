@@ -300,7 +300,7 @@ async fn probe(client: &NodeClient, to: &Member) -> Option<ProbeVerdict> {
             match client.send_on_new_connection(to, request, WITHIN).await {
                 // A route can come back: it is an answer only when the time is up.
                 Err(NodeCallError::Io(error)) if is_without_route(&error) => {
-                    sleep(ROUTE_AGAIN).await
+                    sleep(ROUTE_AGAIN).await;
                 }
                 answer => return verdict(to, answer.err().as_ref()),
             }

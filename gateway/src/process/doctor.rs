@@ -272,7 +272,7 @@ fn port(
             );
         }
         Some((_, error)) => {
-            out.failed(check, format!("{address}: {error}"), advice(address, error))
+            out.failed(check, format!("{address}: {error}"), advice(address, error));
         }
     }
 }

@@ -427,7 +427,7 @@ impl Gateway {
         match self.control.reload_certificates() {
             Ok(()) => tracing::info!("certificates reloaded"),
             Err(error) => {
-                tracing::error!(%error, "cannot reload a certificate: the old one stays in use")
+                tracing::error!(%error, "cannot reload a certificate: the old one stays in use");
             }
         }
     }

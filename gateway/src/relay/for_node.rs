@@ -150,7 +150,7 @@ async fn serve(
     if is_announced {
         // The other node may send the body. Fails if it has reset the stream, which cancels the request.
         let _ = sender.send_head(Kind::Interim, false, |out| {
-            wire::write_notice(out, &Progress::default())
+            wire::write_notice(out, &Progress::default());
         });
     }
     let body = match (has_body, is_upgrade) {
@@ -288,7 +288,7 @@ fn refuse(
 ) {
     // Fails only if the stream is closed, in which case the caller is gone.
     let _ = sender.send_head(Kind::Refused, true, |out| {
-        wire::write_refusal(out, timing, refused)
+        wire::write_refusal(out, timing, refused);
     });
 }
 
@@ -348,7 +348,7 @@ impl LinkSink<'_> {
             if !self.progress.failed_attempts.is_empty() {
                 // Fails as the refusal.
                 let _ = self.sender.send_head(Kind::Interim, false, |out| {
-                    wire::write_notice(out, &self.progress)
+                    wire::write_notice(out, &self.progress);
                 });
             }
             refuse(self.sender, self.progress.timing, &Refused::Error(error));
@@ -375,7 +375,7 @@ impl ResponseSink for LinkSink<'_> {
     async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         if self.progress.opened().is_some() {
             self.sender.send_head(Kind::Interim, false, |out| {
-                wire::write_notice(out, &self.progress)
+                wire::write_notice(out, &self.progress);
             })?;
         }
         self.begun = true;

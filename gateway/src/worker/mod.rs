@@ -294,16 +294,16 @@ impl Worker {
     fn handle(&self, message: WorkerMessage) {
         match message {
             WorkerMessage::Connection(connection) => {
-                runtime::spawn(Rc::clone(&self.ingress).take_over(*connection))
+                runtime::spawn(Rc::clone(&self.ingress).take_over(*connection));
             }
             WorkerMessage::Relay(request) => relay::serve_for_worker(&self.upstream, *request),
             WorkerMessage::Replay(replay) => {
-                runtime::spawn(Rc::clone(&self.router.relay).replay(*replay))
+                runtime::spawn(Rc::clone(&self.router.relay).replay(*replay));
             }
             WorkerMessage::Wake(wake) => wake.deliver(),
             WorkerMessage::Directory(directory) => self.use_directory(directory),
             WorkerMessage::RecordsRead(began) => {
-                self.tunnels.freeze.records_were_read(began, Instant::now())
+                self.tunnels.freeze.records_were_read(began, Instant::now());
             }
             WorkerMessage::ChargeApex(charge) => self.router.apex.limits.serve(*charge),
             WorkerMessage::View(new) => self.use_view(*new),
@@ -359,12 +359,12 @@ impl Worker {
                 drop(succeeded.levels.try_send(levels));
             }
             WorkerMessage::ReportLevels(reply) => {
-                drop(reply.try_send(self.buckets.borrow().levels(Instant::now())))
+                drop(reply.try_send(self.buckets.borrow().levels(Instant::now())));
             }
             WorkerMessage::ReportQuiet(reply) => drop(reply.try_send(self.is_quiet())),
             WorkerMessage::EndQuiet => self.connections.end_quiet(Instant::now()),
             WorkerMessage::Scrape(scrape) => {
-                drop(scrape.reply.try_send(self.report(scrape.with_services)))
+                drop(scrape.reply.try_send(self.report(scrape.with_services)));
             }
             WorkerMessage::Drain { successor } => self.drain(successor),
             WorkerMessage::End => {

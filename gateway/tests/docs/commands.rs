@@ -98,7 +98,7 @@ fn every_block_with_commands_is_run_or_checked() {
             let at = format!("{page}:{}", block.line);
             match block.info.as_str() {
                 "sh" | "console" if !RUN.contains(&&*page) => {
-                    wrong.push(format!("{at}: no test runs this page"))
+                    wrong.push(format!("{at}: no test runs this page"));
                 }
                 "sh" | "console" | "sh norun" | "text usage" | "toml" | "ini" | "json" | "yaml" => {
                 }

@@ -21,7 +21,7 @@ pub(crate) fn split(page: &str) -> (Vec<(usize, &str)>, Vec<Block>) {
         let rest = line.trim_start();
         match &mut open {
             Some((fence, _)) if rest.trim_end() == *fence => {
-                blocks.extend(open.take().map(|(_, block)| block))
+                blocks.extend(open.take().map(|(_, block)| block));
             }
             Some((_, block)) => {
                 block.text.push_str(line);

@@ -45,7 +45,7 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
     let demo = Demo::start(&Options {
         data_dir: Some(folder.path().to_owned()),
         adjust: |config| {
-            config.access_log = Some(AccessLogTarget::File(config.data_dir.join("access.jsonl")))
+            config.access_log = Some(AccessLogTarget::File(config.data_dir.join("access.jsonl")));
         },
         ..options(Some(backend::answering(
             "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",

@@ -132,7 +132,7 @@ fn abort_all(allowed: bool) {
 
     let Served { mut process, .. } = serve();
     abort("the gateway", process.id(), folder, allowed, token, || {
-        assert_eq!(process.exit_code(), None)
+        assert_eq!(process.exit_code(), None);
     });
 
     let Served {

@@ -227,7 +227,7 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
         };
         match entry["action"].as_str().unwrap() {
             "service.create" => {
-                assert!(logged.0.insert(service()) || logged.1.contains(&service()))
+                assert!(logged.0.insert(service()) || logged.1.contains(&service()));
             }
             "service.delete" => drop(logged.1.insert(service())),
             "service_key.create" => assert!(key_ids.contains(target)),

@@ -75,7 +75,7 @@ fn demo_with_high_limits() -> Demo {
 #[test]
 fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other() {
     let adjust = |config: &mut gw_gateway::config::Config| {
-        config.enrollment_requests = Rate::new(8, 1).unwrap()
+        config.enrollment_requests = Rate::new(8, 1).unwrap();
     };
     let demo = Demo::start(&Options {
         adjust,

@@ -214,7 +214,7 @@ fn relaying_goes_on_while_postgresql_is_away() {
     // A copy is at most some seconds old; the next one has all records.
     let written = || fs::metadata(&copy).unwrap().modified().unwrap();
     let first = written();
-    let _ = setup::service(node.gateway.control(), "demo", "other");
+    setup::service(node.gateway.control(), "demo", "other");
     eventually("a later copy is written", || {
         (written() > first).then_some(())
     });

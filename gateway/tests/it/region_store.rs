@@ -425,7 +425,7 @@ fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
                                 break;
                             }
                             Err(StoreError::Stale) => {
-                                position = store.load().map_or(position, |all| all.position)
+                                position = store.load().map_or(position, |all| all.position);
                             }
                             Err(StoreError::Unavailable(_)) => {
                                 unknown.fetch_add(1, Ordering::Relaxed);

@@ -13,7 +13,7 @@ const BODY: &str = "Content-Length: 2\r\n\r\nhi";
 fn bodies_of_requests_that_reached_the_backend_are_captured() {
     let (_closed, address) = backend::refusing();
     let no_tls = backend::start(|mut peer| {
-        peer.send("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        peer.send("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
     });
     let answer = |answer: &'static str| {
         backend::start(move |mut peer| {

@@ -152,9 +152,9 @@ fn call_all(gateways: &[About], callers: usize, backends: &[&Recording]) {
                 scope.spawn(|| {
                     let caller = next.fetch_add(1, Ordering::Relaxed);
                     if caller.is_multiple_of(2) {
-                        call(about, caller)
+                        call(about, caller);
                     } else {
-                        call_by_http2(about, caller)
+                        call_by_http2(about, caller);
                     }
                 });
             }

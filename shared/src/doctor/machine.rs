@@ -213,7 +213,7 @@ fn free_space(out: &mut Examination, check: &str, name: &str, bytes: u64) {
             );
         }
         SPACE_FAILED..SPACE_WARNING => {
-            out.warning(check, found, "free some space before the disk is full")
+            out.warning(check, found, "free some space before the disk is full");
         }
         _ => out.ok(check, found),
     }

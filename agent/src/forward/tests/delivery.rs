@@ -181,7 +181,7 @@ fn a_request_that_is_refused_unsent_gets_no_notice() {
         let exchange = gateway.send(awaiting(post(Framing::Length(5))));
         match exchange.down.receive().await.unwrap() {
             ReceivedPart::Head(Kind::Refused, payload) => {
-                assert!(head::parse_refusal(payload).unwrap().unsent)
+                assert!(head::parse_refusal(payload).unwrap().unsent);
             }
             other => panic!("{other:?}"),
         }

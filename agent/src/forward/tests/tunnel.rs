@@ -90,7 +90,7 @@ impl Gateway {
         let (up, down) = self
             .0
             .open(window::FIRST as usize, !request.has_body(), |out| {
-                request.write(out)
+                request.write(out);
             })
             .unwrap();
         Exchange {

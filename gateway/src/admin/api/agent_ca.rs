@@ -168,10 +168,7 @@ async fn view(admin: &Admin) -> Result<AgentCaView, Problem> {
             ..LiveQuery::default()
         })
         .await?;
-    let mut view = admin
-        .clone()
-        .ask(|control| authority::show(control))
-        .await?;
+    let mut view = admin.clone().ask(authority::show).await?;
     view.tunnels_left = live
         .nodes()
         .map(|node| node.tunnels_of_another_authority)

@@ -61,7 +61,7 @@ impl Admin {
         let path = format!("/v1/requests/{id}");
         let slot = id.node_slot();
         let mut rest: Vec<Member> = placement.others().cloned().collect();
-        let mut missing: _ = Vec::new();
+        let mut missing = Vec::new();
         if slot != placement.here().get() {
             let at = rest.iter().position(|node| node.slot.get() == slot);
             match at.map(|at| rest.swap_remove(at)) {

@@ -51,7 +51,7 @@ impl Site {
                     memory: memory(),
                     listener,
                 })
-                .await
+                .await;
             })
             .unwrap();
     }

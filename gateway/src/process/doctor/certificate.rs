@@ -27,7 +27,7 @@ pub(super) fn pair_of_files(
         certificate::read_key(key),
     ) {
         (Ok(chain), Ok(key)) => {
-            server_certificate(out, check, keys, &chain, &key, region, Timestamp::now())
+            server_certificate(out, check, keys, &chain, &key, region, Timestamp::now());
         }
         (chain, private_key) => {
             let chain = chain
@@ -196,7 +196,7 @@ mod tests {
                     &key,
                     Some(region),
                     now,
-                )
+                );
             })
             .into_values()
             .collect::<Vec<_>>()

@@ -269,7 +269,7 @@ fn clock(out: &mut Examination, difference: Result<ClockDifference, StoreError>)
             );
         }
         Ok(difference) if difference.is_allowed() => {
-            out.warning(CHECK, difference.to_string(), ADVICE)
+            out.warning(CHECK, difference.to_string(), ADVICE);
         }
         Ok(difference) => {
             let most = DIFFERENCE_MAX.as_secs();
@@ -451,7 +451,7 @@ mod tests {
             ),
         ] {
             let found = finding("store: standby", |out| {
-                standby(out, &state(replication, standbys))
+                standby(out, &state(replication, standbys));
             });
             assert_eq!(found.verdict, verdict, "{replication:?}");
             assert!(found.found.contains(words), "{}", found.found);
@@ -540,7 +540,7 @@ mod tests {
     #[test]
     fn lost_notifications_are_a_connection_pool() {
         let found = finding("store: notifications", |out| {
-            assert!(!notifications(out, Ok(false)))
+            assert!(!notifications(out, Ok(false)));
         });
         assert_eq!(found.verdict, Verdict::Failed);
         assert!(
@@ -548,7 +548,7 @@ mod tests {
                 && found.advice.unwrap().contains("pool_mode = session")
         );
         let found = finding("store: notifications", |out| {
-            assert!(notifications(out, Ok(true)))
+            assert!(notifications(out, Ok(true)));
         });
         assert_eq!(found.verdict, Verdict::Ok);
     }

@@ -67,7 +67,7 @@ impl Channel {
             .by_ref()
             .take(LINE_MAX - partial.len() as u64)
             .read_until(b'\n', partial)?;
-        TakeoverMessage::of_line(std::mem::take(partial))
+        TakeoverMessage::of_line(&std::mem::take(partial))
     }
 
     /// Receives a message of the kind of `expected`.
@@ -103,7 +103,7 @@ impl MessageReader {
         let Self { reader, partial } = self;
         let most = LINE_MAX - partial.len() as u64;
         reader.take(most).read_until(b'\n', partial).await?;
-        TakeoverMessage::of_line(std::mem::take(partial))
+        TakeoverMessage::of_line(&std::mem::take(partial))
     }
 }
 

@@ -64,7 +64,7 @@ impl TakeoverMessage {
     }
 
     /// Parses a line. Fails with its reason if it is an end.
-    pub(super) fn of_line(line: Vec<u8>) -> Result<Self, TakeoverError> {
+    pub(super) fn of_line(line: &[u8]) -> Result<Self, TakeoverError> {
         if !line.ends_with(b"\n") {
             let is_full = line.len() as u64 >= LINE_MAX;
             return Err(if is_full {
@@ -73,7 +73,7 @@ impl TakeoverMessage {
                 TakeoverError::Ended
             });
         }
-        match serde_json::from_slice(&line) {
+        match serde_json::from_slice(line) {
             Ok(Self::End { reason }) => Err(TakeoverError::Failed(reason)),
             Ok(message) => Ok(message),
             Err(error) => Err(TakeoverError::Unexpected(error.to_string())),

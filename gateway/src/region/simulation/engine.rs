@@ -88,7 +88,7 @@ impl FakeEngine {
         }
         match (self.mode, mode) {
             (EngineMode::Up, EngineMode::Down | EngineMode::SyncHung) => {
-                self.outage_start = Some(now)
+                self.outage_start = Some(now);
             }
             (EngineMode::Down | EngineMode::SyncHung, EngineMode::Up) => {
                 let start = self.outage_start.take().unwrap_or(now);

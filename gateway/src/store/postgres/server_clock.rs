@@ -25,7 +25,7 @@ impl PostgresStore {
             .note_newer_schema(Some(found).filter(|found| !schema::is_usable(*found)));
         match self.refuse_newer() {
             Err(error) if before.is_none() => {
-                tracing::error!(%error, "relaying goes on; changes are refused")
+                tracing::error!(%error, "relaying goes on; changes are refused");
             }
             _ => {}
         }

@@ -64,7 +64,7 @@ fn assert_framing(head: &[u8], framing: Framing) {
             );
         }
         ((lengths, codings), Framing::None | Framing::UntilClose) => {
-            assert!(lengths.is_empty() && codings.is_empty())
+            assert!(lengths.is_empty() && codings.is_empty());
         }
     }
 }

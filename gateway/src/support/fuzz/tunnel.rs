@@ -21,10 +21,10 @@ pub fn handshake(data: &[u8]) {
             );
             match checked.purpose {
                 Purpose::Tunnel => {
-                    assert_eq!(request.headers[header::UPGRADE], handshake::PROTOCOL)
+                    assert_eq!(request.headers[header::UPGRADE], handshake::PROTOCOL);
                 }
                 Purpose::Program(target) => {
-                    assert_eq!(request.target.path(), format!("{}{target}", program::PATH))
+                    assert_eq!(request.target.path(), format!("{}{target}", program::PATH));
                 }
             }
         }

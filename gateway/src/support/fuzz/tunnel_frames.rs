@@ -95,7 +95,7 @@ fn read(endpoint: &mut Endpoint, key: StreamKey) -> Received {
     {
         match part {
             Ok(ReceivedPart::Head(Kind::Trailers, lines)) => {
-                received.trailers.extend_from_slice(&lines)
+                received.trailers.extend_from_slice(&lines);
             }
             Ok(ReceivedPart::Head(_, head)) => received.heads.push(head.to_vec()),
             Ok(ReceivedPart::Data(data)) => received.body.extend_from_slice(&data),

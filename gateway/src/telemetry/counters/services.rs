@@ -266,7 +266,7 @@ pub(crate) fn write(out: &mut Exposition, services: &[ServiceReport]) {
         help,
     );
     services.iter().for_each(|service| {
-        family.histogram(&[("service", &service.label)], &service.stats.response_head)
+        family.histogram(&[("service", &service.label)], &service.stats.response_head);
     });
 }
 

@@ -166,12 +166,12 @@ impl SeriesFile {
             for (service, at, sums) in old(&transaction, step, before, COARSEN)? {
                 match serde_json::from_str(&sums) {
                     Ok(totals) if next.is_some() => {
-                        add(&transaction, service, at.div_euclid(to) * to, to, &totals)?
+                        add(&transaction, service, at.div_euclid(to) * to, to, &totals)?;
                     }
                     Ok(_) => {}
                     // A damaged point must not block the merging of all others.
                     Err(error) => {
-                        tracing::warn!(%error, service, at, "time series: a damaged point is deleted")
+                        tracing::warn!(%error, service, at, "time series: a damaged point is deleted");
                     }
                 }
                 transaction
@@ -293,7 +293,7 @@ mod tests {
         let mut found = BTreeMap::new();
         let selection = Selection::Service("acme--api".into());
         file.read(&selection, 0, i64::MAX, |at, totals| {
-            *found.entry(at).or_default() += totals.requests()
+            *found.entry(at).or_default() += totals.requests();
         })
         .unwrap();
         found

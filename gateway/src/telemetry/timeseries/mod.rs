@@ -128,7 +128,7 @@ impl Series {
         let mut counts = plan.zeros()?;
         if let Some(file) = &state.file {
             file.read(&selection, plan.since, plan.until, |at, totals| {
-                plan.count(&mut counts, at, &totals)
+                plan.count(&mut counts, at, &totals);
             })?;
         }
         for ((at, label), totals) in &state.pending {

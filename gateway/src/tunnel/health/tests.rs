@@ -43,7 +43,7 @@ impl Tunnel {
             None => self.health.succeeded(attempt, TOOK, self.now),
             Some(failure) => {
                 self.health
-                    .failed(attempt, failure, REFUSED_IN, self.now, &mut || self.random)
+                    .failed(attempt, failure, REFUSED_IN, self.now, &mut || self.random);
             }
         }
     }

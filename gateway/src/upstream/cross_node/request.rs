@@ -241,7 +241,7 @@ impl CrossNodeRequest {
         let outbound = &self.outbound;
         let share = Rc::clone(memory.share());
         let opened = tunnel.open_for(share, window::FIRST as usize, !outbound.has_body(), |out| {
-            outbound.write(out)
+            outbound.write(out);
         });
         let (sender, receiver) = opened.map_err(|error| match error {
             OpenError::StreamLimit | OpenError::Congested => {

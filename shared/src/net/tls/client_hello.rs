@@ -69,7 +69,7 @@ impl Greeting {
                     });
                 }
                 Ok(None) if received.len() < CLIENT_HELLO_MAX => {
-                    receive(&socket, &mut received).await?
+                    receive(&socket, &mut received).await?;
                 }
                 Ok(None) => {
                     return Err(io::Error::new(

@@ -52,7 +52,7 @@ impl TlsStream {
     /// [`Self::handshake`] does.
     pub(super) fn start(&self, received: &mut [u8]) -> io::Result<()> {
         let result = self.decrypt(received, &mut |chunk| {
-            self.surplus.borrow_mut().extend_from_slice(chunk)
+            self.surplus.borrow_mut().extend_from_slice(chunk);
         });
         if result.is_err() {
             self.send_at_once();
@@ -257,7 +257,7 @@ impl TlsStream {
             match sent {
                 Ok(()) => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    ready!(self.socket.poll_writable(cx))?
+                    ready!(self.socket.poll_writable(cx))?;
                 }
                 Err(error) => return Poll::Ready(Err(error)),
             }

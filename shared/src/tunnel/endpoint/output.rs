@@ -279,7 +279,7 @@ impl Endpoint {
             match finish {
                 FinalFrame::End => write_frame(&mut out.copied, Kind::Data, true, id, b""),
                 FinalFrame::Trailers(lines) => {
-                    write_frame(&mut out.copied, Kind::Trailers, true, id, &lines)
+                    write_frame(&mut out.copied, Kind::Trailers, true, id, &lines);
                 }
                 FinalFrame::Reset(code) => {
                     stream.sent_reset = true;

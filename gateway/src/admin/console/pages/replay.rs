@@ -279,7 +279,7 @@ fn header_edits(
             .map(|(name, value)| (name.trim(), value.trim()))
         {
             Some((name, value)) if HeaderName::from_bytes(name.as_bytes()).is_ok() => {
-                typed.push((name, value))
+                typed.push((name, value));
             }
             _ => {
                 let line: String = line.chars().take(60).collect();

@@ -129,10 +129,10 @@ impl Form {
         match error {
             ControlError::Invalid { field, message } => self.refuse(field, message),
             ControlError::Conflict(_) | ControlError::HandedOver => {
-                self.refuse(Self::WHOLE, error.to_string())
+                self.refuse(Self::WHOLE, error.to_string());
             }
             ControlError::Store(crate::store::StoreError::Full) => {
-                self.refuse(Self::WHOLE, error.to_string())
+                self.refuse(Self::WHOLE, error.to_string());
             }
             error => return Err(error),
         }

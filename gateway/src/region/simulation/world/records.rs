@@ -192,12 +192,12 @@ impl World {
                 self.read_changes(host, number);
             }
             RecordsEvent::Read { began, history } => {
-                self.changes_were_read(host, number, began, history)
+                self.changes_were_read(host, number, began, history);
             }
             RecordsEvent::Synced { history } => self.records.hosts[host].disk = history,
             RecordsEvent::Revoke => self.commit_revocation(host, number),
             RecordsEvent::Asked { by, change, until } => {
-                self.asked(host, number, (by, change, until))
+                self.asked(host, number, (by, change, until));
             }
             RecordsEvent::Yes { of, change } => self.has_said_yes(of, change),
             RecordsEvent::ReplyDue { change } => self.reply(change, host),

@@ -154,7 +154,7 @@ impl Uploader {
                     unreadable = Some(ArchiveError::File {
                         name: day.file_name(),
                         error,
-                    })
+                    });
                 }
                 result => result?,
             }
@@ -298,7 +298,7 @@ impl Uploader {
         let counters = &self.archive.counters;
         match error {
             Some(ArchiveError::Stopped) => {
-                tracing::warn!("archive: the last records are archived at the next start")
+                tracing::warn!("archive: the last records are archived at the next start");
             }
             Some(error) => {
                 self.failures = self.failures.saturating_add(1);

@@ -172,7 +172,7 @@ impl LoadRun {
         match failure {
             None => self.pause(Duration::ZERO),
             Some(failure) if request.goes_on(failure, &mut self.budget, self.now) => {
-                self.attempt(request, None)
+                self.attempt(request, None);
             }
             Some(_) => self.fail(false),
         }

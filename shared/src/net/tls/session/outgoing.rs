@@ -48,7 +48,7 @@ impl OutgoingRecords {
             match result {
                 Ok(_) => return Ok(()),
                 Err(EncryptError::InsufficientSize(error)) if error.required_size > size => {
-                    size = error.required_size
+                    size = error.required_size;
                 }
                 Err(_) => return Err(rustls::Error::EncryptError),
             }

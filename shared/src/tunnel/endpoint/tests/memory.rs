@@ -109,7 +109,7 @@ fn a_gateway_that_does_not_read_stops_the_agent_from_receiving() {
         let head = response(&[b'x'; 50_000]);
         agent
             .send_head(key, Kind::Response, false, |out| {
-                out.extend_from_slice(&head)
+                out.extend_from_slice(&head);
             })
             .unwrap();
         agent

@@ -214,7 +214,7 @@ impl Model {
                 if half.has_sender && !half.has_responded && !half.has_ended {
                     half.has_responded = true;
                     let sent = agent.send_head(key, Kind::Response, end, |out| {
-                        out.extend_from_slice(&response(b"r"))
+                        out.extend_from_slice(&response(b"r"));
                     });
                     half.has_ended = end && sent.is_ok();
                 }

@@ -148,7 +148,7 @@ fn data_leaves_beside_any_number_of_heads() {
             let head = [b'x'; 30_000];
             pair.agent
                 .send_head(other, Kind::Interim, false, |out| {
-                    out.extend_from_slice(&head)
+                    out.extend_from_slice(&head);
                 })
                 .unwrap();
         }
@@ -187,14 +187,14 @@ fn every_frame_to_send_wakes_the_driver() {
     type Action = fn(&mut Pair, StreamKey, StreamKey);
     let at_gateway: [(&str, Action); 9] = [
         ("open", |pair, _, _| {
-            assert!(pair.gateway.open(LEAST, true, |_| {}).is_ok())
+            assert!(pair.gateway.open(LEAST, true, |_| {}).is_ok());
         }),
         ("data", |pair, key, _| {
-            assert!(send(&mut pair.gateway, key, b"data") > 0)
+            assert!(send(&mut pair.gateway, key, b"data") > 0);
         }),
         ("end", |pair, key, _| finish(&mut pair.gateway, key)),
         ("break off", |pair, key, _| {
-            pair.gateway.break_off(key, "").unwrap()
+            pair.gateway.break_off(key, "").unwrap();
         }),
         ("reset", |pair, key, _| pair.gateway.reset(key, "")),
         ("drop", |pair, key, _| pair.gateway.drop_receiver(key)),
@@ -202,20 +202,20 @@ fn every_frame_to_send_wakes_the_driver() {
         ("message", |pair, _, _| {
             pair.gateway
                 .send_message(Bytes::from_static(b"{}"), 9)
-                .unwrap()
+                .unwrap();
         }),
         ("window", |pair, _, _| pair.gateway.send_window(1)),
     ];
     let received: [(&str, Action); 4] = [
         ("pong", |pair, _, _| pair.agent.ping(1)),
         ("answer to a reset", |pair, _, key| {
-            pair.agent.reset(key, "")
+            pair.agent.reset(key, "");
         }),
         ("credit", |pair, _, key| {
-            assert!(send(&mut pair.agent, key, &[0; LEAST]) > 0)
+            assert!(send(&mut pair.agent, key, &[0; LEAST]) > 0);
         }),
         ("response", |pair, _, key| {
-            assert!(send(&mut pair.agent, key, b"x") > 0)
+            assert!(send(&mut pair.agent, key, b"x") > 0);
         }),
     ];
     for (name, action) in at_gateway {

@@ -146,7 +146,7 @@ fn interim_responses_and_trailers_keep_their_place() {
     for _ in 0..2 {
         pair.agent
             .send_head(at_agent, Kind::Interim, false, |out| {
-                out.extend_from_slice(b"103")
+                out.extend_from_slice(b"103");
             })
             .unwrap();
     }
@@ -221,7 +221,7 @@ fn heads_that_the_peer_would_not_accept_are_not_sent() {
     let largest = pair
         .gateway
         .open(LEAST, true, |out| {
-            out.resize(out.len() + REQUEST_HEAD.head, b'x')
+            out.resize(out.len() + REQUEST_HEAD.head, b'x');
         })
         .unwrap();
     let (with_body, at_agent) = {
@@ -234,7 +234,7 @@ fn heads_that_the_peer_would_not_accept_are_not_sent() {
         (largest, accepted)
     };
     let refused = pair.agent.send_head(at_agent, Kind::Interim, false, |out| {
-        out.resize(out.len() + 70_000, b'x')
+        out.resize(out.len() + 70_000, b'x');
     });
     assert!(refused.is_err());
     pair.run();

@@ -56,7 +56,7 @@ fn open_all(pair: &mut Pair, end: bool) -> Vec<(StreamKey, StreamKey)> {
 fn send_head_of(pair: &mut Pair, at_agent: StreamKey, kind: Kind, length: usize) {
     pair.agent
         .send_head(at_agent, kind, false, |out| {
-            out.resize(out.len() + length, b'x')
+            out.resize(out.len() + length, b'x');
         })
         .unwrap();
 }
@@ -335,7 +335,7 @@ fn response_heads_that_the_gateway_does_not_read_are_charged_at_the_agent() {
     let keys: Vec<_> = std::iter::from_fn(|| accept(&mut agent)).collect();
     let large = |agent: &mut Endpoint, key| {
         agent.send_head(key, Kind::Interim, false, |out| {
-            out.resize(out.len() + HEAD, b'x')
+            out.resize(out.len() + HEAD, b'x');
         })
     };
     let before = share.charged();

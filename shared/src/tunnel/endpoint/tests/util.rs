@@ -164,7 +164,7 @@ pub(super) fn accept(endpoint: &mut Endpoint) -> Option<StreamKey> {
 pub(super) fn respond(agent: &mut Endpoint, key: StreamKey, end: bool) {
     agent
         .send_head(key, Kind::Response, end, |out| {
-            out.extend_from_slice(&response(b"response"))
+            out.extend_from_slice(&response(b"response"));
         })
         .unwrap();
 }

@@ -112,7 +112,7 @@ impl Pair {
         let mut plaintext = Vec::new();
         self.session
             .receive(&mut ciphertext.to_vec(), &mut |chunk| {
-                plaintext.extend_from_slice(chunk)
+                plaintext.extend_from_slice(chunk);
             })?;
         Ok(plaintext)
     }
