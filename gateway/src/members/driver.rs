@@ -17,7 +17,7 @@ use tokio::task::block_in_place;
 use tokio::time::timeout;
 
 use super::clock_gate::ClockGate;
-use super::inputs::{RegionInput, RegionInputs};
+use super::inputs::{ANSWER_WITHIN, RegionInput, RegionInputs};
 use super::messages::StateMessage;
 use super::messenger;
 use super::node_file::NodeFile;

@@ -16,7 +16,7 @@ use crate::region::{CarriedMembership, Member, MembershipEvent, RegionStatus, Ro
 /// Longest wait for the number of services of each node, after the members have changed.
 const COUNTED_WITHIN: Duration = Duration::from_millis(200);
 /// Longest wait for an answer of the loop.
-const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// What the loop of the membership is told.
 pub(super) enum RegionInput {

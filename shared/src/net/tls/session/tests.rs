@@ -4,9 +4,8 @@ mod pair;
 
 use rustls::crypto::cipher::{OutboundChunks, OutboundPlainMessage};
 use rustls::{
-    AlertDescription, ClientConnection, ConnectionTrafficSecrets, ContentType, Error,
-    ExtractedSecrets, InvalidMessage, PeerMisbehaved, ProtocolVersion, ServerConnection,
-    SupportedCipherSuite, SupportedProtocolVersion,
+    AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets,
+    InvalidMessage, PeerMisbehaved, ProtocolVersion, SupportedCipherSuite,
 };
 
 use self::pair::{Pair, Side, connected, on_each_side_and_version, unconnected};
