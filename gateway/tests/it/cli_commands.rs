@@ -257,7 +257,7 @@ fn requests() {
          --limit 2",
         vec![(200, page(std::slice::from_ref(&request)))],
     );
-    let query = "limit=2&account=acme&service=api&status=5xx&retried=true&since=2026-11-21T08%3A00%3A00Z&min_ms=100";
+    let query = "limit=2&account=acme&min_ms=100&retried=true&service=api&since=2026-11-21T08%3A00%3A00Z&status=5xx";
     assert_eq!(asked, [format!("GET /api/v1/requests?{query}")]);
     assert!(
         out.starts_with("REQUEST ") && out.contains("  acme/api  200     -     10.000    POST"),

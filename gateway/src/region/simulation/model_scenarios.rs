@@ -274,31 +274,50 @@ fn requests_that_queued_in_a_freeze_are_checked_by_the_changes_after_it() {
     );
 }
 
+fn flawed(add: impl FnOnce(&mut Flaws)) -> Flaws {
+    let mut flaws = Flaws::default();
+    add(&mut flaws);
+    flaws
+}
+
 #[test]
 fn random_schedules_find_each_flaw() {
-    let flaws: [(fn(&mut Flaws), &str); 9] = [
+    let flaws = [
         (
-            |flaws| flaws.keeps_connections = true,
+            flawed(|flaws| flaws.keeps_connections = true),
             "refuses the messages",
         ),
         (
-            |flaws| {
+            flawed(|flaws| {
                 flaws.certifies_by_own_clock = true;
                 flaws.ignores_clock = true;
-            },
+            }),
             "refuses the messages",
         ),
-        (|flaws| flaws.forgets_levels = true, "more than one burst"),
-        (|flaws| flaws.ignores_clock = true, "wrong clock"),
-        (|flaws| flaws.compares_numbers = true, "accepts the key"),
-        (|flaws| flaws.forgets_journal = true, "accepts the key"),
-        (|flaws| flaws.omits_dead = true, "accepts the key"),
-        (|flaws| flaws.waits_for_all = true, "is not answered"),
-        (|flaws| flaws.trusts_memory = true, "queued in a freeze"),
+        (
+            flawed(|flaws| flaws.forgets_levels = true),
+            "more than one burst",
+        ),
+        (flawed(|flaws| flaws.ignores_clock = true), "wrong clock"),
+        (
+            flawed(|flaws| flaws.compares_numbers = true),
+            "accepts the key",
+        ),
+        (
+            flawed(|flaws| flaws.forgets_journal = true),
+            "accepts the key",
+        ),
+        (flawed(|flaws| flaws.omits_dead = true), "accepts the key"),
+        (
+            flawed(|flaws| flaws.waits_for_all = true),
+            "is not answered",
+        ),
+        (
+            flawed(|flaws| flaws.trusts_memory = true),
+            "queued in a freeze",
+        ),
     ];
-    for (add, expected) in flaws {
-        let mut flaws = Flaws::default();
-        add(&mut flaws);
+    for (flaws, expected) in flaws {
         let finds =
             |seed| super::run(seed, flaws, false).is_err_and(|found| found.contains(expected));
         assert!((1..=SEEDS).any(finds), "{flaws:?}");
