@@ -105,6 +105,10 @@ impl ArchiveSettings {
         keys.open_table("archive");
         let had_errors = keys.errors.len();
         let mut given = Given::take(keys);
+        let variable = |name: &str| (keys.environment())(name).filter(|text| !text.is_empty());
+        let key_id_variable = variable("AWS_ACCESS_KEY_ID");
+        let secret_variable = variable("AWS_SECRET_ACCESS_KEY");
+        let session_variable = variable("AWS_SESSION_TOKEN");
         let Some((bucket, prefix)) = given.url.take() else {
             if keys.errors.len() == had_errors {
                 let given = given.dependent();
@@ -117,10 +121,6 @@ impl ArchiveSettings {
             keys.errors
                 .extend(given.endpoint.as_deref().and_then(exposed));
         }
-        let variable = |name: &str| (keys.environment())(name).filter(|text| !text.is_empty());
-        let key_id_variable = variable("AWS_ACCESS_KEY_ID");
-        let secret_variable = variable("AWS_SECRET_ACCESS_KEY");
-        let session_variable = variable("AWS_SESSION_TOKEN");
         let from_file = given.access_key_id.is_some() || given.secret_key_file.is_some();
         let session_token = session_variable.filter(|_| !from_file).map(Secret::new);
         let access_key_id = given.access_key_id.or(key_id_variable);
