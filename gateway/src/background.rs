@@ -282,7 +282,8 @@ mod tests {
             let ended = ended.clone();
             move || ended.send(name).unwrap()
         };
-        let (by_task, by_thread) = (end("task"), end("thread"));
+        let by_task = end("task");
+        let by_thread = end("thread");
         let of_task = tasks.clone();
         tasks.spawn("task", async move {
             of_task.stopping().cancelled().await;
