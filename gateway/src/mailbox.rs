@@ -14,7 +14,7 @@ use crate::ownership::WorkerId;
 
 /// Posts messages of one type to workers.
 ///
-/// A trait, although `worker::Peers` alone implements it outside of tests: the message of a worker is declared above the
+/// A trait, although `worker::WorkerHandles` alone implements it outside of tests: the message of a worker is declared above the
 /// modules that post its contents. Closures in its place would be one allocation for each content and no fewer lines.
 pub(crate) trait Post<T>: Send + Sync {
     /// Leaves a message for `worker`; gives it back if its mailbox is full or the worker has ended.

@@ -134,7 +134,7 @@ impl Apex {
         }
         let (reply, answer) = oneshot::channel();
         let charge = Box::new(ApexCharge { bucket, reply });
-        self.owners
+        self.mailboxes
             .post(owner, charge)
             .map_err(|_| Error::Overloaded(Overload::QueueFull))?;
         answer

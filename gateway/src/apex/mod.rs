@@ -51,7 +51,7 @@ pub(crate) struct Apex {
     pub(crate) executor: Executor,
     pub(crate) limits: ApexLimits,
     /// Mailboxes of the workers that own buckets.
-    pub(crate) owners: Arc<dyn Post<Box<ApexCharge>>>,
+    pub(crate) mailboxes: Arc<dyn Post<Box<ApexCharge>>>,
     /// `None` if this gateway is the only node of its region.
     pub(crate) other_nodes: Option<ApexNodes>,
     pub(crate) counters: Rc<Counters>,

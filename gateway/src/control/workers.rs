@@ -35,7 +35,7 @@ pub(crate) struct LostNode {
 
 /// Messages of the control plane to the workers. Methods may block until a worker has room in its mailbox.
 ///
-/// A trait with one implementor, `worker::Peers`: the control plane must not import the worker, and a message type of its
+/// A trait with one implementor, `worker::WorkerHandles`: the control plane must not import the worker, and a message type of its
 /// own would be matched and forwarded in two places.
 pub(crate) trait Workers: Send + Sync {
     fn count(&self) -> usize;

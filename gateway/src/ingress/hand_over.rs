@@ -55,7 +55,7 @@ impl Ingress {
             hello,
         } = greeting;
         let Some(fd) = socket.into_fd() else { return };
-        match self.owners.post(
+        match self.mailboxes.post(
             owner,
             Box::new(HandedOver {
                 fd,

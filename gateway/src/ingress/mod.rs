@@ -70,7 +70,7 @@ pub(crate) struct Ingress {
     /// Share of its time that each worker was busy lately, in per mille.
     pub(crate) busy: Arc<[AtomicU32]>,
     /// Mailboxes of all workers.
-    pub(crate) owners: Arc<dyn Post<Box<HandedOver>>>,
+    pub(crate) mailboxes: Arc<dyn Post<Box<HandedOver>>>,
     pub(crate) router: Rc<Router>,
     pub(crate) tunnels: Rc<Tunnels>,
     /// Warnings of proxies that do not announce their client.

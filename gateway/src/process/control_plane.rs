@@ -70,8 +70,8 @@ impl Gateway {
         let Some(waiting) = self.waiting_nodes.clone() else {
             return;
         };
-        let limits = apex::routes_between_nodes(self.peers.clone(), self.control.workers());
-        let spliced = spliced_tunnels::routes(Arc::clone(&self.peers));
+        let limits = apex::routes_between_nodes(self.handles.clone(), self.control.workers());
+        let spliced = spliced_tunnels::routes(Arc::clone(&self.handles));
         let node = Arc::clone(self.control.local_node());
         let router = admin::between_nodes(admin.clone())
             .merge(limits)

@@ -42,7 +42,7 @@ impl Gateway {
         if let Some(workers) = &self.workers {
             workers.drain();
         }
-        self.peers.tell_all(|| WorkerMessage::Drain { successor });
+        self.handles.tell_all(|| WorkerMessage::Drain { successor });
         self.listeners = None;
         self.move_spliced_tunnels();
         let is_last = Cell::new(false);
@@ -62,7 +62,7 @@ impl Gateway {
             // end. The channel carries no messages.
             let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
         }
-        self.peers.tell_all(|| WorkerMessage::End);
+        self.handles.tell_all(|| WorkerMessage::End);
         self.wait_within(limits::TUNNELS_END, || {
             self.all_report(|report| report.tunnels.is_empty())
         });
@@ -74,7 +74,7 @@ impl Gateway {
         if let Some(workers) = &self.workers {
             workers.stopping();
         }
-        self.peers.tell_all(|| WorkerMessage::Stop);
+        self.handles.tell_all(|| WorkerMessage::Stop);
         self.control_plane.stop(limits::CONTROL_PLANE_END);
         if let Some(workers) = &self.workers {
             workers.join();
@@ -101,8 +101,8 @@ impl Gateway {
         &self,
         question: impl Fn(Sender<Vec<Level>>) -> WorkerMessage,
     ) -> Vec<Level> {
-        let levels = self.peers.ask_all_within(limits::LEVELS_WITHIN, question);
-        let missing = self.peers.mailboxes.len() - levels.len();
+        let levels = self.handles.ask_all_within(limits::LEVELS_WITHIN, question);
+        let missing = self.handles.mailboxes.len() - levels.len();
         if missing > 0 {
             tracing::warn!(
                 "{missing} workers did not report the levels of their rate limits: these start full"
@@ -113,15 +113,15 @@ impl Gateway {
 
     /// Ends idle connections once no worker has a running request.
     fn end_quiet_connections(&self) {
-        let quiet = self.peers.ask_all(WorkerMessage::ReportQuiet);
-        if quiet.len() == self.peers.running() && !quiet.contains(&false) {
-            self.peers.tell_all(|| WorkerMessage::EndQuiet);
+        let quiet = self.handles.ask_all(WorkerMessage::ReportQuiet);
+        if quiet.len() == self.handles.running() && !quiet.contains(&false) {
+            self.handles.tell_all(|| WorkerMessage::EndQuiet);
         }
     }
 
     fn all_report(&self, holds: impl Fn(&WorkerReport) -> bool) -> bool {
         let reports = self.control.reports();
-        reports.len() == self.peers.running() && reports.iter().all(holds)
+        reports.len() == self.handles.running() && reports.iter().all(holds)
     }
 
     fn wait_within(&self, limit: Duration, is_done: impl Fn() -> bool) {

@@ -36,7 +36,7 @@ use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{self, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
-use crate::worker::{Peers, RegionSetup, Setup, WorkerMessage};
+use crate::worker::{WorkerHandles, RegionSetup, Setup, WorkerMessage};
 
 use super::config_file::ConfigFile;
 use super::last_stop::{self, LastStop};
@@ -48,7 +48,7 @@ use super::workers::Workers;
 /// A running gateway. A drop stops it at once; [`Gateway::drain`] lets requests finish.
 pub struct Gateway {
     pub(super) control: Arc<Control>,
-    pub(super) peers: Arc<Peers>,
+    pub(super) handles: Arc<WorkerHandles>,
     pub(super) request_log: Arc<RequestLog>,
     pub(super) series: Arc<Series>,
     /// Records `series`.
@@ -156,7 +156,7 @@ impl Gateway {
             background,
             config,
             listeners,
-            Peers::new(mailboxes),
+            WorkerHandles::new(mailboxes),
             &socket_budget,
         )?;
         let (nodes, waiting_nodes) = cluster::channel();
@@ -185,7 +185,7 @@ impl Gateway {
             Some(predecessor) => {
                 gateway.predecessor = Some(predecessor.serving(
                     &gateway.control,
-                    &gateway.peers,
+                    &gateway.handles,
                     &gateway.helpers,
                 )?);
             }
@@ -200,11 +200,11 @@ impl Gateway {
         background: Background,
         config: &Config,
         listeners: Listeners,
-        peers: Arc<Peers>,
+        handles: Arc<WorkerHandles>,
         socket_budget: &Arc<SocketBudget>,
     ) -> Result<(Self, Option<trace::SpanDestination>), StartError> {
         let helpers = background.tasks();
-        let control = Arc::new(Control::open(config, peers.clone(), helpers.clone())?);
+        let control = Arc::new(Control::open(config, handles.clone(), helpers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let requests = config.data_dir.join("requests");
         let request_log = Arc::new(RequestLog::open_on(
@@ -225,7 +225,7 @@ impl Gateway {
         let (executor, jobs) = control::executor();
         let gateway = Self {
             control,
-            peers,
+            handles,
             request_log,
             series: Arc::new(Series::open(&config.data_dir.join("series.sqlite"))),
             recording: background.tasks(),
@@ -288,7 +288,7 @@ impl Gateway {
         let connection_limit = connections_per_worker(descriptors, config.workers);
         let setup = |(number, (listeners_share, peer_listeners))| Setup {
             id: WorkerId(number),
-            peers: Arc::clone(&self.peers),
+            handles: Arc::clone(&self.handles),
             listeners: listeners_share,
             region: region_keys.clone().zip(apex_questions.clone()).map(
                 |(keys, apex_questions)| RegionSetup {
@@ -334,7 +334,7 @@ impl Gateway {
         let failed = Arc::clone(&self.workers_failed);
         let tasks = self.background.tasks();
         let control = &self.control;
-        let started = Workers::start(tasks, control, &self.peers, setups, inboxes, driver, failed);
+        let started = Workers::start(tasks, control, &self.handles, setups, inboxes, driver, failed);
         let (workers, up) = started.map_err(StartError::Thread)?;
         self.workers = Some(workers);
         if up < count {
@@ -435,7 +435,7 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.peers.tell_all(|| WorkerMessage::Stop);
+        self.handles.tell_all(|| WorkerMessage::Stop);
         self.control_plane.stopping().cancel();
         self.helpers.stop(limits::HELPERS_END);
     }

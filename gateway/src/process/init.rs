@@ -5,13 +5,13 @@ use gw_shared::id::AccountId;
 use crate::background::Background;
 use crate::config::Config;
 use crate::control::{Actor, Control, ControlError, NewAccount, account};
-use crate::worker::Peers;
+use crate::worker::WorkerHandles;
 
 /// Creates an account in the records of a gateway that does not run, with the data folder if that is missing. Returns
 /// whether the account did not exist.
 pub fn create_account(config: &Config, account: &AccountId) -> Result<bool, ControlError> {
     let background = Background::start()?;
-    let control = Control::open(config, Peers::new(Vec::new()), background.tasks())?;
+    let control = Control::open(config, WorkerHandles::new(Vec::new()), background.tasks())?;
     let (_, created) = account::create(
         &control,
         &Actor::Admin,

@@ -68,10 +68,10 @@ impl Gateway {
             }))
         });
         if let Err(error) =
-            successor.follow(levels, charges, &self.control, &self.peers, &self.helpers)
+            successor.follow(levels, charges, &self.control, &self.handles, &self.helpers)
         {
             tracing::warn!(%error, "{}", takeover::FOLLOWS_NO_MORE);
-            self.peers.tell_all(|| WorkerMessage::End);
+            self.handles.tell_all(|| WorkerMessage::End);
         }
     }
 

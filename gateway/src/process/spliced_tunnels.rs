@@ -14,7 +14,7 @@ use http::{Request, StatusCode};
 use super::gateway::Gateway;
 use crate::region::Member;
 use crate::tls::pki::NodeIdentity;
-use crate::worker::{Peers, WorkerMessage};
+use crate::worker::{WorkerHandles, WorkerMessage};
 
 const PATH: &str = "/v1/spliced-tunnels/move";
 /// Time limit of an answer.
@@ -55,7 +55,7 @@ impl Gateway {
 }
 
 /// Route for other nodes.
-pub(super) fn routes(workers: Arc<Peers>) -> Router {
+pub(super) fn routes(workers: Arc<WorkerHandles>) -> Router {
     Router::new()
         .route(PATH, post(move_tunnels))
         .with_state(workers)
@@ -63,7 +63,7 @@ pub(super) fn routes(workers: Arc<Peers>) -> Router {
 
 /// A node splices tunnels to this one, and its process drains.
 async fn move_tunnels(
-    State(workers): State<Arc<Peers>>,
+    State(workers): State<Arc<WorkerHandles>>,
     Extension(node): Extension<NodeIdentity>,
 ) -> StatusCode {
     let told = tokio::task::spawn_blocking(move || {

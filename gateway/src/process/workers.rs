@@ -20,7 +20,7 @@ use crate::control::Control;
 use crate::limits;
 use crate::mailbox::Inbox;
 use crate::ownership::WorkerId;
-use crate::worker::{self, Peers, Setup, WorkerMessage};
+use crate::worker::{self, WorkerHandles, Setup, WorkerMessage};
 
 /// The workers of a process. They end by [`WorkerMessage::Stop`].
 pub(super) struct Workers {
@@ -45,7 +45,7 @@ struct Seed {
 
 struct WorkerSupervisor {
     control: Arc<Control>,
-    peers: Arc<Peers>,
+    handles: Arc<WorkerHandles>,
     driver: Driver,
     /// By number of the worker; `None` for one that does not start again. Without a thread, its mailbox is closed then, so
     /// that other threads do not wait for it.
@@ -77,7 +77,7 @@ impl Workers {
     pub(super) fn start(
         tasks: Tasks,
         control: &Arc<Control>,
-        peers: &Arc<Peers>,
+        handles: &Arc<WorkerHandles>,
         setups: Vec<Setup>,
         inboxes: Vec<Inbox<WorkerMessage>>,
         driver: &Driver,
@@ -88,7 +88,7 @@ impl Workers {
         let (up, ups) = bounded(setups.len());
         let mut supervisor = WorkerSupervisor {
             control: Arc::clone(control),
-            peers: Arc::clone(peers),
+            handles: Arc::clone(handles),
             driver: driver.clone(),
             seeds: Vec::new(),
             threads: Vec::new(),
@@ -161,7 +161,7 @@ impl WorkerSupervisor {
         let Some(seed) = seed else {
             let meaning = "its connections are lost; please report it";
             tracing::error!(worker = number, "a worker panicked in the drain: {meaning}");
-            self.peers.lost.fetch_add(1, Ordering::Relaxed);
+            self.handles.lost.fetch_add(1, Ordering::Relaxed);
             return false;
         };
         if self.panics.add(Instant::now()) {
@@ -175,7 +175,7 @@ impl WorkerSupervisor {
         }
         let meaning = "its connections are lost, and it starts again; please report it";
         tracing::error!(worker = number, "a worker panicked: {meaning}");
-        self.peers.restarts[number].fetch_add(1, Ordering::Relaxed);
+        self.handles.restarts[number].fetch_add(1, Ordering::Relaxed);
         match self.start_again(&seed) {
             Ok(thread) => {
                 (self.threads[number], self.seeds[number]) = (Some(thread), Some(seed));
@@ -189,7 +189,7 @@ impl WorkerSupervisor {
     }
 
     fn give_up(&self) -> bool {
-        self.peers.lost.fetch_add(1, Ordering::Relaxed);
+        self.handles.lost.fetch_add(1, Ordering::Relaxed);
         self.failed.notify_one();
         false
     }
@@ -198,7 +198,7 @@ impl WorkerSupervisor {
         // Later publications wait in the mailbox.
         let setup = seed
             .setup
-            .again(Arc::new(self.control.directory()), self.peers.published())?;
+            .again(Arc::new(self.control.directory()), self.handles.published())?;
         self.spawn(setup, seed.inbox.clone(), bounded(1).0, false)
     }
 
@@ -320,7 +320,7 @@ mod tests {
         let mut caller = connect(&demo);
         assert!(is_served(&demo, &mut caller));
         // The worker that owns the service has the connection and the tunnel.
-        demo.gateway().peers.tell(owner, WorkerMessage::Panic);
+        demo.gateway().handles.tell(owner, WorkerMessage::Panic);
         eventually("its connections are closed", || {
             ask(&demo, &mut caller).is_empty()
         });
@@ -339,7 +339,7 @@ mod tests {
         let mut bystander = connect(&demo);
         assert!(is_served(&demo, &mut bystander));
         demo.gateway()
-            .peers
+            .handles
             .tell(WorkerId(1 - owner.0), WorkerMessage::Panic);
         eventually("both have started again", || {
             let reports = reports(&demo);
@@ -371,14 +371,14 @@ mod tests {
                     .iter()
                     .any(|report| report.worker.0 == 1 && report.restarts as usize == restarts)
             });
-            demo.gateway().peers.tell(WorkerId(1), WorkerMessage::Panic);
+            demo.gateway().handles.tell(WorkerId(1), WorkerMessage::Panic);
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
         runtime.block_on(demo.gateway().workers_failed.notified());
         // Other threads do not wait for the worker.
-        let mailbox = &demo.gateway().peers.mailboxes[1];
+        let mailbox = &demo.gateway().handles.mailboxes[1];
         eventually("its mailbox is closed", || {
             mailbox.post(WorkerMessage::Stop).is_err()
         });

@@ -50,7 +50,7 @@ impl Upstream {
             response: response_in,
             opened: Arc::clone(&opened),
         };
-        self.owners
+        self.mailboxes
             .post(owner, Box::new(request))
             .map_err(|_| Error::Overloaded(Overload::QueueFull))?;
         self.counters.crossings.increment();

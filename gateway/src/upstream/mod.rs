@@ -57,7 +57,7 @@ pub(crate) struct Upstream {
     /// Requests that this worker opens for callers of other workers.
     pub(crate) cross_core_served: Cell<usize>,
     /// Mailboxes of all workers.
-    pub(crate) owners: Arc<dyn Post<Box<CrossCoreRequest>>>,
+    pub(crate) mailboxes: Arc<dyn Post<Box<CrossCoreRequest>>>,
     pub(crate) wakes: Arc<dyn Post<pipe::Wake>>,
     /// `None` if this gateway is the only node of its region.
     pub(crate) nodes: Option<Rc<Nodes>>,

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use gw_shared::id::RequestIds;
 
-use super::{Peers, Setup, Stop, Worker};
+use super::{WorkerHandles, Setup, Stop, Worker};
 use crate::agent_releases::AgentReleases;
 use crate::apex::{Apex, ApexLimits, ApexNodes, NodeQuestions};
 use crate::caller_session::{AffinityKey, CallerSessions};
@@ -45,7 +45,7 @@ struct Common {
     id: WorkerId,
     config: Arc<Config>,
     agent_releases: Arc<AgentReleases>,
-    peers: Arc<Peers>,
+    handles: Arc<WorkerHandles>,
     executor: Executor,
     directory: Rc<Current<Directory>>,
     freeze: Rc<Freeze>,
@@ -80,7 +80,7 @@ impl Worker {
             id,
             config: setup.config,
             agent_releases: setup.agent_releases,
-            peers: setup.peers,
+            handles: setup.handles,
             executor: setup.executor,
             directory: Current::new(setup.directory),
             freeze: Freeze::new(setup.awaited_read, Instant::now()),
@@ -111,7 +111,7 @@ impl Worker {
             Rc::new(common.ingress(acceptor, &connections, &router, &tunnels, control_plane));
         Ok(Self {
             id,
-            peers: common.peers,
+            handles: common.handles,
             lifecycle: common.lifecycle,
             directory: common.directory,
             certificates: common.certificates,
@@ -192,8 +192,8 @@ impl Common {
             tunnels: Rc::clone(tunnels),
             counters: Rc::clone(&self.counters),
             cross_core_served: Cell::new(0),
-            owners: self.peers.clone(),
-            wakes: self.peers.clone(),
+            mailboxes: self.handles.clone(),
+            wakes: self.handles.clone(),
             nodes: self.nodes.clone(),
             directory: Rc::clone(&self.directory),
             lifecycle: Rc::clone(&self.lifecycle),
@@ -217,7 +217,7 @@ impl Common {
             asked.map(|(nodes, questions)| ApexNodes::new(Rc::clone(&nodes.peering), questions));
         let apex = Apex {
             worker: self.id,
-            workers: self.peers.mailboxes.len(),
+            workers: self.handles.mailboxes.len(),
             issuer: config.region.base_url(),
             region: config.region.clone(),
             token_lifetime: config.token_lifetime,
@@ -225,7 +225,7 @@ impl Common {
             freeze: Rc::clone(&self.freeze),
             executor: self.executor.clone(),
             limits: ApexLimits::new(config.token_requests, config.enrollment_requests),
-            owners: self.peers.clone(),
+            mailboxes: self.handles.clone(),
             other_nodes,
             counters: Rc::clone(&self.counters),
         };
@@ -250,7 +250,7 @@ impl Common {
         let config = &self.config;
         Ingress {
             worker: self.id,
-            workers: self.peers.mailboxes.len(),
+            workers: self.handles.mailboxes.len(),
             region: config.region.clone(),
             trusted_proxies: config.trusted_proxies.clone(),
             hand_over: config.hand_over,
@@ -264,8 +264,8 @@ impl Common {
             ),
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),
-            busy: Arc::clone(&self.peers.busy),
-            owners: self.peers.clone(),
+            busy: Arc::clone(&self.handles.busy),
+            mailboxes: self.handles.clone(),
             router: Rc::clone(router),
             tunnels: Rc::clone(tunnels),
             unannounced_lines: RefCell::new(Bucket::new(limits::UNANNOUNCED_LINES, Instant::now())),

@@ -3,7 +3,7 @@
 
 mod build;
 mod message;
-mod peers;
+mod handles;
 mod stop;
 
 use std::cell::RefCell;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use gw_shared::runtime::{self, Driver};
 
 pub(crate) use self::message::{NewView, Succeeded, WorkerMessage};
-pub(crate) use self::peers::Peers;
+pub(crate) use self::handles::WorkerHandles;
 use self::stop::Stop;
 use crate::agent_releases::AgentReleases;
 use crate::apex::NodeQuestions;
@@ -59,7 +59,7 @@ const LAST_REQUESTS_TICK: Duration = Duration::from_millis(10);
 /// Everything a worker starts with. [`Setup::again`] makes that of a later start.
 pub(crate) struct Setup {
     pub(crate) id: WorkerId,
-    pub(crate) peers: Arc<Peers>,
+    pub(crate) handles: Arc<WorkerHandles>,
     pub(crate) listeners: Vec<TcpListener>,
     /// No other process listens on them.
     pub(crate) listeners_are_ours: bool,
@@ -122,7 +122,7 @@ impl Setup {
         };
         Ok(Self {
             id: self.id,
-            peers: Arc::clone(&self.peers),
+            handles: Arc::clone(&self.handles),
             listeners: clones(&self.listeners)?,
             listeners_are_ours: self.listeners_are_ours,
             region: self.region.as_ref().map(of_region).transpose()?,
@@ -147,7 +147,7 @@ impl Setup {
 /// One worker: its parts, and how messages change them. No task holds a borrow across an await.
 pub(crate) struct Worker {
     id: WorkerId,
-    peers: Arc<Peers>,
+    handles: Arc<WorkerHandles>,
     lifecycle: Rc<Lifecycle>,
     pub(crate) directory: Rc<Current<Directory>>,
     certificates: Rc<Current<ServerConfigs>>,
@@ -275,7 +275,7 @@ async fn publish_busy_share(worker: Rc<Worker>) {
         let cpu = thread_cpu_time();
         let wall = Instant::now();
         let share = (cpu - cpu_before).as_micros() * 1000 / (wall - wall_before).as_micros().max(1);
-        worker.peers.busy[worker.id.0]
+        worker.handles.busy[worker.id.0]
             .store(u32::try_from(share).unwrap_or(1000), Ordering::Relaxed);
         (cpu_before, wall_before) = (cpu, wall);
     }
@@ -484,8 +484,8 @@ impl Worker {
             relay_limit: self.tunnels.relay_memory.limit(),
             socket_bytes: self.socket_memory.held(),
             socket_limit: self.socket_memory.limit(),
-            restarts: self.peers.restarts[self.id.0].load(Ordering::Relaxed),
-            busy_per_mille: self.peers.busy[self.id.0].load(Ordering::Relaxed),
+            restarts: self.handles.restarts[self.id.0].load(Ordering::Relaxed),
+            busy_per_mille: self.handles.busy[self.id.0].load(Ordering::Relaxed),
             tunnels: with_shares(tunnels),
             tunnels_of_another_authority: self.tunnels.of_another_authority(),
             refused_versions: self.tunnels.registry.borrow().refused_versions(),

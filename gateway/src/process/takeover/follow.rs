@@ -15,7 +15,7 @@ use crate::control::{Control, MissingChanges};
 use crate::limits;
 use crate::rate_limit::{Level, SuccessorCharge};
 use crate::store::{Position, Step};
-use crate::worker::{Peers, WorkerMessage};
+use crate::worker::{WorkerHandles, WorkerMessage};
 
 /// Interval between checks that the successor still answers.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -40,13 +40,13 @@ pub(super) fn start(
     levels: Vec<Level>,
     charges: mpsc::Receiver<SuccessorCharge>,
     control: Arc<Control>,
-    peers: Arc<Peers>,
+    handles: Arc<WorkerHandles>,
 ) -> Result<(), TakeoverError> {
     start_exchange(tasks, channel, async move |reader, writer| {
         let apply = |position, steps| control.follow_change(position, steps);
         let Err(error) = follow(reader, writer, levels, charges, apply).await;
         tracing::warn!(%error, "{FOLLOWS_NO_MORE}");
-        peers.tell_all(|| WorkerMessage::End);
+        handles.tell_all(|| WorkerMessage::End);
         // Ends the exchange with a predecessor of this process: it would get no changes any more.
         control.keep_no_changes();
     })

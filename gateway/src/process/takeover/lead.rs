@@ -17,7 +17,7 @@ use crate::limits;
 use crate::ownership;
 use crate::rate_limit::{ChargeAnswer, Level, PredecessorCharge, levels};
 use crate::store::{History, Position};
-use crate::worker::{Peers, WorkerMessage};
+use crate::worker::{WorkerHandles, WorkerMessage};
 
 /// Starts a thread that sends changes after `position` to the predecessor and admits its requests. It sends the workers
 /// [`WorkerMessage::Levels`], which they wait for. The returned channel disconnects when the predecessor has ended.
@@ -26,7 +26,7 @@ pub(super) fn start(
     channel: Channel,
     position: Position,
     control: Arc<Control>,
-    peers: Arc<Peers>,
+    handles: Arc<WorkerHandles>,
 ) -> Result<Receiver<Infallible>, TakeoverError> {
     let (alive, ended) = bounded(0);
     start_exchange(tasks, channel, async move |mut reader, mut writer| {
@@ -36,9 +36,9 @@ pub(super) fn start(
         }
         let failed = levels.is_err();
         let levels = Arc::new(levels.unwrap_or_default());
-        peers.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)));
+        handles.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)));
         if !failed {
-            let Err(error) = lead(&mut reader, &mut writer, position, &control, &peers).await;
+            let Err(error) = lead(&mut reader, &mut writer, position, &control, &handles).await;
             end(&mut writer, &error).await;
         }
         control.keep_no_changes();
@@ -62,7 +62,7 @@ async fn lead(
     writer: &mut MessageWriter,
     position: Position,
     control: &Control,
-    peers: &Peers,
+    handles: &WorkerHandles,
 ) -> Result<Infallible, TakeoverError> {
     let (answers, mut answered) = mpsc::channel(limits::CHARGES);
     let mut changed = control.watch_changes().ok_or(TakeoverError::FollowsNone)?;
@@ -73,7 +73,7 @@ async fn lead(
             message = reader.next() => match message? {
                 TakeoverMessage::Charge { number, service } => {
                     let answers = answers.clone();
-                    admit(PredecessorCharge { service, number, answers }, control, peers);
+                    admit(PredecessorCharge { service, number, answers }, control, handles);
                 }
                 other => return Err(other.unexpected()),
             },
@@ -93,10 +93,10 @@ async fn lead(
 }
 
 /// Leaves a request of the predecessor for the worker that owns its service.
-fn admit(charge: PredecessorCharge, control: &Control, peers: &Peers) {
+fn admit(charge: PredecessorCharge, control: &Control, handles: &WorkerHandles) {
     let host = format!("{}.{}", charge.service, control.region().apex());
     let owner = ownership::owner(host, control.workers());
-    peers.tell(owner, WorkerMessage::ChargeForPredecessor(Box::new(charge)));
+    handles.tell(owner, WorkerMessage::ChargeForPredecessor(Box::new(charge)));
 }
 
 /// Tells the predecessor why it gets nothing any more.
@@ -195,19 +195,19 @@ mod tests {
     /// The control plane of a process, and the mailbox of its only worker.
     struct Process {
         control: Arc<Control>,
-        peers: Arc<Peers>,
+        handles: Arc<WorkerHandles>,
         worker: Inbox<WorkerMessage>,
         background: Background,
     }
 
     fn start(folder: &TempDir) -> Process {
         let (mailbox, worker) = mailbox(64);
-        let peers = Peers::new(vec![mailbox]);
+        let handles = WorkerHandles::new(vec![mailbox]);
         let background = Background::start().unwrap();
         let config = Config::new(Region::new("eu1", "gw.localhost"), folder.path().to_owned());
         Process {
-            control: Arc::new(Control::open(&config, peers.clone(), background.tasks()).unwrap()),
-            peers,
+            control: Arc::new(Control::open(&config, handles.clone(), background.tasks()).unwrap()),
+            handles,
             worker,
             background,
         }
@@ -245,10 +245,10 @@ mod tests {
             // Fails if the successor has ended the exchange already.
             let tasks = self.background.tasks();
             if successor
-                .follow(Vec::new(), charges, &self.control, &self.peers, &tasks)
+                .follow(Vec::new(), charges, &self.control, &self.handles, &tasks)
                 .is_err()
             {
-                self.peers.tell_all(|| WorkerMessage::End);
+                self.handles.tell_all(|| WorkerMessage::End);
             }
         }
 
@@ -290,7 +290,7 @@ mod tests {
             new.create_account("early");
             let tasks = new.background.tasks();
             predecessor
-                .serving(&new.control, &new.peers, &tasks)
+                .serving(&new.control, &new.handles, &tasks)
                 .unwrap();
             new
         })

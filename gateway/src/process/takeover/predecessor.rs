@@ -17,7 +17,7 @@ use crate::control::Control;
 use crate::members::CarriedNode;
 use crate::process::listeners::{Inherited, ListenError};
 use crate::store::Position;
-use crate::worker::Peers;
+use crate::worker::WorkerHandles;
 
 /// Process that this one replaces.
 pub struct Predecessor {
@@ -91,7 +91,7 @@ impl Predecessor {
     pub(crate) fn serving(
         &mut self,
         control: &Arc<Control>,
-        peers: &Arc<Peers>,
+        handles: &Arc<WorkerHandles>,
         tasks: &Tasks,
     ) -> Result<Receiver<Infallible>, TakeoverError> {
         self.channel()?.send(&TakeoverMessage::Serving)?;
@@ -102,7 +102,7 @@ impl Predecessor {
             channel,
             position,
             Arc::clone(control),
-            Arc::clone(peers),
+            Arc::clone(handles),
         )
     }
 

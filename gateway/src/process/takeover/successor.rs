@@ -20,7 +20,7 @@ use crate::members::CarriedNode;
 use crate::process::listeners::Listeners;
 use crate::rate_limit::{Level, SuccessorCharge, levels};
 use crate::store::Position;
-use crate::worker::Peers;
+use crate::worker::WorkerHandles;
 
 /// Process that replaces this one. It is killed when this is dropped before it serves.
 pub(crate) struct Successor {
@@ -109,7 +109,7 @@ impl Successor {
         levels: Vec<Level>,
         charges: mpsc::Receiver<SuccessorCharge>,
         control: &Arc<Control>,
-        peers: &Arc<Peers>,
+        handles: &Arc<WorkerHandles>,
         tasks: &Tasks,
     ) -> Result<(), TakeoverError> {
         let levels = levels::bounded(levels);
@@ -119,7 +119,7 @@ impl Successor {
             levels,
             charges,
             Arc::clone(control),
-            Arc::clone(peers),
+            Arc::clone(handles),
         )
     }
 }

@@ -36,7 +36,7 @@ use crate::telemetry::request_log::LogQueue;
 use crate::tls::ServerConfigs;
 use crate::tls::agents::{AgentVerifier, TrustedAuthorities};
 use crate::upstream::Frame;
-use crate::worker::{self, Peers, Setup, WorkerMessage};
+use crate::worker::{self, WorkerHandles, Setup, WorkerMessage};
 
 /// Longest wait for a worker.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -122,7 +122,7 @@ fn setup(
 ) -> io::Result<Setup> {
     Ok(Setup {
         id,
-        peers: Peers::new(vec![mailbox.clone(); id.0 + 1]),
+        handles: WorkerHandles::new(vec![mailbox.clone(); id.0 + 1]),
         listeners: vec![TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?],
         listeners_are_ours: true,
         region: None,
@@ -153,7 +153,7 @@ fn pipe_between(
     pipe::pipe(
         WorkerId(0),
         WorkerId(1),
-        Peers::new(vec![sender.clone(), receiver.clone()]),
+        WorkerHandles::new(vec![sender.clone(), receiver.clone()]),
     )
 }
 

@@ -25,7 +25,7 @@ use crate::upstream::CrossCoreRequest;
 /// Time limit for the reports of all workers.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
 
-pub(crate) struct Peers {
+pub(crate) struct WorkerHandles {
     pub(crate) mailboxes: Vec<Mailbox<WorkerMessage>>,
     /// Share of its time that each worker was busy lately, in per mille.
     pub(crate) busy: Arc<[AtomicU32]>,
@@ -44,7 +44,7 @@ struct LatestBroadcast {
     view: Option<(u64, Arc<View>, UnboundedSender<ViewApplied>)>,
 }
 
-impl Peers {
+impl WorkerHandles {
     pub(crate) fn new(mailboxes: Vec<Mailbox<WorkerMessage>>) -> Arc<Self> {
         let zeros = || mailboxes.iter().map(|_| AtomicU32::default());
         let busy = zeros().collect();
@@ -120,7 +120,7 @@ impl Peers {
     }
 }
 
-impl Workers for Peers {
+impl Workers for WorkerHandles {
     fn count(&self) -> usize {
         self.mailboxes.len()
     }
@@ -179,7 +179,7 @@ impl Workers for Peers {
 /// Implements [`Post`] for the content of one kind of message.
 macro_rules! post {
     ($content:ty, $variant:ident) => {
-        impl Post<$content> for Peers {
+        impl Post<$content> for WorkerHandles {
             fn post(&self, worker: WorkerId, content: $content) -> Result<(), $content> {
                 match self.mailboxes[worker.0].post(WorkerMessage::$variant(content)) {
                     Err(WorkerMessage::$variant(content)) => Err(content),
