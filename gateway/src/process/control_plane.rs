@@ -26,9 +26,10 @@ impl Gateway {
     pub(super) fn serve_jobs(&self) {
         let control = Arc::clone(&self.control);
         let jobs = Arc::clone(&self.jobs);
-        let tasks = self.control_plane.clone();
+        let tasks = self.tasks.control_plane.clone();
         control::maintain(&control, &tasks);
-        self.control_plane
+        self.tasks
+            .control_plane
             .spawn("the jobs of the workers", async move {
                 jobs.lock().await.serve(&control, &tasks).await;
             });
@@ -45,8 +46,9 @@ impl Gateway {
         let request_log = Arc::clone(&self.request_log);
         let spans = self.span_counts().cloned();
         let series = Arc::clone(&self.series);
-        let draining = Arc::clone(&self.draining);
+        let draining = Arc::clone(&self.drain.begun);
         let region = self
+            .node
             .members
             .as_ref()
             .map(|members| members.inputs().clone());
@@ -57,17 +59,19 @@ impl Gateway {
             series,
             draining,
             region,
-            self.address.port(),
+            self.addresses.callers.port(),
         );
         self.serve_nodes(&admin);
-        let stopping = self.control_plane.stopping().clone();
+        let stopping = self.tasks.control_plane.stopping().clone();
         let serving = serve_admin(listener, tls, admin, stopping);
-        self.control_plane.spawn("the admin listener", serving);
+        self.tasks
+            .control_plane
+            .spawn("the admin listener", serving);
         Ok(())
     }
 
     fn serve_nodes(&self, admin: &Admin) {
-        let Some(waiting) = self.waiting_nodes.clone() else {
+        let Some(waiting) = self.node.waiting.clone() else {
             return;
         };
         let limits = apex::routes_between_nodes(self.handles.clone(), self.control.workers());
@@ -77,15 +81,16 @@ impl Gateway {
             .merge(limits)
             .merge(spliced);
         let mut router = cluster::for_nodes(router, Arc::clone(&node));
-        if let Some(members) = &self.members {
+        if let Some(members) = &self.node.members {
             // Also for nodes that are not known here yet: they tell of themselves.
             router = router.merge(members::routes(
                 members.inputs().clone(),
                 Arc::clone(&self.control),
             ));
         }
-        let stopping = self.control_plane.stopping().clone();
-        self.control_plane
+        let stopping = self.tasks.control_plane.stopping().clone();
+        self.tasks
+            .control_plane
             .spawn("the server for other nodes", async move {
                 let mut waiting = waiting.lock().await;
                 let limits = ServerLimits::default();
@@ -97,8 +102,8 @@ impl Gateway {
 
     /// Finishes the running jobs and requests, and closes the store. Later jobs wait.
     pub(super) fn pause_control_plane(&mut self) {
-        self.control_plane.stop(limits::CONTROL_PLANE_END);
-        self.control_plane = self.control_plane.sibling();
+        self.tasks.control_plane.stop(limits::CONTROL_PLANE_END);
+        self.tasks.control_plane = self.tasks.control_plane.sibling();
         self.control.close_store();
     }
 }

@@ -27,10 +27,10 @@ impl Gateway {
     /// Accepts no new connections, serves existing ones until they end (up to the configured time), tells the agents to
     /// end their tunnels, then stops.
     pub fn drain(mut self) {
-        self.draining.store(true, Ordering::Relaxed);
-        let successor = self.has_successor;
+        self.drain.begun.store(true, Ordering::Relaxed);
+        let successor = self.drain.has_successor;
         let began = Instant::now();
-        let tunnels = if self.member_settings.is_some() {
+        let tunnels = if self.node.settings.is_some() {
             BTreeMap::new()
         } else {
             self.live_tunnels()
@@ -46,7 +46,7 @@ impl Gateway {
         self.listeners = None;
         self.move_spliced_tunnels();
         let is_last = Cell::new(false);
-        self.wait_within(self.drain_within, || {
+        self.wait_within(self.drain.within, || {
             if began.elapsed() >= LATE_TUNNELS && !is_last.replace(true) {
                 self.move_spliced_tunnels();
             }
@@ -57,10 +57,10 @@ impl Gateway {
                 report.connections == 0 && report.crossings_served == 0 && report.node_requests == 0
             })
         });
-        if successor && let Some(predecessor) = &self.predecessor {
+        if successor && let Some(predecessor) = &self.drain.predecessor {
             // This process relays the successor's records to its own predecessor, so it waits for the predecessor's
             // end. The channel carries no messages.
-            let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
+            let _ = predecessor.recv_timeout(self.drain.within.saturating_sub(began.elapsed()));
         }
         self.handles.tell_all(|| WorkerMessage::End);
         self.wait_within(limits::TUNNELS_END, || {
@@ -70,26 +70,26 @@ impl Gateway {
             self.store_last_stop(tunnels);
         }
         // Before the workers stop, so that their last counts are recorded.
-        self.recording.stop(limits::SERIES_END);
+        self.tasks.recording.stop(limits::SERIES_END);
         if let Some(workers) = &self.workers {
             workers.stopping();
         }
         self.handles.tell_all(|| WorkerMessage::Stop);
-        self.control_plane.stop(limits::CONTROL_PLANE_END);
+        self.tasks.control_plane.stop(limits::CONTROL_PLANE_END);
         if let Some(workers) = &self.workers {
             workers.join();
         }
-        if let Some(exporter) = self.exporter.take() {
+        if let Some(exporter) = self.tasks.exporter.take() {
             exporter.stop(limits::SPANS_END);
         }
         self.request_log.close();
-        self.members = None;
-        self.helpers.stop(limits::HELPERS_END);
+        self.node.members = None;
+        self.tasks.helpers.stop(limits::HELPERS_END);
     }
 
     /// Stores the levels of rate limits and the services with tunnels for the next start.
     fn store_last_stop(&self, tunnels: BTreeMap<String, usize>) {
-        let path = &self.last_stop_path;
+        let path = &self.drain.last_stop_path;
         let levels = self.bucket_levels(WorkerMessage::ReportLevels);
         if let Err(error) = (LastStop { levels, tunnels }).store(path, SystemTime::now()) {
             tracing::error!(path = %path.display(), %error, "cannot store state for the next start: rate limits start full");

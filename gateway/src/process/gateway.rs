@@ -36,7 +36,7 @@ use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{self, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
-use crate::worker::{WorkerHandles, RegionSetup, Setup, WorkerMessage};
+use crate::worker::{RegionSetup, Setup, WorkerHandles, WorkerMessage};
 
 use super::config_file::ConfigFile;
 use super::last_stop::{self, LastStop};
@@ -51,21 +51,9 @@ pub struct Gateway {
     pub(super) handles: Arc<WorkerHandles>,
     pub(super) request_log: Arc<RequestLog>,
     pub(super) series: Arc<Series>,
-    /// Records `series`.
-    pub(super) recording: Tasks,
-    /// What ends last, in no order: the feed, the watch of TCP memory, the count of services, questions of the apex, and the
-    /// exchange with the process before or after this one.
-    pub(super) helpers: Tasks,
-    pub(super) address: SocketAddr,
-    pub(super) admin_address: SocketAddr,
-    /// `None` without a listener for other nodes.
-    pub(super) peer_address: Option<SocketAddr>,
-    pub(super) signals: Arc<RegionSignals>,
+    pub(super) addresses: Addresses,
     /// `None` while draining.
     pub(super) listeners: Option<Listeners>,
-    pub(super) draining: Arc<AtomicBool>,
-    pub(super) drain_within: Duration,
-    pub(super) last_stop_path: PathBuf,
     /// `None` until they are started, and after they have ended.
     pub(super) workers: Option<Workers>,
     /// Notified when workers panic too often for the process to go on.
@@ -73,22 +61,54 @@ pub struct Gateway {
     executor: Executor,
     /// What workers ask of the control plane. Locked while it is served.
     pub(super) jobs: Arc<Mutex<JobQueue>>,
+    pub(super) node: RegionNode,
+    pub(super) drain: DrainState,
+    /// `None` in a demo.
+    config_file: Option<ConfigFile>,
+    pub(super) tasks: BesideWorkers,
+    /// Last, so that it ends after what runs on it.
+    pub(super) background: Background,
+}
+
+/// Where the process listens.
+pub(super) struct Addresses {
+    pub(super) callers: SocketAddr,
+    pub(super) admin: SocketAddr,
+    /// `None` without a listener for other nodes.
+    pub(super) nodes: Option<SocketAddr>,
+}
+
+/// This process as a node of a region.
+pub(super) struct RegionNode {
+    pub(super) signals: Arc<RegionSignals>,
     /// Connections of the control planes of other nodes, locked while they are served; `None` without a listener for them.
-    pub(super) waiting_nodes: Option<Arc<Mutex<WaitingConnections>>>,
-    /// Serves the admin listener, other nodes and jobs.
-    pub(super) control_plane: Tasks,
+    pub(super) waiting: Option<Arc<Mutex<WaitingConnections>>>,
     /// Membership in a region of several nodes.
     pub(super) members: Option<Members>,
-    pub(super) member_settings: Option<MemberSettings>,
-    /// Exporter of spans.
-    pub(super) exporter: Option<Exporter>,
+    pub(super) settings: Option<MemberSettings>,
+}
+
+/// How the process stops, and which processes are before and after it.
+pub(super) struct DrainState {
+    pub(super) begun: Arc<AtomicBool>,
+    pub(super) within: Duration,
+    pub(super) last_stop_path: PathBuf,
     /// Disconnects when the predecessor has ended; `None` if this process has replaced none.
     pub(super) predecessor: Option<Receiver<Infallible>>,
     pub(super) has_successor: bool,
-    /// `None` in a demo.
-    config_file: Option<ConfigFile>,
-    /// Last, so that it ends after what runs on it.
-    pub(super) background: Background,
+}
+
+/// What runs beside the workers, by when it ends.
+pub(super) struct BesideWorkers {
+    /// Records the time series.
+    pub(super) recording: Tasks,
+    /// Serves the admin listener, other nodes and jobs.
+    pub(super) control_plane: Tasks,
+    /// Exporter of spans.
+    pub(super) exporter: Option<Exporter>,
+    /// What ends last, in no order: the feed, the watch of TCP memory, the count of services, questions of the apex, and the
+    /// exchange with the process before or after this one.
+    pub(super) helpers: Tasks,
 }
 
 /// State that the workers continue from an earlier process.
@@ -161,7 +181,7 @@ impl Gateway {
         )?;
         let (nodes, waiting_nodes) = cluster::channel();
         let waiting_nodes = Arc::new(Mutex::new(waiting_nodes));
-        gateway.waiting_nodes = gateway.peer_address.map(|_| waiting_nodes);
+        gateway.node.waiting = gateway.addresses.nodes.map(|_| waiting_nodes);
         let setups = gateway.worker_setups(
             config,
             &carried,
@@ -172,21 +192,21 @@ impl Gateway {
         )?;
         gateway.start_workers(setups, inboxes, &driver)?;
         gateway.record_series();
-        control::follow(&gateway.control, &config.data_dir, &gateway.helpers)
+        control::follow(&gateway.control, &config.data_dir, &gateway.tasks.helpers)
             .map_err(StartError::Thread)?;
-        gateway.member_settings = MemberSettings::of(config, gateway.peer_address);
+        gateway.node.settings = MemberSettings::of(config, gateway.addresses.nodes);
         gateway.start_members(carried.membership)?;
         gateway.serve_administration()?;
         // After all steps that can fail, so that a failed start keeps the file for the next one. A predecessor leaves
         // no file.
-        last_stop::remove(&gateway.last_stop_path);
+        last_stop::remove(&gateway.drain.last_stop_path);
         gateway.log_start(config);
         match predecessor {
             Some(predecessor) => {
-                gateway.predecessor = Some(predecessor.serving(
+                gateway.drain.predecessor = Some(predecessor.serving(
                     &gateway.control,
                     &gateway.handles,
-                    &gateway.helpers,
+                    &gateway.tasks.helpers,
                 )?);
             }
             None => gateway.control.keep_no_changes(),
@@ -228,28 +248,36 @@ impl Gateway {
             handles,
             request_log,
             series: Arc::new(Series::open(&config.data_dir.join("series.sqlite"))),
-            recording: background.tasks(),
-            helpers,
-            address: listeners.address().map_err(ListenError::from)?,
-            admin_address: listeners.admin_address().map_err(ListenError::from)?,
-            peer_address: listeners.peer_address().map_err(ListenError::from)?,
-            signals: Arc::new(RegionSignals::new(Instant::now())),
+            addresses: Addresses {
+                callers: listeners.address().map_err(ListenError::from)?,
+                admin: listeners.admin_address().map_err(ListenError::from)?,
+                nodes: listeners.peer_address().map_err(ListenError::from)?,
+            },
             listeners: Some(listeners),
-            draining: Arc::default(),
-            drain_within: config.drain,
-            last_stop_path: config.data_dir.join(last_stop::FILE),
             workers: None,
             workers_failed: Arc::default(),
             executor,
             jobs: Arc::new(Mutex::new(jobs)),
-            waiting_nodes: None,
-            control_plane: background.tasks(),
-            members: None,
-            member_settings: None,
-            exporter,
-            predecessor: None,
-            has_successor: false,
+            node: RegionNode {
+                signals: Arc::new(RegionSignals::new(Instant::now())),
+                waiting: None,
+                members: None,
+                settings: None,
+            },
+            drain: DrainState {
+                begun: Arc::default(),
+                within: config.drain,
+                last_stop_path: config.data_dir.join(last_stop::FILE),
+                predecessor: None,
+                has_successor: false,
+            },
             config_file: None,
+            tasks: BesideWorkers {
+                recording: background.tasks(),
+                control_plane: background.tasks(),
+                exporter,
+                helpers,
+            },
             background,
         };
         gateway.serve_jobs();
@@ -276,7 +304,7 @@ impl Gateway {
         let node_client = self.control.node_client();
         let apex_questions = region_keys
             .as_ref()
-            .map(|_| NodeQuestions::start(&self.helpers, node_client.clone()));
+            .map(|_| NodeQuestions::start(&self.tasks.helpers, node_client.clone()));
         let peer_shares = listeners
             .peer_shares(config.workers)
             .map_err(ListenError::from)?;
@@ -293,7 +321,7 @@ impl Gateway {
             region: region_keys.clone().zip(apex_questions.clone()).map(
                 |(keys, apex_questions)| RegionSetup {
                     keys,
-                    signals: Arc::clone(&self.signals),
+                    signals: Arc::clone(&self.node.signals),
                     listeners: peer_listeners,
                     control_plane: nodes.clone(),
                     apex_questions,
@@ -334,7 +362,15 @@ impl Gateway {
         let failed = Arc::clone(&self.workers_failed);
         let tasks = self.background.tasks();
         let control = &self.control;
-        let started = Workers::start(tasks, control, &self.handles, setups, inboxes, driver, failed);
+        let started = Workers::start(
+            tasks,
+            control,
+            &self.handles,
+            setups,
+            inboxes,
+            driver,
+            failed,
+        );
         let (workers, up) = started.map_err(StartError::Thread)?;
         self.workers = Some(workers);
         if up < count {
@@ -347,16 +383,13 @@ impl Gateway {
     fn record_series(&self) {
         let control = Arc::clone(&self.control);
         let reports = move || control.reports_with_services();
-        timeseries::record(&self.recording, Arc::clone(&self.series), reports);
+        timeseries::record(&self.tasks.recording, Arc::clone(&self.series), reports);
     }
 
     fn log_start(&self, config: &Config) {
-        let Self {
-            address,
-            admin_address,
-            ..
-        } = self;
-        if let Some(warning) = config.open_admin_listener(*admin_address) {
+        let address = self.addresses.callers;
+        let admin_address = self.addresses.admin;
+        if let Some(warning) = config.open_admin_listener(admin_address) {
             tracing::warn!("{warning}");
         }
         if let Some((found, remedy)) = config.guessed_proxies() {
@@ -365,7 +398,7 @@ impl Gateway {
         let console = config
             .admin_certificate
             .is_none()
-            .then(|| console_url(*admin_address));
+            .then(|| console_url(admin_address));
         tracing::info!(%address, %admin_address, console, workers = config.workers, region = config.region.apex(), "gateway started");
     }
 
@@ -380,16 +413,16 @@ impl Gateway {
 
     /// Address that callers and agents connect to.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.addresses.callers
     }
 
     pub fn admin_address(&self) -> SocketAddr {
-        self.admin_address
+        self.addresses.admin
     }
 
     /// Address that other nodes of the region connect to; `None` without one.
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.peer_address
+        self.addresses.nodes
     }
 
     /// Uses this placement of services on nodes from now on, in place of the one that the members of the region agree
@@ -401,7 +434,7 @@ impl Gateway {
         session: u128,
         processes: &[(NodeSlot, u128)],
     ) -> Result<(), ControlError> {
-        self.signals.set_endless();
+        self.node.signals.set_endless();
         let (applied, _) = tokio::sync::mpsc::unbounded_channel();
         let view = View::settled(placement).with_processes(processes);
         self.control
@@ -410,7 +443,7 @@ impl Gateway {
 
     /// Counts of exported and lost spans; `None` without a collector.
     pub fn span_counts(&self) -> Option<&Arc<SpanCounts>> {
-        self.exporter.as_ref().map(Exporter::counts)
+        self.tasks.exporter.as_ref().map(Exporter::counts)
     }
 
     /// Sets the file that the configuration was read from, so that a reload can say what has changed in it.
@@ -436,8 +469,8 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.handles.tell_all(|| WorkerMessage::Stop);
-        self.control_plane.stopping().cancel();
-        self.helpers.stop(limits::HELPERS_END);
+        self.tasks.control_plane.stopping().cancel();
+        self.tasks.helpers.stop(limits::HELPERS_END);
     }
 }
 

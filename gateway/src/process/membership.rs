@@ -42,7 +42,7 @@ impl Gateway {
         &mut self,
         carried: Option<CarriedMembership>,
     ) -> Result<(), StartError> {
-        let Some(settings) = &self.member_settings else {
+        let Some(settings) = &self.node.settings else {
             return Ok(());
         };
         let MemberSettings {
@@ -67,7 +67,7 @@ impl Gateway {
             store: PostgresStore::new(source).map_err(ControlError::from)?,
             node,
             carried,
-            signals: Arc::clone(&self.signals),
+            signals: Arc::clone(&self.node.signals),
             data_dir: data_dir.clone(),
             on_slot: self.archive_at_slot(
                 archive
@@ -75,7 +75,7 @@ impl Gateway {
                     .map(|archive| (archive, source.keys.clone())),
             ),
         };
-        self.members = Some(Members::start(setup).map_err(StartError::Membership)?);
+        self.node.members = Some(Members::start(setup).map_err(StartError::Membership)?);
         Ok(())
     }
 
@@ -98,7 +98,7 @@ impl Gateway {
 
     /// Moves the services of this node to other nodes.
     pub(super) fn leave_region(&self) {
-        if let Some(members) = &self.members {
+        if let Some(members) = &self.node.members {
             members.leave(LEAVE_WITHIN);
         }
     }

@@ -22,7 +22,7 @@ impl Gateway {
         let id = successor.id().unwrap_or_default();
         successor.wait_until_ready()?;
         self.pause_control_plane();
-        let carried = self.members.take().and_then(Members::hand_over);
+        let carried = self.node.members.take().and_then(Members::hand_over);
         let membership = carried.clone().map(CarriedNode::from);
         let given =
             match successor.give_store(self.live_tunnels(), membership, self.control.position()) {
@@ -50,10 +50,10 @@ impl Gateway {
         {
             tracing::error!(%error, "cannot resume the control plane; restart the gateway");
         }
-        self.has_successor = given.is_ok();
-        if self.has_successor {
+        self.drain.has_successor = given.is_ok();
+        if self.drain.has_successor {
             // Nodes that still connect here try again, and reach the successor.
-            self.waiting_nodes = None;
+            self.node.waiting = None;
         }
         given.map(|()| id)
     }
@@ -67,9 +67,13 @@ impl Gateway {
                 levels,
             }))
         });
-        if let Err(error) =
-            successor.follow(levels, charges, &self.control, &self.handles, &self.helpers)
-        {
+        if let Err(error) = successor.follow(
+            levels,
+            charges,
+            &self.control,
+            &self.handles,
+            &self.tasks.helpers,
+        ) {
             tracing::warn!(%error, "{}", takeover::FOLLOWS_NO_MORE);
             self.handles.tell_all(|| WorkerMessage::End);
         }

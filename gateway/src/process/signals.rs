@@ -86,7 +86,7 @@ impl Signals {
             background,
             mut streams,
         } = self;
-        if gateway.predecessor.is_none() {
+        if gateway.drain.predecessor.is_none() {
             notify(&[NotifyState::Ready]);
         }
         let stopped = until_stopped(&background, &mut streams, &mut gateway, program);
@@ -132,7 +132,11 @@ fn until_stopped(
                 tracing::warn!("stopping: this node is no member of its region any more");
                 // Service managers start the process again after a failure. Not if another process took the slot: the
                 // two would end each other in turns.
-                let has_failed = gateway.members.as_ref().is_some_and(Members::has_failed);
+                let has_failed = gateway
+                    .node
+                    .members
+                    .as_ref()
+                    .is_some_and(Members::has_failed);
                 return if has_failed {
                     Err(io::Error::other("the membership failed").into())
                 } else {
@@ -141,7 +145,7 @@ fn until_stopped(
             }
             SignalAction::WorkersFailed => {
                 notify(&[NotifyState::Stopping]);
-                gateway.drain_within = limits::FAILED_DRAIN;
+                gateway.drain.within = limits::FAILED_DRAIN;
                 return Err(RunError::Workers);
             }
             // One successor at a time.
@@ -164,7 +168,7 @@ impl Streams {
     /// The next event that the process has to react to.
     async fn action(&mut self, gateway: &Gateway) -> SignalAction {
         let left = async {
-            match &gateway.members {
+            match &gateway.node.members {
                 Some(members) => members.ended().notified().await,
                 None => std::future::pending().await,
             }

@@ -20,7 +20,7 @@ use crate::control::Control;
 use crate::limits;
 use crate::mailbox::Inbox;
 use crate::ownership::WorkerId;
-use crate::worker::{self, WorkerHandles, Setup, WorkerMessage};
+use crate::worker::{self, Setup, WorkerHandles, WorkerMessage};
 
 /// The workers of a process. They end by [`WorkerMessage::Stop`].
 pub(super) struct Workers {
@@ -371,7 +371,9 @@ mod tests {
                     .iter()
                     .any(|report| report.worker.0 == 1 && report.restarts as usize == restarts)
             });
-            demo.gateway().handles.tell(WorkerId(1), WorkerMessage::Panic);
+            demo.gateway()
+                .handles
+                .tell(WorkerId(1), WorkerMessage::Panic);
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()

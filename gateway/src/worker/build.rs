@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use gw_shared::id::RequestIds;
 
-use super::{WorkerHandles, Setup, Stop, Worker};
+use super::{Setup, Stop, Worker, WorkerHandles};
 use crate::agent_releases::AgentReleases;
 use crate::apex::{Apex, ApexLimits, ApexNodes, NodeQuestions};
 use crate::caller_session::{AffinityKey, CallerSessions};

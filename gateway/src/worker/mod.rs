@@ -2,8 +2,8 @@
 //! mutable state; other threads reach a worker through its mailbox.
 
 mod build;
-mod message;
 mod handles;
+mod message;
 mod stop;
 
 use std::cell::RefCell;
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use gw_shared::runtime::{self, Driver};
 
-pub(crate) use self::message::{NewView, Succeeded, WorkerMessage};
 pub(crate) use self::handles::WorkerHandles;
+pub(crate) use self::message::{NewView, Succeeded, WorkerMessage};
 use self::stop::Stop;
 use crate::agent_releases::AgentReleases;
 use crate::apex::NodeQuestions;

@@ -36,7 +36,7 @@ use crate::telemetry::request_log::LogQueue;
 use crate::tls::ServerConfigs;
 use crate::tls::agents::{AgentVerifier, TrustedAuthorities};
 use crate::upstream::Frame;
-use crate::worker::{self, WorkerHandles, Setup, WorkerMessage};
+use crate::worker::{self, Setup, WorkerHandles, WorkerMessage};
 
 /// Longest wait for a worker.
 const WITHIN: Duration = Duration::from_secs(10);
