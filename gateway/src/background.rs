@@ -1,8 +1,8 @@
 //! What a process runs beside its workers: tasks on one tokio runtime, and a few threads.
 //!
 //! Two threads run the tasks. While one computes, such as a page of the console, the other runs the membership of the
-//! node, whose lease ends within seconds. Work that blocks has threads of its own: those of [`Tasks::blocking`] for work
-//! that ends, and those of [`Tasks::thread`] for loops that block most of the time, or that must not wait for one of the
+//! node, whose lease ends within seconds. Work that blocks has threads of its own: those of `Tasks::blocking` for work
+//! that ends, and those of `Tasks::thread` for loops that block most of the time, or that must not wait for one of the
 //! former, which requests to the admin listener may use up.
 //!
 //! Workers never call these functions: a thread that a worker starts is pinned to its core. They leave messages in
