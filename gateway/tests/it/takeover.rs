@@ -242,9 +242,14 @@ fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
     kept.send(prepared.get("/"));
     assert_eq!(kept.response().status, 200);
     running.send(prepared.get("/held"));
+    backend.wait_for_held();
     process.signal("TERM");
     eventually("the drain has begun", || {
         (admin(admin_address, "/readyz") == (503, "draining\n".into())).then_some(())
+    });
+    // All workers know of the drain once none accepts.
+    eventually("new connections are refused", || {
+        TcpStream::connect(address).is_err().then_some(())
     });
     kept.send(prepared.get("/"));
     let response = kept.response();
@@ -252,9 +257,6 @@ fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
         (response.status.as_u16(), response.header("connection")),
         (200, "close")
     );
-    eventually("new connections are refused", || {
-        TcpStream::connect(address).is_err().then_some(())
-    });
     backend.release();
     assert_eq!(running.response().status, 200);
     assert_eq!(process.exit_code(), Some(0));
