@@ -1,4 +1,4 @@
-//! What a process runs beside its workers: tasks on one tokio runtime, and a few threads.
+//! Tasks and threads of a process beside its workers: tasks on one tokio runtime, and a few threads.
 //!
 //! Two threads run the tasks. While one computes, such as a page of the console, the other runs the membership of the
 //! node, whose lease ends within seconds. Work that blocks has threads of its own: those of `Tasks::blocking` for work
@@ -47,7 +47,7 @@ pub(crate) struct Tasks {
     running: Running,
 }
 
-/// Names of what runs.
+/// Names of the running tasks and threads.
 #[derive(Debug, Clone, Default)]
 struct Running(Arc<Mutex<Vec<&'static str>>>);
 
@@ -196,7 +196,7 @@ impl Tasks {
         });
     }
 
-    /// Stops the tasks and threads, and waits for their end. Logs what has not ended `within` this time, and returns
+    /// Stops the tasks and threads, and waits for their end. Logs the names of those that have not ended `within` this time, and returns
     /// whether all have. Blocks: not for tasks.
     pub(crate) fn stop(&self, within: Duration) -> bool {
         self.stopping.cancel();

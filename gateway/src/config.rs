@@ -283,7 +283,7 @@ pub fn workers_or_cores(workers: usize) -> usize {
     }
 }
 
-/// Takes the rate of services; what is not given is as in `default`.
+/// Takes the rate of services; values that are not given come from `default`.
 fn default_rate(keys: &mut Keys<'_>, default: Rate) -> Option<Rate> {
     let burst = keys.integer("burst", 1..=u32::MAX);
     let refill = keys.integer("refill_per_minute", 1..=u32::MAX);

@@ -152,7 +152,7 @@ pub(crate) const LOG_QUEUE_BATCHES: usize = 8 * KIB;
 pub(crate) const ACCESS_LOG_QUEUE_BYTES: usize = 32 * MIB;
 /// Time at a stop for running requests and jobs of the control plane.
 pub(crate) const CONTROL_PLANE_END: Duration = Duration::from_secs(10);
-/// Time at a stop for the workers, whose requests have ended or are cut.
+/// Time limit for the workers to stop. Their requests have ended or are cut by then.
 pub(crate) const WORKERS_END: Duration = Duration::from_secs(10);
 /// Time at a stop for the membership and its running statement.
 pub(crate) const MEMBERSHIP_END: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! What other tasks and threads tell the membership.
+//! Inputs of the membership from other tasks and threads.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const COUNTED_WITHIN: Duration = Duration::from_millis(200);
 /// Longest wait for an answer of the loop.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// What the loop of the membership is told.
+/// An input of the membership loop.
 pub(super) enum RegionInput {
     Event(MembershipEvent),
     /// A message of a node whose slot and session were checked. The sender is dropped when the levels are in use.

@@ -66,7 +66,7 @@ pub struct Gateway {
     /// `None` in a demo.
     config_file: Option<ConfigFile>,
     pub(super) tasks: BesideWorkers,
-    /// Last, so that it ends after what runs on it.
+    /// Declared last: the runtime ends after its tasks.
     pub(super) background: Background,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct DrainState {
     pub(super) has_successor: bool,
 }
 
-/// What runs beside the workers, by when it ends.
+/// Tasks beside the workers, in the order in which they stop.
 pub(super) struct BesideWorkers {
     /// Records the time series.
     pub(super) recording: Tasks,
@@ -106,7 +106,7 @@ pub(super) struct BesideWorkers {
     pub(super) control_plane: Tasks,
     /// Exporter of spans.
     pub(super) exporter: Option<Exporter>,
-    /// What ends last, in no order: the feed, the watch of TCP memory, the count of services, questions of the apex, and the
+    /// Tasks that stop last, in no order: the feed, the watch of TCP memory, the count of services, questions of the apex, and the
     /// exchange with the process before or after this one.
     pub(super) helpers: Tasks,
 }

@@ -1,4 +1,4 @@
-//! What happens to the workers of a supervisor, and what it is to do.
+//! Events of the workers of a supervisor, and its actions on them.
 
 use gw_shared::identity::program::SignedProgram;
 
@@ -59,7 +59,7 @@ pub(in crate::process) enum Action {
     },
     /// The chosen program has served for the time of its trial: others are not needed any more.
     Prove,
-    /// Store that the program has failed, and tell the worker, if there is one, what follows from that.
+    /// Store that the program has failed, and tell a running worker the consequence.
     Fail {
         program: SignedProgram,
         error: String,

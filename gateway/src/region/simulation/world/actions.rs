@@ -1,4 +1,4 @@
-//! What a host does: the actions of its machine, and the requests of its callers.
+//! Actions of a host: those of its machine, and the requests of its callers.
 
 use super::*;
 
