@@ -141,7 +141,8 @@ impl Scenario {
                 }
             });
         }
-        // Fails if a caller panicked.
+        // Only the callers hold it now: the wait fails if one panicked.
+        drop(done);
         wait.await.unwrap();
     }
 
