@@ -76,6 +76,10 @@ impl Gateway {
         }
         self.handles.tell_all(|| WorkerMessage::Stop);
         self.tasks.control_plane.stop(limits::CONTROL_PLANE_END);
+        // Not left to the last user of the control plane: the runtime drops its tasks later, on its own threads.
+        if self.control.has_store() {
+            self.control.close_store();
+        }
         if let Some(workers) = &self.workers {
             workers.join();
         }

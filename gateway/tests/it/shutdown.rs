@@ -1,11 +1,16 @@
 //! Duration of a stop, and requests served during it.
 
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::Duration;
+
+use gw_gateway::Gateway;
+use gw_gateway::config::Config;
+use gw_gateway::store::{SqliteStore, StoreSource};
 
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::Served;
+use crate::support::process::{Served, config_text};
 use crate::support::stopwatch::{Stopwatch, within_a_second};
 use crate::support::successor::admin;
 use crate::support::{eventually, http2_caller};
@@ -37,6 +42,18 @@ fn an_idle_gateway_stops_at_once() {
     });
     assert!(kept.is_closed());
     drop(ahead);
+}
+
+#[test]
+fn a_gateway_that_has_stopped_leaves_its_records_to_other_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config::parse(&config_text(folder.path(), 0), |_| None).unwrap();
+    let gateway = Gateway::start(&config).unwrap();
+    // As a task of the runtime that is dropped after the stop.
+    let control = Arc::clone(gateway.control());
+    gateway.drain();
+    SqliteStore::open_existing(&StoreSource::sqlite_in(folder.path())).unwrap();
+    drop(control);
 }
 
 #[test]

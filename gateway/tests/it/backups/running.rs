@@ -32,10 +32,8 @@ impl Restoring {
         let prepared = Prepared::new();
         let file = prepared.path("backup.tar.zst");
         let source = config(&prepared, "data");
-        assert_eq!(
-            run(&mut backup(&["--config", source.to_str().unwrap()], &file)).0,
-            0
-        );
+        let (code, _, message) = run(&mut backup(&["--config", source.to_str().unwrap()], &file));
+        assert_eq!(code, 0, "{message}");
         let target = config(&prepared, "target");
         prepare(&prepared.path("target"));
         let mut command = gw_gateway();
@@ -213,7 +211,8 @@ fn root_backs_up_with_the_rights_of_the_owner_of_the_folder() {
     let connection = ["--config", target.to_str().unwrap()];
     // A folder that the owner cannot write.
     let file = prepared.path("of-root.tar.zst");
-    assert_eq!(run(&mut backup(&connection, &file)).0, 0);
+    let (code, _, message) = run(&mut backup(&connection, &file));
+    assert_eq!(code, 0, "{message}");
     assert_eq!(fs::metadata(&file).unwrap().uid(), 0);
 
     // The owner puts a link to a file of root in place of the token, which is sent to the gateway of the owner.
