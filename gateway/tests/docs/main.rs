@@ -9,6 +9,7 @@
 mod checked;
 mod commands;
 mod configuration;
+mod figures;
 mod files;
 mod golden;
 mod links;
