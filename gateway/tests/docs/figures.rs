@@ -1,5 +1,7 @@
-//! Figures of the speed in the README and in docs/performance.md are those of loadtest/results/comparison.json.
+//! Figures of the speed in the README and in docs/performance.md are those of loadtest/results/comparison.json, and bounds of
+//! the tunnel on the pages are those of the code.
 
+use gw_shared::tunnel::{control, endpoint, frame, handshake, window};
 use serde_json::Value;
 
 use crate::markdown::rows;
@@ -102,6 +104,64 @@ fn further_figures_of_the_comparison_are_those_of_the_results() {
             let value = median(&results, section, case, setup, quantity).unwrap() / scale;
             let decimals = figure.split_once('.').map_or(0, |(_, digits)| digits.len());
             assert_eq!(figure, format!("{value:.decimals$}"), "{title}: {setup}");
+        }
+    }
+}
+
+/// A number with commas.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[test]
+fn bounds_of_a_tunnel_on_the_pages_are_those_of_the_code() {
+    let kib = |bytes: usize| format!("{} KiB", bytes / 1024);
+    let tunnel = [
+        format!("below {}.", grouped(endpoint::STREAMS_MAX)),
+        format!("HELLO, at most {} |", grouped(endpoint::STREAMS_MAX)),
+        format!("accepts {} more", endpoint::STREAMS_BEYOND_SLOTS),
+        format!("0 to {}; 0 only with END", grouped(frame::DATA_MAX)),
+        format!(
+            "9 + {} + {}",
+            frame::CODE_MAX,
+            grouped(frame::MESSAGE_TEXT_MAX)
+        ),
+        format!(
+            "1 to {}; from an agent to {}",
+            kib(control::MESSAGE_MAX),
+            kib(control::TO_GATEWAY_MAX)
+        ),
+        format!("({}) of unused credit", grouped(window::MOST as usize)),
+        format!(
+            "Before the first WINDOW it is {}.",
+            grouped(window::FIRST as usize)
+        ),
+        format!(
+            "that of a request with {}.",
+            grouped(window::LEAST as usize)
+        ),
+        format!(
+            "at most {} and {} fields",
+            kib(handshake::HEAD_LIMITS.head),
+            handshake::HEAD_LIMITS.fields
+        ),
+    ];
+    let configuration = [format!("uses at most {} |", grouped(endpoint::STREAMS_MAX))];
+    for (page, bounds) in [
+        ("docs/tunnel.md", tunnel.as_slice()),
+        ("docs/configuration.md", &configuration),
+    ] {
+        let text = read(page).replace('\n', " ");
+        for bound in bounds {
+            assert!(text.contains(bound), "{page} lacks {bound:?}");
         }
     }
 }
