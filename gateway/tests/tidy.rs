@@ -328,7 +328,7 @@ fn modules_import_only_from_modules_behind_them() {
     );
 }
 
-/// Steps of the walks in `docs/architecture.md` as file and function, by the title of the walk.
+/// Steps of the walks in `docs/code.md` as file and function, by the title of the walk.
 fn walks(page: &str) -> Vec<(String, Vec<(String, String)>)> {
     let mut walks = Vec::new();
     let section = page
@@ -353,8 +353,8 @@ fn walks(page: &str) -> Vec<(String, Vec<(String, String)>)> {
 }
 
 #[test]
-fn walks_of_the_architecture_are_short_and_name_existing_functions() {
-    let walks = walks(&fs::read_to_string(workspace().join("docs/architecture.md")).unwrap());
+fn walks_through_the_code_are_short_and_name_existing_functions() {
+    let walks = walks(&fs::read_to_string(workspace().join("docs/code.md")).unwrap());
     assert_eq!(walks.len(), 11);
     for (title, steps) in walks {
         assert!(

@@ -25,7 +25,7 @@ const MANIFEST: &str = "backup.json";
 const DATABASE: &str = "gw.sqlite";
 /// What to do for a region on PostgreSQL.
 pub(crate) const IN_POSTGRES: &str = "the records of this region are in PostgreSQL: back up its database with pg_dump, and keep the region key apart from \
-     it (docs/region.md, section Backup)";
+     it (docs/region-operation.md, section Backup)";
 
 /// What an archive is a backup of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -358,7 +358,7 @@ fn records(out: &mut Examination, source: &PostgresSource) {
         Err(StoreError::Forged { what, .. }) => out.failed(
             CHECK,
             format!("the database was changed by something other than a gateway: {what}"),
-            "end that access, then `gw-gateway region repair`; see docs/region.md, When the database was changed",
+            "end that access, then `gw-gateway region repair`; see docs/region-operation.md, When the database was changed",
         ),
         Err(error) => out.failed(CHECK, reason(&error), "see the log of PostgreSQL"),
     }

@@ -117,7 +117,7 @@ impl StoreKeys {
 pub(super) fn other_key() -> StoreError {
     StoreError::Region(
         "the region key differs from the key of the other nodes: this node has an older one, or one of another region; set \
-         region_key to the key that they use, and replace the process (docs/region.md, Replace the region key)"
+         region_key to the key that they use, and replace the process (docs/region-operation.md, Replace the region key)"
             .to_owned(),
     )
 }

@@ -58,7 +58,7 @@ fn one(site: &mut Site, kind: Kind, each: usize) -> Result<Row, Failure> {
     if !kind.is_failover() {
         return Ok(row);
     }
-    // A new primary that lacks a change of the members is a reason to restart all nodes: see docs/region.md.
+    // A new primary that lacks a change of the members is a reason to restart all nodes: see docs/region-operation.md.
     let well = site.wait_until_well();
     Ok(row.note(well.map_or_else(
         |failure| format!("the region is not well afterwards: {failure}"),
