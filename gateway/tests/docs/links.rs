@@ -10,7 +10,7 @@ use crate::repository;
 const LEFT_OUT: [&str; 4] = [".git", "node_modules", "target", "shared/vendor/http"];
 
 /// Every Markdown file below `folder`.
-fn pages(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn pages(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -16,6 +16,7 @@ mod links;
 mod markdown;
 mod names;
 mod not_run;
+mod paths;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;
 mod served;
