@@ -19,6 +19,7 @@ mod not_run;
 mod paths;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;
+mod scripts;
 mod served;
 mod session;
 mod usage;
