@@ -6,31 +6,40 @@ use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
+use axum::http::Extensions;
 use axum::middleware::map_request;
 use axum::{BoxError, Router};
 use bytes::Bytes;
-use hyper::body::{Frame, SizeHint};
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::{Sleep, sleep};
 
-/// Serves one connection. A request head has at most `head` bytes; `idle` is the time from the begin of the connection or
-/// from a response to the last byte of the next head. Ends after the running request once `closing` is `true`.
+/// Serves one connection, whose requests get these `extensions`: a layer for them would copy all routes. A request head has
+/// at most `head` bytes; `idle` is the time from the begin of the connection or from a response to the last byte of the next
+/// head. Ends after the running request once `closing` is `true`.
 pub(crate) async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
+    extensions: Extensions,
     head: usize,
     idle: Duration,
     mut closing: watch::Receiver<bool>,
 ) -> hyper::Result<()> {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().extend(extensions.clone());
+        router.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(idle)
         .max_buf_size(head)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     let closing = async { drop(closing.wait_for(|is_closing| *is_closing).await) };
     tokio::select! {

@@ -6,10 +6,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{Extensions, HeaderName, HeaderValue};
 use axum::middleware::map_request;
-use axum::{Extension, Router};
 use gw_shared::net::tls::SPEAK_TLS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -118,27 +118,28 @@ impl AdminServing {
     /// Serves a connection until it ends or has to give way. Requests of an administrator keep its place.
     async fn serve(self, stream: TcpStream, from: SocketAddr, place: TaskPlace) {
         let place = Arc::new(place);
-        let router = self
-            .router
-            .clone()
-            .layer(Extension(ConnectInfo(from)))
-            .layer(Extension(Arc::clone(&place)));
+        let mut extensions = Extensions::new();
+        extensions.insert(ConnectInfo(from));
+        extensions.insert(Arc::clone(&place));
         tokio::select! {
             biased;
             () = place.lost() => tracing::debug!(%from, "connection to the admin listener gave way to a later one"),
-            () = self.serve_with(router, stream, from) => {}
+            () = self.serve_with(extensions, stream, from) => {}
         }
     }
 
-    async fn serve_with(self, router: Router, stream: TcpStream, from: SocketAddr) {
+    async fn serve_with(self, extensions: Extensions, stream: TcpStream, from: SocketAddr) {
         if let Err(error) = set_options(&stream) {
             return tracing::debug!(%from, %error, "connection to the admin listener ended");
         }
+        let router = self.router;
         let head = limits::ADMIN_HEAD;
         let idle = limits::IDLE;
         let closing = self.closing;
         let ended = match self.tls {
-            None => http_server::serve_connection(stream, router, head, idle, closing).await,
+            None => {
+                http_server::serve_connection(stream, router, extensions, head, idle, closing).await
+            }
             Some(tls) => {
                 let mut stopping = closing.clone();
                 let accepted = tokio::select! {
@@ -147,7 +148,10 @@ impl AdminServing {
                 };
                 match accepted.unwrap_or(Err(NoSession::TimedOut)) {
                     Ok(stream) => {
-                        http_server::serve_connection(stream, router, head, idle, closing).await
+                        http_server::serve_connection(
+                            stream, router, extensions, head, idle, closing,
+                        )
+                        .await
                     }
                     Err(error) => {
                         return tracing::debug!(%from, %error, "connection to the admin listener refused");

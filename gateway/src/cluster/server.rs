@@ -8,7 +8,7 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Router};
-use http::StatusCode;
+use http::{Extensions, StatusCode};
 use rustls_pki_types::CertificateDer;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -159,11 +159,12 @@ impl NodeServing {
                 return tracing::warn!(%from, %error, "connection of another control plane refused");
             }
         };
-        let router = self.router.layer(Extension(node));
+        let mut extensions = Extensions::new();
+        extensions.insert(node);
         let head = self.limits.head;
         let idle = self.limits.idle;
         let ended = tokio::select! {
-            ended = http_server::serve_connection(stream, router, head, idle, self.closing) => ended,
+            ended = http_server::serve_connection(stream, self.router, extensions, head, idle, self.closing) => ended,
             () = self.node.distrusts(&certificate) => {
                 let node = node.slot.get();
                 return tracing::info!(%from, node, "connection of another control plane ended: its authority is not trusted any more");
