@@ -2,7 +2,6 @@
 //! configuration allows it.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -69,13 +68,6 @@ fn no_reading() -> Option<String> {
         .then(|| format!("kernel.yama.ptrace_scope={}", scope.trim()))
 }
 
-fn skipped(what: &str, reason: &str) {
-    // Not `eprintln!`: the test harness hides its output of tests that pass.
-    std::io::stderr()
-        .write_all(format!("core_dumps: {what}: skipped: {reason}\n").as_bytes())
-        .unwrap();
-}
-
 /// Core dumps in `folder`.
 fn dumps(folder: &Path) -> Vec<Vec<u8>> {
     let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
@@ -94,13 +86,13 @@ fn abort(
     end: impl FnOnce(),
 ) {
     match no_reading() {
-        Some(reason) if allowed => skipped(&format!("memory of {what}"), &reason),
+        Some(reason) if allowed => programs::skipped(&format!("memory of {what}: {reason}")),
         _ => assert_eq!(is_readable(id), allowed, "{what}"),
     }
     assert!(send_signal(id, "ABRT"));
     end();
     if let Some(reason) = no_dumps() {
-        return skipped(&format!("dump of {what}"), &reason);
+        return programs::skipped(&format!("dump of {what}: {reason}"));
     }
     let found = dumps(folder);
     assert_eq!(found.len(), usize::from(allowed), "{what}");

@@ -10,6 +10,7 @@ use crate::support::backend;
 use crate::support::caller::connect_to;
 use crate::support::prepared::about;
 use crate::support::process::{Running, Served, gw_agent, gw_gateway, serve};
+use crate::support::programs;
 use crate::support::successor::{admin, replace};
 
 const HOST: &str = "acme--api.eu1.gw.localhost";
@@ -37,7 +38,7 @@ fn init(folder: &Path) -> Command {
 fn would_install() -> bool {
     let would = rustix::process::geteuid().is_root() && Path::new("/run/systemd/system").exists();
     if would {
-        eprintln!("skipped: systemd runs; gateway/tests/packages boots a system for init");
+        programs::skipped("systemd runs; gateway/tests/packages boots a system for init");
     }
     would
 }
@@ -279,7 +280,7 @@ fn an_account_of_a_running_gateway_is_created_by_its_api() {
 
 #[test]
 fn root_creates_files_with_the_rights_of_the_owner_of_the_data_folder() {
-    if would_install() || !rustix::process::geteuid().is_root() {
+    if would_install() || !programs::is_root() {
         return;
     }
     // A user that needs no entry in /etc/passwd, and has to reach the folder.

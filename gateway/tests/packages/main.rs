@@ -12,7 +12,6 @@ mod images;
 mod programs;
 
 use std::fs::{self, Permissions};
-use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,12 +39,7 @@ fn usable(programs: &[&str]) -> bool {
         );
         return programs::usable(programs);
     }
-    let thread = std::thread::current();
-    let line = format!(
-        "{}: skipped: runs with GW_TEST_PACKAGES=1\n",
-        thread.name().unwrap_or("a test")
-    );
-    io::stderr().write_all(line.as_bytes()).unwrap();
+    programs::skipped("runs with GW_TEST_PACKAGES=1");
     false
 }
 

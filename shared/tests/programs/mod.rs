@@ -21,14 +21,26 @@ pub(crate) fn usable(programs: &[&str]) -> bool {
     if let Some(name) = ["CI", "GW_REQUIRE_ALL"].into_iter().find(is_set) {
         panic!("{reasons}; no test may be skipped, because {name} is set");
     }
+    skipped(&reasons);
+    false
+}
+
+/// Says that the calling test, or a part of it, is skipped. `./test` lists these lines at its end.
+pub(crate) fn skipped(reason: &str) {
     let thread = std::thread::current();
-    let line = format!(
-        "{}: skipped: {reasons}\n",
-        thread.name().unwrap_or("a test")
-    );
+    let line = format!("{}: skipped: {reason}\n", thread.name().unwrap_or("a test"));
     // Not `eprintln!`: the test harness hides its output of tests that pass.
     io::stderr().write_all(line.as_bytes()).unwrap();
-    false
+}
+
+/// Returns whether this process runs as root. If not, the calling test must return.
+#[allow(dead_code, reason = "some programs of tests need no root")]
+pub(crate) fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        skipped("needs root");
+    }
+    is_root
 }
 
 /// `None` if `program` can be used.

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use super::{backup, config, names, restore, run};
 use crate::support::prepared::Prepared;
 use crate::support::process::{Running, config_text, gw_gateway, send_signal, serve_command};
-use crate::support::{SOON, backend, eventually};
+use crate::support::{SOON, backend, eventually, programs};
 
 /// A backup, and a restore of it that has begun and waits for the archive on its standard input.
 struct Restoring {
@@ -148,15 +148,6 @@ fn a_restore_after_one_that_was_killed_begins_again() {
 /// A user that owns a data folder. It needs no entry in /etc/passwd.
 const OWNER: u32 = 23_456;
 
-/// Whether this process may act as another user. If not, the calling test must return.
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        eprintln!("skipped: needs root");
-    }
-    is_root
-}
-
 fn owned_folder(path: &Path) {
     // The owner has to reach the folder.
     fs::set_permissions(path.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -166,7 +157,7 @@ fn owned_folder(path: &Path) {
 
 #[test]
 fn root_restores_with_the_rights_of_the_owner_of_the_folder() {
-    if !is_root() {
+    if !programs::is_root() {
         return;
     }
     let restoring = Restoring::begin_with(owned_folder);
@@ -202,7 +193,7 @@ fn root_restores_with_the_rights_of_the_owner_of_the_folder() {
 
 #[test]
 fn root_backs_up_with_the_rights_of_the_owner_of_the_folder() {
-    if !is_root() {
+    if !programs::is_root() {
         return;
     }
     let (code, message, prepared) = Restoring::begin_with(owned_folder).finish();

@@ -225,11 +225,7 @@ const OWNER: u32 = 23_456;
 
 #[test]
 fn root_imports_and_exports_with_the_rights_of_the_owner_of_the_folder() {
-    if !programs::usable(&["postgresql"]) {
-        return;
-    }
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root");
+    if !programs::usable(&["postgresql"]) || !programs::is_root() {
         return;
     }
     let server = Postgres::start();
