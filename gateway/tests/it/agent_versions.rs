@@ -3,7 +3,6 @@
 //! programs.
 
 use std::fs;
-use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,7 +26,7 @@ use crate::support::modified_agent::{self, ACCOUNT, HOST, STREAMS, Tunnel};
 use crate::support::prepared::Prepared;
 use crate::support::process::{Running, config_text, gw_gateway};
 use crate::support::tunnel_frames::{hello, ping};
-use crate::support::{demo, eventually, options};
+use crate::support::{demo, eventually, options, programs};
 
 /// Asks for a tunnel as an agent of this version does. Returns the refusal, if it is refused.
 fn ask(demo: &Demo, agent: &modified_agent::Enrolled, version: &str) -> Result<Tunnel, Response> {
@@ -167,70 +166,73 @@ fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
     );
 }
 
-/// The agent's program as of the last commit of the previous release line; `None` if it is not to be built.
+/// The agent's program as of the last commit of the previous release line. It is kept in the user's cache, beside those of
+/// other commits; `None` if it is not there and not to be built.
 fn previous_program() -> Option<PathBuf> {
-    if std::env::var_os("GW_TEST_PACKAGES").is_none_or(|value| value.is_empty()) {
-        io::stderr()
-            .write_all(
-                b"the agent of the previous line is not built: runs with GW_TEST_PACKAGES=1\n",
-            )
-            .unwrap();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    if !repository.join(".git").exists() {
+        programs::skipped("there is no history of the repository");
         return None;
     }
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let output = |command: &mut Command| {
-        let output = command
-            .current_dir(repository)
-            .stderr(Stdio::inherit())
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{command:?}");
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    };
     // The last commit that removed a version of the previous line.
     let version = format!("^version = \"{}\\.{}\\.", PREVIOUS.major, PREVIOUS.minor);
-    let search = [
-        "log",
-        "-1",
-        "--format=%H",
-        "-G",
-        &version,
-        "--",
-        "Cargo.toml",
-    ];
-    let changed = output(Command::new("git").args(search));
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("line-{PREVIOUS}"));
+    let search = ["log", "-1", "--format=%H", "-G", &version];
+    let mut git = Command::new("git");
+    git.current_dir(repository).args(search);
+    let changed = succeed(git.args(["--", "Cargo.toml"]));
+
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let variable = |name| std::env::var_os(name).map(PathBuf::from);
+    let home = variable("HOME").map(|home| home.join(".cache"));
+    let cache = variable("XDG_CACHE_HOME").or(home);
+    let cache = cache.map_or(temporary.to_owned(), |cache| cache.join("gw-tests"));
+    let program = cache.join(format!("gw-agent-before-{changed}"));
+    if program.exists() {
+        return Some(program);
+    }
+    if std::env::var_os("GW_TEST_PACKAGES").is_none_or(|value| value.is_empty()) {
+        let missing = format!(
+            "{} is missing: made with GW_TEST_PACKAGES=1",
+            program.display()
+        );
+        programs::skipped(&missing);
+        return None;
+    }
+    let built = build_before(
+        repository,
+        &changed,
+        &temporary.join(format!("line-{PREVIOUS}")),
+    );
+    fs::create_dir_all(&cache).unwrap();
+    let whole = program.with_extension(std::process::id().to_string());
+    fs::copy(built, &whole).unwrap();
+    fs::rename(whole, &program).unwrap();
+    Some(program)
+}
+
+/// Builds the agent's program as of the commit before `changed`, in `folder`.
+fn build_before(repository: &Path, changed: &str, folder: &Path) -> PathBuf {
     let source = folder.join("source");
     fs::create_dir_all(&source).unwrap();
     let archive = folder.join("source.tar");
-    output(
-        Command::new("git")
-            .args(["archive", "--output"])
-            .arg(&archive)
-            .arg(format!("{changed}^")),
-    );
-    output(
-        Command::new("tar")
-            .arg("--extract")
-            .arg("--file")
-            .arg(&archive)
-            .arg("--directory")
-            .arg(&source),
-    );
-    let manifest = source.join("Cargo.toml");
-    let mut build = Command::new(env!("CARGO"));
-    build
-        .args([
-            "build",
-            "--quiet",
-            "--locked",
-            "--package",
-            "gw-agent",
-            "--manifest-path",
-        ])
-        .arg(manifest);
-    output(build.arg("--target-dir").arg(folder.join("target")));
-    Some(folder.join("target/debug/gw-agent"))
+    let mut git = Command::new("git");
+    git.current_dir(repository).args(["archive", "--output"]);
+    succeed(git.arg(&archive).arg(format!("{changed}^")));
+    let mut tar = Command::new("tar");
+    tar.current_dir(&source).arg("--extract").arg("--file");
+    succeed(tar.arg(&archive));
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(&source);
+    cargo.args(["build", "--quiet", "--locked", "--package", "gw-agent"]);
+    succeed(cargo.arg("--target-dir").arg(folder.join("target")));
+    folder.join("target/debug/gw-agent")
+}
+
+/// The output of a command, without white space around it.
+fn succeed(command: &mut Command) -> String {
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "{command:?}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 #[test]
