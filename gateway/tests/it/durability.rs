@@ -17,6 +17,8 @@ use crate::support::programs;
 
 /// Number of kills of the gateway; `GW_TEST_KILLS` overrides it.
 const KILLS: usize = 40;
+/// Gateways that are killed at the same time, each with its own data folder.
+const GATEWAYS: usize = 4;
 const WRITERS: usize = 3;
 
 /// A client of the administration API of a process.
@@ -133,13 +135,28 @@ fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop
 #[test]
 fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
     let kills = std::env::var("GW_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap());
+    let keys: usize = thread::scope(|scope| {
+        let kill = |first: usize| scope.spawn(move || kill_at((first..kills).step_by(GATEWAYS)));
+        let gateways: Vec<_> = (0..GATEWAYS).map(kill).collect();
+        let keys = gateways.into_iter().map(|keys| keys.join().unwrap());
+        keys.sum()
+    });
+    assert!(
+        keys > kills / 4,
+        "too few writes for a meaningful test: {keys}"
+    );
+}
+
+/// Kills a gateway at these moments, and checks after each start that it has what it acknowledged. Returns the number of
+/// acknowledged keys.
+fn kill_at(moments: impl Iterator<Item = usize>) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("gateway.toml");
     let data_dir = directory.path().join("data");
     fs::write(&config, config_text(&data_dir, 0)).unwrap();
     let next = AtomicUsize::new(0);
     let acknowledged = Mutex::new(Acknowledged::default());
-    for kill in 0..kills {
+    for (round, moment) in moments.enumerate() {
         let Served {
             process,
             admin_address,
@@ -147,7 +164,7 @@ fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
         } = serve(&mut serve_command(&config));
         let api = Api::new(admin_address, &data_dir);
         let (status, _) = api.post("/accounts", &json!({ "id": "acme" })).unwrap();
-        assert_eq!(status, if kill == 0 { 201 } else { 200 });
+        assert_eq!(status, if round == 0 { 201 } else { 200 });
         check(&api, &acknowledged.lock().unwrap());
         let stop = Arc::new(AtomicBool::new(false));
         let keys = || acknowledged.lock().unwrap().keys.len();
@@ -158,12 +175,12 @@ fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
             }
             // Every other round begins with an acknowledged key, so that there are enough on a busy machine, too.
             let deadline = Instant::now() + Duration::from_secs(60);
-            while kill % 2 == 0 && keys() == before && Instant::now() < deadline {
+            while round % 2 == 0 && keys() == before && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(1));
             }
             // A different moment each time, during any operation.
             thread::sleep(Duration::from_micros(
-                2_000 + (kill as u64 * 7_919) % 30_000,
+                2_000 + (moment as u64 * 7_919) % 30_000,
             ));
             process.signal("KILL");
             stop.store(true, Ordering::Relaxed);
@@ -178,12 +195,7 @@ fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
         &Api::new(admin_address, &data_dir),
         &acknowledged.lock().unwrap(),
     );
-    let acknowledged = acknowledged.lock().unwrap();
-    assert!(
-        acknowledged.keys.len() > kills / 4,
-        "too few writes for a meaningful test: {}",
-        acknowledged.keys.len()
-    );
+    acknowledged.lock().unwrap().keys.len()
 }
 
 /// Compares the stored state with the acknowledged changes.
