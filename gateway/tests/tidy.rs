@@ -471,3 +471,31 @@ fn comments_name_what_they_mean() {
         riddles.join("\n")
     );
 }
+
+/// Heads of the groups of modules of `it`, as `./test` reads them.
+const GROUPS: [&str; 4] = [
+    "// Once: ",
+    "// Once, slow: ",
+    "// On each driver: ",
+    "// On each driver, slow: ",
+];
+
+#[test]
+fn every_integration_test_is_in_a_group_that_says_how_often_it_runs() {
+    let path = workspace().join("gateway/tests/it/main.rs");
+    let text = fs::read_to_string(path).unwrap();
+    let (grouped, other): (Vec<&str>, Vec<&str>) = text
+        .split("\n\n")
+        .filter(|block| block.lines().any(|line| line.starts_with("mod ")))
+        .partition(|block| GROUPS.iter().any(|head| block.starts_with(head)));
+    assert_eq!(grouped.len(), GROUPS.len());
+    // These have no tests.
+    let [other] = other[..] else {
+        panic!("modules without a group: {other:?}");
+    };
+    let modules: Vec<&str> = other
+        .lines()
+        .filter(|line| line.starts_with("mod "))
+        .collect();
+    assert_eq!(modules, ["mod collector;", "mod support;"]);
+}
