@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 }
 
 fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
-    logging::start(LogFormat::Text, "info");
+    logging::start(LogFormat::Text, tracing::Level::INFO);
     let EnrollArguments {
         enrollment,
         state_dir,
@@ -143,7 +143,7 @@ fn run_worker(arguments: &RunArguments) -> Result<(), Failure> {
     let loaded = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
     core_dump::allow(loaded.core_dumps).map_err(Failure::run)?;
-    logging::start(loaded.log_format, "info");
+    logging::start(loaded.log_format, tracing::Level::INFO);
     let (sender, relayed) = mpsc::channel();
     print_each(relayed).map_err(Failure::run)?;
     process::work(loaded, print_addresses.then_some(sender))

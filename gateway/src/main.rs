@@ -103,7 +103,7 @@ fn start(
     // Warnings are logged when the certificate is loaded.
     let (config, _) = file.check().map_err(Failure::Usage)?;
     core_dump::allow(config.core_dumps).map_err(Failure::run)?;
-    logging::start(config.log_format, "info");
+    logging::start(config.log_format, tracing::Level::INFO);
     for unknown in unknown_in_environment() {
         tracing::warn!("{unknown}");
     }

@@ -31,7 +31,7 @@ impl HttpArguments {
             environment("GW_LOG_FORMAT")
                 .and_then(|text| text.parse().ok())
                 .unwrap_or_default(),
-            "info",
+            tracing::Level::INFO,
         );
         let is_root = rustix::process::geteuid().is_root();
         let state_dir = self.state_dir.or_else(|| default_state_dir(is_root, environment)).ok_or_else(|| {

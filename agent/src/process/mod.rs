@@ -29,7 +29,7 @@ use crate::tunnel::RelayedService;
 /// The state folder of an agent with this configuration. Also starts the log of this process.
 pub fn state_folder(source: &ConfigSource) -> Result<PathBuf, Failure> {
     let settings = settings(source)?;
-    logging::start(settings.log_format, "info");
+    logging::start(settings.log_format, tracing::Level::INFO);
     Ok(settings.state.path().to_owned())
 }
 
@@ -48,7 +48,7 @@ pub fn supervise(
     let usage = |error: &dyn std::error::Error| Failure::Usage(error.to_string());
     let settings = settings(&source)?;
     core_dump::allow(settings.core_dumps).map_err(Failure::run)?;
-    logging::start(settings.log_format, "info");
+    logging::start(settings.log_format, tracing::Level::INFO);
     settings.state.enrollment().map_err(|error| usage(&error))?;
     let _lock = settings.state.lock().map_err(|error| usage(&error))?;
     let runtime = runtime()?;

@@ -21,7 +21,7 @@ use super::arguments::{DemoArguments, DemoPart, PartArguments};
 /// Runs the demo until a signal stops it.
 pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
     core_dump::allow(core_dumps_of_environment()?).map_err(Failure::run)?;
-    logging::start(LogFormat::Text, "warn");
+    logging::start(LogFormat::Text, tracing::Level::WARN);
     let rate = Rate::new(arguments.burst, arguments.refill_per_minute).ok_or_else(|| {
         Failure::Usage("--burst and --refill-per-minute must be at least 1".to_owned())
     })?;
@@ -109,7 +109,7 @@ pub(crate) fn run_part(
         }
         DemoPart::Agent => {
             end_with(parent, Signal::KILL).map_err(Failure::run)?;
-            logging::start(LogFormat::Text, "info");
+            logging::start(LogFormat::Text, tracing::Level::INFO);
             nodes::run_agent().map_err(Failure::run)
         }
         DemoPart::Program {

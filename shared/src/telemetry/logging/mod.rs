@@ -1,5 +1,6 @@
 //! Structured logs on standard error, as text or JSON.
 
+mod filter;
 mod repeats;
 
 use std::fmt::{Debug, Write};
@@ -7,10 +8,14 @@ use std::io::{self, IsTerminal};
 use std::time::Instant;
 
 use serde::Deserialize;
+use tracing::Level;
 use tracing::field::Field;
-use tracing_subscriber::EnvFilter;
+use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::{self, JsonFields, Writer};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use repeats::Limited;
 pub use repeats::suppressed;
@@ -41,36 +46,61 @@ impl std::str::FromStr for LogFormat {
 
 /// Starts logging. Limits repeated lines. Only the first call of a process has an effect.
 ///
-/// `GW_LOG` is a filter of `tracing_subscriber::EnvFilter`. Without it the filter is `default`, and rustls and h2 log
-/// only errors, since they log a warning for every malformed message of an unauthenticated peer. Colours are for
+/// `GW_LOG` is a filter such as `info,rustls=off`. Without it, or if it is invalid, the filter is `default`, and rustls and h2
+/// log only errors, since they log a warning for every malformed message of an unauthenticated peer. Colours are for
 /// terminals only, and not where `NO_COLOR` is set.
-pub fn start(format: LogFormat, default: &str) {
-    let filter = EnvFilter::try_from_env("GW_LOG")
-        .unwrap_or_else(|_| EnvFilter::new(format!("{default},rustls=error,h2=error")));
+pub fn start(format: LogFormat, default: Level) {
+    let default = Targets::new()
+        .with_default(default)
+        .with_targets([("rustls", Level::ERROR), ("h2", Level::ERROR)]);
+    let (filter, problem) = match std::env::var_os("GW_LOG") {
+        None => (default, None),
+        Some(text) => match filter::filter(&text.to_string_lossy()) {
+            Ok(filter) => (filter, None),
+            Err(problem) => (default, Some(problem)),
+        },
+    };
+    if !init(format, filter) {
+        return;
+    }
+    if let Some(problem) = problem {
+        tracing::warn!("GW_LOG is ignored: {problem}; docs/configuration.md describes log filters");
+    }
+    if LevelFilter::current() > STATIC_MAX_LEVEL {
+        tracing::warn!("GW_LOG: this program logs nothing below {STATIC_MAX_LEVEL}");
+    }
+}
+
+/// Installs the subscriber. Returns `false` if logging has already started.
+fn init(format: LogFormat, filter: Targets) -> bool {
     // https://no-color.org: any text but the empty one turns colours off.
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let has_colours = io::stderr().is_terminal() && !no_colour;
     let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_writer(io::stderr)
         .with_ansi(has_colours);
     // An error of standard error would be printed there, and end the process: the terminal may have been closed.
     let logs = logs.log_internal_errors(false);
-    // Fails only if logging has already started.
-    drop(match format {
+    match format {
         LogFormat::Text => {
             let text = format::format().with_target(false);
             logs.fmt_fields(text_fields())
                 .event_format(Limited::new(text, format, Instant::now))
+                .finish()
+                .with(filter)
                 .try_init()
         }
         LogFormat::Json => {
             let json = format::format().json().flatten_event(true);
             logs.fmt_fields(JsonFields::new())
                 .event_format(Limited::new(json, format, Instant::now))
+                .finish()
+                .with(filter)
                 .try_init()
         }
-    });
+    }
+    .is_ok()
 }
 
 /// Formats the fields of an event as text. Escapes them, because they may hold text from outside. Colours are for time
