@@ -7,7 +7,7 @@ use gw_gateway::control::{Actor, Mode, ServiceChanges, agent, service};
 use http::Method;
 
 use crate::support::caller::{HOST, connect, connect_to, get, request};
-use crate::support::{SOON, backend, demo, eventually, setup, tunnels};
+use crate::support::{SOON, apex, backend, demo, eventually, setup, tunnels};
 
 #[test]
 fn policy_and_authentication_errors_have_codes() {
@@ -259,6 +259,16 @@ fn heads_over_the_limits_are_refused() {
         &format!("A: {}\r\n\r\n", "b".repeat(30 * 1024)),
     ));
     assert_eq!(caller.response().status, 200);
+    // The token endpoint has errors of its own (RFC 6749 §5.2), which such a head does not reach.
+    for path in ["/oauth/token", "/enroll"] {
+        let field = format!("A: {}\r\n", "b".repeat(33 * 1024));
+        let response = apex::ask(&demo, &format!("POST {path}"), &field, "");
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (502, "GW_HEADERS_TOO_LARGE"),
+            "{path}"
+        );
+    }
 }
 
 #[test]
