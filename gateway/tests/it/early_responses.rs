@@ -16,7 +16,7 @@ use crate::support::http1_peer::Peer;
 use crate::support::http2_caller::{self, on_a_reactor};
 use crate::support::nodes::Nodes;
 use crate::support::{
-    backend, eventually, reports, request_log, tunnels, wait_until_slots_are_free,
+    backend, eventually, reports, request_log, tunnels, turn, wait_until_slots_are_free,
 };
 
 /// More than all windows and socket buffers between caller and backend hold together.
@@ -104,6 +104,7 @@ fn crossings(demo: &Demo) -> u64 {
 
 #[test]
 fn the_rest_of_a_body_reaches_the_backend_on_and_across_workers() {
+    let _turn = turn();
     for workers in [1, 2] {
         let (url, bodies) = accepting();
         let options = Options {

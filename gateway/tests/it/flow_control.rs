@@ -11,7 +11,7 @@ use http::Method;
 
 use crate::support::caller::{Caller, connect, get, request};
 use crate::support::http1_peer::Peer;
-use crate::support::{backend, eventually, options, reports, tunnels};
+use crate::support::{backend, eventually, options, reports, tunnels, turn};
 
 const MIB: usize = 1024 * 1024;
 
@@ -86,6 +86,7 @@ fn is_answered(demo: &Demo) {
 
 #[test]
 fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
+    let _turn = turn();
     const CALLERS: usize = 300;
     let demo = start(512, |_| {});
     let callers = stalled_downloads(&demo, CALLERS);
@@ -111,6 +112,7 @@ fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
 
 #[test]
 fn a_small_request_passes_while_all_other_streams_are_full() {
+    let _turn = turn();
     let demo = start(200, |_| {});
     let _down = stalled_downloads(&demo, 99);
     let chunk = vec![0; 64 * 1024];
@@ -143,6 +145,7 @@ fn a_small_request_passes_while_all_other_streams_are_full() {
 
 #[test]
 fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
+    let _turn = turn();
     const STREAMS: usize = 64;
     // One account may hold half of it, or a quarter while kernel memory of its callers takes the most that it may. The first
     // streams have large windows, and the others the least.
@@ -195,6 +198,7 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
 
 #[test]
 fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
+    let _turn = turn();
     // Far below the share of the account before the gateway has measured any connection, however slow the machine is:
     // each socket starts with at most 128 KiB of unsent bytes and can hold twice that.
     const CALLERS: usize = 100;
@@ -249,6 +253,7 @@ fn race(
 
 #[test]
 fn streams_of_one_tunnel_share_it_evenly() {
+    let _turn = turn();
     let demo = start(128, |_| {});
     let (_, racers) = race(&demo, 8, 128 * MIB);
     let shares: Vec<usize> = racers
@@ -262,6 +267,7 @@ fn streams_of_one_tunnel_share_it_evenly() {
 
 #[test]
 fn a_small_request_does_not_wait_for_bulk_transfers() {
+    let _turn = turn();
     let demo = start(128, |_| {});
     let (all, racers) = race(&demo, 8, 256 * MIB);
     let mut caller = connect(&demo);
@@ -280,6 +286,7 @@ fn a_small_request_does_not_wait_for_bulk_transfers() {
 
 #[test]
 fn windows_adjust_while_both_directions_are_full() {
+    let _turn = turn();
     const FOR_EVER: usize = usize::MAX / 2;
     let demo = start(512, |_| {});
     let (all, racers) = race(&demo, 2, FOR_EVER);

@@ -19,7 +19,7 @@ use crate::support::http2_frames::{
     self, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN,
     frame,
 };
-use crate::support::{SOON, backend, demo, reports, setup, tunnels};
+use crate::support::{SOON, backend, demo, reports, setup, tunnels, turn};
 
 #[test]
 fn a_request_reaches_the_backend_unchanged() {
@@ -108,6 +108,7 @@ fn bodies_and_trailers_pass_in_both_directions_at_the_same_time() {
 
 #[test]
 fn large_bodies_pass_on_many_streams_on_and_across_workers() {
+    let _turn = turn();
     let mirror = backend::start(|mut peer| {
         while let Ok((_, body, _)) = peer.request() {
             peer.send(format!(

@@ -16,7 +16,7 @@ use crate::support::caller::{Caller, session};
 use crate::support::http1_peer::Peer;
 use crate::support::process::Running;
 use crate::support::region::Region;
-use crate::support::{SOON, backend, eventually};
+use crate::support::{SOON, backend, eventually, turn};
 
 const CALLERS: u64 = 6;
 const PER_CONNECTION: usize = 20;
@@ -159,6 +159,7 @@ impl RandomCaller {
 
 #[test]
 fn no_request_reaches_another_service_while_nodes_come_and_go() {
+    let _turn = turn();
     let Some(mut region) = Region::start(3) else {
         return;
     };

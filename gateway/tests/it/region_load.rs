@@ -19,7 +19,7 @@ use crate::support::http1_peer::Peer;
 use crate::support::process::Running;
 use crate::support::region::Region;
 use crate::support::successor::{Successor, replace};
-use crate::support::{SOON, backend, eventually};
+use crate::support::{SOON, backend, eventually, turn};
 
 /// Callers that send requests all the time.
 const CALLERS: usize = 6;
@@ -236,6 +236,7 @@ fn start() -> Option<(Region, Running, Received)> {
 
 #[test]
 fn no_request_fails_while_all_nodes_are_replaced() {
+    let _turn = turn();
     let Some((region, _agent, received)) = start() else {
         return;
     };
@@ -267,6 +268,7 @@ fn no_request_fails_while_all_nodes_are_replaced() {
 
 #[test]
 fn only_requests_in_flight_fail_when_nodes_are_killed() {
+    let _turn = turn();
     let Some((mut region, _agent, received)) = start() else {
         return;
     };

@@ -21,7 +21,7 @@ use crate::support::process::{self, Served, config_text};
 use crate::support::tunnel_frames::{
     CHUNKED, data, frame, head, head_text, hello, last_data, last_head, ping, response, trailers,
 };
-use crate::support::{eventually, options, reports, setup};
+use crate::support::{eventually, options, reports, setup, turn};
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -346,6 +346,7 @@ fn assert_growth(
 
 #[test]
 fn one_account_grows_the_process_by_its_half_of_the_relay_memory() {
+    let _turn = turn();
     assert_growth(
         &["mallory"],
         Protocol::Http1,
@@ -356,6 +357,7 @@ fn one_account_grows_the_process_by_its_half_of_the_relay_memory() {
 
 #[test]
 fn two_accounts_grow_the_process_by_the_relay_memory() {
+    let _turn = turn();
     assert_growth(
         &["mallory", "eve"],
         Protocol::Http1,
@@ -366,6 +368,7 @@ fn two_accounts_grow_the_process_by_the_relay_memory() {
 
 #[test]
 fn callers_of_http2_grow_the_process_by_no_more() {
+    let _turn = turn();
     assert_growth(
         &["demo"],
         Protocol::Http2,
@@ -376,6 +379,7 @@ fn callers_of_http2_grow_the_process_by_no_more() {
 
 #[test]
 fn complete_responses_count_until_http2_callers_have_them() {
+    let _turn = turn();
     assert_growth(
         &["demo"],
         Protocol::Http2,

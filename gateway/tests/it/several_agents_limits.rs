@@ -7,7 +7,6 @@ use gw_shared::tunnel::endpoint::STREAMS_MAX;
 use gw_shared::tunnel::frame::{Kind, StreamId};
 
 use crate::support::caller::{Caller, HOST};
-use crate::support::eventually;
 use crate::support::modified_agent::Tunnel;
 use crate::support::prepared::Prepared;
 use crate::support::process::Served;
@@ -15,6 +14,7 @@ use crate::support::several::{
     Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
 };
 use crate::support::tunnel_frames::{frame, hello, ok, ping, reset};
+use crate::support::{eventually, turn};
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -136,6 +136,7 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
 
 #[test]
 fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
+    let _turn = turn();
     let prepared = Prepared::with_agents(&["one", "two"]);
     let config = prepared.config();
     let config = config.replace(

@@ -14,12 +14,12 @@ use gw_shared::id::{AccountId, ServiceId};
 use serde_json::{Value, json};
 
 use crate::support::caller::Caller;
-use crate::support::eventually;
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
 use crate::support::process::{Served, config_text, send_signal};
 use crate::support::stopwatch::within_a_second;
 use crate::support::successor::{admin, replace};
+use crate::support::{eventually, turn};
 
 /// Maximum time until a revocation is in force.
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);
@@ -296,6 +296,7 @@ fn add_services(prepared: &Prepared, count: usize) {
 
 #[test]
 fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_message() {
+    let _turn = turn();
     let prepared = Prepared::new();
     // For measurements by hand.
     let count = std::env::var("GW_TEST_SERVICES")

@@ -6,7 +6,7 @@ use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
 
 use crate::support::caller::{connect, connect_to, get, request};
-use crate::support::{backend, eventually, reports, setup, tunnels};
+use crate::support::{backend, eventually, reports, setup, tunnels, turn};
 
 /// A backend that echoes every body.
 fn mirror() -> String {
@@ -27,6 +27,7 @@ fn total(demo: &Demo, name: &str) -> u64 {
 
 #[test]
 fn requests_and_large_bodies_cross_workers_in_every_mode() {
+    let _turn = turn();
     for (workers, hand_over) in [
         (1, HandOver::Auto),
         (2, HandOver::Always),

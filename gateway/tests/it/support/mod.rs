@@ -30,6 +30,7 @@ pub(crate) mod tinyproxy;
 pub(crate) mod tunnel_frames;
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gw_gateway::demo::{Demo, Options};
@@ -38,6 +39,12 @@ use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
 
 /// Timeout for events that normally take milliseconds. Only a failing test reaches it.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
+
+/// The turn of a test that keeps all cores busy: others that do wait for theirs. Tests of the rest run beside it.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 pub(crate) fn options(backend: Option<String>) -> Options {
     Options {
