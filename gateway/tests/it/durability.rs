@@ -18,7 +18,7 @@ use crate::support::programs;
 /// Number of kills of the gateway; `GW_TEST_KILLS` overrides it.
 const KILLS: usize = 40;
 /// Gateways that are killed at the same time, each with its own data folder.
-const GATEWAYS: usize = 4;
+const GATEWAYS: usize = 2;
 const WRITERS: usize = 3;
 
 /// A client of the administration API of a process.

@@ -138,6 +138,7 @@ fn the_rest_of_a_body_reaches_the_backend_on_and_across_workers() {
 
 #[test]
 fn the_rest_of_a_body_reaches_the_backend_across_nodes() {
+    let _turn = turn();
     let (url, bodies) = accepting();
     let nodes = Nodes::start(2);
     let (owner, other) = nodes.owner_and_other();
@@ -157,6 +158,7 @@ fn the_rest_of_a_body_reaches_the_backend_across_nodes() {
 
 #[test]
 fn the_rest_of_a_body_reaches_the_backend_from_an_http2_caller() {
+    let _turn = turn();
     let (url, bodies) = accepting();
     let demo = crate::support::demo(Some(url));
     on_a_reactor(async {
