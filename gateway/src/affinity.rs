@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use aws_lc_rs::hmac;
 use gw_shared::http::{fields, framing};
 use http::header::{self, HeaderName};
 use serde::{Deserialize, Serialize};
@@ -140,6 +141,29 @@ impl TryFrom<String> for Affinity {
 impl From<Affinity> for String {
     fn from(affinity: Affinity) -> Self {
         affinity.to_string()
+    }
+}
+
+/// Signs the cookies of all services. `Debug` does not print it; dropping it wipes it.
+#[derive(Clone)]
+pub struct AffinityKey(hmac::Key);
+
+impl AffinityKey {
+    /// Name of the key that it is derived as.
+    pub(crate) const PURPOSE: &'static str = "gw affinity 1";
+
+    pub fn new(key: hmac::Key) -> Self {
+        Self(key)
+    }
+
+    pub(crate) fn hmac(&self) -> &hmac::Key {
+        &self.0
+    }
+}
+
+impl fmt::Debug for AffinityKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[secret]")
     }
 }
 

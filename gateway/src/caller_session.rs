@@ -3,7 +3,6 @@
 //! The value of the gateway's cookie is base64url of 16 random bytes and the first 16 bytes of an HMAC-SHA-256 over the
 //! service and them. A caller cannot make one up to choose its agent, and a cookie of one service is of no use at another.
 
-use std::fmt;
 use std::net::IpAddr;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
@@ -17,7 +16,7 @@ use gw_shared::http::fields::X_FORWARDED_FOR;
 use gw_shared::tunnel::head::OutboundRequest;
 use http::header::{self, HeaderName, HeaderValue};
 
-use crate::affinity::{Affinity, CookieName};
+use crate::affinity::{Affinity, AffinityKey, CookieName};
 use crate::client_address::{TrustedProxies, client_address};
 use crate::rate_limit::AddressKey;
 use crate::store::Service;
@@ -33,10 +32,6 @@ const VERIFIED_MAX: usize = 4;
 /// each such site (`Partitioned`). It ends with the session of the browser.
 const ATTRIBUTES: &str = "; Path=/; Secure; HttpOnly; SameSite=None; Partitioned";
 
-/// Signs the cookies of all services. `Debug` does not print it; dropping it wipes it.
-#[derive(Clone)]
-pub struct AffinityKey(hmac::Key);
-
 /// Finds the sessions of requests. The owner of a service asks it before it chooses a tunnel.
 pub struct CallerSessions {
     key: AffinityKey,
@@ -51,21 +46,6 @@ pub struct CallerSession {
     pub hash: Option<u64>,
     /// Value of a `Set-Cookie` field for the response.
     pub set_cookie: Option<HeaderValue>,
-}
-
-impl AffinityKey {
-    /// Name of the key that it is derived as.
-    pub(crate) const PURPOSE: &'static str = "gw affinity 1";
-
-    pub fn new(key: hmac::Key) -> Self {
-        Self(key)
-    }
-}
-
-impl fmt::Debug for AffinityKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("[secret]")
-    }
 }
 
 impl CallerSessions {
@@ -139,7 +119,7 @@ impl SessionCookie {
     }
 
     fn signature(&self, label: &str, key: &AffinityKey) -> [u8; HALF] {
-        let mut context = hmac::Context::with_key(&key.0);
+        let mut context = hmac::Context::with_key(key.hmac());
         // The border is unambiguous, because the second part has a fixed length.
         context.update(label.as_bytes());
         context.update(&self.random);

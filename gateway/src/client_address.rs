@@ -1,15 +1,10 @@
 //! Address of the client, also behind trusted proxies.
 
 use std::net::IpAddr;
-use std::rc::Rc;
 
 use gw_shared::http::Fields;
 use gw_shared::http::fields::X_FORWARDED_FOR;
-use gw_shared::id::AccountId;
-use http::HeaderValue;
 use ipnet::{IpNet, Ipv4Net};
-
-use crate::memory::sockets::SocketUse;
 
 /// Proxies whose `X-Forwarded-For` is trusted, and the PROXY header of those that send one. The most specific block that
 /// contains an address applies.
@@ -94,37 +89,6 @@ fn canonical(block: IpNet) -> IpNet {
             Ipv4Net::new(address, length).map_or(block, IpNet::V4)
         }
         _ => block,
-    }
-}
-
-/// The peer of a connection.
-pub(crate) struct Peer {
-    /// An IPv4-mapped IPv6 address is stored as IPv4.
-    pub(crate) address: IpAddr,
-    /// `address` as a value of `X-Forwarded-For`, formatted once because every request needs it.
-    pub(crate) forwarded: HeaderValue,
-    /// Kernel memory of the connection; `None` for a request without a connection.
-    socket: Option<Rc<SocketUse>>,
-}
-
-impl Peer {
-    pub(crate) fn new(address: IpAddr, socket: Option<Rc<SocketUse>>) -> Self {
-        let address = address.to_canonical();
-        // Never fails: an address is a valid field value.
-        let forwarded = address
-            .to_string()
-            .parse()
-            .unwrap_or_else(|_| HeaderValue::from_static("unknown"));
-        Self {
-            address,
-            forwarded,
-            socket,
-        }
-    }
-
-    /// Records that the connection carries an authenticated request for a service of `account`.
-    pub(crate) fn serves(&self, account: &AccountId) {
-        self.socket.iter().for_each(|socket| socket.serves(account));
     }
 }
 

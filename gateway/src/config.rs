@@ -20,7 +20,7 @@ pub use crate::client_address::{ProxyProtocol, TrustedProxies};
 use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::limits;
-use crate::memory::process;
+use crate::memory_limit;
 use crate::rate::Rate;
 use crate::region::Isolation;
 use crate::service_settings::ServiceSettings;
@@ -109,7 +109,7 @@ gw_shared::configuration! {
         pub signing_key_rotation: Option<Duration> = Some(30 * DAY),
             keys.integer("signing_key_days", 0..=3650).map(|days: u32| (days > 0).then(|| DAY * days));
         /// Limit of the memory that relayed requests hold, in bytes, for all workers together.
-        pub relay_memory: usize = process::default_relay_memory(),
+        pub relay_memory: usize = memory_limit::default_relay_memory(),
             keys.integer("relay_memory_mib", 16..=16_777_216).map(|mib: usize| mib << 20);
         pub drain: Duration = limits::DRAIN,
             keys.integer("drain_seconds", 0..=86_400).map(Duration::from_secs);

@@ -5,11 +5,12 @@ use std::rc::Rc;
 use gw_shared::http::{InvalidHeadParts, RequestHead};
 
 use crate::apex::Apex;
-use crate::client_address::{Peer, TrustedProxies, client_address};
+use crate::client_address::{TrustedProxies, client_address};
 use crate::error::{Error, Overload};
 use crate::hostname::{Destination, Region};
 use crate::http_message::{Outcome, RequestBody, ResponseSink, dated};
 use crate::lifecycle::Lifecycle;
+use crate::peer::Peer;
 use crate::relay::Relay;
 use crate::request_scope::{Observers, RequestScope, Stage, refuse};
 

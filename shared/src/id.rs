@@ -212,6 +212,9 @@ fn random_id_has_form(text: &str, prefix: &str, length: usize) -> bool {
     })
 }
 
+/// Length of a generated secret: 43 base62 characters hold 256 bits.
+pub const SECRET_LENGTH: usize = 43;
+
 /// Draws `length` characters evenly from A-Z, a-z, 0-9: 5.95 bits each, so 43 characters have 256 bits.
 pub fn random_base62(length: usize) -> String {
     const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";

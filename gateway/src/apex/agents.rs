@@ -14,7 +14,7 @@ use super::body::{self, Unanswered};
 use super::limits::ApexBucket;
 use super::{Apex, json, only};
 use crate::auth::bearer;
-use crate::control::{AgentProof, Control, ControlError, certificate, enrollment};
+use crate::control_plane::{AgentProof, ControlPlane};
 use crate::error::Error;
 use crate::http_message::RequestBody;
 use crate::store::Directory;
@@ -31,7 +31,7 @@ impl Apex {
         let bucket = ApexBucket::Enrollment(client);
         let enrollment: EnrollRequest = self.charge_and_read(request, bucket, body).await?;
         let reply = self
-            .change(move |control| enrollment::enroll(control, &enrollment))
+            .change(move |control| control.enroll(&enrollment))
             .await?;
         Ok(answer(StatusCode::CREATED, &reply))
     }
@@ -48,7 +48,7 @@ impl Apex {
         let secret = enrollment_secret(&request.headers).ok_or(Error::EnrollmentInvalid)?;
         let reply = self
             .executor
-            .run(move |control| enrollment::status(control, &id, &secret))
+            .run(move |control| control.enrollment_status(&id, &secret))
             .await?;
         Ok(answer(StatusCode::OK, &reply))
     }
@@ -76,7 +76,7 @@ impl Apex {
             (None, None) => return Err(Error::EnrollmentInvalid.into()),
         };
         let reply = self
-            .change(move |control| certificate::sign(control, &proof, &csr))
+            .change(move |control| control.sign(&proof, &csr))
             .await?;
         Ok(answer(StatusCode::OK, &reply))
     }
@@ -85,7 +85,7 @@ impl Apex {
     /// them.
     async fn change<T: Send + 'static>(
         &self,
-        change: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
+        change: impl FnOnce(&dyn ControlPlane) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let (reply, position) = self
             .executor

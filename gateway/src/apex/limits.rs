@@ -29,7 +29,7 @@ pub(crate) enum ApexBucket {
 
 impl ApexBucket {
     /// The worker out of `workers` (at least one) that has the bucket.
-    pub(super) fn owner(&self, workers: usize) -> WorkerId {
+    pub(crate) fn owner(&self, workers: usize) -> WorkerId {
         match self {
             Self::Token(client) | Self::Enrollment(client) => {
                 AddressKey::from(*client).owner(workers)
@@ -58,7 +58,7 @@ impl ApexBucket {
     }
 
     /// The opposite of [`Self::names`].
-    pub(super) fn parse(kind: &str, client: &str) -> Option<Self> {
+    pub(crate) fn parse(kind: &str, client: &str) -> Option<Self> {
         match kind {
             "token" => client.parse().ok().map(Self::Token),
             "enrollment" => client.parse().ok().map(Self::Enrollment),
@@ -77,8 +77,8 @@ pub(crate) struct ApexLimits {
 
 /// Asks the owner of a bucket to take one request out of it.
 pub(crate) struct ApexCharge {
-    pub(super) bucket: ApexBucket,
-    pub(super) reply: oneshot::Sender<Result<(), Exhausted>>,
+    pub(crate) bucket: ApexBucket,
+    pub(crate) reply: oneshot::Sender<Result<(), Exhausted>>,
 }
 
 impl ApexLimits {

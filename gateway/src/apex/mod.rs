@@ -18,11 +18,13 @@ use gw_shared::identity::enrollment;
 use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
-pub(crate) use limits::{ApexCharge, ApexLimits};
-pub(crate) use other_nodes::{ApexNodes, NodeQuestions, routes as routes_between_nodes};
+pub(crate) use limits::{ApexBucket, ApexCharge, ApexLimits};
+pub(crate) use other_nodes::{
+    ApexNodes, ChargeVerdict, NodeQuestion, NodeQuestions, node_questions,
+};
 
 use self::body::Unanswered;
-use crate::control::Executor;
+use crate::control_plane::Executor;
 use crate::current::Current;
 use crate::error::{Error, request_id_value};
 use crate::freeze::Freeze;

@@ -1,4 +1,4 @@
-//! What the apex asks the other nodes of a region. A task of the control plane sends the questions.
+//! What the apex asks the other nodes of a region. A task beside the workers sends the questions.
 //!
 //! Limits per client address and agent: each bucket has an owner among the nodes, found by rendezvous hashing. A node takes a
 //! request out of a bucket of its own first, and then asks the owner to take it out of the owner's bucket. So one client
@@ -7,34 +7,17 @@
 //!
 //! Enrollments: the next request of an agent may arrive at another node, so a change is answered when all nodes use it.
 
-use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Path, State};
-use axum::routing::post;
-use axum::{Json, Router};
-use bytes::Bytes;
-use http::{Request, StatusCode};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
-use super::limits::{ApexBucket, ApexCharge};
-use crate::background::Tasks;
-use crate::cluster::NodeClient;
+use super::limits::ApexBucket;
 use crate::limits;
-use crate::mailbox::Post;
-use crate::members::nodes_behind;
 use crate::rate_limit::Exhausted;
-use crate::region::{Member, NodeSlot, Peering};
+use crate::region::{Member, Peering};
 use crate::store::Position;
-
-/// Time limit of an answer. A caller waits for it.
-const WITHIN: Duration = Duration::from_millis(500);
-
-/// Name of the task of a question.
-const NAME: &str = "a question of the apex";
 
 /// The way to the task that asks the other nodes. Cheap to clone.
 #[derive(Clone)]
@@ -46,7 +29,9 @@ pub(crate) struct ApexNodes {
     questions: NodeQuestions,
 }
 
-enum NodeQuestion {
+/// A question, with the way of its answer.
+pub(crate) enum NodeQuestion {
+    /// Whether a request can be taken out of the bucket of another node.
     Charge {
         owner: Member,
         path: String,
@@ -63,25 +48,15 @@ enum NodeQuestion {
 
 /// Whether a request was taken out of the owner's bucket.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct ChargeVerdict {
+pub(crate) struct ChargeVerdict {
     /// Milliseconds until one more request is admitted, and until the bucket is full; absent if the request was taken.
-    exhausted_for_ms: Option<(u64, u64)>,
+    pub(crate) exhausted_for_ms: Option<(u64, u64)>,
 }
 
-impl NodeQuestions {
-    /// Starts the task. It ends when all clones are dropped.
-    pub(crate) fn start(tasks: &Tasks, client: NodeClient) -> Self {
-        let (questions, mut asked) = mpsc::channel::<NodeQuestion>(limits::NODE_CHARGES);
-        let asking = tasks.clone();
-        let ask = async move {
-            let mut owners = HashMap::new();
-            while let Some(question) = asked.recv().await {
-                question.ask(&asking, &client, &mut owners);
-            }
-        };
-        tasks.spawn_until_stopped("the questions of the apex", ask);
-        Self(questions)
-    }
+/// A way to the task that asks, and the questions that it gets.
+pub(crate) fn node_questions() -> (NodeQuestions, mpsc::Receiver<NodeQuestion>) {
+    let (questions, asked) = mpsc::channel(limits::NODE_CHARGES);
+    (NodeQuestions(questions), asked)
 }
 
 impl ApexNodes {
@@ -154,105 +129,4 @@ impl ApexNodes {
             .filter(|member| member.slot != placement.here())
             .cloned()
     }
-}
-
-/// What may be sent to each owner at the same time.
-type Permits = HashMap<(NodeSlot, u128), Arc<Semaphore>>;
-
-impl NodeQuestion {
-    /// Sends the question from a task of its own. Replies fail when the caller has left.
-    fn ask(self, tasks: &Tasks, client: &NodeClient, permits: &mut Permits) {
-        let client = client.clone();
-        match self {
-            Self::Charge { owner, path, reply } => {
-                let key = (owner.slot, owner.session);
-                if !permits.contains_key(&key) {
-                    // Forgets processes that have ended.
-                    permits.retain(|_, permits| permits.available_permits() < limits::CLUSTER_KEPT);
-                }
-                let permits = permits
-                    .entry(key)
-                    .or_insert_with(|| Arc::new(Semaphore::new(limits::CLUSTER_KEPT)));
-                // A flood from many clients opens no further connections: it is limited by each node alone.
-                let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
-                    let _ = reply.send(None);
-                    return;
-                };
-                tasks.spawn(NAME, async move {
-                    let _ = reply.send(charge_at(&client, &owner, path).await);
-                    drop(permit);
-                });
-            }
-            Self::Keep {
-                nodes,
-                position,
-                reply,
-            } => {
-                tasks.spawn(NAME, async move {
-                    let behind = nodes_behind(&client, &nodes, &position).await;
-                    if !behind.is_empty() {
-                        tracing::warn!(revision = position.revision.0, nodes = ?behind, "an enrollment is not known at all nodes yet");
-                    }
-                    let _ = reply.send(());
-                });
-            }
-        }
-    }
-}
-
-async fn charge_at(client: &NodeClient, owner: &Member, path: String) -> Option<ChargeVerdict> {
-    let request = Request::post(path).body(Bytes::new()).ok()?;
-    match client.send(owner, request, WITHIN).await {
-        Ok(response) if response.status() == StatusCode::OK => {
-            serde_json::from_slice(response.body()).ok()
-        }
-        Ok(response) => {
-            tracing::debug!(node = owner.slot.get(), status = %response.status(), "no charge of a request");
-            None
-        }
-        Err(error) => {
-            tracing::debug!(node = owner.slot.get(), %error, "no charge of a request");
-            None
-        }
-    }
-}
-
-/// The workers that own buckets at this node.
-#[derive(Clone)]
-struct Owners {
-    mailboxes: Arc<dyn Post<Box<ApexCharge>>>,
-    workers: usize,
-}
-
-/// Route for other nodes.
-pub(crate) fn routes(mailboxes: Arc<dyn Post<Box<ApexCharge>>>, workers: usize) -> Router {
-    let owners = Owners { mailboxes, workers };
-    Router::new()
-        .route("/v1/apex-limits/{kind}/{client}", post(charge))
-        .with_state(owners)
-}
-
-async fn charge(
-    State(owners): State<Owners>,
-    Path((kind, client)): Path<(String, String)>,
-) -> Result<Json<ChargeVerdict>, StatusCode> {
-    let bucket = ApexBucket::parse(&kind, &client).ok_or(StatusCode::BAD_REQUEST)?;
-    let (reply, answer) = oneshot::channel();
-    let owner = bucket.owner(owners.workers);
-    owners
-        .mailboxes
-        .post(owner, Box::new(ApexCharge { bucket, reply }))
-        .map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
-    let taken = answer.await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
-    let exhausted_for_ms = taken.err().map(
-        |Exhausted {
-             until_one,
-             until_full,
-         }| (ms(until_one), ms(until_full)),
-    );
-    Ok(Json(ChargeVerdict { exhausted_for_ms }))
-}
-
-fn ms(time: Duration) -> u64 {
-    time.as_millis().try_into().unwrap_or(u64::MAX)
 }

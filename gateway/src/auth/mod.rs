@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use gw_shared::http::Fields;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
-use gw_shared::id::{ClientId, KeyId};
 use http::header::{HeaderName, HeaderValue};
 
 pub use jwt::VerifiedTokens;
 
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::principal::Principal;
 use crate::store::{Directory, Service};
 
 /// Proof that the caller of a request may call the service. Only [`authenticate`], `Self::by_node`
@@ -62,36 +62,6 @@ impl Authenticated {
             service: Arc::clone(service),
             by: Principal::Admin,
             _proof: AuthProof,
-        }
-    }
-}
-
-/// The authenticated originator of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Principal {
-    /// The client of an access token.
-    Client(ClientId),
-    ServiceKey(KeyId),
-    /// Stands for the administrator in replays of requests.
-    Admin,
-}
-
-impl Principal {
-    /// Name of the mode of authentication, as records have it.
-    pub(crate) fn mode(&self) -> &'static str {
-        match self {
-            Self::Client(_) => "jwt",
-            Self::ServiceKey(_) => "service_key",
-            Self::Admin => "admin",
-        }
-    }
-
-    /// Client id or key id.
-    pub(crate) fn id(&self) -> Option<&str> {
-        match self {
-            Self::Client(id) => Some(id.as_str()),
-            Self::ServiceKey(id) => Some(id.as_str()),
-            Self::Admin => None,
         }
     }
 }

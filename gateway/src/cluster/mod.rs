@@ -16,7 +16,6 @@ use std::fmt;
 pub(crate) use self::client::{NodeCallError, NodeClient};
 pub(crate) use self::local_node::LocalNode;
 pub(crate) use self::server::{ServerLimits, for_nodes, serve};
-pub(crate) use self::transport::{NodeConnection, NodeConnections, WaitingConnections, channel};
 
 /// A node of the region that is needed for an answer and does not give it.
 #[derive(Debug)]

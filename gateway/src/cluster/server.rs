@@ -16,10 +16,11 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
+use super::LocalNode;
 use super::transport::{self, NotServed};
-use super::{LocalNode, NodeConnection, WaitingConnections};
 use crate::http_server;
 use crate::limits;
+use crate::node_connections::{NodeConnection, WaitingConnections};
 use crate::rate_limit::{TaskPlace, TaskPlaces};
 use crate::tls::pki::NodeIdentity;
 

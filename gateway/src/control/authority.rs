@@ -13,7 +13,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::{Actor, Control, ControlError, Plan};
-use crate::caller_session::AffinityKey;
+use crate::affinity::AffinityKey;
 use crate::clock::Timestamp;
 use crate::store::{
     AgentRecord, AuthorityRecord, AuthorityRole, RecordId, Records, Step, StoreError, StoredRecord,

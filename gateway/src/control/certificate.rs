@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use gw_shared::id::AgentId;
 use gw_shared::identity::enrollment::{CertificateReply, EnrollmentStatus};
-use gw_shared::identity::secret::Secret;
 use serde_json::json;
 
 use super::enrollment::{enrolled, of_enrollment};
 use super::{Actor, Control, ControlError, Plan};
 use crate::clock::Timestamp;
+use crate::control_plane::AgentProof;
 use crate::error::{Error, Overload};
 use crate::store::{AgentRecord, PublicKeyHash, Records, Step, StoredRecord};
 use crate::tls::pki::CertificateRequest;
@@ -18,17 +18,6 @@ use crate::tls::pki::CertificateRequest;
 const ASK_AGAIN: Duration = Duration::from_secs(3600);
 /// Time after the expiry of its certificate in which an agent can recover with its key.
 const RECOVERY: Duration = Duration::from_secs(30 * 24 * 3600);
-
-/// How an agent proves that it may get a certificate.
-#[derive(Debug, Clone)]
-pub enum AgentProof {
-    /// The secret of its enrollment, optionally with the enrollment's id.
-    Enrollment { id: Option<String>, secret: Secret },
-    /// A signature by the key of its last certificate.
-    OldKey(AgentId),
-    /// A request through a live tunnel, which is already authenticated.
-    Tunnel(AgentId),
-}
 
 /// Issues a certificate for the public key of a certificate signing request. Ignores everything else in the
 /// request.
@@ -146,25 +135,6 @@ fn agent_of(control: &Control, proof: &AgentProof) -> Result<AgentId, ControlErr
 fn take_issuance(control: &Control, agent: AgentId) -> Result<(), ControlError> {
     let taken = control.state().issuance.take(agent, Instant::now());
     taken.map_err(|_| ControlError::Refused(Error::Overloaded(Overload::Certificates)))
-}
-
-impl AgentProof {
-    /// Whether the agent is authenticated before its certificate signing request is parsed. An old key authenticates by
-    /// the signature of the request; until that is verified, the request counts only against the client's address.
-    fn is_proved_already(&self) -> bool {
-        match self {
-            Self::Enrollment { .. } | Self::Tunnel(_) => true,
-            Self::OldKey(_) => false,
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Enrollment { .. } => "enrollment",
-            Self::OldKey(_) => "old key",
-            Self::Tunnel(_) => "tunnel",
-        }
-    }
 }
 
 /// The agent `id` that a proof belongs to, if it may get a certificate at `now`.

@@ -4,53 +4,46 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gw_shared::allocator;
-use tokio::sync::{mpsc, oneshot};
+use gw_shared::id::AgentId;
+use gw_shared::identity::enrollment::{CertificateReply, EnrollReply, EnrollRequest, StatusReply};
+use gw_shared::identity::secret::Secret;
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::{Control, ControlError};
+use super::{Control, ControlError, certificate, enrollment};
 use crate::background::Tasks;
 use crate::clock::Timestamp;
+use crate::control_plane::{AgentProof, ControlPlane, Job};
 use crate::error::{Error, Overload};
-use crate::limits;
+use crate::store::{Position, PublicKeyHash};
 
 /// Interval of the maintenance of the records.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval at which freed memory is returned to the kernel.
 const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(2);
 
-type Job = Box<dyn FnOnce(&Control) + Send>;
-
-/// Submits jobs. Cheap to clone; submitting never blocks.
-#[derive(Clone)]
-pub(crate) struct Executor(mpsc::Sender<Job>);
-
-/// The queue of submitted jobs.
+/// The queue of the workers' jobs.
 pub(crate) struct JobQueue(mpsc::Receiver<Job>);
 
-pub(crate) fn executor() -> (Executor, JobQueue) {
-    let (sender, receiver) = mpsc::channel(limits::CONTROL_JOBS);
-    (Executor(sender), JobQueue(receiver))
-}
+impl ControlPlane for Control {
+    fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, Error> {
+        enrollment::enroll(self, request).map_err(refusal)
+    }
 
-impl Executor {
-    /// Runs `work` and waits for its result. Fails at once when the queue is full.
-    pub(crate) async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
-    ) -> Result<T, Error> {
-        let (reply, answer) = oneshot::channel();
-        let work = Box::new(move |control: &Control| {
-            // The task that waits may have been cancelled.
-            let _ = reply.send(work(control));
-        });
-        self.0
-            .try_send(work)
-            .map_err(|_| Error::Overloaded(Overload::QueueFull))?;
-        // The sender is dropped when the work panics or the gateway stops.
-        answer
-            .await
-            .map_err(|_| Error::Overloaded(Overload::JobDropped))?
-            .map_err(refusal)
+    fn enrollment_status(&self, id: &str, secret: &Secret) -> Result<StatusReply, Error> {
+        enrollment::status(self, id, secret).map_err(refusal)
+    }
+
+    fn sign(&self, proof: &AgentProof, csr: &str) -> Result<CertificateReply, Error> {
+        certificate::sign(self, proof, csr).map_err(refusal)
+    }
+
+    fn forget_replaced_key(&self, agent: &AgentId, key: &PublicKeyHash) -> Result<(), Error> {
+        certificate::forget_replaced_key(self, agent, key).map_err(refusal)
+    }
+
+    fn position(&self) -> Position {
+        self.position()
     }
 }
 
@@ -67,6 +60,10 @@ fn refusal(error: ControlError) -> Error {
 }
 
 impl JobQueue {
+    pub(crate) fn new(jobs: mpsc::Receiver<Job>) -> Self {
+        Self(jobs)
+    }
+
     /// Runs jobs until the tasks stop, then those that wait at that time. Later ones wait until this is called again.
     pub(crate) async fn serve(&mut self, control: &Arc<Control>, tasks: &Tasks) {
         while let Some(Some(job)) = tasks.stopping().run_until_cancelled(self.0.recv()).await {
@@ -84,7 +81,7 @@ impl JobQueue {
 async fn run(job: Job, control: &Arc<Control>, tasks: &Tasks) {
     let control = Arc::clone(control);
     tasks
-        .blocking("a job of the control plane", move || job(&control))
+        .blocking("a job of the control plane", move || job(control.as_ref()))
         .await;
 }
 

@@ -31,18 +31,18 @@ mod shared_files;
 pub mod signing_key;
 mod takeover;
 pub(crate) mod warnings;
-mod workers;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gw_shared::id::random_base62;
+use gw_shared::id::{SECRET_LENGTH, random_base62};
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::AgentVersions;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
 
+pub use crate::control_plane::AgentProof;
 pub use crate::service_settings::{Mode, NewService, ServiceChanges, ServiceView};
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView, LiveAgents};
@@ -53,7 +53,6 @@ pub use caller_secret::{
     CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
     SecretKind, ServiceKeyView,
 };
-pub use certificate::AgentProof;
 pub use change::Actor;
 use change::{ControlState, Plan};
 pub(crate) use data_folder::INCOMPLETE_RESTORE;
@@ -61,7 +60,7 @@ pub(crate) use data_folder::INCOMPLETE_RESTORE;
 pub(crate) use enrollment_token::parse_token;
 pub use enrollment_token::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 pub use error::ControlError;
-pub(crate) use executor::{Executor, JobQueue, executor, maintain};
+pub(crate) use executor::{JobQueue, maintain};
 use feed::EngineHealth;
 pub(crate) use feed::{StoreStatus, follow, read_copy};
 pub use gateway_address::{BACKEND_PORT, GatewayAddress};
@@ -69,14 +68,13 @@ pub use inventory::Inventory;
 use journal::Journal;
 use name::checked_name;
 pub(crate) use open::{node_name, postgres_source};
-pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
+pub(crate) use replay::not_captured;
 pub use replay::{ReplayEdits, ReplayField};
 use service_counts::ServiceCounts;
 pub(crate) use shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub use takeover::MissingChanges;
 pub use warnings::{WarningView, WarningsView};
-pub(crate) use workers::{LostNode, ViewApplied, Workers};
 
 use crate::clock::Timestamp;
 use crate::cluster::{LocalNode, NodeClient};
@@ -93,9 +91,7 @@ use crate::tls::admin::AdminTls;
 use crate::tls::certificate::Mistakes;
 use crate::tls::pki::{Authority, NodeIdentity};
 use crate::tls::{ServerConfigs, TlsMaterial};
-
-/// Length of every generated secret: 43 base62 characters hold 256 bits.
-pub(crate) const SECRET_LENGTH: usize = 43;
+use crate::workers::{LostNode, ViewApplied, Workers};
 
 /// Administration of one gateway process.
 pub struct Control {

@@ -1,7 +1,6 @@
 //! Replay of captured requests.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -10,8 +9,8 @@ use gw_shared::http::{Fields, InvalidHead};
 use gw_shared::id::RequestId;
 use gw_shared::telemetry::mask;
 use http::Method;
-use http::header::{self, HeaderName, HeaderValue};
-use http::uri::{Authority, PathAndQuery};
+use http::header::{HeaderName, HeaderValue};
+use http::uri::PathAndQuery;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
@@ -20,30 +19,8 @@ use super::{Actor, Control, ControlError, audit, service};
 use crate::hostname::tenant_label;
 use crate::limits;
 use crate::ownership;
+use crate::replay::Replay;
 use crate::telemetry::request_log::CapturedRequest;
-
-/// Fields of a replayed request that its body decides.
-pub(crate) const REPLAY_FRAMING: [HeaderName; 3] = [
-    header::EXPECT,
-    header::TRANSFER_ENCODING,
-    header::CONTENT_LENGTH,
-];
-
-/// A captured request to relay again.
-pub(crate) struct Replay {
-    pub(crate) original: RequestId,
-    /// Label of the service.
-    pub(crate) label: String,
-    pub(crate) hostname: Authority,
-    pub(crate) method: Method,
-    pub(crate) target: PathAndQuery,
-    pub(crate) headers: Fields,
-    pub(crate) body: Bytes,
-    /// Client address of the original.
-    pub(crate) caller: IpAddr,
-    /// Receives the id of the new request once that has ended. Dropping the receiver cancels the request.
-    pub(crate) reply: oneshot::Sender<RequestId>,
-}
 
 /// Changes of a replayed request. Omitted members keep the captured values.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]

@@ -16,12 +16,12 @@ use gw_shared::runtime;
 use http::{Method, StatusCode};
 
 use super::Refusals;
-use crate::client_address::Peer;
 use crate::connections::ConnectionGuard;
 use crate::error::Error;
 use crate::http_message::{BodyError, CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink};
 use crate::http1;
 use crate::limits;
+use crate::peer::Peer;
 use crate::route::Router;
 
 /// Largest buffer of a head, in bytes, that is kept while a body follows. A larger head is also written apart from the body,

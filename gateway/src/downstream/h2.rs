@@ -26,13 +26,13 @@ use http::{Method, Request};
 use self::response::{H2ResponseSink, ResponseStream};
 use super::Refusals;
 use super::upload_window::UploadWindow;
-use crate::client_address::Peer;
 use crate::connections::ConnectionGuard;
 use crate::error::Error;
 use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody};
 use crate::http2::frame_meter::{Meter, Metered};
 use crate::http2::incoming::Incoming;
 use crate::limits;
+use crate::peer::Peer;
 use crate::rate_limit::Bucket;
 use crate::route::Router;
 

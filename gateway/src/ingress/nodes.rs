@@ -18,10 +18,10 @@ use gw_shared::runtime;
 
 use super::splice::{self, SpliceTo};
 use super::{ConnectionOrigin, Ingress, is_tunnel};
-use crate::cluster::NodeConnection;
 use crate::connections::ConnectionGuard;
 use crate::hostname::Destination;
 use crate::limits;
+use crate::node_connections::NodeConnection;
 use crate::rate_limit::Claimant;
 use crate::region::{InvalidAnnouncement, Member, Owner, Peering, TunnelAnnouncement};
 use crate::relay;

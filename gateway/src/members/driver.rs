@@ -29,7 +29,7 @@ use super::publications::Publications;
 use super::refusals::{RefusalChange, SessionRefusals};
 use crate::background::{self, Tasks};
 use crate::clock::ClockDifference;
-use crate::control::{Control, ViewApplied};
+use crate::control::Control;
 use crate::limits;
 use crate::region::{
     Call, CallResult, CarriedMembership, Isolation, Member, Membership, MembershipAction,
@@ -37,6 +37,7 @@ use crate::region::{
     Statement, StopReason, View,
 };
 use crate::store::{PostgresStore, StoreError};
+use crate::workers::ViewApplied;
 
 /// Longest wait for the last messages before the membership ends.
 const LAST_MESSAGES: Duration = Duration::from_secs(1);

@@ -27,9 +27,10 @@ use tokio::time::{sleep, timeout};
 use super::inputs::RegionInputs;
 use crate::background::Tasks;
 use crate::cluster::{NodeCallError, NodeClient};
-use crate::control::{Control, LostNode};
+use crate::control::Control;
 use crate::limits;
 use crate::region::{Member, Membership, NodeSlot, NodeState, Roster, is_rejoin};
+use crate::workers::LostNode;
 
 /// Time limit of a probe.
 const WITHIN: Duration = Duration::from_secs(2);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::control::ViewApplied;
 use crate::ownership::WorkerId;
 use crate::region::View;
+use crate::workers::ViewApplied;
 
 /// Views that not all workers use yet, the oldest first.
 pub(super) struct Publications {

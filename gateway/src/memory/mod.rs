@@ -1,5 +1,4 @@
 //! Memory limits: of the process, of relayed requests, and of socket buffers in the kernel.
 
-pub(crate) mod process;
 pub(crate) mod relay;
 pub(crate) mod sockets;

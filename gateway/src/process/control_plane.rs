@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::apex_nodes;
 use super::gateway::{Gateway, StartError};
 use super::listeners::ListenError;
 use super::spliced_tunnels;
 use crate::admin::{self, Admin};
-use crate::apex;
 use crate::cluster::{self, ServerLimits};
 use crate::control;
 use crate::limits;
@@ -74,7 +74,7 @@ impl Gateway {
         let Some(waiting) = self.node.waiting.clone() else {
             return;
         };
-        let limits = apex::routes_between_nodes(self.handles.clone(), self.control.workers());
+        let limits = apex_nodes::routes(self.handles.clone(), self.control.workers());
         let spliced = spliced_tunnels::routes(Arc::clone(&self.handles));
         let node = Arc::clone(self.control.local_node());
         let router = admin::between_nodes(admin.clone())

@@ -17,15 +17,15 @@ use tokio::sync::{Mutex, Notify};
 
 use crate::admin_client::console_url;
 use crate::agent_releases::AgentReleases;
-use crate::apex::NodeQuestions;
 use crate::background::{Background, Tasks};
-use crate::cluster::{self, NodeConnections, WaitingConnections};
 use crate::config::Config;
-use crate::control::{self, Control, ControlError, Executor, JobQueue};
+use crate::control::{self, Control, ControlError, JobQueue};
+use crate::control_plane::{self, Executor};
 use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
 use crate::members::Members;
 use crate::memory::sockets::{self, SocketBudget, TcpMemory};
+use crate::node_connections::{self, NodeConnections, WaitingConnections};
 use crate::ownership::WorkerId;
 use crate::rate_limit::Level;
 use crate::region::{
@@ -38,6 +38,7 @@ use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
 use crate::worker::{RegionSetup, Setup, WorkerHandles, WorkerMessage};
 
+use super::apex_nodes;
 use super::config_file::ConfigFile;
 use super::last_stop::{self, LastStop};
 use super::listeners::{Inherited, ListenError, Listeners};
@@ -179,7 +180,7 @@ impl Gateway {
             WorkerHandles::new(mailboxes),
             &socket_budget,
         )?;
-        let (nodes, waiting_nodes) = cluster::channel();
+        let (nodes, waiting_nodes) = node_connections::channel();
         let waiting_nodes = Arc::new(Mutex::new(waiting_nodes));
         gateway.node.waiting = gateway.addresses.nodes.map(|_| waiting_nodes);
         let setups = gateway.worker_setups(
@@ -242,7 +243,7 @@ impl Gateway {
         }
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
         watch_tcp_memory(&helpers, socket_budget);
-        let (executor, jobs) = control::executor();
+        let (executor, jobs) = control_plane::executor();
         let gateway = Self {
             control,
             handles,
@@ -257,7 +258,7 @@ impl Gateway {
             workers: None,
             workers_failed: Arc::default(),
             executor,
-            jobs: Arc::new(Mutex::new(jobs)),
+            jobs: Arc::new(Mutex::new(JobQueue::new(jobs))),
             node: RegionNode {
                 signals: Arc::new(RegionSignals::new(Instant::now())),
                 waiting: None,
@@ -304,7 +305,7 @@ impl Gateway {
         let node_client = self.control.node_client();
         let apex_questions = region_keys
             .as_ref()
-            .map(|_| NodeQuestions::start(&self.tasks.helpers, node_client.clone()));
+            .map(|_| apex_nodes::start(&self.tasks.helpers, node_client.clone()));
         let peer_shares = listeners
             .peer_shares(config.workers)
             .map_err(ListenError::from)?;

@@ -1,6 +1,7 @@
 //! The process: start, signals, drain, listeners, takeover, `doctor`, `init`,
 //! the commands on a region.
 
+mod apex_nodes;
 pub mod config_file;
 mod control_plane;
 pub mod doctor;

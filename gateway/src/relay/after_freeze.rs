@@ -6,10 +6,10 @@ use futures_util::future::{Either, select};
 use gw_shared::http::RequestHead;
 
 use super::{NotRelayed, Relay};
-use crate::client_address::Peer;
 use crate::error::Error;
 use crate::http_message::{CallerGone, RequestBody};
 use crate::memory::relay::Reserved;
+use crate::peer::Peer;
 use crate::request_scope::RequestScope;
 use crate::upstream::Opening;
 

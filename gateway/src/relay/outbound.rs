@@ -9,8 +9,8 @@ use gw_shared::id::RequestId;
 use gw_shared::tunnel::head::OutboundRequest;
 use http::header::{self, HeaderName, HeaderValue};
 
-use crate::client_address::Peer;
 use crate::error::{Error, request_id_value};
+use crate::peer::Peer;
 
 /// Removes the fields of this hop and adds those of the gateway (RFC 9110 §7.6).
 pub(super) fn outbound(

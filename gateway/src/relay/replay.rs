@@ -13,10 +13,10 @@ use super::carry::{Stopped, carry};
 use super::on_node::open_on_node;
 use super::{Relay, conclude};
 use crate::auth::Authenticated;
-use crate::client_address::Peer;
-use crate::control::{REPLAY_FRAMING, Replay};
 use crate::error::Error;
 use crate::http_message::{BodyError, CallerGone, RelayedHead, RequestBody, ResponseSink};
+use crate::peer::Peer;
+use crate::replay::{REPLAY_FRAMING, Replay};
 use crate::request_scope::{RequestScope, Stage};
 use crate::upstream::Opening;
 

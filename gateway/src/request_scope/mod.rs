@@ -18,10 +18,10 @@ use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
 pub(crate) use self::response::{refuse, respond};
-use crate::auth::Principal;
 use crate::error::Error;
 use crate::http_message::{AttemptFailure, FailedAttempt, Outcome, Progress, RelayedHead};
 use crate::lifecycle::Lifecycle;
+use crate::principal::Principal;
 use crate::rate_limit::Bucket;
 use crate::store::Service;
 use crate::telemetry::counters::Counters;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::{ConnectionField, Fields, Framing, RequestHead, head};
-use gw_shared::id::{AccountId, AgentId, AuthorityId, random_base62};
+use gw_shared::id::{AccountId, AgentId, AuthorityId, SECRET_LENGTH, random_base62};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
@@ -24,7 +24,6 @@ use super::session::{self, Party};
 use super::{Tunnels, downloads};
 use crate::clock::{self, Timestamp};
 use crate::connections::ConnectionGuard;
-use crate::control::SECRET_LENGTH;
 use crate::error::{Error, Overload};
 use crate::hostname::Destination;
 use crate::http_message::dated;

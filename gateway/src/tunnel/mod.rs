@@ -32,7 +32,7 @@ pub(crate) use self::registry::{Chosen, Registry, Serving};
 pub(crate) use self::replaced_keys::ReplacedKeys;
 use self::waiting::Waiting;
 use crate::agent_releases::AgentReleases;
-use crate::control::Executor;
+use crate::control_plane::Executor;
 use crate::current::Current;
 use crate::error::{Error, Overload};
 use crate::freeze::Freeze;

@@ -9,7 +9,6 @@ use gw_shared::id::AgentId;
 use gw_shared::runtime;
 
 use super::Tunnels;
-use crate::control::certificate;
 use crate::limits;
 use crate::store::PublicKeyHash;
 
@@ -50,7 +49,7 @@ async fn forget(tunnels: Rc<Tunnels>) {
         let id = agent.clone();
         if let Err(error) = tunnels
             .executor
-            .run(move |control| certificate::forget_replaced_key(control, &id, &key))
+            .run(move |control| control.forget_replaced_key(&id, &key))
             .await
         {
             tracing::warn!(

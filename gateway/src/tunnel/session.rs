@@ -37,7 +37,7 @@ use super::openings::TunnelOpening;
 use super::waiting::Waiting;
 use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
-use crate::control::{AgentProof, Executor, certificate};
+use crate::control_plane::{AgentProof, Executor};
 use crate::error::{Error, Overload};
 use crate::limits;
 use crate::ownership::WorkerId;
@@ -385,7 +385,7 @@ impl Session {
     async fn renew(self: Rc<Self>, executor: Executor, csr: String) {
         let proof = AgentProof::Tunnel(self.agent.clone());
         let reply = executor
-            .run(move |control| certificate::sign(control, &proof, &csr))
+            .run(move |control| control.sign(&proof, &csr))
             .await;
         self.renewing.set(false);
         self.send(&match reply {

@@ -9,18 +9,19 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::{NewView, WorkerMessage};
 use crate::apex::ApexCharge;
-use crate::control::{LostNode, Replay, ViewApplied, Workers};
 use crate::ingress::HandedOver;
 use crate::mailbox::{Mailbox, Post};
 use crate::ownership::WorkerId;
 use crate::pipe;
 use crate::rate_limit::Level;
 use crate::region::View;
+use crate::replay::Replay;
 use crate::store::Directory;
 use crate::telemetry::counters::{Scrape, WorkerReport};
 use crate::tls::ServerConfigs;
 use crate::tls::node::NodeTls;
 use crate::upstream::CrossCoreRequest;
+use crate::workers::{LostNode, ViewApplied, Workers};
 
 /// Time limit for the reports of all workers.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);

@@ -7,16 +7,17 @@ use crossbeam_channel::Sender;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::apex::ApexCharge;
-use crate::control::{LostNode, Replay, ViewApplied};
 use crate::ingress::HandedOver;
 use crate::pipe;
 use crate::rate_limit::{Level, PredecessorCharge, SuccessorBuckets};
 use crate::region::{NodeSlot, View};
+use crate::replay::Replay;
 use crate::store::Directory;
 use crate::telemetry::counters::Scrape;
 use crate::tls::ServerConfigs;
 use crate::tls::node::NodeTls;
 use crate::upstream::CrossCoreRequest;
+use crate::workers::{LostNode, ViewApplied};
 
 /// What another thread asks of a worker.
 pub(crate) enum WorkerMessage {

@@ -4,7 +4,7 @@ use gw_testbed::without_password;
 
 use super::NodesError;
 use crate::config::workers_or_cores;
-use crate::memory::process;
+use crate::memory_limit;
 use crate::rate::Rate;
 use crate::store::PostgresSettings;
 
@@ -53,7 +53,7 @@ impl NodesOptions {
     /// The nodes together relay as much as one gateway.
     pub(super) fn relay_memory_mib_of_each(&self) -> usize {
         const LEAST: usize = 16;
-        ((process::default_relay_memory() >> 20) / self.parts.nodes).max(LEAST)
+        ((memory_limit::default_relay_memory() >> 20) / self.parts.nodes).max(LEAST)
     }
 }
 

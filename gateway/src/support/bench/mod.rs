@@ -20,7 +20,7 @@ use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::{NoClientAuth, ResolvesServerCertUsingSni};
 
-use crate::caller_session::AffinityKey;
+use crate::affinity::AffinityKey;
 use crate::config::Config;
 use crate::control;
 use crate::hostname::Region;
@@ -137,7 +137,7 @@ fn setup(
             "unused".into(),
         )),
         agent_releases: Arc::default(),
-        executor: control::executor().0,
+        executor: control_plane::executor().0,
         log: LogQueue::to_nowhere(),
         traces: None,
         socket_budget: Arc::new(SocketBudget::new(usize::MAX, 1)),

@@ -23,13 +23,13 @@ use gw_shared::tunnel::transport::Transport;
 use gw_shared::version::Version;
 use http::{Method, Request};
 
-use crate::client_address::Peer;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::http_message::{BodyError, CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink};
 use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
 use crate::ownership::WorkerId;
+use crate::peer::Peer;
 use crate::rate::Rate;
 use crate::service_settings::ServiceSettings;
 use crate::store::{

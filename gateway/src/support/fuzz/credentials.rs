@@ -13,10 +13,11 @@ use gw_shared::identity::secret::SecretHash;
 
 use super::{NOW, account, key_pair, region};
 use crate::auth::jwt::Claims;
-use crate::auth::{self, Checks, Principal, VerifiedTokens, service_key as key_format};
+use crate::auth::{self, Checks, VerifiedTokens, service_key as key_format};
 use crate::control::parse_token;
 use crate::error::Error;
 use crate::hostname::{Region, tenant_label};
+use crate::principal::Principal;
 use crate::service_settings::ServiceSettings;
 use crate::store::{
     CallerSecretRecord, Directory, Records, SecretAccess, Service, ServiceRecord, SigningKey,

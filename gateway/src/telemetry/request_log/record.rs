@@ -16,8 +16,8 @@ use utoipa::ToSchema;
 use super::block::time_text;
 use super::timing::Timing;
 use super::view::{AttemptView, CapturedView};
-pub use crate::auth::Principal as CallerId;
 use crate::http_message::Outcome;
+pub use crate::principal::Principal as CallerId;
 
 /// Longest request target kept, in bytes. Equal to the limit of a request's target, so that none is cut.
 pub const TARGET_MAX: usize = 8 * 1024;

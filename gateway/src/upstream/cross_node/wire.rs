@@ -12,10 +12,11 @@ use gw_shared::tunnel::{frame, window};
 use http::StatusCode;
 use http::header::{self, HeaderName, HeaderValue};
 
-use crate::auth::{self, Principal};
+use crate::auth;
 use crate::error::{Error, Overload};
 use crate::http_message::{AttemptFailure, FailedAttempt, OpenedStream, Progress};
 use crate::limits;
+use crate::principal::Principal;
 
 /// Originator of a request, as the node of the caller has authenticated it.
 const PRINCIPAL: HeaderName = HeaderName::from_static("x-gw-node-principal");

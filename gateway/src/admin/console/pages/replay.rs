@@ -16,7 +16,8 @@ use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::{Admin, NoResult};
-use crate::control::{ControlError, REPLAY_FRAMING, ReplayEdits, ReplayField, not_captured};
+use crate::control::{ControlError, ReplayEdits, ReplayField, not_captured};
+use crate::replay::REPLAY_FRAMING;
 use crate::telemetry::request_log::{BodyView, RequestView, Side};
 
 #[derive(Template)]

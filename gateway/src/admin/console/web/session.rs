@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderMap, header};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use gw_shared::id::random_base62;
+use gw_shared::id::{SECRET_LENGTH, random_base62};
 use gw_shared::identity::secret::{Secret, SecretHash};
 use serde::Deserialize;
-
-use crate::control::SECRET_LENGTH;
 
 /// Absolute lifetime, regardless of activity.
 pub(crate) const LIFETIME: Duration = Duration::from_hours(12);

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::Replay;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Level;
 use crate::region::{NodeSlot, View};
+use crate::replay::Replay;
 use crate::store::Directory;
 use crate::telemetry::counters::WorkerReport;
 use crate::tls::ServerConfigs;
